@@ -385,5 +385,5 @@ def test_a_variable_to_pass_on_that_is_not_set_is_told_before_the_job_waits(
     monkeypatch.setenv("HERE_TOKEN", "x")
     monkeypatch.delenv("GONE_TOKEN", raising=False)
     notes = prepare(spec(pass_env=("HERE_TOKEN", "GONE_TOKEN"))).notes
-    assert "GONE_TOKEN is to be passed on (--pass-env) but is not set here" in notes
+    assert "--pass-env GONE_TOKEN: the variable is not set here" in notes
     assert not any("HERE_TOKEN" in note for note in notes)

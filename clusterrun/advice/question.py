@@ -193,7 +193,7 @@ def _procs(spec: JobSpec) -> int:
 
 
 def _is_cpu(spec: JobSpec) -> bool:
-    """Whether the ranks compute on CPUs, as `submit` decides; by default a plan is for GPUs."""
+    """Return whether the ranks run on CPUs, as `submit` decides; by default they run on GPUs."""
     return spec.device is Device.CPU or (spec.device is Device.AUTO and spec.gpus_per_node == 0)
 
 
@@ -220,7 +220,7 @@ def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Se
 
 
 def _in_4bit(spec: JobSpec, model: Model) -> bool:
-    """Whether the base is loaded in 4 bits. Raises UsageError if that can't be trained."""
+    """Return whether the base is loaded in 4 bits. Raises UsageError if that can't be trained."""
     if not spec.load_in_4bit:
         return False
     if not spec.lora:
@@ -411,14 +411,14 @@ def _host_bytes(spec: JobSpec) -> int | None:
 
 
 def _runs_here(spec: JobSpec) -> bool:
-    """Whether the job is for this machine; a plan for GPUs is probably for another one."""
+    """Return whether the job is for this machine; a plan for GPUs is probably for another one."""
     if spec.cluster is Cluster.AUTO and (spec.gpu or spec.gpu_mem_bytes or not _is_cpu(spec)):
         return False
     return choose_cluster(spec.cluster) is Cluster.LOCAL
 
 
 def _writes_here(spec: JobSpec) -> bool:
-    """Whether the job writes to a disk that this machine sees: its own, or a cluster's."""
+    """Return whether the job writes to a disk that this machine sees: its own, or a cluster's."""
     has_slurm = choose_cluster(Cluster.AUTO) is Cluster.SLURM
     return _runs_here(spec) or (has_slurm and spec.cluster is not Cluster.LOCAL)
 

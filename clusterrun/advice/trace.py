@@ -110,7 +110,7 @@ def saved_bytes(model: Any, words: Any, *, autocasts: bool) -> int:
 
 
 def _is_cast_weight(tensor: Any) -> bool:
-    """Whether a tensor is autocast's copy of a weight, which another term counts."""
+    """Return whether a tensor is autocast's copy of a weight, which another term counts."""
     step = tensor.grad_fn
     while step is not None and step.name() in COPIES:
         step = step.next_functions[0][0]

@@ -57,7 +57,7 @@ class JobStatus:
 
     @property
     def is_held(self) -> bool:
-        """Whether the job was requeued, and Slurm holds it back."""
+        """Return whether the job was requeued, and Slurm holds it back."""
         return self.pending is not None and _is_held(self.pending, self.attempt)
 
 

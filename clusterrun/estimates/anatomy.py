@@ -59,7 +59,7 @@ class Config:
 
     @property
     def has_mlp_bias(self) -> bool:
-        """Whether feed-forward networks have biases; in most families they never do."""
+        """Return whether feed-forward networks have biases; in most families they never do."""
         may = self.values["model_type"] in ("llama", "smollm3", "deepseek_v2")
         return may and self.flag("mlp_bias", False)
 

@@ -180,7 +180,7 @@ class Estimate:
 
     @property
     def lacks_memory(self) -> bool:
-        """Whether it needs more memory than a GPU or a node has."""
+        """Return whether it needs more memory than a GPU or a node has."""
         return any(need and need.verdict is Fit.NO for need in (self.gpu_memory, self.host_memory))
 
     @property
@@ -200,7 +200,7 @@ class Estimate:
 
     @property
     def never_ends(self) -> bool:
-        """Whether the training exceeds the time limit of a job and saves nothing."""
+        """Return whether the training exceeds the time limit of a job and saves nothing."""
         segments = self.time.segments if self.time else None
         return bool(segments and segments > 1 and not self.question.save_every)
 
@@ -273,7 +273,7 @@ def host_need(question: Question) -> Need:
 
 
 def counts_activations(setup: Setup) -> bool:
-    """Whether enough is known of the model and its samples to count activations."""
+    """Return whether enough is known of the model and its samples to count activations."""
     return setup.model.has_shape and setup.seq_len > 0
 
 

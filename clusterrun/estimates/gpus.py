@@ -91,7 +91,7 @@ def _card(
 
 
 def has_bf16(capability: tuple[int, int]) -> bool:
-    """Whether a GPU computes in bf16 natively.
+    """Return whether a GPU computes in bf16 natively.
 
     torch.cuda.is_bf16_supported() is also True for emulation.
 

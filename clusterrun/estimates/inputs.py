@@ -57,7 +57,7 @@ class Model:
 
     @property
     def has_shape(self) -> bool:
-        """Whether activations can be estimated; with experts only if those were counted."""
+        """Return whether activations can be estimated; with experts only if those were counted."""
         is_open = self.active_params > 0 and not self.experts_met
         return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not is_open
 
@@ -122,7 +122,7 @@ class Setup:
 
     @property
     def is_half(self) -> bool:
-        """Whether the arithmetic has 16 bits."""
+        """Return whether the arithmetic has 16 bits."""
         return self.precision in ("bf16", "fp16")
 
     @property
@@ -140,12 +140,12 @@ class Setup:
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether the optimizer's states are in the host's memory."""
+        """Return whether the optimizer's states are in the host's memory."""
         return self.strategy.value.endswith("-offload")
 
     @property
     def offloads_params(self) -> bool:
-        """Whether the weights are also in the host's memory."""
+        """Return whether the weights are also in the host's memory."""
         return self.strategy in (Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD)
 
 

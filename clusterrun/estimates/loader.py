@@ -39,7 +39,7 @@ def advice(cpus_per_rank: int, host_bytes: int) -> Loader:
 
 
 def is_low(host_bytes: int) -> bool:
-    """Whether a host has too little memory for workers and pinning."""
+    """Return whether a host has too little memory for workers and pinning."""
     return 0 < host_bytes < LOW_HOST_BYTES
 
 

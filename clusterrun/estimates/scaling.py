@@ -60,7 +60,7 @@ class Scaling:
         return Gain(speedup=speedup, efficiency=speedup * base.ranks / point.ranks)
 
     def is_of(self, setup: Setup, *, is_cpu: bool) -> bool:
-        """Whether it applies to a setup with any number of nodes; never to a divided model."""
+        """Return whether it applies to a setup on any number of nodes; False if it is divided."""
         asked = (setup.strategy.value, setup.procs_per_node * setup.parallel.model, is_cpu)
         return asked == (self.strategy, self.procs_per_node, self.is_cpu)
 

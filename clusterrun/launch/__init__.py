@@ -1,1 +1,1 @@
-"""From what was asked to what will run: pure arithmetic over a spec and facts handed in."""
+"""Decide what will run: pure functions of a spec and of facts."""

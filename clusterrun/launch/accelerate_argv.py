@@ -1,4 +1,4 @@
-"""Build the commands of a node: our modules, and the arguments of `accelerate launch`."""
+"""Build the commands that a node runs: our modules, and the arguments of `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ WORKER_MODULE = "clusterrun.rank.worker"
 # notice a failure at once and give other ranks ALIKE_S (`node/link/connection.py`) to fail alike.
 MONITOR_INTERVAL_S = 3
 
-# Runs a module as `python -m` does, but without the working directory on sys.path: a project's own
-# secrets.py or logging/ must not replace the standard library's (`python -P` needs 3.11).
+# Runs a module as `python -m` does, but without the working directory on sys.path: a project's
+# secrets.py or logging/ must not shadow the standard library's (`python -P` needs 3.11).
 RUN_MODULE = (
     "import sys; sys.path[:] = filter(None, sys.path); del sys.argv[0]; "
     "import runpy; runpy._run_module_as_main(sys.argv[0])"
@@ -38,11 +38,11 @@ def launch_argv(
     precision: str,
     worker_argv: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return the arguments for accelerate's `launch` parser, ending in those of the worker.
+    """Return the arguments for accelerate's `launch` parser, ending with the worker's.
 
-    `precision` is the one that the head published (`no`, `fp16`, `bf16`); `file` or an empty text
-    leaves it to the configuration file. `deepspeed_file` is empty if the run has none.
-    `worker_argv` is usually `plan.entry`, run by the interpreter `python`.
+    `precision` is what the head published (`no`, `fp16`, `bf16`); with `file` or an empty string
+    the configuration file decides. `deepspeed_file` is empty if the run has none.
+    `worker_argv` is usually `plan.entry`; the interpreter `python` runs it.
     """
     return (
         *("--config_file", config_file),
@@ -73,10 +73,10 @@ def _machine_facts(plan: Plan, machine_rank: int, address: str, port: int | str)
 
 def _strategy_flags(plan: Plan, deepspeed_file: str) -> tuple[str, ...]:
     if plan.strategy.is_deepspeed:
-        # accelerate's default launcher (pdsh) trains each node alone and exits 0.
+        # accelerate's default launcher (pdsh) trains each node separately and exits 0.
         launcher = ("--deepspeed_multinode_launcher", "standard")
         return (*launcher, *(("--deepspeed_config_file", deepspeed_file) if deepspeed_file else ()))
     if plan.strategy is Strategy.NONE and plan.device is Device.CPU:
-        # Its launcher for one process overwrites ACCELERATE_USE_CPU by its own flag.
+        # Its single-process launcher overwrites ACCELERATE_USE_CPU with its own flag.
         return ("--cpu",)
     return ()

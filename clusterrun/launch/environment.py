@@ -1,4 +1,4 @@
-"""Decide the environment of a job: our variables, the preset's, the user's, in this order."""
+"""Decide the environment of a job: our variables, the preset's, then the user's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clusterrun.launch.world_shape import World
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnvironment:
-    """What is exported, and the process-group timeout in seconds (0: torch's own)."""
+    """The exported variables, and the process-group timeout in seconds (0: torch's default)."""
 
     variables: tuple[EnvVar, ...]
     timeout_s: int
@@ -24,7 +24,7 @@ class JobEnvironment:
 def decide_environment(
     spec: JobSpec, facts: Facts, *, world: World, strategy: Strategy, threads: int
 ) -> JobEnvironment:
-    """Choose the variables that do not depend on the node. Raises UsageError for bad ones."""
+    """Choose the variables that do not depend on the node. Raises UsageError for invalid ones."""
     check_variables(spec)
     timeout_s = spec.timeout_s or 0
     torch = version_of(facts, "torch")
@@ -48,7 +48,7 @@ def decide_environment(
 
 
 def _planned(spec: JobSpec) -> tuple[EnvVar, ...]:
-    """Return what was planned for the ranks; accelerate reads the accumulation."""
+    """Return the planned batch as variables; accelerate reads the accumulation."""
     if not spec.planned:
         return ()
     accumulation = str(spec.accumulation or 1)

@@ -13,7 +13,7 @@ from clusterrun.config.spec import Cluster
 class Interpreter:
     """What is known about the job's Python; `path` is "" if it is not on this machine.
 
-    `packages` holds versions, "" for a package that was not found; if `is_known` it is missing.
+    `packages` maps packages to versions, "" if one was not found. If `is_known`, it is missing.
     """
 
     path: str = ""
@@ -24,16 +24,16 @@ class Interpreter:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The surroundings of one submission.
+    """The machine and the cluster at one submission.
 
     `cluster` is decided (never AUTO); `workdir` and `runs_dir` are absolute, and so is `python`
     unless it is a bare name, to be found on the node. `own_python` runs this process.
-    `missing` are the paths that the job names, as written, and that do not exist here.
-    `versions` are those of the packages of `interpreter`, the file that `python` leads to;
-    `oldest` are those that clusterrun needs at least, of Python too.
+    `missing` contains the job's paths that do not exist here, as written.
+    `versions` are those of the packages of `interpreter`, the file that `python` resolves to;
+    `oldest` are the oldest supported versions, including Python's.
     `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
-    The three texts are the user's own files, empty without one; the last is the DeepSpeed JSON that
-    the script's own arguments name (`launch.script_args`).
+    The three texts are the user's files, empty if there is none; the last is the DeepSpeed JSON in
+    the script's arguments (`launch.script_args`).
     """
 
     cluster: Cluster
@@ -58,7 +58,7 @@ class Facts:
 
 
 def version_of(facts: Facts, package: str) -> tuple[int, int] | None:
-    """Return major and minor of an installed package; None if missing or unreadable.
+    """Return the major and minor version of a package; None if missing or unreadable.
 
     >>> version_of(Facts(cluster=Cluster.LOCAL, python="/p", workdir="/w", runs_dir="/r",
     ...                  versions={"torch": "2.13.0+cpu"}), "torch")
@@ -68,7 +68,7 @@ def version_of(facts: Facts, package: str) -> tuple[int, int] | None:
 
 
 def parse_version(text: str) -> tuple[int, int] | None:
-    """Return major and minor of a version; None for another text."""
+    """Return the major and minor part of a version; None for any other text."""
     parts = text.split(".")
     if len(parts) < 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
         return None
@@ -76,7 +76,7 @@ def parse_version(text: str) -> tuple[int, int] | None:
 
 
 def is_older(facts: Facts, package: str, than: str) -> bool:
-    """Whether an installed package is older than a version; not if missing or unreadable.
+    """Return whether a package is older than a version; False if missing or unreadable.
 
     >>> facts = Facts(cluster=Cluster.LOCAL, python="/p", workdir="/w", runs_dir="/r",
     ...               versions={"deepspeed": "0.18.1", "torch": "2.6.0+cu124"})

@@ -1,4 +1,4 @@
-"""Find the paths that a job reads, to be looked for before it waits in a queue."""
+"""Find the paths that a job reads, to check them before it is queued."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
 
 PLACES_OF_ONE_MACHINE: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
-# Words of flags: what is read, what is written, and what is read though it has been written.
+# Words in flags of paths that the script reads, writes, or reads although it once wrote them.
 _READ: Final = re.compile(
     r"\b(adapter|conf|config|corpus|data|dataset|deepspeed|dev|eval|file|image|input|lora|manifest|"
     r"model|source|test|text|tokenizer|train|training|val|valid|validation|vocab|weight)s?\b"
@@ -44,7 +44,7 @@ class Input:
 
 
 def paths_to_look_for(spec: JobSpec) -> list[str]:
-    """Return the paths that `Facts.missing` may hold, as they are written."""
+    """Return the paths that `Facts.missing` may contain, as written."""
     return [*_activated(spec.setup).values(), *(named.path for named in inputs(spec.args))]
 
 
@@ -55,34 +55,34 @@ def check_environments(setup: Sequence[str], facts: Facts) -> None:
             raise UsageError(
                 f"setup: {directory} is not a virtual environment: it has no bin/activate",
                 hint=(
-                    "write an existing directory; $NAME and * are not expanded there",
+                    "name an existing directory; $NAME and * are not expanded there",
                     f"if only the nodes have it, write the line 'source {script}'",
                 ),
             )
 
 
 def runs_in_container(spec: JobSpec) -> bool:
-    """Whether the nodes run an image, with an interpreter and paths of its own."""
+    """Return whether the nodes run an image, which has its own interpreter and paths."""
     return any(option.startswith("--container") for option in spec.srun_args)
 
 
 def is_of_one_machine(path: str, cluster: Cluster) -> bool:
-    """Whether a path of a job is on each node's own disk, which can't be looked at from here."""
+    """Return whether a path is on each node's local disk, which can't be checked from here."""
     places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
     return cluster is Cluster.SLURM and path.startswith(places)
 
 
 def input_notes(spec: JobSpec, facts: Facts) -> Iterator[str]:
-    """Point at arguments that name what is not there, but for what a node may have of its own."""
+    """Yield a note for each argument whose path is missing here and not local to a node."""
     if runs_in_container(spec):
-        return  # the script reads the paths of an image and its mounts
+        return  # the script reads paths of the image and its mounts
     for named in inputs(spec.args):
         if named.path in facts.missing and not is_of_one_machine(named.path, facts.cluster):
             yield f"{named.flag}: {named.path} does not exist here"
 
 
 def inputs(args: Sequence[str]) -> list[Input]:
-    """Return what the arguments of a script seem to read; not what it writes.
+    """Return the paths that a script's arguments seem to read, without those that it writes.
 
     >>> inputs(["--config", "a.yaml", "--output", "/out", "--model", "meta-llama/Llama-3.1-8B"])
     [Input(flag='--config', path='a.yaml')]
@@ -130,6 +130,6 @@ def _is_input(flag: str, value: str) -> bool:
 
 
 def _activated(setup: Sequence[str]) -> dict[str, str]:
-    """Return the virtual environments that are named, each with the script that activates it."""
+    """Return the virtual environments of `setup`, each with the script that activates it."""
     steps = [step for step in map(read_step, setup) if step.tool is Tool.VENV]
     return {step.names[0]: posixpath.join(step.names[0], "bin/activate") for step in steps}

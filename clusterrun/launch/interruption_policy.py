@@ -9,7 +9,7 @@ from clusterrun.errors import UsageError
 
 LEAST_WARNING_S, MOST_WARNING_S = 30, 300
 UNKNOWN_LIMIT_WARNING_S = 120
-_DEFAULT_SIGNAL_S = 60  # sbatch's own, where --signal names no time
+_DEFAULT_SIGNAL_S = 60  # sbatch's default, if --signal names no time
 _SIGNAL = re.compile(r"(?:[BR]+:)?(?:(?:SIG)?USR[12]|10|12)(?:@(\d+))?\Z", re.IGNORECASE)
 
 
@@ -26,7 +26,7 @@ def on_interrupt(spec: JobSpec) -> OnInterrupt:
 
 
 def warning_s(spec: JobSpec) -> int:
-    """Choose how long before the time limit the ranks are asked to save, in seconds.
+    """Return how many seconds before the time limit the ranks are asked to save.
 
     A tenth of the limit, within bounds, unless --signal sets it; Slurm may be a minute early.
     """
@@ -39,20 +39,20 @@ def warning_s(spec: JobSpec) -> int:
 
 
 def signal_request(spec: JobSpec) -> str:
-    """Return sbatch's --signal: the conductor is warned, and passes it to the head.
+    """Return sbatch's --signal: it warns the conductor, which passes it to the head.
 
-    Raises UsageError for a signal that would end the job unsaved, as TERM does.
+    Raises UsageError for a signal that would end the job without a save, as TERM does.
     """
     if spec.signal and not _SIGNAL.match(spec.signal):
         raise UsageError(
-            f"--signal {spec.signal} is not USR1 or USR2, by which the ranks are warned to save",
+            f"--signal {spec.signal} is neither USR1 nor USR2, which ask the ranks to save",
             hint="write it as B:USR2@300",
         )
     return spec.signal or f"B:USR2@{warning_s(spec)}"
 
 
 def survives_lost_nodes(spec: JobSpec) -> bool:
-    """Whether the job outlives a lost node: to relaunch, or to arrange what follows."""
+    """Return whether the job outlives a lost node, to relaunch or to arrange a successor."""
     if (spec.nodes or 1) + spec.spare_nodes == 1:
         return False
     return spec.max_restarts != 0 or on_interrupt(spec) is not OnInterrupt.STOP

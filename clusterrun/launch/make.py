@@ -31,15 +31,15 @@ from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argume
 from clusterrun.launch.user_files import ANY_PRECISION, OwnFiles, read_own_files
 from clusterrun.launch.world_shape import World, decide_world
 
-LARGE_JOB_NODES = 64  # all share one file system: above it the ranks' logs are capped
+LARGE_JOB_NODES = 64  # above it the ranks' logs are capped: all nodes share one file system
 LARGE_JOB_LINES_PER_S = 2000
 
 
 def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     """Decide everything that a job needs.
 
-    Raises UsageError for a request that contradicts itself or cannot run, ConfigError for a
-    file of the user that cannot be used.
+    Raises UsageError for a request that contradicts itself or cannot run, ConfigError for an
+    unusable file of the user.
     """
     own = read_own_files(spec, facts)
     asked, spec = spec, take_world(spec, own, facts)
@@ -105,7 +105,7 @@ def _log_lines_per_s(spec: JobSpec, world: World) -> int:
 def _check_engine(
     spec: JobSpec, facts: Facts, own: OwnFiles, strategy: Strategy, world: World
 ) -> Parallel:
-    """Return the sizes by which the ranks are divided; refuse what can't train with them."""
+    """Return the parallel sizes; refuse an engine that can't train with them."""
     check_strategy(strategy, world, facts)
     sizes = decide_sizes(spec, own, strategy, world)
     if template_sizes(sizes, strategy):
@@ -149,12 +149,12 @@ def _entry(spec: JobSpec) -> tuple[str, ...]:
         )
     for text in (*entry, *spec.setup):
         if "\x00" in text:
-            raise UsageError(f"{text!r} holds a NUL byte; no process can take it")
+            raise UsageError(f"{text!r} contains a NUL byte, which no argument can contain")
     return entry
 
 
 def job_name(spec: JobSpec) -> str:
-    """Return the name of a job: the one that was given, or that of its script."""
+    """Return the job's name: the given one, or one made from its script or module."""
     if spec.name is None:
         source = spec.module or posixpath.basename(spec.script or "").removesuffix(".py")
         plain = re.sub(r"[^A-Za-z0-9._+-]+", "_", source)[:100]
@@ -193,7 +193,7 @@ def _check_fsdp(strategy: Strategy, world: World, facts: Facts) -> None:
     if world.device is not Device.CUDA:
         raise UsageError(
             f"{strategy.value} needs GPUs: on a {world.device.value} device accelerate would train "
-            "plain DDP or an unsharded model, and not say so",
+            "plain DDP or an unsharded model, without a warning",
             hint="use --strategy zero2 (which also shards on a CPU) or ddp",
         )
     if is_older(facts, "torch", "2.6"):
@@ -209,8 +209,8 @@ def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
     if own.deepspeed_text and precision in ANY_PRECISION - own.allowed:
         says = " or ".join(sorted(allowed.value for allowed in own.allowed))
         raise UsageError(
-            f"mixed precision {precision.value}, but {own.deepspeed_name} says {says}",
-            hint='set "enabled": "auto" there, or leave the other one out',
+            f"mixed precision {precision.value}, but {own.deepspeed_name} has {says}",
+            hint='set "enabled": "auto" there, or drop the other setting',
         )
     fp16 = precision is Precision.FP16 or (
         precision is Precision.FILE and own.stated is Precision.FP16
@@ -276,7 +276,7 @@ def _template(strategy: Strategy, own: OwnFiles) -> str:
 def _template_values(
     world: World, strategy: Strategy, sizes: Parallel, precision: Precision, own: OwnFiles
 ) -> dict[str, Any]:
-    """Name the values of an accelerate configuration template; `mixed_precision` may be ""."""
+    """Return the values for an accelerate template; `mixed_precision` may be ""."""
     if own.accelerate_text:
         return {}
     published = precision in (Precision.HEAD, Precision.FILE) or bool(own.deepspeed_text)
@@ -325,7 +325,7 @@ def _notes(
     is_checked = facts.interpreter.is_known or facts.python == facts.own_python
     if not spec.python and python_of(spec.setup) and not is_checked:
         notes.append(
-            f"the nodes run {facts.python} of the environment that setup names, where clusterrun "
-            "must be installed (--python names another)"
+            f"the nodes run {facts.python} from the environment that setup activates; clusterrun "
+            "must be installed there (--python names another)"
         )
     return (*notes, *input_notes(spec, facts))

@@ -1,4 +1,4 @@
-"""Choose the variables of the ranks that the plan can decide: few, each with its reason.
+"""Choose the ranks' variables that the plan can decide, each with its reason.
 
 `node/agent/environment.py` sets what depends on the node or the attempt: NCCL_DEBUG_FILE, the dump
 file of the flight recorder, *_SOCKET_IFNAME, cache directories, PET_RDZV_ID. Neither sets what
@@ -14,8 +14,8 @@ from clusterrun.config.spec import Device, Network, Strategy
 from clusterrun.launch.plan import EnvVar
 from clusterrun.launch.world_shape import World
 
-# New name and old; the new one is read from this torch on (ProcessGroupNCCL.hpp,
-# FlightRecorder.hpp). From there the old name still works, with a warning.
+# New and old name; torch reads the new one from this version on (ProcessGroupNCCL.hpp,
+# FlightRecorder.hpp). The old name still works then, with a warning.
 _RENAMED: tuple[tuple[str, str, tuple[int, int]], ...] = (
     ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", (2, 9)),
     ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", (2, 9)),
@@ -72,9 +72,9 @@ def base_environment(
     threads: int,
     timeout_s: int,
 ) -> tuple[EnvVar, ...]:
-    """Return what a run of this kind needs, before the variables of the user.
+    """Return the variables that the run needs; the user's are applied later.
 
-    `threads` and `timeout_s` are 0 if not known or not asked for.
+    `threads` and `timeout_s` are 0 if unknown or not requested.
     """
     return (
         EnvVar(name="PYTHONFAULTHANDLER", value="1", why="stacks at SIGSEGV, SIGABRT and SIGBUS"),
@@ -132,7 +132,7 @@ def _deepspeed_timeout(strategy: Strategy, timeout_s: int) -> tuple[EnvVar, ...]
 def respell(
     variables: Mapping[str, str], torch: tuple[int, int] | None
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Rename the user's variables as the installed torch reads them; return notes also."""
+    """Return the user's variables as the installed torch names them, and notes."""
     spelled: dict[str, str] = {}
     notes = []
     for name, value in variables.items():
@@ -144,7 +144,7 @@ def respell(
 
 
 def overlay(base: tuple[EnvVar, ...], variables: Mapping[str, str], why: str) -> tuple[EnvVar, ...]:
-    """Replace variables of `base` by the user's, each name once."""
+    """Replace variables of `base` with the user's; each name appears once."""
     kept = tuple(variable for variable in base if variable.name not in variables)
     return kept + tuple(
         EnvVar(name=name, value=value, why=why) for name, value in variables.items()

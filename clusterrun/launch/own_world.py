@@ -1,4 +1,4 @@
-"""The machines, ranks and GPUs that the user's accelerate YAML asks for."""
+"""Read the machines, ranks and GPUs that the user's accelerate YAML requests."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from clusterrun.launch.world_shape import World, asks_for_gpus
 from clusterrun.shared.wording import count
 
 _COUNTS: Final = ("num_machines", "num_processes", "gpu_ids", "use_cpu", "mixed_precision")
-# Keys that the launcher's arguments replace, with the value that asks for nothing else.
+# Keys that the launcher's arguments replace, with the value that requests nothing else.
 _REPLACED: Final = {
     "machine_rank": 0,
     "main_process_ip": None,
     "main_process_port": None,
     "rdzv_backend": "static",
 }
-# The same within deepspeed_config; the last three are for the launchers that are replaced.
+# The same in deepspeed_config; the last three are for launchers that clusterrun replaces.
 _REPLACED_OF_DEEPSPEED: Final = {
     "deepspeed_multinode_launcher": "standard",
     "deepspeed_hostfile": None,
@@ -32,9 +32,9 @@ _REPLACED_OF_DEEPSPEED: Final = {
 
 
 def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
-    """Return the spec with what it leaves open and the YAML says: nodes, ranks, GPUs.
+    """Return the spec with the nodes, ranks and GPUs that only the YAML sets.
 
-    Raises ConfigError for counts that can't be meant, and for a misspelt key of one.
+    Raises ConfigError for an impossible count and for the misspelt key of a count.
     """
     _refuse_misspelt(spec, own)
     machines, each = _shape(spec, own)
@@ -51,7 +51,7 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
 
 
 def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> Iterator[str]:
-    """Yield what the YAML says and does not get: other counts in one note, the rest in another.
+    """Yield notes on replaced settings of the YAML: counts in one, the rest in another.
 
     `asked` is the spec before `take_world`.
     """
@@ -67,7 +67,7 @@ def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> 
 
 
 def _refuse_misspelt(spec: JobSpec, own: OwnFiles) -> None:
-    """Refuse what accelerate would refuse only on the nodes, after the queue."""
+    """Refuse misspelt keys, which accelerate would refuse only on the nodes, after the queue."""
     for key in map(str, own.accelerate):
         near = difflib.get_close_matches(key, _COUNTS, n=1, cutoff=0.85)
         if near and key not in _COUNTS:
@@ -79,7 +79,7 @@ def _refuse_misspelt(spec: JobSpec, own: OwnFiles) -> None:
 
 
 def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
-    """Return the machines, and the ranks of each; None if the file does not say."""
+    """Return the number of machines and the ranks of each; None if the file has none."""
     machines, total = _count(spec, own, "num_machines"), _count(spec, own, "num_processes")
     if total is None:
         return machines, None
@@ -87,7 +87,7 @@ def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
     if total % over:
         near = max(over, total - total % over)
         raise ConfigError(
-            f"num_processes {total} does not divide by {count(over, 'machine')}",
+            f"num_processes {total} can't be divided among {count(over, 'machine')}",
             where=spec.accelerate_config,
             hint=f"num_processes counts the ranks of all machines: {near} or {near + over}",
         )
@@ -96,7 +96,7 @@ def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
 
 def _count(spec: JobSpec, own: OwnFiles, key: str) -> int | None:
     value = own.accelerate.get(key)
-    if value is None or (type(value) is int and value > 0):  # True is an int, too
+    if value is None or (type(value) is int and value > 0):  # True is also an int
         return value
     raise ConfigError(
         f"{key} must be a whole number above 0, not {value!r}",
@@ -158,14 +158,14 @@ def _counts(own: OwnFiles) -> str:
 
 
 def _replaced(asked: JobSpec, own: OwnFiles, facts: Facts) -> Iterator[tuple[str, Any]]:
-    """Yield the keys whose values would have mattered, and don't."""
+    """Yield each key whose value is replaced by a different one."""
     usual = {**_REPLACED, "main_process_port": asked.main_process_port}
     yield from _others(own.accelerate, usual)
     ids = _gpu_ids(asked, own)
     is_used = facts.cluster is Cluster.LOCAL and not _is_cpu(asked, own)
     if ids and not (is_used and asked.gpu_ids in (None, ids)):
         yield "gpu_ids", ids
-    # accelerate's launcher for one process believes the file.
+    # accelerate's single-process launcher follows the file.
     if own.use_cpu and asked.device is Device.CUDA and own.strategy is not Strategy.NONE:
         yield "use_cpu", "true"
     precision = own.stated.value if own.stated else own.accelerate.get("mixed_precision")

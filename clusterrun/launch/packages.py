@@ -1,4 +1,4 @@
-"""Judge the interpreter that a job will use, before the job waits in a queue."""
+"""Check the interpreter of a job before the job is queued."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OTHER = "or name another interpreter with --python"
 
 
 def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> UsageError | None:
-    """Return why the job can't run with its interpreter; None if nothing is known against it."""
+    """Return why the job can't run with its interpreter; None if no reason is known."""
     found = facts.interpreter
     if runs_in_container(spec):
         return None
@@ -30,12 +30,12 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
     why = f", which strategy {strategy.value} needs" if missing == ["deepspeed"] else ""
     return UsageError(
         f"{found.path} has no {named}{why}",
-        hint=f"in a clone of clusterrun, {found.path} -m pip install '.[train]', {_OTHER}",
+        hint=f"run {found.path} -m pip install '.[train]' in a clone of clusterrun, {_OTHER}",
     )
 
 
 def is_certain(spec: JobSpec, facts: Facts) -> bool:
-    """Whether the nodes will find the same: bash or a module may bring packages of its own."""
+    """Return whether the nodes will find the same: bash or a module may add packages."""
     steps = [read_step(line) for line in spec.setup]
     is_plain = all(step.tool in (Tool.VENV, Tool.CONDA) for step in steps)
     is_here = bool(facts.interpreter.path) or facts.cluster is Cluster.LOCAL
@@ -44,7 +44,7 @@ def is_certain(spec: JobSpec, facts: Facts) -> bool:
 
 def _absent(spec: JobSpec, facts: Facts) -> UsageError | None:
     if "/" not in facts.python and spec.setup:
-        return None  # the setup lines bring it
+        return None  # the setup lines provide it
     return UsageError(
         f"there is no interpreter '{facts.python}' on this machine",
         hint="name one with --python; without it the job uses the one that runs clusterrun",

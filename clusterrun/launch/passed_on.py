@@ -1,4 +1,4 @@
-"""Check further options that the user passes on to sbatch and srun."""
+"""Check the additional options that the user passes to sbatch and srun."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Directive
 
 _ONE_TASK: Final = "Slurm starts one task per node"
-_NODES: Final = "use clusterrun's own option: it is for the whole job"
+_NODES: Final = "use clusterrun's own option: it applies to the whole job"
 _LAUNCH: Final = "clusterrun starts, watches and ends the step"
 
 # Options that would change the launch itself, and what to use instead.
@@ -30,7 +30,7 @@ _OWNED: Final = {
 }
 _OWNED_BY_SBATCH: Final = {
     **_OWNED,
-    "array": "one job is one run: submit once for each",
+    "array": "submit each job separately: one job is one run",
     "clusters": "use clusterrun's own --clusters",
     "cpus-per-gpu": "use clusterrun's own --cpus-per-gpu",
     **dict.fromkeys(("help", "usage"), "see 'sbatch --help'"),
@@ -38,8 +38,8 @@ _OWNED_BY_SBATCH: Final = {
     "ntasks": "use -N and --nproc-per-node: Slurm starts one task per node",
     "parsable": "use 'clusterrun submit --parsable'",
     "requeue": (
-        "clusterrun asks for a plain --requeue; --requeue=expedite would hold every job that ends "
-        "with an error. A site shortens the wait by SchedulerParameters=requeue_delay"
+        "drop it: clusterrun passes a plain --requeue; --requeue=expedite would hold every job "
+        "that fails. A site can shorten the wait with SchedulerParameters=requeue_delay"
     ),
     "version": "see 'sbatch --version'",
     "wait": "use 'clusterrun submit --wait'",
@@ -66,17 +66,17 @@ _SHORT_OF_SRUN: Final = {
     **{"E": "preserve-env", "I": "immediate", "K": "kill-on-bad-exit", "Z": "no-allocate"},
     **{"k": "no-kill", "l": "label", "q": "quit-on-interrupt", "r": "relative", "u": "unbuffered"},
 }
-# Whole names of options that are also prefixes of others.
+# Full names of options that are also prefixes of others.
 _WHOLE: Final = frozenset(("gpus", "mem", "time"))
 _MEMORY: Final = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program that takes further options through our option `flag`.
+    """A program that gets additional options through our option `flag`.
 
-    `owned` maps options that are refused to what to use instead. getopt reads what follows one of
-    the `short_flags` in a word as further options.
+    `owned` maps refused options to a hint. After one of the `short_flags`, getopt reads the rest
+    of the word as more options.
     """
 
     name: str
@@ -103,7 +103,7 @@ SRUN: Final = Program(
 
 
 def sets_cpus(arg: str) -> bool:
-    """Whether an option of sbatch says how many CPUs a task has.
+    """Return whether an option of sbatch sets the CPUs of a task.
 
     >>> sets_cpus("-c8"), sets_cpus("--cpus-per-gpu=2"), sets_cpus("--nice=100")
     (True, True, False)
@@ -130,7 +130,7 @@ def check_options(program: Program, args: Iterable[str], lines: Iterable[Directi
 
 
 def refuse_undecodable(line: Directive) -> None:
-    """Refuse text that is not UTF-8: sbatch would not read the script. Raises UsageError."""
+    """Refuse text that is not UTF-8: sbatch would reject the script. Raises UsageError."""
     try:
         (line.value or "").encode()
     except UnicodeEncodeError as error:
@@ -140,7 +140,7 @@ def refuse_undecodable(line: Directive) -> None:
 def _refuse_bundled(program: Program, arg: str) -> None:
     if arg[1] in program.short_flags and len(arg) > 2:
         raise UsageError(
-            f"{program.flag} {arg} is several options in one word",
+            f"{program.flag} {arg} combines several options in one word",
             hint=f"write them separately: {program.flag}=-{arg[1]} {program.flag}=-{arg[2:]}",
         )
 
@@ -163,9 +163,9 @@ def _refuse_twice(program: Program, arg: str, ours: frozenset[str]) -> None:
 
 
 def _may_be(program: Program, arg: str, full: str) -> bool:
-    """Whether Slurm may read an argument as this long option.
+    """Return whether Slurm may read an argument as this long option.
 
-    It takes any unambiguous prefix (--arr is --array), and versions differ in which are.
+    It accepts any unambiguous prefix (--arr is --array); which ones are differs by version.
     """
     name = _option_name(program, arg)
     if name in _WHOLE or not arg.startswith("--"):

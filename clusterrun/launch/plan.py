@@ -16,9 +16,9 @@ SCHEMA = "clusterrun.plan-file/1"
 
 
 class Precision(str, Enum):
-    """The arithmetic that will run.
+    """The mixed precision of the run.
 
-    HEAD: the head node chooses bf16 or fp16 for all. FILE: the user's own accelerate
+    HEAD: the head node chooses bf16 or fp16 for all. FILE: the user's accelerate
     configuration decides, and the launcher gets no option.
     """
 
@@ -48,16 +48,16 @@ class Directive:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Every number decided: nothing is "auto".
+    """All decisions about a job; none is "auto".
 
     `entry` is the user's script with its arguments, or `-m MODULE` with its arguments.
-    `env` is exported on every node in this order; `pass_env` are names whose values are taken
-    from the submitting environment and never written. `accelerate` holds the values that the
-    template `accelerate_config` is rendered with; both are empty if `accelerate_text` is the
+    `env` is exported on every node in this order; `pass_env` lists variables whose values
+    come from the submitting environment and are never written. The template `accelerate_config`
+    is rendered with the values in `accelerate`; both are empty if `accelerate_text` is the
     user's own configuration. `deepspeed` is the text of ds_config.json (empty: none). Times are
-    seconds unless the name says minutes; 0 means the library's default, of logs no cap.
-    `max_restarts` None is: as long as each attempt saves something new. `warning_s` is how long
-    before the time limit the ranks are asked to save and leave.
+    in seconds unless the name ends in minutes; 0 means the library's default, for logs no cap.
+    `max_restarts` None means no limit while each attempt saves something new. `warning_s` is how
+    long before the time limit the ranks are asked to save and exit.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Plan:
 
     @property
     def data_parallel(self) -> int:
-        """Return how many groups of ranks have samples of their own."""
+        """Return the number of groups of ranks that read different samples."""
         return self.parallel.data(self.world_size)
 
     def directive(self, name: str) -> str | None:
@@ -130,7 +130,7 @@ class Plan:
         data = json.loads(text)
         schema = data.pop("schema", None)
         if schema != SCHEMA:
-            raise ValueError(f"plan.json has schema {schema!r}, this clusterrun reads {SCHEMA!r}")
+            raise ValueError(f"plan.json has schema {schema!r}; this clusterrun reads {SCHEMA!r}")
         return cls(**{key: _READERS.get(key, _as_is)(value) for key, value in data.items()})
 
 

@@ -11,7 +11,7 @@ from clusterrun.launch.passed_on import refuse_undecodable, sets_cpus
 from clusterrun.launch.plan import Directive
 from clusterrun.launch.world_shape import World, asks_for_gpus
 
-# Options of sbatch with a field of JobSpec by their name.
+# Options of sbatch that have a field of the same name in JobSpec.
 _AS_NAMED: Final = (
     *("partition", "account", "qos", "constraint", "nodelist", "exclude", "reservation"),
     *("dependency", "begin", "deadline", "switches", "clusters", "comment"),
@@ -33,9 +33,9 @@ def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Di
         *_memory(spec),
         *_times(spec),
         *_plain(spec),
-        # A requeued job appends to what its first start has written.
+        # A requeued job appends to the output of its first start.
         Directive(name="open-mode", value="append"),
-        # sbatch reads #PBS and #BSUB lines anywhere in a script, so also in the files it carries.
+        # sbatch reads #PBS and #BSUB lines anywhere in a script, also in the files it carries.
         Directive(name="ignore-pbs"),
     ]
     for line in lines:
@@ -64,9 +64,9 @@ def _gpus(spec: JobSpec) -> list[Directive]:
 
 
 def cpus_per_task(spec: JobSpec, world: World) -> int:
-    """Count the CPUs of each node's one task; 0 leaves it to Slurm and the site.
+    """Return the CPUs of each node's task; with 0, Slurm and the site decide.
 
-    Slurm refuses --cpus-per-gpu beside --cpus-per-task, which srun must repeat: one form is kept.
+    Slurm refuses --cpus-per-gpu beside --cpus-per-task, which srun must repeat: only one is used.
     Raises UsageError for requests that contradict each other.
     """
     if spec.cpus_per_gpu:
@@ -78,7 +78,7 @@ def cpus_per_task(spec: JobSpec, world: World) -> int:
     if spec.cpus_per_task:
         return spec.cpus_per_task
     if spec.gpus_per_node or spec.exclusive or any(map(sets_cpus, spec.sbatch_args)):
-        return 0  # sites give CPUs with a GPU or a whole node; a number here would lower it
+        return 0  # sites assign CPUs with a GPU or a whole node; a number here would lower that
     return world.procs_per_node
 
 
@@ -108,8 +108,8 @@ def _plain(spec: JobSpec) -> list[Directive]:
         "signal": signal_request(spec),
         "exclusive": spec.exclusive,
         "hold": spec.hold,
-        # Without it Slurm ends the whole job with the first node that it loses, and requeues it;
-        # with it not even where the batch script was on that node.
+        # Without it Slurm ends and requeues the whole job when it loses the first node; with it,
+        # it does not, even if the batch script ran on that node.
         "no-kill": spec.spare_nodes > 0,
         # Explicit either way: sites differ in JobRequeue.
         "requeue": spec.requeue,
@@ -125,7 +125,7 @@ def _plain(spec: JobSpec) -> list[Directive]:
 def srun_options(*, nodes: int, cpus: int, outlives_nodes: bool) -> tuple[str, ...]:
     """Return the options of each attempt's srun: one task per node.
 
-    If the job is to outlive a node, the agents end the other tasks: srun would kill all at once.
+    If the job outlives lost nodes, the agents end the other tasks: srun would kill all of them.
     """
     return (
         f"--nodes={nodes}",
@@ -136,7 +136,7 @@ def srun_options(*, nodes: int, cpus: int, outlives_nodes: bool) -> tuple[str, .
         # Otherwise a site's SBATCH_EXPORT=NONE would reach the step.
         "--export=ALL",
         "--no-kill" if outlives_nodes else "--kill-on-bad-exit=1",
-        # The agents leave together; a limit killed the node that was still saving.
+        # The agents exit together; a limit would kill a node that is still saving.
         "--wait=0",
         "--unbuffered",
         "--input=none",

@@ -1,4 +1,4 @@
-"""What the script's own arguments ask of the launch: DeepSpeed's JSON, or FSDP."""
+"""Read what the script's arguments require of the launch: a DeepSpeed JSON, or FSDP."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from clusterrun.config.spec import Device, JobSpec, Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.world_shape import World
 
-# The Trainer's, and that of DeepSpeed's own add_config_arguments().
+# The Trainer's option, and that of DeepSpeed's add_config_arguments().
 _DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
-# What the Trainer takes for --fsdp; other scripts may mean something else by that name.
+# Values that the Trainer accepts for --fsdp; the option may mean something else in other scripts.
 _FSDP_WORDS = frozenset(
     ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
 )
-# With one of these the ranks that share a batch are fewer than all; so they are with an option of
-# the script's such as Megatron's --tensor-model-parallel-size.
+# With one of these, fewer ranks than all divide a batch; the same holds for options of scripts
+# like Megatron's --tensor-model-parallel-size.
 _MODEL_PARALLEL = ("sequence_parallel_size", "tensor_parallel", "pipeline")
 
 
 def named_json(args: Sequence[str]) -> str | None:
-    """Return the JSON file that arguments name for DeepSpeed; None without one.
+    """Return the DeepSpeed JSON file that the arguments name; None without one.
 
     >>> named_json(["--deepspeed", "--deepspeed_config=ds.json"]), named_json(["--deepspeed"])
     ('ds.json', None)
@@ -32,7 +32,7 @@ def named_json(args: Sequence[str]) -> str | None:
 
 
 def values_of(args: Sequence[str], name: str) -> list[str]:
-    """Return what follows an option, up to the next one.
+    """Return the values of an option, up to the next option.
 
     >>> values_of(["--fsdp", "full_shard auto_wrap", "--bf16"], "--fsdp")
     ['full_shard auto_wrap']
@@ -50,7 +50,7 @@ def values_of(args: Sequence[str], name: str) -> list[str]:
 
 
 def is_for_deepspeed(text: str) -> bool:
-    """Whether a text is a DeepSpeed JSON with a `zero_optimization` section."""
+    """Return whether a text is a DeepSpeed JSON with a `zero_optimization` section."""
     try:
         config = json.loads(text)
     except ValueError:
@@ -59,11 +59,11 @@ def is_for_deepspeed(text: str) -> bool:
 
 
 def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None:
-    """Refuse a script's --fsdp where it would be left out. Raises UsageError.
+    """Refuse a script's --fsdp if it would be ignored. Raises UsageError.
 
-    On GPUs it is left to the script: accelerate shards wherever it is given a plugin for FSDP, and
-    the world contract checks that it does. A launch of fsdp would add settings that the Trainer
-    does not name.
+    On GPUs the script decides: accelerate shards if the script gives it an FSDP plugin, and the
+    world contract checks that it does. The strategy fsdp would add settings that the Trainer
+    does not set.
     """
     words = {word.strip(",") for value in values_of(spec.args, "--fsdp") for word in value.split()}
     if not words & _FSDP_WORDS:
@@ -71,7 +71,7 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
     if world.device is not Device.CUDA:
         raise UsageError(
             f"the script's --fsdp needs GPUs: on a {world.device.value} device accelerate would "
-            "train plain DDP or an unsharded model, and not say so",
+            "train plain DDP or an unsharded model, without a warning",
             hint="omit it and use --strategy zero2 (which also shards on a CPU) or ddp",
         )
     if strategy.is_deepspeed:
@@ -84,8 +84,8 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
 def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) -> None:
     """Refuse a DeepSpeed JSON whose batch numbers don't multiply. Raises ConfigError.
 
-    `ranks` is the data-parallel size. If the script or the JSON divides the model it is left to
-    DeepSpeed.
+    `ranks` is the data-parallel size. If the script or the JSON divides the model, DeepSpeed checks
+    the numbers.
     """
     config: Mapping[str, Any] = json.loads(text or "{}")
     total = _number(config, "train_batch_size")
@@ -103,11 +103,11 @@ def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) 
     parts = [f"{micro} (train_micro_batch_size_per_gpu)"] if micro else []
     parts += [f"{accumulation} (gradient_accumulation_steps)"] if accumulation else []
     product = " x ".join([*parts, f"{ranks} ranks"])
-    relation = "is not" if is_whole else "is no multiple of"
+    relation = "is not" if is_whole else "is not a multiple of"
     raise ConfigError(
         f"train_batch_size {total} {relation} {product}",
         where=where,
-        hint='write "auto" for it, or the number of these nodes and ranks',
+        hint='write "auto", or the number for these nodes and ranks',
     )
 
 

@@ -7,7 +7,7 @@ import re
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 
-# Who a rank is, where it meets the others and which GPU it has are decided on the node.
+# The node decides a rank's identity, its rendezvous and its GPU.
 _NODE_DECIDES = re.compile(
     r"(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(?:LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME"
     r"|MASTER_(?:ADDR|PORT)|CUDA_VISIBLE_DEVICES|(?:PET|TORCHELASTIC|CLUSTERRUN)_.*"
@@ -15,7 +15,7 @@ _NODE_DECIDES = re.compile(
     r"|SLURMD_NODENAME"
 )
 
-# Unset by env.sh: another launcher's leftovers would change what a rank is.
+# Unset by env.sh: variables left by another launcher would change a rank's identity.
 _UNSET_FIRST = re.compile(
     r"(?:ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM|PMIX?|OMPI_COMM|MV2_COMM)_.*"
     r"|MPI_LOCAL(?:RANKID|NRANKS)"
@@ -56,8 +56,8 @@ def _refuse_owned(name: str) -> None:
 def _refuse_unset_first(name: str) -> None:
     if _UNSET_FIRST.fullmatch(name):
         raise UsageError(
-            f"{name} looks like another launcher's leftover and is unset on the nodes",
-            hint=f"to keep it: --env {name}=VALUE",
+            f"{name} looks left over from another launcher and is unset on the nodes",
+            hint=f"keep it with --env {name}=VALUE",
         )
 
 

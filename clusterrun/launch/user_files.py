@@ -1,4 +1,4 @@
-"""Read the user's own accelerate YAML and DeepSpeed JSON; their text is never changed."""
+"""Read the user's own accelerate YAML and DeepSpeed JSON, without changing them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _STRATEGIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFiles:
-    """The user's files as read: texts with Unix line ends, and what follows from them.
+    """The user's files: their texts with Unix line endings, and the settings in them.
 
-    `accelerate` holds the YAML's keys; `deepspeed_name` is how the JSON was named. `stated` is the
-    precision that the YAML names, None if it names none or another; `allowed` are the precisions
-    that the JSON leaves open.
+    `accelerate` is the YAML's mapping; `deepspeed_name` is the JSON's name as given. `stated` is
+    the YAML's precision, None if it has none or an unknown one; `allowed` are the precisions that
+    the JSON permits.
     """
 
     accelerate_text: str = ""
@@ -103,7 +103,7 @@ def _adopted(spec: JobSpec, name: str, strategy: Strategy | None) -> tuple[str, 
 
 
 def _unix_text(text: str) -> str:
-    # sbatch refuses a script with DOS line ends, and the batch script carries this text.
+    # sbatch refuses a script with DOS line endings, and the batch script carries this text.
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text if text.endswith("\n") else text + "\n"
 
@@ -122,7 +122,7 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
         raise ConfigError(
             "the accelerate configuration has no distributed_type",
             where=where,
-            hint="run 'accelerate config' for a complete file, or use --strategy without one",
+            hint="write a complete file with 'accelerate config', or use --strategy without one",
         )
     if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigError(
@@ -173,7 +173,7 @@ def _zero_of_yaml(config: Any) -> Strategy:
 
 
 def _zero_strategy(zero: dict[str, Any]) -> Strategy:
-    """Return the strategy nearest to a `zero_optimization` section; "auto" is accelerate's 2."""
+    """Return the strategy nearest to a `zero_optimization` section; "auto" is stage 2."""
     stage = zero.get("stage")
     offloads = any(
         _mapping(zero.get(part)).get("device") in ("cpu", "nvme")
@@ -215,8 +215,8 @@ def _refuse_two_voices(
         return
     if strategy is None or not strategy.is_deepspeed:
         raise UsageError(
-            f"{name} is DeepSpeed's, but {spec.accelerate_config} "
-            f"says distributed_type {config['distributed_type']}",
+            f"{name} is for DeepSpeed, but {spec.accelerate_config} "
+            f"has distributed_type {config['distributed_type']}",
             hint="write distributed_type: DEEPSPEED there, or drop one of the two files",
         )
     both = sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())
@@ -252,7 +252,7 @@ def _stated_precision(config: dict[str, Any]) -> Precision | None:
 
 
 def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
-    """Return the precisions that a DeepSpeed JSON leaves open.
+    """Return the precisions that a DeepSpeed JSON permits.
 
     >>> sorted(p.value for p in allowed_precisions({"bf16": {"enabled": True}}))
     ['bf16']

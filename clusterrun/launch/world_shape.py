@@ -1,4 +1,4 @@
-"""The world that a job becomes: its processes, their device, and the GPUs they share."""
+"""Decide the world of a job: its processes, their device, and their GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterrun.launch.facts import Facts
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """How many processes run where, and on what."""
+    """The nodes, the processes and GPUs of each node, and the device."""
 
     nodes: int
     procs_per_node: int
@@ -27,7 +27,7 @@ class World:
 
 
 def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> World:
-    """Count processes and choose their device; `cpu_by_file` is `use_cpu: true` of a user's file.
+    """Count processes and choose their device; `cpu_by_file` is `use_cpu: true` in the user's file.
 
     Raises UsageError if the request contradicts itself or this machine.
     """
@@ -84,13 +84,13 @@ def _gpus_come_otherwise(spec: JobSpec) -> bool:
 
 
 def asks_for_gpus(sbatch_arg: str) -> bool:
-    """Whether an option of sbatch requests GPUs.
+    """Return whether an option of sbatch requests GPUs.
 
     >>> [asks_for_gpus(arg) for arg in ("--gres=gpu:2", "-G4", "--gpus-per-task=1", "--gres=nvme")]
     [True, True, True, False]
     """
     name, _, value = sbatch_arg.partition("=")
-    if len(name) > 2 and "--gres".startswith(name):  # sbatch takes a beginning for the whole
+    if len(name) > 2 and "--gres".startswith(name):  # sbatch accepts prefixes of options
         return any(part.startswith("gpu") for part in value.split(","))
     return name.startswith(("--gpus", "-G")) or name in ("--gp", "--gpu")
 
@@ -120,7 +120,7 @@ def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     ids = tuple(part.strip() for part in spec.gpu_ids.split(","))
     if len(set(ids)) < len(ids) or "" in ids:
         raise UsageError(
-            f"--gpu-ids {spec.gpu_ids!r} is not a list of different GPUs",
+            f"--gpu-ids {spec.gpu_ids!r} is not a list of distinct GPUs",
             hint="write --gpu-ids 0,2",
         )
     if spec.device is Device.CPU:
@@ -130,7 +130,7 @@ def _usable_gpus(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
         here = ", ".join(facts.local_gpus) or "none"
         raise UsageError(
             f"GPU {', '.join(unknown)} is not on this machine",
-            hint=f"GPUs that may be used here: {here}",
+            hint=f"choose from the GPUs that may be used here: {here}",
         )
     return ids
 
@@ -154,13 +154,13 @@ def _local_device(spec: JobSpec, facts: Facts, *, has_gpus: bool, cpu_by_file: b
 
 
 def _share_gpus(spec: JobSpec, ids: tuple[str, ...]) -> World:
-    """Deal the GPUs of this machine to its simulated nodes, in the order of `ids`."""
+    """Assign the GPUs of this machine to its simulated nodes, in the order of `ids`."""
     nodes = spec.nodes or 1
     each = spec.gpus_per_node or spec.nproc_per_node or max(1, len(ids) // nodes)
     wanted = nodes * each
     if wanted > len(ids):
         raise UsageError(
-            f"{nodes} x {each} GPUs are {wanted}, but only {len(ids)} may be used here",
+            f"{nodes} x {each} GPUs requested, but only {len(ids)} may be used here",
             hint="request fewer, or pass --device cpu to run the same processes over gloo",
         )
     return World(

@@ -1,1 +1,1 @@
-"""From a Plan to the exact text of every file."""
+"""Render the exact text of every file of a Plan."""

@@ -1,4 +1,4 @@
-"""From a Plan to the exact text of every file of a run."""
+"""Render the exact text of every file of a run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """The files of a run by name, `job.sbatch` among them, in the order of their making."""
+    """The files of a run by name, `job.sbatch` among them, in the order of rendering."""
 
     files: Mapping[str, str]
 
     @property
     def script(self) -> str:
-        """The batch script: self-contained, what `render` prints and `submit` sends."""
+        """The self-contained batch script that `render` prints and `submit` sends."""
         return self.files["job.sbatch"]
 
 
@@ -43,8 +43,8 @@ class Carried:
 def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Path] = ()) -> Bundle:
     """Render every file of a run; the same plan gives the same bytes.
 
-    `template_dirs` hold templates of the site or the project, which win by name.
-    Raises ConfigError for a template that cannot be used, UsageError if the whole is larger than
+    `template_dirs` contain templates of the site or the project, which override ours by name.
+    Raises ConfigError for an unusable template, UsageError if the batch script is larger than
     Slurm accepts.
     """
     renderer = Renderer(template_dirs)
@@ -97,6 +97,6 @@ def _refuse_too_large(script: str) -> None:
     size = len(script.encode(errors="surrogateescape"))
     if size > MAX_SCRIPT_BYTES:
         raise UsageError(
-            f"the batch script would be {size} bytes; Slurm takes {MAX_SCRIPT_BYTES} by default",
+            f"the batch script would be {size} bytes; Slurm accepts {MAX_SCRIPT_BYTES} by default",
             hint="pass long lists of arguments in a file",
         )

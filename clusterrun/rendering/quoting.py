@@ -1,4 +1,4 @@
-"""Any text as data: one word of bash, one directive of sbatch, one scalar of YAML."""
+"""Quote any text as data: a word of bash, a directive of sbatch, a scalar of YAML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterrun.launch.plan import Directive
 
 
 class Quoted(str):
-    """A text that may stand in a rendered file as it is."""
+    """A text that is safe in a rendered file."""
 
 
 _PLAIN_SCALAR = re.compile(r"[A-Za-z][A-Za-z_]*\Z")
@@ -31,7 +31,7 @@ def sh_word(value: object) -> Quoted:
     """
     text = _text(value)
     if "\x00" in text:
-        raise ValueError("a NUL byte cannot be given to a program")
+        raise ValueError("a NUL byte cannot be passed to a program")
     if not _NEEDS_ESCAPES.search(text) and "'" not in text:
         return Quoted(shlex.quote(text))
     return Quoted("$'" + "".join(map(_escape, text)) + "'")
@@ -48,9 +48,9 @@ def _escape(char: str) -> str:
 def directive_line(line: Directive) -> Quoted:
     r"""Return a directive as the rest of an `#SBATCH` line.
 
-    sbatch takes a backslash as an escape inside single quotes too, unlike a shell, and reads an
-    unquoted # as a comment (sbatch 22.05, `_get_argument`).
-    Raises ValueError for control characters: a directive ends at the line.
+    Unlike a shell, sbatch reads a backslash as an escape even inside single quotes, and an
+    unquoted # anywhere as a comment (sbatch 22.05, `_get_argument`).
+    Raises ValueError for control characters: a directive ends with its line.
 
     >>> print(directive_line(Directive(name="comment", value="a\\b #1")))
     --comment='a\\b #1'
@@ -60,18 +60,18 @@ def directive_line(line: Directive) -> Quoted:
 
 
 def sbatch_word(value: object) -> Quoted:
-    """Return one whole option of the user as it stands on an `#SBATCH` line."""
+    """Return one whole option of the user for an `#SBATCH` line."""
     return Quoted(_sbatch_word(_text(value)))
 
 
 def _sbatch_word(text: str) -> str:
     if _NEEDS_ESCAPES.search(text):
-        raise ValueError(f"a directive cannot hold {text!r}")
+        raise ValueError(f"a directive cannot contain {text!r}")
     return shlex.quote(text).replace("\\", "\\\\")
 
 
 def yaml_scalar(value: object) -> Quoted:
-    """Return a number, a truth value or a text as a scalar of YAML.
+    """Return a number, a boolean or a text as a scalar of YAML.
 
     >>> print(yaml_scalar(True), yaml_scalar("MULTI_GPU"), yaml_scalar("no"))
     true MULTI_GPU "no"
@@ -88,7 +88,7 @@ def comment_text(value: object) -> Quoted:
     """Return a text for a comment. Raises ValueError for control characters."""
     text = _text(value)
     if _NEEDS_ESCAPES.search(text):
-        raise ValueError(f"a comment cannot hold {text!r}")
+        raise ValueError(f"a comment cannot contain {text!r}")
     return Quoted(text)
 
 

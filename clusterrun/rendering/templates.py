@@ -1,4 +1,4 @@
-"""The template engine: nothing reaches a file but through a quoting filter."""
+"""The template engine: every value passes through a quoting filter."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Renderer:
     def render(self, name: str, values: Mapping[str, Any]) -> str:
         """Render one template.
 
-        Raises ConfigError with its name if it is missing, broken, or prints a value that went
-        through no quoting filter.
+        Raises ConfigError with its name if it is missing, broken, or prints a value that
+        passed through no quoting filter.
         """
         import jinja2
 
@@ -49,7 +49,7 @@ class Renderer:
         except jinja2.TemplateSyntaxError as error:
             where = f"{error.filename or name}:{error.lineno}"
             raise ConfigError(
-                f"template {name} is not a template", where=where, cause=str(error)
+                f"template {name} cannot be parsed", where=where, cause=str(error)
             ) from error
         except jinja2.TemplateNotFound as error:
             raise ConfigError(
@@ -64,7 +64,7 @@ def _environment(directories: tuple[Path, ...]) -> Environment:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    # Templates of a project are not trusted: they must not reach Python's objects.
+    # A project's templates are not trusted: they must not reach Python objects.
     environment = ImmutableSandboxedEnvironment(
         loader=jinja2.FileSystemLoader([str(directory) for directory in directories]),
         undefined=jinja2.StrictUndefined,
@@ -86,7 +86,7 @@ def _filtered(quote: Any, value: Any) -> Quoted:
 def _only_quoted(value: Any) -> Any:
     _refuse_undefined(value)
     if not isinstance(value, Quoted):
-        raise TypeError(f"{value!r} went through none of the filters {', '.join(_FILTERS)}")
+        raise TypeError(f"{value!r} passed through none of the filters {', '.join(_FILTERS)}")
     return value
 
 
@@ -94,4 +94,4 @@ def _refuse_undefined(value: Any) -> None:
     import jinja2
 
     if isinstance(value, jinja2.Undefined):
-        str(value)  # raises UndefinedError, in its own words
+        str(value)  # raises UndefinedError with its own message

@@ -30,12 +30,12 @@ class JobState(str, Enum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the job has ended; an unknown state counts as active."""
+        """Return whether the job has ended; an unknown state counts as active."""
         return self not in _ACTIVE
 
     @property
     def is_success(self) -> bool:
-        """Whether the job completed."""
+        """Return whether the job completed."""
         return self is JobState.COMPLETED
 
 

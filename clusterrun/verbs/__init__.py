@@ -1,1 +1,1 @@
-"""The verbs: what `import clusterrun` offers and the command line uses."""
+"""The verbs: the functions of `import clusterrun`, which the command line also uses."""

@@ -1,4 +1,4 @@
-"""End jobs: at once, or once their ranks have saved a checkpoint and left."""
+"""End jobs, immediately or after their ranks have saved a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
 
 POLL_S: Final = 0.5
-ASK_S: Final = 10.0  # between two questions to the scheduler
+ASK_S: Final = 10.0  # between two queries of the scheduler
 UNHEARD_S: Final = 60.0  # for ranks that have never called should_checkpoint
-END_S: Final = 15.0  # from the end of an attempt to that of its job
+END_S: Final = 15.0  # from the end of an attempt to the end of its job
 SUBMIT_S: Final = 30.0  # for the submission of a successor
 
 
-# At once
+# Immediately
 
 
 def cancel(*jobs: Which) -> list[JobStatus]:
-    """End jobs and return how each stood before; one that had ended stays as it is.
+    """End jobs and return their status before that; those that had ended stay as they are.
 
-    Raises UsageError for no job at all, JobNotFoundError before any is ended.
+    Raises UsageError if no job is given, JobNotFoundError before any is ended.
     """
     found = look_before_cancel(*jobs)
     end_now(found)
@@ -46,9 +46,9 @@ def cancel(*jobs: Which) -> list[JobStatus]:
 
 
 def look_before_cancel(*jobs: Which) -> list[JobStatus]:
-    """Find jobs that are to be ended, each once, and return how they stand.
+    """Find the jobs to end, each once, and return their status.
 
-    Raises UsageError for no job at all, JobNotFoundError for one that can't be found or ended.
+    Raises UsageError if no job is given, JobNotFoundError for one that can't be found or ended.
     """
     if not jobs or not all(jobs):
         raise UsageError("no job given", hint="name one; clusterrun list shows them")
@@ -63,7 +63,7 @@ def look_before_cancel(*jobs: Which) -> list[JobStatus]:
 
 
 def end_now(jobs: Sequence[JobStatus]) -> None:
-    """End those jobs that have not ended, and their chains, asking each scheduler once."""
+    """End the active jobs and their chains, with one request to each scheduler."""
     groups: dict[Backend, list[str]] = {}
     for job in jobs:
         ids = groups.setdefault(select.backend_of(job.record), [])
@@ -73,13 +73,13 @@ def end_now(jobs: Sequence[JobStatus]) -> None:
         if job_ids:
             scheduler.cancel(job_ids)
     for job in jobs:
-        if job.state is JobState.RUNNING and job.attempt:  # `status` shows it at once
+        if job.state is JobState.RUNNING and job.attempt:  # `status` shows it immediately
             write_request(job.record.paths.request(job.attempt), Reason.END)
         _end_successor(job)
 
 
 def _end_successor(job: JobStatus) -> None:
-    """End the job that has taken over the run meanwhile, or is just about to."""
+    """End the job that has taken over the run in the meantime, or is about to."""
     record = job.record
     deadline = time.monotonic() + (0 if job.state.is_terminal else SUBMIT_S)
     while True:
@@ -94,7 +94,7 @@ def _end_successor(job: JobStatus) -> None:
 
 
 def _is_submitting(record: JobRecord) -> bool:
-    """Whether a job has decided on a successor, and has not ended without one."""
+    """Return whether a job has decided on a successor and has not ended without one."""
     paths = record.paths
     if read_end(paths) is not None:
         return False
@@ -119,9 +119,9 @@ def active_chain(record: JobRecord) -> list[str]:
 
 
 def ask_to_leave(job: JobStatus) -> bool:
-    """Have the ranks of a job save and leave for good; False if none runs.
+    """Ask the ranks of a job to save and exit for good; return False if none runs.
 
-    The later jobs of its chain end at once. Raises ClusterrunError if the job can't be asked.
+    End the later jobs of its chain. Raises ClusterrunError if the ranks can't be asked.
     """
     if job.state is not JobState.RUNNING or not job.attempt:
         return False
@@ -130,7 +130,7 @@ def ask_to_leave(job: JobStatus) -> bool:
         backend.cancel(later)
     path = job.record.paths.request(job.attempt)
     try:
-        with contextlib.suppress(FileExistsError):  # an earlier request: the ranks save already
+        with contextlib.suppress(FileExistsError):  # requested before: the ranks are saving
             files.create(path, f"{Reason.CANCEL.value}\n")
     except OSError as error:
         raise ClusterrunError(f"cannot write {path}", cause=str(error)) from error
@@ -147,8 +147,8 @@ def wait_until_left(
 ) -> None:
     """Wait until the attempts of jobs have ended, at most `timeout_s`.
 
-    Wait at most `unheard_s` for a job of which no rank has called should_checkpoint. `watch` is
-    given those that have not ended, at each look.
+    Wait at most `unheard_s` for a job if none of its ranks has called should_checkpoint. `watch`
+    gets the jobs that have not ended, at each check.
     """
     deadline = time.monotonic() + timeout_s
     looks = [_Look(job, unheard_s) for job in asked]
@@ -161,7 +161,7 @@ def wait_until_left(
 
 
 class _Look:
-    """Looks whether one job has left: at its files, and now and then at its scheduler."""
+    """Checks whether one job has ended: its files each time, its scheduler now and then."""
 
     def __init__(self, job: JobStatus, unheard_s: float) -> None:
         self.job = job
@@ -185,7 +185,7 @@ class _Look:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedState:
-    """A run's newest checkpoint, when it was saved, and whether the ranks left with it."""
+    """A run's newest checkpoint, its time, and whether the ranks saved it before they exited."""
 
     path: Path
     at: float
@@ -193,10 +193,10 @@ class SavedState:
 
 
 def saved_since(job: JobStatus, asked_at: float) -> SavedState | None:
-    """Find the newest checkpoint of a run, and whether the ranks left with it since then.
+    """Find the newest checkpoint of a run, and whether the ranks exited with it since then.
 
-    A script that saves periodically may have done so meanwhile, and continued. A script that saves
-    in its own way is believed.
+    A script that saves periodically may have saved in the meantime and continued. A script that
+    reports its own checkpoints is trusted.
     """
     paths = job.record.paths
     evidence = read_evidence(paths)
@@ -213,6 +213,6 @@ def saved_since(job: JobStatus, asked_at: float) -> SavedState | None:
 
 
 def has_completed(record: JobRecord) -> bool:
-    """Whether a run has completed."""
+    """Return whether a run has completed."""
     end = read_end(record.paths)
     return end is not None and end.state is JobState.COMPLETED

@@ -1,4 +1,4 @@
-"""The configuration to resume a run with: what it had, and what the command line changes."""
+"""The configuration to resume a run with: its old one and the command line's changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIZES = tuple(f"launch.{field}" for field in FIELDS.values())
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One setting before and after; None if it was, or is, not set."""
+    """One setting before and after; None if it is unset."""
 
     key: str
     old: str | None
@@ -33,7 +33,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Changed:
-    """The configuration of a run with what was changed; `excluded` are nodes found to be bad."""
+    """A run's new configuration and its changes; `excluded` are nodes found to be bad."""
 
     resolved: Resolved
     changes: tuple[Change, ...]
@@ -65,7 +65,7 @@ def change(
 
 
 def configuration(record: JobRecord) -> Resolved:
-    """Read what a run was submitted with. Raises ClusterrunError if the file is gone."""
+    """Read the configuration of a run. Raises ClusterrunError if the file is gone."""
     return _load(record, {}, ())
 
 

@@ -1,4 +1,4 @@
-"""Find the run that a name means."""
+"""Find the run that a name refers to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterrun.verbs.job import Job
 
 Which: TypeAlias = "str | JobRecord | Job"
-"""How a job is named."""
+"""A job: its id or another name of it, its record, or its handle."""
 
 
 def find_record(job: Which | None = None) -> JobRecord:
@@ -50,7 +50,7 @@ def _not_ours(job_id: str) -> JobNotFoundError:
 
 
 def is_elsewhere(record: JobRecord) -> bool:
-    """Whether a run is of another project."""
+    """Return whether a run belongs to another project."""
     return record.runs_dir.root.resolve() != _own_runs().root.resolve()
 
 
@@ -65,6 +65,6 @@ def _own_runs() -> RunsDir:
     cwd = working_directory(os.environ)
     try:
         run_dir = load_spec().spec.run_dir
-    except UsageError:  # a job must be found while its configuration is being edited
+    except UsageError:  # a job must be found even while its configuration is being edited
         run_dir = JobSpec().run_dir
     return RunsDir(root=Path(os.path.normpath(cwd / run_dir)))

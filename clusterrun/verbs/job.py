@@ -1,4 +1,4 @@
-"""The handle of a job in Python: submitit's job, answered by our verbs."""
+"""The Python handle of a job: submitit's Job on top of our verbs."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ _STREAMS = {"stdout": Stream.OUT, "stderr": Stream.ERR}
 
 
 class Watcher(core.InfoWatcher):  # type: ignore[misc]  # submitit is not followed
-    """Answers submitit's questions about one job: from the run's files, then the scheduler."""
+    """Answers submitit's queries about one job: from the run's files, then the scheduler."""
 
     def __init__(self, record: JobRecord) -> None:
         super().__init__()
         self._record = record
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Return the state's name; `force` takes no remembered answer."""
+        """Return the state's name; `force` skips remembered answers."""
         del job_id
         return status(self._record, max_age_s=0 if mode == "force" else None).state.value
 
     def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
-        """Return what submitit shows of a job."""
+        """Return the fields that submitit shows for a job."""
         return {"JobID": job_id, "State": self.get_state(job_id, mode)}
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Whether the job has ended."""
+        """Return whether the job has ended."""
         return JobState(self.get_state(job_id, mode)).is_terminal
 
 
 class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
-    """A job that was submitted: ask how it stands, wait for it, read its logs, end it.
+    """A submitted job: query its status, wait for it, read its logs, end it.
 
-    It is also submitit's job: `state`, `done()`, `result()`, `exception()`, `stdout()`,
-    `awaitable()` and submitit's helpers (`as_completed`, `monitor_jobs`) accept it.
-    `record` is what job.json held when the handle was made.
+    It is also a submitit Job: it has `state`, `done()`, `result()`, `exception()`, `stdout()` and
+    `awaitable()`, and submitit's helpers (`as_completed`, `monitor_jobs`) accept it.
+    `record` is job.json at the time when the handle was made.
     """
 
     def __init__(self, record: JobRecord) -> None:
@@ -60,7 +60,7 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
         return self.record.paths.root
 
     def status(self) -> JobStatus:
-        """Return how the job stands."""
+        """Return the status of the job."""
         return status(self.record)
 
     def wait(
@@ -69,7 +69,7 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
         *,
         released: Callable[[JobStatus], None] = lambda _: None,
     ) -> JobStatus:
-        """Wait until the job has ended and return its last status; as `clusterrun.wait`."""
+        """Wait until the job has ended and return its last status; like `clusterrun.wait`."""
         return wait(self.record, timeout_s=timeout_s, released=released)
 
     def logs(
@@ -81,13 +81,13 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
         attempt: int | None = None,
         errors: bool = False,
     ) -> Iterator[LogLine]:
-        """Yield its log lines; as `clusterrun.read_logs`."""
+        """Yield its log lines; like `clusterrun.read_logs`."""
         return read_logs(
             self.record, ranks=ranks, nodes=nodes, tail=tail, attempt=attempt, errors=errors
         )
 
     def cancel(self, check: bool = True) -> None:
-        """End the job; `check` is submitit's, the job is always looked at."""
+        """End the job; `check` is submitit's and has no effect: the job is always checked."""
         del check
         cancel(self.record)
 

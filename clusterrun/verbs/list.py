@@ -9,9 +9,9 @@ from clusterrun.verbs.find import places_of_runs
 
 
 def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
-    """Return the status of each run of this project, newest first; outside of any, of all runs.
+    """Return the status of each run of this project, newest first; outside a project, of all runs.
 
-    `limit` counts runs, from the newest.
+    `limit` is the largest number of runs to return.
     """
     own, *others = places_of_runs()
     found = list_records(own)

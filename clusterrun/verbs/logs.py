@@ -22,10 +22,10 @@ def read_logs(
     attempt: int | None = None,
     errors: bool = False,
 ) -> Iterator[LogLine]:
-    """Yield the log lines of a run's newest attempt, of all nodes merged by time.
+    """Yield the log lines of a run's newest attempt, from all nodes, merged by time.
 
-    `ranks` None means all, with the launcher's and the agents' lines; `errors` chooses error
-    lines. Lines of stream GAP count bytes that were lost. Raises JobNotFoundError.
+    `ranks` None means all, with the launcher's and the agents' lines; `errors` selects error
+    lines. Lines of stream GAP report lost bytes. Raises JobNotFoundError.
     """
     paths = find_record(job).paths
     number = paths.newest_attempt() if attempt is None else attempt

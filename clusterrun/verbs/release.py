@@ -1,4 +1,4 @@
-"""Have Slurm start a requeued job now: by default it holds it back for two minutes."""
+"""Release a requeued job now: by default Slurm holds it for two minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRIES = 6
 class Release:
     """Releases the user's own job, once for each time that it was requeued.
 
-    Slurm refuses while the job's last processes end; then it tries again.
+    Slurm refuses until the job's last processes have ended; later calls try again.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Decide everything about a job and render its files, and check what was rendered."""
+"""Plan a job, render its files, and check them."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.shared import shell
 
-# What a script names that reports its steps: ours, or a Trainer that reports them in a run.
+# A script that reports its steps names our package, or a Trainer that reports them in a run.
 _REPORTS_STEPS = re.compile(rb"\bclusterrun\b|Trainer\b|\btrl\b|lightning")
 _SOURCE_BYTES = 1 << 20
 
 Wanted = JobSpec | Resolved
-"""What can be submitted: a spec, or one that was loaded with its origins."""
+"""A job to submit: a spec, or one that was loaded with its origins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A job that is ready to be submitted: the plan, the text of every file, and notes.
 
-    `problem` is why it would fail with its interpreter: it can be rendered, for elsewhere, only.
-    `python` may be run here: the interpreter of the job, or this one.
+    `problem` is why it would fail with its interpreter: it can only be rendered, for use
+    elsewhere. `python` may be run here: it is the job's interpreter, or this one.
     """
 
     resolved: Resolved
@@ -100,11 +100,10 @@ def _problem(
 
 
 def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
-    """Have bash, and Slurm if the job is for it, check the script; return what Slurm answers.
+    """Check the script with bash and, for a Slurm job, with sbatch; return Slurm's answer, or "".
 
-    Nothing is submitted; "" if no Slurm was asked. Raises ClusterrunError if bash finds a
-    mistake, SubmissionError with exit code 3 if Slurm would never run the job, UsageError if its
-    interpreter can't.
+    Nothing is submitted. Raises ClusterrunError if bash finds a mistake, SubmissionError with
+    exit code 3 if Slurm would never run the job, UsageError if its interpreter can't.
     """
     prepared.refuse_problem()
     script = prepared.bundle.script
@@ -124,7 +123,7 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
 
 
 def check_without_slurm(resolved: Resolved) -> None:
-    """Check a job as `submit` does, for a cluster if it does not say where. Raises UsageError."""
+    """Check a job as `submit` does, for Slurm unless it chooses. Raises UsageError."""
     spec = resolved.spec
     if spec.cluster is Cluster.AUTO:
         spec = dataclasses.replace(spec, cluster=Cluster.SLURM)
@@ -132,15 +131,15 @@ def check_without_slurm(resolved: Resolved) -> None:
 
 
 def _may_run(resolved: Resolved) -> bool:
-    """Return whether the user, and no file of a project, named the interpreter."""
+    """Return whether the user, not a file of a project, chose the interpreter."""
     spec = resolved.spec
     named = {"launch.python": bool(spec.python)}
-    named["launch.setup"] = bool(spec.setup) and "/" not in (spec.python or "")  # finds it
+    named["launch.setup"] = bool(spec.setup) and "/" not in (spec.python or "")  # setup finds it
     return all(resolved.origins[key].is_of_user for key, counts in named.items() if counts)
 
 
 def _template_dirs(resolved: Resolved) -> list[Path]:
-    """List the directories whose templates win over ours: project's, user's, site's."""
+    """List the directories whose templates override ours: project's, user's, site's."""
     files = [path for path, _ in user_and_site(os.environ)]
     if (resolved.project_dir / PROJECT_FILE).is_file():
         files.insert(0, resolved.project_dir / PROJECT_FILE)
@@ -152,7 +151,7 @@ def _notes(job: Resolved, plan: Plan) -> Iterator[str]:
     spec = job.spec
     is_asked = job.origins["launch.strategy"] != BUILT_IN
     if is_asked and plan.strategy is not spec.strategy is Strategy.DDP:
-        yield f"--strategy ddp is not what runs: your own file says {plan.strategy.value}"
+        yield f"--strategy ddp has no effect: your own file sets {plan.strategy.value}"
     if spec.cluster is Cluster.AUTO and plan.cluster is Cluster.LOCAL:
         yield "sbatch was not found: the job runs on this machine (--cluster local)"
     yield from plan.notes
@@ -161,10 +160,10 @@ def _notes(job: Resolved, plan: Plan) -> Iterator[str]:
     yield from _unfed_hang_watch(job)
     places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
     if plan.cluster is Cluster.SLURM and os.path.realpath(plan.runs_dir).startswith(places):
-        yield f"{plan.runs_dir} is on this machine alone as a rule; nodes must share it (--run-dir)"
+        yield f"{plan.runs_dir} is usually on this machine only; nodes must share it (--run-dir)"
     for name in plan.pass_env:
         if name not in os.environ:
-            yield f"{name} is to be passed on (--pass-env) but is not set here"
+            yield f"--pass-env {name}: the variable is not set here"
 
 
 def _estimates(job: Resolved) -> tuple[str, ...]:
@@ -177,7 +176,7 @@ def _estimates(job: Resolved) -> tuple[str, ...]:
 
 
 def _unfed_hang_watch(job: Resolved) -> Iterator[str]:
-    """Point at a hang timeout that a script seems to give nothing to go by."""
+    """Yield a note if the script seems to give the hang timeout no reports to watch."""
     spec = job.spec
     is_asked = job.origins["launch.hang_timeout"] != BUILT_IN and spec.hang_timeout_s
     if not is_asked or spec.silence_timeout_s or spec.script is None:
@@ -185,6 +184,6 @@ def _unfed_hang_watch(job: Resolved) -> Iterator[str]:
     with contextlib.suppress(OSError), (job.cwd / spec.script).open("rb") as file:
         if not _REPORTS_STEPS.search(file.read(_SOURCE_BYTES)):
             yield (
-                f"--hang-timeout: found no report of steps in {spec.script} (clusterrun.runtime, "
-                "or a Trainer); without one no hang is found. --silence-timeout goes by its output"
+                f"--hang-timeout needs reports of steps (clusterrun.runtime, or a Trainer): "
+                f"{spec.script} seems to have none. --silence-timeout watches its output instead"
             )

@@ -1,4 +1,4 @@
-"""Start a new run of what an earlier one was made of."""
+"""Start a new run with the configuration of an earlier one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def resubmit(job: Which | None = None, **settings: Any) -> Job:
-    """Start a new run of what an earlier one was made of; `settings` as for `resume`."""
+    """Start a new run with the configuration of an earlier one; `settings` as for `resume`."""
     from clusterrun.verbs.job import Job  # imports submitit, which most commands never need
 
     prepared, _ = prepare_resubmit(job, flags=settings)

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from clusterrun.verbs.job import Job
 
 PLACE: Final = ("name", "run_dir")
-ELSEWHERE: Final = "'clusterrun resubmit' makes a new run, which may be elsewhere"
+ELSEWHERE: Final = "start a new run with 'clusterrun resubmit', which may be elsewhere"
 WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """A run that is ready to be resumed: how it stands, where it starts, and what is new.
+    """A run that is ready to be resumed: its status, its start point, and its changes.
 
-    `is_complete`: the run is, and no change was asked for. `prepared` has no files if none changes.
+    `is_complete` if the run is and no change is requested. `prepared` has no files if none changes.
     """
 
     status: JobStatus
@@ -55,7 +55,7 @@ class Resumption:
 
     @property
     def record(self) -> JobRecord:
-        """The run as it was recorded before."""
+        """The run as recorded before."""
         return self.status.record
 
     @property
@@ -67,7 +67,7 @@ class Resumption:
 def resume(job: Which | None = None, *, start: str = LATEST, **settings: Any) -> Job:
     """Resume a run that has ended; `settings` are fields of JobSpec to change (nodes=4).
 
-    `start` is as for `prepare_resume`. One that is complete is left as it is.
+    `start` is as for `prepare_resume`. A complete run stays as it is.
     """
     from clusterrun.verbs.job import Job  # imports submitit, which most commands never need
 
@@ -111,9 +111,9 @@ def prepare_resume(
 
 
 def resume_prepared(resumption: Resumption) -> JobRecord:
-    """Start the next attempt of a run; if the scheduler refuses, put everything back.
+    """Start the next attempt of a run; if the scheduler refuses, undo everything.
 
-    Raises UsageError if somebody else was quicker, SubmissionError, SchedulerUnreachableError.
+    Raises UsageError if another `resume` was faster, SubmissionError, SchedulerUnreachableError.
     """
     paths, plan = resumption.record.paths, resumption.prepared.plan
     resumption.prepared.refuse_problem()
@@ -152,7 +152,7 @@ def _newest(record: JobRecord) -> StartPoint:
 
 
 def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
-    """Return how a run stands; refuse one that may be active.
+    """Return the status of a run; refuse one that may be active.
 
     Raises UsageError, or SchedulerUnreachableError if that is unknown.
     """
@@ -172,7 +172,7 @@ def _refuse_active(status: JobStatus, chained: Sequence[str]) -> None:
     job_id, state = status.record.job_id, status.state
     if chained:
         raise UsageError(
-            f"job {chained[0]} is the next of a chain and will continue the run",
+            f"job {chained[0]} is the next in a chain and will continue the run",
             hint=f"end the chain first: clusterrun cancel {job_id}",
         )
     if state.is_terminal or (state is JobState.UNKNOWN and job_id and not status.reason):
@@ -197,13 +197,13 @@ def _refuse_other_place(record: JobRecord, changed: Changed) -> None:
 def _refuse_other_cluster(record: JobRecord, plan: Plan) -> None:
     if plan.cluster is not record.cluster:
         raise UsageError(
-            f"run {record.run_id} is one of cluster {record.cluster.value}", hint=ELSEWHERE
+            f"run {record.run_id} belongs to cluster {record.cluster.value}", hint=ELSEWHERE
         )
 
 
 @contextlib.contextmanager
 def _alone(paths: RunPaths) -> Iterator[None]:
-    """Hold off another `resume` of the same run; it finds an active job afterwards."""
+    """Block another `resume` of the same run, which then finds an active job."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(paths.resume_lock))
@@ -231,7 +231,7 @@ def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
 
 
 def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
-    """Put the files in their places; `undo` puts all back."""
+    """Move and write the files of the next attempt; `undo` reverts all of it."""
     paths, last = resumption.record.paths, resumption.status.attempt
     paths.attempt(last).mkdir(mode=0o700, parents=True, exist_ok=True)
     undo.callback(set_aside(paths, resumption.start.newer))
@@ -247,14 +247,14 @@ def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
 
 
 def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> None:
-    """Write the files of a bundle over those of the run, which are kept with their attempt."""
+    """Replace the run's files by those of a bundle; store the old ones with their attempt."""
     kept = paths.earlier_config(last)
     kept.mkdir(mode=0o700, exist_ok=True)
     for path in paths.config_files:
         if path.exists():
             text = path.read_bytes().decode("utf-8", "surrogateescape")
             undo.callback(write_config, path, text)
-            if not (kept / path.name).exists():  # else no attempt was made since
+            if not (kept / path.name).exists():  # else there was no attempt since
                 write_config(kept / path.name, text)
         if path.name in bundle.files:
             write_config(path, bundle.files[path.name])

@@ -1,4 +1,4 @@
-"""Measure a script in worlds of several sizes: run each for a short time, and read its reports."""
+"""Measure a script at several world sizes: run each for a short time and read its reports."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from clusterrun.verbs.status import wait
 from clusterrun.verbs.submit import submit_prepared
 
 WARM_UP: Final = 0.2  # share of step reports to skip: compilation, first allocations, first epoch
-# A run may reach its time limit: what it reported until then counts.
+# A run may reach its time limit: its reports until then are used.
 _MEASURED: Final = (JobState.COMPLETED, JobState.TIMEOUT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One world, its run and its measurements; None if there is none."""
+    """One world, its run and its measurements; None if it has none."""
 
     nodes: int
     ranks: int
@@ -59,7 +59,7 @@ class Result:
 
 
 def node_counts(text: str) -> tuple[int, ...]:
-    """Read `1,2,4`. Raises UsageError unless they are two or more, and ascend."""
+    """Read `1,2,4`. Raises UsageError unless there are two or more, in ascending order."""
     hint = "write them as --nodes 1,2,4"
     words = [word.strip() for word in text.split(",")]
     for word in words:
@@ -81,7 +81,7 @@ def prepare_worlds(
 ) -> tuple[Prepared, ...]:
     """Prepare a run for each number of nodes; `load` resolves a job with more settings.
 
-    Each is called `NAME-scaling`, and stops at its time limit. Raises UsageError for what can't
+    Each is called `NAME-scaling`, and stops at its time limit. Raises UsageError if the job can't
     run in one of the worlds.
     """
     first = load({"nodes": _given(counts[0])})
@@ -109,7 +109,7 @@ def started(
 ) -> Iterator[JobRecord]:
     """Yield the record of each run: on Slurm all are queued before the first is yielded.
 
-    On this machine, whose cores they share, each starts when it is requested. `submitted` is called
+    On this machine, which they share, each starts when it is requested. `submitted` is called
     for each. If a submission to Slurm fails, the jobs before it are cancelled. Raises what
     `submit_prepared` raises.
     """
@@ -131,7 +131,7 @@ def _all_or_none(runs: Iterator[JobRecord]) -> list[JobRecord]:
     try:
         for record in runs:
             queued.append(record)
-    except Exception:  # Ctrl-C leaves what is queued
+    except Exception:  # Ctrl-C leaves queued jobs in the queue
         for record in queued:
             with contextlib.suppress(ClusterrunError):
                 select.backend_of(record).cancel(record.job_ids)
@@ -163,7 +163,7 @@ def _has_same_entry(record: JobRecord, plan: Plan) -> bool:
 def result_of(
     world: Prepared, record: JobRecord | None, *, released: Callable[[JobStatus], None]
 ) -> Result:
-    """Wait for the end of a run, and read what it reported."""
+    """Wait for the end of a run, and read its reports."""
     ended = wait(record, released=released) if record is not None else None
     has_measured = ended is not None and ended.state in _MEASURED
     return Result(

@@ -1,4 +1,4 @@
-"""Where a run resumes: the chosen checkpoint, and newer ones that must not win over it."""
+"""Where a run resumes: the chosen checkpoint, and newer ones that must not take its place."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _STEP = re.compile(r"(?:step|checkpoint)-0*([0-9]+)\Z")
 class StartPoint:
     """A complete checkpoint, or None for the beginning.
 
-    `passed_over` names each newer one that can't be used, and why; `newer` are those that the
-    training would prefer.
+    `passed_over` lists each newer one that can't be used, with the reason; `newer` are those that
+    the training would prefer.
     """
 
     checkpoint: Checkpoint | None
@@ -45,7 +45,7 @@ def choose(paths: RunPaths, text: str) -> StartPoint:
             raise UsageError(
                 f"there is no complete checkpoint in {paths.checkpoints_dir}",
                 cause="\n".join(notes) or None,
-                hint="to start the script from the beginning: --from scratch",
+                hint="start the script from the beginning with --from scratch",
             )
         return StartPoint(checkpoint=found, passed_over=tuple(notes))
     return _named(paths, text)
@@ -81,13 +81,13 @@ def _step_of(paths: RunPaths, text: str) -> int:
     if match is None:
         raise UsageError(
             f"'{text}' is neither latest, scratch, step-N nor the path of a checkpoint",
-            hint="give it as step-100",
+            hint="write it as step-100",
         )
     return int(match[1])
 
 
 def set_aside(paths: RunPaths, newer: tuple[Path, ...]) -> Callable[[], None]:
-    """Move checkpoints to where no training looks; return a function that moves them back."""
+    """Move checkpoints where the training ignores them; return a function that moves them back."""
     if not newer:
         return lambda: None
     place = paths.set_aside_dir(time.strftime("%Y%m%d-%H%M%S"))

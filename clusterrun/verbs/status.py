@@ -1,4 +1,4 @@
-"""Look up how a job stands, and wait until it has ended."""
+"""Look up the status of a job, and wait until it has ended."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.release import Release
 
-POLL_S: Final = 0.5  # looks at files only; a scheduler is asked every 10 s at most
-POLL_MOST_S: Final = 5.0  # between two looks at a job that stays as it is
+POLL_S: Final = 0.5  # reads only files; a scheduler is asked at most every 10 s
+POLL_MOST_S: Final = 5.0  # between two checks of an unchanged job
 POLL_GROWTH: Final = 1.1
 FORGOTTEN_S: Final = 30.0  # accounting lags behind slurmctld by seconds
 
@@ -36,9 +36,9 @@ def wait(
 ) -> JobStatus:
     """Wait until a job has ended and return its last status.
 
-    A job that Slurm requeued and holds back is started now, and `released` is called. The last
-    state is UNKNOWN if nobody knows the job any more. Raises JobNotFoundError, and TimeoutError
-    after `timeout_s`.
+    A job that Slurm requeued and holds is released, and `released` is called. The last state is
+    UNKNOWN if the job can't be found any more. Raises JobNotFoundError, and TimeoutError after
+    `timeout_s`.
     """
     record = find_record(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")

@@ -1,4 +1,4 @@
-"""Start a job: write its run directory, hand it to the backend, record its id."""
+"""Start a job: write its run directory, pass it to the backend, record its id."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def submit(
 ) -> Job:
     """Start a job and return its handle.
 
-    `argv` is the command that the record names; `chain` is how many jobs take turns at the run.
+    `argv` is the command to record; `chain` is the number of jobs that take turns at the run.
     Raises UsageError for what cannot run, SubmissionError if the scheduler refuses,
     SchedulerUnreachableError if it does not answer; then no run directory is left, unless the job
     may be in the queue.
@@ -91,16 +91,16 @@ def _write_first_record(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> Non
 
 def _refuse_chain(plan: Plan) -> None:
     if plan.cluster is not Cluster.SLURM:
-        raise UsageError("a chain is for Slurm", hint="here one job may run as long as it takes")
+        raise UsageError("a chain needs Slurm", hint="submit one job: here it has no time limit")
     if plan.on_interrupt is not OnInterrupt.SUCCESSOR:
         raise UsageError(
             f"a chain and --on-interrupt {plan.on_interrupt.value} contradict each other",
-            hint="the next job of the chain goes on: use --on-interrupt successor",
+            hint="use --on-interrupt successor: the next job of the chain resumes the run",
         )
 
 
 def _chain(scheduler: Backend, plan: Plan, record: JobRecord, length: int) -> JobRecord:
-    """Submit the later jobs of a chain, each behind the one before; all of them or none."""
+    """Submit the later jobs of a chain, each after the one before; all of them or none."""
     ids = list(record.job_ids)
     paths = record.paths
     try:

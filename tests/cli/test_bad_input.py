@@ -131,7 +131,7 @@ def test_an_interpreter_without_packages_is_named(here: CommandLine) -> None:
     here.slurm()
     assert refused(here).splitlines()[-2:] == [
         f"error: {python} has no clusterrun or accelerate",
-        f"  hint: in a clone of clusterrun, {python} -m pip install '.[train]', or name another "
+        f"  hint: run {python} -m pip install '.[train]' in a clone of clusterrun, or name another "
         "interpreter with --python",
     ]
     assert here.asked("sbatch") == []
@@ -164,7 +164,7 @@ def test_counts_of_an_accelerate_yaml_that_do_not_divide(here: CommandLine) -> N
         "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 7\n"
     )
     assert refused(here, *LOCAL, "--accelerate-config", "own.yaml", "train.py") == (
-        "error: own.yaml: num_processes 7 does not divide by 2 machines\n"
+        "error: own.yaml: num_processes 7 can't be divided among 2 machines\n"
         "  hint: num_processes counts the ranks of all machines: 6 or 8\n"
     )
 
@@ -227,7 +227,7 @@ def test_run_directory_that_the_nodes_do_not_share_is_told(here: CommandLine) ->
     said = here("render", *SLURM, "--run-dir", "/dev/shm/runs", "train.py")
     assert said.code == 0
     assert (
-        "note: /dev/shm/runs is on this machine alone as a rule; nodes must share it (--run-dir)\n"
+        "note: /dev/shm/runs is usually on this machine only; nodes must share it (--run-dir)\n"
     ) in said.err
 
 

@@ -100,5 +100,5 @@ def test_submit_refuses_no_environment_whose_own_code_may_add_packages(
     pth.write_text("import site; site.addsitedir('/shared/pkgs')\n")
     said = here("submit", "--dry-run")
     assert (said.code, "has no clusterrun" in said.err) == (0, False)
-    assert "note: the nodes run python of the environment that setup names" in said.err
+    assert "note: the nodes run python from the environment that setup activates" in said.err
     assert not ran.exists()

@@ -134,7 +134,9 @@ REPORTS = ("from clusterrun import runtime", "import transformers\nTrainer()", "
 def test_a_hang_timeout_that_nothing_feeds_is_noted(here: CommandLine, source: str) -> None:
     (here.path / "train.py").write_text(f"{source}\n")
     render = ("render", "--cluster", "slurm", "-N2")
-    note = "note: --hang-timeout: found no report of steps in train.py"
+    note = (
+        "note: --hang-timeout needs reports of steps (clusterrun.runtime, or a Trainer): train.py"
+    )
     is_unfed = source not in REPORTS
     assert (note in here(*render, "--hang-timeout", "5m", "train.py").err) == is_unfed
     for argv in ((), ("--hang-timeout", "0"), ("--hang-timeout=5m", "--silence-timeout=9m")):

@@ -258,7 +258,7 @@ def test_ddp_that_a_file_of_ones_own_replaces_is_told(here: CommandLine) -> None
     argv = ("render", "--cluster", "local", "--device", "cpu", "--deepspeed-config", "ds.json")
     assert "not what runs" not in here(*argv, "train.py").err
     said = here(*argv, "--strategy", "ddp", "train.py").err
-    assert "--strategy ddp is not what runs: your own file says zero2" in said
+    assert "--strategy ddp has no effect: your own file sets zero2" in said
 
 
 @pytest.mark.parametrize(("gpu", "is_told"), [("v100", True), ("a100", False), ("unknown", False)])

@@ -115,7 +115,7 @@ def test_a_run_whose_chain_goes_on_is_refused(here: CommandLine) -> None:
     queue(here, FAILED, "4712|PENDING||0:00|1:00:00|N/A|N/A|Dependency")
     said = here("resume", "4711")
     assert said.code == 2
-    assert "error: job 4712 is the next of a chain and will continue the run" in said.err
+    assert "error: job 4712 is the next in a chain and will continue the run" in said.err
 
 
 def test_where_slurm_is_silent_nobody_knows_and_nothing_is_sent(here: CommandLine) -> None:
@@ -365,7 +365,7 @@ def test_a_run_stays_on_its_cluster(here: CommandLine) -> None:
     failed(here)
     said = here("resume", "4711", "--cluster", "local")
     assert said.code == 2
-    assert "is one of cluster slurm" in said.err
+    assert "belongs to cluster slurm" in said.err
 
 
 @pytest.mark.parametrize("argv", [("--job-name", "other"), ("--run-dir", "elsewhere")])
@@ -374,7 +374,7 @@ def test_a_run_keeps_its_name_and_its_directory(here: CommandLine, argv: tuple[s
     said = here("resume", "4711", *argv)
     assert said.code == 2
     assert " keeps its " in said.err
-    assert "'clusterrun resubmit' makes a new run" in said.err
+    assert "start a new run with 'clusterrun resubmit'" in said.err
     assert here.asked("sbatch") == []
 
 

@@ -149,7 +149,7 @@ def test_what_is_unset_on_the_nodes_is_not_passed_on_by_name(name: str) -> None:
 def test_a_launchers_variable_that_is_meant_is_given_with_its_value() -> None:
     with pytest.raises(UsageError, match="unset on the nodes") as refused:
         on_slurm(pass_env=("ACCELERATE_LOG_LEVEL",))
-    assert refused.value.hints == ("to keep it: --env ACCELERATE_LOG_LEVEL=VALUE",)
+    assert refused.value.hints == ("keep it with --env ACCELERATE_LOG_LEVEL=VALUE",)
     plan = on_slurm(env={"ACCELERATE_LOG_LEVEL": "info"})
     assert variables(plan)["ACCELERATE_LOG_LEVEL"] == "info"
 

@@ -109,7 +109,7 @@ def test_the_nodes_run_the_python_of_the_environment(
     expected = python.replace("/project", str(cwd)) or facts.own_python
     assert facts.python == expected
     said = [
-        note for note in make_plan(spec, _nothing_missing(facts)).notes if "setup names" in note
+        note for note in make_plan(spec, _nothing_missing(facts)).notes if "setup activates" in note
     ]
     assert bool(said) == bool(python)
     own = JobSpec(script="train.py", setup=setup, cluster=Cluster.LOCAL, python="python3.9")

@@ -173,7 +173,7 @@ def test_auto_precision_follows_the_json(
 
 
 def test_a_flag_against_the_json_is_refused_before_accelerate_does() -> None:
-    with pytest.raises(UsageError, match=r"bf16, but ds\.json says fp16"):
+    with pytest.raises(UsageError, match=r"bf16, but ds\.json has fp16"):
         with_json({**ZERO2, "fp16": ON}, mixed_precision=MixedPrecision.BF16)
     assert (
         with_json({**ZERO2, "fp16": AUTO}, mixed_precision=MixedPrecision.BF16).precision
@@ -205,7 +205,7 @@ def test_both_files_go_together_where_they_do_not_contradict() -> None:
 def test_what_accelerate_refuses_beside_a_json_is_refused_before_queueing() -> None:
     with pytest.raises(UsageError, match=r"acc\.yaml has zero_stage beside a DeepSpeed JSON"):
         both("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n")
-    with pytest.raises(UsageError, match="says distributed_type FSDP"):
+    with pytest.raises(UsageError, match="has distributed_type FSDP"):
         both("distributed_type: FSDP\n")
 
 

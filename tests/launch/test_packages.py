@@ -14,7 +14,7 @@ from tests.launch.samples import slurm_facts
 ALL = {"clusterrun": "1.0", "torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 OLDEST = {"python": (3, 10), "torch": (2, 4), "accelerate": (1, 10)}
 INSTALL = (
-    "in a clone of clusterrun, /p -m pip install '.[train]', "
+    "run /p -m pip install '.[train]' in a clone of clusterrun, "
     "or name another interpreter with --python"
 )
 UPGRADE = "upgrade it, or name another interpreter with --python"

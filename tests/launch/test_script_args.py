@@ -102,7 +102,7 @@ def test_a_file_of_the_launch_may_be_the_same_but_not_another() -> None:
 
 def test_a_yaml_of_another_family_is_refused() -> None:
     yaml = {"accelerate_config_text": "distributed_type: MULTI_GPU"}
-    with pytest.raises(UsageError, match=r"ds\.json is DeepSpeed's, but acc\.yaml says"):
+    with pytest.raises(UsageError, match=r"ds\.json is for DeepSpeed, but acc\.yaml has"):
         adopting(OFFLOAD, accelerate_config="acc.yaml", facts=yaml)
 
 
@@ -126,9 +126,9 @@ def numbers(**changed: int | str) -> dict[str, Any]:
     ("given", "message"),
     [
         ({"total": 64, "micro": 4, "steps": 1}, r"64 is not 4 \(.*\) x 1 \(.*\) x 8 ranks"),
-        ({"total": 36, "micro": 4}, r"36 is no multiple of 4 \(train_micro.*\) x 8 ranks"),
-        ({"total": 8, "steps": 2}, r"8 is no multiple of 2 \(gradient_.*\) x 8 ranks"),
-        ({"total": 12}, "12 is no multiple of 8 ranks"),
+        ({"total": 36, "micro": 4}, r"36 is not a multiple of 4 \(train_micro.*\) x 8 ranks"),
+        ({"total": 8, "steps": 2}, r"8 is not a multiple of 2 \(gradient_.*\) x 8 ranks"),
+        ({"total": 12}, "12 is not a multiple of 8 ranks"),
     ],
 )
 def test_batch_numbers_that_do_not_multiply_are_refused(

@@ -156,7 +156,7 @@ def test_the_batch_shell_is_warned_in_time_even_where_a_person_has_the_run_go_on
 
 @pytest.mark.parametrize("signal", ["B:TERM@90", "INT", "B:URG@60", "USR2 90"])
 def test_a_signal_that_is_no_warning_to_the_ranks_is_refused(signal: str) -> None:
-    with pytest.raises(UsageError, match=f"--signal {signal} is not USR1 or USR2"):
+    with pytest.raises(UsageError, match=f"--signal {signal} is neither USR1 nor USR2"):
         on_slurm(signal=signal)
 
 
@@ -277,7 +277,7 @@ def test_any_other_option_of_sbatch_is_taken_verbatim(arg: str) -> None:
 def test_an_expedited_requeue_is_refused_for_what_it_does(value: str) -> None:
     with pytest.raises(UsageError) as refused:
         on_slurm(sbatch_args=(f"--requeue{value}",))
-    assert "would hold every job that ends with an error" in refused.value.hints[0]
+    assert "would hold every job that fails" in refused.value.hints[0]
     assert "requeue_delay" in refused.value.hints[0]
 
 

@@ -193,7 +193,7 @@ def _code(scripts: str) -> str:
 def test_an_array_is_refused_in_every_spelling(option: str) -> None:
     with pytest.raises(UsageError, match="does not apply to a clusterrun job") as refused:
         on_slurm(sbatch_args=(option,))
-    assert refused.value.hints == ("one job is one run: submit once for each",)
+    assert refused.value.hints == ("submit each job separately: one job is one run",)
 
 
 def test_the_agent_is_the_task_itself(site: BatchSite) -> None:

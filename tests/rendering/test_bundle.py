@@ -90,7 +90,7 @@ def test_a_here_document_ends_where_it_should() -> None:
 
 def test_a_script_larger_than_slurm_takes_is_refused() -> None:
     args = tuple("x" * 1000 for _ in range(4300))
-    with pytest.raises(UsageError, match="Slurm takes 4194304 by default"):
+    with pytest.raises(UsageError, match="Slurm accepts 4194304 by default"):
         rendered(on_slurm(args=args))
 
 
@@ -163,8 +163,8 @@ def test_a_site_overrides_a_template_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "cause"),
     [
-        ("cd {{ plan.workdir }}", "went through none of the filters"),
-        ("cd {{ 'x' ~ (plan.workdir | sh) }}", "went through none of the filters"),
+        ("cd {{ plan.workdir }}", "passed through none of the filters"),
+        ("cd {{ 'x' ~ (plan.workdir | sh) }}", "passed through none of the filters"),
         ("{{ plan.workdirr | sh }}", "has no attribute 'workdirr'"),
         ("{{ nothing }}", "'nothing' is undefined"),
         ("{{ plan.env | sh }}", "neither a text nor a number"),
