@@ -11,14 +11,14 @@ from clusterrun.rundir.events import EventType, read
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import checkpoint_files
 
-SHORTEST_S = 0.5  # between two reports of steps that count; the last step is reported at once
+SHORTEST_S = 0.5  # between two reports that are used; the last step is reported immediately
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The median time of a step, steps and peaks; None for what the run has not reported.
+    """The median time of a step, steps and peaks; None if the run has not reported it.
 
-    `timed` counts the steps behind the median. `gpu_bytes` is the largest allocator peak of a
+    `timed` is the number of steps behind the median. `gpu_bytes` is the largest allocator peak of a
     rank, `host_bytes` the largest sum of the peaks of a node's ranks.
     """
 
@@ -31,7 +31,7 @@ class Measured:
 
 
 def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
-    """Read what the ranks of a run reported; skip the share `warm_up` of the first reports."""
+    """Read what the ranks of a run reported; skip the first reports, a share `warm_up` of all."""
     spans: list[tuple[float, int]] = []
     steps: list[int] = []
     gpu: list[int] = []
@@ -67,5 +67,5 @@ def _checkpoint_bytes(paths: RunPaths) -> int | None:
         return None
     try:
         return sum(file.stat().st_size for file in newest.path.rglob("*") if file.is_file())
-    except OSError:  # it was removed meanwhile
+    except OSError:  # it was removed in the meantime
         return None

@@ -33,7 +33,7 @@ from clusterrun.shared.sizes import parse_bytes
 
 _SHAPE: Final = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
 _MIB: Final = 1 << 20
-_LEAST_BYTES: Final = 1 << 30  # of a memory: 24 probably means GiB
+_LEAST_BYTES: Final = 1 << 30  # of memory: a bare 24 probably means GiB
 _MOST_CONFIG_BYTES: Final = 1 << 24
 
 
@@ -138,7 +138,7 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
 
 
 def effective_batch(question: Question) -> int:
-    """Return the samples of a step: the number asked for, else the product of its parts."""
+    """Return the samples of a step: the requested number, else the product of its parts."""
     return question.wanted_batch or question.setup.effective_batch
 
 
@@ -377,7 +377,7 @@ def _samples(spec: JobSpec) -> int | None:
 
 
 def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
-    """Read each `GPU=PRICE`; the name that --gpu has means the planned card."""
+    """Read each `GPU=PRICE`; the name in --gpu is the planned card."""
     prices = {}
     for text in spec.gpu_price:
         name, _, price = text.partition("=")

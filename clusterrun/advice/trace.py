@@ -1,7 +1,7 @@
 """Trace a model: build it from its config, and record what its forward pass saves.
 
 Weights and activations are FakeTensors, which have sizes and no memory. Tokens and positions are
-real: transformers reads their values, and would make masks of fake ones that no training has.
+real: transformers reads their values, and from fake ones makes masks that no training has.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def traced(question: Question, values: Mapping[str, Any]) -> Question:
     """Trace a forward pass of a config.json's model, and add what it saves to the question.
 
     Raises UsageError if torch or transformers is missing, or the model can't be built or trained
-    as asked.
+    as requested.
     """
     setup = question.setup
     _refuse_setup(setup)
@@ -88,7 +88,7 @@ def saved_bytes(model: Any, words: Any, *, autocasts: bool) -> int:
     """Return the bytes that autograd saves in a forward pass, without weights and their casts.
 
     `words` has the shape (sequences, tokens). A shared storage counts once. Without labels there
-    is no loss, and nothing of the logits is saved.
+    is no loss, and no logits are saved.
     """
     import torch
 
@@ -128,7 +128,7 @@ def model_of(
     import transformers
 
     dtype = torch.bfloat16 if arithmetic(setup) is Arithmetic.HALF else torch.float32
-    # `torch_dtype` is the older name of `dtype`, which some versions 4 do not know
+    # `torch_dtype` is the older name of `dtype`; some 4.x versions know only the older one
     model = transformers.AutoModelForCausalLM.from_config(
         _config(values, layers), torch_dtype=dtype, trust_remote_code=False
     ).train()
@@ -175,7 +175,7 @@ def _asking() -> Iterator[None]:
         logging.disable(silenced)
 
 
-# What is refused
+# Refusals
 
 
 def _versions() -> str:
@@ -202,7 +202,7 @@ def _refuse_setup(setup: Setup) -> None:
 
 
 def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:
-    """Refuse models that transformers has no causal class for or a few layers don't represent."""
+    """Refuse models without a causal class in transformers, or that few layers don't represent."""
     config = _known_config(values)
     if any(getattr(config, key, None) for key in experts.COUNTS):
         raise UsageError("mixture-of-experts models can't be traced", hint=WITHOUT)

@@ -33,11 +33,11 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerJob:
-    """What a scheduler reports about one job; None is unknown.
+    """What a scheduler reports about one job; None means unknown.
 
     Times are seconds since the epoch. `start` is set once the job has started, `expected_start`
     before that. `limit_s` is also None without a limit. `source` is what was queried (squeue,
-    sacct, scontrol, files, nobody), `asked_at` is when, `note` is what could not be found out.
+    sacct, scontrol, files, nobody), `asked_at` is when, `note` is what remains unknown.
     """
 
     job_id: str
@@ -113,7 +113,7 @@ class Backend(Protocol):
         ...
 
     def release(self, job_id: str) -> bool:
-        """Start a requeued job that is held back; return False for any other job.
+        """Start a requeued job that is held; return False for any other job.
 
         Raises ClusterrunError if Slurm refuses.
         """

@@ -1,4 +1,4 @@
-"""Cache a scheduler's answers for some seconds, for all processes of a user.
+"""Cache a scheduler's answers for a few seconds, for all processes of a user.
 
 Ten terminals that watch the same jobs send slurmctld one query in ten seconds.
 """
@@ -23,7 +23,7 @@ from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 
 TTL_S = 10.0
-FORGET_S = 3600.0  # since the answer was last asked for
+FORGET_S = 3600.0  # since the answer was last requested
 
 Answer = dict[str, SchedulerJob]
 

@@ -52,7 +52,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the head recorded of the newest attempt; times are seconds since the epoch.
+    """What the head recorded about the newest attempt; times are seconds since the epoch.
 
     `nodes` are those that met, `hosts` those of the events: simulated nodes share one. `unsaved`
     is why the attempt could not save, unless it has saved since; `is_unheard` means that no rank

@@ -48,8 +48,8 @@ print(json.dumps({
     "packages": {name: version(name) for name in sys.argv[1:]} if metadata else {},
 }))
 """
-_IMPORT: Final = ("import ", "import\t")  # what site.py executes of a .pth file
-# Such lines that every environment may have; they hide no package.
+_IMPORT: Final = ("import ", "import\t")  # what site.py executes in a .pth file
+# Lines of this kind that every environment may have; they hide no package.
 _KNOWN_PTH: Final = re.compile(r"distutils-precedence|_virtualenv|__editable__.*|.*-nspkg")
 _COMPILE: Final = """
 import json, sys, warnings

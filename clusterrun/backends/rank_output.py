@@ -12,7 +12,7 @@ from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream, parse_line
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import size_of
 
-LAST_BYTES = 2 * LINE_BYTES  # always holds the start of a line
+LAST_BYTES = 2 * LINE_BYTES  # always contains the start of a line
 
 
 def with_output(paths: RunPaths, evidence: Evidence) -> TrainingProgress:

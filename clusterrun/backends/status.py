@@ -24,7 +24,7 @@ from clusterrun.shared.state import JobState
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """The status of one job; None and "" are unknown, and `notes` say why.
+    """The status of one job; None and "" mean unknown, and `notes` say why.
 
     Times are seconds since the epoch. `pending` explains why a job waits, `reason` is the
     scheduler's reason for any other state. `world_size` and `engine` (ddp, fsdp or deepspeed) are
@@ -57,7 +57,7 @@ class JobStatus:
 
     @property
     def is_held(self) -> bool:
-        """Return whether the job was requeued, and Slurm holds it back."""
+        """Return whether the job was requeued and is held by Slurm."""
         return self.pending is not None and _is_held(self.pending, self.attempt)
 
 
@@ -82,7 +82,7 @@ def statuses(
     """Return the status of each job; query each scheduler at most once.
 
     Jobs whose files show that they completed are not queried. If a scheduler doesn't answer, each
-    status that lacks its answer holds the error.
+    status that lacks its answer has the error.
     """
     ends = [read_end(record.paths) for record in records]
     records = [_current(record, end) for record, end in zip(records, ends, strict=True)]

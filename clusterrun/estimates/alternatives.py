@@ -20,7 +20,7 @@ _RANK: Final = 16  # of the adapters that are proposed
 def alternatives(question: Question) -> list[Choice]:
     """Return up to three other ways to train the same batch that fit, the fewest changes first.
 
-    None makes all changes of another one and more. If all that fit on these GPUs fit tightly,
+    None of them includes all changes of another. If all that fit on these GPUs fit tightly,
     adapters and more nodes are also tried. Return [] if too little is known to recommend.
     """
     if question.gpu is None or question.is_cpu or not counts_activations(question.setup):
@@ -38,13 +38,13 @@ def alternatives(question: Question) -> list[Choice]:
 
 
 def changed(setup: Setup, asked: Setup) -> frozenset[str]:
-    """Return the names of the facts in which a setup differs from the one asked for."""
+    """Return the names of the facts in which a setup differs from the requested one."""
     names = ("strategy", "micro_batch", "grad_ckpt", "nodes", "lora", "load_in_4bit")
     return frozenset(name for name in names if getattr(setup, name) != getattr(asked, name))
 
 
 def _asked(question: Question) -> Question:
-    """Leave open what may change; one rank under ddp is the same setup as without a strategy."""
+    """Unset what may change; one rank under ddp is the same setup as without a strategy."""
     setup = question.setup
     if setup.world == 1 and setup.strategy is Strategy.DDP:
         setup = replace(setup, strategy=Strategy.NONE)
@@ -61,7 +61,7 @@ def _price(choice: Choice, asked: Setup) -> tuple[bool, int]:
 
 
 def _beyond(question: Question) -> Iterator[Choice]:
-    """Yield adapters, with a 4-bit base if they need it, and the number of nodes that suffices."""
+    """Yield a choice with adapters, on a 4-bit base if needed, and one with enough nodes."""
     setup, model = question.setup, question.setup.model
     adapted = replace(setup, lora=setup.lora or _RANK)
     quantized = () if model.active_params else (replace(adapted, load_in_4bit=True),)

@@ -42,7 +42,7 @@ class Config:
         return 0 if self.values.get(key) in (None, 0) else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a truth value; the default if the key is missing or null."""
+        """Return a boolean; the default if the key is missing or null."""
         value = self.values.get(key)
         if value is None:
             return default
@@ -64,7 +64,7 @@ class Config:
         return may and self.flag("mlp_bias", False)
 
     def unreadable(self, key: str, wanted: str) -> UsageError:
-        """Return the error about a value that is not what it must be."""
+        """Return the error about a value of the wrong kind."""
         value = self.values[key]
         return UsageError(
             f"'{key}' of the config of '{self.name}' is {value!r}, not {wanted}", hint=BY_HAND
@@ -93,7 +93,7 @@ def built(
 ) -> Model:
     """Count a model from the sizes of its modules, outside the blocks and in each kind of block.
 
-    `blocks` holds, for each kind, the number of blocks and the modules of one. `routed` counts the
+    `blocks` has the number of blocks of each kind and the modules of one. `routed` are the
     parameters of all experts, `idle` those of experts that a token does not use.
     """
     within = sum(count * sum(block) for count, block in blocks)

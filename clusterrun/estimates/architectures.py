@@ -23,19 +23,19 @@ from clusterrun.estimates.anatomy import (
 from clusterrun.estimates.experts import Experts
 from clusterrun.estimates.inputs import Model
 
-SIZE_ALONE = "pass --params and --active-params alone: a shape is counted without experts"
+SIZE_ALONE = "pass only --params and --active-params: a shape is counted without experts"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """What differs between families with gated feed-forward networks and RMS norms, like Llama.
+    """The differences between families with gated feed-forward networks and RMS norms, like Llama.
 
     The config's `bias_key` decides whether the projections of attention have biases; `bias` is its
     default. The output projection has one only if the key is `attention_bias`. `head_dim` and
-    `tied` are defaults for the config. `norms` counts the norms of the hidden size in a block.
-    `head_norm`: queries and keys have a norm as wide as a head, `wide_norm`: as wide as all heads.
-    `fused`: queries, keys and values are one module, as are gate and up. `sinks` adds a parameter
-    for each head.
+    `tied` are defaults for the config. `norms` is the number of norms of the hidden size in a
+    block. `head_norm`: queries and keys have a norm as wide as a head, `wide_norm`: as wide as all
+    heads. `fused`: queries, keys and values are one module, as are gate and up. `sinks` adds a
+    parameter for each head.
     """
 
     bias_key: str = ""

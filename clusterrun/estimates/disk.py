@@ -12,7 +12,7 @@ from clusterrun.estimates.memory import trainable_params
 
 FP32 = 4
 RANDOM_BYTES = 14_500  # random_states_<rank>.pkl: Python's, NumPy's and torch's generators
-SCRIPTS_BYTES = 41_000  # zero_to_fp32.py and zero_to_torch.py, which DeepSpeed copies beside
+SCRIPTS_BYTES = 41_000  # zero_to_fp32.py and zero_to_torch.py, which DeepSpeed adds
 
 
 def checkpoint_terms(setup: Setup) -> tuple[Term, ...]:

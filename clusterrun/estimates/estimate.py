@@ -36,13 +36,13 @@ MOST_EPOCHS: Final = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A setup, its resources and its data; None is unknown.
+    """A setup, its resources and its data; None means unknown.
 
     `gpu_bytes` is the memory of one GPU. `host_bytes` are allocated on a node, `cpus_per_rank` for
-    a rank. `limit_s` is the time limit of a job, `disk_bytes` the free space. `traced` holds the
-    activations of a pass over this setup. `prices` maps the name of a card to the price of an hour.
-    `scaling` was measured for the same script. `within_node` and `between_nodes` are link speeds in
-    bytes a second; None takes those of card and network.
+    a rank. `limit_s` is the time limit of a job, `disk_bytes` the free space. `traced` are the
+    activations of a pass over this setup. `prices` maps the name of a card to its price per
+    hour. `scaling` was measured for the same script. `within_node` and `between_nodes` are link
+    speeds in bytes a second; None means those of the card and the network.
     """
 
     setup: Setup
@@ -87,11 +87,11 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What is needed, part by part, and the capacity (None: unknown).
+    """The bytes that are needed, part by part, and the capacity (None: unknown).
 
     `is_part`: not everything could be counted, so the verdict is NO or unknown. `band` holds the
     smallest and the largest measured share of the total; None if nothing was measured. The need
-    fits below the share `fits_below` of the capacity.
+    fits if it is below the share `fits_below` of the capacity.
     """
 
     terms: tuple[Term, ...]
@@ -132,8 +132,8 @@ class Steps:
 class Time:
     """The durations of a step, an epoch and the training, and the number of jobs it takes.
 
-    `samples_s` counts the samples a second of all ranks. `filled` is the share of the MFU that
-    passes of this size reach, 1 if a step was measured. `cost` holds the parts of an estimated
+    `samples_s` is the samples a second of all ranks. `filled` is the share of the MFU that
+    passes of this size reach, 1 if a step was measured. `cost` has the parts of an estimated
     step. `mfu` is that of the whole step; None if the GPU is unknown.
     """
 

@@ -1,4 +1,4 @@
-"""Count experts: feed-forward networks of which each token uses a few in each block."""
+"""Count experts: feed-forward networks, of which each token uses a few in each block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # names of th
 class Experts:
     """The experts of a block: `count` in all, of which a token uses `met`.
 
-    `layers` counts the blocks that have experts. `shared` holds the sizes of the modules that every
+    `layers` is the number of blocks with experts. `shared` are the sizes of the modules that every
     token uses, `shared_ffn` is their width. `bias`: router and experts have biases.
     """
 
@@ -109,7 +109,8 @@ def gpt_oss(config: Config) -> Experts:
 def latent_attention(config: Config, hidden: int) -> tuple[Heads, tuple[int, ...]]:
     """Return the heads and module sizes of attention over latent vectors (arXiv:2405.04434).
 
-    Queries and keys are wider than values; the heads have the mean width, which gives the work.
+    Queries and keys are wider than values; the heads have the mean width, which gives the same
+    work.
     """
     heads, bias = config.number("num_attention_heads"), config.flag("attention_bias", False)
     turned, plain = config.number("qk_rope_head_dim"), config.number("qk_nope_head_dim")

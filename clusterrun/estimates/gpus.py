@@ -32,8 +32,8 @@ class Gpu:
     """One kind of card, or one device of a card that has two (MI250X).
 
     `memory_bytes` is the total that NVML reports, or the nominal size if `source` names it so. CUDA
-    gives out a little less: 79.1 of 79.6 GiB on an H100. `tflops` holds "fp32", "fp16" and, if the
-    card has it, "bf16". `bandwidth` is that of the memory in bytes a second. `processors` counts
+    offers a little less: 79.1 of 79.6 GiB on an H100. `tflops` has "fp32", "fp16" and, if the card
+    supports it, "bf16". `bandwidth` is that of the memory in bytes a second. `processors` counts
     the enabled multiprocessors (NVIDIA) or compute units (AMD). Both are from the source of the
     peak, or from the white paper of the architecture. `nvlink` is the sum of both directions in
     bytes a second, as in data sheets; 0 if cards connect over PCIe only. `fabric` is one GPU's

@@ -20,14 +20,14 @@ TIGHT_BELOW = 0.95
 class Model:
     """The size and shape of a model; unknown numbers of the shape are 0.
 
-    `params` counts tied weights once. `largest_layer` counts the largest single module's own
+    `params` counts tied weights once. `largest_layer` is the largest single module's own
     parameters (DeepSpeed's definition), `block` those of one transformer block, `linear_params`
     those of all blocks without experts. `head_dim` is 0 if the heads share the hidden size.
     `head_norm`: queries and keys have norms (as in Qwen 3). `gated`: the feed-forward network has a
     gate (as in Llama, not GPT-2). `family` is the `model_type` of a config, "" without one.
-    `source` names the origin of the facts.
+    `source` is the origin of the facts.
 
-    `active_params` counts the parameters that a token uses if the model has experts, else 0. In a
+    `active_params` are the parameters that a token uses if the model has experts, else 0. In a
     block a token uses `experts_met` experts, each `expert_ffn` wide; `ffn` is the width of
     everything that it uses. `positions` is the length in tokens of the longest sample that the
     model accepts; if not `is_text`, that of every sample.
@@ -76,10 +76,11 @@ class Model:
 class Setup:
     """One way to train a model on a number of GPUs.
 
-    `procs_per_node` counts the GPUs, hence the ranks, of a node. `precision` is "fp32", "bf16" or
-    "fp16"; the last two are autocast over fp32 weights (ddp, fsdp) or DeepSpeed's own. A pass of a
-    data-parallel rank has `micro_batch` sequences of `seq_len` tokens. `lora` is the rank of the
-    adapters, 0 if all weights are trained. `load_in_4bit`: frozen weights have 4 bits (QLoRA).
+    `procs_per_node` is the number of GPUs, and so of ranks, of a node. `precision` is "fp32",
+    "bf16" or "fp16"; the last two are autocast over fp32 weights (ddp, fsdp) or DeepSpeed's own. A
+    pass of a data-parallel rank has `micro_batch` sequences of `seq_len` tokens. `lora` is the rank
+    of the adapters, 0 if all weights are trained. `load_in_4bit`: frozen weights have 4 bits
+    (QLoRA).
     """
 
     model: Model

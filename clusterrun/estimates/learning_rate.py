@@ -1,4 +1,4 @@
-"""Scale the learning rate with the batch by two rules; nothing is applied."""
+"""Scale the learning rate with the batch by two rules, for information only."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ EFA_BEFORE_HOPPER: Final = 50e9  # of a GPU: AWS p4d.24xlarge, 400 Gb/s for 8
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """Speeds that are reached in one direction, in bytes a second.
+    """The real speeds in one direction, in bytes a second.
 
     `within_node` is that of a GPU to the others of its node, `between_nodes` that of a node to
     other nodes, `to_host` that of a GPU to the host's memory.

@@ -52,7 +52,7 @@ CPU_BAND = (0.6, 1.1)
 def gpu_terms(
     setup: Setup, *, buckets: Buckets | None = None, traced: Activations | None = None
 ) -> tuple[Term, ...]:
-    """Return what each GPU holds at most; not all parts peak together.
+    """Return the most that each GPU holds; not all parts peak together.
 
     Parts that depend on an unknown shape or sequence length are absent.
     """

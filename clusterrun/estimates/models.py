@@ -144,7 +144,7 @@ def nearest(name: str) -> list[str]:
 
 
 def _known(name: str) -> str:
-    """Return the name by which a model is built in; "" if it is not."""
+    """Return the built-in name of a model; "" if it has none."""
     names, plain = _names(), name.lower()
     return names.get(plain) or names.get(_plain(plain)) or ""
 

@@ -1,4 +1,4 @@
-"""Find the part of the model and of each sample that one GPU works on, under parallel sizes.
+"""Find the part of the model and of each sample that one GPU works on, by the parallel sizes.
 
 Tensor parallel follows transformers' plans, after Megatron (arXiv 1909.08053): it divides the
 matrices of the blocks and what they save (arXiv 2205.05198), but no norms, residuals or weights
@@ -20,7 +20,7 @@ from clusterrun.launch.world_shape import World
 def part_of_gpu(setup: Setup) -> Setup:
     """Return the setup with the part of model and sample that one GPU works on.
 
-    If the size of a block is unknown, all parameters count as divided.
+    If the size of a block is unknown, all parameters are assumed to be divided.
     """
     sizes = setup.parallel
     if sizes.model == 1:
@@ -45,7 +45,7 @@ def _divided(model: Model, tensor: int) -> Model:
 
 
 def mistake(setup: Setup) -> str:
-    """Return why the sizes can't divide ranks or model; "" if nothing known forbids it."""
+    """Return why the sizes can't divide ranks or model; "" if no reason is known."""
     sizes, model, procs = setup.parallel, setup.model, setup.procs_per_node
     world = World(nodes=setup.nodes, procs_per_node=procs, gpus_per_node=procs, device=Device.CUDA)
     try:

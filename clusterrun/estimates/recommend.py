@@ -22,7 +22,7 @@ from clusterrun.estimates.estimate import (
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Fit, Setup
 
-# Of two that are about as fast, the simpler one comes first here.
+# In order of simplicity, which decides between strategies that are about as fast.
 _ONE: Final = (Strategy.NONE, Strategy.ZERO2_OFFLOAD, Strategy.ZERO3_OFFLOAD)
 _MANY: Final = (
     *(Strategy.DDP, Strategy.FSDP_HYBRID, Strategy.FSDP, Strategy.ZERO1, Strategy.ZERO2),
@@ -50,15 +50,15 @@ class Choice:
 def recommend(
     question: Question, effective: int, *, strategy: Strategy | None = None
 ) -> list[Choice]:
-    """Return the ways that fit at an effective batch, the fastest first, or those of one strategy.
+    """Return the choices that fit at an effective batch, of all strategies or one, fastest first.
 
-    Those that fit tightly come last. Raises UsageError if the batch can't be divided or the memory
-    or speed of the GPUs is unknown.
+    Choices that fit tightly come last. Raises UsageError if the batch can't be divided or the
+    memory or speed of the GPUs is unknown.
     """
     if question.is_cpu:
         raise UsageError(
             "only ways to train on GPUs are compared, and this training runs on CPUs",
-            hint="ask for GPUs (--gpus-per-node), or choose a strategy and a micro-batch yourself",
+            hint="request GPUs (--gpus-per-node), or choose a strategy and a micro-batch yourself",
         )
     if question.gpu is None or question.gpu_bytes is None:
         raise UsageError(
@@ -96,7 +96,7 @@ def best_per_strategy(choices: list[Choice]) -> list[Choice]:
 
 
 def smallest(question: Question, effective: int) -> Choice:
-    """Return the choice that needs the least memory of a GPU, even if that is too much."""
+    """Return the choice that needs the least GPU memory, even if that is too much."""
     tried = (_judged(question, setup) for setup in _setups(question, effective))
     return min(tried, key=lambda choice: choice.gpu_bytes)
 
@@ -155,7 +155,7 @@ def _judged(question: Question, setup: Setup) -> Choice:
 
 
 def neighbours(question: Question, what: str) -> list[Question]:
-    """Return questions about the neighbours of a setup in a dimension of WHAT_IF, none traced.
+    """Return questions about the neighbours of a setup in a dimension of WHAT_IF, without traces.
 
     For "gpu" these are all other cards, the fastest first; on CPUs it raises UsageError.
     """
@@ -170,7 +170,7 @@ def _other_gpus(question: Question) -> list[Question]:
     if question.is_cpu:
         raise UsageError(
             "this training runs on CPUs, and only GPUs are compared",
-            hint="ask for GPUs (--gpus-per-node)",
+            hint="request GPUs (--gpus-per-node)",
         )
     others = [gpu for gpu in gpus.ALL if question.gpu is None or gpu.name != question.gpu.name]
     found = [_on(question, gpu) for gpu in others]

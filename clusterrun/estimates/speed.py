@@ -13,7 +13,7 @@ from clusterrun.estimates.inputs import Model, Setup
 from clusterrun.estimates.states import trainable_params, zero_stage
 
 MFU: Final = 0.40  # of the peak in passes that fill the GPU; assumed unless a step was measured
-MFU_BAND: Final = (0.75, 1.25)  # times that: 0.30 to 0.50
+MFU_BAND: Final = (0.75, 1.25)  # times MFU: 0.30 to 0.50
 # NVIDIA, Matrix Multiplication Background User's Guide: the most efficient tile, and wave
 # quantization. On average half of the last wave is lost.
 TILE: Final = 256 * 128
@@ -61,7 +61,7 @@ class Duration:
 class Speedup:
     """The speed-up over one GPU; `note` mentions an interpolation.
 
-    A measured one has `measured_at` (ISO 8601), and is over `base` ranks.
+    A measured one has `measured_at` (ISO 8601), and is relative to `base` ranks.
     """
 
     low: float
@@ -85,7 +85,7 @@ def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
 
 
 def peak_flops(gpu: Gpu, precision: str) -> float:
-    """Return a GPU's peak per second; raise UsageError if it lacks the precision."""
+    """Return a GPU's peak operations per second; raise UsageError if it lacks the precision."""
     if precision not in gpu.tflops:
         raise UsageError(
             f"the {gpu.name} does not compute in {precision}",
@@ -97,9 +97,9 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
 def pass_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
     """Estimate the seconds that a GPU takes forward and backward over one micro-batch.
 
-    Three costs do not shrink with it. The last wave of tiles of each matrix product is half full on
-    average. A block's kernels are launched one by one, however small they are. If a step has
-    several passes, their gradients are added up in the GPU's memory. Raises UsageError for an
+    Three costs do not shrink with the batch. The last wave of tiles of each matrix product is half
+    full on average. A block's kernels are launched one by one, however small they are. If a step
+    has several passes, their gradients are added up in the GPU's memory. Raises UsageError for an
     impossible MFU.
     """
     if not 0 < mfu <= 1:
@@ -121,7 +121,7 @@ def reached_mfu(setup: Setup, gpu: Gpu, step_s: float) -> float:
 
 
 def recomputing(setup: Setup) -> float:
-    """Return the work with activation checkpointing, one more forward pass, over that without.
+    """Return the work with activation checkpointing (one more forward pass) over that without.
 
     >>> from clusterrun.estimates.models import BUILT_IN
     >>> llama = BUILT_IN["llama-2-7b"]
@@ -141,7 +141,7 @@ def _work_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
 
 
 def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
-    """Return the seconds to add up the gradients of a pass: all, under ZeRO 2 and 3 a shard."""
+    """Return the seconds to add up the gradients of a pass: all, or a shard under ZeRO 2 and 3."""
     if setup.accumulation == 1:
         return 0.0
     is_shard = setup.strategy.is_deepspeed and zero_stage(setup) > 1
@@ -186,7 +186,7 @@ def speedup(gpus: int, known: Mapping[int, tuple[float, float]] = SCALING) -> Sp
 
 
 def segments(seconds: float, limit_s: int) -> int:
-    """Count the jobs of `limit_s` seconds that a training takes, with a tenth for starts and saves.
+    """Count the jobs of `limit_s` seconds that a training takes; a tenth is for starts and saves.
 
     >>> segments(36_000, 39_600), segments(36_001, 39_600)
     (1, 2)

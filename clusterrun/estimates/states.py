@@ -22,7 +22,7 @@ NO_SYNC = "accelerate 1.15, accumulate(): FSDP reduces after the last pass of a 
 class Buckets:
     """DeepSpeed's buffers in elements, with the names and defaults of its config.
 
-    `overlap_comm` doubles the reduce bucket of ZeRO-1 and ZeRO-2; None leaves it to DeepSpeed.
+    `overlap_comm` doubles the reduce bucket of ZeRO-1 and ZeRO-2; with None DeepSpeed decides.
     """
 
     reduce_bucket_size: int = 500_000_000
@@ -66,7 +66,7 @@ def frozen_bytes(setup: Setup) -> tuple[float, str]:
 
 
 def symbols(setup: Setup) -> tuple[str, str]:
-    """Return the trained parameters and their divisor as formulas write them."""
+    """Return the trained parameters and their divisor in the notation of the formulas."""
     return "P_t" if setup.lora else "P", f"/{setup.shards}" if setup.shards > 1 else ""
 
 
@@ -94,10 +94,10 @@ def _shared(formula: str, by: str) -> str:
 
 
 def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
-    """Return what DeepSpeed keeps; in half precision the sums are those of its own estimators.
+    """Return DeepSpeed's states; in half precision the sums are those of its own estimators.
 
-    Gradients count as computed (whole in stage 1), and in fp32 for the optimizer's step. For stage
-    3 in half precision the estimator counts only the fp32 gradients.
+    Gradients are counted as computed (whole in stage 1), and in fp32 for the optimizer's step. For
+    stage 3 in half precision the estimator counts only the fp32 gradients.
     """
     stage = zero_stage(setup)
     width, each = setup.number_bytes, setup.optimizer.state_bytes

@@ -30,8 +30,8 @@ def full_steps(samples: int, effective: int) -> int:
 def batches_per_rank(samples: int, micro_batch: int, world: int) -> int:
     """Count the batches that each rank gets in an epoch.
 
-    accelerate deals out whole batches in turn (BatchSamplerShard), and repeats the data from its
-    start until all ranks have the same number.
+    accelerate gives each rank whole batches in turn (BatchSamplerShard), and repeats the data from
+    its start until all ranks have the same number.
 
     >>> batches_per_rank(29_500, 4, 8)
     922
@@ -73,7 +73,7 @@ def total_steps(steps_per_epoch: int, epochs: float) -> int:
 
 
 def schedule_steps(steps: int, world: int) -> int:
-    """Return the length of a schedule that goes through `Accelerator.prepare`.
+    """Return the length of a schedule that is passed to `Accelerator.prepare`.
 
     AcceleratedScheduler steps it once per process at each optimizer step; the HF Trainer steps its
     schedule once. Multiply the length of a warmup in the same way.

@@ -86,7 +86,7 @@ def base_environment(
 
 
 def _threads(threads: int) -> tuple[EnvVar, ...]:
-    why = "the node's CPUs by its ranks; launchers set 1"
+    why = "the node's CPUs divided by its ranks; launchers default to 1"
     return (EnvVar(name="OMP_NUM_THREADS", value=str(threads), why=why),) if threads else ()
 
 
@@ -96,7 +96,7 @@ def _for_gpus(network: Network, torch: tuple[int, int] | None) -> tuple[EnvVar, 
         EnvVar(
             name="NCCL_DEBUG",
             value="WARN",
-            why="prints errors only; an 'unhandled system error' shows its cause nowhere else",
+            why="prints only errors, including the cause of an 'unhandled system error'",
         ),
         *(
             EnvVar(name=name, value="2000", why=recorder)

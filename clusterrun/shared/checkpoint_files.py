@@ -1,7 +1,7 @@
 """Checkpoints on disk: which are complete, which is the newest, which to remove.
 
 A checkpoint is a directory `step-00000100`, or `checkpoint-100` as Hugging Face's Trainer names it.
-It is complete once it holds a valid `.complete`. That file is written last, and lists every file
+It is complete once it contains a valid `.complete`. That file is written last, and lists every file
 with its size and checksum. An interrupted save leaves a directory that is skipped.
 """
 
@@ -196,8 +196,8 @@ def publish(unfinished: Path, final: Path) -> None:
 def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
     """Set aside what is older than the newest `keep` complete checkpoints.
 
-    Ignore those beyond step `up_to`, from before the training was set back. Markers and sizes
-    decide what is complete; contents are not read.
+    Ignore those beyond step `up_to`: they are from before the training was set back. Markers and
+    sizes decide what is complete; contents are not read.
     """
     found = [path for step, path in listed(directory) if up_to is None or step <= up_to]
     complete = 0

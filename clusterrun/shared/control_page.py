@@ -2,13 +2,13 @@
 
 The ranks also note there how far they are in joining their process group.
 
-The page is a file in the spool that both sides map. It holds 8-byte words; only one side writes
-each. All ranks must save at the same step without a collective. Each rank counts its calls of
-`runtime.should_checkpoint()`. To request a save, the agents raise `hold`: a rank that sees it waits
-in its next call. The head takes the highest count of all ranks, n, and makes n + 1 the save point,
-`at`. No rank can be beyond it, since a rank at call n waits at n + 1 at the latest. Ranks that are
-behind continue up to it. The page holds one save point, so a new request can follow only one that
-was called off (`at` 0).
+The page is a file in the spool that both sides map. It consists of 8-byte words; only one side
+writes each. All ranks must save at the same step without a collective. Each rank counts its calls
+of `runtime.should_checkpoint()`. To request a save, the agents raise `hold`: a rank that sees it
+waits in its next call. The head takes the highest count of all ranks, n, and makes n + 1 the save
+point, `at`. No rank can be beyond it, since a rank at call n waits at n + 1 at the latest. Ranks
+that are behind continue up to it. The page has room for one save point, so a new request can follow
+only one that was cancelled (`at` 0).
 
 A save point is a single word: even if a CPU reorders stores, a rank sees all of it or nothing.
 From the highest bit: request (22 bits), at (42).
@@ -79,11 +79,11 @@ class ControlPage:
     # The agent's side
 
     def hold(self, request: int) -> None:
-        """Have each rank wait in its next call until request number `request` is decided."""
+        """Make each rank wait in its next call until request number `request` is decided."""
         self._set(_HOLD, request)
 
     def decide(self, save_point: SavePoint) -> None:
-        """Tell the ranks at which call to save and stop."""
+        """Set the call at which the ranks save and stop."""
         self._set(_SAVE_POINT, save_point.to_word())
 
     def calls(self, rank: int) -> int:

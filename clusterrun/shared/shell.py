@@ -19,7 +19,7 @@ TRIES = 1 + len(PAUSES_S)
 PATIENCE_S = 5.0  # no new try after this: each takes 9 s if slurmctld is down
 TIMED_OUT = -1000  # not a possible exit status
 
-# Messages of Slurm's clients for temporary faults, and for lasting ones.
+# Messages of Slurm's clients for temporary faults, and for permanent ones.
 PASSING = (
     "Unable to contact slurm controller",
     "Socket timed out",

@@ -79,7 +79,7 @@ _BY_NAME = {name: state for long, short, state in _SLURM_STATES for name in (lon
 
 
 def parse_slurm_state(text: str) -> JobState:
-    """Parse a state as squeue, sacct and scontrol print it, maybe truncated or with a remark.
+    """Parse a state as squeue, sacct and scontrol print it, possibly truncated or with a remark.
 
     A state that is not in the table becomes UNKNOWN, never an error.
 

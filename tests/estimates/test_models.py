@@ -411,7 +411,7 @@ def test_layers_that_cannot_be_are_refused() -> None:
 def test_a_family_with_experts_that_is_not_known_has_sizes_to_say() -> None:
     with pytest.raises(UsageError) as refused:
         from_config({"model_type": "dbrx", "num_experts": 16}, "mine")
-    hint = "pass --params and --active-params alone: a shape is counted without experts"
+    hint = "pass only --params and --active-params: a shape is counted without experts"
     assert refused.value.hints == (hint,)
 
 

@@ -113,7 +113,7 @@ def test_the_job_does_not_see_the_shells_slurm(
             "Requested node configuration is not available",
             "4 nodes with gpu:h100:4, 64 CPUs",
         ),
-        ("--time=soon", "Invalid --time specification", "give --time as minutes"),
+        ("--time=soon", "Invalid --time specification", "write --time as minutes"),
         ("--bogus", "unrecognized option '--bogus'", "--sbatch-arg"),
         ("--constraint=nope", "Invalid feature specification", "sinfo"),
         ("--reservation=nope", "Requested reservation is invalid", "scontrol show reservations"),

@@ -100,7 +100,7 @@ class LocalBackend:
         self._signal(job_id, signal.SIGUSR2, f"clusterrun cancel --checkpoint {job_id}")
 
     def release(self, job_id: str) -> bool:
-        """Return False: nothing is held back here."""
+        """Return False: no job is held here."""
         del job_id
         return False
 

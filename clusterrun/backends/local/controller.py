@@ -66,7 +66,9 @@ def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:
             message = pipe.read()
         if message == READY:
             return 0
-        sys.stderr.write(message.decode("utf-8", "replace") or "the controller exited at once\n")
+        sys.stderr.write(
+            message.decode("utf-8", "replace") or "the controller exited immediately\n"
+        )
         return 1
     os.close(reader)
     os.setsid()

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from clusterrun.rundir.record import JobRecord
 
 LOOK_AGAIN_S = 3.0
-# A job fails if it starts in the second in which its last start was killed: slurmd takes its
-# credential for the revoked one ("Job credential revoked").
+# A job fails if it starts in the second in which its last start was killed: slurmd mistakes
+# its credential for the revoked one ("Job credential revoked").
 SOON = "now+2"
 # What sbatch prints if it never reached slurmctld; after any other timeout the job may be queued.
 NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)

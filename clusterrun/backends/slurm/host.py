@@ -99,7 +99,7 @@ class SlurmHost(Host):
         """Return srun's command.
 
         A step that lost a node keeps its resources on the others until Slurm gives up the node.
-        So the next step shares them, and doesn't wait for lost nodes.
+        The next step therefore shares them, and doesn't wait for lost nodes.
         """
         return (
             *("srun", *self.plan.srun_args, *self._cpus()),
@@ -126,7 +126,7 @@ class SlurmHost(Host):
             register_run(self.paths.root, self.environ)
 
     def is_over(self) -> bool:
-        """Return whether the job's time is up."""
+        """Return whether the job's time limit has passed."""
         end = self.environ.get("SLURM_JOB_END_TIME", "")
         if end.isdigit():
             return time.time() >= int(end) - END_S

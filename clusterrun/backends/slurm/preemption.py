@@ -24,7 +24,7 @@ _REQUEUES = re.compile(r"\bPreemptMode=\S*REQUEUE")
 def requeues_itself(environ: Mapping[str, str]) -> bool:
     """Return whether Slurm certainly requeues this job when it ends; False if unknown.
 
-    A requeue of ours would then start the job again after its last end.
+    Our requeue would then start the job again after its last end.
     """
     job = _job(environ.get("SLURM_JOB_ID", ""))
     if not (_IN_GRACE_TIME.search(job) and _MAY_REQUEUE.search(job)):
@@ -52,7 +52,7 @@ def stay_down(job_id: str, *, is_restarted: bool) -> str:
 
 
 def _job(job_id: str) -> str:
-    """Return what Slurm shows of a job; empty if slurmctld does not answer."""
+    """Return Slurm's record of a job; empty if slurmctld does not answer."""
     try:
         return _shown("job", job_id)
     except ClusterrunError:

@@ -207,7 +207,7 @@ def _ask_sacct(
 
 
 def parse_sacct(text: str) -> dict[str, SchedulerJob]:
-    """Parse sacct's lines; keep the last of a job that ran several times.
+    """Parse sacct's lines; keep the last line of a job that ran several times.
 
     >>> parse_sacct("10|FAILED|3:0|node1|0|UNLIMITED|1795257574|1795257574|None")["10"].exit_code
     3
@@ -240,7 +240,7 @@ def _sacct_job(values: Sequence[str]) -> SchedulerJob:
 
 
 def ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
-    """Query each job, or all jobs of slurmctld at once: scontrol takes no list."""
+    """Query each job, or all jobs of slurmctld in one call: scontrol takes no list."""
     asked = [[job_id] for job_id in job_ids] if len(job_ids) <= FEW else [[]]
     jobs: dict[str, SchedulerJob] = {}
     for words in asked:
@@ -328,7 +328,7 @@ def job_of_sluid(text: str) -> str:
 
 
 def parse_clock(text: str) -> int | None:
-    """Return a duration that squeue printed, in seconds; None for other text, as UNLIMITED.
+    """Return a duration that squeue printed, in seconds; None for other text, such as UNLIMITED.
 
     >>> parse_clock("0:02"), parse_clock("1-02:03:04"), parse_clock("UNLIMITED")
     (2, 93784, None)

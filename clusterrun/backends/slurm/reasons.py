@@ -13,7 +13,7 @@ _OF_ONE = re.compile(r"(QOS|Assoc)Max(\w+?)Per(Job|Node)(?:Limit)?$")
 _WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
 NEVER_NODES = "requests more nodes than the partition allows; it will not start"
 
-# Code: (words, whether waiting is enough). The longest prefix counts.
+# Code: (words, whether waiting is enough). The longest prefix wins.
 REASONS: dict[str, tuple[str, bool | None]] = {
     "Resources": ("waiting for free nodes", True),
     "Priority": ("jobs with higher priority are ahead", True),

@@ -10,7 +10,7 @@ from clusterrun.shared.wording import count
 
 SITE_RULES = "list what you may use: sacctmgr show associations user=$USER format=account,qos"
 
-# Parts of sbatch's messages, any of which matches, and what to do; the first match counts.
+# Parts of sbatch's messages, any of which matches, and what to do; the first match wins.
 HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("nvalid account", "nvalid qos", "Access/permission denied", "violates accounting"),
@@ -20,7 +20,7 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("reservation is invalid",), "list them: scontrol show reservations"),
     (("Invalid feature", "Invalid node name"), "list nodes and features: sinfo -o '%N %f'"),
     (("ependency",), "name a job that exists, as afterok:JOBID"),
-    (("Invalid --time",), "give --time as minutes, HH:MM:SS or D-HH:MM:SS"),
+    (("Invalid --time",), "write --time as minutes, HH:MM:SS or D-HH:MM:SS"),
 )
 
 

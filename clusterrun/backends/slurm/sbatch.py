@@ -32,7 +32,7 @@ def command(
 ) -> list[str]:
     """Return the command that submits a run's script, which does not name the run directory.
 
-    `options` are further options of sbatch, `words` further arguments of the script.
+    `options` are additional options of sbatch, `words` additional arguments of the script.
     Raises UsageError for a directory that sbatch can't name.
     """
     if "\\" in str(paths.root):

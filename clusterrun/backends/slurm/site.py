@@ -19,7 +19,7 @@ _PARTITION_FIELDS: Final = ("%P", "%D", "%G", "%c", "%m", "%l")  # as PartitionR
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionRow:
-    """A partition's nodes of one kind; texts are sinfo's own."""
+    """A partition's nodes of one kind; texts are as sinfo prints them."""
 
     name: str
     is_default: bool
@@ -77,7 +77,7 @@ def _row(name: str, nodes: str, gres: str, cpus: str, memory: str, limit: str) -
 
 
 def associations(user: str) -> list[Association]:
-    """Ask sacctmgr once; return nothing where there is no accounting."""
+    """Ask sacctmgr once; return nothing if there is no accounting."""
     argv = ["sacctmgr", "show", "assoc", f"user={user}", "format=account,partition", "-nP"]
     found = (line for line in _lines(argv) if len(line) == 2 and line[0])
     return [Association(account=account, partition=partition) for account, partition in found]

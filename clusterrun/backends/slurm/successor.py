@@ -1,6 +1,6 @@
 """Submit the next job of a run from inside its job.
 
-It starts in seconds, while Slurm would hold back a requeued job for two minutes. An heir runs
+It starts in seconds, while Slurm would hold a requeued job for two minutes. An heir runs
 `python -m clusterrun.backends.slurm.successor RUN_DIR NODES` on its node.
 """
 

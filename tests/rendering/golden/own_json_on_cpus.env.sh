@@ -17,7 +17,7 @@ unset CLUSTERRUN_STARTED "${!ACCELERATE_@}" "${!FSDP_@}" "${!PARALLELISM_CONFIG_
 
 # stacks at SIGSEGV, SIGABRT and SIGBUS
 export PYTHONFAULTHANDLER=1
-# the node's CPUs by its ranks; launchers set 1
+# the node's CPUs divided by its ranks; launchers default to 1
 export OMP_NUM_THREADS=1
 # on the CPU, even if a node has GPUs
 export CUDA_VISIBLE_DEVICES=''
