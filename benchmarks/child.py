@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a command took; `rss` is that of the largest process, `rss_sum` the sum of all."""
+    """The cost of a command; `rss` is that of the largest process, `rss_sum` the sum of all."""
 
     wall_s: float
     first_byte_s: float | None
@@ -46,8 +46,8 @@ class Command:
 def measure(command: Command, *, watch_memory: bool = False) -> Measured:
     """Run a command to its end.
 
-    Raises RuntimeError, with what it said, where it failed. The kernel counts the memory of this
-    process, which starts it, as a least value: about 30 MB.
+    Raises RuntimeError with its error output if it fails. The kernel counts the memory of this
+    process, which starts it, as a minimum: about 30 MB.
     """
     with open(os.devnull, "wb") as null:
         begin = time.perf_counter()
@@ -125,7 +125,7 @@ def _peak(pid: int) -> int:
 
 
 def elsewhere(work: Callable[..., T], *args: object, **named: object) -> T:
-    """Call a function in a process of its own, so that this one stays small (see `measure`)."""
+    """Call a function in a separate process, so that this one stays small (see `measure`)."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args, **named).result()
 

@@ -21,7 +21,7 @@ class Section:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return the least and the greatest value as text."""
+    """Return the smallest and the largest value as text."""
     return f"{min(values):.3g}-{max(values):.3g}"
 
 
@@ -30,9 +30,9 @@ def median(values: Sequence[float]) -> float:
 
 
 def write(stem: Path, facts: dict[str, str], sections: Sequence[Section], *, of: str) -> None:
-    """Write both files on measurements `of` something.
+    """Write both files about measurements `of` something.
 
-    Sections of an earlier run that this one did not measure stay.
+    Sections of an earlier run that this run did not measure stay.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     target = stem.with_suffix(".json")
@@ -48,7 +48,7 @@ def _markdown(sections: list[dict[str, object]], of: str) -> list[str]:
     lines = [
         f"# Measurements of {of}",
         "",
-        "[README](../README.md) says what is compared, and how.",
+        "See [README](../README.md) for what is compared, and how.",
     ]
     told = ""
     for section in sections:

@@ -24,7 +24,7 @@ from tests.cluster.commands import ClusterError
 from tests.cluster.shape import Shape, default_state_dir
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "chaos"
-NODES = 8  # the nodes that were lost are left out of what follows
+NODES = 8  # lost nodes are excluded afterwards
 SLURMD_TIMEOUT_S = 300  # Slurm's default
 
 TITLE = "One fault at a time"
@@ -32,11 +32,11 @@ ABOUT = (
     "The example, byte-level GPT, DDP over gloo on 2 nodes x 1 rank, `--exact`, "
     f"{STEPS} steps of about 25 ms, a checkpoint every {SAVE_EVERY}. Medians of the runs; "
     f"`SlurmdTimeout` is {SLURMD_TIMEOUT_S} s. "
-    "noticed: from the fault until the agents knew; new step: from the fault to the first step of "
-    "the next attempt; restart: of it, from noticing on; cold start: from the start of the "
-    "agents to the first step, undisturbed; queued: from the last rank's end until Slurm had the "
-    "next job; running: from then to the start of its agents; lost: steps that were taken twice. "
-    "wrong: what differs from an undisturbed run in state, weights, optimizer, random numbers, "
+    "noticed: from the fault until the agents detected it; new step: from the fault to the first "
+    "step of the next attempt; restart: the part of it after `noticed`; cold start: from the start "
+    "of the agents to the first step, without a fault; queued: from the last rank's end until "
+    "Slurm had the next job; running: from then to the start of its agents; lost: repeated steps. "
+    "wrong: differences from an undisturbed run in state, weights, optimizer, random numbers, "
     "losses, files, processes."
 )
 
@@ -71,15 +71,19 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
     parser.add_argument("what", choices=["one", "random", "all"])
-    parser.add_argument("--dir", type=Path, required=True, help="where the runs are kept")
+    parser.add_argument("--dir", type=Path, required=True, help="directory for the runs")
     parser.add_argument(
-        "--class", dest="classes", choices=list(FAULTS), action="append", help="of `one`"
+        "--class",
+        dest="classes",
+        choices=list(FAULTS),
+        action="append",
+        help="for `one`: the fault",
     )
-    parser.add_argument("--runs", type=int, default=3, help="of `one`: how often each fault")
-    parser.add_argument("--faults", type=int, default=50, help="of `random`: how many")
-    parser.add_argument("--seed", type=int, default=0, help="of `random`")
-    parser.add_argument("--slot", type=int, default=4, help="of the test cluster")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file name without its end")
+    parser.add_argument("--runs", type=int, default=3, help="for `one`: runs per fault")
+    parser.add_argument("--faults", type=int, default=50, help="for `random`: number of faults")
+    parser.add_argument("--seed", type=int, default=0, help="for `random`: seed")
+    parser.add_argument("--slot", type=int, default=4, help="slot of the test cluster")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file name without suffix")
     return parser
 
 
@@ -118,7 +122,7 @@ def _undisturbed(directory: Path, cluster: Cluster, steps: int) -> Reference:
 def _suffer(
     fault: Fault, directory: Path, cluster: Cluster, references: dict[int, Reference]
 ) -> dict[str, Value]:
-    """Measure one fault; a run that does not recover is a row too, and the benchmark continues."""
+    """Measure one fault; a run that does not recover gets a row, and the benchmark continues."""
     try:
         with stage(directory, cluster) as here:
             undergone = undergo(fault, here, cluster)

@@ -13,7 +13,7 @@ NOTICED = ("failed", "interrupted")
 
 @dataclass(frozen=True, kw_only=True)
 class Interruption:
-    """The way from one attempt to the next; times in epoch seconds, None if unknown."""
+    """The transition from one attempt to the next; times in epoch seconds, None if unknown."""
 
     hurt_at: float
     noticed_at: float | None
@@ -26,7 +26,7 @@ class Interruption:
     def of(cls, training: Training, attempt: int, hurt_at: float) -> Interruption:
         """Read what happened between an attempt and the next."""
         before, after = training.printed(attempt), training.printed(attempt + 1)
-        # A rank that its agent had to kill has no exit of its own.
+        # A rank that its agent killed did not exit on its own.
         exits = training.events("rank_exit", "ended", attempt=attempt)
         return cls(
             hurt_at=hurt_at,

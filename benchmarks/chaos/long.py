@@ -17,7 +17,7 @@ from tests.chaos.undergo import stage, wait_until_over
 from tests.cluster.cluster import Cluster
 from tests.patience import wait_for
 
-# What can happen to a run more than once, whatever it was submitted with.
+# Faults that can hit any run more than once.
 REPEATED = (
     *("rank killed", "rank stopped", "agent killed", "head's agent killed", "node killed"),
     *("first node killed", "link cut for 20 s", "link cut for good", "preempted"),
@@ -35,7 +35,7 @@ COMES_BACK_S = 400.0
 
 @dataclass(kw_only=True)
 class Long:
-    """A long run, its seed, and what happened to it."""
+    """A long run, its random numbers, and the faults that hit it."""
 
     training: Training
     cluster: Cluster
@@ -101,7 +101,7 @@ def endure(directory: Path, cluster: Cluster, *, faults: int, seed: int) -> Sect
 
 
 def _unusable(run: Long) -> dict[int, int]:
-    """Count by attempt the checkpoints that were damaged right before it."""
+    """Return how many checkpoints were damaged right before each attempt."""
     return {attempt + 1: FAULTS[name].unusable for name, attempt, _ in run.happened}
 
 
@@ -124,13 +124,15 @@ def _section(run: Long, state: str, wrong: list[str], *, seed: int, took_s: floa
                 "lost_steps": max(lost, default=0),
             }
         )
-    said = "; ".join(wrong) or "nothing lost, the end equal to the undisturbed run's bit for bit"
+    said = (
+        "; ".join(wrong) or "nothing lost, the final state bit for bit that of the undisturbed run"
+    )
     return Section(
         title=f"{len(run.happened)} faults at random in one run",
         about=f"Seed {seed}, {run.training.steps} steps, a checkpoint every {SAVE_EVERY}: {state} "
         f"after {took_s:.0f} s in {run.training.newest_attempt} attempts and "
         f"{len(run.training.job_ids)} jobs; {said}. New step: from the fault to the first step of "
-        "the next attempt, median and slowest; lost steps: the most that were taken twice after "
-        "the attempt that was hurt, be it that a later fault ended it.",
+        "the next attempt, median and slowest; lost steps: the most that were repeated after the "
+        "attempt with the fault, even if a later fault ended that attempt.",
         rows=rows,
     )

@@ -1,7 +1,7 @@
 """Make run directories as 1,000 nodes of 8 ranks leave them, in the format of the agents.
 
-All nodes say the same, at times and with ranks of their own: the text is made once, with a
-placeholder byte for each digit that differs, and translated for each node.
+All nodes print the same text, except for times and ranks: it is made once, with a placeholder
+byte for each digit that differs, and translated for each node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 
-FORMAT = 2  # of the corpus: one of another format is made anew
+FORMAT = 2  # of the corpus: one of another format is replaced
 JOBS = "jobs-"  # directories of runs that were interrupted
 RANKS = 8
 STEP_S = 6
@@ -63,7 +63,7 @@ def node_name(number: int) -> str:
 def find_or_make(directory: Path, name: str, *, nodes: int, size_bytes: int) -> Corpus:
     """Return the corpus that an earlier run left in the directory, or make it.
 
-    Raises SystemExit where the disk is too small.
+    Raises SystemExit if the disk is too small.
     """
     told = directory / f"{name}.json"
     wanted = {"format": FORMAT, "nodes": nodes, "size_bytes": size_bytes}
@@ -111,7 +111,7 @@ def _make(root: Path, *, nodes: int, size_bytes: int) -> Corpus:
 
 
 def _write_run(paths: RunPaths, *, nodes: int, end: int) -> None:
-    """Write the files that the command needs beside the logs."""
+    """Write the files that the command needs in addition to the logs."""
     for directory in (paths.log(1, "any").parent, paths.attempt(1), paths.events_dir):
         directory.mkdir(parents=True)
     world = {
@@ -163,7 +163,7 @@ class _Node:
 class _Side:
     """The bytes around the text on nodes whose ranks have equally many digits."""
 
-    times: list[int]  # of the index, the jitter of the node left out
+    times: list[int]  # of the index, without the node's jitter
     places: list[tuple[int, int]]
     errors: bytes
 
@@ -209,7 +209,7 @@ class _Text:
 
 
 def _digits(number: int) -> tuple[bytes, bytes, int]:
-    """Return the digit of each placeholder on a node, which have none, and the jitter in µs."""
+    """Return each placeholder's digit on a node, those without one, and the jitter in µs."""
     jitter = number * 7919 % 10_000
     table, left_out = bytearray(range(256)), bytearray()
     fixed = [(_JITTER, f"{jitter:04}"), (_NODE, f"{number:04}")]
@@ -231,7 +231,7 @@ def _side(lines: list[bytes], log: bytes) -> _Side:
     classifier = Classifier()
     offset = 0
     for number, (line, real) in enumerate(zip(lines, log.split(b"\n")[:-1], strict=True)):
-        at = int(real[:12]) * 10_000  # the jitter left out
+        at = int(real[:12]) * 10_000  # without the jitter
         is_due = not times or at - times[-1] >= INDEX_US or offset - places[-1][0] >= INDEX_BYTES
         if is_due:
             times.append(at)
@@ -327,7 +327,7 @@ def _failure(second: int, *, is_root: bool) -> list[bytes]:
     return lines
 
 
-# The same run as another tool would have left it
+# The same run in another tool's files
 
 
 def find_or_make_replicas(directory: Path, corpus: Corpus) -> Path:
@@ -357,7 +357,7 @@ def _by_rank(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def remove(directory: Path) -> None:
-    """Remove all that was made in a directory, and the directory if it is empty then."""
+    """Remove everything made in a directory, and the directory if it is then empty."""
     for part in (directory / "runs", directory / "replicas", *directory.glob(f"{JOBS}*")):
         shutil.rmtree(part, ignore_errors=True)
     for told in directory.glob("*.json"):

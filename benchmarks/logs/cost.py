@@ -21,7 +21,7 @@ LEAVE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What the rank prints; lines are counted with their newline."""
+    """The lines that the rank prints; `width` includes the newline."""
 
     lines: int
     width: int
@@ -33,7 +33,7 @@ class Load:
         return f"{self.lines:,} lines of {self.width} bytes, {how}"
 
     def ask(self, rank: Rank) -> dict[str, Any]:
-        """Have a rank print the load."""
+        """Make a rank print the load."""
         return rank.ask(lines=self.lines, width=self.width, buffering=self.buffering)
 
 
@@ -60,9 +60,9 @@ def cost(directory: Path, *, runs: int, scale: float) -> Section:
         rows += [_full(load, directory, runs, alone) for load in loads(scale)[2:]]
     return Section(
         title="What the logs cost a rank that prints",
-        about="The same script under clusterrun, its forwarder at work on the same machine, and by "
-        "plain python into a file of the same file system; the time is the rank's own, around its "
-        "printing. Plain python gets `-u`, as torchrun starts ranks: two writes a line, not one; "
+        about="The same script under clusterrun, with its forwarder on the same machine, and under "
+        "plain python, writing to a file in the same file system; the rank times its own printing. "
+        "Plain python gets `-u`, as torchrun starts ranks: two writes a line, not one; "
         "with blocks, the script opens the same descriptor with a buffer, in both. "
         f"In turns, {runs} pairs. Budget: a median ratio of 1.05.",
         rows=rows,
@@ -72,7 +72,7 @@ def cost(directory: Path, *, runs: int, scale: float) -> Section:
 def _pairs(
     load: Load, runs: int, first: Job | Rank, alone: Rank
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Let both print in turns, in alternating order; nothing else runs."""
+    """Run both in turns, in alternating order, with nothing else running."""
     found = []
     for number in range(runs + 1):
         if number % 2:
@@ -159,7 +159,7 @@ def _small_disk(place: Path) -> Iterator[Path]:
 
 
 def _unmount(place: Path) -> None:
-    """Unmount a disk once the job's processes have left it."""
+    """Unmount a disk once the job's processes no longer use it."""
     deadline = time.monotonic() + LEAVE_S
     while subprocess.run(["umount", place], capture_output=True, check=False).returncode:
         if time.monotonic() > deadline:

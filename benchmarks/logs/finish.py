@@ -21,7 +21,7 @@ for number in range(int(sys.argv[1])):
     print(sys.argv[2])
 """
 LOADS = ((100_000, 60), (1_000_000, 100))
-# What the agent's thread does, in a process of its own as the agent has.
+# What the agent's thread does, in a separate process, as in the agent.
 FORWARDER = """
 import sys
 from pathlib import Path
@@ -49,7 +49,7 @@ def finish(directory: Path, *, runs: int, scale: float) -> Section:
         title="When a rank that prints is over",
         about="From the start of the process to its end: `clusterrun.rank.worker SCRIPT`, as our "
         "launcher starts it, with a forwarder beside it, and `python -u SCRIPT`, as torchrun does, "
-        "into a file of the same file system. The script imports torch, prints, and is over. "
+        "into a file of the same file system. The script imports torch, prints, and exits. "
         f"In turns, {runs} pairs. Budget: a median ratio of 1.05.",
         rows=rows,
     )
@@ -85,7 +85,7 @@ def _seconds(arguments: Sequence[str], env: dict[str, str], output: str) -> floa
 
 @contextmanager
 def _forwarder(place: Path) -> Iterator[dict[str, str]]:
-    """Run one, and return the environment of its rank."""
+    """Run a forwarder, and yield the environment of its rank."""
     with TemporaryDirectory(dir=place) as name:
         root = Path(name)
         (root / "spool").mkdir()
@@ -104,7 +104,7 @@ def _forwarder(place: Path) -> Iterator[dict[str, str]]:
         finally:
             child.stdin.close()
             if child.wait(timeout=120):
-                raise RuntimeError("the forwarder could not write all that the rank printed")
+                raise RuntimeError("the forwarder could not write everything that the rank printed")
 
 
 def _wait_until_forwarded(place: Path, size: int) -> None:
@@ -112,5 +112,5 @@ def _wait_until_forwarded(place: Path, size: int) -> None:
     deadline = time.monotonic() + 60
     while not (place / "log").exists() or (place / "log").stat().st_size < size:
         if time.monotonic() > deadline:
-            raise TimeoutError("the forwarder does not come after")
+            raise TimeoutError("the forwarder does not catch up")
         time.sleep(0.05)

@@ -101,7 +101,7 @@ def follow(directory: Path, *, runs: int, scale: float) -> list[Section]:
         together = Section(
             title="A burst that is followed",
             about=f"{burst.name}, read from a pipe; the ratio is the rank's own time with a "
-            "follower to without, in turns.",
+            "follower over that without, in turns.",
             rows=[_burst(running, burst, runs), _interrupt(running)],
         )
     return [delays, together]
@@ -169,7 +169,7 @@ def _has(seen: Follower, size_bytes: int) -> bool:
 
 
 def _interrupt(running: Job) -> dict[str, Value]:
-    """Press Ctrl-C at the follower and check that the rank still answers."""
+    """Interrupt the follower with Ctrl-C and check that the rank still answers."""
     with follower(running) as seen:
         seen.wait_for(lambda: bool(seen.chunks))
         seen.child.send_signal(signal.SIGINT)

@@ -33,7 +33,7 @@ class Rank:
         return told
 
     def start(self, **asked: Any) -> Path:
-        """Send a request; the file that is returned appears when it is done."""
+        """Send a request; return the path of a file that appears when it is done."""
         path = self.desk / f"{self._asked}.tmp-ask"
         path.write_text(json.dumps(asked))
         path.rename(self.desk / f"{self._asked}.ask")
@@ -49,7 +49,7 @@ def wait_for(path: Path, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not path.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{path.name} did not come within {timeout_s:.0f} s")
+            raise TimeoutError(f"{path.name} did not appear within {timeout_s:.0f} s")
         time.sleep(LOOK_S)
 
 
@@ -71,7 +71,7 @@ class Job:
                 event = json.loads(line)
                 if event["type"] == "started":
                     return int(event["pid"])
-        raise RuntimeError("the agent has not said that it started")
+        raise RuntimeError("the agent has not reported its start")
 
     def wait_until_forwarded(self, timeout_s: float = 300) -> None:
         """Wait until the log has stopped growing."""
@@ -81,7 +81,7 @@ class Job:
             if now != size:
                 size, since = now, time.monotonic()
             if time.monotonic() > deadline:
-                raise TimeoutError("the log grows and grows")
+                raise TimeoutError("the log keeps growing")
             time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""The commands that a user would run instead, for the same question on the same files."""
+"""The commands that a user would run instead, for the same query on the same files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HERE = Path(__file__).parent
 
 
 def ours(corpus: Corpus, name: str, *options: str, to_null: bool = False) -> Command:
-    """Ask clusterrun."""
+    """Query clusterrun."""
     argv = [sys.executable, "-m", "clusterrun", "logs", corpus.run_dir, *options]
     return Command(name=name, argv=argv, to_null=to_null)
 
@@ -79,6 +79,6 @@ def _in_c(command: Command) -> Command:
 
 
 def allow_many_files() -> None:
-    """Let peers open every file at once; clusterrun must do with the usual limit."""
+    """Let peers open all files together; clusterrun must work within the usual limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))

@@ -1,11 +1,11 @@
 """The measured rank: it prints on request, and reports how long it took.
 
-Called as `rank.py DESK`, under clusterrun or by plain python; it needs the standard library only.
+Called as `rank.py DESK`, under clusterrun or by plain python; it needs only the standard library.
 Each `DESK/<n>.ask` is a JSON object and is answered by `DESK/<n>.answer`:
 `{"lines": 1000, "width": 60, "buffering": "own"}` prints lines of a width (its newline included),
 with `"buffering": "block"` through a file of 8 KiB blocks on the same descriptor, else as Python
-set up stdout; `{"times": 100, "least_s": 0.05, "most_s": 0.5}` prints the time now and then;
-`{"end": true}` ends.
+set up stdout; `{"times": 100, "least_s": 0.05, "most_s": 0.5}` prints the time at random intervals;
+`{"end": true}` exits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 LOOK_S = 0.005
 BLOCK_BYTES = 8192
-OVERDUE_S = 900  # nobody asks any more: the benchmark was killed
+OVERDUE_S = 900  # without a request: the benchmark was killed
 
 
 def main() -> None:

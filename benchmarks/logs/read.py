@@ -100,7 +100,7 @@ def size_independence(setup: Setup) -> Section:
     )
 
 
-# The merge without what chooses, prints and writes.
+# The merge without selection and output.
 ALONE = """
 import sys
 from pathlib import Path
@@ -162,7 +162,7 @@ def search(setup: Setup) -> Section:
         rows.append(row)
     return Section(
         title="Search for a text",
-        about=f"Warm cache; {about(corpus)}; the text is {peers.NEEDLE!r}, which one rank says. "
+        about=f"Warm cache; {about(corpus)}; the text is {peers.NEEDLE!r}, which one rank prints. "
         "Budget: 0.5 GB a second and core, 200 MB.",
         rows=rows,
     )
@@ -182,7 +182,7 @@ def _check_search(corpus: Corpus) -> None:
 
 
 def replicas(setup: Setup) -> Section:
-    """Measure torchx where it can answer; it has no last lines, no order by time, no errors."""
+    """Measure torchx, which can search, but not show last lines, order by time, or errors."""
     section = Section(
         title="The same search by torchx",
         about=f"Warm cache; {about(setup.small)}; for torchx the same text lies in a file for each "
@@ -208,7 +208,7 @@ def cold(setup: Setup) -> Section:
     """Read once with a cold cache; needs root."""
     section = Section(
         title="Cold cache",
-        about=f"Each once, the page cache dropped before it; {about(setup.big)}.",
+        about=f"Each once, after the page cache was dropped; {about(setup.big)}.",
     )
     commands = [
         peers.ours(setup.big, "clusterrun logs"),

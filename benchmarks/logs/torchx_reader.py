@@ -1,7 +1,7 @@
 """Run `torchx log` on the files of a job that has ended; needs torchx, not clusterrun.
 
-Called in the directory of the files as `python torchx_reader.py REPLICAS [REGEX]`. Only what a
-scheduler would be asked (is it there, has it ended, how many replicas) is answered here.
+Called in the directory of the files as `python torchx_reader.py REPLICAS [REGEX]`. Only the
+queries to a scheduler (does it exist, has it ended, how many replicas) are answered here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torchx.schedulers.slurm_scheduler import SlurmScheduler
 from torchx.specs import AppState, Role
 
 
-class EndedJob(SlurmScheduler):  # type: ignore[misc]  # torchx has an environment of its own
-    """Slurm after the end of the job: squeue is not asked."""
+class EndedJob(SlurmScheduler):  # type: ignore[misc]  # torchx has a separate environment
+    """Slurm after the end of the job: squeue is not called."""
 
     def describe(self, app_id: str) -> DescribeAppResponse:
         role = Role(name="train", image="", num_replicas=int(sys.argv[1]))

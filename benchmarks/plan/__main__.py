@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "--results",
         type=lambda text: Path(text).absolute(),
         default=RESULTS,
-        help="file name without its end",
+        help="file name without suffix",
     )
     return parser
 

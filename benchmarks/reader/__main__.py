@@ -44,16 +44,16 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reader", description=__doc__)
-    parser.add_argument("--dir", type=Path, required=True, help="where the data are made")
-    parser.add_argument("--rows", type=int, default=15_000, help="of the smallest set")
+    parser.add_argument("--dir", type=Path, required=True, help="directory for the data")
+    parser.add_argument("--rows", type=int, default=15_000, help="rows of the smallest set")
     parser.add_argument("--factors", type=int, nargs="+", default=[1, 10, 100])
-    parser.add_argument("--runs", type=int, default=3, help="how often each thing is measured")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file name without its end")
+    parser.add_argument("--runs", type=int, default=3, help="measurements of each method")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file name without suffix")
     return parser
 
 
 def measure(asked: argparse.Namespace, title: str, *, is_one_group: bool) -> Section:
-    """Make sets of growing size, read each in every way in turns, and remove them."""
+    """Make sets of growing size, read each with all methods in turns, and remove them."""
     found: dict[int, dict[str, list[Measured]]] = {}
     sets = {}
     for factor in asked.factors:
@@ -69,9 +69,9 @@ def measure(asked: argparse.Namespace, title: str, *, is_one_group: bool) -> Sec
     layout = "one file with one row group" if is_one_group else f"{FILES} files"
     return Section(
         title=title,
-        about=f"{sizes}; {layout}. Peak resident memory of a process that has every row as Python "
-        "texts once; growth: the largest set's peak to the smallest's, of each run; data: what a "
-        "way takes beyond `nothing` (pyarrow imported) on the largest set, to its text.",
+        about=f"{sizes}; {layout}. Peak resident memory of a process that reads every row as "
+        "Python texts once; growth: the largest set's peak over the smallest's, in each run; data: "
+        "the memory beyond `nothing` (pyarrow imported) on the largest set, over its text.",
         rows=[_row(way, found, sets[asked.factors[-1]]) for way in WAYS],
     )
 

@@ -1,7 +1,7 @@
-"""One way to read every row of a parquet set as Python text, in a process of its own.
+"""One way to read every row of a parquet set as Python text, in a separate process.
 
 `python -m benchmarks.reader.way WAY DIRECTORY [BYTES]` prints how many bytes of text it saw, and
-fails where they are not BYTES.
+fails if they are not BYTES.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyarrow import parquet  # type: ignore[import-untyped]  # it brings no types
+from pyarrow import parquet  # type: ignore[import-untyped]  # it has no types
 
 from benchmarks.reader import EXAMPLE, WAYS
 
@@ -44,7 +44,7 @@ def iter_batches(directory: Path) -> Rows:
 
 
 def read_table(directory: Path) -> Rows:
-    """Read everything, then look at it batch by batch."""
+    """Read everything, then iterate over it batch by batch."""
     table = parquet.read_table(directory)
     for first in range(0, table.num_rows, BATCH_ROWS):
         columns = table.slice(first, BATCH_ROWS).columns
