@@ -24,7 +24,7 @@ class Interruption:
 
     @classmethod
     def of(cls, training: Training, attempt: int, hurt_at: float) -> Interruption:
-        """Read what happened between an attempt and the next."""
+        """Read the transition from an attempt to the next."""
         before, after = training.printed(attempt), training.printed(attempt + 1)
         # A rank that its agent killed did not exit on its own.
         exits = training.events("rank_exit", "ended", attempt=attempt)

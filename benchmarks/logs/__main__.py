@@ -45,7 +45,9 @@ def _scale(asked: argparse.Namespace) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.logs", description=__doc__)
     parser.add_argument("what", choices=["read", "cost", "follow", "all", "clean"])
-    parser.add_argument("--dir", type=Path, required=True, help="where corpus and jobs are kept")
+    parser.add_argument(
+        "--dir", type=Path, required=True, help="directory for the corpus and the jobs"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="1: 10 GB and 1,000,000 lines")
     parser.add_argument("--nodes", type=int, default=1000, help="nodes of the corpus")
     parser.add_argument("--runs", type=int, default=7, help="how often each thing is measured")

@@ -187,7 +187,7 @@ def replicas(setup: Setup) -> Section:
         title="The same search by torchx",
         about=f"Warm cache; {about(setup.small)}; for torchx the same text lies in a file for each "
         "rank, as its Slurm scheduler would leave it (without stamps, hence smaller). "
-        "It reads each file in a thread of its own, and has no option for the last lines, "
+        "It reads each file in a separate thread, and has no option for the last lines, "
         "for a moment (`since` is ignored on Slurm) or for an order by time.",
     )
     if setup.torchx is None:

@@ -243,7 +243,7 @@ def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> Pendin
     reason = explain(job.reason, record.job_id)
     text = ""
     if _is_held(reason, evidence.attempt):
-        text = "requeued; Slurm holds it back for two minutes"
+        text = "requeued; Slurm holds it for two minutes"
     elif reason.code == "Dependency" and record.earlier_job_ids:
         text = f"it continues the run once job {record.earlier_job_ids[-1]} has ended"
     return PendingReason(code=reason.code, text=text, can_start=True) if text else reason

@@ -168,7 +168,7 @@ ALL: Final = (
     _card("RTX-5090", "Blackwell", (12, 0), 32607, 209.5, 104.8, 1792, 170,
           "NVIDIA RTX Blackwell white paper", ("rtx5090-32g",)),
     _card("MI250X", "CDNA 2", (9, 0), 65536, 191.5, 47.9, 1638, 110, "AMD MI250X data sheet",
-          ("mi250", "mi250x-64g"), memory="nominal, of one of its two dies, a device of its own",
+          ("mi250", "mi250x-64g"), memory="nominal, of one of its two dies, a separate device",
           nvlink=800, fabric=100),
     _card("MI300X", "CDNA 3", (9, 4), 196608, 1307.4, 163.4, 5300, 304, "AMD MI300X data sheet",
           ("mi300x-192g",), memory="nominal", nvlink=896, fabric=400),

@@ -71,7 +71,7 @@ def symbols(setup: Setup) -> tuple[str, str]:
 
 
 def states(setup: Setup) -> tuple[Term, Term, Term]:
-    """Return the weights, gradients and optimizer states that a GPU keeps under the strategy."""
+    """Return the weights, gradients and optimizer states that a GPU holds under the strategy."""
     if setup.strategy.is_deepspeed:
         return _zero_states(setup)
     trained, sharers = trainable_params(setup), setup.shards

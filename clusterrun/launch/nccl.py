@@ -1,9 +1,9 @@
 """Choose the ranks' variables that the plan can decide, each with its reason.
 
-`node/agent/environment.py` sets what depends on the node or the attempt: NCCL_DEBUG_FILE, the dump
-file of the flight recorder, *_SOCKET_IFNAME, cache directories, PET_RDZV_ID. Neither sets what
-hides faults or is tuned for one machine: NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_SHM_DISABLE,
-NCCL_ALGO, TORCH_NCCL_BLOCKING_WAIT, TORCH_NCCL_ASYNC_ERROR_HANDLING.
+`node/agent/environment.py` sets those that depend on the node or the attempt: NCCL_DEBUG_FILE, the
+dump file of the flight recorder, *_SOCKET_IFNAME, cache directories, PET_RDZV_ID. Neither sets
+those that hide faults or are tuned for one machine: NCCL_IB_DISABLE, NCCL_P2P_DISABLE,
+NCCL_SHM_DISABLE, NCCL_ALGO, TORCH_NCCL_BLOCKING_WAIT, TORCH_NCCL_ASYNC_ERROR_HANDLING.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ def respell(
     for name, value in variables.items():
         names = (name,) if torch is None else spellings(name, torch)
         if names != (name,):
-            notes.append(f"{name} is written {names[0]}, as the installed torch reads it")
+            notes.append(
+                f"{name} is exported as {names[0]}, the name that the installed torch reads"
+            )
         spelled |= dict.fromkeys(names, value)
     return spelled, tuple(notes)
 

@@ -89,7 +89,7 @@ def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
         raise ConfigError(
             f"num_processes {total} can't be divided among {count(over, 'machine')}",
             where=spec.accelerate_config,
-            hint=f"num_processes counts the ranks of all machines: {near} or {near + over}",
+            hint=f"write {near} or {near + over}: num_processes counts the ranks of all machines",
         )
     return machines, total // over
 

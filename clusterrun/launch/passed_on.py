@@ -10,16 +10,16 @@ from typing import Final
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Directive
 
-_ONE_TASK: Final = "Slurm starts one task per node"
+_ONE_TASK: Final = "drop it: Slurm starts one task per node"
 _NODES: Final = "use clusterrun's own option: it applies to the whole job"
-_LAUNCH: Final = "clusterrun starts, watches and ends the step"
+_LAUNCH: Final = "drop it: clusterrun starts, watches and ends the step"
 
 # Options that would change the launch itself, and what to use instead.
 _OWNED: Final = {
-    "chdir": "the ranks run in the directory that you submit from",
-    **dict.fromkeys(("error", "output"), "clusterrun keeps the output in the run directory"),
+    "chdir": "submit from the directory that the ranks are to run in",
+    **dict.fromkeys(("error", "output"), "drop it: the output is in the run directory"),
     **dict.fromkeys(("export", "export-file"), "use --env NAME=VALUE or --pass-env NAME"),
-    "input": "the ranks read no standard input",
+    "input": "drop it: the ranks read no standard input",
     "nodes": "use -N",
     **dict.fromkeys(("ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket"), _ONE_TASK),
     **dict.fromkeys(

@@ -16,8 +16,8 @@ _DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
 _FSDP_WORDS = frozenset(
     ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
 )
-# With one of these, fewer ranks than all divide a batch; the same holds for options of scripts
-# like Megatron's --tensor-model-parallel-size.
+# With one of these, not all ranks read different samples; the same is true of a script's options
+# such as Megatron's --tensor-model-parallel-size.
 _MODEL_PARALLEL = ("sequence_parallel_size", "tensor_parallel", "pipeline")
 
 

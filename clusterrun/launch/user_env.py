@@ -65,7 +65,7 @@ def _refuse_harmful(name: str, value: str) -> None:
     if name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING") and value == "0":
         raise UsageError(
             f"{name}=0 turns a crash of one rank into a hang of all",
-            hint="drop it: torch's default tears the job down",
+            hint="drop it: by default torch ends the job",
         )
     excludes = name.endswith("_SOCKET_IFNAME") and value.startswith("^")
     if excludes and "lo" not in value[1:].split(","):

@@ -148,7 +148,7 @@ def _strategy_of_yaml(spec: JobSpec, config: dict[str, Any]) -> Strategy:
     if named == "MULTI_CPU":
         hint = "write MULTI_GPU and pass --device cpu: accelerate starts MULTI_CPU only under MPI"
     else:
-        hint = f"distributed types that clusterrun launches: {', '.join(_STRATEGIES)}"
+        hint = f"use a type that clusterrun launches: {', '.join(_STRATEGIES)}"
     if named not in _STRATEGIES:
         raise ConfigError(
             f"distributed_type {named} cannot be launched", where=spec.accelerate_config, hint=hint

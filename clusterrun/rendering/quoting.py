@@ -24,7 +24,7 @@ _ESCAPES = {"\n": "\\n", "\t": "\\t", "'": "\\'", "\\": "\\\\"}
 def sh_word(value: object) -> Quoted:
     """Return a text as one word of bash, on one line.
 
-    Raises ValueError for a NUL byte, which no variable or argument can hold.
+    Raises ValueError for a NUL byte, which no variable or argument can contain.
 
     >>> print(sh_word("a b"), sh_word("plain"), sh_word(3), sh_word("it's\\ntwo"))
     'a b' plain 3 $'it\\'s\\ntwo'

@@ -161,7 +161,7 @@ def wait_until_left(
 
 
 class _Look:
-    """Checks whether one job has ended: its files each time, its scheduler now and then."""
+    """Checks whether one job has ended: by its files, and now and then by its scheduler."""
 
     def __init__(self, job: JobStatus, unheard_s: float) -> None:
         self.job = job

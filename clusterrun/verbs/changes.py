@@ -49,7 +49,7 @@ def change(
 ) -> Changed:
     """Read resolved.yaml of a run and apply the command line's settings.
 
-    With `exclude_bad` leave out the nodes that its outcomes blame.
+    With `exclude_bad` also exclude the nodes that its outcomes blame.
     Raises UsageError for an invalid value, ClusterrunError if the file is gone.
     """
     frozen = configuration(record)

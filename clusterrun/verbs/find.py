@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterrun.verbs.job import Job
 
 Which: TypeAlias = "str | JobRecord | Job"
-"""A job: its id or another name of it, its record, or its handle."""
+"""A job: its id, name or path, its record, or its handle."""
 
 
 def find_record(job: Which | None = None) -> JobRecord:

@@ -62,7 +62,7 @@ class Prepared:
 def render(job: Wanted) -> Bundle:
     """Return the text of every file that `submit` would write and send: `files["job.sbatch"]`.
 
-    Raises UsageError for what cannot run.
+    Raises UsageError if the job cannot run.
     """
     return prepare(job).bundle
 
@@ -123,7 +123,7 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
 
 
 def check_without_slurm(resolved: Resolved) -> None:
-    """Check a job as `submit` does, for Slurm unless it chooses. Raises UsageError."""
+    """Check a job as `submit` does, for Slurm if its cluster is auto. Raises UsageError."""
     spec = resolved.spec
     if spec.cluster is Cluster.AUTO:
         spec = dataclasses.replace(spec, cluster=Cluster.SLURM)
@@ -176,7 +176,7 @@ def _estimates(job: Resolved) -> tuple[str, ...]:
 
 
 def _unfed_hang_watch(job: Resolved) -> Iterator[str]:
-    """Yield a note if the script seems to give the hang timeout no reports to watch."""
+    """Yield a note if the script seems to report no steps, which the hang timeout needs."""
     spec = job.spec
     is_asked = job.origins["launch.hang_timeout"] != BUILT_IN and spec.hang_timeout_s
     if not is_asked or spec.silence_timeout_s or spec.script is None:

@@ -31,7 +31,7 @@ def prepare_resubmit(
 ) -> tuple[Prepared, Changed]:
     """Prepare a new run from an earlier run's configuration; `submit_prepared` starts it.
 
-    Raises UsageError for what cannot run.
+    Raises UsageError if the job cannot run.
     """
     changed = change(find_record(job), flags or {}, overrides, exclude_bad=exclude_bad)
     return prepare(changed.resolved), changed

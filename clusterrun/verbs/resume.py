@@ -43,7 +43,7 @@ WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 class Resumption:
     """A run that is ready to be resumed: its status, its start point, and its changes.
 
-    `is_complete` if the run is and no change is requested. `prepared` has no files if none changes.
+    `is_complete`: the run is, and no change is requested. `prepared` has no files if none changes.
     """
 
     status: JobStatus
@@ -87,7 +87,7 @@ def prepare_resume(
     """Decide how to resume a run; write nothing.
 
     `start` is `latest`, `scratch`, `step-N` or the path of one of its checkpoints; `force` resumes
-    a run that seems to be active. Raises UsageError for what can't be done.
+    a run that seems to be active. Raises UsageError if that is impossible.
     """
     record = find_record(job)
     status = _inactive_status(record, force=force)
@@ -189,7 +189,7 @@ def _refuse_other_place(record: JobRecord, changed: Changed) -> None:
     for row in changed.changes:
         if row.key in PLACE:
             raise UsageError(
-                f"run {record.run_id} keeps its {row.key}, {row.old}",
+                f"run {record.run_id} can't change its {row.key}, {row.old}",
                 hint=ELSEWHERE,
             )
 
@@ -247,7 +247,7 @@ def _lay_out(resumption: Resumption, undo: ExitStack) -> None:
 
 
 def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> None:
-    """Replace the run's files by those of a bundle; store the old ones with their attempt."""
+    """Replace the run's files with those of a bundle; store the old ones with their attempt."""
     kept = paths.earlier_config(last)
     kept.mkdir(mode=0o700, exist_ok=True)
     for path in paths.config_files:

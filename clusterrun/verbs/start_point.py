@@ -87,7 +87,7 @@ def _step_of(paths: RunPaths, text: str) -> int:
 
 
 def set_aside(paths: RunPaths, newer: tuple[Path, ...]) -> Callable[[], None]:
-    """Move checkpoints where the training ignores them; return a function that moves them back."""
+    """Move checkpoints out of the training's way; return a function that moves them back."""
     if not newer:
         return lambda: None
     place = paths.set_aside_dir(time.strftime("%Y%m%d-%H%M%S"))

@@ -33,7 +33,7 @@ def submit(
     """Start a job and return its handle.
 
     `argv` is the command to record; `chain` is the number of jobs that take turns at the run.
-    Raises UsageError for what cannot run, SubmissionError if the scheduler refuses,
+    Raises UsageError if the job cannot run, SubmissionError if the scheduler refuses,
     SchedulerUnreachableError if it does not answer; then no run directory is left, unless the job
     may be in the queue.
     """

@@ -277,7 +277,7 @@ def test_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) -> Non
     events(made.paths, "n1", {"type": "started"})
     found = status(made, said(JobState.PENDING, reason="BeginTime", expected_start=T0 + 120))
     assert found.pending is not None
-    assert found.pending.text.startswith("requeued; Slurm holds it back")
+    assert found.pending.text.startswith("requeued; Slurm holds it")
     assert found.attempt == 1
 
 

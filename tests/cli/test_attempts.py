@@ -282,7 +282,7 @@ def test_who_submits_and_waits_has_it_start_now_too(here: CommandLine) -> None:
 def test_who_only_looks_changes_nothing(here: CommandLine) -> None:
     requeued(here)
     said = here("status", "4711")
-    assert "waits      requeued; Slurm holds it back for two minutes; starts about" in said.out
+    assert "waits      requeued; Slurm holds it for two minutes; starts about" in said.out
     assert said.err == "note: to have Slurm start it now, run: clusterrun status --wait 4711\n"
     assert here.asked("scontrol") == []
 

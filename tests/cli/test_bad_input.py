@@ -165,7 +165,7 @@ def test_counts_of_an_accelerate_yaml_that_do_not_divide(here: CommandLine) -> N
     )
     assert refused(here, *LOCAL, "--accelerate-config", "own.yaml", "train.py") == (
         "error: own.yaml: num_processes 7 can't be divided among 2 machines\n"
-        "  hint: num_processes counts the ranks of all machines: 6 or 8\n"
+        "  hint: write 6 or 8: num_processes counts the ranks of all machines\n"
     )
 
 

@@ -68,7 +68,7 @@ def test_a_failure_gives_way_to_why_the_job_waits_now(here: CommandLine) -> None
     outcome(root, next=Next.REQUEUE)
     queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|BeginTime")
     said = here("list").out
-    assert "requeued; Slurm holds it back for two minutes" in said
+    assert "requeued; Slurm holds it for two minutes" in said
     assert "killed" not in said
 
 

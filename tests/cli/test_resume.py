@@ -373,7 +373,7 @@ def test_a_run_keeps_its_name_and_its_directory(here: CommandLine, argv: tuple[s
     failed(here)
     said = here("resume", "4711", *argv)
     assert said.code == 2
-    assert " keeps its " in said.err
+    assert " can't change its " in said.err
     assert "start a new run with 'clusterrun resubmit'" in said.err
     assert here.asked("sbatch") == []
 

@@ -92,7 +92,7 @@ def test_the_users_variables_are_written_as_the_installed_torch_reads_them() -> 
     found = variables(plan)
     assert found["TORCH_NCCL_DESYNC_DEBUG"] == "1"
     assert "NCCL_DESYNC_DEBUG" not in found
-    assert any("NCCL_DESYNC_DEBUG is written TORCH_NCCL_DESYNC_DEBUG" in n for n in plan.notes)
+    assert any("NCCL_DESYNC_DEBUG is exported as TORCH_NCCL_DESYNC_DEBUG" in n for n in plan.notes)
     old = on_slurm(slurm_facts(versions={"torch": "2.5.1"}), env={"TORCH_FR_CPP_STACK": "1"})
     assert variables(old)["TORCH_NCCL_TRACE_CPP_STACK"] == "1"
 

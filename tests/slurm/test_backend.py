@@ -213,7 +213,7 @@ def test_a_requeued_job_waits_and_says_so_and_is_not_over(submit: Submit) -> Non
     assert not any(state.is_terminal for state in states)
     found = stand(made)
     assert found.pending is not None
-    assert found.pending.text.startswith("requeued; Slurm holds it back")
+    assert found.pending.text.startswith("requeued; Slurm holds it")
     assert found.expected_start is not None
     assert 30 < found.expected_start - time.time() < 130
     BACKEND.cancel([made.job_id])
