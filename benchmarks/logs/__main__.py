@@ -50,10 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scale", type=float, default=1.0, help="1: 10 GB and 1,000,000 lines")
     parser.add_argument("--nodes", type=int, default=1000, help="nodes of the corpus")
-    parser.add_argument("--runs", type=int, default=7, help="how often each thing is measured")
-    parser.add_argument("--only", choices=list(read.SECTIONS), action="append", help="of `read`")
-    parser.add_argument("--torchx", metavar="PYTHON", help="a python that can import torchx")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file name without its end")
+    parser.add_argument("--runs", type=int, default=7, help="measurements of each command")
+    parser.add_argument(
+        "--only", choices=list(read.SECTIONS), action="append", help="tables of `read`"
+    )
+    parser.add_argument("--torchx", metavar="PYTHON", help="a Python that can import torchx")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file name without suffix")
     return parser
 
 

@@ -185,10 +185,10 @@ def replicas(setup: Setup) -> Section:
     """Measure torchx, which can search, but not show last lines, order by time, or errors."""
     section = Section(
         title="The same search by torchx",
-        about=f"Warm cache; {about(setup.small)}; for torchx the same text lies in a file for each "
-        "rank, as its Slurm scheduler would leave it (without stamps, hence smaller). "
+        about=f"Warm cache; {about(setup.small)}; for torchx the same text is in one file "
+        "per rank, as its Slurm scheduler would write it (without stamps, hence smaller). "
         "It reads each file in a separate thread, and has no option for the last lines, "
-        "for a moment (`since` is ignored on Slurm) or for an order by time.",
+        "a start time (`since` is ignored on Slurm) or an order by time.",
     )
     if setup.torchx is None:
         section.about += " Not measured: no --torchx PYTHON was named."

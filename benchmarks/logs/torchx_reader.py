@@ -1,4 +1,4 @@
-"""Run `torchx log` on the files of a job that has ended; needs torchx, not clusterrun.
+"""Run `torchx log` on the files of a job that has ended; this needs torchx, not clusterrun.
 
 Called in the directory of the files as `python torchx_reader.py REPLICAS [REGEX]`. Only the
 queries to a scheduler (does it exist, has it ended, how many replicas) are answered here.

@@ -114,7 +114,7 @@ def _own_version(name: str) -> str:
         return UNKNOWN if importlib.util.find_spec(name) else ""
 
 
-# By asking it
+# Query the interpreter
 
 
 def _asked(path: str, environ: Mapping[str, str]) -> Interpreter | None:
@@ -165,7 +165,7 @@ def _cache_file(path: str, environ: Mapping[str, str]) -> Path:
     return Path(cache) / "clusterrun" / "interpreters" / f"{name}.json"
 
 
-# By reading its files
+# Read its files
 
 
 def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:

@@ -167,7 +167,7 @@ def _notes(job: Resolved, plan: Plan) -> Iterator[str]:
 
 
 def _estimates(job: Resolved) -> tuple[str, ...]:
-    """Return what `plan` objects to; () if the configuration names no model."""
+    """Return why `plan` would answer no; () if the configuration names no model."""
     if not job.spec.names_model:
         return ()
     from clusterrun.advice.question import notes_of  # slow to import

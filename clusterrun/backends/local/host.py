@@ -87,7 +87,7 @@ class LocalHost(Host):
 
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> LocalStep:
         """Start every node. Raises OSError and ClusterrunError."""
-        del is_relaunch, excluded  # a simulated node is never lost alone
+        del is_relaunch, excluded  # a simulated node is never lost on its own
         gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
         step = LocalStep(paths=self.paths, attempt=attempt, running={})
         for rank in range(self.plan.nodes):
