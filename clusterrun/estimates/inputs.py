@@ -161,7 +161,7 @@ class Term:
 
 
 class Fit(str, Enum):
-    """Whether something fits into a capacity."""
+    """Return whether something fits into a capacity."""
 
     FITS = "fits"
     TIGHT = "tight"

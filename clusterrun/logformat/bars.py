@@ -52,12 +52,12 @@ class Bar:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has reached its end."""
+        """Return whether it has reached its end."""
         return self.total is not None and self.count >= self.total
 
     @property
     def is_side_work(self) -> bool:
-        """Whether it seems to count something other than steps, such as evaluation batches."""
+        """Return whether it seems to count no steps but, say, evaluation batches."""
         return self.unit in _SIDE_UNITS or bool(_SIDE_WORK.search(self.description))
 
 

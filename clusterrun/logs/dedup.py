@@ -46,7 +46,7 @@ class Copies:
 
     @property
     def is_folded(self) -> bool:
-        """Whether there are enough to fold; a late traceback is always folded."""
+        """Return whether there are enough to fold; a late traceback is always folded."""
         if self._is_block and self.is_late:
             return True
         few = self._is_block or self.line.rank is None
@@ -54,7 +54,7 @@ class Copies:
 
     @property
     def is_late(self) -> bool:
-        """Whether earlier copies were already shown."""
+        """Return whether earlier copies were already shown."""
         return self.before != 0
 
     @property

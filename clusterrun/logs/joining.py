@@ -31,7 +31,7 @@ class _Open:
 
     @property
     def is_due(self) -> bool:
-        """Whether it has waited long enough for its end."""
+        """Return whether it has waited long enough for its end."""
         return self.quiet_pauses > QUIET_PAUSES or self.pauses > OPEN_PAUSES
 
     def add(self, text: bytes) -> None:
@@ -55,7 +55,7 @@ class _Shown(_Open):
 
     @property
     def is_due(self) -> bool:
-        """Whether it has waited long enough; a progress bar may wait longer."""
+        """Return whether it has waited long enough; a progress bar may wait longer."""
         return self.pauses > BAR_PAUSES if self.is_bar else super().is_due
 
     def add(self, text: bytes) -> None:

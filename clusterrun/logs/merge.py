@@ -160,7 +160,7 @@ class _Reader:
 
     @property
     def is_long(self) -> bool:
-        """Whether the next line is longer than a block."""
+        """Return whether the next line is longer than a block."""
         return self._long_bytes > 0
 
     def read(self) -> None:

@@ -137,7 +137,7 @@ class _Backward:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything was read."""
+        """Return whether everything was read."""
         return self._position <= self._start and not self._first
 
     @property

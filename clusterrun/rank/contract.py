@@ -70,17 +70,17 @@ class Contract:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process is the rank, not one that the rank started."""
+        """Return whether this process is the rank, not one that the rank started."""
         return os.getpid() == self._pid
 
     @property
     def is_checked(self) -> bool:
-        """Whether the rank must join others."""
+        """Return whether the rank must join others."""
         return self.holds and self.expected > 1
 
     @property
     def has_joined(self) -> bool:
-        """Whether the rank, or a process that acts for it, has joined its world."""
+        """Return whether the rank, or a process that acts for it, has joined its world."""
         page = self._page
         return self.had_group or (page is not None and page.joining(self._slot) is Joining.JOINED)
 

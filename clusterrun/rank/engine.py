@@ -31,7 +31,7 @@ class Engine(str, Enum):
 
     @property
     def is_sharding(self) -> bool:
-        """Whether it shards the state over the ranks."""
+        """Return whether it shards the state over the ranks."""
         return self in (Engine.FSDP, Engine.DEEPSPEED)
 
 

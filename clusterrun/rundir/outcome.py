@@ -51,7 +51,7 @@ class Cause(str, Enum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether something went wrong."""
+        """Return whether something went wrong."""
         return self not in (Cause.COMPLETED, Cause.INTERRUPTED, Cause.CANCELLED)
 
 

@@ -79,7 +79,7 @@ class JobRecord:
 
     @property
     def is_own(self) -> bool:
-        """Whether this user submitted it."""
+        """Return whether this user submitted it."""
         return self.user == current_user()
 
     @property

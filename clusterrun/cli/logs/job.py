@@ -24,7 +24,7 @@ WAITING = (JobState.PENDING, JobState.CONFIGURING)
 class Standing:
     """The state of a job; `waits_for`: why it has not started; `error`: why that is unknown.
 
-    `is_held`: it was requeued, and Slurm holds it back.
+    `is_held`: it was requeued, and Slurm holds it.
     """
 
     state: JobState

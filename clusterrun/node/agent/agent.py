@@ -83,7 +83,7 @@ class Agent:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the head is lost or silent, and this agent was not signalled to end."""
+        """Return whether the head is lost or silent, and this agent was not signalled to end."""
         is_silent = self._member is not None and self._member.decided_alone
         return (self.has_lost_head or is_silent) and not self._was_signalled
 
@@ -225,7 +225,7 @@ class Agent:
             self._interruption.warned()
 
     def _is_open(self, ending: Ending, reports: int) -> bool:
-        """Whether the ranks that have not failed could show that the script is to blame."""
+        """Return whether the ranks that have not failed could show that the script is to blame."""
         saved = self._account.checkpoint
         return may_be_shared(self._plan, alike=ending.alike, reports=reports, checkpoint=saved)
 
@@ -337,7 +337,7 @@ class Agent:
             self._say(f"processes {left} cannot be killed; they may be blocked in the kernel")
 
     def _is_over(self, launcher: Launcher, ranks: Ranks) -> bool:
-        """Whether no rank is left; the launcher may still be running."""
+        """Return whether no rank is left; the launcher may still be running."""
         ranks.look()
         return launcher.result() is not None or ranks.all_ended(self._plan.procs_per_node)
 

@@ -54,7 +54,7 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether another failure must have come first, as when a launcher ended this rank."""
+        """Return whether another failure came first, as when a launcher ended this rank."""
         is_passed_on = self.cause in (Cause.LAUNCHER, Cause.WORLD_ELSEWHERE)
         return self.signal == signal.SIGTERM or is_passed_on or self.has_lost_peer
 

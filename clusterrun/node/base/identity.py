@@ -27,7 +27,7 @@ class Identity:
 
     @property
     def is_head(self) -> bool:
-        """Whether this node decides for all."""
+        """Return whether this node decides for all."""
         return self.node_rank == 0
 
 

@@ -45,7 +45,7 @@ def wait_status(pid: int) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and has not ended."""
+    """Return whether a process exists and has not ended."""
     fields = _stat(pid)
     return bool(fields) and fields[_STATE] not in ("Z", "X")
 

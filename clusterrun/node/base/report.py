@@ -26,7 +26,7 @@ class Report:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether every GPU of the node supports bf16 natively."""
+        """Return whether every GPU of the node supports bf16 natively."""
         return bool(self.capabilities) and has_bf16(min(self.capabilities))
 
     @classmethod

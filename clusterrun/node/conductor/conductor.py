@@ -372,7 +372,7 @@ class Conductor:
             pause(ROOM_POLL_S)
 
     def _may_pass(self, error: OSError) -> bool:
-        """Whether to retry; a run that has started survives any disk error."""
+        """Return whether to retry; a run that has started survives any disk error."""
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return is_full or (self.attempt > 0 and self.paths.attempts_dir.is_dir())
 

@@ -45,11 +45,11 @@ class Host(Protocol):
         return ""
 
     def is_over(self) -> bool:
-        """Whether the scheduler's time limit ends the job now."""
+        """Return whether the scheduler's time limit ends the job now."""
         return False
 
     def answers(self) -> bool:
-        """Whether the scheduler answers."""
+        """Return whether the scheduler answers."""
         return True
 
     def requeue(self) -> str:

@@ -27,7 +27,7 @@ class Leftovers:
 
     @property
     def is_written(self) -> bool:
-        """Whether everything that was read has been written."""
+        """Return whether everything that was read has been written."""
         return not (self._errors.pending_bytes or self._nccl.pending_bytes)
 
     def look(self) -> None:

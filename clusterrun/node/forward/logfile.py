@@ -42,7 +42,7 @@ class NodeLog:
 
     @property
     def is_written(self) -> bool:
-        """Whether everything has reached the run directory."""
+        """Return whether everything has reached the run directory."""
         return not any(file.pending_bytes for file in self._files)
 
     @property

@@ -44,7 +44,7 @@ class SpoolReader:
         self.size, self.mtime_us = found.st_size, found.st_mtime_ns // 1000
 
     def is_due(self, now: float, *, is_last: bool) -> bool:
-        """Whether there is more to forward than the beginning of an unfinished line."""
+        """Return whether there is more to forward than the beginning of an unfinished line."""
         if not self.unread or self._held is None or is_last:
             return bool(self.unread)
         position, size, since = self._held

@@ -41,7 +41,7 @@ class Output:
 
     @property
     def is_of_rank(self) -> bool:
-        """Whether a rank, not the launcher, writes it."""
+        """Return whether a rank, not the launcher, writes it."""
         return self.rank != "-"
 
     @property

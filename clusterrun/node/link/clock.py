@@ -40,7 +40,7 @@ class Offset:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the clocks differ by more than the ping can explain."""
+        """Return whether the clocks differ by more than the ping can explain."""
         return abs(self.offset_us) > max(LEAST_US, self.rtt_us / 2)
 
 

@@ -147,7 +147,7 @@ class StopDecision:
 
     @property
     def is_made(self) -> bool:
-        """Whether the attempt's ending is settled."""
+        """Return whether the attempt's ending is settled."""
         return self._ending.done()
 
     def add(self, failure: Failure) -> None:

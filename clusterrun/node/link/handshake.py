@@ -53,7 +53,7 @@ class Realm:
         return {"run": f"{root.parent.name}/{root.name}", "attempt": self.attempt}
 
     def is_named_in(self, message: Mapping[str, Any]) -> bool:
-        """Whether a message claims to come from this attempt."""
+        """Return whether a message claims to come from this attempt."""
         return all(message.get(name) == value for name, value in self.label.items())
 
     def create_secret(self) -> bytes:

@@ -113,7 +113,7 @@ class Head:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether to stop waiting: all nodes have joined, or one is unfit."""
+        """Return whether to stop waiting: all nodes have joined, or one is unfit."""
         peers = self._peers.values()
         return len(peers) == len(self._who.nodes) - 1 or any(p.report.problem for p in peers)
 
@@ -226,7 +226,7 @@ class Head:
 
     @property
     def has_leavers(self) -> bool:
-        """Whether all ranks of any node have succeeded."""
+        """Return whether all ranks of any node have succeeded."""
         return self._is_done or any(peer.is_done for peer in self._peers.values())
 
     def report_failure(self, failure: Failure) -> None:

@@ -64,7 +64,7 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
 
 
 def _is_orphaned(attempt: Attempt) -> bool:
-    """Whether all nodes before this one are lost, and no other process ends or continues the run.
+    """Return whether all nodes before this one are lost, and nothing else decides.
 
     If an earlier attempt lost its first node, the conductor is not on the head's node.
     """

@@ -80,13 +80,13 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
 
 
 def _never_started(history: Sequence[Outcome]) -> bool:
-    """Whether a relaunch failed before any agent ran: a lost step still holds the nodes."""
+    """Return whether a relaunch failed before any agent ran: a lost step still holds the nodes."""
     is_relaunch = len(history) > 1 and history[-2].next is Next.RELAUNCH
     return is_relaunch and _is_unstarted(history[-1])
 
 
 def _is_unstarted(outcome: Outcome) -> bool:
-    """Whether no agent met the others, as when Slurm refuses a step."""
+    """Return whether no agent met the others, as when Slurm refuses a step."""
     return outcome.cause is Cause.LAUNCHER and not outcome.nodes
 
 
@@ -178,7 +178,7 @@ def _needs_checkpoint(plan: Plan, checkpoint: int | None) -> bool:
 
 
 def _is_failure(outcome: Outcome) -> bool:
-    """Whether an end counts against --max-restarts: only failures of the training do."""
+    """Return whether an end counts against --max-restarts: only failures of the training do."""
     is_from_outside = outcome.cause in (Cause.INTERRUPTED, Cause.CANCELLED, *_LOST)
     return outcome.code != 0 and not is_from_outside and not _is_unstarted(outcome)
 

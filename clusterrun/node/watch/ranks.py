@@ -145,7 +145,7 @@ class Ranks:
         return len(self._ranks)
 
     def all_ended(self, count: int) -> bool:
-        """Whether at least `count` ranks have events, and all of these have ended."""
+        """Return whether at least `count` ranks have events, and all of these have ended."""
         ended = [rank for rank in self._ranks.values() if rank.ended_at]
         return len(ended) == len(self._ranks) >= count
 

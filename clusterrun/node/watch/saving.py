@@ -20,17 +20,17 @@ class Page:
 
     @property
     def is_used(self) -> bool:
-        """Whether any rank has called should_checkpoint()."""
+        """Return whether any rank has called should_checkpoint()."""
         return any(self._page.calls(rank) for rank in self._ranks)
 
     @property
     def has_left(self) -> bool:
-        """Whether a rank exits because it was asked to."""
+        """Return whether a rank exits because it was asked to."""
         return any(self._page.has_stopped(rank) for rank in self._ranks)
 
     @property
     def is_shielded(self) -> bool:
-        """Whether all ranks ignore SIGTERM."""
+        """Return whether all ranks ignore SIGTERM."""
         return all(self._page.is_shielded(rank) for rank in self._ranks)
 
     def joining(self) -> list[Joining]:

@@ -52,7 +52,7 @@ class RankPlace:
 
     @property
     def is_halted(self) -> bool:
-        """Whether the process exists but does not run."""
+        """Return whether the process exists but does not run."""
         return self.state in _STATES.values()
 
 
@@ -120,7 +120,7 @@ def main_frames(text: str) -> list[str]:
 
 
 def is_moving(before: Iterable[RankPlace], now: Iterable[RankPlace]) -> bool:
-    """Whether the stack of any rank has changed."""
+    """Return whether the stack of any rank has changed."""
     stacks = {place.rank: place.stack for place in before}
     return any(stacks.get(place.rank, place.stack) != place.stack for place in now)
 
