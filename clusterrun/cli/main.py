@@ -32,7 +32,7 @@ clusterrun logs -f                                    follow the newest run"""
 
 EXIT_CODES: Final = """\
 0    done, or the answer is yes
-1    the operation failed (sbatch refused the job, a directory is not writable)
+1    the operation failed (sbatch refused the job), or plan has no verdict
 2    the command line or the configuration is invalid; nothing was started
 3    done, and the answer is no (status --exit-status of a job that did not complete)
 4    no such job or run

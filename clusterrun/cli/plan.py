@@ -27,7 +27,7 @@ from clusterrun.cli.shared.options import (
 from clusterrun.config import Given, Resolved
 from clusterrun.errors import Exit, UsageError
 from clusterrun.estimates.alternatives import alternatives
-from clusterrun.estimates.estimate import Question, estimate
+from clusterrun.estimates.estimate import Estimate, Question, estimate
 from clusterrun.estimates.inputs import Fit
 from clusterrun.estimates.recommend import (
     WHAT_IF,
@@ -89,8 +89,8 @@ def command(
     """Estimate memory, time and cost before you queue.
 
     Describe the training with options or in the section `training:` of clusterrun.yaml. Options
-    of submit are also accepted. Exit with 0 if the training fits, even tightly, and with 3 if it
-    does not.
+    of submit are also accepted. Exit with 0 if the training fits, even tightly, with 3 if it does
+    not, and with 1 if too little is known for a verdict.
 
     \b
     clusterrun plan --model qwen3-8b --seq-len 4096 -N 4 --gpus-per-node 8 --gpu h100-80g
@@ -125,8 +125,13 @@ def command(
         output.answer_json(plan_json.of(answer, near, others))
     else:
         plan_view.show(answer, near, what=what, alternatives=others, explains=explains)
-    if answer.verdict is Fit.NO:
-        ctx.exit(Exit.NO)
+    ctx.exit(_exit_code(answer))
+
+
+def _exit_code(answer: Estimate) -> Exit:
+    if answer.verdict is None:
+        return Exit.FAILED
+    return Exit.NO if answer.verdict is Fit.NO else Exit.OK
 
 
 def _resolved(job: JobOptions, job_file: str | None) -> Resolved:

@@ -214,7 +214,7 @@ def _basis(time: Time, question: Question) -> str:
 
 def _speedup(answer: Estimate) -> Iterator[str]:
     found = answer.speedup
-    if found is None:
+    if found is None or answer.lacks_memory:
         return
     note = f" ({found.note})" if found.note else ""
     if found.measured_at:
