@@ -37,6 +37,7 @@ def _up(shape: Shape) -> int:
     print(f"export SLURM_CONF={shape.slurm_conf}")
     if shape.newer:
         print(f"export PATH={shape.newer.programs}:$PATH")
+    print(NEXT)
     return 0
 
 
@@ -65,6 +66,9 @@ def _need_root() -> None:
     if os.geteuid() != 0:
         raise ClusterError("the test cluster needs root")
 
+
+# The last line of `up`, a comment to the shell that evaluates them.
+NEXT = '# to use it in this shell: eval "$(python -m tests.cluster up)"; then: sinfo'
 
 VERBS: dict[str, Callable[[Shape], int]] = {
     "install": _install,
