@@ -33,10 +33,12 @@ def wait(
     *,
     timeout_s: float | None = None,
     released: Callable[[JobStatus], None] = lambda _: None,
+    stuck: Callable[[JobStatus], None] = lambda _: None,
 ) -> JobStatus:
     """Wait until a job has ended and return its last status.
 
-    A job that Slurm requeued and holds is released, and `released` is called. The last state is
+    A job that Slurm requeued and holds is released, and `released` is called. `stuck` is called once
+    for each reason why the job will not start unless somebody changes something. The last state is
     UNKNOWN if the job can't be found any more. Raises JobNotFoundError, and TimeoutError after
     `timeout_s`.
     """
@@ -44,7 +46,7 @@ def wait(
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
     known_at = time.monotonic()
     release = Release()
-    pause_s, state = POLL_S, None
+    pause_s, state, told = POLL_S, None, ""
     while True:
         now = status(record)
         if now.error or now.state is not JobState.UNKNOWN:
@@ -53,6 +55,9 @@ def wait(
             now = status(record, max_age_s=0)  # it may be starting again
         if release(now):
             released(now)
+        if now.pending and now.pending.can_start is False and now.pending.code != told:
+            told = now.pending.code
+            stuck(now)
         if now.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S:
             return now
         if time.monotonic() >= deadline:

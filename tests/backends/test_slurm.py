@@ -233,6 +233,21 @@ def test_variables_of_sbatch_name_what_they_would_override(tmp_path: Path) -> No
                 "you requested 2 nodes with 8 GPUs each",
             ),
         ),
+        *(
+            (
+                f"sbatch: error: Batch job submission failed: {words}",
+                1,
+                (
+                    "partition 'main' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB",
+                    "you requested 2 nodes with 8 GPUs each",
+                ),
+            )
+            for words in (
+                "Node count specification invalid",
+                "Requested partition configuration not available now",
+                "More processors requested than permitted",
+            )
+        ),
         (
             "sbatch: error: Batch job submission failed: "
             "Invalid account or account/partition combination specified",

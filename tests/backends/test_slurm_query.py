@@ -52,6 +52,16 @@ SCONTROL = (
 )
 
 
+@pytest.mark.parametrize("limit", ["UNLIMITED", "365-00:00:00"])
+def test_a_job_without_a_time_limit_has_none_before_and_after_its_start(limit: str) -> None:
+    """At the start of such a job Slurm sets its limit to a year."""
+    text = f"JobId=7 JobState=RUNNING NodeList=n1 RunTime=00:01:00 TimeLimit={limit} Restarts=0"
+    assert parse_scontrol(text, ["7"])["7"].limit_s is None
+    minutes = limit if limit == "UNLIMITED" else str(365 * 24 * 60)
+    row = f"7|COMPLETED|0:0|n1|60|{minutes}|1795257574|1795257634|None"
+    assert parse_sacct(row)["7"].limit_s is None
+
+
 def test_squeue_is_read_whole() -> None:
     jobs = parse_squeue(SQUEUE)
     assert list(jobs) == ["10", "13", "11", "12", "4_0", "4_[2-3%1]", "5", "14"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -16,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from clusterrun.rundir.outcome import Cause
+from clusterrun.shared.state import JobState
 from clusterrun.verbs import render
+from clusterrun.verbs import status as status_verb
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.patience import PATIENCE
@@ -342,6 +345,23 @@ def test_a_person_is_asked_about_many_nodes(here: CommandLine) -> None:
     assert (code, out) == (1, "")
     assert "  jobs       4711 (train)\nCancel 1 job on 65 nodes? [y/N]: " in shown
     assert here.asked("scancel") == []
+
+
+def test_wait_warns_once_of_a_job_that_cannot_start(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.slurm()
+    here.program("squeue", "echo '4711|PENDING||0:00|UNLIMITED|N/A|N/A|PartitionNodeLimit'")
+    states = iter([JobState.PENDING, JobState.PENDING, JobState.CANCELLED, JobState.CANCELLED])
+    ask = status_verb.status
+    monkeypatch.setattr(status_verb, "POLL_S", 0.0)
+    monkeypatch.setattr(
+        status_verb, "status", lambda job, **_: dataclasses.replace(ask(job), state=next(states))
+    )
+    said = here("submit", "--wait", "-N9", "train.py")
+    reason = "requests more nodes than the partition allows; it will not start"
+    hint = "  note: to end it, run: clusterrun cancel 4711\n"
+    assert said.err.count(f"warning: job 4711 is pending: {reason}\n{hint}") == 1
 
 
 @pytest.mark.parametrize(("option", "last"), [("--wait", "\ninterrupted\n"), ("--follow", "")])

@@ -173,7 +173,7 @@ def _squeue_job(values: Sequence[str]) -> SchedulerJob:
         reason=_reason(reason, state),
         nodelist=nodelist,
         elapsed_s=parse_clock(elapsed) if has_started else None,
-        limit_s=parse_clock(limit),
+        limit_s=_limit(parse_clock(limit)),
         start=parse_time(start) if has_started else None,
         expected_start=parse_time(start) if state is JobState.PENDING else None,
         end=parse_time(end) if state.is_terminal else None,
@@ -228,7 +228,7 @@ def _sacct_job(values: Sequence[str]) -> SchedulerJob:
         reason=_reason(reason, state),
         nodelist=nodelist if ran else "",
         elapsed_s=int(elapsed) if elapsed.isdigit() and started else None,
-        limit_s=int(limit_minutes) * 60 if limit_minutes.isdigit() else None,
+        limit_s=_limit(int(limit_minutes) * 60 if limit_minutes.isdigit() else None),
         start=started,
         end=parse_time(end) if state.is_terminal else None,
         exit_code=code,
@@ -281,7 +281,7 @@ def _scontrol_job(job_id: str, pairs: dict[str, str]) -> SchedulerJob:
         reason=_reason(pairs.get("Reason", ""), state),
         nodelist="" if nodelist == "(null)" else nodelist,
         elapsed_s=parse_clock(pairs.get("RunTime", "")) if has_started else None,
-        limit_s=parse_clock(pairs.get("TimeLimit", "")),
+        limit_s=_limit(parse_clock(pairs.get("TimeLimit", ""))),
         start=parse_time(pairs.get("StartTime", "")) if has_started else None,
         expected_start=None if has_started else parse_time(pairs.get("StartTime", "")),
         end=parse_time(pairs.get("EndTime", "")) if state.is_terminal else None,
@@ -325,6 +325,11 @@ def job_of_sluid(text: str) -> str:
 
 
 # Values
+
+
+def _limit(limit_s: int | None) -> int | None:
+    """Return a time limit; None for the year that Slurm gives a job without one at its start."""
+    return None if limit_s == 365 * 86400 else limit_s
 
 
 def parse_clock(text: str) -> int | None:

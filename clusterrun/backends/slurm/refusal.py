@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from clusterrun.backends.slurm.site import partition_rows
 from clusterrun.errors import SubmissionError
 from clusterrun.launch.plan import Plan
@@ -23,6 +25,12 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("Invalid --time",), "write --time as minutes, HH:MM:SS or D-HH:MM:SS"),
 )
 
+# Parts of sbatch's messages for more nodes, GPUs, CPUs or memory than a partition has.
+TOO_MUCH: Final = (
+    *("node configuration", "can not be satisfied", "Node count specification"),
+    *("partition configuration", "processors requested than permitted"),
+)
+
 
 def explained(done: shell.Completed, plan: Plan) -> SubmissionError:
     """Return the error of a refused submission, with sbatch's message as its cause."""
@@ -38,7 +46,7 @@ def _hints(words: str, plan: Plan) -> list[str]:
     if "nvalid partition" in words:
         names = sorted({row.name for row in partition_rows()})
         return [f"choose one of the partitions here: {', '.join(names)}"] if names else []
-    if "node configuration" in words or "can not be satisfied" in words:
+    if any(part in words for part in TOO_MUCH):
         return [*_what_there_is(plan), _what_was_asked(plan)]
     if "time limit" in words.lower():
         return [
