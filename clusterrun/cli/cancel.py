@@ -140,8 +140,11 @@ class _Progress:
         self._warned.add((job_id, found.unsaved))
         notes: tuple[str, ...] = (f"to end it now, run: clusterrun cancel {job_id}",)
         if found.is_unheard:
-            wait = f"otherwise the job ends after {clock(self._unheard_s)} (--timeout)"
-            notes = (wait, *notes)
+            notes = (
+                "ranks that are still starting save at their first call",
+                f"without a call the job ends after {clock(self._unheard_s)} (--timeout)",
+                *notes,
+            )
         output.warn(f"job {job_id}: {found.unsaved}", notes=notes)
 
 

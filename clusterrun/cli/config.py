@@ -14,7 +14,7 @@ from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options, json_option
 from clusterrun.config import Resolved
 from clusterrun.config.document import Document, parse_document
-from clusterrun.config.files import FoundFiles, find_files
+from clusterrun.config.files import PROJECT_FILE, FoundFiles, find_files
 from clusterrun.config.keys import BY_KEY, nearest
 from clusterrun.config.load import resolve
 from clusterrun.config.resolved import Row
@@ -30,12 +30,15 @@ class ConfigGroup(click.Group):
         """Find the command. Raises UsageError for an unknown one."""
         name = args[0]
         if name not in self.commands and not name.startswith("-"):
-            near = nearest(name, self.commands)
-            hint = (
-                f"use 'config {near}'" if near else f"print it with: clusterrun config show {name}"
-            )
-            raise UsageError(f"no command 'config {name}'", hint=hint)
+            raise UsageError(f"no command 'config {name}'", hint=self._hint(*args))
         return super().resolve_command(ctx, args)
+
+    def _hint(self, name: str, key: str = "KEY", *_: str) -> str:
+        if near := nearest(name, self.commands):
+            return f"use 'config {near}'"
+        if any(f".{name}." in f".{full}." for full in BY_KEY):
+            return f"print it with: clusterrun config show {name}"
+        return f"print a setting with: clusterrun config show {key}; change it in {PROJECT_FILE}"
 
 
 @click.group("config", cls=ConfigGroup, no_args_is_help=False, invoke_without_command=True)

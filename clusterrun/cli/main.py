@@ -327,6 +327,11 @@ def _from_click(error: click.UsageError, args: Sequence[str]) -> UsageError:
     fallback = f"run '{command} --help' for the options"
     if isinstance(error, click.NoSuchOption):
         return spellings.no_option(error, args)
+    if isinstance(error, click.MissingParameter) and error.param:
+        kind = error.param.type
+        if isinstance(kind, click.Choice):  # click would list the choices over several lines
+            choices = ", ".join(kind.choices)
+            return UsageError(f"no {error.param.name} given", hint=f"pass one of {choices}")
     return UsageError(_sentence(error.format_message()), hint=fallback)
 
 

@@ -64,6 +64,7 @@ def command(
     prepared, changed = prepare_resubmit(
         run, flags=job.flags, overrides=job.overrides, exclude_bad=exclude_bad
     )
+    prepared.refuse_problem()
     warnings = submission.print_notes(prepared)
     if exclude_bad and not changed.excluded:
         output.note("no bad nodes are known for that run; none are excluded")

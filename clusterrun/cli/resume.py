@@ -95,6 +95,7 @@ def command(
     if plan.is_complete:
         _say_complete(plan, as_json=as_json, parsable=parsable)
         return
+    plan.prepared.refuse_problem()
     warnings = submission.print_notes(plan.prepared)
     if exclude_bad and not plan.changed.excluded:
         output.note("no bad nodes are known for this run; none are excluded")

@@ -117,7 +117,8 @@ def _checkpoint(job: JobStatus) -> str:
         return job.checkpoint
     for attempt in reversed(job.attempts):
         if attempt.outcome and attempt.outcome.checkpoint is not None:
-            return f"step {attempt.outcome.checkpoint} (attempt {attempt.number} or earlier)"
+            step = attempt.outcome.checkpoint
+            return f"step {step}, the newest when attempt {attempt.number} ended"
     return ""
 
 

@@ -80,6 +80,7 @@ def command(
     _refuse_contradictions(as_json=as_json, parsable=parsable, follow=follow, dry_run=dry_run)
     job = _chained(job) if chain else job
     prepared = _prepare_planned(job) if plans else prepare(job.load())
+    prepared.refuse_problem()
     warnings = submission.print_notes(prepared, keep_sbatch_env=keep_sbatch_env)
     if dry_run or test_only:
         try:

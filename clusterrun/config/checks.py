@@ -11,12 +11,14 @@ from typing import Final
 from clusterrun.errors import UsageError
 from clusterrun.shared.hostlist import parse_hostlist
 
+SLURM_MOST: Final = 65_533  # nodes of a job, CPUs of a task
 MOST: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("nodes", "spare_nodes"), 65_533),  # Slurm's own limit
-    **dict.fromkeys(("cpus_per_task", "cpus_per_gpu"), 65_533),
+    **dict.fromkeys(("nodes", "spare_nodes", "cpus_per_task", "cpus_per_gpu"), SLURM_MOST),
     **dict.fromkeys(("gpus_per_node", "nproc_per_node"), 1024),
-    **dict.fromkeys(("data_parallel_replicate", "data_parallel_shard"), 65_533 * 1024),  # ranks
-    **dict.fromkeys(("context_parallel", "sequence_parallel", "tensor_parallel"), 65_533 * 1024),
+    **dict.fromkeys(("data_parallel_replicate", "data_parallel_shard"), SLURM_MOST * 1024),  # ranks
+    **dict.fromkeys(
+        ("context_parallel", "sequence_parallel", "tensor_parallel"), SLURM_MOST * 1024
+    ),
     "main_process_port": 65_535,
 }
 RESERVED_NAMES: Final = ("", ".", "..", "by-job")

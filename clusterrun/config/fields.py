@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from clusterrun.config.checks import MOST, check_text, list_of
+from clusterrun.config.checks import MOST, SLURM_MOST, check_text, list_of
 from clusterrun.config.environments import read_step
 from clusterrun.errors import UsageError
 
@@ -177,6 +177,7 @@ def _check_number(field: Field, label: str, value: Any) -> None:
     if least is not None and not least <= value <= most:
         bound = f"at least {least}" if value < least else f"at most {most}"
         valid = f"{least} or more" if value < least else f"{most} or less"
+        valid += " (Slurm's maximum)" if value > most == SLURM_MOST else ""
         raise UsageError(
             f"{label} must be {bound}, not {value}", hint=f"write {valid}, or leave it out"
         )

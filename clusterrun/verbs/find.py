@@ -37,15 +37,18 @@ def find_record(job: Which | None = None) -> JobRecord:
         number = query.job_of_sluid(job or "")
         if number:
             return records.resolve_job(number, places)
-        if foreign.is_job_id(job or "") and foreign.ask(job or ""):
-            raise _not_ours(job or "") from None
+        if foreign.is_job_id(job or "") and (parts := foreign.ask(job or "")):
+            raise _not_ours(job or "", parts[0].user) from None
         raise
 
 
-def _not_ours(job_id: str) -> JobNotFoundError:
+def _not_ours(job_id: str, user: str) -> JobNotFoundError:
     return JobNotFoundError(
-        f"job {job_id} was not started by clusterrun",
-        hint=f"read its output: clusterrun logs {job_id}; use Slurm's own commands for the rest",
+        f"Slurm knows job {job_id} of user {user or 'unknown'}, but no run known here has this id",
+        hint=(
+            "name the run directory if clusterrun started it",
+            f"else use: clusterrun logs {job_id}, scontrol show job {job_id}",
+        ),
     )
 
 

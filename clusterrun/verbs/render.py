@@ -67,8 +67,11 @@ def render(job: Wanted) -> Bundle:
     return prepare(job).bundle
 
 
-def prepare(job: Wanted) -> Prepared:
-    """Check a spec, decide everything and render every file. Raises UsageError if it cannot run."""
+def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
+    """Check a spec, decide everything and render every file. Raises UsageError if it cannot run.
+
+    `is_again`: a run had this configuration, and its notes were printed then.
+    """
     if isinstance(job, JobSpec):
         job = adopt_spec(job, cwd=working_directory(os.environ))
     source = read_script(job)
@@ -76,7 +79,7 @@ def prepare(job: Wanted) -> Prepared:
     facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
     plan = make_plan(job.spec, facts)
     bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
-    notes = (*job.notes, *_notes(job, plan), *_estimates(job))
+    notes = (*job.notes, *_notes(job, plan, is_again=is_again), *_estimates(job))
     problem, is_sure = _problem(job, facts, plan.strategy, source, may_run=may_run)
     if problem and not is_sure:
         notes += (f"{problem.message}; {problem.hint}",)
@@ -147,7 +150,7 @@ def _template_dirs(resolved: Resolved) -> list[Path]:
     return [place for place in places if place.is_dir()]
 
 
-def _notes(job: Resolved, plan: Plan) -> Iterator[str]:
+def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
     spec = job.spec
     is_asked = job.origins["launch.strategy"] != BUILT_IN
     if is_asked and plan.strategy is not spec.strategy is Strategy.DDP:
@@ -157,10 +160,14 @@ def _notes(job: Resolved, plan: Plan) -> Iterator[str]:
     yield from plan.notes
     if plan.precision is Precision.BF16 and plan.device is Device.CUDA:
         yield from filter(None, [lacks_bf16(spec.gpu_type or spec.gpu)])
-    yield from _unfed_hang_watch(job)
+    if not is_again or job.origins["launch.hang_timeout"].is_of_user:
+        yield from _unfed_hang_watch(job)
     places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
     if plan.cluster is Cluster.SLURM and os.path.realpath(plan.runs_dir).startswith(places):
-        yield f"{plan.runs_dir} is usually on this machine only; nodes must share it (--run-dir)"
+        yield (
+            f"{plan.runs_dir} is probably on a disk of this machine only; "
+            "pass a --run-dir that all nodes share"
+        )
     for name in plan.pass_env:
         if name not in os.environ:
             yield f"--pass-env {name}: the variable is not set here"

@@ -34,4 +34,4 @@ def prepare_resubmit(
     Raises UsageError if the job cannot run.
     """
     changed = change(find_record(job), flags or {}, overrides, exclude_bad=exclude_bad)
-    return prepare(changed.resolved), changed
+    return prepare(changed.resolved, is_again=True), changed

@@ -94,7 +94,7 @@ def prepare_resume(
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
     _refuse_other_place(record, changed)
     prepared = None if changed.changes else _as_it_is(record, changed.resolved)
-    prepared = prepared or prepare(changed.resolved)
+    prepared = prepared or prepare(changed.resolved, is_again=True)
     _refuse_other_cluster(record, prepared.plan)
     is_complete = status.state.is_success and not changed.changes and start == LATEST
     point = _newest(record) if is_complete else choose(record.paths, start)

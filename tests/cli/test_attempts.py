@@ -57,7 +57,7 @@ def test_each_attempt_has_a_line_with_what_it_lost(here: CommandLine) -> None:
         "lost 40 steps (about 00:00:40); relaunch: a rank died and progress was made"
     )
     assert second == "2  node[17,19]"
-    assert lines(said.out, "checkpoint") == ["step 100 (attempt 1 or earlier)"]
+    assert lines(said.out, "checkpoint") == ["step 100, the newest when attempt 1 ended"]
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "TIMEOUT", "COMPLETED"])

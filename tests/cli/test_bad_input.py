@@ -10,6 +10,7 @@ import pytest
 from clusterrun.backends.slurm import backend, sbatch
 from clusterrun.shared import shell
 from tests.cli.conftest import CommandLine
+from tests.cli.runs import ended, queue, submitted
 
 LOCAL = ("--cluster", "local")
 SLURM = ("--cluster", "slurm")
@@ -203,6 +204,24 @@ def test_a_count_that_cannot_be_has_a_hint(here: CommandLine) -> None:
     )
 
 
+def test_a_missing_choice_is_reported_on_one_line(here: CommandLine) -> None:
+    said = here("completion")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == "error: no shell given\n  hint: pass one of bash, zsh, fish\n"
+
+
+@pytest.mark.parametrize("verb", ["submit", "resubmit", "resume"])
+def test_a_refused_job_has_no_notes_before_its_error(here: CommandLine, verb: str) -> None:
+    root = submitted(here, "4711", "-N2", "train.py")
+    ended(root, "FAILED", 1)
+    queue(here, "4711|FAILED|n|1:00|1:00|1000|2000|NonZeroExitCode")
+    (here.path / "train.py").write_text("def (")
+    what = {"resubmit": ("4711",), "resume": ("4711", "--from", "scratch", "--time", "5")}
+    said = here(verb, *what.get(verb, ("-N2", "train.py")))
+    assert said.code == 2
+    assert said.err.startswith("error: ")
+
+
 @pytest.mark.parametrize("text", ["a\nb", "a\r", "a\x1b[31m", "a\x7f"])
 @pytest.mark.parametrize("option", ["--job-name", "--partition", "--comment"])
 def test_control_characters_in_names(here: CommandLine, option: str, text: str) -> None:
@@ -227,7 +246,8 @@ def test_run_directory_that_the_nodes_do_not_share_is_told(here: CommandLine) ->
     said = here("render", *SLURM, "--run-dir", "/dev/shm/runs", "train.py")
     assert said.code == 0
     assert (
-        "note: /dev/shm/runs is usually on this machine only; nodes must share it (--run-dir)\n"
+        "note: /dev/shm/runs is probably on a disk of this machine only; "
+        "pass a --run-dir that all nodes share\n"
     ) in said.err
 
 
@@ -370,7 +390,11 @@ def test_a_job_of_another_tool_is_named_as_such(here: CommandLine) -> None:
     here.program("scontrol", "echo 'JobId=99999 JobName=x UserId=me(1) GroupId=g(1)'")
     said = here("status", "99999")
     assert said.code == 4
-    assert said.err.startswith("error: job 99999 was not started by clusterrun\n")
+    assert said.err == (
+        "error: Slurm knows job 99999 of user me, but no run known here has this id\n"
+        "  hint: name the run directory if clusterrun started it; "
+        "else use: clusterrun logs 99999, scontrol show job 99999\n"
+    )
 
 
 def test_a_script_is_shown_where_slurm_cannot_check_it(here: CommandLine) -> None:

@@ -107,6 +107,10 @@ def test_show_finds_a_key_without_its_section(capsys: Capture, key: str, hint: s
     assert capsys.readouterr().err == f"error: no setting '{key}'\n  hint: {hint}\n"
 
 
+PRINT = "print a setting with: clusterrun config show"
+CHANGE = "; change it in clusterrun.yaml"
+
+
 def test_config_alone_prints_its_help(capsys: Capture) -> None:
     assert main(["config"]) == 2
     captured = capsys.readouterr()
@@ -119,11 +123,16 @@ def test_config_alone_prints_its_help(capsys: Capture) -> None:
     [
         ("shwo", "use 'config show'"),
         ("slurm.time", "print it with: clusterrun config show slurm.time"),
+        ("time", "print it with: clusterrun config show time"),
+        ("get", f"{PRINT} KEY{CHANGE}"),
+        ("get slurm.time", f"{PRINT} slurm.time{CHANGE}"),
+        ("set slurm.time 5", f"{PRINT} slurm.time{CHANGE}"),
     ],
 )
 def test_config_with_another_word_names_the_command(capsys: Capture, word: str, hint: str) -> None:
-    assert main(["config", word]) == 2
-    assert capsys.readouterr().err == f"error: no command 'config {word}'\n  hint: {hint}\n"
+    words = word.split()
+    assert main(["config", *words]) == 2
+    assert capsys.readouterr().err == f"error: no command 'config {words[0]}'\n  hint: {hint}\n"
 
 
 def test_a_mistake_in_the_file_is_shown_as_promised(project: Path, capsys: Capture) -> None:

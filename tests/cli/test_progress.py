@@ -141,3 +141,10 @@ def test_a_hang_timeout_that_nothing_feeds_is_noted(here: CommandLine, source: s
     assert (note in here(*render, "--hang-timeout", "5m", "train.py").err) == is_unfed
     for argv in ((), ("--hang-timeout", "0"), ("--hang-timeout=5m", "--silence-timeout=9m")):
         assert note not in here(*render, *argv, "train.py").err
+
+
+def test_a_hang_timeout_that_nothing_feeds_is_noted_once_for_a_run(here: CommandLine) -> None:
+    submitted(here, "4711", "-N2", "--hang-timeout", "5m", "train.py")
+    note = "note: --hang-timeout: found no report of steps in train.py"
+    assert note not in here("resubmit", "4711", "--dry-run", "--time", "5").err
+    assert note in here("resubmit", "4711", "--dry-run", "--hang-timeout", "9m").err

@@ -59,7 +59,7 @@ BAD = [
         "nodes",
         "1000000",
         "{} must be at most 65533, not 1000000",
-        "write 65533 or less, or leave it out",
+        "write 65533 or less (Slurm's maximum), or leave it out",
     ),
     (
         "nproc_per_node",

@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,7 +89,7 @@ def _behind(words: Sequence[str], at: int, verb: str) -> Iterator[str]:
         yield f"put arguments of the script after --: {_line([*words[:at], '--', *words[at:]])}"
     elif hints := [*_behind_module(words, at)]:
         yield from hints
-    elif verb in ("submit", "render", "scaling"):
+    elif verb in ("submit", "render", "scaling") and at < len(words):
         script = next((word for word in words[at:] if word.endswith(".py")), "train.py")
         rest = " ".join(word for word in words[at : at + 2] if word != script)
         yield f"put arguments of the script after it: clusterrun {verb} {script} {rest}"
@@ -192,8 +192,15 @@ def _own_options(words: Sequence[str], command: click.Command) -> Iterator[int]:
             return
         elif is_option:
             yield at
-            name = f"--{normalized(word[2:])}" if word.startswith("--") else word
-            is_value = name in with_value
+            is_value = _awaits_value(word, with_value)
+
+
+def _awaits_value(word: str, with_value: Set[str]) -> bool:
+    """Whether the value of an option is the next word: `--nodes`, `-N`, or `-N` after flags."""
+    if word.startswith("--"):
+        return f"--{normalized(word[2:])}" in with_value
+    first = next((n for n, letter in enumerate(word) if f"-{letter}" in with_value), None)
+    return first == len(word) - 1
 
 
 def refuse_other_program(words: Sequence[str], verb: str) -> None:
