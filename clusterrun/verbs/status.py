@@ -37,10 +37,10 @@ def wait(
 ) -> JobStatus:
     """Wait until a job has ended and return its last status.
 
-    A job that Slurm requeued and holds is released, and `released` is called. `stuck` is called once
-    for each reason why the job will not start unless somebody changes something. The last state is
-    UNKNOWN if the job can't be found any more. Raises JobNotFoundError, and TimeoutError after
-    `timeout_s`.
+    A job that Slurm requeued and holds is released, and `released` is called. `stuck` is called
+    once for each reason why the job will not start unless somebody changes something. The last
+    state is UNKNOWN if the job can't be found any more. Raises JobNotFoundError, and TimeoutError
+    after `timeout_s`.
     """
     record = find_record(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")

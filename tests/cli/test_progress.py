@@ -145,6 +145,6 @@ def test_a_hang_timeout_that_nothing_feeds_is_noted(here: CommandLine, source: s
 
 def test_a_hang_timeout_that_nothing_feeds_is_noted_once_for_a_run(here: CommandLine) -> None:
     submitted(here, "4711", "-N2", "--hang-timeout", "5m", "train.py")
-    note = "note: --hang-timeout: found no report of steps in train.py"
+    note = "note: --hang-timeout needs reports of steps"
     assert note not in here("resubmit", "4711", "--dry-run", "--time", "5").err
     assert note in here("resubmit", "4711", "--dry-run", "--hang-timeout", "9m").err
