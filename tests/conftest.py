@@ -6,10 +6,12 @@ would build DeepSpeed's extensions anew each time that it takes turns with the e
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,16 @@ settings.register_profile("same", deadline=None, derandomize=True, max_examples=
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "patient"))
 
 
+# The tests themselves stay until the end: no collection of garbage visits them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, and only what the tests make."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no module of torch tests in `make check`: torch takes seconds to import."""
     is_fast = config.getoption("markexpr").startswith("not slurm and not torch and ")
@@ -56,9 +68,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     limit = float(config.getini("timeout"))
     for item in items:
         own = item.get_closest_marker("timeout")
-        limited = pytest.mark.timeout((own.args[0] if own else limit) * PATIENCE)
-        item.add_marker(limited, append=False)
+        item.add_marker(_limited(own.args[0] if own else limit), append=False)
     items.sort(key=lambda item: side_by_side.turn(item.nodeid))
+
+
+@cache
+def _limited(seconds: float) -> pytest.MarkDecorator:
+    return pytest.mark.timeout(seconds * PATIENCE)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> side_by_side.InGroups | None:
