@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,7 @@ class Renderer:
             raise ConfigError(f"template {name} cannot be rendered", cause=str(error)) from error
 
 
+@lru_cache(maxsize=8)  # with what it has compiled; a file that changed is read anew
 def _environment(directories: tuple[Path, ...]) -> Environment:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
