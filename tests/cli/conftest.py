@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,14 @@ class CommandLine:
         return sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*"))
 
 
+@cache
+def _tools() -> list[tuple[str, str]]:
+    places = [(name, shutil.which(name)) for name in TOOLS]
+    missing = [name for name, place in places if not place]
+    assert not missing, f"this machine has no {missing}"
+    return [(name, place) for name, place in places if place]
+
+
 @pytest.fixture(name="here")
 def _here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -75,10 +84,8 @@ def _here(
     project, programs = tmp_path / "project", tmp_path / "bin"
     project.mkdir()
     programs.mkdir()
-    for name in TOOLS:
-        found = shutil.which(name)
-        assert found, f"this machine has no {name}"
-        (programs / name).symlink_to(found)
+    for name, place in _tools():
+        (programs / name).symlink_to(place)
     for name in list(os.environ):
         if name.startswith(("CLUSTERRUN_", "SLURM", "SBATCH", "XDG_", "FORCE_COLOR", "CUDA")):
             monkeypatch.delenv(name)

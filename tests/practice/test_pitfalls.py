@@ -98,34 +98,24 @@ def test_a_leftover_of_another_srun_does_not_contradict_our_cpus(site: BatchSite
 
 
 @pytest.mark.parametrize(
-    "name",
+    "leaked",
     [
-        *(
-            "SLURM_JOB_ID",
-            "SLURM_CPU_BIND",
-            "SLURM_MEM_PER_NODE",
-            "SLURM_NTASKS",
-            "SLURMD_NODENAME",
-        ),
-        *(
-            "SLURMD_NODENAME",
-            "SBATCH_MEM_PER_NODE",
-            "SBATCH_EXPORT",
-            "SRUN_CPUS_PER_TASK",
-            "SALLOC_PARTITION",
-        ),
-        *("PMI_RANK", "PMIX_RANK", "PET_RDZV_ENDPOINT", "PET_STANDALONE", "TORCHELASTIC_RUN_ID"),
-        *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        *("GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        ("SLURM_JOB_ID", "SLURM_CPU_BIND", "SLURM_MEM_PER_NODE", "SLURM_NTASKS"),
+        ("SBATCH_MEM_PER_NODE", "SBATCH_EXPORT", "SRUN_CPUS_PER_TASK", "SALLOC_PARTITION"),
+        ("SLURMD_NODENAME", "PMI_RANK", "PMIX_RANK"),
+        ("PET_RDZV_ENDPOINT", "PET_STANDALONE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR"),
+        ("MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+        ("ROLE_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     ],
 )
 def test_what_leaks_from_a_shell_inside_a_job_is_scrubbed(
-    project: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    project: Path, monkeypatch: pytest.MonkeyPatch, leaked: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv(name, "0")
+    for name in leaked:
+        monkeypatch.setenv(name, "0")
     submitted()
     names = {entry.partition("=")[0] for entry in sbatch_was_given(project, "env")}
-    assert name not in names
+    assert not names & set(leaked)
     assert "PATH" in names
 
 
