@@ -33,10 +33,7 @@ from clusterrun.verbs.render import Prepared, check, prepare
     "--command",
     "shows_command",
     is_flag=True,
-    help="print the launch command of a node and the environment of a rank",
-)
-@click.option(
-    "--show-env", "--explain", is_flag=True, help="print the environment of a rank, with reasons"
+    help="print the launch command of a node and the environment of a rank, with reasons",
 )
 @rare_output("--node", type=int, metavar="K", help="choose the node for --command  [default: 0]")
 @rare_output("--rank", type=int, metavar="R", help="choose the rank for --command  [default: 0]")
@@ -48,7 +45,6 @@ def command(
     output_dir: str | None,
     checks: bool,
     shows_command: bool,
-    show_env: bool,
     node: int | None,
     rank: int | None,
     as_json: bool,
@@ -72,35 +68,27 @@ def command(
         print_check(check(prepared, keep_sbatch_env=keep_sbatch_env))
     if output_dir is not None:
         _write_files(prepared, Path(output_dir))
-    if show_env or shows_command:
+    if shows_command:
         at_node, at_rank = choose_rank(prepared.plan, node=node, rank=rank)
         shown = view(
             prepared.plan, prepared.bundle, python=prepared.python, node=at_node, rank=at_rank
         )
-        if shows_command:
-            _show_command(prepared.plan, shown, as_json=as_json)
-        if not (shows_command and as_json):
-            _show_environment(prepared.plan, shown, as_json=as_json)
+        _show_rank(prepared.plan, shown, as_json=as_json)
     elif output_dir is None or as_json:
         print_files(prepared, as_json=as_json)
 
 
-def _show_command(plan: Plan, shown: RankView, *, as_json: bool) -> None:
+def _show_rank(plan: Plan, shown: RankView, *, as_json: bool) -> None:
     if as_json:
         where = {"node": shown.node, "rank": shown.rank, "workdir": plan.workdir}
-        data = {"schema": "clusterrun.command/1", **where, "command": list(shown.command)}
-        output.answer_json({**data, **_environment(plan, shown)})
+        env = [{"name": v.name, "value": v.value, "why": v.why} for v in shown.env]
+        data = {"command": list(shown.command), "env": env, "pass_env": list(plan.pass_env)}
+        output.answer_json({"schema": "clusterrun.command/1", **where, **data})
         return
     ranks, nodes = count(plan.world_size, "rank"), count(plan.nodes, "node")
     output.answer(f"# rank {shown.rank} of {ranks}, on node {shown.node} of {nodes}")
     output.answer(f"cd {shlex.quote(plan.workdir)}")
     output.answer(f"{shlex.join(shown.command)}\n")
-
-
-def _show_environment(plan: Plan, shown: RankView, *, as_json: bool) -> None:
-    if as_json:
-        output.answer_json({"schema": "clusterrun.env/1", **_environment(plan, shown)})
-        return
     lines = [(variable.name, variable.value, variable.why) for variable in shown.env]
     lines += [(name, "(from your shell)", "passed by name") for name in plan.pass_env]
     output.answer_table(("VARIABLE", "VALUE", "WHY"), [tuple(map(_one_line, row)) for row in lines])
@@ -109,11 +97,6 @@ def _show_environment(plan: Plan, shown: RankView, *, as_json: bool) -> None:
     )
     if shown.note:
         output.warn(shown.note)
-
-
-def _environment(plan: Plan, shown: RankView) -> dict[str, object]:
-    rows = [{"name": v.name, "value": v.value, "why": v.why} for v in shown.env]
-    return {"env": rows, "pass_env": list(plan.pass_env)}
 
 
 def _one_line(text: str) -> str:

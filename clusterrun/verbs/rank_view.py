@@ -9,11 +9,11 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterrun.config.spec import Cluster, Strategy
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.accelerate_argv import launch_argv, module_argv
 from clusterrun.launch.plan import EnvVar, Plan, Precision
@@ -29,7 +29,7 @@ from clusterrun.shared.given import OWN_RANK, TASK
 ADDRESS, PORT, RUN_DIR, SPOOL = "<address of node 0>", "<port>", "<run dir>", "<spool>"
 _PRECISION = "<bf16 or fp16>"
 _PREVIEW = "clusterrun.node.agent.accelerate_preview"
-_READ = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR")
+_READ = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "PET_")
 _IMPORT_S = 120.0  # torch from a slow file system
 
 
@@ -61,17 +61,16 @@ def choose_rank(plan: Plan, *, node: int | None, rank: int | None) -> tuple[int,
 
 
 def view(plan: Plan, bundle: Bundle, *, python: str, node: int, rank: int) -> RankView:
-    """Return the launch line and the complete environment of a rank; ask accelerate of `python`."""
-    preview, note = _of_accelerate(plan, bundle, python, node)
+    """Return the launch line and the environment of a rank; `python` has the launcher."""
     named = {variable.name: variable.why for variable in plan.env}
     found = {variable.name: variable for variable in plan.env}
-    for name, value in _of_node(plan, node, rank).items():
+    of_node = _of_node(plan, node, rank)
+    for name, value in of_node.items():
         found[name] = EnvVar(name=name, value=value, why=named.get(name, "set on the node"))
-    torchrun = _of_torchrun(plan, node, rank)
+    launched, note = _of_launcher(plan, bundle, python, of_node, rank)
     for source, values in (
-        ("set by accelerate", preview),
-        ("set by torchrun", torchrun),
-        ("set in the rank, for scripts that read it", _of_task(plan, torchrun)),
+        ("set by the launcher", launched),
+        ("set in the rank, for scripts that read it", _of_task(plan, launched)),
     ):
         for name, value in values.items():
             if name not in found or found[name].value != value:
@@ -136,7 +135,6 @@ def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
         OWN_RANK: str(rank),
         "CLUSTERRUN_AGENT_PID": "<pid>",
         "CLUSTERRUN_LAUNCHER_PID": "<pid>",
-        "PET_SIGNALS_TO_HANDLE": "SIGQUIT",
         "CLUSTERRUN_GIVEN": "<names of the variables that the job was given>",
         "CLUSTERRUN_STARTED": "<checksums of the variables above>",
         **(_of_host(node) if is_local else {}),
@@ -147,44 +145,26 @@ def _of_host(node: int) -> dict[str, str]:
     return {"CLUSTERRUN_LOCAL_JOB_ID": "<job id>", "CLUSTERRUN_LOCAL_NODE_RANK": str(node)}
 
 
-def _of_torchrun(plan: Plan, node: int, rank: int) -> dict[str, str]:
-    if plan.strategy is Strategy.NONE:  # accelerate starts the one process itself
-        return {}
-    world, local = str(plan.world_size), str(plan.procs_per_node)
-    return {
-        **{"RANK": str(rank), "LOCAL_RANK": str(rank % plan.procs_per_node), "WORLD_SIZE": world},
-        **{"LOCAL_WORLD_SIZE": local, "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": world},
-        **{"GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(plan.nodes), "ROLE_NAME": "default"},
-        "MASTER_ADDR": _address(plan),
-        "MASTER_PORT": str(plan.main_process_port or PORT),
-        "TORCHELASTIC_RUN_ID": "<job id>-1",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",
-        **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"},
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": f"{SPOOL}/<error file>",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    }
-
-
-def _of_task(plan: Plan, torchrun: Mapping[str, str]) -> dict[str, str]:
+def _of_task(plan: Plan, launched: Mapping[str, str]) -> dict[str, str]:
     if plan.cluster is not Cluster.SLURM:
         return {}
-    return {name: torchrun[same] for name, same in TASK.items() if same in torchrun}
+    return {name: launched[same] for name, same in TASK.items() if same in launched}
 
 
-def _of_accelerate(
-    plan: Plan, bundle: Bundle, python: str, node: int
+def _of_launcher(
+    plan: Plan, bundle: Bundle, python: str, env: Mapping[str, str], rank: int
 ) -> tuple[dict[str, str], str]:
-    """Ask the installed accelerate; return its variables, and a note if they may differ."""
+    """Ask the installed accelerate and torch; return their variables, and a note if they differ."""
     fixed = {ADDRESS: "127.0.0.1", PORT: "1", _PRECISION: "bf16"}
+    node, local_rank = divmod(rank, plan.procs_per_node)
     with tempfile.TemporaryDirectory() as directory:
         for name, text in bundle.files.items():
             Path(directory, name).write_text(text)
         words = [fixed.get(w, w).replace(RUN_DIR, directory) for w in _arguments(plan, node)]
         try:
             done = shell.run(
-                module_argv(python, _PREVIEW, *words),
-                env=_environment(plan),
+                module_argv(python, _PREVIEW, str(local_rank), "--log_dir", directory, *words),
+                env=_environment(env),
                 cwd=Path(plan.workdir) if os.path.isdir(plan.workdir) else None,
                 timeout_s=_IMPORT_S,
                 tries=1,
@@ -192,24 +172,26 @@ def _of_accelerate(
             new: Mapping[str, str] = json.loads(done.stdout.splitlines()[-1])
         except (ClusterrunError, ValueError, IndexError):
             why = f"accelerate does not run with {python} here"
-            return {}, f"{why}; the variables that it sets are missing"
-        found = {name: value.replace(directory, RUN_DIR) for name, value in new.items()}
+            return {}, f"{why}; the variables that it and torch set are missing"
+    found = {name: value.replace(directory, RUN_DIR) for name, value in new.items()}
+    unknown = {
+        "MASTER_ADDR": _address(plan),
+        "MASTER_PORT": str(plan.main_process_port or PORT),
+        "TORCHELASTIC_ERROR_FILE": f"{SPOOL}/<error file>",
+    }
     if plan.precision is Precision.HEAD:
-        found["ACCELERATE_MIXED_PRECISION"] = _PRECISION
+        unknown["ACCELERATE_MIXED_PRECISION"] = _PRECISION
+    found |= {name: value for name, value in unknown.items() if name in found}
+    found.pop("OMP_NUM_THREADS", None)  # the agent sets it
     is_of_job = plan.python == python or python != sys.executable
-    note = f"the variables set by accelerate are those of {python}, not of {plan.python}"
-    return dict(_without_noise(found)), "" if is_of_job else note
+    note = f"the variables set by the launcher are those of {python}, not of {plan.python}"
+    return found, "" if is_of_job else note
 
 
-def _environment(plan: Plan) -> dict[str, str]:
-    """Return our environment without what other launchers left, with what accelerate reads.
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return our environment without what other launchers left, with what the launcher reads.
 
-    No other variable of the plan: with PYTHONPATH or LD_PRELOAD a project's code would run here.
+    No other variable of the job: with PYTHONPATH or LD_PRELOAD a project's code would run here.
     """
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    return {**kept, **{v.name: v.value for v in plan.env if v.name.startswith(_READ)}}
-
-
-def _without_noise(found: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Leave out what the agent sets first."""
-    yield from ((name, value) for name, value in found.items() if name != "OMP_NUM_THREADS")
+    return {**kept, **{name: env[name] for name in env if name.startswith(_READ)}}

@@ -15,8 +15,6 @@ from tests.cli.conftest import CommandLine
 LOOKS = [
     ("render",),
     ("render", "--command"),
-    ("render", "--show-env"),
-    ("render", "--explain"),
     ("render", "--check"),
     ("submit", "--dry-run"),
     ("submit", "--test-only"),
@@ -82,10 +80,10 @@ def test_render_notes_that_another_accelerate_was_asked(
     monkeypatch.setattr(shell, "run", lambda *_, **__: answer)
     python = f"{here.path}/evilenv/bin/python"
     (here.path / "clusterrun.yaml").write_text(f"launch: {{python: {python}}}\n")
-    said = here("render", "--show-env", "train.py")
-    note = f"the variables set by accelerate are those of {sys.executable}, not of {python}\n"
+    said = here("render", "--command", "train.py")
+    note = f"the variables set by the launcher are those of {sys.executable}, not of {python}\n"
     assert f"warning: {note}" in said.err
-    assert note not in here("render", "--show-env", "--python", python, "train.py").err
+    assert note not in here("render", "--command", "--python", python, "train.py").err
     assert not ran.exists()
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,27 +86,9 @@ def test_the_users_own_deepspeed_file_is_among_them_as_it_is(here: CommandLine) 
 
 @pytest.fixture(name="without_torch")
 def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import no accelerate: it imports torch."""
-    variables = {"ACCELERATE_MIXED_PRECISION": "no", "OMP_NUM_THREADS": "1"}
-    monkeypatch.setattr(rank_view, "_of_accelerate", lambda *_: (variables, ""))
-
-
-@pytest.mark.usefixtures("without_torch")
-def test_show_env_says_why_each_variable_is_set(here: CommandLine) -> None:
-    argv = (*SLURM, "--env", "LOG_LEVEL=a  b\nc", "--pass-env", "HF_TOKEN", "train.py")
-    said = here("render", "--show-env", *argv)
-    head, *lines = said.out.splitlines()
-    assert head.split() == ["VARIABLE", "VALUE", "WHY"]
-    names = [line.split()[0] for line in lines]
-    assert {"NCCL_DEBUG", "LOG_LEVEL", "HF_TOKEN", "MASTER_ADDR", "TRITON_CACHE_DIR"} <= set(names)
-    assert len(names) == len(set(names))
-    assert all(line.split("  ")[-1].strip() for line in lines)
-    assert "a  b\\nc" in said.out
-    answer = json.loads(here("render", "--show-env", "--json", *argv).out)
-    assert answer["pass_env"] == ["HF_TOKEN"]
-    exported = {row["name"]: row["value"] for row in answer["env"]}
-    assert exported["LOG_LEVEL"] == "a  b\nc"
-    assert here("render", "--explain", *argv) == said
+    """Import neither accelerate nor torch."""
+    variables = {"ACCELERATE_MIXED_PRECISION": "no", "RANK": "5", "LOCAL_RANK": "1"}
+    monkeypatch.setattr(rank_view, "_of_launcher", lambda *_: (variables, ""))
 
 
 @pytest.mark.usefixtures("without_torch")
@@ -113,22 +96,41 @@ def test_show_env_says_why_each_variable_is_set(here: CommandLine) -> None:
 def test_command_shows_the_launch_line_and_the_environment_of_a_rank(
     here: CommandLine, where: tuple[str, ...]
 ) -> None:
-    argv = ("render", "--command", *where, *SLURM, "train.py", "--lr", "1")
+    env = ("--env", "LOG_LEVEL=a  b\nc", "--pass-env", "HF_TOKEN")
+    argv = ("render", "--command", *where, *SLURM, *env, "train.py", "--lr", "1")
     said = here(*argv)
-    head, cd, line, _, *table = said.out.splitlines()
+    head, cd, line, _, titles, *table = said.out.splitlines()
     assert head == "# rank 5 of 8 ranks, on node 1 of 2 nodes"
     assert cd == f"cd {here.path}"
     assert line.startswith("accelerate launch --config_file '<run dir>/accelerate.yaml' ")
     assert "--machine_rank 1 --main_process_ip '<address of node 0>'" in line
     assert line.endswith(" clusterrun.rank.worker train.py --lr 1")
+    assert titles.split() == ["VARIABLE", "VALUE", "WHY"]
     rows = {row.split()[0]: row.split()[1] for row in table}
-    assert (rows["RANK"], rows["LOCAL_RANK"], rows["WORLD_SIZE"]) == ("5", "1", "8")
-    assert (rows["SLURM_PROCID"], rows["SLURM_LOCALID"]) == ("5", "1")
+    assert {"NCCL_DEBUG", "LOG_LEVEL", "HF_TOKEN", "TRITON_CACHE_DIR"} <= rows.keys()
+    assert len(rows) == len(table)
+    assert all(row.split("  ")[-1].strip() for row in table)
+    assert "a  b\\nc" in said.out
+    assert (rows["RANK"], rows["SLURM_PROCID"], rows["SLURM_LOCALID"]) == ("5", "5", "1")
     assert "note: values in <...> are known only when the job runs" in said.err
     data = json.loads(here(*argv[:2], "--json", *argv[2:]).out)
     assert (data["schema"], data["node"], data["rank"]) == ("clusterrun.command/1", 1, 5)
     assert data["command"][:2] == ["accelerate", "launch"]
-    assert {"name": "ROLE_RANK", "value": "5", "why": "set by torchrun"} in data["env"]
+    assert {"name": "RANK", "value": "5", "why": "set by the launcher"} in data["env"]
+    assert {row["name"]: row["value"] for row in data["env"]}["LOG_LEVEL"] == "a  b\nc"
+    assert data["pass_env"] == ["HF_TOKEN"]
+
+
+@pytest.mark.torch
+def test_the_launcher_itself_numbers_the_ranks_that_command_shows(here: CommandLine) -> None:
+    argv = ("render", "--command", "--json", "--rank", "5", *SLURM, "--strategy", "ddp")
+    said = here(*argv, "--python", sys.executable, "train.py")
+    found = {row["name"]: row["value"] for row in json.loads(said.out)["env"]}
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "SLURM_PROCID")
+    assert [found[name] for name in names] == ["5", "1", "8", "4", "1", "5"]
+    assert found["MASTER_ADDR"] == "<address of node 0>"
+    assert found["TORCHELASTIC_RUN_ID"] == "<job id>-1"
+    assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGQUIT"
 
 
 @pytest.mark.parametrize(
@@ -150,9 +152,9 @@ def test_without_accelerate_the_rest_of_the_environment_is_shown(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_view, "_PREVIEW", "clusterrun.no_such_module")
-    said = here("render", "--show-env", "--cluster", "local", "--device", "cpu", "train.py")
+    said = here("render", "--command", "--cluster", "local", "--device", "cpu", "train.py")
     assert said.code == 0
-    assert "RANK " in said.out
+    assert "CLUSTERRUN_WORLD_SIZE " in said.out
     assert "warning: accelerate does not run with " in said.err
 
 

@@ -87,9 +87,9 @@ def test_a_job_submitted_from_inside_a_rank_starts_as_from_a_fresh_shell(here: P
 
 
 def _is_as_rendered(here: Project, actual: dict[str, str]) -> None:
-    """Compare the environment of a rank with what `render --show-env` says of it."""
+    """Compare the environment of a rank with what `render --command` says of it."""
     options = TWO_NODES[2:]
-    argv = [CLUSTERRUN, "render", "--show-env", "--json", *options, "show.py", "fresh.json"]
+    argv = [CLUSTERRUN, "render", "--command", "--json", *options, "show.py", "fresh.json"]
     said = subprocess.run(
         argv, cwd=here.path, env=here.environ, capture_output=True, text=True, check=True
     )

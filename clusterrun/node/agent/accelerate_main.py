@@ -30,9 +30,8 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # inherited by the ranks
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
     # Slurm may send SIGTERM to every process of a step; the agent decides what to do. The ranks
-    # would inherit SIG_IGN, and torch's own handler would end them.
+    # would inherit SIG_IGN.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGQUIT"
 
     _keep_torch_quiet()
     from accelerate.commands.launch import launch_command, launch_command_parser

@@ -65,6 +65,7 @@ def _contract(attempt: Attempt, spool: Path) -> dict[str, str]:
         "CLUSTERRUN_ENGINE": plan.strategy.engine,
         "CLUSTERRUN_CHECKPOINT_DIR": str(paths.checkpoints_dir),
         "CLUSTERRUN_AGENT_PID": str(os.getpid()),
+        "PET_SIGNALS_TO_HANDLE": "SIGQUIT",  # torch's handler of SIGTERM would end the ranks
     }
 
 
