@@ -217,7 +217,9 @@ def estimate(question: Question) -> Estimate:
         rates=_rates(question),
         time=_time(question, counted),
         speedup=measured_speedup(question) or usual_speedup(question),
-        loader=_loader(question),
+        loader=loader.advice(
+            question.cpus_per_rank or 0, question.host_bytes or 0, is_cpu=question.is_cpu
+        ),
         preset=_preset(question),
         notes=tuple(_notes(question, counted)),
     )
@@ -360,17 +362,11 @@ def _cost(question: Question, gpu: Gpu) -> Cost:
     return cost.step_cost(question.setup, gpu, question.links(gpu), mfu=question.mfu)
 
 
-def _loader(question: Question) -> Loader:
-    advised = loader.advice(question.cpus_per_rank or 0, question.host_bytes or 0)
-    return replace(advised, pin_memory=advised.pin_memory and not question.is_cpu)
-
-
 def _preset(question: Question) -> Preset | None:
     """Return a preset that fits, if no batch was chosen and the device is known."""
     if question.is_batch_chosen or (question.gpu_bytes is None and not question.is_cpu):
         return None
-    device = 0 if question.is_cpu else question.gpu_bytes
-    chosen = presets.preset_for(device or 0, question.host_bytes or 0)
+    chosen = presets.preset_for(0 if question.is_cpu else question.gpu_bytes or 0)
     setup = replace(question.setup, micro_batch=chosen.micro_batch, grad_ckpt=chosen.grad_ckpt)
     need = gpu_need(replace(question, setup=setup, traced=None))
     return None if need is not None and need.verdict is Fit.NO else chosen

@@ -21,26 +21,26 @@ class Loader:
     why: str
 
 
-def advice(cpus_per_rank: int, host_bytes: int) -> Loader:
+def advice(cpus_per_rank: int, host_bytes: int, *, is_cpu: bool = False) -> Loader:
     """Choose workers and pinning; `host_bytes` is a node's allocated memory, 0 if unknown.
+
+    `is_cpu`: the training has no GPU.
 
     >>> advice(2, 64 * GIB)
     Loader(num_workers=2, pin_memory=True, why='one worker per CPU, at most 4: a rank has 2 CPUs')
     """
-    if is_low(host_bytes):
+    if 0 < host_bytes < LOW_HOST_BYTES:
         return Loader(
             num_workers=0,
             pin_memory=False,
             why=f"the host has {host_bytes / GIB:.1f} GiB, less than {LOW_HOST_BYTES // GIB}:"
             " workers copy what they load, and pinned memory can't be swapped",
         )
+    if is_cpu:
+        why = "workers would take CPUs from the training"
+        return Loader(num_workers=0, pin_memory=False, why=why)
     workers = min(MAX_WORKERS, cpus_per_rank) if cpus_per_rank else None
     return Loader(num_workers=workers, pin_memory=True, why=_why(cpus_per_rank))
-
-
-def is_low(host_bytes: int) -> bool:
-    """Return whether a host has too little memory for workers and pinning."""
-    return 0 < host_bytes < LOW_HOST_BYTES
 
 
 def _why(cpus: int) -> str:

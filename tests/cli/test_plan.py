@@ -482,7 +482,6 @@ def test_where_nothing_fits_that_is_the_answer(here: CommandLine) -> None:
         (("--gpu", "rtx3080"), "small-gpu"),
         (("--gpu", "a100-80g"), "large-gpu"),
         (("--device", "cpu", "--host-mem", "64GiB"), "cpu"),
-        (("--gpu", "a100-80g", "--host-mem", "12GiB"), "large-gpu, low-host-memory"),
     ],
 )
 def test_who_chose_no_batch_is_told_what_to_start_with(

@@ -31,6 +31,11 @@ def test_a_host_under_15_gib_gets_no_workers_and_no_pinning(
     assert (advised.num_workers == 0, not advised.pin_memory) == (frugal, frugal)
 
 
+def test_a_training_on_cpus_gets_no_workers_and_no_pinning() -> None:
+    advised = advice(8, 64 * GIB, is_cpu=True)
+    assert (advised.num_workers, advised.pin_memory) == (0, False)
+
+
 def test_a_host_of_unknown_memory_is_not_taken_for_a_small_one() -> None:
     assert advice(4, 0).num_workers == 4
 

@@ -21,8 +21,8 @@ def test_documented_examples_hold() -> None:
     assert doctest.testmod(presets).attempted > 0
 
 
-def test_the_four_classes_of_the_guides_are_there() -> None:
-    assert list(PRESETS) == ["cpu", "small-gpu", "large-gpu", "low-host-memory"]
+def test_the_classes_of_the_guides_are_there() -> None:
+    assert list(PRESETS) == ["cpu", "small-gpu", "large-gpu"]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
@@ -51,23 +51,12 @@ def test_the_memory_of_the_gpu_chooses(gpu_bytes: int, name: str) -> None:
     assert preset_for(gpu_bytes) is PRESETS[name]
 
 
-def test_a_cpu_trains_in_fp32_and_pins_nothing() -> None:
+def test_a_cpu_trains_in_fp32() -> None:
     cpu = PRESETS["cpu"]
-    assert (cpu.precision, cpu.grad_ckpt, cpu.pin_memory) == (MixedPrecision.NO, False, False)
+    assert (cpu.precision, cpu.grad_ckpt) == (MixedPrecision.NO, False)
 
 
 def test_a_small_gpu_computes_activations_again_and_a_large_one_does_not() -> None:
     small, large = PRESETS["small-gpu"], PRESETS["large-gpu"]
     assert (small.grad_ckpt, large.grad_ckpt) == (True, False)
     assert small.micro_batch < large.micro_batch
-
-
-@pytest.mark.parametrize("gpu_bytes", [0, 8 * GIB, 24 * GIB])
-def test_low_host_memory_changes_the_loader_alone(gpu_bytes: int) -> None:
-    usual, low = preset_for(gpu_bytes, 15 * GIB), preset_for(gpu_bytes, 15 * GIB - 1)
-    assert low.name == f"{usual.name}, low-host-memory"
-    assert (low.num_workers, low.pin_memory) == (0, False)
-    assert low == dataclasses.replace(
-        usual, name=low.name, num_workers=0, pin_memory=False, why=low.why
-    )
-    assert "swapped" in low.why["pin_memory"]

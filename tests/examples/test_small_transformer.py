@@ -18,6 +18,7 @@ import pytest
 
 from clusterrun.config import load_spec
 from clusterrun.estimates import presets as planned
+from clusterrun.estimates.loader import advice
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
@@ -42,7 +43,8 @@ BF16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 def test_precision_and_loader_of_a_preset_are_what_plan_suggests(name: str, theirs: str) -> None:
     ours, suggested = presets.PRESETS[name], planned.PRESETS[theirs]
     assert ours.precision == suggested.precision.value
-    assert (ours.num_workers, ours.pin_memory) == (suggested.num_workers, suggested.pin_memory)
+    loader = advice(8, 64 << 30, is_cpu=name == "cpu")
+    assert (ours.num_workers, ours.pin_memory) == (loader.num_workers, loader.pin_memory)
 
 
 def test_all_presets_have_32_rows_a_step() -> None:
