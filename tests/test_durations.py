@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from clusterrun.errors import UsageError
 from clusterrun.shared import durations
 from clusterrun.shared.durations import (
-    format_minutes,
+    clock,
     format_seconds,
     parse_seconds,
     parse_slurm_minutes,
@@ -81,7 +81,7 @@ def test_a_limit_and_a_span_differ_in_bare_numbers_only(number: int) -> None:
 
 @given(st.integers(min_value=1, max_value=10**8))
 def test_written_minutes_are_read_back(minutes: int) -> None:
-    assert parse_slurm_minutes(format_minutes(minutes)) == minutes
+    assert parse_slurm_minutes(clock(60 * minutes)) == minutes
 
 
 @given(st.integers(min_value=0, max_value=10**9))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from clusterrun.backends.evidence import Evidence, ProgressSource, TrainingProgress
 from clusterrun.logformat.bars import Text, find_bar
 from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream, parse_line
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.files import size_of
+from clusterrun.shared.files import end_of
 
 LAST_BYTES = 2 * LINE_BYTES  # always contains the start of a line
 
@@ -30,19 +29,10 @@ def _lines(paths: RunPaths, evidence: Evidence) -> Iterator[LogLine]:
     if not evidence.nodes:
         return
     node = evidence.nodes[0]
-    for text in _end(paths.log(evidence.attempt, node)).split(b"\n")[:-1]:
+    for text in end_of(paths.log(evidence.attempt, node), LAST_BYTES).split(b"\n")[:-1]:
         line = parse_line(text, node=node, offset=0, near_us=0)
         if line.rank is not None and line.stream in (Stream.OUT, Stream.ERR):
             yield line
-
-
-def _end(log: Path) -> bytes:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(size_of(log) - LAST_BYTES, 0))
-            return file.read(LAST_BYTES)
-    except OSError:
-        return b""
 
 
 def _printed(lines: Sequence[LogLine], own: TrainingProgress) -> TrainingProgress:

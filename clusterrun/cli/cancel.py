@@ -11,9 +11,8 @@ import click
 from clusterrun.backends.evidence import read_evidence
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit, UsageError
-from clusterrun.shared.durations import parse_seconds
+from clusterrun.shared.durations import clock, parse_seconds
 from clusterrun.shared.wording import count
 from clusterrun.verbs import cancel
 from clusterrun.verbs.find import is_elsewhere

@@ -27,7 +27,7 @@ from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.rundir.record import current_user
 from clusterrun.shared import files
-from clusterrun.shared.durations import format_minutes
+from clusterrun.shared.durations import clock
 
 DAY_MINUTES: Final = 24 * 60
 LOOKED_AT: Final = 200  # files, and directories
@@ -195,7 +195,7 @@ def _partition(chosen: PartitionRow, rows: Sequence[PartitionRow]) -> dict[str, 
     for row in rows:
         total[row.name] += row.nodes
     shown = f"'{chosen.name}' allows {chosen.limit}" if limit else f"'{chosen.name}' has no limit"
-    time = format_minutes(min(limit or DAY_MINUTES, DAY_MINUTES))
+    time = clock(60 * min(limit or DAY_MINUTES, DAY_MINUTES))
     return {
         "slurm.partition": Known(yaml_text(chosen.name), f"also: {_names(others)}" * bool(others)),
         "slurm.time": Known(f'"{time}"', f"days-hours:minutes:seconds; {shown}"),

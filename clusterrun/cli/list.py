@@ -12,7 +12,8 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import brief, failure_lines, where_or_why
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
-from clusterrun.cli.shared.times import clock, local_time
+from clusterrun.cli.shared.times import local_time
+from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import is_elsewhere
 from clusterrun.verbs.list import list_jobs

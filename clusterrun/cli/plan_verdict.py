@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from clusterrun.cli.plan_numbers import gib, gigabytes, number, span
-from clusterrun.cli.shared.times import clock
 from clusterrun.estimates.alternatives import changed
 from clusterrun.estimates.estimate import Estimate, Need, Time
 from clusterrun.estimates.inputs import GIB, Fit, Setup
 from clusterrun.estimates.recommend import Choice
+from clusterrun.shared.durations import clock
 from clusterrun.shared.wording import count
 
 _WORDS: Final = {Fit.FITS: "fits", Fit.TIGHT: "fits tightly", Fit.NO: "does not fit"}

@@ -12,7 +12,6 @@ from clusterrun.cli.plan_numbers import billions, gib, gigabytes, number, span
 from clusterrun.cli.plan_verdict import alternative_lines, pace_line, tokens_per_s, verdict_line
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import as_options
-from clusterrun.cli.shared.times import clock
 from clusterrun.config.training import LrRule
 from clusterrun.estimates.cost import Cost, assumption
 from clusterrun.estimates.disk import checkpoint_bytes
@@ -21,6 +20,7 @@ from clusterrun.estimates.inputs import Fit
 from clusterrun.estimates.memory import SYMBOLS, values_of_symbols
 from clusterrun.estimates.recommend import Choice, neighbours
 from clusterrun.estimates.steps import schedule_steps
+from clusterrun.shared.durations import clock
 from clusterrun.shared.wording import count
 
 FULL: Final = 0.90  # of the MFU: the view mentions passes that reach less

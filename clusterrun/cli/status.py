@@ -21,9 +21,9 @@ from clusterrun.cli.shared.job_text import (
     where_or_why,
 )
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
-from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit
 from clusterrun.rundir.outcome import Cause, Next, Outcome
+from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count

@@ -15,7 +15,7 @@ from clusterrun.config.keys import nearest
 from clusterrun.config.secrets import is_secret_name, is_secret_value, secret_assignments
 from clusterrun.errors import UsageError
 from clusterrun.shared.durations import (
-    format_minutes,
+    clock,
     format_seconds,
     parse_seconds,
     parse_slurm_minutes,
@@ -68,7 +68,7 @@ def written(field: Field, value: Any) -> Raw:
 
 def _scalar_text(field: Field, value: Any) -> str:
     if field.kind is Kind.MINUTES:
-        return format_minutes(value)
+        return clock(60 * value)
     if field.kind in (Kind.SECONDS, Kind.DURATION):
         return format_seconds(value)
     if field.kind is Kind.BYTES:

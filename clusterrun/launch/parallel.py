@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from clusterrun.config.keys import BY_NAME
 from clusterrun.config.parallel import FIELDS, SIZES, Parallel
 from clusterrun.config.spec import Device, JobSpec, Strategy
 from clusterrun.errors import ConfigError, UsageError
@@ -187,7 +188,7 @@ def _key(name: str) -> str:
 
 
 def _option(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
+    return BY_NAME[field].flags[0]
 
 
 def _named(sizes: Parallel, *names: str) -> str:

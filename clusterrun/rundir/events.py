@@ -6,13 +6,14 @@ below. Ranks write the same lines, without attempt and node, for their agent.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from clusterrun.shared.files import parse_object
 
 FIRST_BYTES = 256 * 1024  # started, rendezvous, world_ready: they may name thousands of nodes
 LAST_BYTES = 64 * 1024  # the last steps and saves
@@ -62,15 +63,6 @@ _TYPES: Mapping[str, type] = {
     "heard": bool,
     "metrics": dict,
 }
-
-
-def parse_object(line: bytes) -> dict[str, Any] | None:
-    """Parse a line as a JSON object; None for anything else, such as a partial line."""
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
 
 
 def parse(line: bytes) -> Event | None:

@@ -97,16 +97,15 @@ def parse_slurm_minutes(text: str) -> int:
     return math.ceil(seconds / 60)
 
 
-def format_minutes(minutes: int) -> str:
-    """Format minutes as Slurm shows a limit.
+def clock(seconds: float) -> str:
+    """Format a span of time as Slurm does.
 
-    >>> format_minutes(90), format_minutes(2160)
-    ('01:30:00', '1-12:00:00')
+    >>> clock(59), clock(18640), clock(90061)
+    ('00:00:59', '05:10:40', '1-01:01:01')
     """
-    hours, rest = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    clock = f"{hours:02}:{rest:02}:00"
-    return f"{days}-{clock}" if days else clock
+    days, rest = divmod(int(seconds), _UNIT_SECONDS["d"])
+    text = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{text}" if days else text
 
 
 def parse_seconds(text: str) -> int:

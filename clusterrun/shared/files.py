@@ -71,21 +71,34 @@ def _beside(path: Path) -> Path:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; None if the file is missing, damaged or not an object."""
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return parse_object(path.read_bytes())
+    except OSError:
+        return None
+
+
+def parse_object(text: str | bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; None for anything else, such as a partial line."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 
 
 def last_line(path: Path, letters: int = 300) -> str:
     """Return the last non-empty line of a file, shortened; "" if there is none."""
+    lines = end_of(path, TAIL_BYTES).strip(b"\0").decode(errors="replace").splitlines()
+    return next((shortened(line.strip(), letters) for line in reversed(lines) if line.strip()), "")
+
+
+def end_of(path: Path, most_bytes: int, *, since: int = 0) -> bytes:
+    """Return the last bytes of a file, none before byte `since`; b"" if it can't be read."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, size_of(path) - TAIL_BYTES))
-            lines = file.read().strip(b"\0").decode(errors="replace").splitlines()
+            file.seek(max(since, size_of(path) - most_bytes))
+            return file.read(most_bytes)
     except OSError:
-        return ""
-    return next((shortened(line.strip(), letters) for line in reversed(lines) if line.strip()), "")
+        return b""
 
 
 def size_of(path: Path) -> int:

@@ -12,7 +12,6 @@ from clusterrun.cli.logs.reading import exit_status, find_files
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import released
-from clusterrun.cli.shared.times import clock
 from clusterrun.errors import Exit
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.context import Break, with_context
@@ -28,6 +27,7 @@ from clusterrun.logs.follow import (
     follow,
 )
 from clusterrun.logs.sources import matches
+from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count

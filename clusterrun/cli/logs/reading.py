@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +13,6 @@ from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import failure_lines
-from clusterrun.cli.shared.times import clock
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.catalogue import BATCH
@@ -27,6 +25,8 @@ from clusterrun.logs.tail import Cut, Tail, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
 from clusterrun.shared import wording
+from clusterrun.shared.durations import clock
+from clusterrun.shared.files import end_of
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 
@@ -210,12 +210,7 @@ def _end_of_batch_output(request: Request) -> str | None:
     record = request.job.record
     if record is None:
         return None
-    try:
-        with record.paths.batch_output.open("rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
-            lines = file.read().decode("utf-8", "replace").splitlines()[-10:]
-    except OSError:
-        return None
+    lines = end_of(record.paths.batch_output, 4096).decode("utf-8", "replace").splitlines()[-10:]
     different = (line for line, _ in groupby(lines))  # nodes repeat each other
     return "\n".join(strip_controls(line, keep_colours=False) for line in different) or None
 

@@ -6,7 +6,7 @@ import time
 
 from clusterrun.backends.evidence import ProgressSource, TrainingProgress
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli.shared.times import clock
+from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 
 SILENCE_S = 10.0  # steps are reported each second

@@ -7,17 +7,6 @@ from datetime import datetime, timezone
 SECONDS_A_DAY = 86400
 
 
-def clock(seconds: float) -> str:
-    """Write a span of time as Slurm does.
-
-    >>> clock(59), clock(18640), clock(90061)
-    ('00:00:59', '05:10:40', '1-01:01:01')
-    """
-    days, rest = divmod(int(seconds), SECONDS_A_DAY)
-    text = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}-{text}" if days else text
-
-
 def local_time(epoch_s: float) -> str:
     """Write a moment in local time, without the day if it is less than half a day away."""
     then = datetime.fromtimestamp(epoch_s)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.config.spec import Device
+from clusterrun.launch.facts import parse_version
 from clusterrun.launch.nccl import spellings
 from clusterrun.node.base.identity import LOOPBACK, Attempt
 from clusterrun.node.base.report import LaunchParameters
@@ -94,15 +95,8 @@ def _caches(spool: Path, facts: NodeFacts) -> dict[str, str]:
 def _traces(spool: Path, facts: NodeFacts) -> dict[str, str]:
     """Write each rank's traces on this node; the agent collects them in one file."""
     dumps = str(spool / f"{FLIGHT}_rank_")  # torch appends the rank
-    names = spellings("TORCH_FR_DUMP_TEMP_FILE", _major_minor(facts.torch))
+    names = spellings("TORCH_FR_DUMP_TEMP_FILE", parse_version(facts.torch))
     return {"NCCL_DEBUG_FILE": str(spool / f"{NCCL}.%h.%p"), **dict.fromkeys(names, dumps)}
-
-
-def _major_minor(version: str) -> tuple[int, int] | None:
-    parts = version.split(".")
-    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
-        return None
-    return int(parts[0]), int(parts[1])
 
 
 def _threads(attempt: Attempt, facts: NodeFacts) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 
 from clusterrun.node.base.processes import is_running
 from clusterrun.node.forward.holes import ReadSpace
+from clusterrun.shared.files import parse_object
 
 NCCL, FLIGHT = "nccl", "flight"  # prefixes of file names
 KEPT_S = 7 * 86400
@@ -218,10 +218,8 @@ class EventReader:
         except OSError:
             return
         for line in whole.splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    yield {**event, "ts": _time(event.get("ts")), "type": str(event.get("type"))}
+            if event := parse_object(line):
+                yield {**event, "ts": _time(event.get("ts")), "type": str(event.get("type"))}
 
 
 def _time(value: object) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clusterrun.node.base.causes import Ending, Failure
+from clusterrun.shared.files import parse_object
 
 LINE_BYTES = 1 << 20
 STRANGER_BYTES = 4096  # of a line from a peer that is not yet trusted
@@ -53,7 +54,7 @@ class Channel:
 
     async def _message(self) -> dict[str, Any] | None:
         while True:
-            message = _parsed(await self._line())
+            message = parse_object(await self._line())
             if message is not None or not self._is_trusted:
                 return message
 
@@ -91,14 +92,6 @@ class Channel:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._writer.drain(), 1.0)
         self._writer.close()
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) else None
 
 
 def _cut(value: Any, size: int) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clusterrun.logformat.symptoms import TRACEBACK, Classifier
 from clusterrun.node.base.stderr import PREFIX
-from clusterrun.shared.files import size_of
+from clusterrun.shared.files import end_of
 
 LAST_BYTES = 64 * 1024
 
@@ -39,9 +39,4 @@ def _errors(lines: Sequence[str]) -> list[str]:
 
 
 def _lines(path: Path, since: int) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(since, size_of(path) - LAST_BYTES))
-            return file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
+    return end_of(path, LAST_BYTES, since=since).decode("utf-8", "replace").splitlines()
