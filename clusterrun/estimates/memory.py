@@ -13,7 +13,7 @@ from clusterrun.estimates.inputs import GIB, Setup, Term, term, total
 from clusterrun.estimates.parts import part_of_gpu
 from clusterrun.estimates.states import (
     ESTIMATORS,
-    Buckets,
+    REDUCE_BUCKET_SIZE,
     buffers,
     states,
     symbols,
@@ -49,15 +49,13 @@ BUFFER_FACTOR = 1.5  # of all host memory, the default of DeepSpeed's estimators
 CPU_BAND = (0.6, 1.1)
 
 
-def gpu_terms(
-    setup: Setup, *, buckets: Buckets | None = None, traced: Activations | None = None
-) -> tuple[Term, ...]:
-    """Return the most that each GPU holds; not all parts peak together.
+def gpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term, ...]:
+    """Return what each GPU holds at most; not all parts peak together.
 
     Parts that depend on an unknown shape or sequence length are absent.
     """
     setup = part_of_gpu(setup)
-    kept = (*states(setup), *buffers(setup, buckets or Buckets()))
+    kept = (*states(setup), *buffers(setup))
     passing = (*_cast_weights(setup), _dequantized(setup), *activations.terms(setup, traced))
     step = _optimizer_step(setup, total(passing))
     context = term(CONTEXT, CUDA_BYTES, "1.5 GiB", "an allowance; 0.3 to 2 GiB seen")
@@ -103,7 +101,7 @@ def cpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term,
     """
     setup = part_of_gpu(setup)
     here = replace(setup, strategy=Strategy(setup.strategy.value.removesuffix("-offload")))
-    used = Buckets(reduce_bucket_size=min(Buckets().reduce_bucket_size, setup.model.params))
+    used = min(REDUCE_BUCKET_SIZE, setup.model.params)
     ranks = setup.procs_per_node
     parts = (
         *(*states(here), *buffers(here, used), *_unreturned(here)),

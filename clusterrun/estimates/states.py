@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.estimates.inputs import Model, Setup, Term, term
@@ -15,19 +13,10 @@ FSDP = "torch fully_shard as accelerate 1.15 prepares it"
 # a 32-bit scale per 256 of those scales.
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 QLORA = "bitsandbytes NF4, double quantization; peft keeps the rest in fp32"
+# Defaults of DeepSpeed's configuration, in elements.
+REDUCE_BUCKET_SIZE = 500_000_000
+STAGE3_MAX_LIVE_PARAMETERS = 1_000_000_000
 NO_SYNC = "accelerate 1.15, accumulate(): FSDP reduces after the last pass of a step"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Buckets:
-    """DeepSpeed's buffers in elements, with the names and defaults of its config.
-
-    `overlap_comm` doubles the reduce bucket of ZeRO-1 and ZeRO-2; with None DeepSpeed decides.
-    """
-
-    reduce_bucket_size: int = 500_000_000
-    stage3_max_live_parameters: int = 1_000_000_000
-    overlap_comm: bool | None = None
 
 
 def adapter_params(model: Model, rank: int) -> int:
@@ -128,7 +117,7 @@ def zero_stage(setup: Setup) -> int:
     return int(setup.strategy.value.removeprefix("zero")[0])
 
 
-def buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
+def buffers(setup: Setup, bucket: int = REDUCE_BUCKET_SIZE) -> tuple[Term, ...]:
     """Return the buffers that the strategy needs to communicate."""
     if setup.strategy is Strategy.DDP and setup.world > 1:
         size, symbol = 4 * trainable_params(setup), symbols(setup)[0]
@@ -136,25 +125,19 @@ def buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
     if setup.strategy.is_fsdp:
         return (*_fsdp_buffers(setup), *_summed_up(setup))
     if setup.strategy.is_deepspeed:
-        return _zero_buffers(setup, buckets)
+        return _zero_buffers(setup, bucket)
     return ()
 
 
-def _zero_buffers(setup: Setup, buckets: Buckets) -> tuple[Term, ...]:
+def _zero_buffers(setup: Setup, bucket: int) -> tuple[Term, ...]:
     width, model, is_zero3 = setup.number_bytes, setup.model, zero_stage(setup) == 3
-    copies = 2 if buckets.overlap_comm and not is_zero3 else 1
-    bucket = copies * buckets.reduce_bucket_size
-    reduce = term(
-        "reduce bucket",
-        width * bucket,
-        f"{width} reduce_bucket_size" if copies == 1 else f"{width} x 2 reduce_bucket_size",
-        ZERO_3 if is_zero3 else ZERO_12,
-    )
+    source = ZERO_3 if is_zero3 else ZERO_12
+    reduce = term("reduce bucket", width * bucket, f"{width} reduce_bucket_size", source)
     if not is_zero3:
         is_kept = zero_stage(setup) == 1 or setup.lora
         size = 0 if is_kept else width * model.largest_layer
         return (reduce, term("largest gradient", size, f"{width} L_max", ZERO_12))
-    live = max(min(buckets.stage3_max_live_parameters, model.params), 2 * model.largest_layer)
+    live = max(min(STAGE3_MAX_LIVE_PARAMETERS, model.params), 2 * model.largest_layer)
     formula = f"{width} max(min(stage3_max_live_parameters, P), 2 L_max)"
     return (reduce, term("gathered weights", width * live, formula, ZERO_3))
 

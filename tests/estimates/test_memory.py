@@ -19,7 +19,7 @@ from clusterrun.errors import UsageError
 from clusterrun.estimates import memory
 from clusterrun.estimates.inputs import GIB, Setup, Term, total
 from clusterrun.estimates.models import BUILT_IN, from_config, from_numbers
-from clusterrun.estimates.states import Buckets, adapter_params
+from clusterrun.estimates.states import adapter_params
 from tests.estimates.deepspeed import zero2, zero3
 from tests.examples.worlds import command, descendants
 
@@ -131,12 +131,10 @@ def test_fsdp_keeps_whole_what_it_sums_up_over_the_passes_of_a_step() -> None:
     assert "accumulated gradients" not in {*once, *zero3}
 
 
-def test_deepspeeds_buckets_are_its_defaults_or_those_of_the_config() -> None:
+def test_deepspeeds_buckets_are_its_defaults() -> None:
     usual = _sizes(memory.gpu_terms(_setup(Strategy.ZERO3)))
     assert usual["reduce bucket"] == 2 * 500_000_000
     assert usual["gathered weights"] == 4 * LLAMA.largest_layer  # more than 1e9 x 2 bytes
-    own = Buckets(reduce_bucket_size=10**6, overlap_comm=True)
-    assert _sizes(memory.gpu_terms(_setup(Strategy.ZERO2), buckets=own))["reduce bucket"] == 4e6
 
 
 def test_a_small_model_gathers_no_more_than_it_has() -> None:

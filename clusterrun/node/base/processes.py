@@ -64,9 +64,9 @@ def exit_and_signal(status: int) -> tuple[int, int]:
     return (code, 0) if code >= 0 else (128 - code, -code)
 
 
-def kill_descendants(deadline_s: float = KILL_S) -> list[int]:
+def kill_descendants() -> list[int]:
     """Kill and reap all descendants of this process; return the pids that are left."""
-    deadline = time.monotonic() + deadline_s
+    deadline = time.monotonic() + KILL_S
     while left := psutil.Process().children(recursive=True):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
