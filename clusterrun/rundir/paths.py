@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 NAME_BYTES = 80
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class _File:
+    """A path in a run directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: RunPaths, _: type) -> Path:
+        return paths.root / self._name
+
+
+class _OfAttempt(_File):
+    """A path for each attempt."""
+
+    def __get__(self, paths: RunPaths, _: type) -> Callable[[int], Path]:  # type: ignore[override]
+        return lambda attempt: paths.root / "attempts" / str(attempt) / self._name
+
+
+class _OfNode(_File):
+    """A path for each attempt and node."""
+
+    def __get__(  # type: ignore[override]
+        self, paths: RunPaths, _: type
+    ) -> Callable[[int, str], Path]:
+        return lambda attempt, node: paths.root / self._name.format(attempt=attempt, node=node)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,55 +49,44 @@ class RunPaths:
     root: Path
     made: tuple[Path, ...] = field(default=(), compare=False, repr=False)
 
-    @property
-    def record(self) -> Path:
-        """job.json: where the run went (JobRecord)."""
-        return self.root / "job.json"
+    record = _File("job.json")  # where the run went (JobRecord)
+    record_lock = _File(".job.lock")  # held while job.json is read, changed and written
+    resume_lock = _File(".resume.lock")  # held while the run is resumed
+    resolved = _File("resolved.yaml")  # the configuration with each value's origin
+    plan = _File("plan.json")  # what the nodes read
+    script = _File("job.sbatch")  # the batch script
+    node_script = _File("node.sh")  # what each node starts
+    env_script = _File("env.sh")  # setup lines and exported variables
+    accelerate = _File("accelerate.yaml")  # without what only the node knows
+    deepspeed = _File("ds_config.json")  # DeepSpeed's configuration, if there is one
+    slurm_dir = _File("slurm")  # of submitit and of the batch script's output
+    batch_output = _File("slurm/batch.out")  # of the batch script, or of the local controller
+    controller = _File("controller.json")  # pid and start time of the local backend's controller
+    end = _File("end.json")  # how the run ended, written last
+    attempts_dir = _File("attempts")  # one directory for each attempt: attempts/1
+    events_dir = _File("events")  # <node>.jsonl, one file per node, append-only
+    logs_dir = _File("logs")  # a<attempt>/<node>.log
+    checkpoints_dir = _File("checkpoints")  # the default of clusterrun.runtime.checkpoint_dir()
 
-    @property
-    def record_lock(self) -> Path:
-        """The lock that is held while job.json is read, changed and written."""
-        return self.root / ".job.lock"
+    attempt = _OfAttempt("")  # the directory of one attempt
+    owner = _OfAttempt("owner")  # the process that has taken it: the first to write this file
+    earlier_end = _OfAttempt("end.json")  # kept when the run is resumed; empty if there was none
+    earlier_config = _OfAttempt("config")  # what started it, kept when a run is resumed with others
+    link_secret = _OfAttempt("link.secret")  # authenticates the agents to each other, mode 0600
+    status = _OfAttempt("status")  # its exit status; the first process to write it decides
+    outcome = _OfAttempt("outcome.json")  # how it ended and what follows
+    resumed = _OfAttempt("resumed")  # the step that it resumed from; 0 is the beginning
+    followed = _OfAttempt("followed")  # the claim to decide what follows; an heir writes its node
+    request = _OfAttempt("request")  # why it is interrupted, in one word
+    head_pid = _OfAttempt("head.pid")  # for signals from the conductor on the same host
+    world = _OfAttempt("world.json")  # its nodes in rank order, and how many ranks each has
 
-    @property
-    def resume_lock(self) -> Path:
-        """The lock that is held while the run is resumed."""
-        return self.root / ".resume.lock"
-
-    @property
-    def resolved(self) -> Path:
-        """resolved.yaml: the configuration with each value's origin."""
-        return self.root / "resolved.yaml"
-
-    @property
-    def plan(self) -> Path:
-        """plan.json: what the nodes read."""
-        return self.root / "plan.json"
-
-    @property
-    def script(self) -> Path:
-        """job.sbatch: the batch script."""
-        return self.root / "job.sbatch"
-
-    @property
-    def node_script(self) -> Path:
-        """node.sh: what each node starts."""
-        return self.root / "node.sh"
-
-    @property
-    def env_script(self) -> Path:
-        """env.sh: setup lines and exported variables."""
-        return self.root / "env.sh"
-
-    @property
-    def accelerate(self) -> Path:
-        """accelerate.yaml: accelerate's configuration, without what only the node knows."""
-        return self.root / "accelerate.yaml"
-
-    @property
-    def deepspeed(self) -> Path:
-        """ds_config.json: DeepSpeed's configuration, if there is one."""
-        return self.root / "ds_config.json"
+    log = _OfNode("logs/a{attempt}/{node}.log")  # stamped log lines
+    log_index = _OfNode("logs/a{attempt}/{node}.idx")  # the sparse time index of the log
+    log_errors = _OfNode("logs/a{attempt}/{node}.err")  # error lines, and launcher's and agent's
+    nccl_log = _OfNode("logs/a{attempt}/nccl/{node}.log")  # NCCL's log files
+    flight_dumps = _OfNode("fr/a{attempt}/{node}.tar")  # the flight recorder's, as torch names them
+    rank_errors = _OfNode("errors/a{attempt}/{node}.jsonl")  # torchelastic's, a line for each rank
 
     @property
     def config_files(self) -> tuple[Path, ...]:
@@ -78,125 +94,13 @@ class RunPaths:
         shell = (self.script, self.node_script, self.env_script)
         return (*shell, self.resolved, self.plan, self.accelerate, self.deepspeed)
 
-    @property
-    def slurm_dir(self) -> Path:
-        """The folder of submitit and of the batch script's output."""
-        return self.root / "slurm"
-
-    @property
-    def batch_output(self) -> Path:
-        """The output of the batch script, or of the local controller."""
-        return self.slurm_dir / "batch.out"
-
-    @property
-    def controller(self) -> Path:
-        """controller.json: pid and start time of the local backend's controller."""
-        return self.root / "controller.json"
-
-    @property
-    def end(self) -> Path:
-        """end.json: how the run ended, written last."""
-        return self.root / "end.json"
-
-    @property
-    def attempts_dir(self) -> Path:
-        """One directory for each attempt: `attempts/1`."""
-        return self.root / "attempts"
-
-    @property
-    def events_dir(self) -> Path:
-        """`<node>.jsonl`, one file per node, append-only."""
-        return self.root / "events"
-
-    @property
-    def logs_dir(self) -> Path:
-        """`a<attempt>/<node>.log`."""
-        return self.root / "logs"
-
-    @property
-    def checkpoints_dir(self) -> Path:
-        """The default of `clusterrun.runtime.checkpoint_dir()`."""
-        return self.root / "checkpoints"
-
     def set_aside_dir(self, when: str) -> Path:
         """The directory for checkpoints that must not be preferred to an older one."""
         return self.checkpoints_dir / f"set-aside-{when}"
 
-    def attempt(self, attempt: int) -> Path:
-        """The directory of one attempt."""
-        return self.attempts_dir / str(attempt)
-
-    def owner(self, attempt: int) -> Path:
-        """The process that has taken one attempt: the first to write this file."""
-        return self.attempt(attempt) / "owner"
-
-    def earlier_end(self, attempt: int) -> Path:
-        """end.json after one attempt, kept when the run is resumed; empty if there was none."""
-        return self.attempt(attempt) / self.end.name
-
-    def earlier_config(self, attempt: int) -> Path:
-        """The files that started one attempt, kept when the run is resumed with others."""
-        return self.attempt(attempt) / "config"
-
-    def link_secret(self, attempt: int) -> Path:
-        """The secret that authenticates the agents of one attempt to each other, mode 0600."""
-        return self.attempt(attempt) / "link.secret"
-
-    def status(self, attempt: int) -> Path:
-        """The exit status of one attempt, in digits; the first process to write it decides."""
-        return self.attempt(attempt) / "status"
-
-    def outcome(self, attempt: int) -> Path:
-        """outcome.json: how one attempt ended and what follows."""
-        return self.attempt(attempt) / "outcome.json"
-
-    def resumed(self, attempt: int) -> Path:
-        """The step that one attempt resumed from, in digits; 0 is the beginning."""
-        return self.attempt(attempt) / "resumed"
-
-    def followed(self, attempt: int) -> Path:
-        """The claim to decide what follows one attempt; an heir writes its node's name."""
-        return self.attempt(attempt) / "followed"
-
-    def request(self, attempt: int) -> Path:
-        """Why one attempt is interrupted, in one word."""
-        return self.attempt(attempt) / "request"
-
-    def head_pid(self, attempt: int) -> Path:
-        """The pid of the head, for signals from the conductor on the same host."""
-        return self.attempt(attempt) / "head.pid"
-
-    def world(self, attempt: int) -> Path:
-        """world.json: the nodes of one attempt in rank order, and how many ranks each has."""
-        return self.attempt(attempt) / "world.json"
-
     def events(self, node: str) -> Path:
         """One node's events."""
         return self.events_dir / f"{node}.jsonl"
-
-    def log(self, attempt: int, node: str) -> Path:
-        """One node's stamped log lines of one attempt."""
-        return self.logs_dir / f"a{attempt}" / f"{node}.log"
-
-    def log_index(self, attempt: int, node: str) -> Path:
-        """The sparse time index of one node's log."""
-        return self.logs_dir / f"a{attempt}" / f"{node}.idx"
-
-    def log_errors(self, attempt: int, node: str) -> Path:
-        """The side file of one node's log: error lines, and those of launcher and agent."""
-        return self.logs_dir / f"a{attempt}" / f"{node}.err"
-
-    def nccl_log(self, attempt: int, node: str) -> Path:
-        """NCCL's log files of one node."""
-        return self.logs_dir / f"a{attempt}" / "nccl" / f"{node}.log"
-
-    def flight_dumps(self, attempt: int, node: str) -> Path:
-        """One node's dumps of the flight recorder, as torch names them, in a tar file."""
-        return self.root / "fr" / f"a{attempt}" / f"{node}.tar"
-
-    def rank_errors(self, attempt: int, node: str) -> Path:
-        """One node's torchelastic error files, one line for each rank."""
-        return self.root / "errors" / f"a{attempt}" / f"{node}.jsonl"
 
     def newest_attempt(self) -> int:
         """Return the number of the newest attempt; 0 if none was started."""
