@@ -7,36 +7,35 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 NAME_BYTES = 80
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class _File:
-    """A path in a run directory."""
+class FileIn:
+    """A path in a directory, of a class with a `root`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, paths: RunPaths, _: type) -> Path:
-        return paths.root / self._name
+    def __get__(self, place: Any, _: type) -> Path:
+        return Path(place.root, self._name)
 
 
-class _OfAttempt(_File):
+class _OfAttempt(FileIn):
     """A path for each attempt."""
 
-    def __get__(self, paths: RunPaths, _: type) -> Callable[[int], Path]:  # type: ignore[override]
-        return lambda attempt: paths.root / "attempts" / str(attempt) / self._name
+    def __get__(self, place: Any, _: type) -> Callable[[int], Path]:  # type: ignore[override]
+        return lambda attempt: place.root / "attempts" / str(attempt) / self._name
 
 
-class _OfNode(_File):
+class _OfNode(FileIn):
     """A path for each attempt and node."""
 
-    def __get__(  # type: ignore[override]
-        self, paths: RunPaths, _: type
-    ) -> Callable[[int, str], Path]:
-        return lambda attempt, node: paths.root / self._name.format(attempt=attempt, node=node)
+    def __get__(self, place: Any, _: type) -> Callable[[int, str], Path]:  # type: ignore[override]
+        return lambda attempt, node: place.root / self._name.format(attempt=attempt, node=node)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,24 +48,24 @@ class RunPaths:
     root: Path
     made: tuple[Path, ...] = field(default=(), compare=False, repr=False)
 
-    record = _File("job.json")  # where the run went (JobRecord)
-    record_lock = _File(".job.lock")  # held while job.json is read, changed and written
-    resume_lock = _File(".resume.lock")  # held while the run is resumed
-    resolved = _File("resolved.yaml")  # the configuration with each value's origin
-    plan = _File("plan.json")  # what the nodes read
-    script = _File("job.sbatch")  # the batch script
-    node_script = _File("node.sh")  # what each node starts
-    env_script = _File("env.sh")  # setup lines and exported variables
-    accelerate = _File("accelerate.yaml")  # without what only the node knows
-    deepspeed = _File("ds_config.json")  # DeepSpeed's configuration, if there is one
-    slurm_dir = _File("slurm")  # of submitit and of the batch script's output
-    batch_output = _File("slurm/batch.out")  # of the batch script, or of the local controller
-    controller = _File("controller.json")  # pid and start time of the local backend's controller
-    end = _File("end.json")  # how the run ended, written last
-    attempts_dir = _File("attempts")  # one directory for each attempt: attempts/1
-    events_dir = _File("events")  # <node>.jsonl, one file per node, append-only
-    logs_dir = _File("logs")  # a<attempt>/<node>.log
-    checkpoints_dir = _File("checkpoints")  # the default of clusterrun.runtime.checkpoint_dir()
+    record = FileIn("job.json")  # where the run went (JobRecord)
+    record_lock = FileIn(".job.lock")  # held while job.json is read, changed and written
+    resume_lock = FileIn(".resume.lock")  # held while the run is resumed
+    resolved = FileIn("resolved.yaml")  # the configuration with each value's origin
+    plan = FileIn("plan.json")  # what the nodes read
+    script = FileIn("job.sbatch")  # the batch script
+    node_script = FileIn("node.sh")  # what each node starts
+    env_script = FileIn("env.sh")  # setup lines and exported variables
+    accelerate = FileIn("accelerate.yaml")  # without what only the node knows
+    deepspeed = FileIn("ds_config.json")  # DeepSpeed's configuration, if there is one
+    slurm_dir = FileIn("slurm")  # of submitit and of the batch script's output
+    batch_output = FileIn("slurm/batch.out")  # of the batch script, or of the local controller
+    controller = FileIn("controller.json")  # pid and start time of the local backend's controller
+    end = FileIn("end.json")  # how the run ended, written last
+    attempts_dir = FileIn("attempts")  # one directory for each attempt: attempts/1
+    events_dir = FileIn("events")  # <node>.jsonl, one file per node, append-only
+    logs_dir = FileIn("logs")  # a<attempt>/<node>.log
+    checkpoints_dir = FileIn("checkpoints")  # the default of clusterrun.runtime.checkpoint_dir()
 
     attempt = _OfAttempt("")  # the directory of one attempt
     owner = _OfAttempt("owner")  # the process that has taken it: the first to write this file

@@ -18,6 +18,7 @@ from typing import Any
 
 from clusterrun.node.base.processes import is_running
 from clusterrun.node.forward.holes import ReadSpace
+from clusterrun.rundir.paths import FileIn
 from clusterrun.shared.files import parse_object
 
 NCCL, FLIGHT = "nccl", "flight"  # prefixes of file names
@@ -58,25 +59,10 @@ class Spool:
 
     root: Path
 
-    @property
-    def launcher_output(self) -> Path:
-        """The launcher's own stdout and stderr."""
-        return self.root / "launcher.out"
-
-    @property
-    def failures(self) -> Path:
-        """The launcher's list of the ranks that failed."""
-        return self.root / "failures.json"
-
-    @property
-    def launcher_dir(self) -> Path:
-        """The launcher's own logs."""
-        return self.root / "launcher"
-
-    @property
-    def control(self) -> Path:
-        """The page that agent and ranks share (shared/control_page.py)."""
-        return self.root / "control"
+    launcher_output = FileIn("launcher.out")  # the launcher's own stdout and stderr
+    failures = FileIn("failures.json")  # the launcher's list of the ranks that failed
+    launcher_dir = FileIn("launcher")  # the launcher's own logs
+    control = FileIn("control")  # the page that agent and ranks share (shared/control_page.py)
 
     def stacks(self, rank: int) -> Path:
         """Where a rank writes its stacks."""
