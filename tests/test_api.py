@@ -338,7 +338,7 @@ def test_wait_looks_less_often_at_a_job_that_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     states = [JobState.PENDING] * 3 + [JobState.RUNNING] * 60 + [JobState.COMPLETED]
-    looks = iter(SimpleNamespace(state=state, error=None) for state in states)
+    looks = iter(SimpleNamespace(state=state, error=None, pending=None) for state in states)
     pauses: list[float] = []
     monkeypatch.setattr(status_verb, "find_record", lambda job: SimpleNamespace(job_id=job))
     monkeypatch.setattr(status_verb, "Release", lambda: lambda _: False)

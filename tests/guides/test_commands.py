@@ -78,7 +78,7 @@ def rendered(here: CommandLine, words: str) -> tuple[dict[str, Any], dict[str, s
 
 def planned(here: CommandLine, words: str) -> dict[str, Any]:
     said = here("plan", "--json", *shlex.split(words))
-    assert said.code in (0, 3), said.err  # 3: it does not fit, and that is an answer, too
+    assert said.code in (0, 1, 3), said.err  # 1: no verdict; 3: it does not fit
     answer: dict[str, Any] = json.loads(said.out)
     return answer
 
