@@ -79,7 +79,7 @@ def test_a_strategy_beside_a_hidden_json_is_said_so_in_place_of_accelerates_trac
     done = here.cli("submit", "--wait", *FOUR, *argv, timeout_s=500)
     assert done.returncode == 120, done.stderr
     said = here.json("status", "L1")["verdict"]["message"]
-    assert "the script has a DeepSpeed JSON of its own" in said
+    assert "both the script and the launch have a DeepSpeed JSON" in said
     assert "Traceback" not in here.logs("L1")
 
 

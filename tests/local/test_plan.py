@@ -52,4 +52,4 @@ def test_a_run_that_has_told_nothing_is_not_compared(here: Project) -> None:
     here.cli("cancel", job_id)
     assert refused.returncode == 1
     assert f"error: job {job_id} has no measurements yet" in refused.stderr
-    assert "hint: steps are measured if the script calls clusterrun.runtime.step" in refused.stderr
+    assert "hint: call clusterrun.runtime.step in the script to measure steps" in refused.stderr

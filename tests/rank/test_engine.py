@@ -177,7 +177,7 @@ def test_accelerate_that_leaves_fsdp_out_on_a_cpu_is_caught(world: World, own: b
     who = "the script itself" if own else "the launch"
     assert f"{who} requested FSDP, but plain DDP would train instead" in said
     assert "cause: accelerate shards with FSDP on GPUs only" in said
-    assert "hint: use --strategy zero2, which shards on a CPU too" in said
+    assert "hint: use --strategy zero2, which also shards on a CPU" in said
 
 
 @pytest.mark.torch
