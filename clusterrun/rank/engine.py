@@ -259,7 +259,8 @@ def _why(asked: Engine, runs: Engine, who: str) -> tuple[str | None, str]:
     if runs.is_sharding:
         return None, "request only one: remove --strategy, or the script's plugin or variable"
     if asked is Engine.FSDP and is_forced_to_cpu():
-        hint = "use --strategy zero2, which also shards on a CPU, and remove FSDP from the script"
+        also = "" if who == _LAUNCH else ", and remove FSDP from the script"
+        hint = f"use --strategy zero2, which also shards on a CPU{also}"
         return "accelerate shards with FSDP on GPUs only", hint
     if asked is Engine.DEEPSPEED and who == _LAUNCH and "accelerate" in sys.modules:
         cause = "usually cpu=True or use_cpu=True in the script, or a model that was not prepared"
