@@ -78,8 +78,9 @@ def rendered(here: CommandLine, words: str) -> tuple[dict[str, Any], dict[str, s
 
 def planned(here: CommandLine, words: str) -> dict[str, Any]:
     said = here("plan", "--json", *shlex.split(words))
-    assert said.code in (0, 1, 3), said.err  # 1: no verdict; 3: it does not fit
+    assert said.code in (0, 1, 3), said.err
     answer: dict[str, Any] = json.loads(said.out)
+    assert said.code == {None: 1, "no": 3}.get(answer["verdict"], 0)
     return answer
 
 
