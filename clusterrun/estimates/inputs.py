@@ -161,7 +161,7 @@ class Term:
 
 
 class Fit(str, Enum):
-    """Return whether something fits into a capacity."""
+    """Whether something fits into a capacity."""
 
     FITS = "fits"
     TIGHT = "tight"
