@@ -27,8 +27,8 @@ def settled(spec: JobSpec, cwd: Path, *, is_open: bool) -> JobSpec:
     if not (spec.accelerate_config or spec.deepspeed_config or is_adopted):
         return spec
     refusal = UsageError(
-        "plan does not read this configuration file of your own",
-        hint="leave it out, and describe it with --strategy, --nodes and --gpus-per-node",
+        "plan cannot read your own configuration file",
+        hint="omit it, and describe the setup with --strategy, --nodes and --gpus-per-node",
     )
     if is_open or spec.deepspeed_config or is_adopted:
         raise refusal

@@ -81,7 +81,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
     found = (x for x in scaling.find(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = dataclasses.replace(question, scaling=next(found, None))
     if not is_open and (wrong := parts.mistake(setup)):
-        raise UsageError(wrong, hint="choose sizes that divide heads and tokens")
+        raise UsageError(wrong, hint="choose sizes that divide the heads and the tokens")
     if not is_open and (wrong := mistake(question)):
         raise UsageError(wrong, hint="lower --micro-batch, --accumulation, --epochs or --nodes")
     return question
@@ -133,7 +133,7 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
         return choice
     raise ClusterrunError(
         f"nothing fits{f' under {strategy.value}' if strategy else ''} at any micro-batch",
-        hint="run clusterrun plan --recommend for the setup that needs the least",
+        hint="run clusterrun plan --recommend for the setup that needs the least memory",
     )
 
 
@@ -227,7 +227,7 @@ def _in_4bit(spec: JobSpec, model: Model) -> bool:
         raise UsageError("4-bit weights can't be trained", hint="add adapters, such as --lora 16")
     if model.active_params:
         raise UsageError(
-            "bitsandbytes can't quantize experts: transformers keeps a block's as one tensor",
+            "bitsandbytes can't quantize experts: transformers joins those of a block",
             hint="leave out --load-in-4bit",
         )
     return True
@@ -240,7 +240,7 @@ def _accumulation(spec: JobSpec, each_pass: int) -> int:
     passes, rest = divmod(wanted, each_pass)
     if rest:
         raise UsageError(
-            f"an effective batch of {wanted} is not a multiple of a pass of {each_pass} samples",
+            f"an effective batch of {wanted} is not a multiple of {each_pass} samples per pass",
             hint=f"use {max(1, round(wanted / each_pass)) * each_pass}, change --micro-batch, or "
             "let --recommend choose it",
         )

@@ -20,7 +20,7 @@ from clusterrun.estimates.estimate import Question
 from clusterrun.estimates.inputs import Setup
 
 FEW, MANY = 1, 3  # layers of the models that are built
-WITHOUT: Final = "leave out --trace: the formulas need no trace"
+WITHOUT: Final = "omit --trace to estimate with formulas"
 # Keys of a config about how a model was trained or is loaded, not about its shape.
 LOADING: Final = (
     *("dtype", "torch_dtype", "attn_implementation", "_attn_implementation"),
@@ -56,7 +56,7 @@ def traced(question: Question, values: Mapping[str, Any]) -> Question:
         block=whole.each / elements,
         kept=kept.each / elements,
         outside=kept.outside / elements,
-        source=f"traced on a CPU, {FEW} and {MANY} layers, {versions}",
+        source=f"traced on a CPU with {FEW} and {MANY} layers, {versions}",
         is_traced=True,
     )
     return replace(question, traced=found)
@@ -187,7 +187,7 @@ def _versions() -> str:
         raise UsageError(
             "--trace needs torch and transformers",
             cause=str(error),
-            hint="pip install torch transformers, or leave out --trace",
+            hint="pip install torch transformers, or omit --trace",
         ) from error
     return f"transformers {transformers.__version__}, torch {torch.__version__}"
 
@@ -198,7 +198,7 @@ def _refuse_setup(setup: Setup) -> None:
     if setup.lora:
         raise UsageError("--trace does not support LoRA", hint=WITHOUT)
     if setup.parallel.model > 1:
-        raise UsageError("--trace does not support divided models and samples", hint=WITHOUT)
+        raise UsageError("--trace does not support model or context parallelism", hint=WITHOUT)
 
 
 def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:
@@ -209,7 +209,7 @@ def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:
     if not setup.model.has_shape:
         raise UsageError(
             "--trace needs the model's shape",
-            hint="pass --hidden, --layers, --heads and --ffn beside --params",
+            hint="pass --hidden, --layers, --heads and --ffn with --params",
         )
     layers, hidden = (getattr(config, x, None) for x in ("num_hidden_layers", "hidden_size"))
     if (layers, hidden) != (setup.model.layers, setup.model.hidden):

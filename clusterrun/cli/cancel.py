@@ -44,9 +44,9 @@ def command(
 ) -> None:
     """Cancel jobs.
 
-    JOB is a job id, the name of a run (the newest of that name) or a run directory. Cancel all jobs
-    of a chain. Ask before cancelling several jobs, or a job on more than 64 nodes; pass -y in
-    scripts.
+    JOB is a job id, the name of a run (the newest of that name) or a run directory. If it is part
+    of a chain, cancel the whole chain. Ask before cancelling several jobs, or a job on more than 64
+    nodes; pass -y in scripts.
 
     With --checkpoint, a running job ends when its ranks have saved, or at the timeout. The exit
     status is 3 if a job ended without a checkpoint. If no rank calls
@@ -141,7 +141,7 @@ class _Progress:
         if found.is_unheard:
             notes = (
                 "ranks that are still starting save at their first call",
-                f"without a call the job ends after {clock(self._unheard_s)} (--timeout)",
+                f"without a call, the job ends after {clock(self._unheard_s)} (--timeout)",
                 *notes,
             )
         output.warn(f"job {job_id}: {found.unsaved}", notes=notes)

@@ -14,7 +14,7 @@ from clusterrun.cli.shared import complete, output
 def command(ctx: click.Context, shell: str) -> None:
     """Print a completion script for a shell.
 
-    To install it, add one line to the shell's start file and open a new shell:
+    To install it, add one line to the shell's startup file and open a new shell:
 
     \b
     bash  ~/.bashrc                    eval "$(clusterrun completion bash)"

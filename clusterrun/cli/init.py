@@ -158,7 +158,7 @@ def _place() -> dict[str, Known]:
         return _this_machine()
     rows = partition_rows()
     if not rows:
-        output.warn("sinfo did not answer", notes=("set partition, time and GPUs in the file",))
+        output.warn("sinfo did not answer", notes=("set the partition and GPUs in the file",))
         return {"cluster": Known("slurm"), "slurm.nodes": Known("1")}
     allowed = associations(current_user())
     chosen = _chosen([row for row in rows if _may_use(row.name, allowed)] or rows)

@@ -231,7 +231,7 @@ def _segments(answer: Estimate, segments: int, limit_s: int) -> str:
         return f"fits into one job of {clock(limit_s)}"
     if answer.never_ends:
         no = _painted(Fit.NO)
-        return f"longer than a job of {clock(limit_s)}, and saves nothing (--save-every)   {no}"
+        return f"longer than one job of {clock(limit_s)}, and saves nothing (--save-every)   {no}"
     return f"{segments} jobs of {clock(limit_s)}: clusterrun submit --chain {segments}"
 
 
@@ -329,7 +329,8 @@ def show_choices(choices: Sequence[Choice], question: Question) -> None:
     output.answer("")
     output.answer(f"details: clusterrun plan ... {as_options(choices[0].setup)}")
     output.answer(
-        "to train with the first: clusterrun submit --plan, with these facts in clusterrun.yaml"
+        "to train with the first, describe the training in clusterrun.yaml and run: "
+        "clusterrun submit --plan"
     )
     if question.host_bytes is None:
         output.note("the memory of a node is unknown, so offload is at best tight; pass --host-mem")

@@ -51,10 +51,12 @@ NO_STEPS = (
     "-N",
     "--nodes",
     metavar="N,N,...",
-    help="run on each of these numbers of nodes, e.g. 1,2,4",
+    help="run once for each of these node counts, e.g. 1,2,4",
 )
 @click.option(
-    "--fixed-batch", is_flag=True, help="assume the same samples per step on every number of nodes"
+    "--fixed-batch",
+    is_flag=True,
+    help="assume the same number of samples per step for all node counts",
 )
 @click.option("--collect", is_flag=True, help="submit nothing and report the newest runs")
 @json_option
@@ -72,7 +74,7 @@ def command(
 ) -> None:
     """Measure how a script scales across nodes.
 
-    Submit one short run, named NAME-scaling, for each number of nodes. The script should run for
+    Submit one short run, named NAME-scaling, for each node count. The script should run for
     at least half a minute and must report its steps with clusterrun.runtime.step; a Trainer needs
     no change. The first fifth of the reports is discarded. On Slurm all runs are queued together
     and must not write to the same directory; on this machine they run one after another.
@@ -134,7 +136,7 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
         if worlds[0].plan.cluster is Cluster.LOCAL and begun < len(worlds):
             missing = ", ".join(str(world.plan.nodes) for world in worlds[begun:])
             output.say(f"  not started: the runs on {missing} nodes")
-            output.say("  run the same command without --collect to run on all numbers of nodes")
+            output.say("  run the same command without --collect to run all node counts")
         raise
     return results
 

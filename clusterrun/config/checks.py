@@ -113,7 +113,7 @@ def _run_name(label: str, value: str) -> None:
     if len(value.encode(errors="surrogateescape")) > 200:
         raise UsageError(
             f"{label} is longer than 200 bytes",
-            hint="shorten it: a directory gets this name",
+            hint="shorten it: it becomes the name of a directory",
         )
 
 

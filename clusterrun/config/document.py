@@ -242,7 +242,7 @@ class _Reader:
             if name in first:
                 line = first[name].start_mark.line + 1
                 raise self.wrong(
-                    key, f"key '{name}' is given twice", f"keep one; the first is in line {line}"
+                    key, f"key '{name}' is given twice", f"keep one; the first is on line {line}"
                 )
             first[name] = key
 
@@ -292,7 +292,7 @@ class _Reader:
         if node.tag not in _TEXT_TAGS:
             raise self.wrong(node, f"a value of type {node.tag} cannot be used", "remove the tag")
         if node.tag == _NULL and not node.value:
-            raise self.wrong(node, f"{what} has no value", "write '' for an empty text")
+            raise self.wrong(node, f"{what} has no value", "write '' for an empty string")
         return str(node.value)
 
     def wrong(self, node: Node, message: str, hint: str | tuple[str, ...] = ()) -> ConfigError:
@@ -315,13 +315,13 @@ class _Reader:
 # Phrases of PyYAML's errors, and how to correct the file; the first match is used.
 _WAYS_OUT: Final = (
     ("'\\t'", "indent with spaces"),
-    ("flow sequence", "close the list that begins in line {line} with ]"),
-    ("flow mapping", "close the mapping that begins in line {line} with }}"),
+    ("flow sequence", "close the list that begins on line {line} with ]"),
+    ("flow mapping", "close the mapping that begins on line {line} with }}"),
     ("flow node", "close the list or mapping with ] or }}"),
-    ("quoted scalar", "close the quotation marks of line {line}"),
+    ("quoted scalar", "close the quotation mark on line {line}"),
     ("cannot start any token", "put the value in quotation marks"),
     ("mapping values are not allowed", "put a value with ': ' in quotation marks"),
-    ("expected <block end>", "indent the keys of one level alike"),
+    ("expected <block end>", "indent all keys of a level by the same number of spaces"),
 )
 
 

@@ -145,7 +145,7 @@ def _check_variable_types(field: Field, variables: Mapping[Any, Any]) -> None:
         if not isinstance(text, str):  # may be a secret, so the message does not repeat it
             raise UsageError(
                 f"{field.name}: the value of {name} must be a str, not {_type(text)}",
-                hint="write it as text",
+                hint="pass it as a str",
             )
 
 

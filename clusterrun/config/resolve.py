@@ -172,7 +172,7 @@ def refuse_mistakes(documents: Sequence[Document]) -> None:
     if not errors:
         return
     first = errors[0]
-    more = (f"list {len(errors) - 1} more with: clusterrun config validate",) if errors[1:] else ()
+    more = (f"to list {len(errors) - 1} more: clusterrun config validate",) if errors[1:] else ()
     raise ConfigError(
         first.message, hint=(*first.hints, *more), cause=first.cause, where=first.where
     ) from first

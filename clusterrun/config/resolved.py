@@ -75,7 +75,7 @@ class Resolved:
         Equal specs and origins give equal bytes; unprintable characters are escaped.
         """
         lines = ["# The resolved configuration, with the origin of each value."]
-        lines += [f"# Relative paths start at {_comment(str(self.cwd))}"]
+        lines += [f"# Relative paths are relative to {_comment(str(self.cwd))}"]
         lines += [f"# profile {_comment(self.profile)}"] if self.profile else []
         for section, fields in _by_section().items():
             body = [line for field in fields for line in self._lines(field, bool(section))]

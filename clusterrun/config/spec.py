@@ -368,7 +368,7 @@ class JobSpec(Training):
         "launch.tensor_parallel",
         Kind.COUNT,
         "--tensor-parallel",
-        "split each layer over this many ranks (fsdp; ddp over all ranks)",
+        "split each layer over this many ranks (fsdp; with ddp, all ranks)",
         estimated=True,
     )
     context_parallel: int | None = declared(
@@ -389,7 +389,8 @@ class JobSpec(Training):
         "launch.data_parallel_shard",
         Kind.COUNT,
         "--data-parallel-shard",
-        "shard each copy of the state over this many ranks (fsdp)  [default: all, or a node's]",
+        "shard each copy of the state over this many ranks (fsdp)  "
+        "[default: all; fsdp-hybrid: those of a node]",
         estimated=True,
     )
     data_parallel_replicate: int | None = declared(
@@ -467,7 +468,7 @@ class JobSpec(Training):
         "launch.hang_timeout",
         Kind.DURATION,
         "--hang-timeout",
-        "restart when no step ends for this long, or for ten usual steps if longer; 0 "
+        "restart when no step ends for this long or, if longer, for the time of ten steps; 0 "
         "disables it  [default: 15m]",
         default=900,
     )

@@ -213,14 +213,14 @@ class Training:
         "set the measured time of an optimizer step, e.g. 4.5s",
     )
     save_every: int | None = declared(
-        "training.save_every", Kind.COUNT, "--save-every", "save a checkpoint every this many steps"
+        "training.save_every", Kind.COUNT, "--save-every", "save a checkpoint every N steps"
     )
     keep: int | None = declared("training.keep", Kind.COUNT, "--keep", "keep this many checkpoints")
     keep_best: int | None = declared(
         "training.keep_best",
         Kind.COUNT,
         "--keep-best",
-        "also keep this many best checkpoints, weights only",
+        "also keep the N best checkpoints, weights only",
     )
     planned: bool | None = declared(
         "training.planned",

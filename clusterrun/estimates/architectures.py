@@ -23,7 +23,7 @@ from clusterrun.estimates.anatomy import (
 from clusterrun.estimates.experts import Experts
 from clusterrun.estimates.inputs import Model
 
-SIZE_ALONE = "pass only --params and --active-params: a shape is counted without experts"
+SIZE_ALONE = "pass only --params and --active-params: the other options describe no experts"
 
 
 @dataclass(frozen=True, kw_only=True)

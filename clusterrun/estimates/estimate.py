@@ -408,7 +408,7 @@ def _model_notes(setup: Setup) -> list[str]:
     """Return what the numbers leave out for experts and 4-bit weights."""
     notes = []
     if setup.model.active_params:
-        notes.append("the time assumes the MFU of a dense model for experts: set it with --mfu")
+        notes.append("the time assumes a dense model's MFU; to set yours, pass --mfu")
     if setup.lora and setup.model.experts_met:
         notes.append("LoRA is counted without the routed experts: peft's all-linear skips them")
     if setup.load_in_4bit:

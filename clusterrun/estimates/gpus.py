@@ -168,7 +168,7 @@ ALL: Final = (
     _card("RTX-5090", "Blackwell", (12, 0), 32607, 209.5, 104.8, 1792, 170,
           "NVIDIA RTX Blackwell white paper", ("rtx5090-32g",)),
     _card("MI250X", "CDNA 2", (9, 0), 65536, 191.5, 47.9, 1638, 110, "AMD MI250X data sheet",
-          ("mi250", "mi250x-64g"), memory="nominal, of one of its two dies, a separate device",
+          ("mi250", "mi250x-64g"), memory="nominal, for one of its two dies; each is a device",
           nvlink=800, fabric=100),
     _card("MI300X", "CDNA 3", (9, 4), 196608, 1307.4, 163.4, 5300, 304, "AMD MI300X data sheet",
           ("mi300x-192g",), memory="nominal", nvlink=896, fabric=400),
@@ -247,13 +247,13 @@ def assumption(text: str) -> str:
     """Return a note on the card that a short name stands for; "" for a full name.
 
     >>> assumption("A100")
-    "GPU 'A100' is taken as the A100-40G; for another pass a100-80g or a100-pcie-40g"
+    "GPU 'A100' is assumed to be the A100-40G; for another, pass a100-80g or a100-pcie-40g"
     """
     names = _SHORT.get(_key(text))
     if names is None:
         return ""
     others = " or ".join(name.lower() for name in names[1:])
-    return f"GPU '{text}' is taken as the {names[0]}; for another pass {others}"
+    return f"GPU '{text}' is assumed to be the {names[0]}; for another, pass {others}"
 
 
 def precision_of(gpu: Gpu | None) -> str:

@@ -53,7 +53,7 @@ def from_numbers(
     if active_params > params:
         raise UsageError(
             f"--active-params {active_params} is more than --params {params}",
-            hint="pass all parameters as --params, those that a token uses as --active-params",
+            hint="pass all parameters as --params, and those that a token uses as --active-params",
         )
     numbers = {"hidden": hidden, "layers": layers, "heads": heads, "ffn": ffn, "vocab": vocab}
     missing = [f"--{key}" for key, value in numbers.items() if not value]
@@ -65,7 +65,7 @@ def from_numbers(
     kv_heads = kv_heads or heads
     if heads and (hidden % heads or heads % kv_heads):
         raise UsageError(
-            f"--hidden {hidden}, --heads {heads} and --kv-heads {kv_heads} don't divide",
+            f"--hidden {hidden}, --heads {heads} and --kv-heads {kv_heads} do not fit together",
             hint="choose --heads that divide --hidden, and --kv-heads that divide --heads",
         )
     shape = Model(

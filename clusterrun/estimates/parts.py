@@ -74,13 +74,13 @@ def notes(setup: Setup) -> Iterator[str]:
     sizes = setup.parallel
     if sizes.tensor > 1:
         yield (
-            f"P and U are a GPU's part under tensor parallel {sizes.tensor}: the matrices of the "
+            f"P and U are a GPU's part with --tensor-parallel {sizes.tensor}: the matrices of the "
             "blocks are divided, embeddings and norms are whole"
         )
     if sizes.context * sizes.sequence > 1:
         yield f"s is a GPU's part of a sample: {part_of_gpu(setup).seq_len:,} tokens"
     if sizes.model > 1:
         yield (
-            "times leave out the traffic of tensor, context and sequence parallel: measure a step "
-            "and pass --step-time"
+            "times leave out the traffic of tensor, context and sequence parallelism: measure a "
+            "step and pass --step-time"
         )

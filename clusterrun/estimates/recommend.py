@@ -105,7 +105,7 @@ def _setups(question: Question, effective: int) -> Iterator[Setup]:
     asked, wanted = question.setup, question.wanted_ckpt
     ranks, strategies = asked.data_parallel, _strategies(asked)
     if not strategies:
-        raise UsageError("no strategy has these parallel sizes", hint="change the parallel sizes")
+        raise UsageError("no strategy supports these parallel sizes", hint="change the sizes")
     each, rest = divmod(effective, ranks)
     if rest or not each:
         near = max(1, round(effective / ranks)) * ranks

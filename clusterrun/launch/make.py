@@ -177,7 +177,7 @@ def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
     """Refuse a strategy that this world can't train with. Raises UsageError."""
     if strategy is Strategy.NONE and world.size > 1:
         raise UsageError(
-            f"strategy none is one process, but the job has {world.size} ranks",
+            f"strategy none runs one process, but the job has {world.size} ranks",
             hint="use --strategy ddp: it trains the same model on all of them",
         )
     if strategy.is_fsdp:
@@ -209,7 +209,7 @@ def _precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
     if own.deepspeed_text and precision in ANY_PRECISION - own.allowed:
         says = " or ".join(sorted(allowed.value for allowed in own.allowed))
         raise UsageError(
-            f"mixed precision {precision.value}, but {own.deepspeed_name} has {says}",
+            f"mixed precision is {precision.value}, but {own.deepspeed_name} has {says}",
             hint='set "enabled": "auto" there, or drop the other setting',
         )
     fp16 = precision is Precision.FP16 or (
@@ -260,8 +260,8 @@ def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
 def _interface(spec: JobSpec) -> str:
     if spec.network_interface and spec.network_interface.startswith("^"):
         raise UsageError(
-            f"--network-interface {spec.network_interface} names no interface; gloo needs a name",
-            hint="name one, or exclude one for NCCL only: NCCL_SOCKET_IFNAME in network.env",
+            f"--network-interface {spec.network_interface} only excludes; gloo needs a name",
+            hint="name one, or set NCCL_SOCKET_IFNAME in network.env to exclude one for NCCL only",
         )
     return spec.network_interface or ""
 

@@ -119,7 +119,7 @@ def _refuse_other_kind(spec: JobSpec, own: OwnFiles, ranks: int) -> None:
         )
     if own.strategy is Strategy.NONE and ranks > 1:
         raise ConfigError(
-            f"distributed_type NO is one process, but the job has {ranks}",
+            f"distributed_type NO runs one process, but the job has {ranks}",
             where=spec.accelerate_config,
             hint="write distributed_type: MULTI_GPU, or num_processes: 1",
         )

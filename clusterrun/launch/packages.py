@@ -47,7 +47,7 @@ def _absent(spec: JobSpec, facts: Facts) -> UsageError | None:
         return None  # the setup lines provide it
     return UsageError(
         f"there is no interpreter '{facts.python}' on this machine",
-        hint="name one with --python; without it the job uses the one that runs clusterrun",
+        hint="name one with --python, or omit it to use the interpreter that runs clusterrun",
     )
 
 

@@ -23,9 +23,9 @@ _NEEDS: Final = {
     "replicate": {"accelerate": "1.10"},
 }
 _INSTEAD: Final = {
-    "tensor": "use --strategy fsdp; ddp takes it over all ranks only",
-    "context": "use --strategy fsdp; with DeepSpeed --sequence-parallel splits a sample",
-    "sequence": "use --strategy zero3 or zero2; with FSDP --context-parallel splits a sample",
+    "tensor": "use --strategy fsdp; ddp supports it only over all ranks",
+    "context": "use --strategy fsdp; with DeepSpeed, use --sequence-parallel",
+    "sequence": "use --strategy zero3 or zero2; with FSDP, use --context-parallel",
     "shard": "use --strategy fsdp",
     "replicate": "use --strategy fsdp",
 }
@@ -58,7 +58,7 @@ def check_sizes(asked: Parallel, strategy: Strategy, world: World) -> None:
         raise UsageError(
             f"{_named(asked, 'context', 'sequence', 'tensor')} does not divide "
             f"{count(world.size, 'rank')}",
-            hint=f"use {near} in all, or a multiple of {asked.model} ranks",
+            hint=f"choose sizes with product {near}, or run on a multiple of {asked.model} ranks",
         )
     sizes = asked.decided(strategy, nodes=world.nodes, world=world.size)
     _check_product(asked, sizes, world)
@@ -82,7 +82,7 @@ def _check_product(asked: Parallel, sizes: Parallel, world: World) -> None:
         f"{named} does not divide {count(data, 'data-parallel rank')}{each}"
         if not (asked.replicate and asked.shard)
         else f"{named} is not {count(data, 'data-parallel rank')}{each}",
-        hint="give --data-parallel-shard alone, a divisor of that number",
+        hint="pass only --data-parallel-shard, with a divisor of that number",
     )
 
 
@@ -128,14 +128,14 @@ def notes_on_sizes(sizes: Parallel, world: World) -> Iterator[str]:
         size = getattr(sizes, name)
         if size > 1 and world.procs_per_node % size and world.nodes > 1:
             yield (
-                f"{_option(FIELDS[name])} {size} spans nodes of "
+                f"{_option(FIELDS[name])} {size} spans several nodes of "
                 f"{count(world.procs_per_node, 'rank')}: every layer waits for the network; "
-                "a divisor of a node's ranks avoids it"
+                "choose a divisor of the ranks of a node"
             )
     if sizes.tensor > 1 and world.device is Device.CPU:
         yield (
-            "accelerate and the Trainer refuse tensor parallel on a CPU; a script with a device "
-            "mesh of its own runs, and finds the size in PARALLELISM_CONFIG_TP_SIZE"
+            "accelerate and the Trainer refuse tensor parallelism on a CPU; a script with its own "
+            "device mesh runs, and finds the size in PARALLELISM_CONFIG_TP_SIZE"
         )
 
 
@@ -152,7 +152,7 @@ def _sizes_of_yaml(spec: JobSpec, own: OwnFiles, world: World) -> Parallel:
     for key, name in SIZES.items():
         if getattr(spec, FIELDS[name]):
             raise UsageError(
-                f"{_option(FIELDS[name])} beside {spec.accelerate_config}, which decides alone",
+                f"{_option(FIELDS[name])} cannot be combined with {spec.accelerate_config}",
                 hint=f"write it there under parallelism_config, as {_key(key)}",
             )
     given = own.accelerate.get("parallelism_config") or {}
@@ -160,7 +160,7 @@ def _sizes_of_yaml(spec: JobSpec, own: OwnFiles, world: World) -> Parallel:
     loads_once = (own.accelerate.get("fsdp_config") or {}).get("fsdp_cpu_ram_efficient_loading")
     if sizes.tensor > 1 and str(loads_once).lower() == "true":
         raise ConfigError(
-            "with tensor parallel accelerate can't spread the weights of rank 0, which has a part",
+            "with tensor parallelism, rank 0 has only part of the weights and can't broadcast them",
             where=spec.accelerate_config,
             hint="write fsdp_cpu_ram_efficient_loading: false",
         )

@@ -76,7 +76,7 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
         )
     if strategy.is_deepspeed:
         raise UsageError(
-            f"the script's --fsdp, but the launch is {strategy.value}",
+            f"the script's arguments contain --fsdp, but the launch uses {strategy.value}",
             hint="drop one of them: DeepSpeed and FSDP can't share a model",
         )
 

@@ -44,11 +44,11 @@ def check_variables(spec: JobSpec) -> None:
 
 def _refuse_owned(name: str) -> None:
     if name == "CUDA_VISIBLE_DEVICES":
-        hint = "pass --gpu-ids on this machine; on a cluster Slurm chooses the GPUs"
+        hint = "pass --gpu-ids on this machine; on a cluster, Slurm chooses the GPUs"
     else:
         hint = "drop it; clusterrun derives it from the job"
     if _NODE_DECIDES.fullmatch(name):
-        raise UsageError(f"{name} is decided on the node", hint=hint)
+        raise UsageError(f"{name} is set on the node", hint=hint)
     if _BASH_KEEPS.fullmatch(name):
         raise UsageError(f"{name} belongs to bash and cannot be set for a job")
 
@@ -64,7 +64,7 @@ def _refuse_unset_first(name: str) -> None:
 def _refuse_harmful(name: str, value: str) -> None:
     if name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING") and value == "0":
         raise UsageError(
-            f"{name}=0 turns a crash of one rank into a hang of all",
+            f"{name}=0 turns a crash of one rank into a hang of all ranks",
             hint="drop it: by default torch ends the job",
         )
     excludes = name.endswith("_SOCKET_IFNAME") and value.startswith("^")

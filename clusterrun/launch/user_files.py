@@ -122,7 +122,7 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
         raise ConfigError(
             "the accelerate configuration has no distributed_type",
             where=where,
-            hint="write a complete file with 'accelerate config', or use --strategy without one",
+            hint="write a complete file with 'accelerate config', or pass --strategy instead",
         )
     if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
         raise ConfigError(
@@ -222,8 +222,8 @@ def _refuse_two_voices(
     both = sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())
     if both:
         raise UsageError(
-            f"{spec.accelerate_config} has {', '.join(both)} beside a DeepSpeed JSON",
-            hint=f"move it to {name}: accelerate refuses both",
+            f"{spec.accelerate_config} has {', '.join(both)}: accelerate refuses that with a JSON",
+            hint=f"move it to {name}",
         )
 
 

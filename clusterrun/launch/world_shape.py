@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from clusterrun.config.spec import Cluster, Device, GpuRequest, JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
+from clusterrun.shared.wording import count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,8 @@ def check_sharing(world: World) -> None:
     """Refuse more ranks than GPUs. Raises UsageError."""
     if world.device is Device.CUDA and 0 < world.gpus_per_node < world.procs_per_node:
         raise UsageError(
-            f"{world.procs_per_node} ranks cannot share {world.gpus_per_node} GPUs of a node",
+            f"{world.procs_per_node} ranks of a node cannot share "
+            f"{count(world.gpus_per_node, 'GPU')}",
             hint="lower --nproc-per-node or raise --gpus-per-node: NCCL needs a GPU for each rank",
         )
 
@@ -56,7 +58,7 @@ def check_sharing(world: World) -> None:
 def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
     if spec.gpu_ids is not None:
         raise UsageError(
-            "--gpu-ids chooses among the GPUs of this machine; on a cluster Slurm chooses",
+            "--gpu-ids chooses among the GPUs of this machine; on a cluster, Slurm chooses",
             hint="pass --gpus-per-node, or --cluster local",
         )
     gpus = spec.gpus_per_node or 0

@@ -263,7 +263,7 @@ def _why(asked: Engine, runs: Engine, who: str) -> tuple[str | None, str]:
         hint = f"use --strategy zero2, which also shards on a CPU{also}"
         return "accelerate shards with FSDP on GPUs only", hint
     if asked is Engine.DEEPSPEED and who == _LAUNCH and "accelerate" in sys.modules:
-        cause = "usually cpu=True or use_cpu=True in the script, or a model that was not prepared"
+        cause = "the script probably sets cpu=True or use_cpu=True, or does not prepare the model"
         return cause, "remove it (--device cpu selects the CPU), and pass the model to prepare()"
     if asked is Engine.DEEPSPEED and is_forced_to_cpu():
         cause = "the launch is plain DDP on a CPU, and accelerate ignores DeepSpeed there"

@@ -94,5 +94,5 @@ def comment_text(value: object) -> Quoted:
 
 def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{value!r} is neither a text nor a number")
+        raise ValueError(f"{value!r} is neither text nor a number")
     return str(value)

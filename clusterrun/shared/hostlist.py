@@ -33,7 +33,7 @@ def parse_hostlist(text: str) -> list[str]:
     """
     hosts = ["".join(parts) for item in _items(text) for parts in itertools.product(*item)]
     if not hosts:
-        raise UsageError("the host list is empty", hint="name nodes as in node[01-04,7]")
+        raise UsageError("the host list is empty", hint="write it as Slurm does: node[01-04,7]")
     return hosts
 
 

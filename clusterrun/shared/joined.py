@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from clusterrun.shared.wording import count
 
 HINT = (
-    "wait if the script still prepares its data; to train, it must call init_process_group() or"
+    "wait if the script is still preparing its data; to train, it must call init_process_group() or"
     " create an Accelerator()"
 )
 HINT_WAITING = (
-    "run 'clusterrun logs -a' to see what the ranks do that have not called init_process_group()"
+    "run 'clusterrun logs -a' to see what the ranks outside init_process_group() are doing"
 )
 
 

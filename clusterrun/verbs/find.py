@@ -44,10 +44,10 @@ def find_record(job: Which | None = None) -> JobRecord:
 
 def _not_ours(job_id: str, user: str) -> JobNotFoundError:
     return JobNotFoundError(
-        f"Slurm knows job {job_id} of user {user or 'unknown'}, but no run known here has this id",
+        f"Slurm has job {job_id} of user {user or 'unknown'}, but no run here has this id",
         hint=(
-            "name the run directory if clusterrun started it",
-            f"else use: clusterrun logs {job_id}, scontrol show job {job_id}",
+            "pass the run directory if clusterrun started it",
+            f"otherwise run: clusterrun logs {job_id}, or scontrol show job {job_id}",
         ),
     )
 

@@ -112,7 +112,7 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
     script = prepared.bundle.script
     bash = shell.run(["bash", "-n"], input=script, tries=1)
     if bash.rc != 0:
-        raise ClusterrunError("bash finds a mistake in the script", cause=bash.stderr.strip())
+        raise ClusterrunError("bash finds an error in the script", cause=bash.stderr.strip())
     if prepared.plan.cluster is not Cluster.SLURM:
         return ""
     select.refuse_missing_slurm()
@@ -165,7 +165,7 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
     places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
     if plan.cluster is Cluster.SLURM and os.path.realpath(plan.runs_dir).startswith(places):
         yield (
-            f"{plan.runs_dir} is probably on a disk of this machine only; "
+            f"{plan.runs_dir} is probably on a local disk of this machine; "
             "pass a --run-dir that all nodes share"
         )
     for name in plan.pass_env:
@@ -191,6 +191,6 @@ def _unfed_hang_watch(job: Resolved) -> Iterator[str]:
     with contextlib.suppress(OSError), (job.cwd / spec.script).open("rb") as file:
         if not _REPORTS_STEPS.search(file.read(_SOURCE_BYTES)):
             yield (
-                f"--hang-timeout needs reports of steps (clusterrun.runtime, or a Trainer): "
-                f"{spec.script} seems to have none. --silence-timeout watches its output instead"
+                "--hang-timeout needs step reports (clusterrun.runtime or a Trainer), but "
+                f"{spec.script} seems to make none; --silence-timeout watches its output instead"
             )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from clusterrun.verbs.job import Job
 
 PLACE: Final = ("name", "run_dir")
-ELSEWHERE: Final = "start a new run with 'clusterrun resubmit', which may be elsewhere"
+ELSEWHERE: Final = "start a new run: clusterrun resubmit accepts another name, directory or cluster"
 WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 
 
@@ -189,7 +189,7 @@ def _refuse_other_place(record: JobRecord, changed: Changed) -> None:
     for row in changed.changes:
         if row.key in PLACE:
             raise UsageError(
-                f"run {record.run_id} can't change its {row.key}, {row.old}",
+                f"run {record.run_id} can't change its {row.key} ({row.old})",
                 hint=ELSEWHERE,
             )
 

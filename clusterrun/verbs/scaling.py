@@ -67,7 +67,7 @@ def node_counts(text: str) -> tuple[int, ...]:
             raise UsageError(f"--nodes: '{word}' is not a number of nodes", hint=hint)
     counts = tuple(map(int, words))
     if len(counts) < 2:
-        raise UsageError("--nodes: one number of nodes shows no scaling", hint=hint)
+        raise UsageError("--nodes: scaling needs two or more node counts", hint=hint)
     if list(counts) != sorted(set(counts)):
         raise UsageError(
             f"--nodes: {text} is not in ascending order",
@@ -87,7 +87,7 @@ def prepare_worlds(
     first = load({"nodes": _given(counts[0])})
     if first.spec.strategy is Strategy.NONE:
         raise UsageError(
-            "--strategy none is one process on any number of nodes",
+            "--strategy none runs one process on any number of nodes",
             hint="measure --strategy ddp, or another that spans ranks",
         )
     same = {

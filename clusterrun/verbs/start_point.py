@@ -76,7 +76,7 @@ def _step_of(paths: RunPaths, text: str) -> int:
     if is_path and path.parent.resolve() != paths.checkpoints_dir.resolve():
         raise UsageError(
             f"{text} is not a checkpoint of this run",
-            hint=f"copy it to {paths.checkpoints_dir}, then name its step, as step-100",
+            hint=f"copy it to {paths.checkpoints_dir}, then pass its step, e.g. step-100",
         )
     if match is None:
         raise UsageError(

@@ -91,7 +91,7 @@ def _write_first_record(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> Non
 
 def _refuse_chain(plan: Plan) -> None:
     if plan.cluster is not Cluster.SLURM:
-        raise UsageError("a chain needs Slurm", hint="submit one job: here it has no time limit")
+        raise UsageError("a chain needs Slurm", hint="submit one job: it has no time limit here")
     if plan.on_interrupt is not OnInterrupt.SUCCESSOR:
         raise UsageError(
             f"a chain and --on-interrupt {plan.on_interrupt.value} contradict each other",

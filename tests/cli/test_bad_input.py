@@ -246,7 +246,7 @@ def test_run_directory_that_the_nodes_do_not_share_is_told(here: CommandLine) ->
     said = here("render", *SLURM, "--run-dir", "/dev/shm/runs", "train.py")
     assert said.code == 0
     assert (
-        "note: /dev/shm/runs is probably on a disk of this machine only; "
+        "note: /dev/shm/runs is probably on a local disk of this machine; "
         "pass a --run-dir that all nodes share\n"
     ) in said.err
 
@@ -391,9 +391,9 @@ def test_a_job_of_another_tool_is_named_as_such(here: CommandLine) -> None:
     said = here("status", "99999")
     assert said.code == 4
     assert said.err == (
-        "error: Slurm knows job 99999 of user me, but no run known here has this id\n"
-        "  hint: name the run directory if clusterrun started it; "
-        "else use: clusterrun logs 99999, scontrol show job 99999\n"
+        "error: Slurm has job 99999 of user me, but no run here has this id\n"
+        "  hint: pass the run directory if clusterrun started it; "
+        "otherwise run: clusterrun logs 99999, or scontrol show job 99999\n"
     )
 
 

@@ -125,7 +125,7 @@ def test_what_keeps_the_ranks_from_saving_is_told_once(
     said = here("cancel", "--checkpoint", "--timeout", "3s", "4711").err
     wait = (
         "  note: ranks that are still starting save at their first call\n"
-        "  note: without a call the job ends after 00:00:03 (--timeout)\n"
+        "  note: without a call, the job ends after 00:00:03 (--timeout)\n"
     )
     assert said.count(f"{UNHEARD}\n{wait}  note: to end it now, run: clusterrun cancel 4711\n") == 1
     assert said.count("still waiting for 4711") > 1

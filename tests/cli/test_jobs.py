@@ -182,7 +182,9 @@ def test_status_says_after_two_minutes_that_no_rank_has_joined(here: CommandLine
     said = here("status", "4711")
     fact = "2 of 2 ranks are running and none has joined a process group"
     assert f"world      2 nodes x 1 rank: {fact}\n" in said.out
-    assert "note: wait if the script still prepares its data; to train, it must call" in said.err
+    assert (
+        "note: wait if the script is still preparing its data; to train, it must call" in said.err
+    )
     answer = json.loads(here("status", "4711", "--json").out)
     assert answer["unjoined"] == {"running": 2, "waiting": 0}
     events(root, {"type": "world_ready", "world_size": 2})
@@ -198,7 +200,7 @@ def test_status_names_ranks_that_wait_for_others(here: CommandLine) -> None:
     events(root, {"type": "unjoined", "running": 2, "waiting": 1})
     said = here("status", "4711")
     assert "none has joined a process group; 1 in init_process_group()\n" in said.out
-    assert "note: run 'clusterrun logs -a' to see what the ranks do" in said.err
+    assert "see what the ranks outside init_process_group() are doing" in said.err
     ended(root, "CANCELLED", None)
     queue(here, "4711|CANCELLED||0:00|1:00:00|N/A|N/A|None")
     said = here("status", "4711")

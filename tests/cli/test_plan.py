@@ -244,7 +244,7 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
         ),
         (
             ("--model", "gpt2", "--effective-batch", "100", "--micro-batch", "3"),
-            "an effective batch of 100 is not a multiple of a pass of 3 samples",
+            "an effective batch of 100 is not a multiple of 3 samples per pass",
             "use 99, change --micro-batch, or let --recommend",
         ),
         (("--model", "gpt2", "--tokens", "1e9"), "--tokens needs the length", "--seq-len"),
@@ -256,10 +256,10 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
         (("--model", "gpt2", "--gpu-mem", "24"), "--gpu-mem is only 24 bytes", "24GiB"),
         (
             ("--model", "gpt2", "--deepspeed-config", "x.json"),
-            "plan does not read this configuration file",
+            "plan cannot read your own configuration file",
             "-",
         ),
-        (("--model", "gpt2", "--strategy", "none", "-N", "2"), "strategy none is one", "ddp"),
+        (("--model", "gpt2", "--strategy", "none", "-N", "2"), "strategy none runs one", "ddp"),
         (("--model", "gpt2", "--device", "cpu", "--strategy", "fsdp"), "fsdp needs GPUs", "zero2"),
         (
             ("--model", "gpt2", "--device", "cpu", "--mixed-precision", "fp16"),
@@ -283,7 +283,7 @@ def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
         ),
         (
             ("--model", "gpt2", "--gpus-per-node", "2", "--nproc-per-node", "4"),
-            "4 ranks cannot share 2 GPUs of a node",
+            "4 ranks of a node cannot share 2 GPUs",
             "--nproc-per-node",
         ),
         (("--active-params", "3B"), "--active-params needs --params", "--params"),
@@ -541,7 +541,7 @@ def test_experts_work_as_their_active_part_and_never_fit_for_sure(here: CommandL
     said = here("plan", *sizes, *argv)
     assert "46.70 B parameters, 12.90 B active" in said.out
     assert "note: activations are not counted without the model's shape: the total" in said.err
-    assert "note: the time assumes the MFU of a dense model for experts" in said.err
+    assert "note: the time assumes a dense model's MFU" in said.err
     experts, dense = told(here, *sizes, *argv), told(here, "--params", "12.9B", *argv)
     compute = [found["time"]["parts"]["compute_s"] for found in (experts, dense)]
     assert compute[0] == compute[1]
@@ -560,7 +560,7 @@ def test_a_known_model_with_experts_has_a_verdict_and_a_recommendation(here: Com
     model = answer["inputs"]["model"]
     assert (model["params"], model["active_params"]) == (30_532_122_624, 3_353_032_704)
     assert answer["verdict"] == "fits"
-    assert any("the MFU of a dense model for experts" in note for note in answer["notes"])
+    assert any("a dense model's MFU" in note for note in answer["notes"])
     (first, *_) = told(here, *argv, "--recommend", "--effective-batch", "256")["recommended"]
     assert first["verdict"] == "fits"
     adapters = told(here, *argv, "--strategy", "fsdp", "--lora", "16")
@@ -695,7 +695,9 @@ def test_numbers_win_over_a_model_of_the_file(here: CommandLine) -> None:
 
 
 def test_a_short_name_of_a_gpu_says_which_was_taken(here: CommandLine) -> None:
-    assert "'a100' is taken as the A100-40G" in here("plan", "--params", "1B", "--gpu=a100").err
+    assert (
+        "'a100' is assumed to be the A100-40G" in here("plan", "--params", "1B", "--gpu=a100").err
+    )
 
 
 def test_a_preset_that_does_not_fit_is_not_suggested(here: CommandLine) -> None:
@@ -756,7 +758,7 @@ def test_submit_says_once_that_no_estimate_was_made(
     (project / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
     said = here("submit", *argv).err
     (note,) = [line for line in said.splitlines() if "estimate" in line]
-    why = "plan does not read this configuration file of your own"
+    why = "plan cannot read your own configuration file"
     assert note == f"note: no estimate was made: {why}"
 
 
@@ -810,9 +812,9 @@ def test_a_yaml_of_ddp_is_estimated_as_it_would_be_submitted(
 def test_a_yaml_that_may_say_anything_is_not_estimated(here: CommandLine) -> None:
     (here.path / "acc.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\n")
     asked = ("--cluster", "slurm", "--accelerate-config", "acc.yaml", *LLAMA)
-    assert "error: plan does not read this" in here("plan", *asked).err
+    assert "error: plan cannot read your own" in here("plan", *asked).err
     (here.path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
-    assert "plan does not read" in here("plan", *asked, "--recommend").err
+    assert "plan cannot read your own" in here("plan", *asked, "--recommend").err
 
 
 def test_parallel_sizes_divide_batch_and_memory(here: CommandLine) -> None:
@@ -843,7 +845,7 @@ def test_only_strategies_that_have_the_sizes_are_recommended(here: CommandLine) 
             "divide the 8 key-value heads",
         ),
         (("--strategy", "ddp", "--tensor-parallel", "2"), "does not work with --strategy ddp"),
-        (("--context-parallel", "3", "--recommend"), "no strategy has these parallel sizes"),
+        (("--context-parallel", "3", "--recommend"), "no strategy supports these parallel sizes"),
     ],
 )
 def test_sizes_that_cannot_be_are_no_plan(

@@ -137,7 +137,7 @@ def _refused(said: Said, error: str, hint: str) -> None:
             "hf download someone/else config.json",
         ),
         (("--model", "gpt2"), "needs the length of a sample", "--seq-len"),
-        (("--model", "gpt2", "--seq-len", "8", "--lora", "4"), "LoRA", "leave out --trace"),
+        (("--model", "gpt2", "--seq-len", "8", "--lora", "4"), "LoRA", "omit --trace"),
         (("--model", "gpt2", "--recommend"), "--recommend", "trace the setup"),
         (("--compare", "17"), "--compare", "trace the setup"),
     ],
@@ -202,4 +202,4 @@ def test_a_config_that_can_not_be_traced_is_refused(
 def test_a_mask_too_large_to_be_made_is_refused(here: CommandLine) -> None:
     pytest.importorskip("transformers")
     said = here("plan", "--model", "mistral-7b", "--seq-len", "16384", "--trace")
-    _refused(said, "longer than the window of 4,096", "leave out --trace")
+    _refused(said, "longer than the window of 4,096", "omit --trace")

@@ -134,9 +134,7 @@ REPORTS = ("from clusterrun import runtime", "import transformers\nTrainer()", "
 def test_a_hang_timeout_that_nothing_feeds_is_noted(here: CommandLine, source: str) -> None:
     (here.path / "train.py").write_text(f"{source}\n")
     render = ("render", "--cluster", "slurm", "-N2")
-    note = (
-        "note: --hang-timeout needs reports of steps (clusterrun.runtime, or a Trainer): train.py"
-    )
+    note = "note: --hang-timeout needs step reports (clusterrun.runtime or a Trainer), but train.py"
     is_unfed = source not in REPORTS
     assert (note in here(*render, "--hang-timeout", "5m", "train.py").err) == is_unfed
     for argv in ((), ("--hang-timeout", "0"), ("--hang-timeout=5m", "--silence-timeout=9m")):
@@ -145,6 +143,6 @@ def test_a_hang_timeout_that_nothing_feeds_is_noted(here: CommandLine, source: s
 
 def test_a_hang_timeout_that_nothing_feeds_is_noted_once_for_a_run(here: CommandLine) -> None:
     submitted(here, "4711", "-N2", "--hang-timeout", "5m", "train.py")
-    note = "note: --hang-timeout needs reports of steps"
+    note = "note: --hang-timeout needs step reports"
     assert note not in here("resubmit", "4711", "--dry-run", "--time", "5").err
     assert note in here("resubmit", "4711", "--dry-run", "--hang-timeout", "9m").err

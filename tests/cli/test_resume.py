@@ -374,7 +374,7 @@ def test_a_run_keeps_its_name_and_its_directory(here: CommandLine, argv: tuple[s
     said = here("resume", "4711", *argv)
     assert said.code == 2
     assert " can't change its " in said.err
-    assert "start a new run with 'clusterrun resubmit'" in said.err
+    assert "start a new run: clusterrun resubmit accepts another name" in said.err
     assert here.asked("sbatch") == []
 
 

@@ -194,7 +194,7 @@ def test_after_ctrl_c_the_sizes_that_were_not_started_are_named(
     ("argv", "message", "hint"),
     [
         (("train.py",), "--nodes is missing", "--nodes 1,2,4"),
-        (("--nodes", "4", "train.py"), "one number of nodes shows no scaling", "--nodes 1,2,4"),
+        (("--nodes", "4", "train.py"), "scaling needs two or more node counts", "--nodes 1,2,4"),
         (("--nodes", "0,1", "train.py"), "'0' is not a number of nodes", "--nodes 1,2,4"),
         (("--nodes", "1,two", "train.py"), "'two' is not a number of nodes", "--nodes 1,2,4"),
         (("--nodes", f"1,{'9' * 5000}", "train.py"), "is not a number of nodes", "--nodes 1,2,4"),
@@ -208,7 +208,7 @@ def test_after_ctrl_c_the_sizes_that_were_not_started_are_named(
             "2,1 is not in ascending order",
             "with the smallest",
         ),
-        (("--nodes", "1,2", "--strategy", "none", "train.py"), "none is one process", "ddp"),
+        (("--nodes", "1,2", "--strategy", "none", "train.py"), "none runs one process", "ddp"),
         (("--nodes", "1,2"), "no training script given", "name it"),
         (("--nodes", "1,2", "gone.py"), "the script 'gone.py' does not exist", "it is not in"),
         (

@@ -36,7 +36,7 @@ def test_stdout_is_what_sbatch_prints_and_the_rest_is_on_stderr(here: CommandLin
     assert said.err.endswith(
         "  world      8 ranks = 2 nodes x 4, Slurm\n"
         "  launcher   accelerate, strategy ddp, cuda, precision bf16 or fp16, "
-        "by the GPUs of the first node\n"
+        "depending on the GPUs of the first node\n"
         f"  run dir    {run_dir(here)}\n"
         "  follow     clusterrun logs -f 4711\n"
         "  cancel     clusterrun cancel 4711\n"

@@ -103,7 +103,7 @@ BAD = [
         "name",
         "n" * 201,
         "{} is longer than 200 bytes",
-        "shorten it: a directory gets this name",
+        "shorten it: it becomes the name of a directory",
     ),
     (
         "setup",
@@ -202,13 +202,13 @@ def test_arguments_in_one_text_are_answered_with_the_list(workplace: Workplace) 
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("args: [a, b\nname: x\n", "close the list that begins in line 1 with ]"),
-        ("name: x\nenv: {A: 1\nargs: []\n", "close the mapping that begins in line 2 with }"),
+        ("args: [a, b\nname: x\n", "close the list that begins on line 1 with ]"),
+        ("name: x\nenv: {A: 1\nargs: []\n", "close the mapping that begins on line 2 with }"),
         ("args: [a,\n", "close the list or mapping with ] or }"),
-        ("name: 'abc\nargs: []\n", "close the quotation marks of line 1"),
+        ("name: 'abc\nargs: []\n", "close the quotation mark on line 1"),
         ("name: @b\n", "put the value in quotation marks"),
         ("name: a: b\n", "put a value with ': ' in quotation marks"),
-        ("args:\n  - a\n name: x\n", "indent the keys of one level alike"),
+        ("args:\n  - a\n name: x\n", "indent all keys of a level by the same number of spaces"),
         ("slurm:\n\tnodes: 2\n", "indent with spaces"),
     ],
 )

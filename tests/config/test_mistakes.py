@@ -117,9 +117,9 @@ MISTAKES = [
     ("args: --steps 5", "args must be a list", "1:7", "write args: ['--steps', '5']"),
     ("args: [[a]]", "an item must be a single value", "1:8", None),
     ("args: [a, ]\npass_env: [,]", "this is not valid YAML", "2:12", None),
-    ("args:\n  -\n", "an item has no value", "2:4", "write '' for an empty text"),
+    ("args:\n  -\n", "an item has no value", "2:4", "write '' for an empty string"),
     ("env: [A=1]", "env must be a mapping", "1:6", "write env: {A: 1}"),
-    ("env:\n  A:\n", "A has no value", "2:5", "write '' for an empty text"),
+    ("env:\n  A:\n", "A has no value", "2:5", "write '' for an empty string"),
     (
         "env: {A-B: 1}",
         "env: 'A-B' is not a variable name",
@@ -140,8 +140,8 @@ MISTAKES = [
         "remove it: a Slurm directive is one line",
     ),
     ('args: ["a\\0b"]', "args contains a NUL byte", "1:7", "remove it"),
-    ("name: a\nname: b\n", "key 'name' is given twice", "2:1", "keep one; the first is in line 1"),
-    ("env: {A: 1, A: 2}", "key 'A' is given twice", "1:13", "keep one; the first is in line 1"),
+    ("name: a\nname: b\n", "key 'name' is given twice", "2:1", "keep one; the first is on line 1"),
+    ("env: {A: 1, A: 2}", "key 'A' is given twice", "1:13", "keep one; the first is on line 1"),
     ("slurm: 4", "[slurm] must contain 'key: value' lines", "1:8", None),
     ("- a", "the file must contain 'key: value' lines", "1:1", None),
     ("just words", "the file must contain 'key: value' lines", "1:1", None),
@@ -186,7 +186,7 @@ def test_yaml_that_names_python_objects_is_not_obeyed(loaded: Load) -> None:
 def test_the_first_of_several_mistakes_says_how_many_more_there_are(loaded: Load) -> None:
     with pytest.raises(ConfigError, match="unknown key 'x'") as caught:
         loaded("x: 1\ny: 2\nslurm: {nodes: 0}\n")
-    assert caught.value.hints[-1] == "list 2 more with: clusterrun config validate"
+    assert caught.value.hints[-1] == "to list 2 more: clusterrun config validate"
 
 
 @pytest.mark.parametrize("who", ["user", "site"])

@@ -108,7 +108,7 @@ def test_resolved_yaml_shows_values_with_their_origins(workplace: Workplace) -> 
     lines = text.splitlines()
     assert lines[:3] == [
         "# The resolved configuration, with the origin of each value.",
-        f"# Relative paths start at {workplace.project}",
+        f"# Relative paths are relative to {workplace.project}",
         "# profile a100",
     ]
     for line in (

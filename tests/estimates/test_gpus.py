@@ -69,9 +69,10 @@ def test_a_short_name_is_its_first_card_and_the_least_memory(short: str) -> None
 
 def test_what_a_short_name_is_taken_for_is_said() -> None:
     assert assumption("nvidia_v100") == (
-        "GPU 'nvidia_v100' is taken as the V100-16G; for another pass v100-32g or v100-pcie-16g"
+        "GPU 'nvidia_v100' is assumed to be the V100-16G; "
+        "for another, pass v100-32g or v100-pcie-16g"
     )
-    assert assumption("h100").endswith("H100-80G; for another pass h100-pcie or h100-nvl")
+    assert assumption("h100").endswith("H100-80G; for another, pass h100-pcie or h100-nvl")
     assert assumption("h100-80g") == assumption("rtx4090") == ""
 
 

@@ -203,7 +203,7 @@ def test_half_a_shape_and_no_parameters_says_what_is_missing() -> None:
 
 @pytest.mark.parametrize("numbers", [{"heads": 3}, {"heads": 8, "kv_heads": 3}])
 def test_heads_that_do_not_divide_are_refused(numbers: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match="don't divide"):
+    with pytest.raises(UsageError, match="do not fit together"):
         from_numbers(params=10**9, hidden=64, **numbers)
 
 
@@ -411,7 +411,7 @@ def test_layers_that_cannot_be_are_refused() -> None:
 def test_a_family_with_experts_that_is_not_known_has_sizes_to_say() -> None:
     with pytest.raises(UsageError) as refused:
         from_config({"model_type": "dbrx", "num_experts": 16}, "mine")
-    hint = "pass only --params and --active-params: a shape is counted without experts"
+    hint = "pass only --params and --active-params: the other options describe no experts"
     assert refused.value.hints == (hint,)
 
 

@@ -57,7 +57,7 @@ DOCUMENTED: dict[Strategy, dict[str, str]] = {
 MATRIX = [
     (strategy, nodes, precision)
     for strategy, nodes, precision in itertools.product(Strategy, (1, 2), PRECISIONS)
-    if (strategy, nodes) != (Strategy.NONE, 2)  # refused: none is one process
+    if (strategy, nodes) != (Strategy.NONE, 2)  # refused: none runs one process
 ]
 
 

@@ -126,7 +126,7 @@ def test_p6b_deepspeeds_own_timeout_is_in_minutes_rounded_up() -> None:
 )
 def test_who_a_rank_is_cannot_be_set(name: str) -> None:
     for asked in ({"env": {name: "0"}}, {"network_env": {name: "0"}}, {"pass_env": (name,)}):
-        with pytest.raises(UsageError, match="is decided on the node") as refused:
+        with pytest.raises(UsageError, match="is set on the node") as refused:
             on_slurm(**asked)
         assert refused.value.hints
 

@@ -63,7 +63,7 @@ def test_the_name_is_readable_and_names_a_directory(asked: dict[str, Any], name:
 
 def test_none_with_more_than_one_process_is_refused() -> None:
     with pytest.raises(
-        UsageError, match="strategy none is one process, but the job has 4"
+        UsageError, match="strategy none runs one process, but the job has 4"
     ) as refused:
         on_slurm(nodes=2, gpus_per_node=2, strategy=Strategy.NONE)
     assert "ddp" in refused.value.hints[0]

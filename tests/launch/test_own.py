@@ -203,7 +203,7 @@ def test_both_files_go_together_where_they_do_not_contradict() -> None:
 
 
 def test_what_accelerate_refuses_beside_a_json_is_refused_before_queueing() -> None:
-    with pytest.raises(UsageError, match=r"acc\.yaml has zero_stage beside a DeepSpeed JSON"):
+    with pytest.raises(UsageError, match=r"acc\.yaml has zero_stage: accelerate refuses that"):
         both("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n")
     with pytest.raises(UsageError, match="has distributed_type FSDP"):
         both("distributed_type: FSDP\n")

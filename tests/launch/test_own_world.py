@@ -135,7 +135,7 @@ def test_a_count_that_is_no_whole_number_is_refused(key: str, value: Any) -> Non
         (counts(2, 7), "num_processes 7 can't be divided among 2 machines"),
         (counts(2, 1), "num_processes 1 can't be divided among 2 machines"),
         (counts(1, 1), "distributed_type MULTI_GPU, but num_processes 1"),
-        ({"distributed_type": "NO", **counts(1, 2)}, "NO is one process, but the job has 2"),
+        ({"distributed_type": "NO", **counts(1, 2)}, "NO runs one process, but the job has 2"),
     ],
 )
 def test_counts_that_contradict_the_rest_of_the_file_are_refused(
@@ -153,7 +153,7 @@ def test_one_process_on_each_of_two_nodes_is_a_world_of_two() -> None:
 def test_more_ranks_than_gpus_are_refused() -> None:
     with pytest.raises(UsageError, match="2 x 4 GPUs requested, but only 4 may be used here"):
         local(counts(2, 8), GPUS)
-    with pytest.raises(UsageError, match="4 ranks cannot share 2 GPUs"):
+    with pytest.raises(UsageError, match="4 ranks of a node cannot share 2 GPUs"):
         slurm(counts(1, 2), nproc_per_node=4, gpus_per_node=2)
 
 

@@ -77,8 +77,12 @@ def test_the_sizes_multiply_to_the_world(
 
 
 REFUSED = [
-    ({"tensor_parallel": 2}, "does not work with --strategy ddp", "over all ranks only"),
-    ({"tensor_parallel": 3, "strategy": "fsdp"}, "3 does not divide 16 ranks", "use 2 in all"),
+    ({"tensor_parallel": 2}, "does not work with --strategy ddp", "only over all ranks"),
+    (
+        {"tensor_parallel": 3, "strategy": "fsdp"},
+        "3 does not divide 16 ranks",
+        "choose sizes with product 2",
+    ),
     ({"tensor_parallel": 2, "strategy": "zero3"}, "does not work with --strategy zero3", "fsdp"),
     (
         {"tensor_parallel": 16, "strategy": "fsdp"},
@@ -103,7 +107,7 @@ REFUSED = [
     (
         {"data_parallel_replicate": 2, "data_parallel_shard": 4, "strategy": "fsdp"},
         "--data-parallel-replicate 2 x --data-parallel-shard 4 is not 16 data-parallel ranks",
-        "alone",
+        "pass only --data-parallel-shard",
     ),
     (
         {"data_parallel_shard": 16, "tensor_parallel": 2, "strategy": "fsdp"},
@@ -129,7 +133,7 @@ def test_a_size_far_above_the_world_is_refused_at_once() -> None:
     asked: dict[str, Any] = {"tensor_parallel": 30_000, "context_parallel": 60_000}
     with pytest.raises(UsageError) as refused:
         on_slurm(nodes=2, gpus_per_node=8, strategy=Strategy.FSDP, **asked)
-    assert refused.value.hints[0].startswith("use 16 in all")
+    assert refused.value.hints[0].startswith("choose sizes with product 16")
 
 
 @pytest.mark.parametrize(
@@ -171,14 +175,14 @@ def test_an_attention_that_cannot_be_split_is_refused(asked: dict[str, Any], nam
 
 def test_groups_that_cross_nodes_are_noted() -> None:
     crossing = on_slurm(nodes=4, gpus_per_node=4, strategy=Strategy.FSDP, tensor_parallel=8)
-    assert any("spans nodes of 4 ranks" in note for note in crossing.notes)
+    assert any("spans several nodes of 4 ranks" in note for note in crossing.notes)
     within = on_slurm(nodes=4, gpus_per_node=4, strategy=Strategy.FSDP, tensor_parallel=4)
     assert not any("spans nodes" in note for note in within.notes)
 
 
 def test_tensor_parallel_on_a_cpu_says_who_can_do_it() -> None:
     plan = on_slurm(nproc_per_node=2, device=Device.CPU, tensor_parallel=2)
-    assert any("a script with a device mesh of its own runs" in note for note in plan.notes)
+    assert any("a script with its own device mesh runs" in note for note in plan.notes)
 
 
 def test_the_batch_of_a_deepspeed_json_counts_data_parallel_ranks() -> None:
@@ -215,7 +219,7 @@ def test_rank_0_spreads_the_weights_of_whole_models_only() -> None:
         plan = on_slurm(gpus_per_node=4, strategy=Strategy.FSDP, tensor_parallel=size)
         config = yaml.safe_load(render_bundle(plan, resolved_yaml="").files["accelerate.yaml"])
         assert config["fsdp_config"]["fsdp_cpu_ram_efficient_loading"] is expected
-    with pytest.raises(ConfigError, match="can't spread the weights of rank 0"):
+    with pytest.raises(ConfigError, match="rank 0 has only part of the weights"):
         own({"dp_shard": 2, "tp": 4}, loads_once=True)
 
 
@@ -227,7 +231,9 @@ def test_sizes_of_the_users_yaml_that_accelerate_would_refuse(sizes: dict[str, A
 
 @pytest.mark.parametrize("field", FIELDS.values())
 def test_an_option_beside_a_yaml_of_the_users_own_is_refused(field: str) -> None:
-    with pytest.raises(ClusterrunError, match=f"--{field.replace('_', '-')} beside a.yaml"):
+    with pytest.raises(
+        ClusterrunError, match=f"--{field.replace('_', '-')} cannot be combined with a.yaml"
+    ):
         own({}, **{field: 2})
 
 

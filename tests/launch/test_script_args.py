@@ -179,7 +179,9 @@ def test_a_trainers_fsdp_is_left_to_it_on_gpus_and_refused_elsewhere(args: tuple
     with pytest.raises(UsageError, match=r"--fsdp needs GPUs: .* plain DDP") as refused:
         on_slurm(args=args, gpus_per_node=4, device=Device.CPU)
     assert "--strategy zero2" in refused.value.hints[0]
-    with pytest.raises(UsageError, match="the script's --fsdp, but the launch is zero3"):
+    with pytest.raises(
+        UsageError, match="the script's arguments contain --fsdp, but the launch uses zero3"
+    ):
         on_slurm(args=args, gpus_per_node=4, strategy=Strategy.ZERO3)
     fsdp = on_slurm(args=args, gpus_per_node=4, strategy=Strategy.FSDP)
     assert fsdp.accelerate["distributed_type"] == "FSDP"

@@ -81,7 +81,11 @@ def test_zero_gpus_here_means_cpu_even_where_there_are_some() -> None:
         (TWO_GPUS, {"gpu_ids": "0,0"}, "not a list of distinct GPUs"),
         (TWO_GPUS, {"gpu_ids": "0,"}, "not a list of distinct GPUs"),
         (TWO_GPUS, {"gpu_ids": "0", "device": Device.CPU}, "--device cpu uses none"),
-        (TWO_GPUS, {"gpus_per_node": 1, "nproc_per_node": 2}, "2 ranks cannot share 1 GPUs"),
+        (
+            TWO_GPUS,
+            {"gpus_per_node": 1, "nproc_per_node": 2},
+            "2 ranks of a node cannot share 1 GPU",
+        ),
         (local_facts(), {"device": Device.CUDA}, "this machine has no usable GPU"),
         (local_facts(), {"device": Device.MPS}, "this machine runs linux"),
         (local_facts(platform="darwin"), {"device": Device.MPS, "nodes": 2}, "2 ranks cannot"),
@@ -97,10 +101,10 @@ def test_impossible_worlds_here_are_refused(
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks cannot share 4 GPUs of a node"),
+        ({"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks of a node cannot share 4 GPUs"),
         ({"device": Device.CUDA}, "no GPU is requested"),
         ({"device": Device.MPS}, "Apple's GPU"),
-        ({"gpu_ids": "0,1"}, "on a cluster Slurm chooses"),
+        ({"gpu_ids": "0,1"}, "on a cluster, Slurm chooses"),
     ],
 )
 def test_impossible_worlds_on_slurm_are_refused(asked: dict[str, Any], message: str) -> None:

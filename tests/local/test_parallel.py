@@ -23,7 +23,7 @@ def _here(tmp_path: Path) -> Project:
 def test_a_mesh_of_the_scripts_own_gets_the_size_that_was_asked_for(here: Project) -> None:
     done = here.cli("submit", "--wait", *FOUR, "--tensor-parallel", "4", "mesh.py", timeout_s=500)
     assert done.returncode == 0, done.stderr
-    assert "a script with a device mesh of its own runs" in done.stderr
+    assert "a script with its own device mesh runs" in done.stderr
     losses = re.findall(r"rank [0-3] of tensor 4 loss ([0-9.]+)", here.logs("L1"))
     assert len(losses) == 4
     assert len(set(losses)) == 1  # the ranks share one model and its samples

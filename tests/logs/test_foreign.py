@@ -146,7 +146,7 @@ def test_a_job_that_slurm_forgot_can_still_be_read_by_its_file(shell: LogsComman
     (shell.path / "slurm-4711.out").write_text("one\ntwo\n")
     done = shell.logs("4711")
     assert done.returncode == 4
-    assert "pass its log file; Slurm forgets a job some minutes after it ends" in done.stderr
+    assert "pass its log file; Slurm forgets a job a few minutes after it ends" in done.stderr
     done = shell.logs("slurm-4711.out", "-n", "1")
     assert (done.returncode, done.stdout) == (0, "slurm-4711.out   | two\n")
 

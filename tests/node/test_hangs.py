@@ -296,7 +296,8 @@ def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
     monkeypatch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
     (failure,) = play(hang, {"places": []})
     assert failure.message == (
-        "no step ended for 61 s; cannot find where the ranks are: [Errno 1] Operation not permitted"
+        "no step ended for 61 s; cannot read the stacks of the ranks: "
+        "[Errno 1] Operation not permitted"
     )
     assert [type(trouble) for trouble in troubles] == [PermissionError]
 

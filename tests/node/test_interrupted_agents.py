@@ -204,7 +204,7 @@ def test_ranks_that_run_and_do_not_join_are_reported_once(stub_job: Make, tmp_pa
     job = stub_job(NEVER_JOINS, str(go), world_contract=True)
     change = "from clusterrun.node.watch import joins; joins.AFTER_S = 0.3"
     job.start(**changed_agents(job, change))
-    job.wait_for("hint: wait if the script still prepares its data")
+    job.wait_for("hint: wait if the script is still preparing its data")
     go.touch()
     assert job.wait() == [0, 0]
     found = job.events("unjoined")

@@ -167,7 +167,7 @@ def test_a_site_overrides_a_template_by_name(tmp_path: Path) -> None:
         ("cd {{ 'x' ~ (plan.workdir | sh) }}", "passed through none of the filters"),
         ("{{ plan.workdirr | sh }}", "has no attribute 'workdirr'"),
         ("{{ nothing }}", "'nothing' is undefined"),
-        ("{{ plan.env | sh }}", "neither a text nor a number"),
+        ("{{ plan.env | sh }}", "neither text nor a number"),
         ("{% if %}", "Expected an expression"),
         ("{{ plan.workdir | quote }}", "No filter named 'quote'"),
         ("{{ cycler.__init__.__globals__.os.name | sh }}", "is unsafe"),

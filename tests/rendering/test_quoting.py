@@ -39,7 +39,7 @@ def test_a_word_is_plain_where_it_may_be() -> None:
     with pytest.raises(ValueError, match="NUL"):
         sh_word("a\0b")
     for value in (None, True, ["x"]):
-        with pytest.raises(ValueError, match="neither a text nor a number"):
+        with pytest.raises(ValueError, match="neither text nor a number"):
             sh_word(value)
 
 

@@ -38,7 +38,7 @@ def command(
     if "\\" in str(paths.root):
         raise UsageError(
             f"the run directory {paths.root} has a backslash in its name",
-            hint="choose another place with --run-dir; sbatch --output can't name this one",
+            hint="choose another directory with --run-dir: sbatch can't write to this one",
         )
     output = str(paths.batch_output).replace("%", "%%")
     return [

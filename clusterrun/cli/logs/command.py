@@ -70,7 +70,7 @@ _instead = under("Instead")
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="also print N lines of the same rank before and after each",
+    help="also print N lines of the same rank before and after each match",
 )
 @_show("-t", "with_times", is_flag=True, help="print times with milliseconds")
 @_rarely_show(

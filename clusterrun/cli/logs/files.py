@@ -140,7 +140,7 @@ def _save_by_rank(request: Request, directory: Path) -> None:
     _append(directory, held)
     output.say(f"saved {count(len(names), 'file')} in {directory}")
     if gaps:
-        output.note(f"output was lost at {count(gaps, 'place')}; the logs show where and how much")
+        output.note(f"output was lost in {count(gaps, 'place')}; the logs show where and how much")
 
 
 def _name(line: LogLine) -> str:

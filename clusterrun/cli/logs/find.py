@@ -44,7 +44,7 @@ def find_log_job(name: str | None) -> Named:
             raise
         parts = foreign.ask(name)
         if not parts:
-            hint = "pass its log file; Slurm forgets a job some minutes after it ends"
+            hint = "pass its log file; Slurm forgets a job a few minutes after it ends"
             raise JobNotFoundError(error.message, hint=(*error.hints, hint)) from None
         return _named_by_slurm(name, parts)
 

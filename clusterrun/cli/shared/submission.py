@@ -22,7 +22,7 @@ from clusterrun.verbs.render import Prepared
 Warnings = list[dict[str, str]]
 
 _PRECISIONS: Final = {
-    "head": "bf16 or fp16, by the GPUs of the first node",
+    "head": "bf16 or fp16, depending on the GPUs of the first node",
     "file": "from your configuration file",
 }
 

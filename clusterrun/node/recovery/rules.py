@@ -135,7 +135,7 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
         return f"{where}, for the second time: a restart would not help"
     fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
     if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:
-        return "the nodes did not meet" if _repeated(history) >= MEETINGS else ""
+        return "the nodes could not reach each other" if _repeated(history) >= MEETINGS else ""
     is_lost |= newest.cause in _LOST  # that says nothing about the script
     if _needs_checkpoint(plan, newest.checkpoint) and not is_lost:
         return (

@@ -157,7 +157,7 @@ class HangWatch:
         try:
             return await self._look_twice()
         except Exception as error:
-            self._fail(f"{text}; cannot find where the ranks are: {error}", [], 0)
+            self._fail(f"{text}; cannot read the stacks of the ranks: {error}", [], 0)
             raise
 
     def _fail(self, text: str, found: list[stacks.RankPlace], unheard: int) -> None:
