@@ -198,7 +198,7 @@ def _refuse_setup(setup: Setup) -> None:
     if setup.lora:
         raise UsageError("--trace does not support LoRA", hint=WITHOUT)
     if setup.parallel.model > 1:
-        raise UsageError("--trace does not support model or context parallelism", hint=WITHOUT)
+        raise UsageError("--trace does not support tensor, context or sequence sizes", hint=WITHOUT)
 
 
 def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:

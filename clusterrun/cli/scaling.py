@@ -39,8 +39,8 @@ from clusterrun.verbs.scaling import (
 
 HEAD = ("NODES", "RANKS", "STEP", "STEPS/S", "SPEED-UP", "EFFICIENCY", "COMMUNICATION", "JOB")
 NO_STEPS = (
-    "call clusterrun.runtime.step(step, total) after each step, or give the Trainer "
-    "clusterrun.hf.CheckpointCallback"
+    "call clusterrun.runtime.step(step, total) after each step, or add "
+    "clusterrun.hf.CheckpointCallback to the Trainer"
 )
 
 

@@ -192,7 +192,7 @@ def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
 def _check_fsdp(strategy: Strategy, world: World, facts: Facts) -> None:
     if world.device is not Device.CUDA:
         raise UsageError(
-            f"{strategy.value} needs GPUs: on a {world.device.value} device accelerate would train "
+            f"{strategy.value} needs GPUs: on {world.device.value}, accelerate would train "
             "plain DDP or an unsharded model, without a warning",
             hint="use --strategy zero2 (which also shards on a CPU) or ddp",
         )
@@ -260,7 +260,7 @@ def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
 def _interface(spec: JobSpec) -> str:
     if spec.network_interface and spec.network_interface.startswith("^"):
         raise UsageError(
-            f"--network-interface {spec.network_interface} only excludes; gloo needs a name",
+            f"--network-interface {spec.network_interface} excludes, but gloo needs an interface",
             hint="name one, or set NCCL_SOCKET_IFNAME in network.env to exclude one for NCCL only",
         )
     return spec.network_interface or ""

@@ -70,7 +70,7 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
         return
     if world.device is not Device.CUDA:
         raise UsageError(
-            f"the script's --fsdp needs GPUs: on a {world.device.value} device accelerate would "
+            f"the script's --fsdp needs GPUs: on {world.device.value}, accelerate would "
             "train plain DDP or an unsharded model, without a warning",
             hint="omit it and use --strategy zero2 (which also shards on a CPU) or ddp",
         )

@@ -222,7 +222,8 @@ def _refuse_two_voices(
     both = sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())
     if both:
         raise UsageError(
-            f"{spec.accelerate_config} has {', '.join(both)}: accelerate refuses that with a JSON",
+            f"{spec.accelerate_config} has {', '.join(both)}: "
+            "accelerate refuses that with a DeepSpeed JSON",
             hint=f"move it to {name}",
         )
 

@@ -73,7 +73,7 @@ def test_none_with_more_than_one_process_is_refused() -> None:
 @pytest.mark.parametrize("strategy", [s for s in Strategy if s.is_fsdp])
 def test_fsdp_without_gpus_is_refused_with_the_reason(strategy: Strategy) -> None:
     for plan in (here, on_slurm):
-        with pytest.raises(UsageError, match="needs GPUs: on a cpu device") as refused:
+        with pytest.raises(UsageError, match="needs GPUs: on cpu") as refused:
             plan(nproc_per_node=2, strategy=strategy)
         assert "zero2" in refused.value.hints[0]
 

@@ -328,7 +328,7 @@ def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
     assert found == [0 if is_saving else 1]
     assert (failure.node, failure.rank, failure.cause.value) == ("n2", 3, "hung")
     assert failure.message == (
-        "other ranks have ended, no progress for 70 s: rank 3 at train.py:99 in <module>"
+        "other ranks have ended; no progress for 70 s: rank 3 at train.py:99 in <module>"
     )
 
 

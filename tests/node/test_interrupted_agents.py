@@ -244,7 +244,7 @@ def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> 
     assert job.wait() == [NodeExit.HUNG] * 3
     left = outcome(job)
     assert (left["cause"], left["node"], left["rank"]) == ("hung", "local2", 2)
-    assert left["reason"].startswith("rank 2 on local2: other ranks have ended, no progress")
+    assert left["reason"].startswith("rank 2 on local2: other ranks have ended; no progress")
     job.assert_clean()
 
 

@@ -105,7 +105,7 @@ class HangWatch:
                 await asyncio.sleep(min(LEAVERS_LOOK_S, self.floor_s / 4))
             look = await self._look_twice()
             is_stuck = not look.is_moving
-        text = f"other ranks have ended, no progress for {progress.stalled_s:.0f} s"
+        text = f"other ranks have ended; no progress for {progress.stalled_s:.0f} s"
         self._fail(text, look.found, look.unheard)
 
     async def _signs(self) -> int:
