@@ -41,7 +41,7 @@ _instead = under("Instead")
     metavar="LIST",
     help="print only these streams: out, err, launcher, agent; or only batch",
 )
-@_few_lines(
+@_lines(
     "--attempt",
     type=options.attempt,
     metavar="N|all|-1",
@@ -52,7 +52,7 @@ _instead = under("Instead")
     "--tail",
     type=options.tail,
     metavar="N|all",
-    help="print the last N lines of each attempt, or all  [default: 200]",
+    help="print the last N lines of each printed attempt, or all  [default: 200]",
 )
 @_lines(
     "--since",
@@ -119,12 +119,12 @@ def command(ctx: click.Context, /, **_: Any) -> None:
     """Print the output of the ranks.
 
     JOB is a job id, the name of a run, its directory or a log file  [default: the newest run].
-    By default, print the last lines of rank 0 and the launcher, and the error lines of all ranks.
-    Up to half of the lines are error lines.
+    By default, print the last lines of rank 0 and the launcher in the newest attempt, and the error
+    lines of all its ranks. Up to half of the lines are error lines.
 
     \b
     clusterrun logs -f                    follow the newest run
-    clusterrun logs 4711 -a -n all        print everything; --no-dedup prints each line
+    clusterrun logs 4711 -a -n all        print the newest attempt, equal lines folded
     clusterrun logs 4711 --rank ::8       print the first rank of each 8-GPU node
     clusterrun logs 4711 --errors -C 3    print errors with the lines around them
     clusterrun logs 4711 --since 10m -g 'loss|lr'

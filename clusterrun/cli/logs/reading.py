@@ -20,7 +20,7 @@ from clusterrun.logs.context import Break, context_of, with_context
 from clusterrun.logs.files import FileKind, LogFile, file_size
 from clusterrun.logs.index import has_left_out
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import matches, sources_of
+from clusterrun.logs.sources import errors_of, matches, sources_of
 from clusterrun.logs.tail import Cut, Tail, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
@@ -58,7 +58,7 @@ def read(request: Request) -> None:
     files = find_files(request)
     size = sum(file_size(file.path) for file in files)
     if request.query.errors and request.form == "text":
-        _note_silent_failure(request)
+        _note_silent_failures(request)
     if size == 0 and request.reads_batch:
         output.say(f"the batch script of {request.job.title} has printed nothing")
         return
@@ -70,15 +70,15 @@ def read(request: Request) -> None:
     _note_what_was_left_out(request, printer.count, size, cut)
 
 
-def _note_silent_failure(request: Request) -> None:
-    """Report the failure first, if no rank could print it: a signal, a hang, a lost node."""
+def _note_silent_failures(request: Request) -> None:
+    """Report failures first that no rank could print: a signal, a hang, a lost node."""
     record = request.job.record
-    if record is None or not request.attempts:
-        return
-    failure = read_outcome(record.paths, request.attempts[-1])
-    if failure and failure.cause.is_failure and failure.cause is not Cause.EXCEPTION:
-        text = "\n  ".join(failure_lines(failure))
-        output.note(f"first failure: {text}")
+    for attempt in request.attempts if record else ():
+        failure = read_outcome(record.paths, attempt) if record else None
+        if failure and failure.cause.is_failure and failure.cause is not Cause.EXCEPTION:
+            of = f" of attempt {attempt}" if len(request.attempts) > 1 else ""
+            text = "\n  ".join(failure_lines(failure))
+            output.note(f"first failure{of}: {text}")
 
 
 def print_lines(request: Request, printer: LogPrinter) -> Cut:
@@ -238,6 +238,28 @@ def _note_that_nothing_matches(request: Request, size: int) -> None:
     where = "of rank 0, the launcher or the errors " if request.query.overview else ""
     more = " (-a all ranks)" if request.query.overview else ""
     output.note(f"no line {where}matches; {size:,} bytes in all{more}")
+    if request.query.errors and not request.is_chosen:
+        _note_earlier_errors(request)
+
+
+def _note_earlier_errors(request: Request) -> None:
+    """Name the newest earlier attempt with error lines."""
+    for attempt in range(request.first_attempt - 1, 0, -1):
+        if errors := _count_errors(request, attempt):
+            output.note(f"attempt {attempt} has {errors}; add --attempt all")
+            return
+
+
+def _count_errors(request: Request, attempt: int) -> str:
+    """Return how many error lines an attempt has, from its side files, which are small."""
+    query = replace(request.query, overview=True, errors=False)
+    sources = errors_of(sources_of(request.catalogue.files(attempt), query), query)
+    lines = (line for line in merge_sources(sources) if not line.partial)
+    number = sum(query.ranks is None or line.rank in query.ranks for line in lines)
+    if not number:
+        return ""
+    least = "at least " if any(has_left_out(source.file) for source in sources) else ""
+    return f"{least}{wording.count(f'{number:,}', 'error line')}"
 
 
 def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:
