@@ -288,6 +288,12 @@ def list_records(runs_dir: RunsDir) -> list[JobRecord]:
     return sorted(found, key=lambda record: (record.submitted_at, record.run_id), reverse=True)
 
 
+def count_namesakes(record: JobRecord) -> int:
+    """Count the runs with a run's name in its directory of runs, without reading them."""
+    paths = record.paths
+    return sum(1 for _ in paths.root.parent.glob(f"*/{paths.record.name}"))
+
+
 def newest_jobs(runs_dirs: Iterable[RunsDir], limit: int) -> list[tuple[str, JobRecord]]:
     """Return the newest jobs by id, each with the run that its link points to.
 

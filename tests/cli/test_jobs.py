@@ -99,6 +99,16 @@ def test_a_job_is_found_by_any_of_its_names(here: CommandLine, by: str) -> None:
     assert here("status", names.get(by, by)).out.startswith("job        4711  train\n")
 
 
+def test_a_name_of_several_runs_says_which(here: CommandLine) -> None:
+    for job_id in ("4711", "4712"):
+        submitted(here, job_id)
+    queue(here, running(), running("4712"))
+    announced = "using job 4712 (train, newest of 2 runs of this name)\n"
+    for command in (["status"], ["logs", "--list"], ["resubmit", "--dry-run"], ["cancel"]):
+        assert here(*command, "train").err.startswith(announced)
+        assert "using job" not in here(*command, "4712").err
+
+
 def test_a_job_is_found_from_elsewhere(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     submitted(here)
     queue(here, running())

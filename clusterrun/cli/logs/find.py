@@ -11,7 +11,7 @@ from clusterrun.backends.slurm import foreign
 from clusterrun.backends.slurm.foreign import ForeignPart
 from clusterrun.cli.logs.job import LogJob, PlainLogs, RunLogs
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_text import find_announced
+from clusterrun.cli.shared.job_text import announce, find_announced
 from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, UsageError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
@@ -77,6 +77,7 @@ def _find_run(name: str) -> Named:
             raise
         return _named_by_slurm(name, parts)
     if name not in record.job_ids or _is_same(record.runs_dir.root, places[0].root):
+        announce(name, record)
         return Named(job=RunLogs(record=record))
     parts = _ask_for_own_job(name)
     if parts and not _is_same(_run_of(parts[0]).root, record.paths.root):

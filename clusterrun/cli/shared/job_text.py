@@ -11,7 +11,7 @@ from clusterrun.cli.shared.times import local_time
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import UsageError
 from clusterrun.rundir.outcome import Cause, Outcome
-from clusterrun.rundir.record import JobRecord
+from clusterrun.rundir.record import JobRecord, count_namesakes
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 from clusterrun.verbs.find import find_record, is_elsewhere
 
@@ -19,14 +19,23 @@ BRIEF_LETTERS = 100
 
 
 def find_announced(job: str | None) -> JobRecord:
-    """Find a job; print which one, if none was named or it belongs to another project."""
+    """Find a job; print which one, unless the name can mean only this run of this project."""
     record = find_record(job)
     if job is None:
         where = os.path.relpath(record.runs_dir.root)
         output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
-    elif not os.path.exists(job) and is_elsewhere(record):
-        output.say(f"using job {record.job_id} ({record.name}) of {record.workdir}")
+    else:
+        announce(job, record)
     return record
+
+
+def announce(job: str, record: JobRecord) -> None:
+    """Print which run a name means, if several have it or it belongs to another project."""
+    number = 1 if job != record.name or job in record.job_ids else count_namesakes(record)
+    newest = f", newest of {number} runs of this name" if number > 1 else ""
+    place = f" of {record.workdir}" if not os.path.exists(job) and is_elsewhere(record) else ""
+    if newest or place:
+        output.say(f"using job {record.job_id} ({record.name}{newest}){place}")
 
 
 def say_released(job: JobStatus) -> None:
