@@ -179,9 +179,12 @@ def _refuse_active(status: JobStatus, chained: Sequence[str]) -> None:
         return  # it has ended, or the scheduler has forgotten it
     job = f"job {job_id}" if job_id else f"run {status.record.run_id}"
     why = f" ({status.reason})" if status.reason else ""
+    hint = f"end it first: clusterrun cancel {job_id}; --force resumes anyway"
+    if state is JobState.COMPLETING:
+        hint = f"wait for its end: clusterrun status {job_id} --wait"
     raise UsageError(
         f"{job} is still {state.value}{why}; two writers would share the run directory",
-        hint=f"end it first: clusterrun cancel {job_id}; --force resumes anyway",
+        hint=hint,
     )
 
 

@@ -108,6 +108,16 @@ def test_a_run_that_is_active_is_refused_unless_forced(here: CommandLine) -> Non
     assert here("resume", "4711", "--force").code == 0
 
 
+def test_a_run_that_is_being_cancelled_is_to_be_waited_for(here: CommandLine) -> None:
+    root = failed(here)
+    (root / "end.json").unlink()
+    queue(here, running())
+    assert here("cancel", "4711").code == 0
+    said = here("resume", "4711")
+    assert (said.code, "error: job 4711 is still COMPLETING" in said.err) == (2, True)
+    assert said.err.endswith("hint: wait for its end: clusterrun status 4711 --wait\n")
+
+
 def test_a_run_whose_chain_goes_on_is_refused(here: CommandLine) -> None:
     root = failed(here)
     data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712"]}
