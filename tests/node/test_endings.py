@@ -106,4 +106,5 @@ def test_failures_and_endings_survive_the_wire() -> None:
 def test_reasons_name_rank_and_node() -> None:
     assert failure().sentence() == "rank 3 on n1: ValueError: x"
     assert lost_node("n2", "gone").sentence() == "n2: gone"
+    assert cancelled("n2").sentence() == "cancelled"
     assert (lost_node("n2", "gone").code, cancelled("n2").code) == (123, 124)

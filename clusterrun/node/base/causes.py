@@ -65,7 +65,9 @@ class Failure:
         return cls(**{**values, "cause": Cause(data["cause"]), "code": int(data["code"])})
 
     def sentence(self) -> str:
-        """Return who failed and how, in one line."""
+        """Return who failed and how, in one line; a cancellation is no node's failure."""
+        if self.cause is Cause.CANCELLED:
+            return self.message
         who = f"rank {self.rank} on {self.node}" if self.rank is not None else self.node
         return f"{who}: {self.message}"
 
