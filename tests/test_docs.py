@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from clusterrun.config import load_spec
+from clusterrun.logformat.lines import Stream
+from clusterrun.logs.text_view import _MARKS
 from tests.readme import BLOCK, ROOT, blocks, run, tour
 
 PAGES = sorted(
@@ -72,6 +74,19 @@ def test_messages_of_ours_that_troubleshooting_quotes_exist() -> None:
     assert len(tables) == 2
     assert len(quoted) >= len(cells) > 0
     assert [part for part in parts if not any(part in text for text in texts)] == []
+
+
+def test_an_exit_status_of_a_signal_is_found_by_either_number() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    rows = re.findall(r"^\| (1[3-9]\d)(.*?) \| SIG", page, re.MULTILINE)
+    assert len(rows) == 6
+    assert all(rest == f", or signal {int(status) - 128}" for status, rest in rows)
+
+
+def test_the_marks_of_log_lines_are_explained() -> None:
+    page = (ROOT / "docs/logs.md").read_text()
+    marks = {"stderr": _MARKS[Stream.ERR], "lost output": _MARKS[Stream.GAP]}
+    assert ", ".join(f"`{mark}` for {what}" for what, mark in marks.items()) in page
 
 
 def test_the_readme_is_short() -> None:
