@@ -317,6 +317,14 @@ def test_a_name_means_the_newest_of_its_runs_and_nothing_the_newest_of_all(runs:
     assert [found.job_id for found in record.list_records(runs)] == ["3", "2", "1"]
 
 
+def test_a_run_that_was_resumed_last_is_the_newest(runs: RunsDir) -> None:
+    older = make(runs, run_id="a", job_id="1", at=10)
+    make(runs, run_id="b", job_id="2", at=20)
+    record.write(dataclasses.replace(older, resumed_at=30.0))
+    assert record.resolve_job(None, [runs]).job_id == "1"
+    assert [found.job_id for found in record.list_records(runs)] == ["1", "2"]
+
+
 def test_nothing_means_a_run_of_the_first_place_only(runs: RunsDir, tmp_path: Path) -> None:
     other = RunsDir(root=tmp_path / "other")
     make(other, job_id="5")

@@ -43,7 +43,8 @@ class JobRecord:
     """The contents of job.json: where a run was submitted and what was requested, never its state.
 
     `job_id` is the run's newest job, or the next job of a chain; `chained_job_ids` follow it. It
-    is empty until the scheduler has assigned one. `submitted_at` is in epoch seconds.
+    is empty until the scheduler has assigned one. `submitted_at` is in epoch seconds, as is
+    `resumed_at`, when a person last resumed the run; 0 if nobody has.
     `time_minutes` is 0 without a limit, `chain_length` is 0 without a chain.
     """
 
@@ -70,6 +71,12 @@ class JobRecord:
     earlier_job_ids: tuple[str, ...] = ()
     chained_job_ids: tuple[str, ...] = ()
     chain_length: int = 0
+    resumed_at: float = 0.0
+
+    @property
+    def age_key(self) -> tuple[float, str]:
+        """Sorts runs by when they were last submitted or resumed."""
+        return max(self.submitted_at, self.resumed_at), self.run_id
 
     @property
     def job_ids(self) -> tuple[str, ...]:
@@ -283,9 +290,9 @@ def _registered(record: JobRecord, environ: Mapping[str, str]) -> JobRecord:
 
 
 def list_records(runs_dir: RunsDir) -> list[JobRecord]:
-    """Return the readable records of a directory of runs, newest first."""
+    """Return the readable records of a directory of runs, the last submitted or resumed first."""
     found = [record for path in _record_files(runs_dir) if (record := _readable(path.parent))]
-    return sorted(found, key=lambda record: (record.submitted_at, record.run_id), reverse=True)
+    return sorted(found, key=lambda record: record.age_key, reverse=True)
 
 
 def count_namesakes(record: JobRecord) -> int:
@@ -407,7 +414,7 @@ def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
 def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
     newest = sorted(
         (record for runs_dir in runs_dirs for record in list_records(runs_dir)),
-        key=lambda record: record.submitted_at,
+        key=lambda record: record.age_key,
         reverse=True,
     )[:3]
     known = ", ".join(f"{record.job_id} ({record.name})" for record in newest)

@@ -17,5 +17,5 @@ def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
     found = list_records(own)
     if not found:
         known = [record for place in others for record in list_records(place)]
-        found = sorted(known, key=lambda record: record.submitted_at, reverse=True)
+        found = sorted(known, key=lambda record: record.age_key, reverse=True)
     return statuses(found[:limit], select.backend_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
 def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecord:
     def goes_on(now: JobRecord) -> JobRecord:
         new = records.continued_by(records.planned_anew(now, plan), submission.job_id)
-        return dataclasses.replace(new, chain_length=0)
+        return dataclasses.replace(new, chain_length=0, resumed_at=time.time())
 
     record = remember(record.paths, submission.job_id, goes_on)
     if submission.held:

@@ -76,6 +76,15 @@ def test_the_run_keeps_both_ids_and_its_earlier_end(here: CommandLine) -> None:
         assert "PENDING" in here("status", job_id).out
 
 
+def test_a_resumed_run_is_the_newest(here: CommandLine) -> None:
+    failed(here)
+    submitted(here, "4712", "-N2", "--job-name", "bb", "train.py")
+    here.program("sbatch", "echo 4714")
+    here("resume", "4711")
+    assert "using job 4714 (" in here("status").err
+    assert here("list", "--ids-only").out.split() == ["4714", "4712"]
+
+
 def test_failures_before_a_run_that_left_no_end_was_resumed_count_no_more(
     here: CommandLine,
 ) -> None:
