@@ -177,6 +177,9 @@ def test_models_gpus_topics_and_scripts_are_offered(here: CommandLine) -> None:
     assert _offered("submit", "--strategy", "zero3") == ["zero3", "zero3-offload"]
     assert [item.type for item in _items("submit", "-N", "2", "tr")] == ["file"]
     assert [item.type for item in _items("submit", "train.py", "--data", "x")] == ["file"]
+    for line in ("submit train.py", "submit train.py --strategy", "resume 4711 --"):
+        assert [item.type for item in _items(*line.split(), "--st")] == ["file"], line
+    assert "--strategy" in _offered("submit", "--nodes", "2", "--st")
 
 
 # Real shells

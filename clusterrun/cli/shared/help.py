@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 HELP_ALL: Final = "clusterrun.help_all"
+REPLACED: Final = "clusterrun.replaced"  # the script's new arguments, after `--`
 HEADINGS: Final = {
     "job": "Job",
     "slurm": "Slurm",
@@ -44,9 +45,11 @@ class GroupedOption(click.Option):
         self.common = common
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the words of an enum, or what the type offers."""
+        """Offer the words of an enum, or what the type offers; files if the script takes it."""
         from click.shell_completion import CompletionItem
 
+        if _is_for_script(ctx):
+            return _files(incomplete)
         if not self.words:
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(word) for word in self.words if word.startswith(incomplete)]
@@ -54,6 +57,12 @@ class GroupedOption(click.Option):
 
 class GroupedCommand(click.Command):
     """A verb whose help has headings; options without one, as every verb has, come last."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer options before the script, and files after it."""
+        return (
+            _files(incomplete) if _is_for_script(ctx) else super().shell_complete(ctx, incomplete)
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the common options under their headings, or all with --help-all."""
@@ -68,6 +77,17 @@ class GroupedCommand(click.Command):
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
+
+
+def _is_for_script(ctx: click.Context) -> bool:
+    """Return whether the words typed so far end in the script's arguments."""
+    return bool(ctx.params.get("words")) or REPLACED in ctx.meta
+
+
+def _files(incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
 
 
 def under(heading: str, *, common: bool = True) -> Callable[..., Callable[[Any], Any]]:

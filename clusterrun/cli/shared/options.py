@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.help import HEADINGS, GroupedCommand, GroupedOption, under
+from clusterrun.cli.shared.help import HEADINGS, REPLACED, GroupedCommand, GroupedOption, under
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
 from clusterrun.cli.shared.spellings import refuse_other_program, refuse_single_dash
 from clusterrun.config import Given, Resolved
@@ -23,7 +23,6 @@ from clusterrun.config.spec import FIELDS
 from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
-_REPLACED: Final = "clusterrun.replaced"
 _UNMISTAKABLE: Final = (HEADINGS["slurm"], HEADINGS["submission"])
 _OTHERS: Final = ("cluster", "nproc_per_node")
 _WIDEST: Final = 30  # characters; longer choices go into the help text
@@ -133,7 +132,7 @@ class ContinueCommand(JobCommand):
         """Take what follows the first `--` for the script."""
         if "--" in args:
             at = args.index("--")
-            ctx.meta[_REPLACED] = tuple(args[at + 1 :])
+            ctx.meta[REPLACED] = tuple(args[at + 1 :])
             args = args[:at]
         return super().parse_args(ctx, args)
 
@@ -266,8 +265,8 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
         refuse_other_program(words, ctx.info_name or "")
         notes = tuple(_misplaced(ctx, words))
     flags.update(_entry(words, has_module="module" in flags))
-    if _REPLACED in ctx.meta:
-        flags["args"] = Given(value=ctx.meta[_REPLACED])
+    if REPLACED in ctx.meta:
+        flags["args"] = Given(value=ctx.meta[REPLACED])
     return JobOptions(
         flags=flags,
         config_file=kwargs.pop("config_file", None),
