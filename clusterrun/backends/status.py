@@ -145,7 +145,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     over = state.is_terminal
     is_running = state is JobState.RUNNING
     attempts = _corrected(read_attempts(record.paths), record, state)
-    start = _started(attempts, evidence) or (job.start if job else None)
+    start = (job.start if job else None) or _started(attempts, evidence)
     ended = (end.ended_at if end else None) or (job.end if job else None)
     code, number = _exit(end, job) if over else (None, None)
     return JobStatus(
@@ -172,6 +172,14 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         notes=_notes(record, state, job, answer, evidence),
         error=answer.error if answer and not over else None,
     )
+
+
+def with_last_step(job: JobStatus) -> JobStatus:
+    """Add the last step of a progress bar to a job that has ended; this reads the end of a log."""
+    if not job.state.is_terminal or job.progress.step is not None:
+        return job
+    progress = with_output(job.record.paths, read_evidence(job.record.paths))
+    return dataclasses.replace(job, progress=dataclasses.replace(progress, output_at=None))
 
 
 def _nodelist(record: JobRecord, evidence: Evidence) -> str:

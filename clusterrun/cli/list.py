@@ -7,7 +7,7 @@ import os
 import click
 
 from clusterrun.backends.evidence import ProgressSource
-from clusterrun.backends.status import JobStatus
+from clusterrun.backends.status import JobStatus, with_last_step
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import brief, failure_lines, where_or_why
@@ -15,6 +15,7 @@ from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
 from clusterrun.cli.shared.times import local_time
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
+from clusterrun.shared.wording import count
 from clusterrun.verbs.find import is_elsewhere
 from clusterrun.verbs.list import list_jobs
 
@@ -64,7 +65,7 @@ def command(
     found = list_jobs(limit=limit)
     shown = [job for job in found if not states or job.state.value in states]
     if not (everything or newest or states):
-        shown = _recent(shown)
+        shown = [with_last_step(job) for job in _recent(shown)]
     if as_json:
         jobs = [job_object(job) for job in shown]
         output.answer_json({"schema": "clusterrun.list/1", "jobs": jobs})
@@ -73,7 +74,8 @@ def command(
             if job.record.job_id:
                 output.answer(job.record.job_id)
     else:
-        _print_table(shown, left_out=len(found) - len(shown))
+        left_out = 0 if states else len(found) - len(shown)
+        _print_table(shown, is_empty=not found, left_out=left_out)
     _report_silence(ctx, found)
 
 
@@ -83,9 +85,9 @@ def _recent(found: list[JobStatus]) -> list[JobStatus]:
     return [job for job in found if id(job) not in dropped]
 
 
-def _print_table(shown: list[JobStatus], *, left_out: int) -> None:
+def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> None:
     if not shown:
-        output.say("no runs to show" if left_out else "no runs yet")
+        output.say("no runs yet" if is_empty else "no runs to show")
         return
     rows = [_row(job) for job in shown]
     if is_elsewhere(shown[0].record):  # then all are
@@ -95,7 +97,7 @@ def _print_table(shown: list[JobStatus], *, left_out: int) -> None:
     if any(job.progress.source is ProgressSource.OUTPUT for job in shown):
         output.note(f"{READ_MARK} was read from a progress bar in the output")
     if left_out:
-        output.note(f"--all lists {left_out} more")
+        output.note(f"--all lists {count(left_out, 'more run')} that ended earlier")
 
 
 def _short(directory: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from clusterrun.backends import select
-from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.backends.status import JobStatus, statuses, with_last_step
 from clusterrun.rundir.record import read_again
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record
@@ -25,7 +25,7 @@ def status(job: Which | None = None, *, max_age_s: float | None = None) -> JobSt
     Raises JobNotFoundError. If the scheduler does not answer, the status has an `error`.
     """
     (found,) = statuses([read_again(find_record(job))], select.backend_of, max_age_s=max_age_s)
-    return found
+    return with_last_step(found)
 
 
 def wait(

@@ -140,6 +140,14 @@ def test_the_time_of_a_job_counts_its_restarts_in_place(
     assert status(made, None).elapsed_s == elapsed_s
 
 
+def test_start_and_elapsed_time_are_of_one_source(runs: RunsDir) -> None:
+    made = make(runs)
+    events(made.paths, "n1", {"type": "started", "host": "n1", "ts": T0 + 6})
+    end(made.paths, "FAILED", 1, at=T0 + 22)
+    found = status(made, said(JobState.FAILED, start=T0, end=T0 + 22, elapsed_s=22))
+    assert (found.start, found.end, found.elapsed_s) == (T0, T0 + 22, 22)
+
+
 def test_a_silent_scheduler_is_told_and_files_still_speak(runs: RunsDir) -> None:
     running, ended = make(runs, "7"), make(runs, "8")
     events(running.paths, "n1", {"type": "step", "step": 5, "total": 10})

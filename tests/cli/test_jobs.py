@@ -325,7 +325,8 @@ def test_list_is_short_by_default_and_says_what_it_left_out(here: CommandLine) -
         ended(submitted(here, str(4711 + number)), "COMPLETED", 0)
     said = here("list")
     assert len(said.out.splitlines()) == 1 + 5
-    assert said.err == "note: --all lists 2 more\n"
+    assert said.err == "note: --all lists 2 more runs that ended earlier\n"
+    assert here("list", "--state", "failed").err == "no runs to show\n"
     assert len(here("list", "--all").out.splitlines()) == 1 + 7
     assert here("list", "-n", "1", "--ids-only").out == "4717\n"
     assert here("list", "--state", "running", "--ids-only").out == ""

@@ -102,7 +102,7 @@ def test_nan_is_null_in_json(here: CommandLine, root: Path) -> None:
         assert shown["progress"]["metrics"] == {"loss": None, "norm": None, "lr": 0.5}
 
 
-def test_only_the_end_of_a_log_is_read_and_only_while_the_job_runs(
+def test_only_the_end_of_a_log_is_read_also_after_the_end(
     here: CommandLine, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed(root, (9, "0 E", bar(50)), *[(8, "1 o", "x" * 60_000)] * 3)
@@ -114,8 +114,10 @@ def test_only_the_end_of_a_log_is_read_and_only_while_the_job_runs(
     ended(root, "FAILED", 1)
     queue(here)
     out = here("status", "4711").out
-    assert "step " not in out
+    assert "step       60/100" in out
     assert "output " not in out
+    assert "60/100" in here("list").out
+    assert "60/100" not in here("list", "--all").out  # hundreds of logs
 
 
 def test_a_description_does_nothing_to_the_terminal(here: CommandLine, root: Path) -> None:
