@@ -292,6 +292,14 @@ def test_a_refusal_is_told_verbatim_with_hints_and_leaves_nothing(
     assert len(site.calls("sinfo")) <= 1
 
 
+def test_the_memory_that_was_asked_for_is_named(site: Stubs, tmp_path: Path) -> None:
+    site.add("sbatch", "echo 'Memory specification can not be satisfied' >&2; exit 1")
+    with pytest.raises(SubmissionError) as refused:
+        submit(tmp_path, gpus_per_node=1, directives=(Directive(name="mem", value="9999G"),))
+    asked = "you requested 2 nodes with 1 GPU and 9999G of memory each"
+    assert refused.value.hints[-1] == asked
+
+
 def test_only_the_partition_that_was_asked_for_is_described(site: Stubs, tmp_path: Path) -> None:
     site.add("sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
     with pytest.raises(SubmissionError):

@@ -67,5 +67,8 @@ def _what_there_is(plan: Plan) -> list[str]:
 
 
 def _what_was_asked(plan: Plan) -> str:
+    memory = plan.directive("mem")
+    each = [count(plan.gpus_per_node, "GPU")] if plan.gpus_per_node else []
+    each += [f"{memory} of memory"] if memory else []
     asked = f"you requested {count(plan.nodes, 'node')}"
-    return f"{asked} with {count(plan.gpus_per_node, 'GPU')} each" if plan.gpus_per_node else asked
+    return f"{asked} with {' and '.join(each)} each" if each else asked
