@@ -82,15 +82,16 @@ def command(directory: str, script: str | None, force: bool) -> None:
     if script is not None and not (path.parent / script).exists():
         output.warn(f"script '{script}' does not exist in {path.parent.resolve()}")
     output.answer(str(path))
-    _print_known(known)
-    output.detail("check", "clusterrun config validate")
-    output.detail("train", "clusterrun submit" + ("" if found else " train.py"))
+    _print_summary(known)
 
 
-def _print_known(known: Mapping[str, Known]) -> None:
-    for key, each in known.items():
-        if each.value is not None:
-            output.detail(key.rpartition(".")[2], each.value)
+def _print_summary(known: Mapping[str, Known]) -> None:
+    rows = {key.rpartition(".")[2]: each.value for key, each in known.items() if each.value}
+    submit = "clusterrun submit" if "script" in rows else "clusterrun submit SCRIPT"
+    rows |= {"check": "clusterrun config validate", "train": submit}
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        output.detail(name.ljust(width), text or "")
 
 
 # The script

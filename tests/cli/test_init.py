@@ -127,6 +127,8 @@ def test_on_a_cluster_partition_gpus_time_and_account_are_slurms(here: CommandLi
     assert "# requests gpu:a100:4; also: v100" in text
     assert len([word for word in here.asked("sinfo") if word.startswith("--format")]) == 1
     assert here.asked("sacctmgr").count("show") == 1
+    lines = here("init", "--force").err.splitlines()
+    assert {"  cpus_per_task 64", "  script        train.py"} <= set(lines)
 
 
 def test_the_default_partition_and_a_short_limit_are_kept(here: CommandLine) -> None:
@@ -192,7 +194,8 @@ def test_the_likeliest_script_comes_first_and_the_others_are_named(here: Command
 
 def test_without_a_script_the_line_asks_for_one(here: CommandLine) -> None:
     (here.path / "train.py").unlink()
-    here("init")
+    said = here("init")
+    assert said.err.endswith("clusterrun submit SCRIPT\n")
     text = (here.path / "clusterrun.yaml").read_text()
     assert re.search(r"^#script: train.py +# no training script was found here", text, re.M)
     assert here("config", "validate", "--strict").code == 0
