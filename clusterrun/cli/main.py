@@ -70,6 +70,7 @@ VERBS: Final[dict[str, Verb]] = {
     "status": Verb("clusterrun.cli.status", "Watch", "Show the state of a job."),
     "list": Verb("clusterrun.cli.list", "Watch", "List jobs and their states."),
     "logs": Verb("clusterrun.cli.logs.command", "Watch", "Print the output of the ranks."),
+    "diagnose": Verb("clusterrun.cli.diagnose", "Watch", "Name why a run failed."),
     "init": Verb("clusterrun.cli.init", "Set up", "Write a starter clusterrun.yaml."),
     "config": Verb("clusterrun.cli.config", "Set up", "Show and check the configuration."),
     "completion": Verb(

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from clusterrun.logformat.lines import END_LITERAL, GAP_LITERAL, RECORDS, LogLine, Stream
+from clusterrun.logformat.literals import Literals, required_literals
 from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.files import FileKind, LogFile, file_size
 from clusterrun.logs.index import has_gaps, has_left_out, seek_time
 from clusterrun.logs.query import Query
-from clusterrun.logs.scan import Literals, required_literals
 from clusterrun.shared.hostlist import natural_key
 
 Takes = Callable[["int | None", Stream], bool]

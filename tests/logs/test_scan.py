@@ -9,14 +9,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from clusterrun.logformat import literals as module
 from clusterrun.logformat.lines import STAMPED
-from clusterrun.logs import scan
-from clusterrun.logs.scan import find_stretches, required_literals
+from clusterrun.logformat.literals import required_literals
+from clusterrun.logs.scan import find_stretches
 from tests.logs.strategies import contents
 
 
 def test_the_example_in_the_docstring_holds() -> None:
-    result = doctest.testmod(scan)
+    result = doctest.testmod(module)
     assert (result.attempted, result.failed) == (1, 0)
 
 

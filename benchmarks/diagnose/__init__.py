@@ -1,0 +1,1 @@
+"""Measure how often `clusterrun diagnose` is right."""

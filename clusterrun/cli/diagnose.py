@@ -1,0 +1,191 @@
+"""`diagnose`: name why a run failed."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from clusterrun.cli.shared import complete, output
+from clusterrun.cli.shared.job_text import find_announced
+from clusterrun.cli.shared.times import timestamp
+from clusterrun.diagnosis.scan import Finding
+from clusterrun.diagnosis.table import Retry
+from clusterrun.diagnosis.weigh import Verdict
+from clusterrun.errors import Exit, UsageError
+from clusterrun.shared.hostlist import fold_hosts, fold_ranks
+from clusterrun.shared.wording import count
+from clusterrun.verbs.diagnose import Diagnosis, causes, diagnose, diagnose_logs
+
+SCHEMA = "clusterrun.diagnose/1"
+_SHOWN = 200  # letters of a line
+
+
+@click.command()
+@click.argument("job", required=False, shell_complete=complete.jobs)
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="diagnose this attempt")
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="FILE",
+    help="diagnose this log instead of a job; - is standard input (repeatable)",
+)
+@click.option("--explain", metavar="ID", help="explain a cause, and list its signs")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    job: str | None,
+    *,
+    attempt: int | None,
+    logs: tuple[str, ...],
+    explain: str | None,
+    as_json: bool,
+) -> None:
+    """Name why a run failed.
+
+    JOB is a job id, the name of a run or its directory  [default: the newest run]. The answer is
+    the cause, the ranks and nodes where it began, its consequences, and what to do. It comes from
+    Slurm, the agents and the logs, without a network or a model. The exit status is 3 if a failure
+    was found, 0 if none was.
+
+    \b
+    clusterrun diagnose
+    clusterrun diagnose 4711 --attempt 1
+    clusterrun diagnose --log slurm-4711.out
+    clusterrun diagnose --explain cuda_oom
+    """
+    output.expect_json(as_json)
+    if explain is not None:
+        _explain(explain)
+        return
+    if logs and (job or attempt):
+        raise UsageError("--log reads files, not a job", hint="drop JOB and --attempt, or --log")
+    if logs:
+        found = diagnose_logs(logs, stdin=sys.stdin.buffer)
+    else:
+        found = diagnose(find_announced(job), attempt=attempt)
+    if as_json:
+        output.answer_json({"schema": SCHEMA, **diagnosis_object(found)})
+    else:
+        for text in (*_title(found), *_lines(found)):
+            output.answer(text)
+    ctx.exit(Exit.NO if found.verdict else Exit.OK)
+
+
+def _title(found: Diagnosis) -> Iterator[str]:
+    if found.job is not None:
+        record = found.job.record
+        attempt = f", attempt {found.attempt}" if found.attempt else ""
+        yield f"job {record.job_id or '-'} {record.name} {found.job.state.value}{attempt}"
+        yield ""
+
+
+def _explain(name: str) -> None:
+    cause = causes().get(name)
+    if cause is None:
+        near = difflib.get_close_matches(name, causes(), n=1)
+        raise UsageError(f"no cause '{name}'", hint=f"use '{near[0]}'" if near else "")
+    output.answer(f"{cause.id}  {cause.means}")
+    for text in cause.do:
+        output.answer(f"  do     {text}")
+    for sign in cause.signs:
+        output.answer(f"  sign   {sign.text.pattern}  [{sign.seen or 'any version'}]")
+
+
+def _lines(found: Diagnosis) -> Iterator[str]:
+    verdict = found.verdict
+    if verdict is None:
+        yield f"no cause found in {count(found.lines, 'line')}"
+        return
+    cause = verdict.cause
+    yield f"CAUSE   {cause.means} ({cause.id}; {verdict.status}, {cause.domain.value})"
+    if where := _where(verdict):
+        yield f"        {where}"
+    for each in verdict.evidence[:3]:
+        yield f"        {_place(each)}{each.line.text.strip()[:_SHOWN]}"
+    for frame in verdict.first.frames[-1:]:
+        yield f"        {frame[:_SHOWN]}"
+    for label, after in zip(_first("THEN"), verdict.consequences, strict=False):
+        where = f" on {count(len(after.ranks), 'rank')}" if after.ranks else ""
+        yield f"{label:<8}{after.cause.id}: {count(after.count, 'line')}{where}"
+    for label, text in zip(_first("DO"), cause.do, strict=False):
+        yield f"{label:<8}{text}"
+    yield f"RETRY   {_RETRY[cause.retry]}"
+
+
+_RETRY = {
+    Retry.NO: "the same configuration will fail again",
+    Retry.YES: "another try will probably succeed",
+    Retry.EXCLUDE: "another try on other nodes will probably succeed",
+    Retry.MAYBE: "another try may succeed",
+}
+
+
+def _first(label: str) -> Iterator[str]:
+    yield label
+    while True:
+        yield ""
+
+
+def _where(verdict: Verdict) -> str:
+    parts = []
+    if verdict.ranks:
+        parts.append(f"{count(len(verdict.ranks), 'rank')}: {fold_ranks(verdict.ranks)}")
+    if verdict.nodes:
+        parts.append(f"on {fold_hosts(verdict.nodes)}")
+    return " ".join(parts)
+
+
+def _place(finding: Finding) -> str:
+    line = finding.line
+    return f"{line.file}:{line.number}: " if line.file else f"line {line.number}: "
+
+
+def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
+    """Describe a diagnosis for JSON."""
+    job = found.job.record.job_id or None if found.job else None
+    head = {"job_id": job, "attempt": found.attempt or None}
+    if found.verdict is None:
+        return {**head, "verdict": None, "consequences": [], "evidence": []}
+    return {**head, **_verdict_object(found.verdict)}
+
+
+def _verdict_object(verdict: Verdict) -> dict[str, Any]:
+    cause, first = verdict.cause, verdict.first
+    return {
+        "verdict": {
+            "class": cause.id,
+            "role": first.role.value,
+            "domain": cause.domain.value,
+            "status": verdict.status,
+            "ranks": fold_ranks(verdict.ranks),
+            "nodes": list(verdict.nodes),
+            "first_ts": timestamp(first.line.at),
+            "message": first.line.text.strip(),
+            "frames": list(first.frames),
+            "retry": cause.retry.value,
+            "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
+            "means": cause.means,
+            "do": list(cause.do),
+        },
+        "consequences": [
+            {
+                "class": each.cause.id,
+                "count": each.count,
+                "ranks": fold_ranks(each.ranks),
+                "first_ts": timestamp(each.first.at),
+            }
+            for each in verdict.consequences
+        ],
+        "evidence": [_evidence(each) for each in verdict.evidence],
+    }
+
+
+def _evidence(finding: Finding) -> dict[str, Any]:
+    line = finding.line
+    return {"source": "log", "file": line.file, "line": line.number, "text": line.text.strip()}

@@ -1,0 +1,90 @@
+"""Read a line of a log: which process printed it, when, and what remains without that."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Final
+
+MOST_LETTERS: Final = 4096  # of a line that are read
+
+_CONTROL: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+_OURS: Final = re.compile(r"(?P<us>\d{16}) (?P<rank>\d{1,7}|-) (?P<stream>\w+) ")
+_RANK: Final = re.compile(
+    r"\[(?:rank|Rank )(?P<rank>\d{1,7})\]:? ?"  # torch
+    r"|\[(?:default|node)(?P<local>\d{1,5})\]:? ?"  # torchrun --tee
+    r"|\[\d+,(?P<mpi>\d{1,7})\](?:<std(?:err|out)>)?:? ?"  # mpirun --tag-output
+    r"|(?P<srun>\d{1,7}): (?!\d+ )"  # srun --label
+    r"|\(\w[^()=]* pid=(?P<pid>\d+)[^()]*\) ?|PID (?P<pid2>\d+): ?"  # Ray, and by hand
+    r"|(?P<host>[\w.-]+): (?=\[rank|Traceback| {2}File|\w+Error: )"  # pdsh, deepspeed
+)
+_TIME: Final = re.compile(
+    r"\[?(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)"
+    r"(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]? ?[:|-]* ?"
+)
+_NCCL: Final = re.compile(r"(?P<host>[A-Za-z][\w.-]*):(?P<pid>\d+):\d+ \[(?P<gpu>\d+)\] ")
+_IN_TEXT: Final = (
+    re.compile(r"\[[Rr]ank ?(?P<rank>\d{1,7})\]"),
+    re.compile(r"\b[Gg]lobal rank:? ?(?P<rank>\d{1,7})\b"),
+    re.compile(r"\brank *: (?P<rank>\d{1,7}) \(local_rank"),
+)
+_NODE: Final = (
+    re.compile(r"(?:srun: error|slurmstepd: error): (?P<node>[a-zA-Z][\w.-]*): task"),
+    re.compile(r"CANCELLED AT .*|\*\*\* (?:STEP|JOB) [\d.]+ ON (?P<node>[\w.-]+)"),
+    re.compile(r"\b[Nn]ode failure on (?P<node>[\w.-]+)"),
+    re.compile(r"^ *host *: (?P<node>[\w.-]+)"),
+    re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d (?P<node>[\w.-]+) kernel:"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a log.
+
+    `number` is its place in `file`; `source` tells processes apart, as far as the log does. `at`
+    is in epoch seconds.
+    """
+
+    number: int
+    text: str
+    source: str = ""
+    file: str = ""
+    rank: int | None = None
+    node: str = ""
+    at: float | None = None
+
+
+def read_line(raw: str, *, number: int, file: str, rank: int | None = None, node: str = "") -> Line:
+    """Take the prefixes off a line. `rank` and `node` are those of its file, if it has them."""
+    text = _CONTROL.sub("", raw[:MOST_LETTERS].rstrip("\r\n").rpartition("\r")[2])
+    at, source = None, ""
+    if found := _OURS.match(text):
+        at = int(found["us"]) / 1e6
+        rank = int(found["rank"]) if found["rank"] != "-" else rank
+        text = text[found.end() :]
+    while found := _RANK.match(text) or _TIME.match(text):
+        groups = found.groupdict()
+        if groups.get("time"):
+            at = at or _epoch(groups["time"])
+        else:
+            number_text = groups["rank"] or groups["mpi"] or groups["srun"]
+            rank = int(number_text) if number_text else rank
+            source += found[0]
+            node = groups["host"] or node
+        text = text[found.end() :]
+    if found := _NCCL.match(text):
+        node = found["host"]
+    if rank is None:
+        rank = next((int(hit["rank"]) for each in _IN_TEXT if (hit := each.search(text))), None)
+    if not node:
+        node = next((hit["node"] or "" for each in _NODE if (hit := each.search(text))), "")
+    return Line(number, text, f"{file}\0{source}", file, rank, node, at)
+
+
+def _epoch(text: str) -> float | None:
+    try:
+        found = datetime.strptime(text.replace("T", " "), "%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return None
+    return found.replace(tzinfo=timezone.utc).timestamp()

@@ -1,0 +1,236 @@
+"""Find the signs of causes in a log, line by line."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from clusterrun.diagnosis.lines import Line
+from clusterrun.diagnosis.table import CAUSAL, Cause, Role, Sign, Table
+from clusterrun.diagnosis.training import STEPS, Training
+from clusterrun.logformat.literals import literals_of
+
+BEFORE, AFTER = 40, 12  # lines of a process around a sign that `near` and `unless` read
+_MOST_FORMS: Final = 50_000
+_MOST_KEPT: Final = 64  # findings of a sign
+_DIGITS: Final = str.maketrans("123456789", "0" * 9)
+
+UNCAUGHT: Final = "user_code_exception"
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_IGNORED: Final = re.compile(
+    r"^Exception ignored in|^Error in atexit|^Exception in thread QueueFeeder"
+)
+_EXCEPTION: Final = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Failure|NotFound|Timeout))"
+    r"(?:: (?P<message>.*))?$"
+)
+_CHAINED: Final = re.compile(r"^(?:During handling of the above|The above exception was)")
+_LOGGED: Final = re.compile(r"(?i)\bwarn(?:ing)?\b|\bretry(?:ing)?\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A sign that was found, as number `order` of all lines.
+
+    `steps` is how far the training of its file was; `frames` are of its traceback.
+    """
+
+    cause: Cause
+    role: Role
+    line: Line
+    order: int
+    steps: int = 0
+    is_after_end: bool = False
+    frames: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class _Process:
+    """The last lines of a process, and the traceback that it is printing."""
+
+    before: deque[str] = field(default_factory=lambda: deque(maxlen=BEFORE))
+    frames: list[str] = field(default_factory=list)
+    in_traceback: bool = False
+    is_ignored: bool = False
+
+
+@dataclass(kw_only=True)
+class _Waiting:
+    """A sign whose surroundings are not complete."""
+
+    finding: Finding
+    sign: Sign
+    around: list[str]
+    left: int
+
+
+@dataclass(kw_only=True)
+class Scanner:
+    """Collects the findings of one run's logs."""
+
+    table: Table
+    lines: int = 0
+    trainings: dict[str, Training] = field(default_factory=dict)  # by file
+    ranks: set[int] = field(default_factory=set)
+    counts: dict[tuple[str, Role], int] = field(default_factory=dict)
+    seen_on: dict[tuple[str, Role], set[int]] = field(default_factory=dict)
+    _found: dict[tuple[str, Role], list[Finding]] = field(default_factory=dict)
+    _processes: dict[str, _Process] = field(default_factory=dict)
+    _waiting: dict[str, list[_Waiting]] = field(default_factory=dict)
+    _forms: dict[str, tuple[tuple[Cause, Sign], ...]] = field(default_factory=dict)
+    _filters: list[tuple[Cause, Sign, tuple[str, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._filters = [
+            (cause, sign, tuple(_form(text) for text in literals_of(sign.text)))
+            for cause in self.table.values()
+            for sign in cause.signs
+        ]
+
+    def feed(self, line: Line) -> None:
+        """Take the next line."""
+        self.lines += 1
+        if line.rank is not None:
+            self.ranks.add(line.rank)
+        process = self._processes.setdefault(line.source, _Process())
+        for waiting in self._waiting.get(line.source, ()):
+            waiting.around.append(line.text)
+            waiting.left -= 1
+        self._settle(line.source, at_end=False)
+        self.training_of(line).feed(line)
+        is_matched = self._match(line, process)
+        self._read_traceback(line, process, is_matched=is_matched)
+        process.before.append(line.text)
+
+    def findings(self) -> list[Finding]:
+        """Return what was found, in order; call it when all lines were fed."""
+        for source in list(self._waiting):
+            self._settle(source, at_end=True)
+        found = [finding for kept in self._found.values() for finding in kept]
+        return sorted(found, key=lambda each: each.order)
+
+    def training_of(self, line: Line) -> Training:
+        """Return what the line's file shows of the training."""
+        return self.trainings.setdefault(line.file, Training())
+
+    def add(self, name: str, role: Role, line: Line) -> None:
+        """Add a sign that is in no log, such as a job's state."""
+        self.lines += 1
+        self._keep(self._finding(self.table[name], role, line, _Process()))
+
+    def causal(self) -> list[Finding]:
+        """Return the findings that can be a cause: no training went on after them, or had ended."""
+        return [
+            each
+            for each in self.findings()
+            if each.role in CAUSAL
+            and (each.cause.lasting or not (each.is_after_end or self._is_passed(each)))
+        ]
+
+    def _is_passed(self, finding: Finding) -> bool:
+        return self.training_of(finding.line).steps - finding.steps >= STEPS
+
+    def _match(self, line: Line, process: _Process) -> bool:
+        is_matched = False
+        for cause, sign in self._candidates(line.text):
+            if not sign.text.search(line.text):
+                continue
+            is_matched = True
+            if process.is_ignored or (sign.before_steps and self.training_of(line).steps):
+                continue
+            finding = self._finding(cause, sign.role, line, process)
+            if sign.near or sign.unless:
+                around = [*process.before, line.text]
+                waiting = _Waiting(finding=finding, sign=sign, around=around, left=AFTER)
+                self._waiting.setdefault(line.source, []).append(waiting)
+            else:
+                self._keep(finding)
+        return is_matched
+
+    def _candidates(self, text: str) -> tuple[tuple[Cause, Sign], ...]:
+        """Return the signs that a line of this form may have; lines that repeat cost nothing."""
+        form = _form(text)
+        if (known := self._forms.get(form)) is not None:
+            return known
+        if len(self._forms) >= _MOST_FORMS:
+            self._forms.clear()
+        found = tuple(
+            (cause, sign)
+            for cause, sign, literals in self._filters
+            if not literals or any(map(form.__contains__, literals))
+        )
+        self._forms[form] = found
+        return found
+
+    def _read_traceback(self, line: Line, process: _Process, *, is_matched: bool) -> None:
+        text = line.text
+        if _IGNORED.match(text):
+            process.is_ignored = True
+        elif text.endswith(_TRACEBACK):
+            process.in_traceback, process.frames = True, []
+        elif text[:1] in (" ", "\t", "") or _CHAINED.match(text):
+            if text.lstrip().startswith('File "'):
+                process.frames.append(text.strip())
+        else:
+            self._end_traceback(line, process, is_matched=is_matched)
+
+    def _end_traceback(self, line: Line, process: _Process, *, is_matched: bool) -> None:
+        found = _EXCEPTION.match(line.text)
+        is_raised = process.in_traceback and not process.is_ignored
+        if found and is_raised and not is_matched and not _LOGGED.search(line.text[:40]):
+            cause = self.table.get(UNCAUGHT)
+            if cause:
+                self._keep(self._finding(cause, Role.ROOT, line, process))
+        if process.in_traceback or found:
+            process.in_traceback = process.is_ignored = False
+
+    def _finding(self, cause: Cause, role: Role, line: Line, process: _Process) -> Finding:
+        return Finding(
+            cause=cause,
+            role=role,
+            line=line,
+            order=self.lines,
+            steps=self.training_of(line).steps,
+            is_after_end=self.training_of(line).is_complete,
+            frames=tuple(process.frames[-8:]),
+        )
+
+    def _settle(self, source: str, *, at_end: bool) -> None:
+        """Decide on signs whose surroundings are complete."""
+        waiting = self._waiting.get(source)
+        if not waiting:
+            return
+        for each in waiting:
+            if (each.left <= 0 or at_end) and _fits(each.sign, each.around):
+                self._keep(each.finding)
+        left = [each for each in waiting if each.left > 0 and not at_end]
+        if left:
+            self._waiting[source] = left
+        else:
+            del self._waiting[source]
+
+    def _keep(self, finding: Finding) -> None:
+        key = (finding.cause.id, finding.role)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        if finding.line.rank is not None:
+            self.seen_on.setdefault(key, set()).add(finding.line.rank)
+        kept = self._found.setdefault(key, [])
+        if not finding.cause.lasting:  # the training went on: it stopped nothing
+            kept[:] = [each for each in kept if not self._is_passed(each)]
+        if len(kept) < _MOST_KEPT:
+            kept.append(finding)
+
+
+def _fits(sign: Sign, around: Iterable[str]) -> bool:
+    text = "\n".join(around)
+    if sign.unless and sign.unless.search(text):
+        return False
+    return sign.near is None or bool(sign.near.search(text))
+
+
+def _form(text: str) -> str:
+    """Return what all lines that differ in digits and letter case have in common."""
+    return text.translate(_DIGITS).lower()

@@ -1,0 +1,165 @@
+"""The table of causes: what each means, and the lines that are signs of it (`causes/*.yaml`)."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from clusterrun.errors import UsageError
+
+EVERYTHING, LATER = "everything", "later"  # in `explains`: any other cause, any later one
+
+
+class Role(str, Enum):
+    """What a sign can be in a failure.
+
+    `ROOT` starts one. `EITHER` is the cause only if nothing else is. `CONFIRMATION` supports
+    its cause, and makes it probable if nothing else is found. The rest are never a cause.
+    """
+
+    ROOT = "root"
+    EITHER = "either"
+    CONFIRMATION = "confirmation"
+    CASCADE = "cascade"
+    TEARDOWN = "teardown"
+    NOISE = "noise"
+    ADVICE = "advice"
+
+
+CAUSAL: Final = (Role.ROOT, Role.EITHER, Role.CONFIRMATION)
+
+
+class Domain(str, Enum):
+    """Who can mend a cause: the user, the site, or nobody since it is a rule of the cluster."""
+
+    WORKLOAD = "workload"
+    INFRASTRUCTURE = "infrastructure"
+    POLICY = "policy"
+    UNKNOWN = "unknown"
+
+
+class Retry(str, Enum):
+    """Whether another try helps; `EXCLUDE`: on other nodes."""
+
+    NO = "no"
+    YES = "yes"
+    EXCLUDE = "yes_exclude"
+    MAYBE = "maybe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """A line that points to a cause.
+
+    It counts if `near` is found and `unless` is not, in the lines around it from the same
+    process, and with `before_steps` only before the first training step. `seen` names programs
+    and versions that print it.
+    """
+
+    text: re.Pattern[str]
+    role: Role
+    seen: str = ""
+    near: re.Pattern[str] | None = None
+    unless: re.Pattern[str] | None = None
+    before_steps: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A reason why runs fail.
+
+    `generic` causes yield to specific ones. `explains` names the causes that are consequences of
+    this one if both are found. A `lasting` cause counts even if the training made progress
+    after its sign.
+    """
+
+    id: str
+    domain: Domain = Domain.UNKNOWN
+    retry: Retry = Retry.MAYBE
+    blames_node: bool = False
+    generic: bool = False
+    lasting: bool = False
+    means: str = ""
+    do: tuple[str, ...] = ()
+    explains: frozenset[str] = frozenset()
+    signs: tuple[Sign, ...] = ()
+
+
+Table = Mapping[str, Cause]
+
+
+@functools.cache
+def built_in() -> Table:
+    """Return our own causes by id."""
+    return parse(
+        file.read_text(encoding="utf-8")
+        for file in sorted((Path(__file__).parent / "causes").glob("*.yaml"))
+    )
+
+
+def extended(texts: Iterable[str]) -> Table:
+    """Return our causes and those of a site or a project; an id that exists gets more signs.
+
+    Raises UsageError for a row that cannot be read.
+    """
+    return _merged([*built_in().values(), *parse(texts).values()])
+
+
+def parse(texts: Iterable[str]) -> Table:
+    """Read YAML lists of causes. Raises UsageError."""
+    rows = [row for text in texts for row in _rows(text)]
+    return _merged(map(_cause, rows))
+
+
+def _rows(text: str) -> Sequence[Any]:
+    try:
+        rows = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise UsageError("the table of causes is not valid YAML", cause=str(error)) from error
+    if not isinstance(rows, list):
+        raise UsageError("a table of causes is a list", hint="begin each cause with '- id:'")
+    return rows
+
+
+def _merged(causes: Iterable[Cause]) -> Table:
+    found: dict[str, Cause] = {}
+    for cause in causes:
+        if before := found.get(cause.id):
+            values = {**vars(before), "signs": before.signs + cause.signs}
+            cause = Cause(**values)
+        found[cause.id] = cause
+    return found
+
+
+def _cause(row: Any) -> Cause:
+    try:
+        values = {**row, "id": str(row["id"])}
+        role = Role(values.pop("role", Role.ROOT))
+        signs = tuple(_sign(sign, role) for sign in values.pop("signs", ()))
+        do = values.pop("do", ())
+        return Cause(
+            domain=Domain(values.pop("domain", Domain.UNKNOWN)),
+            retry=Retry(values.pop("retry", Retry.MAYBE)),
+            do=(do,) if isinstance(do, str) else tuple(do),
+            explains=frozenset(values.pop("explains", ())),
+            signs=signs,
+            **values,
+        )
+    except (KeyError, TypeError, ValueError, re.error) as error:
+        name = row.get("id", row) if isinstance(row, dict) else row
+        raise UsageError(f"cannot read the cause '{name}'", cause=str(error)) from error
+
+
+def _sign(row: Any, role: Role) -> Sign:
+    values = {"text": row} if isinstance(row, str) else dict(row)
+    for name in ("text", "near", "unless"):
+        if name in values:
+            values[name] = re.compile(values[name])
+    return Sign(**{**values, "role": Role(values.get("role", role))})

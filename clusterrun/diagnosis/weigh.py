@@ -1,0 +1,151 @@
+"""Choose the cause among what was found, and what was its consequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from clusterrun.diagnosis.lines import Line
+from clusterrun.diagnosis.scan import Finding, Scanner
+from clusterrun.diagnosis.table import EVERYTHING, LATER, Cause, Domain, Role
+
+NAN, DIVERGED, STUCK = "loss_nan", "loss_divergence", "hang_no_timeout"
+_OVERFLOWS: Final = 2  # steps of fp16 skipped at the end of a log
+
+
+class Status:
+    """How sure a verdict is."""
+
+    ESTABLISHED, LIKELY, UNCONFIRMED = "established", "likely", "unconfirmed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consequence:
+    """A cause's sign that followed from the verdict."""
+
+    cause: Cause
+    count: int
+    ranks: tuple[int, ...]
+    first: Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The cause, its evidence (the first line is the first sign of it) and its consequences."""
+
+    cause: Cause
+    status: str
+    evidence: tuple[Finding, ...]
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    consequences: tuple[Consequence, ...] = ()
+
+    @property
+    def first(self) -> Finding:
+        """Return the first sign."""
+        return self.evidence[0]
+
+
+def verdict_of(scanner: Scanner) -> Verdict | None:
+    """Return why a run failed; None if its log shows no cause."""
+    findings = scanner.findings()
+    candidates = scanner.causal()
+    chosen = _chosen(candidates) or _numeric(scanner)
+    if chosen is None:
+        return None
+    of_cause = [each for each in findings if each.cause.id == chosen.cause.id]
+    evidence = tuple(each for each in of_cause if each.order >= chosen.order)[:5]
+    return Verdict(
+        cause=chosen.cause,
+        status=_status(chosen),
+        evidence=evidence or (chosen,),
+        ranks=tuple(sorted({e.line.rank for e in of_cause if e.line.rank is not None})),
+        nodes=tuple(sorted({e.line.node for e in of_cause if e.line.node})),
+        consequences=_consequences(scanner, findings, chosen.cause),
+    )
+
+
+def _status(chosen: Finding) -> str:
+    if chosen.role is Role.CONFIRMATION:
+        return Status.UNCONFIRMED
+    is_weak = chosen.role is Role.EITHER or chosen.cause.generic
+    return Status.LIKELY if is_weak else Status.ESTABLISHED
+
+
+def _chosen(candidates: Sequence[Finding]) -> Finding | None:
+    """Return the first sign of the strongest cause that no other cause explains."""
+    left = [each for each in candidates if not _is_explained(each, candidates)]
+    return min(left, key=_order, default=None)
+
+
+def _is_explained(finding: Finding, others: Sequence[Finding]) -> bool:
+    cause = finding.cause
+    for other in others:
+        explains = other.cause.explains
+        if other.cause.id == cause.id or other.role is Role.CONFIRMATION:
+            continue
+        is_later = finding.order > other.order
+        if cause.id in explains and other.cause.id not in cause.explains:
+            return True
+        if EVERYTHING in explains and EVERYTHING not in cause.explains:
+            return True
+        is_policy = cause.domain is Domain.POLICY
+        if is_policy and other.role is Role.EITHER and not is_later:
+            continue
+        if is_policy and other.role is Role.EITHER and other.cause.id not in cause.explains:
+            return True  # the job was ended because it had failed
+        if LATER in explains and is_later and EVERYTHING not in cause.explains:
+            return True
+    return False
+
+
+def _order(finding: Finding) -> tuple[int, int]:
+    """Sort by strength, then by time: what ended a job counts only if nothing failed before."""
+    cause = finding.cause
+    strength = {Role.ROOT: 0, Role.EITHER: 2, Role.CONFIRMATION: 3}[finding.role]
+    if cause.generic and finding.role is Role.ROOT:
+        strength = 1
+    if cause.domain is Domain.POLICY and finding.role is Role.ROOT:
+        strength = 1
+    return strength, finding.order
+
+
+def _numeric(scanner: Scanner) -> Finding | None:
+    """Return what the training's own numbers show, if nothing else was found."""
+    if not scanner.trainings:
+        return None
+    training = max(scanner.trainings.values(), key=lambda each: each.steps)
+    line = training.first_nan or training.last_step
+    if line is None or training.is_complete:
+        return None
+    name = ""
+    least = 1 if training.is_diverged else _OVERFLOWS
+    if training.is_nan or training.overflows >= least:
+        name = NAN
+    elif training.is_diverged:
+        name = DIVERGED
+    elif training.is_stuck:
+        name = STUCK
+    cause = scanner.table.get(name)
+    if cause is None:
+        return None
+    return Finding(cause=cause, role=Role.EITHER, line=line, order=0, steps=training.steps)
+
+
+def _consequences(
+    scanner: Scanner, findings: Sequence[Finding], cause: Cause
+) -> tuple[Consequence, ...]:
+    first: dict[str, Finding] = {}
+    for each in findings:
+        if each.cause.id != cause.id and each.role not in (Role.NOISE, Role.ADVICE):
+            first.setdefault(each.cause.id, each)
+    return tuple(
+        Consequence(
+            cause=each.cause,
+            count=sum(n for (name, _), n in scanner.counts.items() if name == each.cause.id),
+            ranks=tuple(sorted(scanner.seen_on.get((each.cause.id, each.role), ()))),
+            first=each.line,
+        )
+        for each in first.values()
+    )

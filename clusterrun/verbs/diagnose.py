@@ -1,0 +1,186 @@
+"""Name why a run failed, or why the logs of any job show that it did."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from clusterrun.backends.status import JobStatus
+from clusterrun.diagnosis import table
+from clusterrun.diagnosis.lines import Line, read_line
+from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
+from clusterrun.diagnosis.table import Role, Table
+from clusterrun.diagnosis.weigh import Verdict, verdict_of
+from clusterrun.errors import UsageError
+from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.logs.files import find_files
+from clusterrun.logs.newest import find_newest
+from clusterrun.logs.query import OVERVIEW
+from clusterrun.logs.sources import sources_of
+from clusterrun.rundir.outcome import Cause, Outcome
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.state import JobState
+from clusterrun.verbs.find import Which, find_record
+from clusterrun.verbs.status import status
+
+STDIN: Final = "-"
+MOST_LINES: Final = 50_000  # of an attempt, the newest
+_BATCH_BYTES: Final = 256 * 1024
+_RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
+
+_BY_STATE: Final = {
+    JobState.TIMEOUT: "slurm_time_limit",
+    JobState.DEADLINE: "slurm_time_limit",
+    JobState.CANCELLED: "slurm_cancelled",
+    JobState.PREEMPTED: "slurm_preempted",
+    JobState.NODE_FAIL: "slurm_node_fail",
+    JobState.BOOT_FAIL: "slurm_node_boot",
+    JobState.OUT_OF_MEMORY: "host_oom",
+}
+_BY_OUTCOME: Final = {
+    Cause.WORLD: ("world_size_not_joined", Role.ROOT),
+    Cause.WORLD_ELSEWHERE: ("world_size_not_joined", Role.ROOT),
+    Cause.NODE_LOST: ("slurm_node_fail", Role.ROOT),
+    Cause.VANISHED: ("slurm_node_fail", Role.ROOT),
+    Cause.RENDEZVOUS: ("rendezvous_unreachable", Role.EITHER),
+    Cause.HUNG: ("hang_no_timeout", Role.EITHER),
+    Cause.HALTED: ("hang_no_timeout", Role.EITHER),
+    Cause.EXCEPTION: (UNCAUGHT, Role.ROOT),
+}
+_BY_SIGNAL: Final = {
+    9: ("host_oom", Role.CONFIRMATION),
+    7: ("shm_exhausted", Role.CONFIRMATION),
+    11: ("segfault", Role.ROOT),
+    6: ("segfault", Role.CONFIRMATION),
+    15: ("sigterm_external", Role.EITHER),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Why a run failed. `verdict` None: no cause was found; `lines` were read."""
+
+    verdict: Verdict | None
+    lines: int
+    job: JobStatus | None = None
+    attempt: int = 0
+
+
+def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnosis:
+    """Diagnose a job by what Slurm, its agents and its logs report.
+
+    None is this project's newest run, and its newest attempt. Raises JobNotFoundError.
+    """
+    found = status(find_record(job))
+    paths = found.record.paths
+    number = paths.newest_attempt() if attempt is None else attempt
+    scanner = Scanner(table=table.built_in())
+    outcome = next((each.outcome for each in found.attempts if each.number == number), None)
+    is_newest = number == paths.newest_attempt()
+    if outcome is not None and not outcome.cause.is_failure and not _is_ended_by_slurm(found):
+        return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
+    for line in _printed(paths, number):
+        scanner.feed(line)
+    if outcome is not None:
+        _add_outcome(scanner, outcome)
+    if is_newest and found.state in _BY_STATE:
+        text = f"Slurm's state of the job: {found.state.value}"
+        scanner.add(_BY_STATE[found.state], Role.ROOT, Line(number=0, text=text))
+    verdict = verdict_of(scanner)
+    return Diagnosis(verdict=verdict, lines=scanner.lines, job=found, attempt=number)
+
+
+def _is_ended_by_slurm(found: JobStatus) -> bool:
+    return found.state in _BY_STATE
+
+
+def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:
+    """Add what the agents know: they see signals, exits and ranks that never joined."""
+    where = f" at {outcome.where}" if outcome.where else ""
+    text = f"{outcome.message or outcome.reason}{where}"
+    line = Line(
+        number=0,
+        text=text,
+        source="agents",
+        rank=outcome.rank,
+        node=outcome.node or "",
+        at=outcome.ended_at,
+    )
+    for part in outcome.message.splitlines():
+        scanner.feed(dataclasses.replace(line, text=part))
+    for name, role in filter(
+        None, (_BY_OUTCOME.get(outcome.cause), _BY_SIGNAL.get(outcome.signal))
+    ):
+        scanner.add(name, role, line)
+
+
+def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
+    """Diagnose the logs of any job: one interleaved file, or one for each rank or node.
+
+    `-` is standard input. Raises UsageError for a file that cannot be read.
+    """
+    scanner = Scanner(table=table.built_in())
+    for line in _lines_of(names, stdin):
+        scanner.feed(line)
+    return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines)
+
+
+def causes() -> Table:
+    """Return the causes that are known, by id."""
+    return table.built_in()
+
+
+def _printed(paths: RunPaths, attempt: int) -> Iterator[Line]:
+    """Yield what an attempt printed: the batch script, then rank 0, agents and all errors."""
+    number = 0
+    for text in _tail(paths.batch_output):
+        number += 1
+        yield read_line(text, number=number, file=paths.batch_output.name)
+    files = find_files(paths, attempt)
+    for each in find_newest(sources_of(files, OVERVIEW), MOST_LINES).lines:
+        if each.stream is not Stream.GAP:
+            number += 1
+            yield _line(each, number)
+
+
+def _line(each: LogLine, number: int) -> Line:
+    text = each.text.decode("utf-8", "replace")
+    found = read_line(text, number=number, file="", rank=each.rank, node=each.node)
+    source = f"{each.node}\0{each.rank}\0{each.stream.value}{found.source}"
+    return Line(number, found.text, source, "", found.rank, found.node, each.epoch_us / 1e6)
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _BATCH_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[Line]:
+    number = 0
+    for name in names:
+        found = _RANK_OF_FILE.search(Path(name).name)
+        rank = int(found[1]) if found else None
+        for at, raw in enumerate(_raw(name, stdin), 1):
+            number += 1
+            text = raw.decode("utf-8", "replace")
+            file = name if len(names) > 1 else ""
+            yield read_line(text, number=at if not file else number, file=file, rank=rank)
+
+
+def _raw(name: str, stdin: BinaryIO) -> Iterator[bytes]:
+    if name == STDIN:
+        yield from stdin
+        return
+    try:
+        with Path(name).open("rb") as file:
+            yield from file
+    except OSError as error:
+        raise UsageError(f"cannot read the log '{name}'", cause=error.strerror or "") from error
