@@ -103,7 +103,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield f"no cause found in {count(found.lines, 'line')}"
         return
     cause = verdict.cause
-    yield f"CAUSE   {cause.means} ({cause.id}; {verdict.status}, {cause.domain.value})"
+    yield f"CAUSE   {cause.means} ({cause.id}; {verdict.status.value}, {cause.domain.value})"
     if where := _where(verdict):
         yield f"        {where}"
     for each in verdict.evidence[:3]:
@@ -162,7 +162,7 @@ def _verdict_object(verdict: Verdict) -> dict[str, Any]:
             "class": cause.id,
             "role": first.role.value,
             "domain": cause.domain.value,
-            "status": verdict.status,
+            "status": verdict.status.value,
             "ranks": fold_ranks(verdict.ranks),
             "nodes": list(verdict.nodes),
             "first_ts": timestamp(first.line.at),

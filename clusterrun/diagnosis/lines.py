@@ -39,7 +39,7 @@ _NODE: Final = (
 
 
 @dataclass(frozen=True)
-class Line:
+class PrintedLine:
     """A line of a log.
 
     `number` is its place in `file`; `source` tells processes apart, as far as the log does. `at`
@@ -55,7 +55,9 @@ class Line:
     at: float | None = None
 
 
-def read_line(raw: str, *, number: int, file: str, rank: int | None = None, node: str = "") -> Line:
+def read_line(
+    raw: str, *, number: int, file: str, rank: int | None = None, node: str = ""
+) -> PrintedLine:
     """Take the prefixes off a line. `rank` and `node` are those of its file, if it has them."""
     text = _CONTROL.sub("", raw[:MOST_LETTERS].rstrip("\r\n").rpartition("\r")[2])
     at, source = None, ""
@@ -79,7 +81,7 @@ def read_line(raw: str, *, number: int, file: str, rank: int | None = None, node
         rank = next((int(hit["rank"]) for each in _IN_TEXT if (hit := each.search(text))), None)
     if not node:
         node = next((hit["node"] or "" for each in _NODE if (hit := each.search(text))), "")
-    return Line(number, text, f"{file}\0{source}", file, rank, node, at)
+    return PrintedLine(number, text, f"{file}\0{source}", file, rank, node, at)
 
 
 def _epoch(text: str) -> float | None:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from clusterrun.diagnosis.lines import Line
-from clusterrun.diagnosis.table import CAUSAL, Cause, Role, Sign, Table
-from clusterrun.diagnosis.training import STEPS, Training
+from clusterrun.diagnosis.lines import PrintedLine
+from clusterrun.diagnosis.table import CAUSAL, KnownCause, Role, Sign, Table
+from clusterrun.diagnosis.training import STEPS, TrainingLog
 from clusterrun.logformat.literals import literals_of
 
 BEFORE, AFTER = 40, 12  # lines of a process around a sign that `near` and `unless` read
@@ -38,9 +38,9 @@ class Finding:
     `steps` is how far the training of its file was; `frames` are of its traceback.
     """
 
-    cause: Cause
+    cause: KnownCause
     role: Role
-    line: Line
+    line: PrintedLine
     order: int
     steps: int = 0
     is_after_end: bool = False
@@ -73,15 +73,15 @@ class Scanner:
 
     table: Table
     lines: int = 0
-    trainings: dict[str, Training] = field(default_factory=dict)  # by file
+    trainings: dict[str, TrainingLog] = field(default_factory=dict)  # by file
     ranks: set[int] = field(default_factory=set)
     counts: dict[tuple[str, Role], int] = field(default_factory=dict)
     seen_on: dict[tuple[str, Role], set[int]] = field(default_factory=dict)
     _found: dict[tuple[str, Role], list[Finding]] = field(default_factory=dict)
     _processes: dict[str, _Process] = field(default_factory=dict)
     _waiting: dict[str, list[_Waiting]] = field(default_factory=dict)
-    _forms: dict[str, tuple[tuple[Cause, Sign], ...]] = field(default_factory=dict)
-    _filters: list[tuple[Cause, Sign, tuple[str, ...]]] = field(default_factory=list)
+    _forms: dict[str, tuple[tuple[KnownCause, Sign], ...]] = field(default_factory=dict)
+    _filters: list[tuple[KnownCause, Sign, tuple[str, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._filters = [
@@ -90,7 +90,7 @@ class Scanner:
             for sign in cause.signs
         ]
 
-    def feed(self, line: Line) -> None:
+    def feed(self, line: PrintedLine) -> None:
         """Take the next line."""
         self.lines += 1
         if line.rank is not None:
@@ -112,11 +112,11 @@ class Scanner:
         found = [finding for kept in self._found.values() for finding in kept]
         return sorted(found, key=lambda each: each.order)
 
-    def training_of(self, line: Line) -> Training:
+    def training_of(self, line: PrintedLine) -> TrainingLog:
         """Return what the line's file shows of the training."""
-        return self.trainings.setdefault(line.file, Training())
+        return self.trainings.setdefault(line.file, TrainingLog())
 
-    def add(self, name: str, role: Role, line: Line) -> None:
+    def add(self, name: str, role: Role, line: PrintedLine) -> None:
         """Add a sign that is in no log, such as a job's state."""
         self.lines += 1
         self._keep(self._finding(self.table[name], role, line, _Process()))
@@ -133,7 +133,7 @@ class Scanner:
     def _is_passed(self, finding: Finding) -> bool:
         return self.training_of(finding.line).steps - finding.steps >= STEPS
 
-    def _match(self, line: Line, process: _Process) -> bool:
+    def _match(self, line: PrintedLine, process: _Process) -> bool:
         is_matched = False
         for cause, sign in self._candidates(line.text):
             if not sign.text.search(line.text):
@@ -150,7 +150,7 @@ class Scanner:
                 self._keep(finding)
         return is_matched
 
-    def _candidates(self, text: str) -> tuple[tuple[Cause, Sign], ...]:
+    def _candidates(self, text: str) -> tuple[tuple[KnownCause, Sign], ...]:
         """Return the signs that a line of this form may have; lines that repeat cost nothing."""
         form = _form(text)
         if (known := self._forms.get(form)) is not None:
@@ -165,7 +165,7 @@ class Scanner:
         self._forms[form] = found
         return found
 
-    def _read_traceback(self, line: Line, process: _Process, *, is_matched: bool) -> None:
+    def _read_traceback(self, line: PrintedLine, process: _Process, *, is_matched: bool) -> None:
         text = line.text
         if _IGNORED.match(text):
             process.is_ignored = True
@@ -177,7 +177,7 @@ class Scanner:
         else:
             self._end_traceback(line, process, is_matched=is_matched)
 
-    def _end_traceback(self, line: Line, process: _Process, *, is_matched: bool) -> None:
+    def _end_traceback(self, line: PrintedLine, process: _Process, *, is_matched: bool) -> None:
         found = _EXCEPTION.match(line.text)
         is_raised = process.in_traceback and not process.is_ignored
         if found and is_raised and not is_matched and not _LOGGED.search(line.text[:40]):
@@ -187,7 +187,9 @@ class Scanner:
         if process.in_traceback or found:
             process.in_traceback = process.is_ignored = False
 
-    def _finding(self, cause: Cause, role: Role, line: Line, process: _Process) -> Finding:
+    def _finding(
+        self, cause: KnownCause, role: Role, line: PrintedLine, process: _Process
+    ) -> Finding:
         return Finding(
             cause=cause,
             role=role,

@@ -72,7 +72,7 @@ class Sign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cause:
+class KnownCause:
     """A reason why runs fail.
 
     `generic` causes yield to specific ones. `explains` names the causes that are consequences of
@@ -92,7 +92,7 @@ class Cause:
     signs: tuple[Sign, ...] = ()
 
 
-Table = Mapping[str, Cause]
+Table = Mapping[str, KnownCause]
 
 
 @functools.cache
@@ -128,23 +128,23 @@ def _rows(text: str) -> Sequence[Any]:
     return rows
 
 
-def _merged(causes: Iterable[Cause]) -> Table:
-    found: dict[str, Cause] = {}
+def _merged(causes: Iterable[KnownCause]) -> Table:
+    found: dict[str, KnownCause] = {}
     for cause in causes:
         if before := found.get(cause.id):
             values = {**vars(before), "signs": before.signs + cause.signs}
-            cause = Cause(**values)
+            cause = KnownCause(**values)
         found[cause.id] = cause
     return found
 
 
-def _cause(row: Any) -> Cause:
+def _cause(row: Any) -> KnownCause:
     try:
         values = {**row, "id": str(row["id"])}
         role = Role(values.pop("role", Role.ROOT))
         signs = tuple(_sign(sign, role) for sign in values.pop("signs", ()))
         do = values.pop("do", ())
-        return Cause(
+        return KnownCause(
             domain=Domain(values.pop("domain", Domain.UNKNOWN)),
             retry=Retry(values.pop("retry", Retry.MAYBE)),
             do=(do,) if isinstance(do, str) else tuple(do),

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from clusterrun.diagnosis.lines import Line
+from clusterrun.diagnosis.lines import PrintedLine
 
 STEPS: Final = 3  # new steps after a sign: it stopped nothing
 _SILENT_S: Final = 3600.0
@@ -39,22 +39,22 @@ _COMPLETE: Final = re.compile(
 
 
 @dataclass(kw_only=True)
-class Training:
+class TrainingLog:
     """Follows a log line by line."""
 
     steps: int = 0  # how often a step number or a loss changed
     is_complete: bool = False
     nan_losses: int = 0  # in succession, the newest included
     overflows: int = 0  # of fp16, since the last step that was not skipped
-    last_step: Line | None = None
-    first_nan: Line | None = None
+    last_step: PrintedLine | None = None
+    first_nan: PrintedLine | None = None
     silent_until: float | None = None
     silent_from: float | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOSSES))
     _seen: str = ""
     _scale: float = 0.0
 
-    def feed(self, line: Line) -> None:
+    def feed(self, line: PrintedLine) -> None:
         """Take the next line."""
         text = line.text
         if line.at is not None:
@@ -77,7 +77,7 @@ class Training:
         self.last_step, self.silent_from, self.silent_until = line, line.at, line.at
         self._read_numbers(line, loss["loss"] if loss else None)
 
-    def _read_numbers(self, line: Line, loss: str | None) -> None:
+    def _read_numbers(self, line: PrintedLine, loss: str | None) -> None:
         if scale := _SCALE.search(line.text):
             new = float(scale["scale"])
             self.overflows = self.overflows + 1 if loss is None and new < self._scale else 0

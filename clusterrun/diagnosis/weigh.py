@@ -4,38 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
-from clusterrun.diagnosis.lines import Line
+from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding, Scanner
-from clusterrun.diagnosis.table import EVERYTHING, LATER, Cause, Domain, Role
+from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Role
 
 NAN, DIVERGED, STUCK = "loss_nan", "loss_divergence", "hang_no_timeout"
 _OVERFLOWS: Final = 2  # steps of fp16 skipped at the end of a log
 
 
-class Status:
+class Certainty(str, Enum):
     """How sure a verdict is."""
 
-    ESTABLISHED, LIKELY, UNCONFIRMED = "established", "likely", "unconfirmed"
+    ESTABLISHED = "established"
+    LIKELY = "likely"
+    UNCONFIRMED = "unconfirmed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Consequence:
     """A cause's sign that followed from the verdict."""
 
-    cause: Cause
+    cause: KnownCause
     count: int
     ranks: tuple[int, ...]
-    first: Line
+    first: PrintedLine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The cause, its evidence (the first line is the first sign of it) and its consequences."""
 
-    cause: Cause
-    status: str
+    cause: KnownCause
+    status: Certainty
     evidence: tuple[Finding, ...]
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -66,11 +69,11 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     )
 
 
-def _status(chosen: Finding) -> str:
+def _status(chosen: Finding) -> Certainty:
     if chosen.role is Role.CONFIRMATION:
-        return Status.UNCONFIRMED
+        return Certainty.UNCONFIRMED
     is_weak = chosen.role is Role.EITHER or chosen.cause.generic
-    return Status.LIKELY if is_weak else Status.ESTABLISHED
+    return Certainty.LIKELY if is_weak else Certainty.ESTABLISHED
 
 
 def _chosen(candidates: Sequence[Finding]) -> Finding | None:
@@ -134,7 +137,7 @@ def _numeric(scanner: Scanner) -> Finding | None:
 
 
 def _consequences(
-    scanner: Scanner, findings: Sequence[Finding], cause: Cause
+    scanner: Scanner, findings: Sequence[Finding], cause: KnownCause
 ) -> tuple[Consequence, ...]:
     first: dict[str, Finding] = {}
     for each in findings:

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis import table
-from clusterrun.diagnosis.lines import Line, read_line
+from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
 from clusterrun.diagnosis.table import Role, Table
 from clusterrun.diagnosis.weigh import Verdict, verdict_of
@@ -89,7 +89,7 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
         _add_outcome(scanner, outcome)
     if is_newest and found.state in _BY_STATE:
         text = f"Slurm's state of the job: {found.state.value}"
-        scanner.add(_BY_STATE[found.state], Role.ROOT, Line(number=0, text=text))
+        scanner.add(_BY_STATE[found.state], Role.ROOT, PrintedLine(number=0, text=text))
     verdict = verdict_of(scanner)
     return Diagnosis(verdict=verdict, lines=scanner.lines, job=found, attempt=number)
 
@@ -102,7 +102,7 @@ def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:
     """Add what the agents know: they see signals, exits and ranks that never joined."""
     where = f" at {outcome.where}" if outcome.where else ""
     text = f"{outcome.message or outcome.reason}{where}"
-    line = Line(
+    line = PrintedLine(
         number=0,
         text=text,
         source="agents",
@@ -134,7 +134,7 @@ def causes() -> Table:
     return table.built_in()
 
 
-def _printed(paths: RunPaths, attempt: int) -> Iterator[Line]:
+def _printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     """Yield what an attempt printed: the batch script, then rank 0, agents and all errors."""
     number = 0
     for text in _tail(paths.batch_output):
@@ -147,11 +147,11 @@ def _printed(paths: RunPaths, attempt: int) -> Iterator[Line]:
             yield _line(each, number)
 
 
-def _line(each: LogLine, number: int) -> Line:
+def _line(each: LogLine, number: int) -> PrintedLine:
     text = each.text.decode("utf-8", "replace")
     found = read_line(text, number=number, file="", rank=each.rank, node=each.node)
     source = f"{each.node}\0{each.rank}\0{each.stream.value}{found.source}"
-    return Line(number, found.text, source, "", found.rank, found.node, each.epoch_us / 1e6)
+    return PrintedLine(number, found.text, source, "", found.rank, found.node, each.epoch_us / 1e6)
 
 
 def _tail(path: Path) -> list[str]:
@@ -163,7 +163,7 @@ def _tail(path: Path) -> list[str]:
         return []
 
 
-def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[Line]:
+def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
     number = 0
     for name in names:
         found = _RANK_OF_FILE.search(Path(name).name)
