@@ -85,7 +85,7 @@ class Scanner:
 
     def __post_init__(self) -> None:
         self._filters = [
-            (cause, sign, tuple(_form(text) for text in literals_of(sign.text)))
+            (cause, sign, tuple(form_of(text) for text in literals_of(sign.text)))
             for cause in self.table.values()
             for sign in cause.signs
         ]
@@ -152,7 +152,7 @@ class Scanner:
 
     def _candidates(self, text: str) -> tuple[tuple[KnownCause, Sign], ...]:
         """Return the signs that a line of this form may have; lines that repeat cost nothing."""
-        form = _form(text)
+        form = form_of(text)
         if (known := self._forms.get(form)) is not None:
             return known
         if len(self._forms) >= _MOST_FORMS:
@@ -233,6 +233,6 @@ def _fits(sign: Sign, around: Iterable[str]) -> bool:
     return sign.near is None or bool(sign.near.search(text))
 
 
-def _form(text: str) -> str:
+def form_of(text: str) -> str:
     """Return what all lines that differ in digits and letter case have in common."""
     return text.translate(_DIGITS).lower()

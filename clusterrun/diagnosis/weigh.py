@@ -8,10 +8,11 @@ from enum import Enum
 from typing import Final
 
 from clusterrun.diagnosis.lines import PrintedLine
-from clusterrun.diagnosis.scan import Finding, Scanner
+from clusterrun.diagnosis.scan import Finding, Scanner, form_of
 from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Role
 
 NAN, DIVERGED, STUCK = "loss_nan", "loss_divergence", "hang_no_timeout"
+_EVIDENCE: Final = 5
 _OVERFLOWS: Final = 2  # steps of fp16 skipped at the end of a log
 
 
@@ -57,16 +58,23 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     chosen = _chosen(candidates) or _numeric(scanner)
     if chosen is None:
         return None
-    of_cause = [each for each in findings if each.cause.id == chosen.cause.id]
-    evidence = tuple(each for each in of_cause if each.order >= chosen.order)[:5]
+    of_cause = [each for each in findings if _is_of(chosen, each)]
+    evidence = tuple({each.line.text.strip(): each for each in reversed(of_cause)}.values())
     return Verdict(
         cause=chosen.cause,
         status=_status(chosen),
-        evidence=evidence or (chosen,),
+        evidence=evidence[::-1][:_EVIDENCE] or (chosen,),
         ranks=tuple(sorted({e.line.rank for e in of_cause if e.line.rank is not None})),
         nodes=tuple(sorted({e.line.node for e in of_cause if e.line.node})),
         consequences=_consequences(scanner, findings, chosen.cause),
     )
+
+
+def _is_of(chosen: Finding, other: Finding) -> bool:
+    """Return whether a finding supports the chosen one; of a generic cause, only its like do."""
+    if other.cause.id != chosen.cause.id or other.order < chosen.order:
+        return False
+    return not chosen.cause.generic or form_of(other.line.text) == form_of(chosen.line.text)
 
 
 def _status(chosen: Finding) -> Certainty:
