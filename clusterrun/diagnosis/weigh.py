@@ -94,7 +94,7 @@ def _is_explained(finding: Finding, others: Sequence[Finding]) -> bool:
     cause = finding.cause
     for other in others:
         explains = other.cause.explains
-        if other.cause.id == cause.id or other.role is Role.CONFIRMATION:
+        if other.cause.id == cause.id or _weakness(other) > _weakness(finding):
             continue
         is_later = finding.order > other.order
         if cause.id in explains and other.cause.id not in cause.explains:
@@ -114,12 +114,12 @@ def _is_explained(finding: Finding, others: Sequence[Finding]) -> bool:
 def _order(finding: Finding) -> tuple[int, int]:
     """Sort by strength, then by time: what ended a job counts only if nothing failed before."""
     cause = finding.cause
-    strength = {Role.ROOT: 0, Role.EITHER: 2, Role.CONFIRMATION: 3}[finding.role]
-    if cause.generic and finding.role is Role.ROOT:
-        strength = 1
-    if cause.domain is Domain.POLICY and finding.role is Role.ROOT:
-        strength = 1
-    return strength, finding.order
+    is_late = cause.generic or cause.domain is Domain.POLICY
+    return _weakness(finding) or int(is_late), finding.order
+
+
+def _weakness(finding: Finding) -> int:
+    return {Role.ROOT: 0, Role.EITHER: 2, Role.CONFIRMATION: 3}[finding.role]
 
 
 def _numeric(scanner: Scanner) -> Finding | None:

@@ -21,6 +21,7 @@ from clusterrun.logs.files import find_files
 from clusterrun.logs.newest import find_newest
 from clusterrun.logs.query import OVERVIEW
 from clusterrun.logs.sources import sources_of
+from clusterrun.node.base.stderr import PREFIX
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.state import JobState
@@ -137,12 +138,13 @@ def causes() -> Table:
 def _printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     """Yield what an attempt printed: the batch script, then rank 0, agents and all errors."""
     number = 0
-    for text in _tail(paths.batch_output):
-        number += 1
+    for number, text in enumerate(_tail(paths.batch_output), 1):
+        if text.startswith(PREFIX):
+            continue  # what the agents know is in the outcome
         yield read_line(text, number=number, file=paths.batch_output.name)
     files = find_files(paths, attempt)
     for each in find_newest(sources_of(files, OVERVIEW), MOST_LINES).lines:
-        if each.stream is not Stream.GAP:
+        if each.stream not in (Stream.GAP, Stream.AGENT):
             number += 1
             yield _line(each, number)
 
