@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 CHECK := HYPOTHESIS_PROFILE=same $(BIN)/python -m pytest -q -n 4 --dist worksteal -m "$(FAST)"
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --durations=15
 
-.PHONY: demo test test-all check lint slurm clean
+.PHONY: demo test test-all check lint slurm diagnose-score clean
 
 demo: $(VENV)/.train
 	cd examples && $(abspath $(BIN))/clusterrun submit --cluster local --nodes 2 --gpus-per-node 2 --device cpu --follow train_lm.py --max-steps 150
@@ -56,6 +56,10 @@ $(VENV)/.dev: $(VENV)/.train
 $(VENV)/.styles: $(VENV)/.dev
 	$(PIP) --editable '.[train,examples,dev,styles]'
 	touch $@
+
+# Scores `clusterrun diagnose` on logs of known causes: DIR has NAME/log.txt and NAME/meta.json.
+diagnose-score: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.diagnose $(DIR) --min $(or $(MIN),0.95)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

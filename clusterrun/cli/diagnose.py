@@ -100,7 +100,9 @@ def _explain(name: str) -> None:
 def _lines(found: Diagnosis) -> Iterator[str]:
     verdict = found.verdict
     if verdict is None:
-        yield f"no cause found in {count(found.lines, 'line')}"
+        is_well = found.job is not None and found.job.state.is_success
+        lines = count(found.lines, "line")
+        yield "nothing failed: the job completed" if is_well else f"no cause found in {lines}"
         return
     cause = verdict.cause
     yield f"CAUSE   {cause.means} ({cause.id}; {verdict.status.value}, {cause.domain.value})"
@@ -115,14 +117,14 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield f"{label:<8}{after.cause.id}: {count(after.count, 'line')}{where}"
     for label, text in zip(_first("DO"), cause.do, strict=False):
         yield f"{label:<8}{text}"
-    yield f"RETRY   {_RETRY[cause.retry]}"
+    yield f"RETRY   {RETRIES[cause.retry].lower()}"
 
 
-_RETRY = {
-    Retry.NO: "the same configuration will fail again",
-    Retry.YES: "another try will probably succeed",
-    Retry.EXCLUDE: "another try on other nodes will probably succeed",
-    Retry.MAYBE: "another try may succeed",
+RETRIES = {
+    Retry.NO: "The same configuration will fail again",
+    Retry.YES: "Another try will probably succeed",
+    Retry.EXCLUDE: "Another try on other nodes will probably succeed",
+    Retry.MAYBE: "Another try may succeed",
 }
 
 

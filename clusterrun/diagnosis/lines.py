@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -31,11 +32,12 @@ _IN_TEXT: Final = (
 )
 _NODE: Final = (
     re.compile(r"(?:srun: error|slurmstepd: error): (?P<node>[a-zA-Z][\w.-]*): task"),
-    re.compile(r"CANCELLED AT .*|\*\*\* (?:STEP|JOB) [\d.]+ ON (?P<node>[\w.-]+)"),
+    re.compile(r"\*\*\* (?:STEP|JOB) [\d.]+ ON (?P<node>[\w.-]+)"),
     re.compile(r"\b[Nn]ode failure on (?P<node>[\w.-]+)"),
     re.compile(r"^ *host *: (?P<node>[\w.-]+)"),
     re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d (?P<node>[\w.-]+) kernel:"),
 )
+_NODE_WORDS: Final = ("srun: ", "slurmstepd: ", "ode failure on", "host ", " kernel:")
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,14 @@ def read_line(
         text = text[found.end() :]
     if found := _NCCL.match(text):
         node = found["host"]
-    if rank is None:
+    if rank is None and "ank" in text:
         rank = next((int(hit["rank"]) for each in _IN_TEXT if (hit := each.search(text))), None)
-    if not node:
+    if not node and any(map(text.__contains__, _NODE_WORDS)):
         node = next((hit["node"] or "" for each in _NODE if (hit := each.search(text))), "")
     return PrintedLine(number, text, f"{file}\0{source}", file, rank, node, at)
 
 
+@functools.lru_cache(maxsize=1024)
 def _epoch(text: str) -> float | None:
     try:
         found = datetime.strptime(text.replace("T", " "), "%Y-%m-%d %H:%M:%S")

@@ -60,11 +60,12 @@ class TrainingLog:
         if line.at is not None:
             self.silent_from = self.silent_from or line.at
             self.silent_until = line.at
-        if _OVERFLOW.search(text):
-            self.overflows += 1
-        if _COMPLETE.search(text):
+        low = text.lower()
+        if "overflow" in low or "loss scale" in low:
+            self.overflows += bool(_OVERFLOW.search(text))
+        if _COMPLETE.search(low):
             self.is_complete = True
-        loss = _LOSS.search(text)
+        loss = _LOSS.search(text) if "loss" in low else None
         step = None if _SIDE_WORK.search(text) else _STEP.search(text)
         if not (loss or step):
             return

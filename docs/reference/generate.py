@@ -20,9 +20,11 @@ import yaml
 
 import clusterrun
 from clusterrun import runtime
+from clusterrun.cli.diagnose import RETRIES
 from clusterrun.cli.main import EXIT_CODES, VERBS, group
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
+from clusterrun.diagnosis.table import built_in
 
 HERE = Path(__file__).parent
 VALUES = {
@@ -50,7 +52,18 @@ def pages() -> dict[str, str]:
         "settings.md": "\n".join(_settings()),
         "python.md": "\n".join(_python()),
         "json.md": "\n".join(_json()),
+        "causes.md": "\n".join(_causes()),
     }
+
+
+def _causes() -> Iterator[str]:
+    yield f"{NOTICE}\n# Causes\n"
+    yield "What `clusterrun diagnose` can name; `clusterrun diagnose --explain ID` lists the signs.\n"
+    for cause in sorted(built_in().values(), key=lambda each: each.id):
+        if cause.means:
+            yield f"## {cause.id}\n\n{cause.means} {RETRIES[cause.retry]}.\n"
+            yield from (f"- {text}" for text in cause.do)
+            yield ""
 
 
 def _commands() -> Iterator[str]:

@@ -133,6 +133,15 @@ def test_every_schema_of_the_code_is_documented() -> None:
     assert printed <= DOCUMENTED.keys(), "describe it in docs/reference/json.yaml"
 
 
+FAILED_LOG = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "train.py", line 5, in <module>
+[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+[rank1]: RuntimeError: Connection reset by peer
+2026-03-01 10:00:00 srun: error: node17: task 3: Exited with exit code 1
+"""
+
+
 def test_jobs(here: CommandLine) -> None:
     printed = Printed(here)
     root = submitted(here, "4711", "-N2", "train.py")
@@ -159,6 +168,10 @@ def test_jobs(here: CommandLine) -> None:
     changed = ("--time", "30", "--json")
     printed.add("resume", "4711", "--dry-run", *changed, schema="clusterrun.resume/1")
     printed.add("resubmit", "4711", *changed, schema="clusterrun.resubmit/1")
+    printed.add("diagnose", "4711", "--json", schema="clusterrun.diagnose/1")
+    (here.path / "job.log").write_text(FAILED_LOG)
+    printed.add("diagnose", "--log", "job.log", "--json", schema="clusterrun.diagnose/1")
+    printed.add("diagnose", "--log", "/dev/null", "--json", schema="clusterrun.diagnose/1")
     printed.add("status", "99999", "--json", schema="clusterrun.error/1")
     printed.check()
 

@@ -1,0 +1,102 @@
+"""`diagnose`: the command, its output and its exit status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clusterrun.rundir.outcome import Cause
+from tests.cli.conftest import CommandLine
+from tests.cli.outcomes import outcome
+from tests.cli.runs import ended, queue, submitted
+
+LOG = """\
+[rank0]: step 1 loss 2.5
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "train.py", line 5, in <module>
+[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+[rank1]: RuntimeError: Connection reset by peer
+"""
+
+
+def test_a_log_of_any_job(here: CommandLine) -> None:
+    (here.path / "job.log").write_text(LOG)
+    done = here("diagnose", "--log", "job.log")
+    assert done.code == 3
+    assert "cuda_oom; established" in done.out
+    assert "1 rank: 3" in done.out
+    assert "THEN    peer_died: 1 line on 1 rank" in done.out
+
+
+def test_a_log_without_a_failure(here: CommandLine) -> None:
+    (here.path / "job.log").write_text("step 1 loss 2.5\n")
+    done = here("diagnose", "--log", "job.log")
+    assert (done.code, done.out) == (0, "no cause found in 1 line\n")
+
+
+def test_files_of_ranks_do_not_hide_each_others_errors(here: CommandLine) -> None:
+    steps = "".join(f"step {n} loss 2.{n}\n" for n in range(1, 9))
+    (here.path / "rank0.log").write_text(steps + "ValueError: bad sample\n")
+    (here.path / "rank1.log").write_text(
+        "step 1 loss 2\nTraceback (most recent call last):\nValueError: bad sample\n"
+    )
+    (here.path / "rank2.log").write_text(steps)
+    logs = [word for rank in (1, 2) for word in ("--log", f"rank{rank}.log")]
+    answer = json.loads(here("diagnose", "--json", *logs).out)
+    assert answer["verdict"]["class"] == "user_code_exception"
+    assert answer["verdict"]["ranks"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (("--log", "missing.log"), "cannot read the log 'missing.log'"),
+        (("4711", "--log", "x.log"), "--log reads files, not a job"),
+        (("--explain", "cuda_oon"), "no cause 'cuda_oon'"),
+        (("99999",), "no job or run '99999'"),
+    ],
+)
+def test_what_cannot_be_diagnosed(here: CommandLine, words: tuple[str, ...], wrong: str) -> None:
+    done = here("diagnose", *words)
+    assert done.code in (2, 4)
+    assert wrong in done.err
+
+
+def test_a_cause_is_explained(here: CommandLine) -> None:
+    done = here("diagnose", "--explain", "cuda_oom")
+    assert done.code == 0
+    assert done.out.startswith("cuda_oom  A GPU ran out of memory.")
+
+
+def test_a_job_whose_rank_was_killed(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 137)
+    outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
+    answer = json.loads(here("diagnose", "--json").out)
+    assert answer["verdict"]["class"] == "host_oom"
+    assert answer["verdict"]["status"] == "unconfirmed"
+    assert (answer["verdict"]["ranks"], answer["verdict"]["nodes"]) == ("2", ["node18"])
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"), [("TIMEOUT", "slurm_time_limit"), ("NODE_FAIL", "slurm_node_fail")]
+)
+def test_what_slurm_knows_is_enough(here: CommandLine, state: str, cause: str) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, state, 1)
+    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == cause
+
+
+def test_a_job_that_completed_has_no_cause(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "COMPLETED", 0)
+    outcome(root, cause=Cause.COMPLETED, code=0)
+    (root / "slurm").mkdir(exist_ok=True)
+    (root / "slurm" / "batch.out").write_text("CUDA out of memory. Tried to allocate 2 GiB\n")
+    done = here("diagnose")
+    assert done.code == 0
+    assert "nothing failed: the job completed" in done.out
