@@ -58,7 +58,7 @@ def pages() -> dict[str, str]:
 
 def _causes() -> Iterator[str]:
     yield f"{NOTICE}\n# Causes\n"
-    yield "What `clusterrun diagnose` can name; `clusterrun diagnose --explain ID` lists the signs.\n"
+    yield "What `clusterrun diagnose` can name. To list the signs: `diagnose --explain ID`.\n"
     for cause in sorted(built_in().values(), key=lambda each: each.id):
         if cause.means:
             yield f"## {cause.id}\n\n{cause.means} {RETRIES[cause.retry]}.\n"
