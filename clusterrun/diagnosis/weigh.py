@@ -91,24 +91,21 @@ def _chosen(candidates: Sequence[Finding]) -> Finding | None:
 
 
 def _is_explained(finding: Finding, others: Sequence[Finding]) -> bool:
-    cause = finding.cause
-    for other in others:
-        explains = other.cause.explains
-        if other.cause.id == cause.id or _weakness(other) > _weakness(finding):
-            continue
-        is_later = finding.order > other.order
-        if cause.id in explains and other.cause.id not in cause.explains:
-            return True
-        if EVERYTHING in explains and EVERYTHING not in cause.explains:
-            return True
-        is_policy = cause.domain is Domain.POLICY
-        if is_policy and other.role is Role.EITHER and not is_later:
-            continue
-        if is_policy and other.role is Role.EITHER and other.cause.id not in cause.explains:
-            return True  # the job was ended because it had failed
-        if LATER in explains and is_later and EVERYTHING not in cause.explains:
-            return True
-    return False
+    return any(_explains(other, finding) for other in others if other.cause.id != finding.cause.id)
+
+
+def _explains(other: Finding, finding: Finding) -> bool:
+    """Return whether a finding follows from another one, which is at least as strong."""
+    names, own = other.cause.explains, finding.cause.explains
+    is_later = finding.order > other.order
+    if finding.cause.domain is Domain.POLICY and other.role is Role.EITHER:
+        # The job was ended because it was stuck.
+        return is_later and other.cause.id not in own
+    if _weakness(other) > _weakness(finding):
+        return False
+    if finding.cause.id in names:
+        return other.cause.id not in own
+    return EVERYTHING not in own and (EVERYTHING in names or (LATER in names and is_later))
 
 
 def _order(finding: Finding) -> tuple[int, int]:

@@ -1,0 +1,173 @@
+"""What is weighed: progress, the end of the training, explanations, strength, then time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from clusterrun.diagnosis.lines import read_line
+from clusterrun.diagnosis.scan import Scanner
+from clusterrun.diagnosis.table import Role, Table, parse
+from clusterrun.diagnosis.weigh import Certainty, Verdict, verdict_of
+from clusterrun.errors import UsageError
+
+TABLE = """
+- {id: fire, means: Fire., explains: [smoke], signs: ['^FIRE']}
+- {id: smoke, means: Smoke., signs: ['^SMOKE']}
+- {id: broken, means: Broken., lasting: true, signs: ['^BROKEN']}
+- {id: cut, role: either, means: Cut., signs: ['^CUT']}
+- {id: gone, role: confirmation, means: Gone., signs: ['^GONE']}
+- {id: over, domain: policy, means: Over., explains: [later], signs: ['^OVER']}
+- {id: lost, means: Lost., explains: [everything], signs: ['^LOST']}
+- id: early
+  signs:
+    - {text: '^OOM', before_steps: true, near: 'barrier'}
+- id: late
+  signs:
+    - {text: '^OOM', unless: 'barrier'}
+- {id: noise, role: noise, signs: ['^NOISE']}
+- {id: user_code_exception, generic: true, means: Bug.}
+- {id: loss_nan, role: either, means: NaN.}
+- {id: loss_divergence, role: either, means: Diverged.}
+- {id: hang_no_timeout, role: either, means: Stuck.}
+"""
+STEPS = [f"step {n} loss 2.{n}" for n in range(1, 5)]
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    """Read the table above."""
+    return parse([TABLE])
+
+
+def verdict(table: Table, lines: Sequence[str]) -> Verdict | None:
+    """Return the verdict on a log."""
+    scanner = Scanner(table=table)
+    for number, text in enumerate(lines, 1):
+        scanner.feed(read_line(text, number=number, file=""))
+    return verdict_of(scanner)
+
+
+TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "KeyError: 3"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        pytest.param(["hello"], None, id="nothing"),
+        pytest.param(["NOISE"], None, id="noise is no cause"),
+        pytest.param(["SMOKE", "FIRE"], "fire", id="explained, though earlier"),
+        pytest.param(["FIRE", *STEPS], None, id="the training went on"),
+        pytest.param(["FIRE", *STEPS[:2]], "fire", id="other ranks' last steps"),
+        pytest.param(["FIRE", STEPS[0], STEPS[0], STEPS[0], STEPS[0]], "fire", id="one step"),
+        pytest.param(["BROKEN", *STEPS], "broken", id="hardware counts after steps too"),
+        pytest.param([*STEPS, "Training completed", "FIRE"], None, id="after the end"),
+        pytest.param(["Training completed", STEPS[0], "FIRE"], "fire", id="before another end"),
+        pytest.param(["CUT", "FIRE"], "fire", id="a root is stronger than either"),
+        pytest.param(["GONE", "CUT"], "cut", id="either is stronger than a confirmation"),
+        pytest.param(["GONE"], "gone", id="a confirmation alone"),
+        pytest.param(["FIRE", "OVER"], "fire", id="it failed before its time was over"),
+        pytest.param(["OVER", "FIRE"], "over", id="its end broke the rest"),
+        pytest.param(["CUT", "OVER"], "cut", id="it was stuck when its time was over"),
+        pytest.param(["FIRE", "OVER", "LOST"], "lost", id="a lost node explains everything"),
+        pytest.param([*TRACEBACK, "CUT"], "user_code_exception", id="an unknown exception"),
+        pytest.param([*TRACEBACK, "FIRE"], "fire", id="a known message is stronger"),
+        pytest.param(["KeyError: 3"], None, id="an exception without traceback"),
+        pytest.param(
+            ["Exception ignored in: <function f>", *TRACEBACK], None, id="an ignored exception"
+        ),
+        pytest.param(["in barrier()", "OOM"], "early", id="near is before"),
+        pytest.param(["OOM", "in barrier()"], "early", id="near is after"),
+        pytest.param([STEPS[0], "in barrier()", "OOM"], None, id="near, but after a step"),
+        pytest.param(["OOM"], "late", id="unless is absent"),
+        pytest.param(["step 1 loss 2.0", "step 2 loss nan"], "loss_nan", id="a loss of NaN"),
+        pytest.param(["step 1 loss nan", *STEPS], None, id="a NaN that passed"),
+        pytest.param(
+            [*STEPS, "step 5 loss 7.1", "step 6 loss 7.3"], "loss_divergence", id="a jump"
+        ),
+        pytest.param(
+            ["step 1 loss 0.5", "step 2 loss 0.9", "step 3 loss 0.6"], None, id="a noisy loss"
+        ),
+        pytest.param(
+            ["[2026-01-01 10:00:00] step 1 loss 2", "[2026-01-01 12:00:00] heartbeat"],
+            "hang_no_timeout",
+            id="silence",
+        ),
+    ],
+)
+def test_the_verdict(table: Table, lines: list[str], cause: str | None) -> None:
+    found = verdict(table, lines)
+    assert (found.cause.id if found else None) == cause
+
+
+def test_what_a_verdict_holds(table: Table) -> None:
+    found = verdict(
+        table,
+        [
+            "[rank2]: FIRE one",
+            "[rank5]: FIRE two",
+            "[rank1]: SMOKE",
+            "srun: error: node7: task 2: SMOKE",
+            "NOISE",
+        ],
+    )
+    assert found is not None
+    assert (found.ranks, found.status) == ((2, 5), Certainty.ESTABLISHED)
+    assert [each.line.text for each in found.evidence] == ["FIRE one", "FIRE two"]
+    assert [(each.cause.id, each.count, each.ranks) for each in found.consequences] == [
+        ("smoke", 1, (1,))
+    ]
+
+
+def test_an_exception_shows_its_frames_and_only_its_like(table: Table) -> None:
+    found = verdict(table, [*TRACEBACK, TRACEBACK[0], '  File "b.py", line 1, in g', "OSError: x"])
+    assert found is not None
+    assert found.first.frames == ('File "a.py", line 3, in f',)
+    assert [each.line.text for each in found.evidence] == ["KeyError: 3"]
+    assert found.status is Certainty.LIKELY
+
+
+def test_a_sign_that_is_in_no_log(table: Table) -> None:
+    scanner = Scanner(table=table)
+    scanner.add("cut", Role.EITHER, read_line("its state", number=0, file="", rank=4))
+    found = verdict_of(scanner)
+    assert found is not None
+    assert (found.cause.id, found.ranks) == ("cut", (4,))
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "node", "rest"),
+    [
+        ("[rank3]: hello", 3, "", "hello"),
+        ("[rank3]:[E1123 07:00:00.1 x.cpp:3] hello", 3, "", "[E1123 07:00:00.1 x.cpp:3] hello"),
+        ("[default1]:hello", None, "", "hello"),
+        ("12: hello", 12, "", "hello"),
+        ("[1,7]<stderr>:hello", 7, "", "hello"),
+        ("(TrainWorker pid=77, ip=10.0.0.1) hello", None, "", "hello"),
+        ("2026-01-01 10:00:00,123 hello", None, "", "hello"),
+        (
+            "node7: Traceback (most recent call last):",
+            None,
+            "node7",
+            "Traceback (most recent call last):",
+        ),
+        ("n7:1:2 [3] NCCL WARN x", None, "n7", "n7:1:2 [3] NCCL WARN x"),
+        ("srun: error: node7: task 3: Killed", None, "node7", "srun: error: node7: task 3: Killed"),
+        ("\x1b[31mred\x1b[0m", None, "", "red"),
+        ("old\rnew", None, "", "new"),
+        ("1767261600000000 5 e hello", 5, "", "hello"),
+    ],
+)
+def test_prefixes_are_read(text: str, rank: int | None, node: str, rest: str) -> None:
+    line = read_line(text, number=1, file="")
+    assert (line.rank, line.node, line.text) == (rank, node, rest)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["- {id: a, signs: ['(']}", "a: 1", "- {id: a, colour: red}", "- {role: x, id: a}", "[", "- 3"],
+)
+def test_a_table_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse([text])
