@@ -74,7 +74,12 @@ def command(
     else:
         for text in (*_title(found), *_lines(found)):
             output.answer(text)
-    ctx.exit(Exit.NO if found.verdict else Exit.OK)
+    error = found.job.error if found.job else None
+    if error is not None:
+        output.note(f"Slurm's own state of the job is missing: {error.message}")
+    if found.verdict:
+        ctx.exit(Exit.NO)
+    ctx.exit(error.exit_code if error else Exit.OK)
 
 
 def _title(found: Diagnosis) -> Iterator[str]:

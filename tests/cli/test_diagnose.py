@@ -100,3 +100,13 @@ def test_a_job_that_completed_has_no_cause(here: CommandLine) -> None:
     done = here("diagnose")
     assert done.code == 0
     assert "nothing failed: the job completed" in done.out
+
+
+def test_without_slurm_the_logs_still_answer(here: CommandLine) -> None:
+    root = submitted(here)
+    here.program("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1")
+    done = here("diagnose")
+    assert done.code == 5
+    assert "Slurm's own state of the job is missing" in done.err
+    outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=11, message="SIGSEGV")
+    assert here("diagnose").code == 3
