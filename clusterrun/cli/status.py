@@ -106,6 +106,8 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
         yield "chain", f"continues as {', '.join(record.chained_job_ids)}"
     yield "run dir", record.run_dir
     name = record.job_id or record.run_dir
+    if job.failure:
+        yield "why", f"clusterrun diagnose {name}"
     yield "logs", f"clusterrun logs {name}"
     if job.state.is_terminal and not job.state.is_success and newest:
         yield "resume", f"clusterrun resume {name}"

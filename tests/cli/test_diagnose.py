@@ -75,6 +75,7 @@ def test_a_job_whose_rank_was_killed(here: CommandLine) -> None:
     ended(root, "FAILED", 137)
     outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
     answer = json.loads(here("diagnose", "--json").out)
+    assert "why        clusterrun diagnose 4711\n" in here("status").out
     assert answer["verdict"]["class"] == "host_oom"
     assert answer["verdict"]["status"] == "unconfirmed"
     assert (answer["verdict"]["ranks"], answer["verdict"]["nodes"]) == ("2", ["node18"])
