@@ -59,7 +59,7 @@ $(VENV)/.styles: $(VENV)/.dev
 
 # Scores `clusterrun diagnose` on logs of known causes: DIR has NAME/log.txt and NAME/meta.json.
 diagnose-score: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.diagnose $(DIR) --min $(or $(MIN),0.95)
+	$(BIN)/python -m benchmarks.diagnose score $(DIR) --min $(or $(MIN),0.95)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

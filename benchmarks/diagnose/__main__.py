@@ -1,111 +1,36 @@
-"""`python -m benchmarks.diagnose DIR`: score `diagnose --log` on a directory of real logs.
-
-DIR has a directory for each log, with `log.txt` and `meta.json`, whose `cause` is the right one.
-"""
+"""`python -m benchmarks.diagnose`: how often `diagnose` is right, and what it costs."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from clusterrun.diagnosis import table
-
-CLUSTERRUN: Final = str(Path(sys.executable).with_name("clusterrun"))
-NO_FAILURE: Final = ("success_with_teardown_noise", "benign_warning")
-RIGHT, WRONG, SILENT = "right", "wrong", "silent"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A log and its cause."""
-
-    name: str
-    log: Path
-    cause: str
-
-    def judge(self, answer: str) -> str:
-        """Return whether an answer is right; "" is no cause."""
-        if self.cause in NO_FAILURE:
-            return WRONG if answer else RIGHT
-        if not answer:
-            return SILENT
-        return RIGHT if answer == self.cause else WRONG
+from benchmarks.diagnose import scale, score
 
 
 def main() -> None:
     asked = _parser().parse_args()
-    samples = list(_samples(asked.directory))
-    if not samples:
-        sys.exit(f"no */log.txt with meta.json in {asked.directory}")
-    with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda sample: diagnosed(sample.log), samples))
-    _print("diagnose", samples, answers, details=True)
-    _print("flat list", samples, [flat(sample.log) for sample in samples], details=False)
-    verdicts = [sample.judge(answer) for sample, answer in zip(samples, answers, strict=True)]
-    is_bad = any(
-        sample.cause in NO_FAILURE and verdict == WRONG
-        for sample, verdict in zip(samples, verdicts, strict=True)
-    )
-    share = verdicts.count(RIGHT) / len(samples)
-    sys.exit(1 if is_bad or share < asked.min else 0)
-
-
-def diagnosed(log: Path) -> str:
-    """Return the cause that the command names."""
-    argv = [CLUSTERRUN, "diagnose", "--json", "--log", str(log)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 3):
-        return f"exit {done.returncode}: {done.stderr.strip()[-200:]}"
-    verdict = json.loads(done.stdout)["verdict"]
-    return str(verdict["class"]) if verdict else ""
-
-
-def flat(log: Path) -> str:
-    """Return the cause of the first line that any pattern of the table matches."""
-    for line in log.read_text(errors="replace").splitlines():
-        for cause in table.built_in().values():
-            if any(sign.role in table.CAUSAL and sign.text.search(line) for sign in cause.signs):
-                return cause.id
-    return ""
-
-
-def _samples(directory: Path) -> list[Sample]:
-    return [
-        Sample(
-            name=log.parent.name,
-            log=log,
-            cause=json.loads((log.parent / "meta.json").read_text())["cause"],
-        )
-        for log in sorted(directory.glob("*/log.txt"))
-    ]
-
-
-def _print(name: str, samples: list[Sample], answers: list[str], *, details: bool) -> None:
-    judged = [(s, a, s.judge(a)) for s, a in zip(samples, answers, strict=True)]
-    found = Counter(verdict for _, _, verdict in judged)
-    print(
-        f"{name:<12}"
-        + "  ".join(
-            f"{kind} {found[kind]} ({found[kind] / len(samples):.0%})"
-            for kind in (RIGHT, WRONG, SILENT)
-        )
-    )
-    for sample, answer, verdict in judged if details else ():
-        if verdict != RIGHT:
-            print(f"  {verdict:<7}{sample.name}: {sample.cause}, answered {answer or 'nothing'}")
+    if asked.what == "score":
+        sys.exit(score.run(asked.directory, least=asked.min))
+    scale.run(asked.dir, runs=asked.runs, results=asked.results)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnose", description=__doc__)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--min", type=float, default=0.95, help="least share of right answers")
+    parts = parser.add_subparsers(dest="what", required=True)
+    scoring = parts.add_parser("score", help="score it on logs whose causes are known")
+    scoring.add_argument("directory", type=Path, help="holds NAME/log.txt and NAME/meta.json")
+    scoring.add_argument("--min", type=float, default=0.95, help="least share of right answers")
+    scaling = parts.add_parser("scale", help="measure it on runs of up to 8,000 ranks")
+    scaling.add_argument("--dir", type=Path, required=True, help="where to write 3 GB of logs")
+    scaling.add_argument("--runs", type=int, default=5, help="how often each command runs")
+    scaling.add_argument(
+        "--results",
+        type=lambda text: Path(text).absolute(),
+        default=scale.RESULTS,
+        help="file name without its end",
+    )
     return parser
 
 

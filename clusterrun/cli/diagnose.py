@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -115,7 +115,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield f"        {where}"
     for each in verdict.evidence[:3]:
         yield f"        {_place(each)}{each.line.text.strip()[:_SHOWN]}"
-    for frame in verdict.first.frames[-1:]:
+    if frame := _own_frame(verdict.first.frames):
         yield f"        {frame[:_SHOWN]}"
     for label, after in zip(_first("THEN"), verdict.consequences, strict=False):
         where = f" on {count(len(after.ranks), 'rank')}" if after.ranks else ""
@@ -146,6 +146,12 @@ def _where(verdict: Verdict) -> str:
     if verdict.nodes:
         parts.append(f"on {fold_hosts(verdict.nodes)}")
     return " ".join(parts)
+
+
+def _own_frame(frames: Sequence[str]) -> str:
+    """Return the last frame of the user's own code, else the last one; "" without any."""
+    own = [frame for frame in frames if "/site-packages/" not in frame and "<frozen" not in frame]
+    return (own or list(frames) or [""])[-1]
 
 
 def _place(finding: Finding) -> str:

@@ -1,0 +1,57 @@
+"""Measure `diagnose` on generated runs of many ranks: its time and its memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from benchmarks import report
+from benchmarks.child import Command, Measured, interleaved
+from benchmarks.logs.corpus import Corpus, find_or_make
+from benchmarks.machine import machine
+from benchmarks.report import Section, Value, median, spread
+
+RESULTS: Final = Path(__file__).resolve().parents[1] / "results" / "diagnose"
+CLUSTERRUN: Final = str(Path(sys.executable).with_name("clusterrun"))
+FLOOR: Final = "--help"
+NODES: Final = (64, 1000)
+NODE_BYTES: Final = 3_000_000
+
+
+def run(directory: Path, *, runs: int, results: Path) -> None:
+    """Measure runs of 64 and of 1,000 nodes, of which one rank failed and all others lost it."""
+    load = f"{os.getloadavg()[0]:.1f} at the start"
+    corpora = [
+        find_or_make(directory, f"diagnose{nodes}", nodes=nodes, size_bytes=nodes * NODE_BYTES)
+        for nodes in NODES
+    ]
+    commands = [Command(name=FLOOR, argv=[CLUSTERRUN, "--help"]), *map(_command, corpora)]
+    found = interleaved(commands, runs + 1)
+    section = Section(
+        title="One rank of many",
+        about="One rank of N x 8 runs out of memory, all others lose their connection to it. "
+        "Whole processes, from start to end, in turns, after a first run that is not counted. "
+        f"{FLOOR} is the start of the command itself.",
+        rows=[_row(name, measured[1:]) for name, measured in found.items()],
+    )
+    print("\n".join(report.table(section.rows)))
+    report.write(results, {**machine(directory), "load": load}, [section], of="diagnose")
+
+
+def _command(corpus: Corpus) -> Command:
+    name = f"{corpus.nodes} nodes, {corpus.size_bytes / 1e6:,.0f} MB of logs"
+    return Command(name=name, argv=[CLUSTERRUN, "diagnose", corpus.run_dir])
+
+
+def _row(name: str, runs: list[Measured]) -> dict[str, Value]:
+    times = [run.wall_s for run in runs]
+    return {
+        "command": name,
+        "wall_s": median(times),
+        "wall s, extremes": spread(times),
+        "cpu_s": median([run.cpu_s for run in runs]),
+        "peak_MB": median([run.rss_bytes for run in runs]) / 1e6,
+        "runs": len(runs),
+    }

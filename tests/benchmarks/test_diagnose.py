@@ -1,0 +1,58 @@
+"""The benchmark of diagnose: its score of a few logs, and that its measurement still runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.diagnose import score
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+LOGS = {
+    "oom": ("cuda_oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"),
+    "limit": (
+        "slurm_time_limit",
+        "error: *** JOB 7 ON n1 CANCELLED AT 10:00 DUE TO TIME LIMIT ***\n",
+    ),
+    "fine": ("benign_warning", "step 1 loss 2.5\n"),
+}
+
+
+def _written(root: Path, **logs: tuple[str, str]) -> Path:
+    for name, (cause, text) in logs.items():
+        (root / name).mkdir()
+        (root / name / "log.txt").write_text(text)
+        (root / name / "meta.json").write_text(json.dumps({"cause": cause}))
+    return root
+
+
+def test_right_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert score.run(_written(tmp_path, **LOGS), least=1.0) == 0
+    assert "right 3 (100%)  wrong 0 (0%)  silent 0 (0%)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("cause", "text", "least"),
+    [
+        pytest.param("cuda_oom", "ZeroDivisionError\n", 0.95, id="too few are right"),
+        pytest.param("benign_warning", LOGS["oom"][1], 0.0, id="a cause where nothing failed"),
+    ],
+)
+def test_wrong_answers(tmp_path: Path, cause: str, text: str, least: float) -> None:
+    assert score.run(_written(tmp_path, one=(cause, text)), least=least) == 1
+
+
+@pytest.mark.long
+def test_runs_of_many_ranks_are_measured(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    argv = [sys.executable, "-m", "benchmarks.diagnose", "scale", "--runs", "1"]
+    argv += ["--dir", str(tmp_path), "--results", str(results)]
+    subprocess.run(argv, cwd=ROOT, check=True, timeout=300 * PATIENCE)
+    (section,) = json.loads(results.with_suffix(".json").read_text())["sections"]
+    assert len(section["rows"]) == 3
+    assert all(row["peak_MB"] < 200 for row in section["rows"])
