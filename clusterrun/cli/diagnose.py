@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.wording import count
+from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.diagnose import Diagnosis, causes, diagnose, diagnose_logs
 
 SCHEMA = "clusterrun.diagnose/1"
@@ -34,6 +36,12 @@ _SHOWN = 200  # letters of a line
     metavar="FILE",
     help="diagnose this log instead of a job; - is standard input (repeatable)",
 )
+@click.option(
+    "--bundle",
+    metavar="FILE.tgz",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="also pack diagnosis, configuration and errors, without secrets, for someone who helps",
+)
 @click.option("--explain", metavar="ID", help="explain a cause, and list its signs")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
@@ -43,6 +51,7 @@ def command(
     *,
     attempt: int | None,
     logs: tuple[str, ...],
+    bundle: Path | None,
     explain: str | None,
     as_json: bool,
 ) -> None:
@@ -63,8 +72,8 @@ def command(
     if explain is not None:
         _explain(explain)
         return
-    if logs and (job or attempt):
-        raise UsageError("--log reads files, not a job", hint="drop JOB and --attempt, or --log")
+    if logs and (job or attempt or bundle):
+        raise UsageError("--log reads files, not a job", hint="drop --log, or all that is of a job")
     if logs:
         found = diagnose_logs(logs, stdin=sys.stdin.buffer)
     else:
@@ -74,6 +83,9 @@ def command(
     else:
         for text in (*_title(found), *_lines(found)):
             output.answer(text)
+    if bundle is not None and found.job is not None:
+        number = write_bundle(bundle, found.job.record, found.attempt, diagnosis_object(found))
+        output.say(f"packed {count(number, 'file')} into {bundle}; read it before you send it")
     error = found.job.error if found.job else None
     if error is not None:
         output.note(f"Slurm's own state of the job is missing: {error.message}")

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
+REDACTED: Final = "[redacted]"
+
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_WORDS: Final = frozenset({"secret", "secrets", "passphrase", "credential"})
 _SECRET_ENDINGS: Final = ("token", "secret", "password", "passwd", "apikey", "credentials")
@@ -22,6 +24,19 @@ _VALUE: Final = re.compile(
     r"|\bgithub_pat_[A-Za-z0-9_]{20,}|\bxox[abp]-[A-Za-z0-9-]{16,}"
     r"|\bAKIA[0-9A-Z]{16}\b"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+_MORE_VALUES: Final = re.compile(  # that a log may contain
+    r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"  # JSON web tokens
+    r"|(?<=Bearer )[\w.~+/=-]{12,}"
+    r"|(?s:-----BEGIN [A-Z ]*PRIVATE KEY.{0,8000}?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z))"
+)
+_PAIRS: Final = (
+    re.compile(  # a variable or a key, and its value
+        r"([A-Za-z_][\w.-]{2,60})([\"']?\s{0,3}[=:]\s{0,3}[\"']?)([^\s\"',;&|]{4,})"
+    ),
+    re.compile(  # an option and the word after it: on a command line, in JSON, in YAML
+        r"(--[A-Za-z][\w.-]{2,60})([\"']?,?\s{1,20}(?:- )?[\"']?)([^\s\"',-][^\s\"',]{3,})"
+    ),
 )
 _ASSIGNMENT: Final = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?[^\s\"'$`;&|]")
 
@@ -86,3 +101,19 @@ def secret_assignments(line: str) -> Iterator[str]:
     for match in _ASSIGNMENT.finditer(line):
         if is_secret_name(match[1]):
             yield match[1]
+
+
+def redacted(text: str) -> str:
+    """Return a text in which the values of secrets are replaced, by their names and by their forms.
+
+    >>> redacted("HF_TOKEN=abcdef12 WANDB_API_KEY: 'x1234' lr=0.0001 http://me:pass@proxy:3128")
+    "HF_TOKEN=[redacted] WANDB_API_KEY: '[redacted]' lr=0.0001 [redacted]proxy:3128"
+    """
+    text = _MORE_VALUES.sub(REDACTED, text)
+    for pattern in _PAIRS:
+        text = pattern.sub(_redacted_pair, text)
+    return _VALUE.sub(REDACTED, text)
+
+
+def _redacted_pair(pair: re.Match[str]) -> str:
+    return pair[1] + pair[2] + (REDACTED if is_secret_name(pair[1]) else pair[3])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import tarfile
+from pathlib import Path
 
 import pytest
 
 from clusterrun.rundir.outcome import Cause
+from clusterrun.rundir.paths import RunPaths
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, submitted
@@ -111,3 +114,46 @@ def test_without_slurm_the_logs_still_answer(here: CommandLine) -> None:
     assert "Slurm's own state of the job is missing" in done.err
     outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=11, message="SIGSEGV")
     assert here("diagnose").code == 3
+
+
+def _packed(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        members = archive.getmembers()
+        assert all(member.mode == 0o600 for member in members)
+        found = {member.name.partition("/")[2]: archive.extractfile(member) for member in members}
+        return {name: file.read().decode() for name, file in found.items() if file}
+
+
+def test_a_bundle_has_the_evidence_and_no_secret(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_ACCESS", "correct-horse-battery")
+    words = ("--pass-env", "MY_ACCESS", "train.py", "--api-key", "gold1234", "--lr", "0.0001")
+    root = submitted(here, "4711", "-N2", *words)
+    queue(here)
+    ended(root, "FAILED", 137)
+    outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed")
+    errors = RunPaths(root=root).log_errors(1, "node18")
+    errors.parent.mkdir(parents=True)
+    token = "hf_" + "a1B2" * 8
+    errors.write_text(f"login correct-horse-battery {token} http://me:pass1@proxy HF_TOKEN=zzzz9\n")
+    done = here("diagnose", "--bundle", "help.tgz")
+    assert "read it before you send it" in done.err
+    assert (here.path / "help.tgz").stat().st_mode & 0o777 == 0o600
+    packed = _packed(here.path / "help.tgz")
+    assert json.loads(packed["diagnosis.json"])["verdict"]["class"] == "host_oom"
+    assert packed["logs/a1/node18.err"].startswith("login [MY_ACCESS] [redacted] [redacted]")
+    assert {"resolved.yaml", "plan.json", "job.json", "attempts/1/outcome.json"} <= packed.keys()
+    everything = "".join(packed.values())
+    assert "0.0001" in everything
+    for secret in ("correct-horse-battery", token, "pass1", "zzzz9", "gold1234"):
+        assert secret not in everything
+
+
+def test_a_bundle_replaces_no_file(here: CommandLine) -> None:
+    submitted(here)
+    queue(here)
+    (here.path / "help.tgz").write_text("mine")
+    done = here("diagnose", "--bundle", "help.tgz")
+    assert (done.code, (here.path / "help.tgz").read_text()) == (1, "mine")
+    assert "cannot write help.tgz" in done.err
