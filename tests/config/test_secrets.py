@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.config import keys, resolved, secrets, values
-from clusterrun.config.secrets import is_secret_name, is_secret_value, secret_assignments
+from clusterrun.config.secrets import is_secret_name, is_secret_value, redacted, secret_assignments
 
 
 @pytest.mark.parametrize("module", [keys, resolved, secrets, values])
@@ -91,3 +91,23 @@ def test_any_text_can_be_asked_about(text: str) -> None:
     assert is_secret_name(text) in (True, False)
     assert is_secret_value(text) in (True, False)
     assert is_secret_name("HF_TOKEN" if not text else "X_TOKEN")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("HF_TOKEN=abcdef12", "HF_TOKEN=[redacted]"),
+        ('{"api_key": "abcdef12"}', '{"api_key": "[redacted]"}'),
+        ("--api-key gold1234 --lr 0.0001", "--api-key [redacted] --lr 0.0001"),
+        ('["--api-key",\n  "gold1234"]', '["--api-key",\n  "[redacted]"]'),
+        ("- --api-key\n- gold1234", "- --api-key\n- [redacted]"),
+        ("Authorization: Bearer abc.def-ghi_jkl", "Authorization: Bearer [redacted]"),
+        ("key eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0.abc", "key [redacted]"),
+        ("-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----\nx", "[redacted]\nx"),
+        ("max_tokens=4096 lr: 0.0001 pad_token=None", "max_tokens=4096 lr: 0.0001 pad_token=None"),
+        ("TOKENIZERS_PARALLELISM=false", "TOKENIZERS_PARALLELISM=false"),
+        ("step 10 loss 2.5 tokens/s: 12345", "step 10 loss 2.5 tokens/s: 12345"),
+    ],
+)
+def test_secrets_in_a_text_are_replaced(text: str, shown: str) -> None:
+    assert redacted(text) == shown
