@@ -20,7 +20,8 @@ from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
-from clusterrun.verbs.diagnose import Diagnosis, causes, diagnose, diagnose_logs
+from clusterrun.verbs.causes import known_causes
+from clusterrun.verbs.diagnose import Diagnosis, diagnose, diagnose_logs
 
 SCHEMA = "clusterrun.diagnose/1"
 _SHOWN = 200  # letters of a line
@@ -103,9 +104,10 @@ def _title(found: Diagnosis) -> Iterator[str]:
 
 
 def _explain(name: str) -> None:
-    cause = causes().get(name)
+    known = known_causes()
+    cause = known.get(name)
     if cause is None:
-        near = difflib.get_close_matches(name, causes(), n=1)
+        near = difflib.get_close_matches(name, known, n=1)
         raise UsageError(f"no cause '{name}'", hint=f"use '{near[0]}'" if near else "")
     output.answer(f"{cause.id}  {cause.means}")
     for text in cause.do:

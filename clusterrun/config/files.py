@@ -37,7 +37,7 @@ def find_files(
     Raises ConfigError for a named file that is missing, or a file that cannot be read.
     """
     home = environ.get("HOME") or None
-    project, notes = _find_project(cwd) if search else (None, ())
+    project, notes = find_project(cwd) if search else (None, ())
     named = cwd / _expanded(config_file, home) if config_file else None
     found: list[ConfigFile] = []
     if config_file and named is not None:
@@ -74,7 +74,7 @@ def read_file(
     return ConfigFile(shown=shown, text=text, anchor=anchor, strict=strict)
 
 
-def _find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
+def find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
     """Search upwards; above the working directory only for a file of the user or of root."""
     for directory in (cwd, *cwd.parents):
         path = directory / PROJECT_FILE

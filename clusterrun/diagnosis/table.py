@@ -104,12 +104,9 @@ def built_in() -> Table:
     )
 
 
-def extended(texts: Iterable[str]) -> Table:
-    """Return our causes and those of a site or a project; an id that exists gets more signs.
-
-    Raises UsageError for a row that cannot be read.
-    """
-    return _merged([*built_in().values(), *parse(texts).values()])
+def extended(more: Iterable[KnownCause]) -> Table:
+    """Return our causes and these; an id that exists gets more signs."""
+    return _merged([*built_in().values(), *more])
 
 
 def parse(texts: Iterable[str]) -> Table:

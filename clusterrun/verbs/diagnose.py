@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from clusterrun.backends.status import JobStatus
-from clusterrun.diagnosis import table
 from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
-from clusterrun.diagnosis.table import Role, Table
+from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import Verdict, verdict_of
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import LogLine, Stream
@@ -25,6 +24,7 @@ from clusterrun.node.base.stderr import PREFIX
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.state import JobState
+from clusterrun.verbs.causes import known_causes
 from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
 
@@ -79,7 +79,7 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     found = status(find_record(job))
     paths = found.record.paths
     number = paths.newest_attempt() if attempt is None else attempt
-    scanner = Scanner(table=table.built_in())
+    scanner = Scanner(table=known_causes())
     outcome = next((each.outcome for each in found.attempts if each.number == number), None)
     is_newest = number == paths.newest_attempt()
     if outcome is not None and not outcome.cause.is_failure and not _is_ended_by_slurm(found):
@@ -124,15 +124,10 @@ def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
 
     `-` is standard input. Raises UsageError for a file that cannot be read.
     """
-    scanner = Scanner(table=table.built_in())
+    scanner = Scanner(table=known_causes())
     for line in _lines_of(names, stdin):
         scanner.feed(line)
     return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines)
-
-
-def causes() -> Table:
-    """Return the causes that are known, by id."""
-    return table.built_in()
 
 
 def _printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
