@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -134,7 +135,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     for label, after in zip(_first("THEN"), verdict.consequences, strict=False):
         where = f" on {count(len(after.ranks), 'rank')}" if after.ranks else ""
         yield f"{label:<8}{after.cause.id}: {count(after.count, 'line')}{where}"
-    for label, text in zip(_first("DO"), cause.do, strict=False):
+    for label, text in zip(_first("DO"), _to_do(found), strict=False):
         yield f"{label:<8}{text}"
     yield f"RETRY   {RETRIES[cause.retry].lower()}"
 
@@ -145,6 +146,19 @@ RETRIES = {
     Retry.EXCLUDE: "Another try on other nodes will probably succeed",
     Retry.MAYBE: "Another try may succeed",
 }
+
+
+def _to_do(found: Diagnosis) -> list[str]:
+    """Return what to do, with the names of this job and its nodes."""
+    if found.verdict is None:
+        return []
+    names = {"NODE": fold_hosts(found.verdict.nodes)}
+    if found.job is not None:
+        names["JOB"] = found.job.record.job_id or found.job.record.run_dir
+    return [
+        re.sub(r"\b(?:JOB|NODE)\b", lambda word: names.get(word[0]) or word[0], text)
+        for text in found.verdict.cause.do
+    ]
 
 
 def _first(label: str) -> Iterator[str]:
@@ -179,7 +193,9 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
     head = {"job_id": job, "attempt": found.attempt or None}
     if found.verdict is None:
         return {**head, "verdict": None, "consequences": [], "evidence": []}
-    return {**head, **_verdict_object(found.verdict)}
+    described = _verdict_object(found.verdict)
+    described["verdict"]["do"] = _to_do(found)
+    return {**head, **described}
 
 
 def _verdict_object(verdict: Verdict) -> dict[str, Any]:
@@ -198,7 +214,6 @@ def _verdict_object(verdict: Verdict) -> dict[str, Any]:
             "retry": cause.retry.value,
             "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
             "means": cause.means,
-            "do": list(cause.do),
         },
         "consequences": [
             {

@@ -91,7 +91,9 @@ def test_what_slurm_knows_is_enough(here: CommandLine, state: str, cause: str) -
     root = submitted(here)
     queue(here)
     ended(root, state, 1)
-    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == cause
+    verdict = json.loads(here("diagnose", "--json").out)["verdict"]
+    assert verdict["class"] == cause
+    assert any("clusterrun resume 4711" in text for text in verdict["do"])
 
 
 def test_a_job_that_completed_has_no_cause(here: CommandLine) -> None:
