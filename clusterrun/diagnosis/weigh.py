@@ -101,11 +101,10 @@ def _explains(other: Finding, finding: Finding) -> bool:
     if finding.cause.domain is Domain.POLICY and other.role is Role.EITHER:
         # The job was ended because it was stuck.
         return is_later and other.cause.id not in own
-    if _weakness(other) > _weakness(finding):
+    if _weakness(other) > _weakness(finding) or other.cause.id in own:
         return False
-    if finding.cause.id in names:
-        return other.cause.id not in own
-    return EVERYTHING not in own and (EVERYTHING in names or (LATER in names and is_later))
+    is_meant = EVERYTHING in names or (LATER in names and is_later)
+    return finding.cause.id in names or (is_meant and EVERYTHING not in own)
 
 
 def _order(finding: Finding) -> tuple[int, int]:

@@ -20,6 +20,7 @@ TABLE = """
 - {id: gone, role: confirmation, means: Gone., signs: ['^GONE']}
 - {id: over, domain: policy, means: Over., explains: [later], signs: ['^OVER']}
 - {id: lost, means: Lost., explains: [everything], signs: ['^LOST']}
+- {id: starved, means: Starved., explains: [over], signs: ['^STARVED']}
 - id: early
   signs:
     - {text: '^OOM', before_steps: true, near: 'barrier'}
@@ -69,6 +70,7 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 3, in f'
         pytest.param(["GONE"], "gone", id="a confirmation alone"),
         pytest.param(["FIRE", "OVER"], "fire", id="it failed before its time was over"),
         pytest.param(["OVER", "FIRE"], "over", id="its end broke the rest"),
+        pytest.param(["OVER", "STARVED"], "starved", id="later, but it explains the end"),
         pytest.param(["CUT", "OVER"], "cut", id="it was stuck when its time was over"),
         pytest.param(["FIRE", "OVER", "LOST"], "lost", id="a lost node explains everything"),
         pytest.param([*TRACEBACK, "CUT"], "user_code_exception", id="an unknown exception"),
