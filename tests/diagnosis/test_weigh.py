@@ -155,6 +155,12 @@ def test_a_sign_that_is_in_no_log(table: Table) -> None:
             "Traceback (most recent call last):",
         ),
         ("n7:1:2 [3] NCCL WARN x", None, "n7", "n7:1:2 [3] NCCL WARN x"),
+        (
+            "srun: error: Task launch for StepId=4.0 failed on node n7: Unspecified error",
+            None,
+            "n7",
+            "srun: error: Task launch for StepId=4.0 failed on node n7: Unspecified error",
+        ),
         ("srun: error: node7: task 3: Killed", None, "node7", "srun: error: node7: task 3: Killed"),
         ("\x1b[31mred\x1b[0m", None, "", "red"),
         ("old\rnew", None, "", "new"),
