@@ -27,6 +27,7 @@ _LOSS: Final = re.compile(
 )
 _SIDE_WORK: Final = re.compile(
     r"(?i)\b(?:loading|download|tokeniz|map|generating|fetch|eval|valid|saving|extract|shards?)"
+    r"|^\[\d+/\d+\] \S*(?:c\+\+|g\+\+|gcc|clang|nvcc|hipcc|ccache)"  # ninja
 )
 _SCALE: Final = re.compile(r"\bloss scale: (?P<scale>[\d.]+)")
 _OVERFLOW: Final = re.compile(r"(?i)\boverflow\b.*\bskip|gradient overflow|reducing loss scale to")
@@ -42,7 +43,7 @@ _COMPLETE: Final = re.compile(
 class TrainingLog:
     """Follows a log line by line."""
 
-    steps: int = 0  # how often a step number or a loss changed
+    steps: int = 0  # how often a step number or a loss changed, of the rank that shows most
     is_complete: bool = False
     nan_losses: int = 0  # in succession, the newest included
     overflows: int = 0  # of fp16, since the last step that was not skipped
@@ -51,7 +52,7 @@ class TrainingLog:
     silent_until: float | None = None
     silent_from: float | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOSSES))
-    _seen: str = ""
+    _seen: dict[str, tuple[str, int]] = field(default_factory=dict)  # by process: step and count
     _scale: float = 0.0
 
     def feed(self, line: PrintedLine) -> None:
@@ -65,15 +66,17 @@ class TrainingLog:
             self.overflows += bool(_OVERFLOW.search(text))
         if _COMPLETE.search(low):
             self.is_complete = True
+            return
         loss = _LOSS.search(text) if "loss" in low else None
         step = None if _SIDE_WORK.search(text) else _STEP.search(text)
         if not (loss or step):
             return
         seen = (step[0] if step else "") + (loss[0] if loss else "")
-        if seen == self._seen:
+        before, count = self._seen.get(line.source, ("", 0))
+        if seen == before:
             return
-        self._seen = seen
-        self.steps += 1
+        self._seen[line.source] = seen, count + 1
+        self.steps = max(self.steps, count + 1)
         self.is_complete = False
         self.last_step, self.silent_from, self.silent_until = line, line.at, line.at
         self._read_numbers(line, loss["loss"] if loss else None)

@@ -63,7 +63,18 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 3, in f'
         pytest.param(["FIRE", *STEPS[:2]], "fire", id="other ranks' last steps"),
         pytest.param(["FIRE", STEPS[0], STEPS[0], STEPS[0], STEPS[0]], "fire", id="one step"),
         pytest.param(["BROKEN", *STEPS], "broken", id="hardware counts after steps too"),
+        pytest.param(
+            ["FIRE", *(f"[rank{n}]: step 1 loss 2.{n}" for n in range(4))],
+            "fire",
+            id="all ranks' step",
+        ),
+        pytest.param(
+            ["FIRE", *(f"[{n}/3] c++ -MMD" for n in range(4))], "fire", id="a compilation"
+        ),
         pytest.param([*STEPS, "Training completed", "FIRE"], None, id="after the end"),
+        pytest.param(
+            ["{'train_runtime': 8.1, 'train_loss': 2.0, 'epoch': 3.0}", "FIRE"], None, id="its sums"
+        ),
         pytest.param(["Training completed", STEPS[0], "FIRE"], "fire", id="before another end"),
         pytest.param(["CUT", "FIRE"], "fire", id="a root is stronger than either"),
         pytest.param(["GONE", "CUT"], "cut", id="either is stronger than a confirmation"),
