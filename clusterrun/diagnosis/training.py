@@ -34,9 +34,10 @@ _OVERFLOW: Final = re.compile(r"(?i)\boverflow\b.*\bskip|gradient overflow|reduc
 _COMPLETE: Final = re.compile(
     r"(?i)\btraining (?:is )?(?:complete|completed|finished|done|has (?:finished|completed))\b"
     r"|'train_runtime'|\btrain_runtime\s*=|`Trainer\.fit` stopped: `max_(?:steps|epochs)"
-    r"|\[exiting program (?:after|at) |\bfinished training\b|\bdone training\b|^done!?$"
+    r"|\[exiting program (?:after|at) |\bfinished training\b|\bdone training\b"
     r"|\bjob (?:completed|finished) successfully\b"
 )
+_DONE: Final = ("done", "done!", "done.")  # before the steps, something else is done
 
 
 @dataclass(kw_only=True)
@@ -64,7 +65,7 @@ class TrainingLog:
         low = text.lower()
         if "overflow" in low or "loss scale" in low:
             self.overflows += bool(_OVERFLOW.search(text))
-        if _COMPLETE.search(low):
+        if _COMPLETE.search(low) or (self.steps and low in _DONE):
             self.is_complete = True
             return
         loss = _LOSS.search(text) if "loss" in low else None

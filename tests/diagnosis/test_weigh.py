@@ -75,6 +75,8 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 3, in f'
         pytest.param(
             ["{'train_runtime': 8.1, 'train_loss': 2.0, 'epoch': 3.0}", "FIRE"], None, id="its sums"
         ),
+        pytest.param([*STEPS, "done", "FIRE"], None, id="done"),
+        pytest.param(["done", "FIRE"], "fire", id="done with something else"),
         pytest.param(["Training completed", STEPS[0], "FIRE"], "fire", id="before another end"),
         pytest.param(["CUT", "FIRE"], "fire", id="a root is stronger than either"),
         pytest.param(["GONE", "CUT"], "cut", id="either is stronger than a confirmation"),
