@@ -19,15 +19,27 @@ _MOST_KEPT: Final = 64  # findings of a sign
 _DIGITS: Final = str.maketrans("123456789", "0" * 9)
 
 UNCAUGHT: Final = "user_code_exception"
-_TRACEBACK: Final = "Traceback (most recent call last):"
+_HEADER: Final = "Traceback (most recent call last)"
+_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\)(?::| [─-]+[╮+])\s*$")
+_FRAME: Final = re.compile(r'^\s+File "[^"]+", line \d+, in |^[│|] \S*:\d+ in \S')
+_CONTINUED: Final = (" ", "\t", "", "│", "|", "╰", "╭", "+")  # first letters in a traceback
 _IGNORED: Final = re.compile(
-    r"^Exception ignored in|^Error in atexit|^Exception in thread QueueFeeder"
+    r"^Exception ignored |^Error in atexit|^Exception in thread QueueFeeder|^-+ Logging error -+$"
 )
+_CAUGHT: Final = re.compile(
+    r"(?i)\b(?:fail\w*|errors?|exception|could not|cannot|unable)\b.*"
+    r"\b(?:retry|retrying|falling back|ignored|ignoring|skipped|skipping)\b"
+    r"|\bwarn(?:ing)?\b.*\b(?:fail\w*|errors?|exception|could not|cannot|unable)\b"
+)
+_MILD: Final = re.compile(r"\b(?:WARN|WARNING|INFO|DEBUG)\b")
 _EXCEPTION: Final = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Failure|NotFound|Timeout))"
-    r"(?:: (?P<message>.*))?$"
+    r"^(?:[A-Za-z_]\w*\.)*\w*"
+    r"(?:Error|Exception|Exit|Interrupt|Failure|NotFound|Timeout|Expired|Iteration)(?:\(\w+\))?(?::\s.*|:)?$"
 )
+_AFTER_FRAME: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)+[A-Z]\w*(?::\s.*|:)?$")
+_BARE: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S")
 _CHAINED: Final = re.compile(r"^(?:During handling of the above|The above exception was)")
+_MOST_BETWEEN: Final = 20  # lines of other processes in a traceback
 _LOGGED: Final = re.compile(r"(?i)\bwarn(?:ing)?\b|\bretry(?:ing)?\b")
 
 
@@ -55,6 +67,8 @@ class _Process:
     frames: list[str] = field(default_factory=list)
     in_traceback: bool = False
     is_ignored: bool = False
+    was_ignored: bool = False
+    others: int = 0  # lines since then that belong to no traceback
 
 
 @dataclass(kw_only=True)
@@ -65,6 +79,7 @@ class _Waiting:
     sign: Sign
     around: list[str]
     left: int
+    otherwise: Finding | None = None
 
 
 @dataclass(kw_only=True)
@@ -134,12 +149,12 @@ class Scanner:
         return self.training_of(finding.line).steps - finding.steps >= STEPS
 
     def _match(self, line: PrintedLine, process: _Process) -> bool:
+        """Find signs in a line; return whether it has one without conditions."""
         is_matched = False
         for cause, sign in self._candidates(line.text):
-            if not sign.text.search(line.text):
+            if process.is_ignored or not sign.text.search(line.text):
                 continue
-            is_matched = True
-            if process.is_ignored or (sign.before_steps and self.training_of(line).steps):
+            if sign.before_steps and self.training_of(line).steps:
                 continue
             finding = self._finding(cause, sign.role, line, process)
             if sign.near or sign.unless:
@@ -148,6 +163,7 @@ class Scanner:
                 self._waiting.setdefault(line.source, []).append(waiting)
             else:
                 self._keep(finding)
+                is_matched |= sign.role not in (Role.NOISE, Role.ADVICE)
         return is_matched
 
     def _candidates(self, text: str) -> tuple[tuple[KnownCause, Sign], ...]:
@@ -168,24 +184,54 @@ class Scanner:
     def _read_traceback(self, line: PrintedLine, process: _Process, *, is_matched: bool) -> None:
         text = line.text
         if _IGNORED.match(text):
-            process.is_ignored = True
-        elif text.endswith(_TRACEBACK):
-            process.in_traceback, process.frames = True, []
-        elif text[:1] in (" ", "\t", "") or _CHAINED.match(text):
-            if text.lstrip().startswith('File "'):
-                process.frames.append(text.strip())
-        else:
+            process.is_ignored, process.others = True, 0
+        elif _HEADER in text and (found := _TRACEBACK.search(text)):
+            self._begin_traceback(text[: found.start()], process)
+        elif _FRAME.match(text):
+            if not process.in_traceback:
+                self._begin_traceback("", process)
+            process.frames.append(text.strip("│| \t"))
+        elif _CHAINED.match(text):
+            process.is_ignored, process.others = process.was_ignored, 0
+        elif text[:1] not in _CONTINUED:
             self._end_traceback(line, process, is_matched=is_matched)
 
+    def _begin_traceback(self, prefix: str, process: _Process) -> None:
+        last = process.before[-1] if process.before else ""
+        if not process.in_traceback:
+            is_old = process.is_ignored and process.others > 1
+            process.is_ignored = (process.is_ignored and not is_old) or bool(
+                _MILD.search(prefix) or _CAUGHT.search(last)
+            )
+        process.in_traceback, process.frames, process.others = True, [], 0
+
     def _end_traceback(self, line: PrintedLine, process: _Process, *, is_matched: bool) -> None:
-        found = _EXCEPTION.match(line.text)
-        is_raised = process.in_traceback and not process.is_ignored
-        if found and is_raised and not is_matched and not _LOGGED.search(line.text[:40]):
-            cause = self.table.get(UNCAUGHT)
-            if cause:
-                self._keep(self._finding(cause, Role.ROOT, line, process))
-        if process.in_traceback or found:
+        text = line.text
+        if not (process.in_traceback or process.is_ignored):
+            if not is_matched and ": " in text and _BARE.match(text):
+                self._keep_uncaught(line, process, Role.CONFIRMATION)
+            return
+        is_after_frame = bool(process.before) and process.before[-1][:1] in (" ", "╰")
+        found = _EXCEPTION.match(text) or (is_after_frame and _AFTER_FRAME.match(text))
+        is_raised = process.in_traceback and not (process.is_ignored or is_matched)
+        if found and is_raised and not _LOGGED.search(text[:40]):
+            self._keep_uncaught(line, process, Role.ROOT)
+        process.others += 1
+        if found or process.others > _MOST_BETWEEN:
+            process.was_ignored = process.is_ignored
             process.in_traceback = process.is_ignored = False
+
+    def _keep_uncaught(self, line: PrintedLine, process: _Process, role: Role) -> None:
+        """Keep an exception, unless signs in its line wait for what is around it."""
+        cause = self.table.get(UNCAUGHT)
+        if cause is None:
+            return
+        finding = self._finding(cause, role, line, process)
+        for each in self._waiting.get(line.source, ()):
+            if each.finding.order == self.lines:
+                each.otherwise = finding
+                return
+        self._keep(finding)
 
     def _finding(
         self, cause: KnownCause, role: Role, line: PrintedLine, process: _Process
@@ -197,7 +243,7 @@ class Scanner:
             order=self.lines,
             steps=self.training_of(line).steps,
             is_after_end=self.training_of(line).is_complete,
-            frames=tuple(process.frames[-8:]),
+            frames=tuple(process.frames[-8:]) if process.in_traceback else (),
         )
 
     def _settle(self, source: str, *, at_end: bool) -> None:
@@ -206,8 +252,10 @@ class Scanner:
         if not waiting:
             return
         for each in waiting:
-            if (each.left <= 0 or at_end) and _fits(each.sign, each.around):
-                self._keep(each.finding)
+            if each.left <= 0 or at_end:
+                kept = each.finding if _fits(each.sign, each.around) else each.otherwise
+                if kept:
+                    self._keep(kept)
         left = [each for each in waiting if each.left > 0 and not at_end]
         if left:
             self._waiting[source] = left

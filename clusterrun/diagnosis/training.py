@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,48 +14,69 @@ from clusterrun.diagnosis.lines import PrintedLine
 STEPS: Final = 3  # new steps after a sign: it stopped nothing
 _SILENT_S: Final = 3600.0
 _MOST_LOSSES: Final = 1000
-_JUMP: Final = 1.5  # of a loss in nats that noise does not reach
+_RECENT: Final = 4  # step numbers that other ranks may print again
+_USUAL: Final = 20  # losses that the last ones are compared with
+_JUMP, _RATIO, _HIGH, _MANY_TIMES = 1.5, 1.4, 5.0, 10.0  # of a diverged loss: noise stays below
+_OVERFLOWS: Final = 4  # skipped steps at the end of a log, after _SETTLED good ones
+_OVERFLOWS_AT_START: Final = 20  # a loss scale of 2**16 is searched downwards in fewer
+_SETTLED: Final = 20
 
 _STEP: Final = re.compile(
-    r"\b(?:iteration|iter|global_step|step|Step|Iteration|batch)['\"]?\s*[:=#]?\s*(?P<n>\d+)\b"
-    r"|\b\d{1,3}%\|[^|]*\| (?P<bar>\d+)/\d+ \[|\[(?P<of>\d+)/\d+\]|'epoch': (?P<epoch>[\d.]+)"
+    r"(?<!\* )\b(?:iteration|iter|global_step|step|num_updates)['\"]?\s*[:=#]?\s*\d+\b"
+    r"|\bbatch\s*[:#]?\s*\d+ *(?=/|of )|\b\d{1,3}%\|[^|]*\| *\d+/\d+ \[|\[ *\d+/ *\d+\]"
+    r"|'epoch': '?[\d.]+"
 )
+_NUMBER: Final = r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?i:nan|inf(?:inity)?)"
 _LOSS: Final = re.compile(
-    r"(?<!valid )(?<!validation )(?<!eval_)(?<!test )"
-    r"\b(?:lm |train(?:ing)?[ _]|avg[ _])?(?:loss|Loss|per_token_loss)['\"]?(?: value)?"
-    r"\s*[:=|]?\s*['\"]?(?:tensor\()?"
-    r"(?P<loss>-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|-?nan|-?inf|NaN|Inf)\b"
+    r"\b(?:lm[ _]|(?:reduced_)?[Tt]rain(?:ing)?[ _/]|avg[ _])?(?:[Ll]oss|LOSS|per_token_loss)['\"]?"
+    rf"(?: value)?\s*[:=|]?\s*['\"]?(?:tensor\()?(?P<loss>{_NUMBER})(?![\w/])"
+)
+_NO_LOSS: Final = re.compile(  # of a validation, or of a progress bar before its first step
+    r"(?i)\b(?:val|valid|validation|eval|evaluation|test)\b|\| *0/\d+ \["
+)
+_NORM: Final = re.compile(
+    r"(?i)\bgrad(?:ient)?[_ ]norm['\"]?\s*[:=|]?\s*['\"]?(?P<norm>[-+]?(?:nan|inf)\b|\d)"
 )
 _SIDE_WORK: Final = re.compile(
-    r"(?i)\b(?:loading|download|tokeniz|map|generating|fetch|eval|valid|saving|extract|shards?)"
+    r"\b(?:loading|download|tokeniz|map\b|generating|fetch|eval|valid|saving|extract|shards?\b"
+    r"|building|compil|config\b|(?:from|max|save|log|logging|every|total|warm-?up) step)"
     r"|^\[\d+/\d+\] \S*(?:c\+\+|g\+\+|gcc|clang|nvcc|hipcc|ccache)"  # ninja
 )
 _SCALE: Final = re.compile(r"\bloss scale: (?P<scale>[\d.]+)")
-_OVERFLOW: Final = re.compile(r"(?i)\boverflow\b.*\bskip|gradient overflow|reducing loss scale to")
-_COMPLETE: Final = re.compile(
-    r"(?i)\btraining (?:is )?(?:complete|completed|finished|done|has (?:finished|completed))\b"
-    r"|'train_runtime'|\btrain_runtime\s*=|`Trainer\.fit` stopped: `max_(?:steps|epochs)"
-    r"|\[exiting program (?:after|at) |\bfinished training\b|\bdone training\b"
-    r"|\bjob (?:completed|finished) successfully\b"
+_OVERFLOW: Final = re.compile(
+    r"(?i)\boverflow\b.*\b(?:skip|setting loss scale to)|gradient overflow|reducing loss scale to"
 )
-_DONE: Final = ("done", "done!", "done.")  # before the steps, something else is done
+_END_WORDS: Final = ("done ", "state=", "exit", "complete", "final", "finished", "train", "ended")
+_COMPLETE: Final = re.compile(
+    r"\btraining (?:is |was |run )?(?:successfully )?"
+    r"(?:complete|completed|finished|done|has (?:finished|completed)|ended successfully)\b"
+    r"|'train_runtime'|\btrain_runtime\s*=|`trainer\.fit` stopped: `max_(?:steps|epochs|time)"
+    r"|\[exiting program (?:after|at) |\b(?:finished|completed) training\b|\bdone training\b"
+    r"|\bjob (?:completed|finished) successfully\b|\bend of training\b"
+    r"|\bprocess \d+ exits successfully\b|\bjobstate=completed\b|\bstate=completed exitcode=0:0"
+    r"|\bsaved (?:the )?final (?:model|checkpoint)"
+)
+_DONE: Final = ("done", "done!", "done.", "all done")  # before the steps, something else is done
 
 
 @dataclass(kw_only=True)
 class TrainingLog:
     """Follows a log line by line."""
 
-    steps: int = 0  # how often a step number or a loss changed, of the rank that shows most
+    steps: int = 0  # how often a step number or a loss changed
     is_complete: bool = False
     nan_losses: int = 0  # in succession, the newest included
+    nan_norms: int = 0  # gradient norms of steps without a loss, likewise
     overflows: int = 0  # of fp16, since the last step that was not skipped
     last_step: PrintedLine | None = None
     first_nan: PrintedLine | None = None
     silent_until: float | None = None
     silent_from: float | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOSSES))
-    _seen: dict[str, tuple[str, int]] = field(default_factory=dict)  # by process: step and count
+    _seen: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
     _scale: float = 0.0
+    _overflow: str = ""
+    _overflow_at: int = 0
 
     def feed(self, line: PrintedLine) -> None:
         """Take the next line."""
@@ -64,43 +86,70 @@ class TrainingLog:
             self.silent_until = line.at
         low = text.lower()
         if "overflow" in low or "loss scale" in low:
-            self.overflows += bool(_OVERFLOW.search(text))
-        if _COMPLETE.search(low) or (self.steps and low in _DONE):
+            self._read_overflow(text)
+        is_end = any(map(low.__contains__, _END_WORDS)) and _COMPLETE.search(low)
+        if is_end or (self.steps and low in _DONE):
             self.is_complete = True
             return
         loss = _LOSS.search(text) if "loss" in low else None
-        step = None if _SIDE_WORK.search(text) else _STEP.search(text)
+        if loss and _NO_LOSS.search(text[: loss.start()]):
+            loss = None
+        step = _STEP.search(low)
+        if step and _SIDE_WORK.search(low):
+            step = None
         if not (loss or step):
             return
-        seen = (step[0] if step else "") + (loss[0] if loss else "")
-        before, count = self._seen.get(line.source, ("", 0))
-        if seen == before:
+        seen = step[0] if step else loss[0] if loss else ""
+        self._read_numbers(line, loss["loss"] if loss else None)
+        if seen in self._seen:
             return
-        self._seen[line.source] = seen, count + 1
-        self.steps = max(self.steps, count + 1)
+        self._seen.append(seen)
+        self.steps += 1
         self.is_complete = False
         self.last_step, self.silent_from, self.silent_until = line, line.at, line.at
-        self._read_numbers(line, loss["loss"] if loss else None)
+
+    def _read_overflow(self, text: str) -> None:
+        """Count skipped steps in succession; each rank may print them."""
+        found = _OVERFLOW.search(text)
+        if not found or text[found.end() :] == self._overflow:
+            return
+        self.overflows = self.overflows + 1 if self._is_after_overflow else 1
+        self._overflow, self._overflow_at = text[found.end() :], self.steps
+
+    @property
+    def _is_after_overflow(self) -> bool:
+        return self.steps - self._overflow_at < STEPS
 
     def _read_numbers(self, line: PrintedLine, loss: str | None) -> None:
         if scale := _SCALE.search(line.text):
             new = float(scale["scale"])
             self.overflows = self.overflows + 1 if loss is None and new < self._scale else 0
-            self._scale = new
-        if loss is None:
-            return
-        value = float(loss.lower().replace("infinity", "inf"))
-        if math.isfinite(value):
+            self._scale, self._overflow_at = new, self.steps
+        norm = _NORM.search(line.text)
+        is_lost = norm is not None and not norm["norm"].isdigit()
+        value = float(loss.lower()) if loss else None
+        if norm and not value:  # no loss, or 0 from transformers' logging_nan_inf_filter
+            self.nan_norms = self.nan_norms + 1 if is_lost else 0
+        if value is None or (is_lost and not value):
+            self.first_nan = (self.first_nan or line) if is_lost else self.first_nan
+        elif math.isfinite(value):
             self.losses.append(value)
-            self.nan_losses, self.first_nan = 0, None
+            self.nan_losses = self.nan_norms = 0
+            self.first_nan = None
         else:
             self.nan_losses += 1
             self.first_nan = self.first_nan or line
 
     @property
+    def is_overflowing(self) -> bool:
+        """Return whether steps of fp16 are skipped at the end, more than at a usual start."""
+        least = _OVERFLOWS if len(self.losses) >= _SETTLED else _OVERFLOWS_AT_START
+        return self._is_after_overflow and self.overflows >= (1 if self.is_diverged else least)
+
+    @property
     def is_nan(self) -> bool:
         """Return whether the loss became NaN or infinite and stayed so."""
-        return self.nan_losses >= STEPS or (self.nan_losses > 0 and self.is_last_nan)
+        return max(self.nan_losses, self.nan_norms) >= STEPS or self.is_last_nan
 
     @property
     def is_last_nan(self) -> bool:
@@ -109,13 +158,15 @@ class TrainingLog:
 
     @property
     def is_diverged(self) -> bool:
-        """Return whether the last losses are far above the best ones before them."""
-        if len(self.losses) < 2:
-            return False
+        """Return whether the last losses are far above the usual ones before them."""
         values = list(self.losses)
-        tail = values[-min(STEPS, len(values) // 2) :]
-        best = min(values[: len(values) - len(tail)])
-        return max(tail) > max(1.5 * best, best + _JUMP) and min(tail) > 1.08 * best > 0
+        tail = values[-min(STEPS, len(values) - 1) :]
+        usual = values[: -len(tail)][-_USUAL:]
+        if not usual:
+            return False
+        base, level = statistics.median(usual), statistics.fmean(tail)
+        is_high = level > max(_RATIO * base, base + _JUMP) and min(tail) > 1.08 * base > 0
+        return is_high and level > min(_HIGH, _MANY_TIMES * base)
 
     @property
     def silent_s(self) -> float:

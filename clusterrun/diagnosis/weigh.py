@@ -13,7 +13,6 @@ from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Ro
 
 NAN, DIVERGED, STUCK = "loss_nan", "loss_divergence", "hang_no_timeout"
 _EVIDENCE: Final = 5
-_OVERFLOWS: Final = 2  # steps of fp16 skipped at the end of a log
 
 
 class Certainty(str, Enum):
@@ -100,7 +99,7 @@ def _explains(other: Finding, finding: Finding) -> bool:
     is_later = finding.order > other.order
     if finding.cause.domain is Domain.POLICY and other.role is Role.EITHER:
         # The job was ended because it was stuck.
-        return is_later and other.cause.id not in own
+        return (is_later or finding.cause.id in names) and other.cause.id not in own
     if _weakness(other) > _weakness(finding) or other.cause.id in own:
         return False
     is_meant = EVERYTHING in names or (LATER in names and is_later)
@@ -127,8 +126,7 @@ def _numeric(scanner: Scanner) -> Finding | None:
     if line is None or training.is_complete:
         return None
     name = ""
-    least = 1 if training.is_diverged else _OVERFLOWS
-    if training.is_nan or training.overflows >= least:
+    if training.is_nan or training.is_overflowing:
         name = NAN
     elif training.is_diverged:
         name = DIVERGED

@@ -50,6 +50,7 @@ def verdict(table: Table, lines: Sequence[str]) -> Verdict | None:
     return verdict_of(scanner)
 
 
+CHAINED = "During handling of the above exception, another exception occurred:"
 TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "KeyError: 3"]
 
 
@@ -88,7 +89,47 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 3, in f'
         pytest.param(["FIRE", "OVER", "LOST"], "lost", id="a lost node explains everything"),
         pytest.param([*TRACEBACK, "CUT"], "user_code_exception", id="an unknown exception"),
         pytest.param([*TRACEBACK, "FIRE"], "fire", id="a known message is stronger"),
-        pytest.param(["KeyError: 3"], None, id="an exception without traceback"),
+        pytest.param(["KeyError: 3"], "user_code_exception", id="an exception without traceback"),
+        pytest.param(["KeyError: 3", *STEPS], None, id="without traceback, before steps"),
+        pytest.param(["KeyError: 3", "CUT"], "cut", id="without traceback, and a known message"),
+        pytest.param(
+            ["WARNING: cannot read the file", *TRACEBACK], None, id="a warning with its traceback"
+        ),
+        pytest.param(["Could not read: an error, retrying", *TRACEBACK], None, id="it was caught"),
+        pytest.param(
+            ["WARNING: Failed to read", *TRACEBACK, "", CHAINED, "", *TRACEBACK],
+            None,
+            id="all of a caught chain",
+        ),
+        pytest.param(
+            [*TRACEBACK[:2], "another process", TRACEBACK[2]],
+            "user_code_exception",
+            id="processes that print at once",
+        ),
+        pytest.param(TRACEBACK[1:], "user_code_exception", id="frames alone"),
+        pytest.param(
+            [*TRACEBACK[:2], "pkg.errors.Odd: reason"], "user_code_exception", id="an odd name"
+        ),
+        pytest.param(
+            [
+                "╭─── Traceback (most recent call last) ───╮",
+                "│ /a.py:3 in f │",
+                "╰─╯",
+                "KeyError: 3",
+            ],
+            "user_code_exception",
+            id="an exception in a box",
+        ),
+        pytest.param(
+            [*TRACEBACK[:2], "OOMError: in barrier()", "CUT"],
+            "early",
+            id="a message whose surroundings fit",
+        ),
+        pytest.param(
+            [STEPS[0], *TRACEBACK[:2], "OOMError: in barrier()"],
+            "user_code_exception",
+            id="a message whose surroundings do not fit",
+        ),
         pytest.param(
             ["Exception ignored in: <function f>", *TRACEBACK], None, id="an ignored exception"
         ),
@@ -157,6 +198,8 @@ def test_a_sign_that_is_in_no_log(table: Table) -> None:
         ("[rank3]: hello", 3, "", "hello"),
         ("[rank3]:[E1123 07:00:00.1 x.cpp:3] hello", 3, "", "[E1123 07:00:00.1 x.cpp:3] hello"),
         ("[default1]:hello", None, "", "hello"),
+        ("[trainer1]:hello", None, "", "hello"),
+        ("[1]:hello", None, "", "hello"),
         ("12: hello", 12, "", "hello"),
         ("[1,7]<stderr>:hello", 7, "", "hello"),
         ("(TrainWorker pid=77, ip=10.0.0.1) hello", None, "", "hello"),

@@ -1,0 +1,153 @@
+"""What a log shows of a training: formats of programs, and that healthy numbers are healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from clusterrun.diagnosis.lines import read_line
+from clusterrun.diagnosis.training import TrainingLog
+
+MEGATRON = (
+    " iteration {n}/ 500 | consumed samples: {n} | elapsed time per iteration (ms): 61.5 "
+    "| learning rate: 6.0E-05 | global batch size: 96 |{loss} loss scale: {scale} "
+    "| grad norm: {norm} |"
+)
+
+
+def read(lines: Sequence[str]) -> TrainingLog:
+    """Feed a log."""
+    log = TrainingLog()
+    for number, text in enumerate(lines, 1):
+        log.feed(read_line(text, number=number, file=""))
+    return log
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MEGATRON.format(n=10, loss=" lm loss: 2.5E+00 |", scale=1.0, norm=0.3),
+        "{'loss': 2.5, 'grad_norm': 0.3, 'learning_rate': 1e-05, 'epoch': 0.1}",
+        "Epoch 0:  12%|█▏        | 12/100 [00:10<01:10,  1.2it/s, v_num=0, train_loss=2.500]",
+        "[titan] 2026-01-01 10:00:00,000 - root - INFO - step: 10  loss:  2.5000  grad_norm:  0.3",
+        "step 250: train loss 2.5, val loss 3.1",
+        "iter 10: loss 2.5000, time 151.21ms, mfu 31.2%",
+        "2026-01-01 10:00:00 | INFO | train_inner | epoch 001:  10 / 100 loss=2.5, ppl=5.6, lr=0.1",
+        "Epoch: [0][ 10/5005]  Time 0.1 (0.2)  Loss 2.5000e+00 (2.6)  Acc@1 0.0",
+        "Training epoch 0, iteration 5/99 | lr: 0.03 | global_step: 5 | reduced_train_loss: 2.5",
+        '{"step": 3, "loss": 2.5}',
+        "epoch 1 loss: tensor(2.5, device='cuda:0')",
+    ],
+)
+def test_a_step_and_its_loss_are_read(text: str) -> None:
+    log = read([text])
+    assert (log.steps, list(log.losses)) == (1, [2.5])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Loading checkpoint shards:  50%|█████     | 1/2 [00:04<00:04,  4.6s/it]",
+        "Map: 100%|██████████| 1000/1000 [00:00<00:00, 9000 examples/s]",
+        "[1/3] /usr/local/cuda/bin/nvcc -c kernel.cu",
+        " validation loss at iteration 7000 | lm loss value: 7.17E+00 | lm loss PPL: 1.3E+03 |",
+        "{'eval_loss': 2.1, 'eval_runtime': 3.2}",
+        "loss_fn: cross_entropy",
+        "Epoch 0:   0%|          | 0/100 [00:00<?, ?it/s, loss=nan, v_num=0]",
+    ],
+)
+def test_what_is_no_loss_of_the_training(text: str) -> None:
+    assert not read([text]).losses
+    assert not read([text]).is_nan
+
+
+def test_ranks_that_print_the_same_step_take_one() -> None:
+    ranks = [f"[rank{n}]: step 7 loss 2.{n}" for n in range(8)]
+    assert read([*ranks, "step 8 loss 2.1", "[rank1]: step 7 loss 2.2"]).steps == 2
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [0.8, 2.4, 1.1, 2.6],
+        [0.02, 0.31, 0.05, 0.4, 0.03, 0.6],
+        [11.0, 9.0, 7.5, 6.1, 5.2, 4.8, 7.9, 4.7, 4.6],
+        [60, 120, 80, 95, 110, 70, 118, 121, 119],
+        [2.0] * 30 + [2.4, 2.5, 2.3],
+        [0.0, 0.0, 4.0, 9.0],
+    ],
+)
+def test_noise_is_no_divergence(losses: list[float]) -> None:
+    assert not read([f"step {n} loss {loss}" for n, loss in enumerate(losses)]).is_diverged
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[6.4, 11.4, 7.2], [2.1] * 30 + [6.5, 7.8, 9.9], [0.1] * 10 + [3.0, 8.0, 9.0], [2.3, 10.8]],
+)
+def test_a_jump_that_stays_is_a_divergence(losses: list[float]) -> None:
+    assert read([f"step {n} loss {loss}" for n, loss in enumerate(losses)]).is_diverged
+
+
+def _overflows(count: int) -> list[str]:
+    return [
+        f"[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {2**n}, reducing"
+        for n in range(count, 0, -1)
+    ]
+
+
+def _steps(first: int, count: int) -> list[str]:
+    return [f"step {n} loss 2.{n % 7}" for n in range(first, first + count)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_overflowing"),
+    [
+        pytest.param(_overflows(16), False, id="the start searches the scale"),
+        pytest.param(_overflows(24), True, id="the start finds none"),
+        pytest.param([*_steps(0, 30), *_overflows(5)], True, id="at the end"),
+        pytest.param([*_steps(0, 30), *_overflows(5), *_steps(40, 9)], False, id="it went on"),
+        pytest.param([*_steps(0, 30), *_overflows(1) * 8], False, id="one, from 8 ranks"),
+        pytest.param(
+            [*_steps(0, 30), *_overflows(1), *_steps(40, 9), *_overflows(2), *_steps(50, 9)],
+            False,
+            id="now and then",
+        ),
+    ],
+)
+def test_skipped_steps(lines: list[str], is_overflowing: bool) -> None:
+    assert read(lines).is_overflowing is is_overflowing
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_nan"),
+    [
+        (["step 1 loss nan", "step 2 loss nan", "step 3 loss nan"], True),
+        (["step 1 loss 2.0"] * 3 + ["step 2 loss nan"], True),
+        ([*_steps(0, 9), "step 10 loss nan", "step 11 loss 2.0"], False),
+        ([f"{{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.0{n}}}" for n in range(4)], True),
+        ([f"{{'loss': 0.0, 'grad_norm': 0.0, 'epoch': 0.0{n}}}" for n in range(4)], False),
+        ([f"{{'loss': nan, 'grad_norm': nan, 'epoch': 0.0{n}}}" for n in range(4)], True),
+        ([MEGATRON.format(n=n, loss="", scale=1.0, norm="nan") for n in range(4)], True),
+        ([MEGATRON.format(n=n, loss="", scale=2.0**-n, norm="inf") for n in range(4)], True),
+    ],
+)
+def test_numbers_that_are_not_finite(lines: list[str], is_nan: bool) -> None:
+    assert read(lines).is_nan is is_nan
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'train_runtime': 12.3, 'train_loss': 2.1, 'epoch': 1.0}",
+        "`Trainer.fit` stopped: `max_epochs=3` reached.",
+        "[after training is done] datetime: 2026-01-01 10:00:00",
+        "2026-01-01 10:00:00 | INFO | fairseq_cli.train | done training in 33.3 seconds",
+        "Training completed. Do not forget to share your model on huggingface.co/models =)",
+        "[2026-01-01 10:00:00,000] [INFO] [launch.py:348:main] Process 77 exits successfully.",
+        "Done!",
+    ],
+)
+def test_the_end_of_a_training(text: str) -> None:
+    assert read(["step 1 loss 2", text]).is_complete
