@@ -14,15 +14,16 @@ import click
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_text import find_announced
 from clusterrun.cli.shared.times import timestamp
+from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding
 from clusterrun.diagnosis.table import Retry
-from clusterrun.diagnosis.weigh import Verdict
+from clusterrun.diagnosis.weigh import Certainty, Verdict
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.causes import known_causes
-from clusterrun.verbs.diagnose import Diagnosis, diagnose, diagnose_logs
+from clusterrun.verbs.diagnose import AGENTS, SLURM, Diagnosis, diagnose, diagnose_logs
 
 SCHEMA = "clusterrun.diagnose/1"
 _SHOWN = 200  # letters of a line
@@ -125,11 +126,13 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield "nothing failed: the job completed" if is_well else f"no cause found in {lines}"
         return
     cause = verdict.cause
-    yield f"CAUSE   {cause.means} ({cause.id}; {verdict.status.value}, {cause.domain.value})"
+    label = "PERHAPS" if verdict.status is Certainty.UNCONFIRMED else "CAUSE"
+    yield f"{label:<8}{cause.means} ({cause.id}; {verdict.status.value}, {cause.domain.value})"
     if where := _where(verdict):
         yield f"        {where}"
-    for each in verdict.evidence[:3]:
-        yield f"        {_place(each)}{each.line.text.strip()[:_SHOWN]}"
+    for line in (each.line for each in verdict.evidence[:3]):
+        place = _place(line, is_of_job=found.job is not None)
+        yield f"        {place}{line.text.strip()[:_SHOWN]}"
     if frame := _own_frame(verdict.first.frames):
         yield f"        {frame[:_SHOWN]}"
     for label, after in zip(_first("THEN"), verdict.consequences, strict=False):
@@ -137,7 +140,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield f"{label:<8}{after.cause.id}: {count(after.count, 'line')}{where}"
     for label, text in zip(_first("DO"), _to_do(found), strict=False):
         yield f"{label:<8}{text}"
-    yield f"RETRY   {RETRIES[cause.retry].lower()}"
+    yield f"RETRY   {RETRIES[verdict.retry].lower()}"
 
 
 RETRIES = {
@@ -182,9 +185,16 @@ def _own_frame(frames: Sequence[str]) -> str:
     return (own or list(frames) or [""])[-1]
 
 
-def _place(finding: Finding) -> str:
-    line = finding.line
-    return f"{line.file}:{line.number}: " if line.file else f"line {line.number}: "
+def _place(line: PrintedLine, *, is_of_job: bool) -> str:
+    """Name who reported or printed a line: a source, a place in a file, or a rank and its node."""
+    if line.source in (AGENTS, SLURM):
+        return f"{line.source}: "
+    if line.file:
+        return f"{line.file}:{line.number}: "
+    if not is_of_job:
+        return f"line {line.number}: "
+    rank = f"rank {line.rank}" if line.rank is not None else "launcher"
+    return f"{rank} on {line.node}: "
 
 
 def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
@@ -211,7 +221,7 @@ def _verdict_object(verdict: Verdict) -> dict[str, Any]:
             "first_ts": timestamp(first.line.at),
             "message": first.line.text.strip(),
             "frames": list(first.frames),
-            "retry": cause.retry.value,
+            "retry": verdict.retry.value,
             "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
             "means": cause.means,
         },
@@ -230,4 +240,12 @@ def _verdict_object(verdict: Verdict) -> dict[str, Any]:
 
 def _evidence(finding: Finding) -> dict[str, Any]:
     line = finding.line
-    return {"source": "log", "file": line.file, "line": line.number, "text": line.text.strip()}
+    is_reported = line.source in (AGENTS, SLURM)
+    return {
+        "source": line.source.lower() if is_reported else "log",
+        "file": line.file,
+        "line": line.number,
+        "rank": line.rank,
+        "node": line.node or None,
+        "text": line.text.strip(),
+    }

@@ -9,7 +9,7 @@ from typing import Final
 
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding, Scanner, form_of
-from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Role
+from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Retry, Role
 
 NAN, DIVERGED, STUCK = "loss_nan", "loss_divergence", "hang_no_timeout"
 _EVIDENCE: Final = 5
@@ -48,6 +48,11 @@ class Verdict:
     def first(self) -> Finding:
         """Return the first sign."""
         return self.evidence[0]
+
+    @property
+    def retry(self) -> Retry:
+        """Return whether another try helps; a cause that is not confirmed leaves it open."""
+        return Retry.MAYBE if self.status is Certainty.UNCONFIRMED else self.cause.retry
 
 
 def verdict_of(scanner: Scanner) -> Verdict | None:

@@ -29,6 +29,7 @@ from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
 
 STDIN: Final = "-"
+AGENTS, SLURM = "agents", "Slurm"  # sources of what is in no log
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _BATCH_BYTES: Final = 256 * 1024
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
@@ -50,7 +51,6 @@ _BY_OUTCOME: Final = {
     Cause.RENDEZVOUS: ("rendezvous_unreachable", Role.EITHER),
     Cause.HUNG: ("hang_no_timeout", Role.EITHER),
     Cause.HALTED: ("hang_no_timeout", Role.EITHER),
-    Cause.EXCEPTION: (UNCAUGHT, Role.ROOT),
 }
 _BY_SIGNAL: Final = {
     9: ("host_oom", Role.CONFIRMATION),
@@ -89,8 +89,8 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     if outcome is not None:
         _add_outcome(scanner, outcome)
     if is_newest and found.state in _BY_STATE:
-        text = f"Slurm's state of the job: {found.state.value}"
-        scanner.add(_BY_STATE[found.state], Role.ROOT, PrintedLine(number=0, text=text))
+        line = PrintedLine(number=0, text=f"the job is {found.state.value}", source=SLURM)
+        scanner.add(_BY_STATE[found.state], Role.ROOT, line)
     verdict = verdict_of(scanner)
     return Diagnosis(verdict=verdict, lines=scanner.lines, job=found, attempt=number)
 
@@ -101,22 +101,30 @@ def _is_ended_by_slurm(found: JobStatus) -> bool:
 
 def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:
     """Add what the agents know: they see signals, exits and ranks that never joined."""
-    where = f" at {outcome.where}" if outcome.where else ""
-    text = f"{outcome.message or outcome.reason}{where}"
+    text = outcome.message or outcome.reason
+    if outcome.where and outcome.where not in text:
+        text += f" at {outcome.where}"
     line = PrintedLine(
         number=0,
         text=text,
-        source="agents",
+        source=AGENTS,
         rank=outcome.rank,
         node=outcome.node or "",
         at=outcome.ended_at,
     )
-    for part in outcome.message.splitlines():
-        scanner.feed(dataclasses.replace(line, text=part))
-    for name, role in filter(
-        None, (_BY_OUTCOME.get(outcome.cause), _BY_SIGNAL.get(outcome.signal))
-    ):
-        scanner.add(name, role, line)
+    parts = [dataclasses.replace(line, text=part) for part in outcome.message.splitlines()]
+    signs = sum(scanner.feed(part) for part in parts)
+    for name, role in filter(None, (_by_outcome(outcome), _BY_SIGNAL.get(outcome.signal))):
+        if name != UNCAUGHT or not signs:
+            scanner.add(name, role, line)
+
+
+def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
+    if outcome.cause is Cause.EXCEPTION:
+        return UNCAUGHT, Role.ROOT
+    if outcome.cause in (Cause.HUNG, Cause.HALTED) and outcome.rank is not None:
+        return "hang_rank_missing", Role.ROOT
+    return _BY_OUTCOME.get(outcome.cause)
 
 
 def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:

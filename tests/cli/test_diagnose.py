@@ -175,3 +175,54 @@ def test_a_project_adds_causes(here: CommandLine) -> None:
     done = here("diagnose", "--log", "a.log")
     assert done.code == 2
     assert "causes.yaml: cannot read the cause 'purged'" in done.err
+
+
+@pytest.mark.parametrize(("rank", "cause"), [(3, "hang_rank_missing"), (None, "hang_no_timeout")])
+def test_a_hang_names_the_rank_that_the_others_wait_for(
+    here: CommandLine, rank: int | None, cause: str
+) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 126)
+    text = "no step ended for 61 s: rank 3 at data.py:3 in load"
+    outcome(root, cause=Cause.HUNG, node="node18", rank=rank, where="data.py:3", message=text)
+    answer = json.loads(here("diagnose", "--json").out)
+    assert answer["verdict"]["class"] == cause
+    (evidence,) = answer["evidence"]
+    assert (evidence["source"], evidence["rank"], evidence["text"]) == ("agents", rank, text)
+
+
+def test_a_remedy_names_the_job_and_its_node(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 137)
+    outcome(root, cause=Cause.NODE_LOST, node="node18", message="lost")
+    done = here("diagnose").out
+    assert "        agents: lost\n" in done
+    assert "clusterrun resume 4711 --exclude node18\n" in done
+
+
+def test_what_is_not_confirmed_reads_so(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 137)
+    outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
+    done = here("diagnose").out
+    assert "\nPERHAPS A process was killed" in done
+    assert done.endswith("RETRY   another try may succeed\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("ModuleNotFoundError: No module named 'peft'", "import_error"),
+        ("ValueError: no tokenizer", "user_code_exception"),
+    ],
+)
+def test_an_error_that_only_the_agents_reported(here: CommandLine, text: str, cause: str) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 1)
+    outcome(root, cause=Cause.EXCEPTION, node="node18", rank=2, where="train.py:7", message=text)
+    answer = json.loads(here("diagnose", "--json").out)
+    assert (answer["verdict"]["class"], answer["consequences"]) == (cause, [])
