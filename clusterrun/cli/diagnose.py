@@ -16,7 +16,7 @@ from clusterrun.cli.shared.job_text import find_announced
 from clusterrun.cli.shared.times import timestamp
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding
-from clusterrun.diagnosis.table import Retry
+from clusterrun.diagnosis.table import Domain, Retry
 from clusterrun.diagnosis.weigh import Certainty, Verdict
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
@@ -127,13 +127,14 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         return
     cause = verdict.cause
     label = "PERHAPS" if verdict.status is Certainty.UNCONFIRMED else "CAUSE"
-    yield f"{label:<8}{cause.means} ({cause.id}; {verdict.status.value}, {cause.domain.value})"
+    domain = "" if cause.domain is Domain.UNKNOWN else f", {cause.domain.value}"
+    yield f"{label:<8}{cause.means} ({cause.id}; {verdict.status.value}{domain})"
     if where := _where(verdict):
         yield f"        {where}"
     for line in (each.line for each in verdict.evidence[:3]):
-        place = _place(line, is_of_job=found.job is not None)
-        yield f"        {place}{line.text.strip()[:_SHOWN]}"
-    if frame := _own_frame(verdict.first.frames):
+        text = line.text.strip().partition("\n")[0]
+        yield f"        {_place(line, is_of_job=found.job is not None)}{text[:_SHOWN]}"
+    if frame := _own_frame(verdict.evidence):
         yield f"        {frame[:_SHOWN]}"
     for label, after in zip(_first("THEN"), verdict.consequences, strict=False):
         where = f" on {count(len(after.ranks), 'rank')}" if after.ranks else ""
@@ -179,10 +180,11 @@ def _where(verdict: Verdict) -> str:
     return " ".join(parts)
 
 
-def _own_frame(frames: Sequence[str]) -> str:
+def _own_frame(evidence: Sequence[Finding]) -> str:
     """Return the last frame of the user's own code, else the last one; "" without any."""
-    own = [frame for frame in frames if "/site-packages/" not in frame and "<frozen" not in frame]
-    return (own or list(frames) or [""])[-1]
+    frames = [frame for each in evidence for frame in reversed(each.frames)]
+    own = (frame for frame in frames if "/site-packages/" not in frame and "<frozen" not in frame)
+    return next(own, "") or next(iter(frames), "")
 
 
 def _place(line: PrintedLine, *, is_of_job: bool) -> str:
