@@ -23,7 +23,7 @@ from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.causes import known_causes
-from clusterrun.verbs.diagnose import AGENTS, SLURM, Diagnosis, diagnose, diagnose_logs
+from clusterrun.verbs.diagnose import AGENTS, RANKS, SLURM, Diagnosis, diagnose, diagnose_logs
 
 SCHEMA = "clusterrun.diagnose/1"
 _SHOWN = 200  # letters of a line
@@ -156,12 +156,13 @@ def _to_do(found: Diagnosis) -> list[str]:
     """Return what to do, with the names of this job and its nodes."""
     if found.verdict is None:
         return []
-    names = {"NODE": fold_hosts(found.verdict.nodes)}
+    verdict = found.verdict
+    names = {"NODE": fold_hosts(verdict.nodes), "RANKS": fold_ranks(verdict.ranks)}
     if found.job is not None:
         names["JOB"] = found.job.record.job_id or found.job.record.run_dir
     return [
-        re.sub(r"\b(?:JOB|NODE)\b", lambda word: names.get(word[0]) or word[0], text)
-        for text in found.verdict.cause.do
+        re.sub(r"\b(?:JOB|NODE|RANKS)\b", lambda word: names.get(word[0]) or word[0], text)
+        for text in verdict.cause.do
     ]
 
 
@@ -189,7 +190,7 @@ def _own_frame(evidence: Sequence[Finding]) -> str:
 
 def _place(line: PrintedLine, *, is_of_job: bool) -> str:
     """Name who reported or printed a line: a source, a place in a file, or a rank and its node."""
-    if line.source in (AGENTS, SLURM):
+    if line.source in (AGENTS, SLURM, RANKS):
         return f"{line.source}: "
     if line.file:
         return f"{line.file}:{line.number}: "
@@ -242,7 +243,7 @@ def _verdict_object(verdict: Verdict) -> dict[str, Any]:
 
 def _evidence(finding: Finding) -> dict[str, Any]:
     line = finding.line
-    is_reported = line.source in (AGENTS, SLURM)
+    is_reported = line.source in (AGENTS, SLURM, RANKS)
     return {
         "source": line.source.lower() if is_reported else "log",
         "file": line.file,

@@ -16,10 +16,10 @@ from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import Verdict, verdict_of
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import LogLine, Stream
-from clusterrun.logs.files import find_files
+from clusterrun.logs.files import LogFile, find_files
 from clusterrun.logs.newest import find_newest
-from clusterrun.logs.query import OVERVIEW
-from clusterrun.logs.sources import sources_of
+from clusterrun.logs.query import OVERVIEW, Query
+from clusterrun.logs.sources import Source, sources_of
 from clusterrun.node.base.stderr import PREFIX
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.paths import RunPaths
@@ -29,9 +29,11 @@ from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
 
 STDIN: Final = "-"
-AGENTS, SLURM = "agents", "Slurm"  # sources of what is in no log
+AGENTS, SLURM, RANKS = "agents", "Slurm", "ranks"  # sources of what is in no log; all compared
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _BATCH_BYTES: Final = 256 * 1024
+_MOST_MISSING: Final = 1 / 3  # of the ranks that timed out
+_LAST_S: Final = 600  # of the rank that failed first, everything
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
 
 _BY_STATE: Final = {
@@ -84,8 +86,10 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     is_newest = number == paths.newest_attempt()
     if outcome is not None and not outcome.cause.is_failure and not _is_ended_by_slurm(found):
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
-    for line in _printed(paths, number):
+    files = find_files(paths, number)
+    for line in _printed(paths, files, outcome):
         scanner.feed(line)
+    _add_missing(scanner, files, found.record.world_size)
     if outcome is not None:
         _add_outcome(scanner, outcome)
     if is_newest and found.state in _BY_STATE:
@@ -127,6 +131,24 @@ def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
     return _BY_OUTCOME.get(outcome.cause)
 
 
+def _add_missing(scanner: Scanner, files: Sequence[LogFile], world: int) -> None:
+    """Add the ranks that did not time out in a collective, if nearly all others did."""
+    waited = {
+        rank
+        for (name, _), ranks in scanner.seen_on.items()
+        for rank in ranks
+        if name == "nccl_timeout"
+    }
+    missing = sorted(set(range(world)) - waited)
+    if not waited or _MOST_MISSING * len(waited) < len(missing):
+        return
+    text = f"{len(waited)} of {world} ranks timed out in a collective, the others did not"
+    for rank in missing:
+        node = next((file.node for file in files if file.ranks and rank in file.ranks), "")
+        line = PrintedLine(number=0, text=text, source=RANKS, rank=rank, node=node)
+        scanner.add("hang_rank_missing", Role.EITHER, line)
+
+
 def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
     """Diagnose the logs of any job: one interleaved file, or one for each rank or node.
 
@@ -138,18 +160,39 @@ def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
     return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines)
 
 
-def _printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
-    """Yield what an attempt printed: the batch script, then rank 0, agents and all errors."""
+def _printed(
+    paths: RunPaths, files: Sequence[LogFile], outcome: Outcome | None
+) -> Iterator[PrintedLine]:
+    """Yield what an attempt printed: batch script, rank 0, failed rank, launchers, all errors."""
     number = 0
     for number, text in enumerate(_tail(paths.batch_output), 1):
         if text.startswith(PREFIX):
             continue  # what the agents know is in the outcome
         yield read_line(text, number=number, file=paths.batch_output.name)
-    files = find_files(paths, attempt)
-    for each in find_newest(sources_of(files, OVERVIEW), MOST_LINES).lines:
+    for each in find_newest(_sources(files, outcome), MOST_LINES).lines:
         if each.stream not in (Stream.GAP, Stream.AGENT):
             number += 1
             yield _line(each, number)
+
+
+def _sources(files: Sequence[LogFile], outcome: Outcome | None) -> list[Source]:
+    """Choose the overview, and all that the rank that failed first printed in the end."""
+    chosen = sources_of(files, OVERVIEW)
+    if outcome is None or not outcome.rank:
+        return chosen
+    since_us = int((outcome.ended_at - _LAST_S) * 1e6)
+    query = Query(ranks=frozenset({outcome.rank}), since_us=since_us)
+    own = sources_of([file for file in files if file.node == outcome.node], query)
+    if not own:
+        return chosen
+    return [_without(source, outcome.rank) for source in chosen] + own
+
+
+def _without(source: Source, left_out: int) -> Source:
+    takes = source.takes
+    return dataclasses.replace(
+        source, takes=lambda rank, stream: rank != left_out and takes(rank, stream)
+    )
 
 
 def _line(each: LogLine, number: int) -> PrintedLine:
