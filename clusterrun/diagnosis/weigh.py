@@ -63,11 +63,13 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     if chosen is None:
         return None
     of_cause = [each for each in findings if _is_of(chosen, each)]
-    evidence = tuple({each.line.text.strip(): each for each in reversed(of_cause)}.values())
+    evidence: dict[str, Finding] = {}
+    for each in of_cause:
+        evidence.setdefault(form_of(each.line.text.strip()), each)
     return Verdict(
         cause=chosen.cause,
         status=_status(chosen),
-        evidence=evidence[::-1][:_EVIDENCE] or (chosen,),
+        evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),
         ranks=tuple(sorted({e.line.rank for e in of_cause if e.line.rank is not None})),
         nodes=tuple(sorted({e.line.node for e in of_cause if e.line.node})),
         consequences=_consequences(scanner, findings, chosen.cause),

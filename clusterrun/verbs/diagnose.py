@@ -106,17 +106,16 @@ def _is_ended_by_slurm(found: JobStatus) -> bool:
 def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:
     """Add what the agents know: they see signals, exits and ranks that never joined."""
     text = outcome.message or outcome.reason
-    if outcome.where and outcome.where not in text:
-        text += f" at {outcome.where}"
+    where = f" at {outcome.where}" if outcome.where and outcome.where not in text else ""
     line = PrintedLine(
         number=0,
-        text=text,
+        text=text + where,
         source=AGENTS,
         rank=outcome.rank,
         node=outcome.node or "",
         at=outcome.ended_at,
     )
-    parts = [dataclasses.replace(line, text=part) for part in outcome.message.splitlines()]
+    parts = [dataclasses.replace(line, text=part) for part in text.splitlines()]
     signs = sum(scanner.feed(part) for part in parts)
     for name, role in filter(None, (_by_outcome(outcome), _BY_SIGNAL.get(outcome.signal))):
         if name != UNCAUGHT or not signs:
