@@ -42,7 +42,7 @@ def run(directory: Path, *, runs: int, results: Path) -> None:
 
 def _command(corpus: Corpus) -> Command:
     name = f"{corpus.nodes} nodes, {corpus.size_bytes / 1e6:,.0f} MB of logs"
-    return Command(name=name, argv=[CLUSTERRUN, "diagnose", corpus.run_dir])
+    return Command(name=name, argv=[CLUSTERRUN, "diagnose", corpus.run_dir], accepts=(3,))
 
 
 def _row(name: str, runs: list[Measured]) -> dict[str, Value]:

@@ -13,6 +13,7 @@ from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Re
 
 NAN, DIVERGED, STUCK = "loss_nan", "loss_divergence", "hang_no_timeout"
 _EVIDENCE: Final = 5
+_NO_CONSEQUENCE: Final = (Role.NOISE, Role.ADVICE, Role.TEARDOWN)
 
 
 class Certainty(str, Enum):
@@ -150,7 +151,7 @@ def _consequences(
 ) -> tuple[Consequence, ...]:
     first: dict[str, Finding] = {}
     for each in findings:
-        if each.cause.id != cause.id and each.role not in (Role.NOISE, Role.ADVICE):
+        if each.cause.id != cause.id and each.role not in _NO_CONSEQUENCE:
             first.setdefault(each.cause.id, each)
     return tuple(
         Consequence(

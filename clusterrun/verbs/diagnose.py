@@ -21,7 +21,7 @@ from clusterrun.logs.newest import find_newest
 from clusterrun.logs.query import OVERVIEW, Query
 from clusterrun.logs.sources import Source, sources_of
 from clusterrun.node.base.stderr import PREFIX
-from clusterrun.rundir.outcome import Cause, Outcome
+from clusterrun.rundir.outcome import Cause, Outcome, Reason
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.causes import known_causes
@@ -53,6 +53,14 @@ _BY_OUTCOME: Final = {
     Cause.RENDEZVOUS: ("rendezvous_unreachable", Role.EITHER),
     Cause.HUNG: ("hang_no_timeout", Role.EITHER),
     Cause.HALTED: ("hang_no_timeout", Role.EITHER),
+    Cause.CANCELLED: ("slurm_cancelled", Role.EITHER),
+}
+_BY_REASON: Final = {
+    Reason.END: "slurm_cancelled",
+    Reason.CANCEL: "slurm_cancelled",
+    Reason.TIME_LIMIT: "slurm_time_limit",
+    Reason.PREEMPT: "slurm_preempted",
+    Reason.SIGNAL: "sigterm_external",
 }
 _BY_SIGNAL: Final = {
     9: ("host_oom", Role.CONFIRMATION),
@@ -84,7 +92,8 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     scanner = Scanner(table=known_causes())
     outcome = next((each.outcome for each in found.attempts if each.number == number), None)
     is_newest = number == paths.newest_attempt()
-    if outcome is not None and not outcome.cause.is_failure and not _is_ended_by_slurm(found):
+    is_completed = outcome is not None and outcome.cause is Cause.COMPLETED
+    if is_completed and found.state not in _BY_STATE:
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
     files = find_files(paths, number)
     for line in _printed(paths, files, outcome):
@@ -97,10 +106,6 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
         scanner.add(_BY_STATE[found.state], Role.ROOT, line)
     verdict = verdict_of(scanner)
     return Diagnosis(verdict=verdict, lines=scanner.lines, job=found, attempt=number)
-
-
-def _is_ended_by_slurm(found: JobStatus) -> bool:
-    return found.state in _BY_STATE
 
 
 def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:
@@ -127,6 +132,8 @@ def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
         return UNCAUGHT, Role.ROOT
     if outcome.cause in (Cause.HUNG, Cause.HALTED) and outcome.rank is not None:
         return "hang_rank_missing", Role.ROOT
+    if outcome.cause is Cause.INTERRUPTED and outcome.interruption:
+        return _BY_REASON[outcome.interruption], Role.ROOT
     return _BY_OUTCOME.get(outcome.cause)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.rundir.outcome import Cause
+from clusterrun.rundir.outcome import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
-from tests.cli.runs import ended, queue, submitted
+from tests.cli.runs import ended, queue, running, submitted
 
 LOG = """\
 [rank0]: step 1 loss 2.5
@@ -226,3 +226,22 @@ def test_an_error_that_only_the_agents_reported(here: CommandLine, text: str, ca
     outcome(root, cause=Cause.EXCEPTION, node="node18", rank=2, where="train.py:7", message=text)
     answer = json.loads(here("diagnose", "--json").out)
     assert (answer["verdict"]["class"], answer["consequences"]) == (cause, [])
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        (Reason.TIME_LIMIT, "slurm_time_limit"),
+        (Reason.PREEMPT, "slurm_preempted"),
+        (Reason.CANCEL, "slurm_cancelled"),
+        (None, "slurm_cancelled"),
+    ],
+)
+def test_an_interruption_is_named_before_slurm_reports_the_end(
+    here: CommandLine, reason: Reason | None, cause: str
+) -> None:
+    root = submitted(here)
+    queue(here, running())
+    ending = Cause.INTERRUPTED if reason else Cause.CANCELLED
+    outcome(root, cause=ending, code=125, interruption=reason, reason="asked to exit")
+    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == cause
