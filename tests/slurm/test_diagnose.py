@@ -1,0 +1,110 @@
+"""`diagnose` of what a real Slurm did to a job, and of what it refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.shared.hostlist import parse_hostlist
+from tests.cluster.cluster import Cluster
+from tests.patience import wait_for
+from tests.road import LIGHT, Project, project
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(400)]
+
+TWO = ("-N2", "--gpus-per-node", "1", "--cpus-per-task", "1", *LIGHT, "--env", "ALONE=1")
+WAITING = ("fail.py", "wait", "0", "1000")
+
+
+@pytest.fixture(name="here")
+def _here(tmp_path: Path, cluster: Cluster) -> Project:
+    here = project(tmp_path / "project", tmp_path / "state")
+    here.extra.update(cluster.env)
+    return here
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(cluster: Cluster) -> Iterator[None]:
+    yield
+    cluster.run(["scancel", "--me"])
+    cluster.wait_no_processes(30)
+
+
+def diagnosed(here: Project, *argv: str) -> dict[str, Any]:
+    done = here.cli("diagnose", *argv, "--json")
+    assert done.returncode == 3, f"{done.stdout}\n{done.stderr}"
+    print(here.cli("diagnose", *argv).stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def started(here: Project, *options: str) -> str:
+    job_id = here.submit(*TWO, *options, *WAITING)
+    here.wait_for_line(job_id, "ready", 2)
+    return job_id
+
+
+def test_the_time_limit(here: Project, cluster: Cluster) -> None:
+    job_id = started(here, "--time", "1")
+    assert cluster.wait_job(job_id, timeout_s=200) == "TIMEOUT"
+    found = diagnosed(here, job_id)
+    assert found["verdict"]["class"] == "slurm_time_limit"
+    assert found["verdict"]["do"][0].endswith(f"clusterrun resume {job_id}")
+
+
+@pytest.mark.parametrize("how", ["scancel", "clusterrun cancel"])
+def test_a_cancellation(here: Project, cluster: Cluster, how: str) -> None:
+    job_id = started(here)
+    if how == "scancel":
+        cluster.run(["scancel", job_id])
+    else:
+        here.ok("cancel", job_id)
+    assert cluster.wait_job(job_id) == "CANCELLED"
+    assert diagnosed(here, job_id)["verdict"]["class"] == "slurm_cancelled"
+
+
+def test_a_preemption_that_ends_the_job(here: Project, cluster: Cluster) -> None:
+    job_id = started(here, "-p", "abrupt", "--no-requeue")
+    everything = ("-p", "high", f"-N{len(cluster.nodes)}", "--exclusive", "-o", "/dev/null")
+    cluster.sbatch(*everything, "--wrap=sleep 2")
+    assert cluster.wait_job(job_id) == "PREEMPTED"
+    assert diagnosed(here, job_id)["verdict"]["class"] == "slurm_preempted"
+
+
+def test_a_node_that_is_lost(here: Project, cluster: Cluster) -> None:
+    job_id = started(here, "--max-restarts", "0")
+    nodes = cluster.run(["squeue", "-h", "-j", job_id, "-o", "%N"]).stdout.strip()
+    lost = parse_hostlist(nodes)[-1]
+    cluster.power_off(lost)
+    try:
+        wait_for(lambda: here.json("status", job_id)["state"] not in ("RUNNING",), "the end")
+        found = diagnosed(here, job_id)
+    finally:
+        cluster.heal()
+    assert found["verdict"]["class"] == "slurm_node_fail"
+    assert found["verdict"]["nodes"] == [lost]
+
+
+@pytest.mark.parametrize(
+    ("option", "cause"),
+    [
+        ("--partition=nowhere", "slurm_partition_invalid"),
+        ("--gres=gpu:99", "slurm_node_config"),
+        ("--constraint=fast", "slurm_node_config"),
+        ("--nodelist=nowhere", "slurm_node_config"),
+        ("--gres=tpu:1", "slurm_gres_invalid"),
+        ("--deadline=2001-01-01", "slurm_qos_limit"),
+    ],
+)
+def test_what_sbatch_refuses(here: Project, cluster: Cluster, option: str, cause: str) -> None:
+    log = here.path / "sbatch.err"
+    with log.open("w") as file:
+        argv = ["sbatch", option, "--begin=2001-01-01", "-o", "/dev/null", "--wrap=true"]
+        done = subprocess.run(argv, env={**here.environ, **here.extra}, stderr=file, check=False)
+    assert done.returncode == 1, log.read_text()
+    assert diagnosed(here, "--log", str(log))["verdict"]["class"] == cause
