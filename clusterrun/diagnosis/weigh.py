@@ -64,6 +64,8 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     if chosen is None:
         return None
     of_cause = [each for each in findings if _is_of(chosen, each)]
+    # A decision about the whole job began on no rank and no node.
+    places = [] if chosen.cause.domain is Domain.POLICY else [each.line for each in of_cause]
     evidence: dict[str, Finding] = {}
     for each in of_cause:
         evidence.setdefault(form_of(each.line.text.strip()), each)
@@ -71,8 +73,8 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
         cause=chosen.cause,
         status=_status(chosen),
         evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),
-        ranks=tuple(sorted({e.line.rank for e in of_cause if e.line.rank is not None})),
-        nodes=tuple(sorted({e.line.node for e in of_cause if e.line.node})),
+        ranks=tuple(sorted({line.rank for line in places if line.rank is not None})),
+        nodes=tuple(sorted({line.node for line in places if line.node})),
         consequences=_consequences(scanner, findings, chosen.cause),
     )
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -96,7 +97,8 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     if is_completed and found.state not in _BY_STATE:
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
     files = find_files(paths, number)
-    for line in _printed(paths, files, outcome):
+    batch = _batch_output(paths) if is_newest else ()  # an earlier attempt may have had its own job
+    for line in chain(batch, _printed(files, outcome)):
         scanner.feed(line)
     _add_missing(scanner, files, found.record.world_size)
     if outcome is not None:
@@ -166,15 +168,16 @@ def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
     return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines)
 
 
-def _printed(
-    paths: RunPaths, files: Sequence[LogFile], outcome: Outcome | None
-) -> Iterator[PrintedLine]:
-    """Yield what an attempt printed: batch script, rank 0, failed rank, launchers, all errors."""
-    number = 0
+def _batch_output(paths: RunPaths) -> Iterator[PrintedLine]:
+    """Yield what the job's batch script printed."""
     for number, text in enumerate(_tail(paths.batch_output), 1):
-        if text.startswith(PREFIX):
-            continue  # what the agents know is in the outcome
-        yield read_line(text, number=number, file=paths.batch_output.name)
+        if not text.startswith(PREFIX):  # what the agents know is in the outcome
+            yield read_line(text, number=number, file=paths.batch_output.name)
+
+
+def _printed(files: Sequence[LogFile], outcome: Outcome | None) -> Iterator[PrintedLine]:
+    """Yield what an attempt printed: rank 0, the failed rank, launchers and all errors."""
+    number = 0
     for each in find_newest(_sources(files, outcome), MOST_LINES).lines:
         if each.stream not in (Stream.GAP, Stream.AGENT):
             number += 1

@@ -1,0 +1,115 @@
+"""`diagnose` of failures made for real, on two simulated nodes of two ranks each."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local.test_main_road_local import FOUR
+from tests.road import Project, project
+
+pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(240)]
+
+HANG = ("--hang-timeout", "20s")
+SOON = ("--timeout", "20s")
+BATCH = """
+import deepspeed
+import torch
+deepspeed.init_distributed()
+model = torch.nn.Linear(8, 1)
+sizes = {"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}
+settings = {**sizes, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+"""
+
+
+@pytest.fixture(name="here")
+def _here(tmp_path: Path) -> Project:
+    return project(tmp_path / "project", tmp_path / "state")
+
+
+def diagnosed(here: Project, *argv: str) -> dict[str, Any]:
+    """Let a training fail, and return why."""
+    done = here.cli("submit", "--wait", *FOUR, *argv)
+    assert done.returncode not in (0, 2), done.stderr
+    done = here.cli("diagnose", "L1", "--json")
+    assert done.returncode == 3, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "cause", "status"),
+    [
+        ("raise", (), "user_code_exception", "likely"),
+        ("kill", (), "host_oom", "unconfirmed"),
+        ("segv", (), "segfault", "likely"),
+        ("port", (), "port_in_use", "established"),
+        ("loop", HANG, "hang_rank_missing", "established"),
+        ("lock", HANG, "hang_rank_missing", "established"),
+        ("loader", HANG, "hang_rank_missing", "established"),
+        ("skip", SOON, "hang_rank_missing", "likely"),
+    ],
+)
+def test_what_one_rank_did_is_found_on_that_rank(
+    here: Project, how: str, options: tuple[str, ...], cause: str, status: str
+) -> None:
+    verdict = diagnosed(here, *options, "broken.py", how)["verdict"]
+    assert (verdict["class"], verdict["status"]) == (cause, status)
+    assert (verdict["ranks"], verdict["nodes"]) == ("2", ["local1"])
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "cause"),
+    [
+        ("import", (), "import_error"),
+        ("host", SOON, "hostname_unresolved"),
+        ("shape", (), "collective_desync"),
+        ("nan", (), "loss_nan"),
+    ],
+)
+def test_what_more_than_one_rank_shows(
+    here: Project, how: str, options: tuple[str, ...], cause: str
+) -> None:
+    assert diagnosed(here, *options, "broken.py", how)["verdict"]["class"] == cause
+
+
+def test_ranks_that_train_alone(here: Project) -> None:
+    assert diagnosed(here, "apart.py", "loop")["verdict"]["class"] == "world_size_not_joined"
+
+
+def test_a_port_that_another_process_holds(here: Project) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        found = diagnosed(here, "--main-process-port", port, "broken.py", "raise")
+    assert found["verdict"]["class"] == "port_in_use"
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+    if os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("cannot mount a file system")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_full_disk(here: Project, small_disk: Path) -> None:
+    here.extra["SMALL_DISK"] = str(small_disk)
+    verdict = diagnosed(here, "broken.py", "disk")["verdict"]
+    assert (verdict["class"], verdict["ranks"]) == ("disk_full", "2")
+
+
+def test_a_batch_that_deepspeed_refuses(here: Project) -> None:
+    (here.path / "batch.py").write_text(BATCH)
+    verdict = diagnosed(here, "batch.py")["verdict"]
+    assert verdict["class"] == "deepspeed_batch_mismatch"
