@@ -105,8 +105,8 @@ class Scanner:
             for sign in cause.signs
         ]
 
-    def feed(self, line: PrintedLine) -> bool:
-        """Take the next line; return whether it has the text of a known sign."""
+    def feed(self, line: PrintedLine) -> None:
+        """Take the next line."""
         self.lines += 1
         if line.rank is not None:
             self.ranks.add(line.rank)
@@ -119,7 +119,6 @@ class Scanner:
         is_matched = self._match(line, process)
         self._read_traceback(line, process, is_matched=is_matched)
         process.before.append(line.text)
-        return is_matched
 
     def findings(self) -> list[Finding]:
         """Return what was found, in order; call it when all lines were fed."""

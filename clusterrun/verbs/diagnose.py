@@ -32,6 +32,7 @@ from clusterrun.verbs.status import status
 STDIN: Final = "-"
 AGENTS, SLURM, RANKS = "agents", "Slurm", "ranks"  # sources of what is in no log; all compared
 MOST_LINES: Final = 50_000  # of an attempt, the newest
+_TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024
 _MOST_MISSING: Final = 1 / 3  # of the ranks that timed out
 _LAST_S: Final = 600  # of the rank that failed first, everything
@@ -122,16 +123,22 @@ def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:
         node=outcome.node or "",
         at=outcome.ended_at,
     )
-    parts = [dataclasses.replace(line, text=part) for part in text.splitlines()]
-    signs = sum(scanner.feed(part) for part in parts)
+    texts = text.splitlines()
+    if outcome.cause is Cause.EXCEPTION:
+        texts = [_TRACEBACK, *texts]
+    for each in texts:
+        scanner.feed(dataclasses.replace(line, text=each))
+    if outcome.cause is Cause.EXCEPTION and not _has_reported(scanner):
+        scanner.add(UNCAUGHT, Role.ROOT, line)
     for name, role in filter(None, (_by_outcome(outcome), _BY_SIGNAL.get(outcome.signal))):
-        if name != UNCAUGHT or not signs:
-            scanner.add(name, role, line)
+        scanner.add(name, role, line)
+
+
+def _has_reported(scanner: Scanner) -> bool:
+    return any(each.line.source == AGENTS for each in scanner.causal())
 
 
 def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
-    if outcome.cause is Cause.EXCEPTION:
-        return UNCAUGHT, Role.ROOT
     if outcome.cause in (Cause.HUNG, Cause.HALTED) and outcome.rank is not None:
         return "hang_rank_missing", Role.ROOT
     if outcome.cause is Cause.INTERRUPTED and outcome.interruption:

@@ -215,7 +215,7 @@ def test_what_is_not_confirmed_reads_so(here: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("ModuleNotFoundError: No module named 'peft'", "import_error"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", "cuda_oom"),
         ("ValueError: no tokenizer", "user_code_exception"),
     ],
 )

@@ -69,7 +69,7 @@ def test_what_one_rank_did_is_found_on_that_rank(
 @pytest.mark.parametrize(
     ("how", "options", "cause"),
     [
-        ("import", (), "import_error"),
+        ("import", (), "user_code_exception"),
         ("host", SOON, "hostname_unresolved"),
         ("shape", (), "collective_desync"),
         ("nan", (), "loss_nan"),
