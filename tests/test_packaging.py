@@ -54,8 +54,10 @@ def test_data_beside_the_code_is_shipped(setup_cfg: configparser.ConfigParser) -
     shipped = setup_cfg["options.package_data"]
     for path in (ROOT / "clusterrun").rglob("*.*"):
         if path.is_file() and path.suffix not in (".py", ".pyc"):
-            package = ".".join(path.relative_to(ROOT).parts[:-1])
-            assert any(map(path.match, _words(shipped.get(package, "")))), path
+            parts = path.relative_to(ROOT).parts[:-1]
+            packages = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+            patterns = [word for name in packages for word in _words(shipped.get(name, ""))]
+            assert any(map(path.match, patterns)), path
 
 
 def test_everything_that_is_needed_for_training_is_an_extra(
