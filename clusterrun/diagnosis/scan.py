@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from clusterrun.diagnosis.lines import PrintedLine
-from clusterrun.diagnosis.table import CAUSAL, KnownCause, Role, Sign, Table
+from clusterrun.diagnosis.table import CAUSAL, Domain, KnownCause, Role, Sign, Table
 from clusterrun.diagnosis.training import STEPS, TrainingLog
 from clusterrun.logformat.literals import literals_of
 
 BEFORE, AFTER = 40, 12  # lines of a process around a sign that `near` and `unless` read
+_STEPS_IN_GRACE: Final = 100  # Slurm's KillWait is 30 seconds
 _MOST_FORMS: Final = 50_000
 _MOST_KEPT: Final = 64  # findings of a sign
 _DIGITS: Final = str.maketrans("123456789", "0" * 9)
@@ -69,6 +70,10 @@ class _Process:
     is_ignored: bool = False
     was_ignored: bool = False
     others: int = 0  # lines since then that belong to no traceback
+    ignored: set[str] = field(default_factory=set)  # exceptions that stopped nothing
+    is_chained: bool = False  # the next traceback belongs to the last one
+    is_explained: bool = False  # a sign names a cause of this chain
+    uncaught: Finding | None = None  # the last exception of this chain that no sign names
 
 
 @dataclass(kw_only=True)
@@ -146,7 +151,10 @@ class Scanner:
         ]
 
     def _is_passed(self, finding: Finding) -> bool:
-        return self.training_of(finding.line).steps - finding.steps >= STEPS
+        """Return whether the training went on; Slurm lets it for a while, if it ends a job."""
+        training = self.training_of(finding.line)
+        is_ending = finding.cause.domain is Domain.POLICY and not training.is_complete
+        return training.steps - finding.steps >= (_STEPS_IN_GRACE if is_ending else STEPS)
 
     def _match(self, line: PrintedLine, process: _Process) -> bool:
         """Find signs in a line; return whether it has one without conditions."""
@@ -164,7 +172,17 @@ class Scanner:
             else:
                 self._keep(finding)
                 is_matched |= sign.role not in (Role.NOISE, Role.ADVICE)
+                if process.in_traceback and UNCAUGHT in cause.explains and sign.role in CAUSAL:
+                    self._explain_chain(process)
         return is_matched
+
+    def _explain_chain(self, process: _Process) -> None:
+        """Take back the exceptions that led to this one: its sign says more."""
+        process.is_explained = True
+        if process.uncaught:
+            kept = self._found[UNCAUGHT, Role.ROOT]
+            kept[:] = [each for each in kept if each is not process.uncaught]
+            process.uncaught = None
 
     def _candidates(self, text: str) -> tuple[tuple[KnownCause, Sign], ...]:
         """Return the signs that a line of this form may have; lines that repeat cost nothing."""
@@ -193,6 +211,9 @@ class Scanner:
             process.frames.append(text.strip("│| \t"))
         elif _CHAINED.match(text):
             process.is_ignored, process.others = process.was_ignored, 0
+            process.is_chained = True
+        elif text.startswith("╰─") and not process.in_traceback:  # of rich, cut at its beginning
+            self._begin_traceback("", process)
         elif text[:1] not in _CONTINUED:
             self._end_traceback(line, process, is_matched=is_matched)
 
@@ -204,6 +225,9 @@ class Scanner:
                 _MILD.search(prefix) or _CAUGHT.search(last)
             )
         process.in_traceback, process.frames, process.others = True, [], 0
+        if not (process.is_chained or prefix.endswith("Original ")):
+            process.is_explained, process.uncaught = False, None
+        process.is_chained = False
 
     def _end_traceback(self, line: PrintedLine, process: _Process, *, is_matched: bool) -> None:
         text = line.text
@@ -214,7 +238,10 @@ class Scanner:
         is_after_frame = bool(process.before) and process.before[-1][:1] in (" ", "╰")
         found = _EXCEPTION.match(text) or (is_after_frame and _AFTER_FRAME.match(text))
         is_raised = process.in_traceback and not (process.is_ignored or is_matched)
-        if found and is_raised and not _LOGGED.search(text[:40]):
+        if found and process.is_ignored and ": " in text:
+            process.ignored.add(text)
+        is_known = process.is_explained or text in process.ignored
+        if found and is_raised and not is_known and not _LOGGED.search(text[:40]):
             self._keep_uncaught(line, process, Role.ROOT)
         process.others += 1
         if found or process.others > _MOST_BETWEEN:
@@ -232,6 +259,7 @@ class Scanner:
                 each.otherwise = finding
                 return
         self._keep(finding)
+        process.uncaught = finding if role is Role.ROOT else None
 
     def _finding(
         self, cause: KnownCause, role: Role, line: PrintedLine, process: _Process
