@@ -14,7 +14,7 @@ _CONTROL: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]"
 _OURS: Final = re.compile(r"(?P<us>\d{16}) (?P<rank>\d{1,7}|-) (?P<stream>\w+) ")
 _RANK: Final = re.compile(
     r"\[(?:rank|Rank )(?P<rank>\d{1,7})\]:? ?"  # torch
-    r"|\[(?:default|node|trainer|worker|)(?P<local>\d{1,5})\]:? ?"  # torchrun --tee
+    r"|\[(?:default|node|trainer|worker|)(?P<local>\d{1,5})\](?:<std(?:err|out)>)?:? ?"  # torchrun
     r"|\[\d+,(?P<mpi>\d{1,7})\](?:<std(?:err|out)>)?:? ?"  # mpirun --tag-output
     r"|(?P<srun>\d{1,7}): (?!\d+ )"  # srun --label
     r"|\(\w[^()=]* pid=(?P<pid>\d+)[^()]*\) ?|PID (?P<pid2>\d+): ?"  # Ray, and by hand

@@ -173,12 +173,14 @@ class Scanner:
                 self._keep(finding)
                 is_matched |= sign.role not in (Role.NOISE, Role.ADVICE)
                 if process.in_traceback and UNCAUGHT in cause.explains and sign.role in CAUSAL:
-                    self._explain_chain(process)
+                    self._explain_chain(line.source, process)
         return is_matched
 
-    def _explain_chain(self, process: _Process) -> None:
+    def _explain_chain(self, source: str, process: _Process) -> None:
         """Take back the exceptions that led to this one: its sign says more."""
         process.is_explained = True
+        for waiting in self._waiting.get(source, ()):
+            waiting.otherwise = None
         if process.uncaught:
             kept = self._found[UNCAUGHT, Role.ROOT]
             kept[:] = [each for each in kept if each is not process.uncaught]
