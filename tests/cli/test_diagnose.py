@@ -152,6 +152,15 @@ def test_a_bundle_has_the_evidence_and_no_secret(
         assert secret not in everything
 
 
+def test_a_script_that_exits_with_a_status(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 2)
+    outcome(root, cause=Cause.EXIT, code=2, rank=0, message="train.py: error: --width 130")
+    verdict = json.loads(here("diagnose", "--json").out)["verdict"]
+    assert (verdict["class"], verdict["ranks"]) == ("user_code_exception", "0")
+
+
 def test_a_bundle_replaces_no_file(here: CommandLine) -> None:
     submitted(here)
     queue(here)

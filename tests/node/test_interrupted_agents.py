@@ -18,6 +18,7 @@ import pytest
 
 from clusterrun.errors import NodeExit
 from clusterrun.rundir.request import Reason, write_request
+from clusterrun.shared.joined import Unjoined
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import PATIENCE
 
@@ -209,7 +210,7 @@ def test_ranks_that_run_and_do_not_join_are_reported_once(stub_job: Make, tmp_pa
     assert job.wait() == [0, 0]
     found = job.events("unjoined")
     assert [(event["node"], event["waiting"]) for event in found] == [("local0", 0)]
-    fact = f"{found[0]['running']} of 4 ranks are running and none has joined a process group"
+    fact = Unjoined(running=found[0]["running"], waiting=0).text(4)
     (line,) = [row for row in job.log() if fact in row[3]]
     assert line[1:3] == ("-", "a")
 
