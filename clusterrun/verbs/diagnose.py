@@ -128,8 +128,10 @@ def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:
         texts = [_TRACEBACK, *texts]
     for each in texts:
         scanner.feed(dataclasses.replace(line, text=each))
-    if outcome.cause in (Cause.EXCEPTION, Cause.EXIT) and not _has_reported(scanner):
+    if outcome.cause is Cause.EXCEPTION and not _has_reported(scanner):
         scanner.add(UNCAUGHT, Role.ROOT, line)
+    if outcome.cause is Cause.EXIT and verdict_of(scanner) is None:
+        scanner.add(UNCAUGHT, Role.EITHER, line)
     for name, role in filter(None, (_by_outcome(outcome), _BY_SIGNAL.get(outcome.signal))):
         scanner.add(name, role, line)
 
