@@ -14,6 +14,7 @@ from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnose.md"
 LOG = """\
 [rank0]: step 1 loss 2.5
 [rank3]: Traceback (most recent call last):
@@ -27,6 +28,7 @@ def test_a_log_of_any_job(here: CommandLine) -> None:
     (here.path / "job.log").write_text(LOG)
     done = here("diagnose", "--log", "job.log")
     assert done.code == 3
+    assert f"$ clusterrun diagnose --log job.log\n{done.out}```" in PAGE.read_text()
     assert "cuda_oom; established" in done.out
     assert "1 rank: 3" in done.out
     assert "THEN    peer_died: 1 line on 1 rank" in done.out
