@@ -37,7 +37,7 @@ class SchedulerJob:
 
     Times are seconds since the epoch. `start` is set once the job has started, `expected_start`
     before that. `limit_s` is also None without a limit. `source` is what was queried (squeue,
-    sacct, scontrol, files, nobody), `asked_at` is when, `note` is what remains unknown.
+    sacct, scontrol, files or nothing), `asked_at` is when, `note` is what remains unknown.
     """
 
     job_id: str

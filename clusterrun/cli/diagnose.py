@@ -182,7 +182,7 @@ def _where(verdict: Verdict) -> str:
 
 
 def _own_frame(evidence: Sequence[Finding]) -> str:
-    """Return the last frame of the user's own code, else the last one; "" without any."""
+    """Return the last frame in the user's code, or the last frame, or ""."""
     frames = [frame for each in evidence for frame in reversed(each.frames)]
     own = (frame for frame in frames if "/site-packages/" not in frame and "<frozen" not in frame)
     return next(own, "") or next(iter(frames), "")

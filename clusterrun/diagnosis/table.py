@@ -37,7 +37,7 @@ CAUSAL: Final = (Role.ROOT, Role.EITHER, Role.CONFIRMATION)
 
 
 class Domain(str, Enum):
-    """Who can mend a cause: the user, the site, or nobody since it is a rule of the cluster."""
+    """Who can fix a cause: the user, the site, or neither (a policy of the cluster)."""
 
     WORKLOAD = "workload"
     INFRASTRUCTURE = "infrastructure"

@@ -44,7 +44,7 @@ class JobRecord:
 
     `job_id` is the run's newest job, or the next job of a chain; `chained_job_ids` follow it. It
     is empty until the scheduler has assigned one. `submitted_at` is in epoch seconds, as is
-    `resumed_at`, when a person last resumed the run; 0 if nobody has.
+    `resumed_at`, when the run was last resumed by hand; 0 if never.
     `time_minutes` is 0 without a limit, `chain_length` is 0 without a chain.
     """
 

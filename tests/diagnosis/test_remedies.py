@@ -23,7 +23,7 @@ REMEDIES = [
 def test_a_remedy_is_a_command_that_exists(cause: str, verb: str, words: list[str]) -> None:
     context = click.Context(group)
     if verb not in group.list_commands(context):
-        assert not words or not words[0].startswith("-"), cause  # the sentence goes on
+        assert not words or not words[0].startswith("-"), cause  # prose, not a command
         return
     command = group.get_command(context, verb)
     assert command is not None

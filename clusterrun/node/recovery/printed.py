@@ -13,7 +13,7 @@ LAST_BYTES = 64 * 1024
 
 
 def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
-    """Return clusterrun's last line for a node after byte `since`, else the last error, or ""."""
+    """Return clusterrun's last line for a node after byte `since`, the last error, or ""."""
     lines = _lines(output, since)
     own = _own(lines, tuple(f"{PREFIX}{node}: " for node in nodes))
     return next((found[-1] for found in (own, _errors(lines)) if found), "")
