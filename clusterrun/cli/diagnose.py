@@ -14,10 +14,11 @@ import click
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_text import find_announced
 from clusterrun.cli.shared.times import timestamp
+from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding
-from clusterrun.diagnosis.table import Domain, Retry
-from clusterrun.diagnosis.weigh import Certainty, Verdict
+from clusterrun.diagnosis.table import Domain
+from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.wording import count

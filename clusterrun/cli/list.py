@@ -10,7 +10,7 @@ from clusterrun.backends.evidence import ProgressSource
 from clusterrun.backends.status import JobStatus, with_last_step
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import job_object
-from clusterrun.cli.shared.job_text import brief, failure_lines, where_or_why
+from clusterrun.cli.shared.job_text import brief, failure_lines, verdict_line, where_or_why
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
 from clusterrun.cli.shared.times import local_time
 from clusterrun.shared.durations import clock
@@ -126,6 +126,9 @@ def _row(job: JobStatus) -> tuple[str, ...]:
 def _why_or_where(job: JobStatus) -> str:
     if job.failure is None or job.pending:
         return where_or_why(job)
+    verdict = job.failure.verdict
+    if verdict and not verdict.generic:  # else the error says more
+        return brief(verdict_line(verdict))
     return brief("\n".join(failure_lines(job.failure)))
 
 

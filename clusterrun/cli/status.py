@@ -18,6 +18,7 @@ from clusterrun.cli.shared.job_text import (
     failure_lines,
     find_announced,
     say_released,
+    verdict_line,
     where_or_why,
 )
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
@@ -107,10 +108,18 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield "run dir", record.run_dir
     name = record.job_id or record.run_dir
     if job.failure:
-        yield "why", f"clusterrun diagnose {name}"
+        yield from _why(job.failure, name)
     yield "logs", f"clusterrun logs {name}"
     if job.state.is_terminal and not job.state.is_success and newest:
         yield "resume", f"clusterrun resume {name}"
+
+
+def _why(failure: Outcome, name: str) -> Iterator[tuple[str, str]]:
+    label = "why"
+    if failure.verdict:
+        yield label, verdict_line(failure.verdict)
+        label = ""
+    yield label, f"clusterrun diagnose {name}"
 
 
 def _checkpoint(job: JobStatus) -> str:
@@ -237,4 +246,5 @@ def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterat
     was_continued = outcome.next is Next.STOP and not is_end  # Slurm or a person continued it
     if outcome.cause is not Cause.COMPLETED and not was_continued:
         has_news = outcome.why not in ("", outcome.reason)
-        yield f"{outcome.next.value}: {outcome.why}" if has_news else outcome.next.value
+        rule = f" [{outcome.rule.value}]" if outcome.rule else ""
+        yield f"{outcome.next.value}: {outcome.why}{rule}" if has_news else outcome.next.value

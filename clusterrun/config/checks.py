@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from clusterrun.config.verdict_rules import check_rule
 from clusterrun.errors import UsageError
 from clusterrun.shared.hostlist import parse_hostlist
 
@@ -127,4 +128,5 @@ _CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
     "dependency": _dependency,
     "name": _run_name,
     "port_range": _ports,
+    "ignore_rules": check_rule,
 }

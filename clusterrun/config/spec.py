@@ -464,6 +464,15 @@ class JobSpec(Training):
         "[default: requeue; stop with --no-requeue]",
         choices=OnInterrupt,
     )
+    ignore_rules: tuple[str, ...] = declared(
+        "launch.ignore_rules",
+        Kind.TEXTS,
+        "--ignore-rule",
+        "decide on a restart without this rule on the cause: would-repeat, same-cause or "
+        "faulty-node (repeatable)",
+        default=(),
+        metavar="RULE",
+    )
     hang_timeout_s: int = declared(
         "launch.hang_timeout",
         Kind.DURATION,

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import yaml
 
+from clusterrun.diagnosis.kinds import Retry
 from clusterrun.errors import UsageError
 
 EVERYTHING, LATER = "everything", "later"  # in `explains`: any other cause, any later one
@@ -45,15 +46,6 @@ class Domain(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Retry(str, Enum):
-    """Whether another try helps; `EXCLUDE`: on other nodes."""
-
-    NO = "no"
-    YES = "yes"
-    EXCLUDE = "yes_exclude"
-    MAYBE = "maybe"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sign:
     """A line that points to a cause.
@@ -77,7 +69,7 @@ class KnownCause:
 
     `generic` causes yield to specific ones. `explains` names the causes that are consequences of
     this one if both are found. A `lasting` cause counts even if the training made progress
-    after its sign.
+    after its sign. Another try `repeats` a failure whose sign begins like this.
     """
 
     id: str
@@ -86,6 +78,7 @@ class KnownCause:
     blames_node: bool = False
     generic: bool = False
     lasting: bool = False
+    repeats: re.Pattern[str] | None = None
     means: str = ""
     do: tuple[str, ...] = ()
     explains: frozenset[str] = frozenset()
@@ -141,9 +134,11 @@ def _cause(row: Any) -> KnownCause:
         role = Role(values.pop("role", Role.ROOT))
         signs = tuple(_sign(sign, role) for sign in values.pop("signs", ()))
         do = values.pop("do", ())
+        repeats = values.pop("repeats", None)
         return KnownCause(
             domain=Domain(values.pop("domain", Domain.UNKNOWN)),
             retry=Retry(values.pop("retry", Retry.MAYBE)),
+            repeats=re.compile(repeats) if repeats else None,
             do=(do,) if isinstance(do, str) else tuple(do),
             explains=frozenset(values.pop("explains", ())),
             signs=signs,

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
+from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding, Scanner, form_of
-from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Retry, Role
+from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Role
 
 NAN, DIVERGED, STUCK = "loss_nan", "loss_divergence", "hang_no_timeout"
 _EVIDENCE: Final = 5
 _NO_CONSEQUENCE: Final = (Role.NOISE, Role.ADVICE, Role.TEARDOWN)
-
-
-class Certainty(str, Enum):
-    """How sure a verdict is."""
-
-    ESTABLISHED = "established"
-    LIKELY = "likely"
-    UNCONFIRMED = "unconfirmed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +45,9 @@ class Verdict:
     @property
     def retry(self) -> Retry:
         """Return whether another try helps; a cause that is not confirmed leaves it open."""
+        if self.cause.repeats is not None:
+            is_same = self.cause.repeats.match(self.first.line.text.strip())
+            return Retry.NO if is_same else self.cause.retry
         return Retry.MAYBE if self.status is Certainty.UNCONFIRMED else self.cause.retry
 
 

@@ -11,6 +11,7 @@ from clusterrun.config.checks import RESERVED_NAMES, port_range
 from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
+from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.errors import UsageError
 from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, is_older
@@ -41,12 +42,11 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     Raises UsageError for a request that contradicts itself or cannot run, ConfigError for an
     unusable file of the user.
     """
-    own = read_own_files(spec, facts)
-    asked, spec = spec, take_world(spec, own, facts)
+    own, asked = read_own_files(spec, facts), spec
+    spec = take_world(spec, own, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
     sizes = _check_engine(spec, facts, own, strategy, world)
-    precision = _precision(spec, own, world)
     cpus = cpus_per_task(spec, world)
     threads = _threads(spec, facts, world, cpus)
     environment = decide_environment(spec, facts, world=world, strategy=strategy, threads=threads)
@@ -60,7 +60,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         gpu_ids=world.gpu_ids,
         strategy=strategy,
         parallel=sizes,
-        precision=precision,
+        precision=(precision := _precision(spec, own, world)),
         entry=_entry(spec),
         workdir=facts.workdir,
         runs_dir=facts.runs_dir,
@@ -89,6 +89,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         warning_s=warning_s(spec),
         hang_timeout_s=spec.hang_timeout_s,
         silence_timeout_s=spec.silence_timeout_s,
+        ignore_rules=tuple(map(VerdictRule, spec.ignore_rules)),
         log_spool_bytes=spec.log_spool_bytes,
         log_lines_per_s=_log_lines_per_s(spec, world),
         log_line_bytes=spec.log_line_bytes or 0,

@@ -11,6 +11,7 @@ from typing import Any
 
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import Cluster, Device, Network, OnInterrupt, Strategy
+from clusterrun.config.verdict_rules import VerdictRule
 
 SCHEMA = "clusterrun.plan-file/1"
 
@@ -96,6 +97,7 @@ class Plan:
     warning_s: int
     hang_timeout_s: int
     silence_timeout_s: int = 0
+    ignore_rules: tuple[VerdictRule, ...] = ()
     log_spool_bytes: int
     log_lines_per_s: int
     log_line_bytes: int
@@ -145,6 +147,7 @@ _READERS: dict[str, Any] = {
     "precision": Precision,
     "network": Network,
     "on_interrupt": OnInterrupt,
+    "ignore_rules": lambda names: tuple(map(VerdictRule, names)),
     "parallel": lambda sizes: Parallel(**sizes),
     "directives": lambda rows: tuple(Directive(**row) for row in rows),
     "env": lambda rows: tuple(EnvVar(**row) for row in rows),

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.errors import NodeExit
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.state import JobState
 
@@ -89,7 +91,9 @@ class Outcome:
     the same error there. `reason` is the whole sentence. `step` is the last one that rank 0
     reported; `checkpoint` is the newest complete one of this attempt or an earlier one. `exclude`
     lists nodes that the next attempt must not use; `why` explains `next` in one line.
-    `printed_bytes` is the size of the batch output at the end.
+    `printed_bytes` is the size of the batch output at the end. `verdict` is what the logs show as
+    the cause; `rule` is the
+    rule on verdicts that decided what follows, if one did.
     """
 
     attempt: int
@@ -113,6 +117,8 @@ class Outcome:
     why: str = ""
     exclude: tuple[str, ...] = ()
     printed_bytes: int = 0
+    verdict: ShortVerdict | None = None
+    rule: VerdictRule | None = None
 
     @property
     def state(self) -> JobState:
@@ -136,12 +142,14 @@ class Outcome:
             raise ValueError(f"an outcome of schema {data['schema']!r}")
         names = [field.name for field in dataclasses.fields(cls) if field.name in data]
         values = {name: data[name] for name in names}
-        interruption = data.get("interruption")
+        interruption, verdict, rule = map(data.get, ("interruption", "verdict", "rule"))
         values |= {
             "cause": Cause(data["cause"]),
             "interruption": Reason(interruption) if interruption else None,
             "next": Next(data["next"]),
             "nodes": tuple(data["nodes"]),
+            "verdict": ShortVerdict.from_data(verdict) if verdict else None,
+            "rule": VerdictRule(rule) if rule else None,
             "exclude": tuple(data["exclude"]),
         }
         return cls(**values)

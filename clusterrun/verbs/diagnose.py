@@ -91,24 +91,46 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     found = status(find_record(job))
     paths = found.record.paths
     number = paths.newest_attempt() if attempt is None else attempt
-    scanner = Scanner(table=known_causes())
     outcome = next((each.outcome for each in found.attempts if each.number == number), None)
     is_newest = number == paths.newest_attempt()
     is_completed = outcome is not None and outcome.cause is Cause.COMPLETED
     if is_completed and found.state not in _BY_STATE:
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
+    verdict, lines = diagnose_attempt(
+        paths,
+        number,
+        outcome,
+        world=found.record.world_size,
+        state=found.state if is_newest else None,
+    )
+    return Diagnosis(verdict=verdict, lines=lines, job=found, attempt=number)
+
+
+def diagnose_attempt(
+    paths: RunPaths,
+    number: int,
+    outcome: Outcome | None,
+    *,
+    world: int,
+    state: JobState | None = None,
+) -> tuple[Verdict | None, int]:
+    """Return why an attempt of `world` ranks failed, and how many lines were read.
+
+    `state` is the job's, if this is its newest attempt.
+    """
+    scanner = Scanner(table=known_causes())
     files = find_files(paths, number)
+    is_newest = number == paths.newest_attempt()
     batch = _batch_output(paths) if is_newest else ()  # an earlier attempt may have had its own job
     for line in chain(batch, _printed(files, outcome)):
         scanner.feed(line)
-    _add_missing(scanner, files, found.record.world_size)
+    _add_missing(scanner, files, world)
     if outcome is not None:
         _add_outcome(scanner, outcome)
-    if is_newest and found.state in _BY_STATE:
-        line = PrintedLine(number=0, text=f"the job is {found.state.value}", source=SLURM)
-        scanner.add(_BY_STATE[found.state], Role.ROOT, line)
-    verdict = verdict_of(scanner)
-    return Diagnosis(verdict=verdict, lines=scanner.lines, job=found, attempt=number)
+    if state in _BY_STATE:
+        line = PrintedLine(number=0, text=f"the job is {state.value}", source=SLURM)
+        scanner.add(_BY_STATE[state], Role.ROOT, line)
+    return verdict_of(scanner), scanner.lines
 
 
 def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:

@@ -98,6 +98,7 @@ def test_the_attempts_stand_in_json_too(here: CommandLine) -> None:
         "lost_s": 40.0,
         "next": "relaunch",
         "why": "a rank died and progress was made",
+        "rule": None,
         "exclude": [],
     }
     assert (second["attempt"], second["nodes"]) == (2, ["node19", "node17"])

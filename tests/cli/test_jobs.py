@@ -13,7 +13,10 @@ from datetime import datetime
 import pytest
 
 from clusterrun.cli.list import HEAD
+from clusterrun.config.verdict_rules import VerdictRule
+from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.rundir.outcome import Cause, Next
+from clusterrun.rundir.verdict import ShortVerdict
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted
@@ -159,7 +162,31 @@ def test_status_of_a_failed_job_names_the_first_failure(here: CommandLine) -> No
     ) in said.out
     assert "world      2 nodes x 1 rank, never joined a process group\n" in said.out
     answer = json.loads(here("status", "4711", "--json").out)
-    assert answer["verdict"] == {"node": "node18", "signal": None, **failure}
+    cause = {"class": None, "means": None, "status": None}
+    assert answer["verdict"] == {"node": "node18", "signal": None, **failure, **cause}
+
+
+def test_status_and_list_name_the_cause_of_a_failure(here: CommandLine) -> None:
+    root = submitted(here)
+    verdict = ShortVerdict(
+        cause="cuda_oom",
+        means="A GPU ran out of memory.",
+        status=Certainty.ESTABLISHED,
+        retry=Retry.NO,
+        ranks=(3,),
+        nodes=("node18",),
+    )
+    rule = VerdictRule.WOULD_REPEAT
+    outcome(root, cause=Cause.EXIT, node="node18", code=1, verdict=verdict, rule=rule, why="no")
+    ended(root, "FAILED", 1)
+    line = "A GPU ran out of memory (cuda_oom, rank 3 on node18)"
+    said = here("status", "4711").out
+    assert f"why        {line}\n           clusterrun diagnose 4711\n" in said
+    assert "stop: no [would-repeat]" in said
+    assert line in here("list").out
+    answer = json.loads(here("status", "4711", "--json").out)
+    assert answer["verdict"]["class"] == "cuda_oom"
+    assert answer["attempts"][0]["rule"] == "would-repeat"
     assert answer["exit"] == {"code": 1, "signal": None}
     assert answer["end"] == "1970-01-01T00:00:07.500Z"
     assert here("status", "4711").code == 0

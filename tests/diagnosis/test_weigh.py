@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.diagnosis.lines import read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role, Table, parse
-from clusterrun.diagnosis.weigh import Certainty, Verdict, verdict_of
+from clusterrun.diagnosis.weigh import Verdict, verdict_of
 from clusterrun.errors import UsageError
 
 TABLE = """

@@ -13,6 +13,7 @@ from clusterrun.logs.catalogue import BATCH, Catalogue, PlainFiles, RunFiles, fi
 from clusterrun.logs.files import FileKind, LogFile, stat_file
 from clusterrun.rundir import record as records
 from clusterrun.rundir.record import JobRecord
+from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.release import Release
 from clusterrun.verbs.status import status
@@ -24,7 +25,7 @@ WAITING = (JobState.PENDING, JobState.CONFIGURING)
 class Standing:
     """The state of a job; `waits_for`: why it has not started; `error`: why that is unknown.
 
-    `is_held`: it was requeued, and Slurm holds it.
+    `is_held`: it was requeued, and Slurm holds it. `verdict`: why it failed.
     """
 
     state: JobState
@@ -32,6 +33,7 @@ class Standing:
     is_held: bool = False
     elapsed_s: int | None = None
     exit_code: int | None = None
+    verdict: ShortVerdict | None = None
     error: ClusterrunError | None = None
 
 
@@ -90,6 +92,7 @@ class RunLogs:
             is_held=now.is_held,
             elapsed_s=now.elapsed_s,
             exit_code=now.exit_code,
+            verdict=now.failure.verdict if now.failure else None,
             error=now.error,
         )
 

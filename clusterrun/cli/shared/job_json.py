@@ -91,6 +91,9 @@ def _failure(failure: Outcome | None) -> dict[str, Any] | None:
         "code": failure.code,
         "signal": failure.signal or None,
         "message": failure.message or failure.reason,
+        "class": failure.verdict.cause if failure.verdict else None,
+        "means": failure.verdict.means if failure.verdict else None,
+        "status": failure.verdict.status.value if failure.verdict else None,
     }
 
 
@@ -114,5 +117,6 @@ def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
         "lost_s": None if attempt.lost_s is None else round(attempt.lost_s, 3),
         "next": outcome.next.value if outcome else None,
         "why": outcome.why if outcome else None,
+        "rule": outcome.rule.value if outcome and outcome.rule else None,
         "exclude": list(outcome.exclude) if outcome else [],
     }

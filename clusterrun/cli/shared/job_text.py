@@ -9,10 +9,12 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.times import local_time
 from clusterrun.config.spec import Cluster
+from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.errors import UsageError
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.record import JobRecord, count_namesakes
-from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
+from clusterrun.rundir.verdict import ShortVerdict
+from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
 from clusterrun.verbs.find import find_record, is_elsewhere
 
 BRIEF_LETTERS = 100
@@ -62,6 +64,22 @@ def failure_lines(failure: Outcome) -> list[str]:
     message = failure.message or failure.reason
     text = ": ".join(part for part in (who, how, message) if part)
     return [line for line in text.splitlines() if line.strip()]
+
+
+def verdict_line(verdict: ShortVerdict) -> str:
+    """Name the cause of a failure, and where it began, on one line."""
+    ranks = f"rank{'s' * (len(verdict.ranks) > 1)} {fold_ranks(verdict.ranks)}"
+    nodes = f"on {fold_hosts(verdict.nodes)}"
+    where = " ".join((ranks,) * bool(verdict.ranks) + (nodes,) * bool(verdict.nodes))
+    head = "perhaps: " if verdict.status is Certainty.UNCONFIRMED else ""
+    facts = ", ".join(filter(None, (verdict.cause, where)))
+    return f"{head}{verdict.means.rstrip('.')} ({facts})"
+
+
+def say_why(verdict: ShortVerdict | None) -> None:
+    """Print the cause of a failure, if one was found."""
+    if verdict is not None:
+        output.say(f"  why        {verdict_line(verdict)}")
 
 
 def brief(text: str) -> str:

@@ -10,7 +10,12 @@ from click.exceptions import Exit as ClickExit
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.job_json import end_object
-from clusterrun.cli.shared.job_text import failure_lines, say_released, where_or_why
+from clusterrun.cli.shared.job_text import (
+    failure_lines,
+    say_released,
+    say_why,
+    where_or_why,
+)
 from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.status import wait as wait_until_ended
@@ -78,6 +83,8 @@ def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
     if ended.failure and not (is_followed and ended.failure.node):  # else its agent's line shows it
         text = "\n             ".join(failure_lines(ended.failure))
         output.say(f"  failed     {text}")
+    if ended.failure and not is_followed:
+        say_why(ended.failure.verdict)
     return ended
 
 

@@ -17,6 +17,7 @@ from clusterrun.node.recovery import printed
 from clusterrun.node.recovery.reach import unreachable
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.node.recovery.steps_on_disk import StepRecord
+from clusterrun.node.recovery.verdicts import judge
 from clusterrun.rundir.outcome import (
     Cause,
     Next,
@@ -61,6 +62,7 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
         checkpoint=_saved(paths, [*before, newest], record),
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
     )
+    newest = dataclasses.replace(newest, verdict=judge(paths, newest))
     ground = Ground(
         plan=plan,
         saved_before=_saved_before(paths, number),
@@ -71,7 +73,11 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     )
     decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
     outcome = dataclasses.replace(
-        newest, next=decision.next, why=decision.why, exclude=decision.exclude
+        newest,
+        next=decision.next,
+        why=decision.why,
+        exclude=decision.exclude,
+        rule=decision.rule,
     )
     with contextlib.suppress(OSError):  # a full disk must not stop the run
         write_outcome(paths, outcome)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from clusterrun.config.spec import Cluster, OnInterrupt
+from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
+from clusterrun.node.recovery import verdicts
 from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
@@ -33,12 +36,16 @@ _LOSS_SIGNS = (*_LOST, Cause.LAUNCHER, Cause.HUNG, Cause.HALTED, Cause.RENDEZVOU
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What comes next, why, which nodes to leave out, and the job's state if it ends here."""
+    """What comes next, why, which nodes to leave out, and the job's state if it ends here.
+
+    `rule` is the rule on verdicts that decided, if one did.
+    """
 
     next: Next
     why: str
     exclude: tuple[str, ...] = ()
     state: JobState = JobState.FAILED
+    rule: VerdictRule | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +80,14 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
     if ground.plan.cluster is Cluster.SLURM and _never_started(history):
         return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
     lost = _lost(newest, ground)
-    reason = _futile(history, ground, is_lost=bool(lost))
+    faulty = verdicts.faulty_nodes(newest, ground.plan)
+    bad = (*newest.exclude, *lost, *faulty)
+    if stop := None if lost or faulty else verdicts.futile(history, ground.plan):
+        return _stop(stop.why, bad, stop.rule)
+    reason = _futile(history, ground, is_lost=bool(lost or faulty))
     if reason:  # a person who resumes may want to know which nodes are bad
-        return _stop(reason, (*newest.exclude, *lost))
-    return _again(newest, ground, lost)
+        return _stop(reason, bad)
+    return _again(newest, ground, lost, faulty)
 
 
 def _never_started(history: Sequence[Outcome]) -> bool:
@@ -90,8 +101,8 @@ def _is_unstarted(outcome: Outcome) -> bool:
     return outcome.cause is Cause.LAUNCHER and not outcome.nodes
 
 
-def _stop(why: str, exclude: tuple[str, ...] = ()) -> Decision:
-    return Decision(next=Next.STOP, why=why, exclude=exclude)
+def _stop(why: str, exclude: tuple[str, ...] = (), rule: VerdictRule | None = None) -> Decision:
+    return Decision(next=Next.STOP, why=why, exclude=exclude, rule=rule)
 
 
 def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
@@ -224,18 +235,23 @@ def _repeated(history: Sequence[Outcome]) -> int:
     return len(list(takewhile(lambda outcome: outcome.code == code, reversed(history))))
 
 
-def _again(newest: Outcome, ground: Ground, lost: tuple[str, ...]) -> Decision:
+def _again(
+    newest: Outcome, ground: Ground, lost: tuple[str, ...], faulty: tuple[str, ...]
+) -> Decision:
     """Relaunch on the remaining nodes if they are enough, otherwise go through the queue."""
-    exclude = tuple(dict.fromkeys((*newest.exclude, *lost)))
+    exclude = tuple(dict.fromkeys((*newest.exclude, *lost, *faulty)))
     if ground.is_ending:
         return _in_the_queue(ground, newest.reason, exclude)
-    if not lost:
+    if not (lost or faulty):
         return Decision(next=Next.RELAUNCH, why=newest.reason, exclude=exclude)
-    why = f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost"
+    rule = None if lost else VerdictRule.FAULTY_NODE
+    what = "lost" if lost else f"at fault ({newest.verdict.cause if newest.verdict else ''})"
+    bad = lost or faulty
+    why = f"{', '.join(bad)} {'is' if len(bad) == 1 else 'are'} {what}"
     left = [node for node in ground.allocated if node not in exclude]
     if len(left) >= ground.plan.nodes:
-        return Decision(next=Next.RELAUNCH, why=why, exclude=exclude)
-    return _in_the_queue(ground, why, exclude)
+        return Decision(next=Next.RELAUNCH, why=why, exclude=exclude, rule=rule)
+    return dataclasses.replace(_in_the_queue(ground, why, exclude), rule=rule)
 
 
 def _lost(newest: Outcome, ground: Ground) -> tuple[str, ...]:

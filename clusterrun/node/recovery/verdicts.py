@@ -1,0 +1,100 @@
+"""Get the verdict on a failed attempt, and decide by it: the rules that `--ignore-rule` names."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from clusterrun.config.verdict_rules import VerdictRule
+from clusterrun.diagnosis.kinds import Certainty, Retry
+from clusterrun.errors import ClusterrunError
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.outcome import Cause, Outcome
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.verdict import ShortVerdict
+from clusterrun.shared import shell
+
+LIMIT_S: Final = 5.0  # a verdict that takes longer delays no restart
+_MOST_FAULTY: Final = 1 / 4  # of the nodes: more point to something that they share
+# Ends that the logs explain. Lost nodes and nodes that do not meet have rules of their own.
+_EXPLAINED: Final = (Cause.EXCEPTION, Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, Cause.HUNG)
+
+
+class Stop(NamedTuple):
+    """Why a restart would be useless, and by which rule."""
+
+    why: str
+    rule: VerdictRule
+
+
+def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:
+    """Diagnose a failed attempt, in a process that can be ended; None without a cause in time."""
+    if not outcome.cause.is_failure:
+        return None
+    argv = (sys.executable, "-m", "clusterrun.verbs.judge", str(paths.root))
+    try:
+        # Not in the working directory: the user's modules may shadow ours.
+        done = shell.run(argv, input=outcome.to_json(), timeout_s=LIMIT_S, cwd=paths.root, tries=1)
+        data = json.loads(done.stdout) if done.rc == 0 else None
+        return ShortVerdict.from_data(data) if data else None
+    except (ClusterrunError, OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+def futile(history: Sequence[Outcome], plan: Plan) -> Stop | None:
+    """Return why the newest failure would happen again; None if nothing proves it."""
+    newest = history[-1]
+    verdict = newest.verdict
+    if verdict is None or newest.cause not in _EXPLAINED:
+        return None
+    if _applies(VerdictRule.WOULD_REPEAT, plan) and _would_repeat(newest, verdict):
+        why = f"{verdict.cause}, before the first step: another try would fail the same way"
+        return Stop(why, VerdictRule.WOULD_REPEAT)
+    if _applies(VerdictRule.SAME_CAUSE, plan) and _is_repeated(history, verdict):
+        why = f"{verdict.cause} at the same place for the second time, without a step in between"
+        return Stop(why, VerdictRule.SAME_CAUSE)
+    return None
+
+
+def faulty_nodes(newest: Outcome, plan: Plan) -> tuple[str, ...]:
+    """Return the nodes that the verdict blames, unless they are too many to be the cause."""
+    verdict = newest.verdict
+    is_proven = verdict is not None and verdict.status is Certainty.ESTABLISHED
+    if verdict is None or not (is_proven and verdict.blames_node):
+        return ()
+    nodes = tuple(node for node in newest.nodes if node in verdict.nodes)
+    is_few = len(nodes) <= max(1, _MOST_FAULTY * len(newest.nodes))
+    return nodes if is_few and _applies(VerdictRule.FAULTY_NODE, plan) else ()
+
+
+def _applies(rule: VerdictRule, plan: Plan) -> bool:
+    return rule not in plan.ignore_rules
+
+
+def _would_repeat(newest: Outcome, verdict: ShortVerdict) -> bool:
+    is_at_start = newest.step is None and not verdict.steps
+    is_certain = verdict.generic or verdict.status is Certainty.ESTABLISHED
+    return is_at_start and is_certain and verdict.retry is Retry.NO
+
+
+def _is_repeated(history: Sequence[Outcome], verdict: ShortVerdict) -> bool:
+    """Return whether one cause ended two attempts in a row on one rank or node, at one step."""
+    before = history[-2].verdict if len(history) > 1 else None
+    is_same = before is not None and before.cause == verdict.cause
+    if before is None or not is_same or verdict.status is Certainty.UNCONFIRMED:
+        return False
+    if verdict.retry in (Retry.YES, Retry.EXCLUDE) or _advanced(history[-2], history[-1]):
+        return False
+    places = set(verdict.ranks) & set(before.ranks) or set(verdict.nodes) & set(before.nodes)
+    return bool(places) and (not verdict.generic or verdict.text == before.text)
+
+
+def _advanced(before: Outcome, newest: Outcome) -> bool:
+    """Return whether the newest attempt went further than the one before it."""
+    steps, saved = (newest.step, before.step), (newest.checkpoint, before.checkpoint)
+    return any(
+        (new if new is not None else -1) > (old if old is not None else -1)
+        for new, old in (steps, saved)
+    )

@@ -1,0 +1,36 @@
+"""The verdict of an attempt, as `outcome.json` keeps it: why the attempt failed, in short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clusterrun.diagnosis.kinds import Certainty, Retry
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortVerdict:
+    """A cause and where it began.
+
+    `cause` is its id, `means` a sentence, `text` its first sign. `steps` is how many steps the log
+    shows before it. A `generic` cause only says that the script failed.
+    """
+
+    cause: str
+    means: str
+    status: Certainty
+    retry: Retry
+    text: str = ""
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    blames_node: bool = False
+    generic: bool = False
+    steps: int = 0
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> ShortVerdict:
+        """Read what `dataclasses.asdict` returned. Raises KeyError, TypeError or ValueError."""
+        kinds = {"status": Certainty(data["status"]), "retry": Retry(data["retry"])}
+        places = {"ranks": tuple(data["ranks"]), "nodes": tuple(data["nodes"])}
+        return cls(**{**data, **kinds, **places})

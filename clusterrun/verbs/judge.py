@@ -1,0 +1,56 @@
+"""Print the verdict on an attempt as JSON, for the rule book.
+
+`python -m clusterrun.verbs.judge RUN_DIR` reads the outcome of the attempt from standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from clusterrun.diagnosis.weigh import Verdict
+from clusterrun.rundir.outcome import Outcome
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.verdict import ShortVerdict
+from clusterrun.verbs.diagnose import diagnose_attempt
+
+MOST: Final = 64  # ranks, and nodes
+_LETTERS: Final = 300
+
+
+def judge(run_dir: Path, outcome: Outcome) -> ShortVerdict | None:
+    """Diagnose an attempt by what its agents and logs report."""
+    paths = RunPaths(root=run_dir)
+    plan = read_plan(paths)
+    with contextlib.suppress(OSError):
+        os.chdir(plan.workdir)  # the project's causes.yaml
+    found, _ = diagnose_attempt(paths, outcome.attempt, outcome, world=plan.world_size)
+    return short(found) if found else None
+
+
+def short(verdict: Verdict) -> ShortVerdict:
+    """Return what `outcome.json` keeps of a verdict."""
+    cause, first = verdict.cause, verdict.first
+    return ShortVerdict(
+        cause=cause.id,
+        means=cause.means,
+        status=verdict.status,
+        retry=verdict.retry,
+        text=first.line.text.strip()[:_LETTERS],
+        ranks=verdict.ranks[:MOST],
+        nodes=verdict.nodes[:MOST],
+        blames_node=cause.blames_node,
+        generic=cause.generic,
+        steps=first.steps,
+    )
+
+
+if __name__ == "__main__":
+    verdict = judge(Path(sys.argv[1]), Outcome.from_json(sys.stdin.read()))
+    sys.stdout.write(json.dumps(dataclasses.asdict(verdict) if verdict else None))

@@ -1,0 +1,174 @@
+"""What the verdict on a failure decides, and which rule can be switched off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.config.verdict_rules import VerdictRule
+from clusterrun.diagnosis.kinds import Certainty, Retry
+from clusterrun.node.recovery import verdicts
+from clusterrun.node.recovery.rules import Decision, Ground, decide
+from clusterrun.rundir.outcome import Cause, Next, Outcome
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.verdict import ShortVerdict
+from tests.launch.samples import here, on_slurm
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+def verdict(cause: str, **more: Any) -> ShortVerdict:
+    about = {
+        "status": Certainty.ESTABLISHED,
+        "retry": Retry.NO,
+        "ranks": (3,),
+        "nodes": ("n2",),
+        "text": f"{cause}: 7",
+    }
+    return ShortVerdict(cause=cause, means=f"It was {cause}.", **{**about, **more})
+
+
+def failed(found: ShortVerdict | None, **more: Any) -> Outcome:
+    about = {"attempt": 1, "job_id": "1", "started_at": 1.0, "ended_at": 2.0, "nodes": NODES}
+    end = {"code": 1, "cause": Cause.EXIT, "reason": "it failed", "verdict": found}
+    return Outcome(**{**about, **end, **more})
+
+
+def after(*history: Outcome, allocated: tuple[str, ...] = NODES, **asked: Any) -> Decision:
+    asked = {"max_restarts": 9, **asked}
+    plan = on_slurm(nodes=4, gpus_per_node=2, **asked)
+    return decide(history, Ground(plan=plan, allocated=allocated, unreachable=lambda nodes: ()))
+
+
+@pytest.mark.parametrize("domain", ["file_not_found", "world_size_mismatch", "cuda_oom"])
+def test_what_another_try_would_repeat_costs_one_attempt(domain: str) -> None:
+    decision = after(failed(verdict(domain)))
+    assert (decision.next, decision.rule) == (Next.STOP, VerdictRule.WOULD_REPEAT)
+    assert decision.why == f"{domain}, before the first step: another try would fail the same way"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"found": verdict("cuda_oom"), "step": 3},  # the training got further
+        {"found": verdict("cuda_oom", steps=3)},  # as its output shows
+        {"found": verdict("cuda_oom", retry=Retry.MAYBE)},
+        {"found": verdict("cuda_oom", status=Certainty.LIKELY)},
+        {"found": verdict("host_oom", status=Certainty.UNCONFIRMED)},
+        {"found": verdict("port_in_use", retry=Retry.YES)},
+        {"found": None},
+    ],
+)
+def test_anything_less_certain_gets_another_try(more: dict[str, Any]) -> None:
+    decision = after(failed(**more))
+    assert (decision.next, decision.rule) == (Next.RELAUNCH, None)
+
+
+def test_an_exception_of_the_script_stops_if_it_shows_that_it_repeats() -> None:
+    likely = {"status": Certainty.LIKELY, "generic": True}
+    decision = after(failed(verdict("user_code_exception", **likely)))
+    assert decision.rule is VerdictRule.WOULD_REPEAT
+    again = after(failed(verdict("user_code_exception", retry=Retry.MAYBE, **likely)))
+    assert again.next is Next.RELAUNCH
+
+
+def test_the_same_cause_at_the_same_place_costs_two_attempts() -> None:
+    one = failed(verdict("device_assert"), step=7, checkpoint=5)
+    decision = after(one, one)
+    assert (decision.next, decision.rule) == (Next.STOP, VerdictRule.SAME_CAUSE)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        failed(verdict("device_assert"), step=8, checkpoint=5),  # it went further
+        failed(verdict("device_assert", ranks=(1,), nodes=("n1",)), step=7, checkpoint=5),
+        failed(verdict("cuda_illegal_access"), step=7, checkpoint=5),
+        failed(verdict("device_assert", retry=Retry.YES), step=7, checkpoint=5),
+        failed(verdict("device_assert", status=Certainty.UNCONFIRMED), step=7, checkpoint=5),
+        failed(verdict("device_assert"), step=7, checkpoint=5, cause=Cause.RENDEZVOUS),
+    ],
+)
+def test_two_failures_that_differ_are_no_proof(second: Outcome) -> None:
+    first = failed(verdict("device_assert"), step=7, checkpoint=5)
+    assert after(first, second).rule is None
+
+
+def test_exceptions_are_the_same_only_if_their_texts_are() -> None:
+    one = verdict("user_code_exception", generic=True, retry=Retry.MAYBE, text="KeyError: 1")
+    other = verdict("user_code_exception", generic=True, retry=Retry.MAYBE, text="KeyError: 2")
+    assert after(failed(one, step=7), failed(other, step=7)).rule is None
+    assert after(failed(one, step=7), failed(one, step=7)).rule is VerdictRule.SAME_CAUSE
+
+
+GPU = verdict("gpu_xid", retry=Retry.EXCLUDE, blames_node=True)
+
+
+def test_a_faulty_node_is_excluded() -> None:
+    spare = after(failed(GPU, step=7, checkpoint=5), allocated=(*NODES, "n5"))
+    assert (spare.next, spare.exclude, spare.rule) == (
+        Next.RELAUNCH,
+        ("n2",),
+        VerdictRule.FAULTY_NODE,
+    )
+    assert spare.why == "n2 is at fault (gpu_xid)"
+    none_left = after(failed(GPU))  # not even a checkpoint: the script is not to blame
+    assert (none_left.next, none_left.exclude) == (Next.SUCCESSOR, ("n2",))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        verdict("host_oom", retry=Retry.MAYBE),
+        verdict("gpu_xid", retry=Retry.EXCLUDE, blames_node=True, nodes=("n1", "n2")),
+        verdict("gpu_xid", retry=Retry.EXCLUDE, blames_node=True, nodes=("elsewhere",)),
+        verdict("gpu_hang", retry=Retry.EXCLUDE, blames_node=True, status=Certainty.LIKELY),
+    ],
+)
+def test_no_node_is_excluded_for_less(found: ShortVerdict) -> None:
+    assert after(failed(found, step=7)).exclude == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "history"),
+    [
+        (VerdictRule.WOULD_REPEAT, [failed(verdict("cuda_oom"))]),
+        (VerdictRule.SAME_CAUSE, 2 * [failed(verdict("cuda_oom"), step=7, checkpoint=5)]),
+        (VerdictRule.FAULTY_NODE, [failed(GPU)]),
+    ],
+)
+def test_each_rule_can_be_switched_off_by_its_name(
+    rule: VerdictRule, history: list[Outcome]
+) -> None:
+    assert after(*history).rule is rule
+    assert after(*history, ignore_rules=(rule.value,)).rule is None
+
+
+def test_the_outcome_keeps_verdict_and_rule() -> None:
+    end = failed(GPU, rule=VerdictRule.FAULTY_NODE)
+    assert Outcome.from_json(end.to_json()) == end
+
+
+def test_a_verdict_that_takes_too_long_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o700)
+    monkeypatch.setattr(verdicts.sys, "executable", str(slow))
+    monkeypatch.setattr(verdicts, "LIMIT_S", 0.2)
+    assert verdicts.judge(RunPaths(root=tmp_path), failed(None)) is None
+
+
+def test_the_judge_names_the_cause_in_a_process_of_its_own(tmp_path: Path) -> None:
+    paths = RunPaths(root=tmp_path)
+    paths.plan.write_text(here(nodes=1, nproc_per_node=1).to_json())
+    paths.attempt(1).mkdir(parents=True)
+    text = "ModuleNotFoundError: No module named 'x'"
+    end = failed(None, cause=Cause.EXCEPTION, message=text, rank=0, node="n1")
+    found = verdicts.judge(paths, end)
+    assert found is not None
+    assert (found.cause, found.retry, found.ranks) == ("user_code_exception", Retry.NO, (0,))
+    assert verdicts.judge(paths, failed(None, cause=Cause.CANCELLED)) is None
