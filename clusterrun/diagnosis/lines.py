@@ -17,6 +17,7 @@ _RANK: Final = re.compile(
     r"|\[(?:default|node|trainer|worker|)(?P<local>\d{1,5})\](?:<std(?:err|out)>)?:? ?"  # torchrun
     r"|\[\d+,(?P<mpi>\d{1,7})\](?:<std(?:err|out)>)?:? ?"  # mpirun --tag-output
     r"|(?P<srun>\d{1,7}): (?!\d+ )"  # srun --label
+    r"|\[std(?:err|out)\]:? ?"  # services that merge both streams
     r"|\(\w[^()=]* pid=(?P<pid>\d+)[^()]*\) ?|PID (?P<pid2>\d+): ?"  # Ray, and by hand
     r"|(?P<host>[\w.-]+): (?=\[rank|Traceback| {2}File|\w+Error: )"  # pdsh, deepspeed
 )
