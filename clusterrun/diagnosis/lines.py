@@ -63,7 +63,7 @@ def read_line(
     raw: str, *, number: int, file: str, rank: int | None = None, node: str = ""
 ) -> PrintedLine:
     """Take the prefixes off a line. `rank` and `node` are those of its file, if it has them."""
-    text = _CONTROL.sub("", raw[:MOST_LETTERS].rstrip("\r\n").rpartition("\r")[2])
+    text = _CONTROL.sub("", raw.rstrip("\r\n").rpartition("\r")[2][:MOST_LETTERS])
     at, source = None, ""
     if found := _OURS.match(text):
         at = int(found["us"]) / 1e6

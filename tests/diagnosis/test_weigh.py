@@ -221,6 +221,7 @@ def test_a_sign_that_is_in_no_log(table: Table) -> None:
         ("srun: error: node7: task 3: Killed", None, "node7", "srun: error: node7: task 3: Killed"),
         ("\x1b[31mred\x1b[0m", None, "", "red"),
         ("old\rnew", None, "", "new"),
+        ("50%|\r" * 4000 + "srun: error", None, "", "srun: error"),
         ("1767261600000000 5 e hello", 5, "", "hello"),
     ],
 )
