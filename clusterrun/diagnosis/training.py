@@ -28,8 +28,8 @@ _STEP: Final = re.compile(
 )
 _NUMBER: Final = r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?i:nan|inf(?:inity)?)"
 _LOSS: Final = re.compile(
-    r"\b(?:lm[ _]|(?:reduced_)?[Tt]rain(?:ing)?[ _/]|avg[ _])?(?:[Ll]oss|LOSS|per_token_loss)['\"]?"
-    rf"(?: value)?\s*[:=|]?\s*['\"]?(?:tensor\()?(?P<loss>{_NUMBER})(?![\w/])"
+    r"\b(?:(?:lm|avg|total)[ _]|(?:reduced_)?[Tt]rain(?:ing)?[ _/])?(?:[Ll]oss|LOSS|per_token_loss)"
+    rf"['\"]?(?: value| is)?\s*[:=|]?\s*['\"]?(?:tensor\()?(?P<loss>{_NUMBER})(?![\w/])"
 )
 _NO_LOSS: Final = re.compile(  # of a validation, or of a progress bar before its first step
     r"(?i)\b(?:val|valid|validation|eval|evaluation|test)\b|\| *0/\d+ \["
