@@ -36,7 +36,8 @@ class SchedulerJob:
     """What a scheduler reports about one job; None means unknown.
 
     Times are seconds since the epoch. `start` is set once the job has started, `expected_start`
-    before that. `limit_s` is also None without a limit. `source` is what was queried (squeue,
+    before that. `partition` (or several, with commas) and `asked_nodes` are what a pending job
+    requests. `limit_s` is also None without a limit. `source` is what was queried (squeue,
     sacct, scontrol, files or nothing), `asked_at` is when, `note` is what remains unknown.
     """
 
@@ -53,6 +54,8 @@ class SchedulerJob:
     exit_code: int | None = None
     exit_signal: int | None = None
     restarts: int | None = None
+    partition: str = ""
+    asked_nodes: int | None = None
     asked_at: float | None = None
     note: str = ""
 

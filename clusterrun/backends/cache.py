@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.errors import ClusterrunError
@@ -26,6 +26,7 @@ TTL_S = 10.0
 FORGET_S = 3600.0  # since the answer was last requested
 
 Answer = dict[str, SchedulerJob]
+T = TypeVar("T")
 
 
 def through(key: Sequence[str], max_age_s: float, ask: Callable[[], Answer]) -> Answer:
@@ -34,17 +35,33 @@ def through(key: Sequence[str], max_age_s: float, ask: Callable[[], Answer]) -> 
     The process that asks holds a lock, and the others wait for its answer. Nothing is cached if
     the directory can't be written.
     """
+    return _through(key, max_age_s, ask, read=_read, write=_write)
+
+
+def text_through(key: Sequence[str], max_age_s: float, ask: Callable[[], str]) -> str:
+    """Return a program's output, as `through`."""
+    return _through(key, max_age_s, ask, read=_read_text, write=_write_text)
+
+
+def _through(
+    key: Sequence[str],
+    max_age_s: float,
+    ask: Callable[[], T],
+    *,
+    read: Callable[[Path, float], T | None],
+    write: Callable[[Path, T], None],
+) -> T:
     with contextlib.ExitStack() as stack:
         try:
             file = _directory() / f"{_digest(key)}.json"
             stack.enter_context(locked(file.with_suffix(".lock")))
         except (OSError, ClusterrunError):
             return ask()
-        answer = _read(file, max_age_s)
+        answer = read(file, max_age_s)
         if answer is None:
             answer = ask()
             with contextlib.suppress(OSError):
-                _write(file, answer)
+                write(file, answer)
                 _forget_old(file.parent)
         return answer
 
@@ -85,6 +102,19 @@ def _job(row: dict[str, Any]) -> SchedulerJob:
 def _write(file: Path, answer: Answer) -> None:
     jobs = {job_id: dataclasses.asdict(job) for job_id, job in answer.items()}
     write_whole(file, json.dumps({"asked_at": time.time(), "jobs": jobs}))
+
+
+def _read_text(file: Path, max_age_s: float) -> str | None:
+    try:
+        data = read_json(file) or {}
+        age_s, text = time.time() - data["asked_at"], data["text"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return text if isinstance(text, str) and 0 <= age_s < max_age_s else None
+
+
+def _write_text(file: Path, text: str) -> None:
+    write_whole(file, json.dumps({"asked_at": time.time(), "text": text}))
 
 
 def _forget_old(directory: Path) -> None:

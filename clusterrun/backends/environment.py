@@ -12,6 +12,7 @@ from clusterrun.shared.given import as_given
 # `as_given` removes what clusterrun itself adds to a job.
 SCRUBBED_PREFIXES = (
     *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCONTROL_"),
+    "SINFO_",
     *("PMI", "PET_", "TORCHELASTIC_", "SUBMITIT_", "CLUSTERRUN_LOCAL_"),
 )
 SCRUBBED = {

@@ -11,6 +11,7 @@ from clusterrun.backends.attempts import AttemptSummary, cancelled_outcome, read
 from clusterrun.backends.base import Backend, SchedulerJob
 from clusterrun.backends.evidence import Evidence, TrainingProgress, newest_failure, read_evidence
 from clusterrun.backends.rank_output import with_output
+from clusterrun.backends.slurm.outlook import Outlook
 from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
@@ -29,13 +30,19 @@ class JobStatus:
     Times are seconds since the epoch. `pending` explains why a job waits, `reason` is the
     scheduler's reason for any other state. `world_size` and `engine` (ddp, fsdp or deepspeed) are
     what the ranks reported, not what was requested; `unjoined` is set if no rank has joined a
-    process group within two minutes. `error` is set if the scheduler did not answer.
+    process group within two minutes. `partition`, `asked_nodes` and `asked_limit_s` are what a
+    pending job requests now; `waiting.explained` sets `outlook`. `error` is set if the scheduler
+    did not answer.
     """
 
     record: JobRecord
     state: JobState
     reason: str = ""
     pending: PendingReason | None = None
+    outlook: Outlook | None = None
+    partition: str = ""
+    asked_nodes: int | None = None
+    asked_limit_s: int | None = None
     nodelist: str = ""
     elapsed_s: int | None = None
     limit_s: int | None = None
@@ -153,6 +160,9 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         state=state,
         reason=_reason(job, state),
         pending=_pending(record, job, evidence) if waits and job else None,
+        partition=job.partition if job and waits else "",
+        asked_nodes=job.asked_nodes if job and waits else None,
+        asked_limit_s=job.limit_s if job and waits else None,
         nodelist=(job.nodelist if job else "") or _nodelist(record, evidence),
         elapsed_s=_elapsed(job, start, ended),
         limit_s=(job.limit_s if job else None) or record.time_minutes * 60 or None,

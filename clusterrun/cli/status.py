@@ -22,13 +22,15 @@ from clusterrun.cli.shared.job_text import (
     where_or_why,
 )
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
+from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
 from clusterrun.errors import Exit
 from clusterrun.rundir.outcome import Cause, Next, Outcome
+from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
-from clusterrun.verbs.status import status, wait
+from clusterrun.verbs.status import status_explained, wait
 
 _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 
@@ -53,7 +55,7 @@ def command(
     """
     output.expect_json(as_json)
     record = find_announced(job)
-    now = wait(record, released=say_released) if waiting else status(record)
+    now = _waited(record) if waiting else status_explained(record)
     if as_json:
         output.answer_json({"schema": "clusterrun.status/1", **job_object(now)})
     else:
@@ -70,6 +72,10 @@ def command(
     if waiting and not exit_status and now.state.is_terminal and not now.state.is_success:
         output.note("pass --exit-status to exit with 3 if the job did not complete")
     ctx.exit(_exit_code(now, exit_status=exit_status))
+
+
+def _waited(record: JobRecord) -> JobStatus:
+    return wait(record, released=say_released, stuck=warn_stuck)
 
 
 def _exit_code(job: JobStatus, *, exit_status: bool) -> int:
@@ -91,6 +97,8 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield "state", _state(job)
     if why := where_or_why(job):
         yield ("waits" if job.pending else "nodes"), why
+    yield from zip(repeat(""), facts(job), strict=False)
+    yield from zip(chain(("sooner",), repeat("")), sooner(job), strict=False)
     yield "world", _world(job)
     if job.progress.step is not None:
         yield "step", _progress(job)

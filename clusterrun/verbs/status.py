@@ -8,6 +8,7 @@ from typing import Final
 
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus, statuses, with_last_step
+from clusterrun.backends.waiting import explained
 from clusterrun.rundir.record import read_again
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record
@@ -26,6 +27,14 @@ def status(job: Which | None = None, *, max_age_s: float | None = None) -> JobSt
     """
     (found,) = statuses([read_again(find_record(job))], select.backend_of, max_age_s=max_age_s)
     return with_last_step(found)
+
+
+def status_explained(job: Which | None = None) -> JobStatus:
+    """Return the status of a job and, if it waits, why and what would start sooner.
+
+    This asks the scheduler at most twice. Raises JobNotFoundError.
+    """
+    return explained(status(job))
 
 
 def wait(
@@ -57,7 +66,7 @@ def wait(
             released(now)
         if now.pending and now.pending.can_start is False and now.pending.code != told:
             told = now.pending.code
-            stuck(now)
+            stuck(explained(now))
         if now.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S:
             return now
         if time.monotonic() >= deadline:

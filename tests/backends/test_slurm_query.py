@@ -209,7 +209,7 @@ def test_fields_are_named_and_json_is_not_asked_for(stubs: Stubs) -> None:
         "--noheader",
         "--states=all",
         "--jobs=7,8",
-        "--format=%i|%T|%N|%M|%l|%S|%e|%r",
+        "--format=%i|%T|%N|%M|%l|%S|%e|%r|%P|%D",
     ]
     (sacct,) = stubs.calls("sacct")
     assert sacct[1:7] == [

@@ -145,6 +145,8 @@ def test_status_of_a_pending_job_says_why_it_waits(here: CommandLine) -> None:
         "code": "Resources",
         "text": "waiting for free nodes",
         "can_start": True,
+        "facts": [],
+        "sooner": [],
     }
     assert answer["elapsed_s"] is None
 

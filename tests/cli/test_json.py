@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from clusterrun.backends import cache
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.paths import RunPaths
 from tests.cli.conftest import CommandLine
@@ -142,11 +143,19 @@ FAILED_LOG = """\
 """
 
 
+WAITING = "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources|main|2"
+IDLE = "main*|up|infinite|1-infinite|all|no|1|idle|(null)|64|512000|(null)|node1|none"
+
+
 def test_jobs(here: CommandLine) -> None:
     printed = Printed(here)
     root = submitted(here, "4711", "-N2", "train.py")
     printed.add("status", "--json", schema="clusterrun.status/1")
     queue(here, "4711|PENDING||0:00|1-00:00:00|2026-03-01T10:00:00|N/A|Priority")
+    printed.add("status", "--json", schema="clusterrun.status/1")
+    here.program("sinfo", f"echo '{IDLE}'")
+    here.program("squeue", f"echo '{WAITING}'")
+    cache.forget()
     printed.add("status", "--json", schema="clusterrun.status/1")
     queue(here, running())
     step = {"type": "step", "step": 40, "total": 100, "metrics": {"loss": 2.5}}

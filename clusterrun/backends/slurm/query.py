@@ -20,8 +20,9 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState, parse_slurm_state
 
-# The reason comes last: it is the only free text, so a separator in it does no harm.
+# The reason is the only free text: a separator in it does no harm.
 SQUEUE_FIELDS = ("%i", "%T", "%N", "%M", "%l", "%S", "%e", "%r")
+REQUEST_FIELDS = ("%P", "%D")  # what Slurm considers now: a job may be changed while it waits
 SACCT_FIELDS = (
     *("JobID", "State", "ExitCode", "NodeList", "ElapsedRaw", "TimelimitRaw", "Start", "End"),
     "Reason",
@@ -38,10 +39,15 @@ _EXIT = re.compile(r"([0-9]+):([0-9]+)\Z")
 _SLUID = re.compile(r"s[0-9A-Z]{13}\Z")
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)\Z")
 _PAIR = re.compile(r"(?:^| )(\w+)=(\S*)")
+_REQUEST = re.compile(r"(?P<reason>.*?)(?:\|(?P<partition>[^|]*)\|(?P<nodes>[0-9]+))?\Z")
 
 
 def call(
-    slurm_cluster: str | None, program: str, *words: str, tries: int = shell.TRIES
+    slurm_cluster: str | None,
+    program: str,
+    *words: str,
+    tries: int = shell.TRIES,
+    timeout_s: float | None = None,
 ) -> shell.Completed:
     """Run a Slurm command without the user's filters; times are printed as epochs.
 
@@ -49,7 +55,7 @@ def call(
     """
     cluster = [f"--clusters={slurm_cluster}"] if slurm_cluster else []
     environ = {**scrubbed(os.environ), "SLURM_TIME_FORMAT": "%s"}
-    return shell.run([program, *cluster, *words], env=environ, tries=tries)
+    return shell.run([program, *cluster, *words], env=environ, tries=tries, timeout_s=timeout_s)
 
 
 def ask(
@@ -129,7 +135,8 @@ def _ask_squeue(
     jobs: dict[str, SchedulerJob] = {}
     for some in _in_pieces(job_ids):
         user = [f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []
-        options = (*user, f"--jobs={','.join(some)}", f"--format={SEPARATOR.join(SQUEUE_FIELDS)}")
+        fields = SEPARATOR.join((*SQUEUE_FIELDS, *REQUEST_FIELDS))
+        options = (*user, f"--jobs={','.join(some)}", f"--format={fields}")
         jobs |= parse_squeue(_squeue(slurm_cluster, *options))
     return jobs
 
@@ -163,7 +170,9 @@ def _rows(text: str, fields: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _squeue_job(values: Sequence[str]) -> SchedulerJob:
-    job_id, state_text, nodelist, elapsed, limit, start, end, reason = values
+    job_id, state_text, nodelist, elapsed, limit, start, end, rest = values
+    request = _REQUEST.match(rest)
+    reason, partition, nodes = request.groups() if request else (rest, None, None)
     state = parse_slurm_state(state_text)
     has_started = state not in (JobState.PENDING, JobState.UNKNOWN) and bool(nodelist)
     return SchedulerJob(
@@ -177,6 +186,8 @@ def _squeue_job(values: Sequence[str]) -> SchedulerJob:
         start=parse_time(start) if has_started else None,
         expected_start=parse_time(start) if state is JobState.PENDING else None,
         end=parse_time(end) if state.is_terminal else None,
+        partition=(partition or "") if state is JobState.PENDING else "",
+        asked_nodes=int(nodes) if nodes and state is JobState.PENDING else None,
     )
 
 

@@ -11,6 +11,7 @@ ACCOUNT_FULL = "the account's limit is reached"
 # A limit on one job, or on its share of one node: waiting does not help.
 _OF_ONE = re.compile(r"(QOS|Assoc)Max(\w+?)Per(Job|Node)(?:Limit)?$")
 _WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
+WAITS_FOR_REPAIR = "nodes that it needs are down or drained"
 NEVER_NODES = "requests more nodes than the partition allows; it will not start"
 
 # Code: (words, whether waiting is enough). The longest prefix wins.
@@ -42,6 +43,10 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "PartitionDown": ("the partition is down: it starts no jobs", None),
     "PartitionInactive": ("the partition is inactive: it starts no jobs", None),
     "NodeDown": ("a node that it needs is down", None),
+    "Nodes required for job are DOWN": (
+        "nodes that it needs are down, drained or kept for jobs of another partition",
+        None,
+    ),
     "BadConstraints": ("no node can satisfy its request; it will not start", False),
     "JobHeldUser": ("held by you; release it: scontrol release JOB", False),
     "JobHeldAdmin": ("held by an administrator", False),
@@ -77,11 +82,15 @@ REASONS: dict[str, tuple[str, bool | None]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PendingReason:
-    """A reason code, its meaning, and whether waiting is enough (None: unknown)."""
+    """A reason code, its meaning, and whether waiting is enough (None: unknown).
+
+    `names_nodes`: Slurm also named nodes that are down, drained or reserved.
+    """
 
     code: str
     text: str
     can_start: bool | None
+    names_nodes: bool = False
 
 
 def explain(reason: str, job_id: str) -> PendingReason:
@@ -94,7 +103,7 @@ def explain(reason: str, job_id: str) -> PendingReason:
     nodes = detail.removeprefix(UNAVAILABLE).strip() if detail.startswith(UNAVAILABLE) else ""
     if nodes:
         text = f"nodes down, drained or reserved: {nodes}"
-        return PendingReason(code=code, text=text, can_start=None)
+        return PendingReason(code=code, text=text, can_start=None, names_nodes=True)
     text, can_start = _known(code or "None")
     return PendingReason(code=code, text=text.replace("JOB", job_id), can_start=can_start)
 

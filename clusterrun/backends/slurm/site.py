@@ -17,6 +17,11 @@ _GPUS: Final = re.compile(r"\bgpu:(?:([^:,()]+):)?([0-9]+)")
 _PARTITION_FIELDS: Final = ("%P", "%D", "%G", "%c", "%m", "%l")  # as PartitionRow
 
 
+def gpus_of(gres: str) -> tuple[tuple[str, int], ...]:
+    """Return the GPUs of a node, by type ("" if the site names none)."""
+    return tuple((kind, int(number)) for kind, number in _GPUS.findall(gres))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartitionRow:
     """A partition's nodes of one kind; texts are as sinfo prints them."""
@@ -38,7 +43,7 @@ class PartitionRow:
         >>> row.gpus
         (('h100', 4),)
         """
-        return tuple((kind, int(number)) for kind, number in _GPUS.findall(self.gres))
+        return gpus_of(self.gres)
 
     @property
     def limit_minutes(self) -> int | None:

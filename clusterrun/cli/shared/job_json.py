@@ -9,6 +9,7 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared.job_text import nodelist
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s
 from clusterrun.cli.shared.times import timestamp
+from clusterrun.cli.shared.wait_text import outlook_object
 from clusterrun.rundir.outcome import Outcome
 
 
@@ -76,9 +77,11 @@ def end_object(job: JobStatus | None) -> dict[str, Any]:
 def _reason(job: JobStatus) -> dict[str, Any] | None:
     if job.pending is not None:
         pending = job.pending
-        return {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
+        said = {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
+        return {**said, **outlook_object(job)}
     if job.reason:
-        return {"code": job.reason, "text": job.reason, "can_start": None}
+        said = {"code": job.reason, "text": job.reason, "can_start": None}
+        return {**said, **outlook_object(job)}
     return None
 
 

@@ -10,12 +10,8 @@ from click.exceptions import Exit as ClickExit
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.job_json import end_object
-from clusterrun.cli.shared.job_text import (
-    failure_lines,
-    say_released,
-    say_why,
-    where_or_why,
-)
+from clusterrun.cli.shared.job_text import failure_lines, say_released, say_why
+from clusterrun.cli.shared.wait_text import warn_stuck
 from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.status import wait as wait_until_ended
@@ -73,7 +69,7 @@ def _wait_for_json(record: JobRecord, data: dict[str, Any]) -> int:
 def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
     """Wait for the end and print it."""
     try:
-        ended = wait_until_ended(record, released=say_released, stuck=_warn_stuck)
+        ended = wait_until_ended(record, released=say_released, stuck=warn_stuck)
     except KeyboardInterrupt:
         output.say(f"\njob {record.job_id} keeps running")
         _print_how_to_end(record)
@@ -86,11 +82,6 @@ def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
     if ended.failure and not is_followed:
         say_why(ended.failure.verdict)
     return ended
-
-
-def _warn_stuck(job: JobStatus) -> None:
-    notes = (f"to end it, run: clusterrun cancel {job.record.job_id}",)
-    output.warn(f"job {job.record.job_id} is pending: {where_or_why(job)}", notes=notes)
 
 
 def _exit_code(ended: JobStatus) -> int:

@@ -1,0 +1,164 @@
+"""Why a job waits and what would start sooner, in words and as JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from clusterrun.backends.slurm.outlook import ChangeKind, Fact, FactKind, Sooner
+from clusterrun.backends.status import JobStatus
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.job_text import where_or_why
+from clusterrun.cli.shared.times import local_time, timestamp
+from clusterrun.shared.durations import clock
+from clusterrun.shared.wording import count
+
+
+def facts(job: JobStatus) -> list[str]:
+    """Return a sentence for each fact about a wait."""
+    return [fact_text(fact) for fact in job.outlook.facts] if job.outlook else []
+
+
+def fact_text(fact: Fact) -> str:
+    """Return one fact in words, with the request and the limit."""
+    if fact.kind is FactKind.NODES:
+        return _nodes_text(fact)
+    if fact.kind is FactKind.NODES_OUT:
+        reason = f": {fact.detail}" if fact.detail else ""
+        return f"{fact.nodes} {'is' if _is_one(fact.nodes) else 'are'} {fact.state}{reason}"
+    if fact.kind is FactKind.RESERVATION:
+        return _reservation_text(fact)
+    where = f"partition '{fact.partition}'"
+    if fact.kind is FactKind.TOO_LONG:
+        asked = "no --time" if fact.asked is None else f"--time {clock(fact.asked)}"
+        return f"{asked}, {where} allows {clock(fact.limit or 0)}"
+    if fact.kind is FactKind.TOO_MANY_NODES:
+        return f"{count(fact.asked or 0, 'node')} requested, {where} has {fact.limit} for this job"
+    if fact.kind is FactKind.NO_SUCH_GPU:
+        return f"no node of {where} has {_gpus(fact.detail)}"
+    if fact.kind is FactKind.TOO_MANY_GPUS:
+        return f"{fact.asked} {_gpus(fact.detail)} a node requested, {where} has {fact.limit}"
+    return f"{where} is not up: it starts no jobs"
+
+
+def _is_one(nodes: str) -> bool:
+    return not any(sign in nodes for sign in "[,")
+
+
+def _gpus(kind: str) -> str:
+    return f"{kind} GPUs" if kind else "GPUs"
+
+
+def _nodes_text(fact: Fact) -> str:
+    uses = ", ".join(f"{number} {use.value}" for use, number in fact.uses)
+    kind = f" with {_gpus(fact.detail)}" if fact.detail else ""
+    return (
+        f"needs {count(fact.asked or 0, 'node')}{kind}; "
+        f"partition '{fact.partition}' has {fact.limit}: {uses}"
+    )
+
+
+def _reservation_text(fact: Fact) -> str:
+    kind = f"{fact.state} reservation" if fact.state else "reservation"
+    nodes = f" of {fact.nodes}" if fact.nodes else ""
+    span = f"from {local_time(fact.start or 0)} to {local_time(fact.end or 0)}"
+    return f"{kind} '{fact.detail}'{nodes}: {span}"
+
+
+def sooner(job: JobStatus) -> list[str]:
+    """Return what may start sooner, each with its command; at the end, how to drop this job."""
+    changes = job.outlook.sooner if job.outlook else ()
+    lines = [f"{_why(change)}: {command(change, job)}" for change in changes]
+    if lines and not _is_continued(job):
+        lines.append(f"that starts a new run; to drop this job: clusterrun cancel {_name(job)}")
+    return lines
+
+
+def _why(change: Sooner) -> str:
+    idle = change.idle or 0
+    are = f"{count(idle, 'node')} {'is' if idle == 1 else 'are'} idle now"
+    if change.kind is ChangeKind.TIME:
+        return f"with a time limit of {clock(change.limit_s or 0)}"
+    if change.kind is ChangeKind.GPU_TYPE:
+        are = f"{are} with {change.gpu_type}"
+    where = f" in partition '{change.partition}'" if change.partition else ""
+    limit = f", for at most {clock(change.limit_s)}" if change.limit_s else ""
+    return f"{are}{where}{limit}"
+
+
+def command(change: Sooner, job: JobStatus) -> str:
+    """Return the command that requests the change.
+
+    `resubmit` trains from the first step, so a run that has begun is resumed instead.
+    """
+    name = _name(job)
+    options = shlex.join(_options(change))
+    if _is_continued(job):
+        return f"clusterrun cancel {name} && clusterrun resume {name} {options}"
+    return f"clusterrun resubmit {name} {options}"
+
+
+def _options(change: Sooner) -> Iterator[str]:
+    if change.partition:
+        yield from ("--partition", change.partition)
+    if change.nodes:
+        yield from ("--nodes", str(change.nodes))
+    if change.gpu_type:
+        yield from ("--gpu-type", change.gpu_type)
+    if change.limit_s:
+        yield from ("--time", clock(change.limit_s))
+
+
+def _is_continued(job: JobStatus) -> bool:
+    return job.attempt > 0 or bool(job.record.earlier_job_ids)
+
+
+def _name(job: JobStatus) -> str:
+    return job.record.job_id
+
+
+def warn_stuck(job: JobStatus) -> None:
+    """Warn about a job that will not start unless somebody changes something."""
+    notes = (*facts(job), f"to end it, run: clusterrun cancel {_name(job)}")
+    output.warn(f"job {_name(job)} is pending: {where_or_why(job)}", notes=notes)
+
+
+# For programs
+
+
+def outlook_object(job: JobStatus) -> dict[str, Any]:
+    """Describe the facts and the changes for JSON; both are empty unless they were asked for."""
+    found = job.outlook
+    return {
+        "facts": [_fact_object(fact) for fact in found.facts] if found else [],
+        "sooner": [_sooner_object(one, job) for one in found.sooner] if found else [],
+    }
+
+
+def _fact_object(fact: Fact) -> dict[str, Any]:
+    return {
+        "kind": fact.kind.value,
+        "text": fact_text(fact),
+        "partition": fact.partition or None,
+        "asked": fact.asked,
+        "limit": fact.limit,
+        "uses": {use.name.lower(): number for use, number in fact.uses},
+        "nodes": fact.nodes or None,
+        "state": fact.state or None,
+        "detail": fact.detail or None,
+        "start": timestamp(fact.start),
+        "end": timestamp(fact.end),
+    }
+
+
+def _sooner_object(change: Sooner, job: JobStatus) -> dict[str, Any]:
+    return {
+        "kind": change.kind.value,
+        "idle": change.idle,
+        "nodes": change.nodes,
+        "limit_s": change.limit_s,
+        "partition": change.partition or None,
+        "gpu_type": change.gpu_type or None,
+        "command": command(change, job),
+    }

@@ -1,0 +1,261 @@
+"""Why a job waits and what would start sooner: situations, and what sinfo and scontrol print."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterrun.backends.slurm.nodes import (
+    NodeGroup,
+    Use,
+    node_groups,
+    parse_reservations,
+    parse_sinfo,
+)
+from clusterrun.backends.slurm.outlook import (
+    ChangeKind,
+    FactKind,
+    Lookup,
+    NodeRequest,
+    Outlook,
+    Sooner,
+    lookup,
+    of_nodes,
+    of_reservations,
+)
+
+from .conftest import Stubs
+
+# A site with H100 and A100 nodes, a partition of short jobs, one for a group and one for root.
+SITE = """\
+gpu*|up|1-00:00:00|1-infinite|all|no|1|idle|gpu:h100:8(S:0-1)|64|512000|ib,h100|node1|none
+gpu*|up|1-00:00:00|1-infinite|all|no|2|mixed|gpu:h100:8(S:0-1)|64|512000|ib,h100|node[2-3]|none
+gpu*|up|1-00:00:00|1-infinite|all|no|1|allocated|gpu:h100:8|64|512000|ib,h100|node4|none
+gpu*|up|1-00:00:00|1-infinite|all|no|4|idle|gpu:a100:4|64|512000|ib|node[11-14]|none
+short|up|1:00:00|1-4|all|no|6|idle~|gpu:h100:8|64|512000|ib,h100|node[21-26]|none
+long|up|infinite|1-infinite|all|no|3|idle|gpu:h100:8|32|256000|h100|node[31-33]|none
+labs|up|infinite|1-infinite|labs|no|9|idle|gpu:h100:8|64|512000|ib,h100|node[41-49]|none
+root|up|infinite|1-infinite|all|yes|9|idle|gpu:h100:8|64|512000|ib,h100|node[41-49]|none
+off|down|infinite|1-infinite|all|no|9|idle|gpu:h100:8|64|512000|ib,h100|node[51-59]|none
+"""
+GROUPS = parse_sinfo(SITE)
+ASKED = NodeRequest(partitions=("gpu",), nodes=3, limit_s=7200, gpus=8, gpu_type="h100")
+
+
+def look(code: str = "Resources", groups: list[NodeGroup] = GROUPS, **changes: object) -> Outlook:
+    return of_nodes(code, replace(ASKED, **changes), groups)
+
+
+def kinds(found: Outlook) -> list[FactKind]:
+    return [fact.kind for fact in found.facts]
+
+
+def partition(name: str, idle: int, limit_s: int | None = None) -> Sooner:
+    return Sooner(kind=ChangeKind.PARTITION, partition=name, idle=idle, limit_s=limit_s)
+
+
+DAY = 86_400
+FEWER = Sooner(kind=ChangeKind.NODES, idle=1, nodes=1)
+SHORT = partition("short", 6, 3600)
+LONG = partition("long", 3)
+A100 = Sooner(kind=ChangeKind.GPU_TYPE, idle=4, gpu_type="a100")
+
+
+def test_what_waits_for_nodes_is_told_how_many_there_are_of_its_kind() -> None:
+    found = look()
+    (fact,) = found.facts
+    assert (fact.kind, fact.partition, fact.asked, fact.limit) == (FactKind.NODES, "gpu", 3, 4)
+    assert dict(fact.uses) == {Use.IDLE: 1, Use.PARTLY: 2, Use.BUSY: 1}
+    assert found.sooner == (FEWER, LONG, SHORT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sooner"),
+    [
+        ({"limit_s": 3600}, (FEWER, partition("short", 6), LONG)),
+        (
+            {"limit_s": None},
+            (Sooner(kind=ChangeKind.TIME, limit_s=DAY), replace(FEWER, limit_s=DAY), LONG, SHORT),
+        ),
+        ({"gpus": 4}, (FEWER, LONG, SHORT, A100)),
+        ({"cpus": 64}, (FEWER, SHORT)),
+        ({"memory_mb": 300_000}, (FEWER, SHORT)),
+        ({"features": ("ib",)}, (FEWER, SHORT)),
+        ({"nodes": 4}, (FEWER, SHORT)),
+        ({"nodes": 5}, (FEWER,)),
+        ({"spare_nodes": 1}, (LONG, SHORT)),
+        ({"exclude": frozenset({"node1"})}, (LONG, SHORT)),
+        ({"exclude": frozenset({"node31", "node32", "node5"})}, (FEWER, SHORT)),
+        ({"is_exact": False}, ()),
+        ({"partitions": ("gone",)}, ()),
+        ({"partitions": ("gpu", "short")}, (LONG,)),
+        (
+            {"gpus": 0, "gpu_type": "", "nodes": 6},
+            (Sooner(kind=ChangeKind.NODES, idle=5, nodes=5),),
+        ),
+    ],
+)
+def test_what_would_start_sooner(changes: dict[str, object], sooner: tuple[Sooner, ...]) -> None:
+    assert look(**changes).sooner == sooner
+
+
+def test_a_partition_of_other_groups_is_offered_to_its_members_only() -> None:
+    assert partition("labs", 9) in of_nodes("Resources", ASKED, GROUPS, mine={"labs"}).sooner
+    offered = {one.partition for one in of_nodes("Resources", ASKED, GROUPS, mine={"x"}).sooner}
+    assert offered == {"", "long", "short"}
+
+
+def test_behind_other_jobs_fewer_nodes_and_its_own_idle_nodes_do_not_count() -> None:
+    alias = [replace(group, partition="alias") for group in GROUPS if group.partition == "gpu"]
+    found = look("Priority", [*GROUPS, *alias], gpus=4, gpu_type="", nodes=3)
+    assert found.sooner == (LONG, SHORT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "asked", "limit"),
+    [
+        ({"nodes": 9}, FactKind.TOO_MANY_NODES, 9, 4),
+        ({"partitions": ("short",), "limit_s": 60, "nodes": 5}, FactKind.TOO_MANY_NODES, 5, 4),
+        ({"limit_s": 172_800}, FactKind.TOO_LONG, 172_800, 86_400),
+        ({"limit_s": None}, FactKind.TOO_LONG, None, 86_400),
+        ({"gpu_type": "b200"}, FactKind.NO_SUCH_GPU, 8, None),
+        ({"gpus": 16}, FactKind.TOO_MANY_GPUS, 16, 8),
+        ({"partitions": ("off",)}, FactKind.PARTITION_DOWN, None, None),
+    ],
+)
+def test_what_a_partition_does_not_have_is_told_in_numbers(
+    changes: dict[str, object], kind: FactKind, asked: int | None, limit: int | None
+) -> None:
+    (fact,) = [fact for fact in look(**changes).facts if fact.kind is not FactKind.NODES]
+    assert (fact.kind, fact.asked, fact.limit) == (kind, asked, limit)
+
+
+def test_a_request_within_the_limits_gets_no_such_fact() -> None:
+    assert kinds(look(nodes=4, limit_s=86_400, gpus=8)) == [FactKind.NODES]
+    assert kinds(look(is_exact=False, gpu_type="b200", gpus=99)) == [FactKind.NODES]
+
+
+def test_nodes_that_are_down_are_named_if_they_are_missing() -> None:
+    rows = """\
+main|up|infinite|1-infinite|all|no|2|drained|(null)|64|512000|(null)|n[1-2]|bad | DIMM
+main|up|infinite|1-infinite|all|no|1|down*|(null)|64|512000|(null)|n3|Not responding
+main|up|infinite|1-infinite|all|no|1|idle|(null)|64|512000|(null)|n4|none
+"""
+    request = NodeRequest(partitions=("main",), nodes=2, limit_s=60)
+    found = of_nodes("PartitionNodeLimit", request, parse_sinfo(rows))
+    out = [(f.nodes, f.state, f.detail) for f in found.facts if f.kind is FactKind.NODES_OUT]
+    assert out == [("n[1-2]", "drained", "bad | DIMM"), ("n3", "down*", "Not responding")]
+    assert found.is_out
+    assert not of_nodes("Resources", request, parse_sinfo(rows)).is_out
+    too_many = of_nodes("PartitionNodeLimit", replace(request, nodes=5), parse_sinfo(rows))
+    assert not too_many.is_out
+    assert kinds(of_nodes("Resources", replace(request, nodes=1), parse_sinfo(rows))) == [
+        FactKind.NODES
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "use"),
+    [
+        ("idle", Use.IDLE),
+        ("idle~", Use.IDLE),
+        ("idle#", Use.BUSY),
+        ("idle$", Use.RESERVED),
+        ("idle*", Use.OUT),
+        ("idle-", Use.PLANNED),
+        ("planned", Use.PLANNED),
+        ("mixed", Use.PARTLY),
+        ("mixed-", Use.PLANNED),
+        ("mixed*", Use.OUT),
+        ("maint", Use.RESERVED),
+        ("reserved", Use.RESERVED),
+        ("draining", Use.OUT),
+        ("down$", Use.OUT),
+        ("powering_down", Use.BUSY),
+        ("something_new", Use.BUSY),
+        ("", Use.BUSY),
+    ],
+)
+def test_only_nodes_that_can_take_a_job_now_are_idle(state: str, use: Use) -> None:
+    assert replace(GROUPS[0], state=state).use is use
+
+
+HOSTILE = """\
+CLUSTER: tuxA
+gpu*|up|n/a||all|no|two|idle|gpu:8|64|1|(null)|n1|none
+gpu*|up|n/a|?|all|no|2|idle|(null)|64+|x|(null)|n[1-|a\x1b[31m|b
+the rest of a reason
+||||||||||||||||
+gpu*|up
+"""
+
+
+def test_what_sinfo_should_not_print_is_left_out() -> None:
+    (group,) = parse_sinfo(HOSTILE)
+    assert (group.limit_s, group.most_nodes, group.cpus, group.memory_mb) == (None, None, 64, None)
+    assert (group.hosts, group.reason) == ((), "a\x1b[31m|b")
+    request = NodeRequest(partitions=("gpu",), nodes=3, limit_s=None, exclude=frozenset({"n1"}))
+    assert FactKind.TOO_LONG not in kinds(of_nodes("Resources", request, [group]))
+    assert of_nodes("Resources", request, []) == Outlook()
+
+
+# Slurm 22.05 with SLURM_TIME_FORMAT=%s, and without (21.08 ignores it).
+RESERVATIONS = """\
+ReservationName=maint StartTime=10000 EndTime=13600 Duration=01:00:00 Nodes=node[3-4] NodeCnt=2 \
+CoreCnt=128 Features=(null) PartitionName=(null) Flags=MAINT,IGNORE_JOBS,SPEC_NODES TRES=cpu=128 \
+Users=root Groups=(null) Accounts=(null) Licenses=(null) State=INACTIVE
+ReservationName=class StartTime=500 EndTime=9999 Nodes=node1 PartitionName=short Flags=SPEC_NODES
+ReservationName=over StartTime=100 EndTime=900 Nodes=node2 PartitionName=(null) Flags=
+ReservationName=odd StartTime=soon EndTime=Unknown
+No reservations in the system
+"""
+
+
+def test_a_reservation_ahead_is_named_with_a_limit_that_ends_before_it() -> None:
+    found = parse_reservations(RESERVATIONS)
+    assert [one.name for one in found] == ["maint", "class", "over"]
+    outlook = of_reservations(replace(ASKED, limit_s=7200), found, now=4000.0)
+    (fact,) = outlook.facts
+    assert (fact.kind, fact.detail, fact.state) == (FactKind.RESERVATION, "maint", "maintenance")
+    assert (fact.nodes, fact.start, fact.end) == ("node[3-4]", 10000.0, 13600.0)
+    assert outlook.sooner == (Sooner(kind=ChangeKind.TIME, limit_s=5700),)
+    assert of_reservations(replace(ASKED, limit_s=5000), found, now=4000.0) == Outlook()
+    active = of_reservations(replace(ASKED, partitions=("short",), limit_s=60), found, now=4000.0)
+    assert [fact.detail for fact in active.facts] == ["class"]
+    assert active.sooner == ()
+    soon = of_reservations(ASKED, found, now=9800.0)
+    assert (len(soon.facts), soon.sooner) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("code", "asked"),
+    [
+        ("Resources", Lookup.NODES),
+        ("PartitionTimeLimit", Lookup.NODES),
+        ("ReqNodeNotAvail", Lookup.RESERVATIONS),
+        ("Dependency", Lookup.NOTHING),
+        ("JobHeldUser", Lookup.NOTHING),
+        ("QOSMaxJobsPerUserLimit", Lookup.NOTHING),
+        ("SomethingNew", Lookup.NOTHING),
+    ],
+)
+def test_only_what_can_explain_the_reason_is_asked(code: str, asked: Lookup) -> None:
+    assert lookup(code) is asked
+    assert lookup("ReqNodeNotAvail", names_nodes=True) is Lookup.NODES
+
+
+def test_sinfo_is_asked_once_for_all_and_not_again_for_ten_seconds(stubs: Stubs) -> None:
+    stubs.add("sinfo", f"echo '{SITE}'")
+    assert len(node_groups("tuxA")) == len(GROUPS)
+    assert node_groups("tuxA") == node_groups("tuxA")
+    (call,) = stubs.calls("sinfo")
+    assert call[1:3] == ["--clusters=tuxA", "--noheader"]
+
+
+@pytest.mark.parametrize("body", ["exit 1", "echo Unable to contact slurm controller >&2; exit 1"])
+def test_a_sinfo_that_fails_leaves_nothing_and_is_asked_again(stubs: Stubs, body: str) -> None:
+    stubs.add("sinfo", body)
+    assert node_groups(None) == []
+    stubs.add("sinfo", f"echo '{SITE}'")
+    assert len(node_groups(None)) == len(GROUPS)

@@ -1,0 +1,168 @@
+"""What `status` prints about one job that waits, and how often it asks Slurm for that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from clusterrun.backends import cache
+from clusterrun.errors import Exit
+from tests.cli.conftest import CommandLine
+from tests.cli.outcomes import outcome
+from tests.cli.runs import queue, running, submitted
+
+SINFO = """\
+main*|up|1-00:00:00|1-infinite|all|no|2|idle|gpu:h100:8|64|512000|(null)|node[1-2]|none
+main*|up|1-00:00:00|1-infinite|all|no|5|allocated|gpu:h100:8|64|512000|(null)|node[3-7]|none
+main*|up|1-00:00:00|1-infinite|all|no|2|drained|gpu:h100:8|64|512000|(null)|node[8-9]|Xid 79
+a b|up|1:00:00|1-infinite|all|no|8|idle|gpu:h100:8|64|512000|(null)|node[11-18]|none"""
+RESERVATION = (
+    "ReservationName=maint StartTime=4000000000 EndTime=4000003600 Nodes=node[1-9] "
+    "PartitionName=(null) Flags=MAINT,IGNORE_JOBS"
+)
+ASKED = ("-N8", "--gpus-per-node", "8", "--gpu-type", "h100", "train.py")
+
+Waits = Callable[..., None]
+
+
+@pytest.fixture
+def waits(here: CommandLine) -> Waits:
+    def put(reason: str, limit: str = "2:00:00", nodes: int = 8, partition: str = "main") -> None:
+        row = f"4711|PENDING||0:00|{limit}|N/A|N/A|{reason}|{partition}|{nodes}"
+        queue(here, row)
+        here.program("sinfo", f"echo '{SINFO}'")
+        here.program("scontrol", f"echo '{RESERVATION}'")
+        cache.forget()
+
+    submitted(here, "4711", *ASKED)
+    return put
+
+
+def asked(here: CommandLine) -> int:
+    """Count the calls of Slurm's programs: each has one of these words."""
+    programs = [*map(here.asked, ("squeue", "sinfo", "sacct"))]
+    words = [word for argv in programs for word in argv]
+    return words.count("--noheader") + here.asked("scontrol").count("show")
+
+
+def test_a_job_that_waits_for_nodes(here: CommandLine, waits: Waits) -> None:
+    waits("Resources")
+    said = here("status", "4711")
+    assert (said.code, said.err) == (0, "")
+    expected = """\
+waits      waiting for free nodes
+           needs 8 nodes with h100 GPUs; partition 'main' has 9: 2 idle, 5 busy, 2 down or drained
+           node[8-9] are drained: Xid 79
+sooner     2 nodes are idle now: clusterrun resubmit 4711 --nodes 2
+           8 nodes are idle now in partition 'a b', for at most 01:00:00: \
+clusterrun resubmit 4711 --partition 'a b' --time 01:00:00
+           that starts a new run; to drop this job: clusterrun cancel 4711
+"""
+    assert expected in said.out
+    assert asked(here) == 2
+    here("status", "4711")
+    assert asked(here) == 2  # both answers are kept for some seconds
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes", "facts"),
+    [
+        (
+            "PartitionNodeLimit",
+            {"nodes": 10},
+            ["10 nodes requested, partition 'main' has 9 for this job"],
+        ),
+        (
+            "PartitionNodeLimit",
+            {},
+            ["node[8-9] are drained: Xid 79"],
+        ),
+        (
+            "PartitionTimeLimit",
+            {"limit": "2-00:00:00"},
+            ["--time 2-00:00:00, partition 'main' allows 1-00:00:00"],
+        ),
+        ("BadConstraints", {"partition": "gone"}, []),
+        ("ReqNodeNotAvail, UnavailableNodes:node[8-9]", {}, ["node[8-9] are drained: Xid 79"]),
+    ],
+)
+def test_what_keeps_a_job_from_starting_is_told_with_numbers(
+    here: CommandLine, waits: Waits, reason: str, changes: dict[str, object], facts: list[str]
+) -> None:
+    waits(reason, **changes)
+    said = here("status", "4711").out
+    assert [fact for fact in facts if f"           {fact}\n" not in said] == []
+    assert asked(here) == 2
+
+
+def test_nodes_that_are_only_drained_do_not_keep_a_job_out_for_ever(
+    here: CommandLine, waits: Waits
+) -> None:
+    waits("PartitionNodeLimit")
+    reason = json.loads(here("status", "4711", "--json").out)["reason"]
+    assert (reason["can_start"], reason["text"]) == (
+        None,
+        "nodes that it needs are down or drained",
+    )
+    waits("PartitionNodeLimit", nodes=10)
+    reason = json.loads(here("status", "4711", "--json").out)["reason"]
+    assert (reason["can_start"], reason["facts"][0]["kind"]) == (False, "too_many_nodes")
+    assert (reason["facts"][0]["asked"], reason["facts"][0]["limit"]) == (10, 9)
+
+
+def test_a_reservation_ahead(here: CommandLine, waits: Waits) -> None:
+    waits("ReqNodeNotAvail, May be reserved for other job", limit="UNLIMITED")
+    said = here("status", "4711").out
+    assert "maintenance reservation 'maint' of node[1-9]: from 2096-" in said
+    assert "with a time limit of" in said
+    assert (asked(here), here.asked("sinfo")) == (2, [])
+
+
+def test_a_run_that_has_begun_is_resumed_and_not_started_again(
+    here: CommandLine, waits: Waits
+) -> None:
+    outcome((here.path / "runs" / "by-job" / "4711").resolve())
+    waits("Resources")
+    said = here("status", "4711").out
+    assert "clusterrun cancel 4711 && clusterrun resume 4711 --nodes 2\n" in said
+    assert "resubmit" not in said
+
+
+@pytest.mark.parametrize("reason", ["Dependency", "JobHeldUser", "QOSMaxJobsPerUserLimit", "None"])
+def test_other_reasons_cost_no_second_call(here: CommandLine, waits: Waits, reason: str) -> None:
+    waits(reason)
+    assert "sooner" not in here("status", "4711").out
+    assert asked(here) == 1
+
+
+def test_a_job_that_runs_and_a_list_cost_no_second_call(here: CommandLine, waits: Waits) -> None:
+    waits("Resources")
+    listed = json.loads(here("list", "--json").out)["jobs"][0]["reason"]
+    assert (listed["facts"], listed["sooner"], asked(here)) == ([], [], 1)
+    queue(here, f"{running()}|main|8")
+    cache.forget()
+    here("status", "4711")
+    assert (asked(here), here.asked("sinfo")) == (2, [])
+
+
+@pytest.mark.parametrize("body", ["exit 1", "echo x|y", "echo Socket timed out >&2; exit 1"])
+def test_without_an_answer_the_status_is_as_before(
+    here: CommandLine, waits: Waits, body: str
+) -> None:
+    waits("Resources")
+    here.program("sinfo", body)
+    said = here("status", "4711")
+    assert (said.code, said.err) == (Exit.OK, "")
+    assert "waits      waiting for free nodes\nworld      8 nodes x 8 ranks\n" in said.out
+
+
+def test_what_administrators_write_reaches_the_terminal_as_text(
+    here: CommandLine, waits: Waits
+) -> None:
+    waits("Resources")
+    here.program("sinfo", "printf '%b' '" + SINFO.replace("Xid 79", "a\\033]0;x\\007|b") + "'")
+    said = here("status", "4711").out
+    assert "\x1b" not in said
+    assert "|b\n" in said
