@@ -72,7 +72,7 @@ clusterrun resubmit 4711 --partition 'a b' --time 01:00:00
         (
             "PartitionNodeLimit",
             {"nodes": 10},
-            ["10 nodes requested, partition 'main' has 9 for this job"],
+            ["10 nodes requested, partition 'main' offers at most 9"],
         ),
         (
             "PartitionNodeLimit",

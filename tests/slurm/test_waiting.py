@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from clusterrun.backends import cache
 from tests.cluster.cluster import Cluster
 from tests.patience import wait_for
 from tests.road import LIGHT, Project, project
@@ -58,7 +57,6 @@ def waits(here: Project, job_id: str, code: str) -> dict[str, Any]:
     """Wait until Slurm gives this reason, and return what `status` says about it."""
 
     def reason() -> dict[str, Any]:
-        cache.forget()
         done = here.cli("status", job_id, "--json")
         found: dict[str, Any] = json.loads(done.stdout)["reason"] or {"code": ""}
         return found

@@ -34,7 +34,7 @@ def fact_text(fact: Fact) -> str:
         asked = "no --time" if fact.asked is None else f"--time {clock(fact.asked)}"
         return f"{asked}, {where} allows {clock(fact.limit or 0)}"
     if fact.kind is FactKind.TOO_MANY_NODES:
-        return f"{count(fact.asked or 0, 'node')} requested, {where} has {fact.limit} for this job"
+        return f"{count(fact.asked or 0, 'node')} requested, {where} offers at most {fact.limit}"
     if fact.kind is FactKind.NO_SUCH_GPU:
         return f"no node of {where} has {_gpus(fact.detail)}"
     if fact.kind is FactKind.TOO_MANY_GPUS:

@@ -1,0 +1,36 @@
+"""A newer Slurm explains a wait as the system's does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.slurm.test_waiting import (
+    _as_before,
+    _here,
+    test_a_limit_of_the_partition,
+    test_another_partition_has_idle_nodes,
+    test_drained_nodes_are_named_with_their_reason,
+    test_maintenance_ahead_and_a_time_that_ends_before_it,
+)
+
+__all__ = [
+    "_as_before",
+    "_here",
+    "test_a_limit_of_the_partition",
+    "test_another_partition_has_idle_nodes",
+    "test_drained_nodes_are_named_with_their_reason",
+    "test_maintenance_ahead_and_a_time_that_ends_before_it",
+]
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("a newer Slurm"),
+]
+
+
+@pytest.fixture(name="cluster")
+def _cluster(newer_cluster: Cluster) -> Cluster:
+    return newer_cluster
