@@ -67,6 +67,12 @@ class JobStatus:
         """Return whether the job was requeued and is held by Slurm."""
         return self.pending is not None and _is_held(self.pending, self.attempt)
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Return whether this or an earlier attempt saved a complete checkpoint."""
+        outcomes = (attempt.outcome for attempt in self.attempts)
+        return bool(self.checkpoint) or any(o and o.checkpoint is not None for o in outcomes)
+
 
 def _is_held(reason: PendingReason, attempt: int) -> bool:
     return reason.code == "BeginTime" and attempt > 0

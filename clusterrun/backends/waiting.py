@@ -10,10 +10,18 @@ import re
 import time
 from collections.abc import Iterator
 
-from clusterrun.backends.slurm import nodes, outlook
-from clusterrun.backends.slurm.outlook import Lookup, NodeRequest, Outlook
+from clusterrun.backends.slurm import nodes
+from clusterrun.backends.slurm.outlook import (
+    Lookup,
+    NodeRequest,
+    Outlook,
+    lookup,
+    of_nodes,
+    of_reservations,
+)
 from clusterrun.backends.slurm.reasons import WAITS_FOR_REPAIR, PendingReason
 from clusterrun.backends.status import JobStatus
+from clusterrun.config.spec import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.plan import read_plan
@@ -33,7 +41,7 @@ def explained(job: JobStatus) -> JobStatus:
     pending = job.pending
     if pending is None or not job.partition or job.asked_nodes is None:
         return job
-    wanted = outlook.lookup(pending.code, names_nodes=pending.names_nodes)
+    wanted = lookup(pending.code, names_nodes=pending.names_nodes)
     if wanted is Lookup.NOTHING:
         return job
     try:
@@ -46,14 +54,21 @@ def explained(job: JobStatus) -> JobStatus:
 def _ask(wanted: Lookup, code: str, request: NodeRequest, job: JobStatus) -> Outlook:
     cluster = job.record.slurm_cluster
     if wanted is Lookup.RESERVATIONS:
-        return outlook.of_reservations(request, nodes.reservations(cluster), time.time())
-    return outlook.of_nodes(code, request, nodes.node_groups(cluster), _own_groups())
+        return of_reservations(request, nodes.reservations(cluster), time.time())
+    return of_nodes(code, request, nodes.node_groups(cluster), _own_groups())
 
 
 def _with_outlook(job: JobStatus, pending: PendingReason, found: Outlook) -> JobStatus:
     if found.is_out:
         pending = dataclasses.replace(pending, text=WAITS_FOR_REPAIR, can_start=None)
-    return dataclasses.replace(job, pending=pending, outlook=found)
+    changes = tuple(one for one in found.sooner if one.nodes is None or not _keeps_nodes(job))
+    outlook = dataclasses.replace(found, sooner=changes)
+    return dataclasses.replace(job, pending=pending, outlook=outlook)
+
+
+def _keeps_nodes(job: JobStatus) -> bool:
+    """Return whether the run's checkpoint may be of shards, which other worlds can't read."""
+    return job.has_checkpoint and job.record.strategy != Strategy.DDP.value
 
 
 def _own_groups() -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,14 @@ from clusterrun.backends.slurm.outlook import (
     of_nodes,
     of_reservations,
 )
+from clusterrun.backends.status import JobStatus
+from clusterrun.backends.waiting import request_of
+from clusterrun.launch.plan import Directive
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import new_record
+from clusterrun.shared.state import JobState
 
+from .builders import make_plan
 from .conftest import Stubs
 
 # A site with H100 and A100 nodes, a partition of short jobs, one for a group and one for root.
@@ -259,3 +267,48 @@ def test_a_sinfo_that_fails_leaves_nothing_and_is_asked_again(stubs: Stubs, body
     assert node_groups(None) == []
     stubs.add("sinfo", f"echo '{SITE}'")
     assert len(node_groups(None)) == len(GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("directives", "expected"),
+    [
+        ({"gres": "gpu:h100:8"}, {"gpu_type": "h100"}),
+        ({"gres": "gpu:8"}, {"gpu_type": ""}),
+        ({"gpus-per-node": "a100:8"}, {"gpu_type": "a100"}),
+        ({"mem": "2G", "cpus-per-task": "16"}, {"memory_mb": 2048, "cpus": 16}),
+        ({"mem": "4096"}, {"memory_mb": 4096}),
+        ({"mem": "lots"}, {"memory_mb": 0}),
+        ({"constraint": "ib&h-100"}, {"features": ("ib", "h-100"), "is_exact": True}),
+        ({"constraint": "[a|b]*2"}, {"is_exact": False}),
+        ({"nodelist": "node1"}, {"is_exact": False}),
+        ({"reservation": "mine"}, {"is_exact": False}),
+        ({"exclude": "node[1-2]"}, {"exclude": frozenset({"node1", "node2"})}),
+        ({"exclude": "node[1-"}, {"is_exact": False}),
+    ],
+)
+def test_the_request_is_that_of_the_plan(
+    tmp_path: Path, directives: dict[str, str], expected: dict[str, object]
+) -> None:
+    lines = tuple(Directive(name=name, value=value) for name, value in directives.items())
+    found = requested(tmp_path, directives=lines, gpus_per_node=8, spare_nodes=1)
+    assert (found.partitions, found.nodes, found.limit_s) == (("a", "b"), 3, 60)
+    assert (found.gpus, found.spare_nodes) == (8, 1)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_an_option_that_may_choose_nodes_makes_the_request_uncertain(tmp_path: Path) -> None:
+    assert requested(tmp_path, sbatch_args=("--licenses=scratch",)).is_exact
+    assert not requested(tmp_path, sbatch_args=("--licenses=x", "--mincpus=8")).is_exact
+
+
+def requested(root: Path, **changes: object) -> NodeRequest:
+    plan = make_plan(root, **changes)
+    record = new_record(plan, RunPaths(root=root), argv=(), now=0.0)
+    job = JobStatus(
+        record=record,
+        state=JobState.PENDING,
+        partition="a,b",
+        asked_nodes=3,
+        asked_limit_s=60,
+    )
+    return request_of(job, plan)

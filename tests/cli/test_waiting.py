@@ -120,14 +120,26 @@ def test_a_reservation_ahead(here: CommandLine, waits: Waits) -> None:
     assert (asked(here), here.asked("sinfo")) == (2, [])
 
 
-def test_a_run_that_has_begun_is_resumed_and_not_started_again(
+def test_a_run_with_a_checkpoint_is_resumed_and_not_started_again(
     here: CommandLine, waits: Waits
 ) -> None:
-    outcome((here.path / "runs" / "by-job" / "4711").resolve())
+    root = (here.path / "runs" / "by-job" / "4711").resolve()
+    outcome(root, checkpoint=None)
     waits("Resources")
+    assert "clusterrun resubmit 4711 --nodes 2\n" in here("status", "4711").out
+    outcome(root, checkpoint=100)
     said = here("status", "4711").out
     assert "clusterrun cancel 4711 && clusterrun resume 4711 --nodes 2\n" in said
     assert "resubmit" not in said
+
+
+def test_a_checkpoint_of_shards_keeps_its_nodes(here: CommandLine, waits: Waits) -> None:
+    root = submitted(here, "4711", *ASKED[:-1], "--strategy", "zero3", "train.py")
+    outcome(root, checkpoint=100)
+    waits("Resources")
+    said = here("status", "4711").out
+    assert "clusterrun resume 4711 --partition" in said
+    assert "resume 4711 --nodes" not in said
 
 
 @pytest.mark.parametrize("reason", ["Dependency", "JobHeldUser", "QOSMaxJobsPerUserLimit", "None"])

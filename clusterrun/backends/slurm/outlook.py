@@ -141,9 +141,8 @@ def of_nodes(
     facts = [fact for name in own[:MOST_PARTITIONS] for fact in _facts(request, name, groups)]
     usable = [group for group in groups if _may_use(group, mine)]
     out = code == "PartitionNodeLimit" and any(fact.kind is FactKind.NODES_OUT for fact in facts)
-    refused = any(fact.kind is FactKind.TOO_MANY_NODES for fact in facts)
     sooner = _sooner(code, request, own, usable) if own else ()
-    return Outlook(facts=tuple(facts), sooner=tuple(sooner), is_out=out and not refused)
+    return Outlook(facts=tuple(facts), sooner=tuple(sooner), is_out=out)
 
 
 def _may_use(group: NodeGroup, mine: Collection[str]) -> bool:

@@ -70,7 +70,7 @@ def sooner(job: JobStatus) -> list[str]:
     """Return what may start sooner, each with its command; at the end, how to drop this job."""
     changes = job.outlook.sooner if job.outlook else ()
     lines = [f"{_why(change)}: {command(change, job)}" for change in changes]
-    if lines and not _is_continued(job):
+    if lines and not job.has_checkpoint:
         lines.append(f"that starts a new run; to drop this job: clusterrun cancel {_name(job)}")
     return lines
 
@@ -90,11 +90,11 @@ def _why(change: Sooner) -> str:
 def command(change: Sooner, job: JobStatus) -> str:
     """Return the command that requests the change.
 
-    `resubmit` trains from the first step, so a run that has begun is resumed instead.
+    `resubmit` trains from the first step, so a run with a checkpoint is resumed instead.
     """
     name = _name(job)
     options = shlex.join(_options(change))
-    if _is_continued(job):
+    if job.has_checkpoint:
         return f"clusterrun cancel {name} && clusterrun resume {name} {options}"
     return f"clusterrun resubmit {name} {options}"
 
@@ -108,10 +108,6 @@ def _options(change: Sooner) -> Iterator[str]:
         yield from ("--gpu-type", change.gpu_type)
     if change.limit_s:
         yield from ("--time", clock(change.limit_s))
-
-
-def _is_continued(job: JobStatus) -> bool:
-    return job.attempt > 0 or bool(job.record.earlier_job_ids)
 
 
 def _name(job: JobStatus) -> str:
