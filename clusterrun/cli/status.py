@@ -44,7 +44,9 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 def command(
     ctx: click.Context, job: str | None, *, as_json: bool, exit_status: bool, waiting: bool
 ) -> None:
-    """Show the state of a job; if it waits, why and what may start sooner.
+    """Show the state of a job.
+
+    If the job waits, also show why, and what may start it sooner.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. The exit status
     is 0 even if the job failed. With --exit-status it is 3 if the job did not complete.
