@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.rank.emit import emit, number, rank
+from clusterrun.rank.losses import LossWatch
 from clusterrun.rank.save_point import CallCounter
 from clusterrun.rank.save_together import Checkpoints
 from clusterrun.shared.checkpoint_files import Checkpoint
@@ -141,7 +142,15 @@ def should_stop() -> bool:
 
 @functools.cache
 def _save_point() -> CallCounter:
+    if _reports():
+        emit("asks")
     return CallCounter()
+
+
+def report_end() -> None:
+    """Report the losses of a rank that exits normally, if its script reported any."""
+    if _steps.losses.count and _reports():
+        emit("losses", **_steps.losses.summary())
 
 
 class _Steps:
@@ -153,6 +162,7 @@ class _Steps:
     def __init__(self) -> None:
         self._next = self._next_alive = 0.0
         self._has_own = False
+        self.losses = LossWatch()
         self._held: tuple[Any, Any, dict[str, Any], float] | None = None
 
     def report(self, step: Any, total: Any, metrics: dict[str, Any]) -> None:
@@ -172,6 +182,7 @@ class _Steps:
             emit("alive")
 
     def _pass_on(self, step: Any, total: Any, metrics: dict[str, Any]) -> None:
+        self.losses.see(metrics)
         now = time.monotonic()
         if now < self._next and step != total:
             if self._held is None:
@@ -188,6 +199,7 @@ class _Steps:
     def _write(self, step: Any, total: Any, metrics: dict[str, Any], at: float) -> None:
         atexit.unregister(self.flush)
         self._held = None
+        self.losses.see_written(metrics)
         values = {name: number(value) for name, value in metrics.items()}
         emit("step", ts=round(at, 6), step=number(step), total=number(total), metrics=values)
 

@@ -14,6 +14,7 @@ from clusterrun.backends.rank_output import with_output
 from clusterrun.backends.slurm.outlook import Outlook
 from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.config.spec import Cluster
+from clusterrun.diagnosis.suspicion import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.rundir.end import End, read_end
 from clusterrun.rundir.outcome import Cause, Next, Outcome
@@ -61,6 +62,17 @@ class JobStatus:
     attempts: tuple[AttemptSummary, ...] = ()
     notes: tuple[str, ...] = ()
     error: ClusterrunError | None = None
+
+    @property
+    def suspicions(self) -> tuple[Suspicion, ...]:
+        """Why a job that completed may have trained nothing."""
+        newest = self.attempts[-1].outcome if self.attempts else None
+        return newest.suspicions if newest and self.state.is_success else ()
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether the job completed and nothing is suspect."""
+        return self.state.is_success and not self.suspicions
 
     @property
     def is_held(self) -> bool:

@@ -124,6 +124,8 @@ def _row(job: JobStatus) -> tuple[str, ...]:
 
 
 def _why_or_where(job: JobStatus) -> str:
+    if job.suspicions:
+        return brief(f"suspect: {job.suspicions[0].text}")
     if job.failure is None or job.pending:
         return where_or_why(job)
     verdict = job.failure.verdict

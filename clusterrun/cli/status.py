@@ -38,7 +38,9 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 @click.command()
 @click.argument("job", required=False, shell_complete=complete.jobs)
 @click.option("--wait", "waiting", is_flag=True, help="wait until the job ends")
-@click.option("--exit-status", is_flag=True, help="exit with 3 if the job did not complete")
+@click.option(
+    "--exit-status", is_flag=True, help="exit with 3 if the job did not complete or is suspect"
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
 def command(
@@ -49,7 +51,8 @@ def command(
     If the job waits, also show why, and what may start it sooner.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. The exit status
-    is 0 even if the job failed. With --exit-status it is 3 if the job did not complete.
+    is 0 even if the job failed. With --exit-status it is 3 if the job did not complete, or
+    if it completed but its own reports show that it trained nothing.
 
     \b
     clusterrun status
@@ -85,7 +88,7 @@ def _exit_code(job: JobStatus, *, exit_status: bool) -> int:
         # The answer above comes from the files, and is already on stdout.
         output.print_error_text(job.error)
         return job.error.exit_code
-    if exit_status and job.state.is_terminal and not job.state.is_success:
+    if exit_status and job.state.is_terminal and not job.is_good:
         return Exit.NO
     return Exit.OK
 
@@ -97,6 +100,7 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     record = job.record
     yield "job", f"{record.job_id or '-'}  {record.name}"
     yield "state", _state(job)
+    yield from (("suspect", suspicion.text) for suspicion in job.suspicions)
     if why := where_or_why(job):
         yield ("waits" if job.pending else "nodes"), why
     yield from zip(repeat(""), facts(job), strict=False)

@@ -59,6 +59,18 @@ _COMPLETE: Final = re.compile(
 _DONE: Final = ("done", "done!", "done.", "all done")  # before the steps, something else is done
 
 
+def losses_in(text: str) -> tuple[str, ...]:
+    """Return the losses of a training that a line shows, as printed."""
+    if "loss" not in text.lower() or _loss(text) is None:
+        return ()
+    return tuple(found["loss"] for found in _LOSS.finditer(text))
+
+
+def _loss(text: str) -> re.Match[str] | None:
+    found = _LOSS.search(text)
+    return None if found and _NO_LOSS.search(text[: found.start()]) else found
+
+
 @dataclass(kw_only=True)
 class TrainingLog:
     """Follows a log line by line."""
@@ -91,9 +103,7 @@ class TrainingLog:
         if is_end or (self.steps and low in _DONE):
             self.is_complete = True
             return
-        loss = _LOSS.search(text) if "loss" in low else None
-        if loss and _NO_LOSS.search(text[: loss.start()]):
-            loss = None
+        loss = _loss(text) if "loss" in low else None
         step = _STEP.search(low)
         if step and _SIDE_WORK.search(low):
             step = None

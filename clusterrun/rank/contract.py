@@ -40,6 +40,8 @@ DO_NOT_SPAWN = (
     " world_size"
 )
 KEEP_ENVIRONMENT = "keep these variables in os.environ: the launcher sets them for accelerate"
+# Ranks that use these may be one world without torch's process group.
+OTHER_WORLDS = {"horovod", "mpi4py", "jax", "byteps", "bagua", "torch_xla", "tensorflow"}
 OnBroken = Callable[[WorldContractError, str], NoReturn]
 
 
@@ -153,6 +155,8 @@ class Contract:
             cause = "the script completed, but no process group was initialised in this rank"
             message = f"this rank never joined the world of {self.expected}"
             self.break_off(message, cause=cause, hint=JOIN)
+            if not OTHER_WORLDS & sys.modules.keys():
+                runtime.emit("alone")
         self.engine.check_end()
 
     def check_size(self, size: int, what: str, cause: str | None = None, *, hint: str = "") -> None:

@@ -24,15 +24,15 @@ def logged(state: Any) -> dict[str, Any]:
     return {name: newest[name] for name in ("loss", "learning_rate") if name in newest}
 
 
-def _begun(step: int) -> None:
+def _begun(step: int, total: int | None) -> None:
     """Report the step from which a trainer starts; 0 is the beginning."""
     if runtime.rank() == 0:
-        runtime.emit("resumed", step=int(step))
+        runtime.emit("resumed", step=int(step), total=total, is_trainer=True)
 
 
 def _ended(step: int, total: int | None, **metrics: Any) -> None:
     """Report that the training has ended; if it stopped early, this step was the last."""
-    if step != total:
+    if step not in (0, total):
         runtime.follow_trainer(step, step, **metrics)
     if runtime.rank() == 0:
         runtime.emit("alive", training=False)
@@ -51,7 +51,7 @@ def transformers_callback(module: str) -> Any:
 
     class StepCallback(base):  # type: ignore[misc]  # transformers has no types here
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _begun(state.global_step)
+            _begun(state.global_step, state.max_steps)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             runtime.follow_trainer(state.global_step, state.max_steps, **logged(state))
@@ -90,7 +90,7 @@ def lightning_callback(package: str) -> Any:
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             self._total = _total(trainer)
-            _begun(trainer.global_step)
+            _begun(trainer.global_step, self._total)
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             runtime.follow_trainer(trainer.global_step, self._total)

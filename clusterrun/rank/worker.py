@@ -277,6 +277,7 @@ class _Ending:
         if self._code and is_joined:
             self._exit_at_once()
         if not self._code:
+            runtime.report_end()
             runtime.emit("rank_exit", code=0)
         if is_joined:
             distributed.destroy_process_group()
@@ -294,8 +295,10 @@ class _Ending:
 
 
 def _peaks() -> dict[str, int]:
-    """Return the peak memory of this process in bytes."""
+    """Return the peak memory of this process and what it has written, in bytes."""
     peaks = {"rss_bytes": _peak_rss()}
+    with contextlib.suppress(OSError, ValueError):
+        peaks["written_bytes"] = int(Path("/proc/self/io").read_text().split()[3])
     cuda: Any = sys.modules.get("torch.cuda")
     with contextlib.suppress(Exception):  # a broken context must not hide the end of the rank
         if cuda is not None and cuda.is_initialized():

@@ -27,6 +27,10 @@ class EventType(str, Enum):
     ENGINE = "engine"
     UNJOINED = "unjoined"
     STEP = "step"
+    RESUMED = "resumed"
+    LOSSES = "losses"
+    ASKS = "asks"
+    ALONE = "alone"
     CHECKPOINT = "checkpoint"
     UNSAVED = "unsaved"
     PEAKS = "peaks"
@@ -41,6 +45,7 @@ class Event:
     type: EventType
     attempt: int
     node: str
+    rank: int | None = None
     step: int | None = None
     total: int | None = None
     path: str | None = None
@@ -52,15 +57,22 @@ class Event:
     waiting: int | None = None
     rss_bytes: int | None = None
     cuda_allocated_bytes: int | None = None
+    written_bytes: int | None = None
+    count: int | None = None
+    last: float | None = None
+    is_constant: bool | None = None
+    is_finite: bool | None = None
+    is_trainer: bool | None = None
     heard: bool | None = None
     metrics: Mapping[str, Any] | None = None
 
 
 _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("path", "reason", "host", "engine"), str),
-    **dict.fromkeys(("step", "total", "world_size", "running", "waiting"), int),
-    **dict.fromkeys(("rss_bytes", "cuda_allocated_bytes"), int),
-    "heard": bool,
+    **dict.fromkeys(("rank", "step", "total", "world_size", "running", "waiting", "count"), int),
+    **dict.fromkeys(("rss_bytes", "cuda_allocated_bytes", "written_bytes"), int),
+    **dict.fromkeys(("is_constant", "is_finite", "is_trainer", "heard"), bool),
+    "last": float,
     "metrics": dict,
 }
 

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from clusterrun.config.verdict_rules import VerdictRule
+from clusterrun.diagnosis.suspicion import Doubt, Suspicion
 from clusterrun.errors import NodeExit
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
@@ -92,8 +93,8 @@ class Outcome:
     reported; `checkpoint` is the newest complete one of this attempt or an earlier one. `exclude`
     lists nodes that the next attempt must not use; `why` explains `next` in one line.
     `printed_bytes` is the size of the batch output at the end. `verdict` is what the logs show as
-    the cause; `rule` is the
-    rule on verdicts that decided what follows, if one did.
+    the cause; `rule` is the rule on verdicts that decided what follows, if one did. `suspicions` are
+    why an attempt that exited with status 0 may have trained nothing.
     """
 
     attempt: int
@@ -119,6 +120,7 @@ class Outcome:
     printed_bytes: int = 0
     verdict: ShortVerdict | None = None
     rule: VerdictRule | None = None
+    suspicions: tuple[Suspicion, ...] = ()
 
     @property
     def state(self) -> JobState:
@@ -151,6 +153,10 @@ class Outcome:
             "verdict": ShortVerdict.from_data(verdict) if verdict else None,
             "rule": VerdictRule(rule) if rule else None,
             "exclude": tuple(data["exclude"]),
+            "suspicions": tuple(
+                Suspicion(kind=Doubt(each["kind"]), text=each["text"])
+                for each in data.get("suspicions", ())
+            ),
         }
         return cls(**values)
 

@@ -109,7 +109,7 @@ def test_each_trainer_gets_a_callback_that_reports_its_steps(
     loss = {"loss": 2.5}
     assert reported(spool) == [
         ("alive",),
-        ("resumed", 4),
+        ("resumed", 4, 9),
         ("step", 5, 9, loss),
         ("alive",),
         ("step", 5, 5, loss),
@@ -170,6 +170,13 @@ def test_a_second_training_is_watched_again(
     assert is_hang()
 
 
+def test_a_training_without_a_step_reports_none(spool: Path, transformers: ModuleType) -> None:
+    callback = transformers.DEFAULT_CALLBACKS[1]
+    callback.on_train_begin(None, state(0), None)
+    callback.on_train_end(None, state(0), None)
+    assert reported(spool) == [("resumed", 0, 9), ("alive", False)]
+
+
 def test_a_fast_evaluation_reports_at_most_once_a_second(
     spool: Path, transformers: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,10 +226,10 @@ def test_lightnings_trainer_gets_one_too(
     callback.on_validation_batch_end(trainer, None)
     assert reported(spool) == [
         ("alive",),
-        ("resumed", 0),
+        ("resumed", 0, 9),
         ("step", 1, 9, {}),
         ("alive",),
-        ("resumed", 1),
+        ("resumed", 1, None),
         ("step", 1, None, {}),
         ("step", 1, 1, {}),
         ("alive", False),

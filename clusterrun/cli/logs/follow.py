@@ -11,7 +11,7 @@ from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.reading import exit_status, find_files
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_text import released, say_why
+from clusterrun.cli.shared.job_text import released, say_suspicions, say_why
 from clusterrun.errors import Exit
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.context import Break, with_context
@@ -57,6 +57,7 @@ def follow_job(request: Request) -> int:
     spent = f" after {clock(standing.elapsed_s)}" if standing.elapsed_s is not None else ""
     output.say(f"{request.job.title} {output.painted_state(standing.state.value)}{spent}")
     say_why(standing.verdict)
+    say_suspicions(standing.suspicions)
     return exit_status(request, standing)
 
 

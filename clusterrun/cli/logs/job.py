@@ -8,6 +8,7 @@ from pathlib import Path
 from clusterrun.backends.slurm import foreign
 from clusterrun.backends.slurm.foreign import ForeignPart
 from clusterrun.backends.slurm.reasons import explain
+from clusterrun.diagnosis.suspicion import Suspicion
 from clusterrun.errors import ClusterrunError
 from clusterrun.logs.catalogue import BATCH, Catalogue, PlainFiles, RunFiles, files_of_parts
 from clusterrun.logs.files import FileKind, LogFile, stat_file
@@ -26,9 +27,11 @@ class Standing:
     """The state of a job; `waits_for`: why it has not started; `error`: why that is unknown.
 
     `is_held`: it was requeued, and Slurm holds it. `verdict`: why it failed.
+    `suspicions`: why a job that completed may have trained nothing.
     """
 
     state: JobState
+    suspicions: tuple[Suspicion, ...] = ()
     waits_for: str = ""
     is_held: bool = False
     elapsed_s: int | None = None
@@ -88,6 +91,7 @@ class RunLogs:
         now = status(self.record, max_age_s=0 if fresh else None)
         return Standing(
             state=now.state,
+            suspicions=now.suspicions,
             waits_for=now.pending.text if now.pending else now.reason,
             is_held=now.is_held,
             elapsed_s=now.elapsed_s,

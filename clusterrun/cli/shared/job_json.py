@@ -25,6 +25,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "cluster": record.slurm_cluster,
         "state": job.state.value,
         "reason": _reason(job),
+        "suspicions": [{"kind": each.kind.value, "text": each.text} for each in job.suspicions],
         "nodes": record.nodes,
         "nodelist": nodelist(job) or None,
         "gpus": record.nodes * record.gpus_per_node,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import textwrap
+from collections.abc import Sequence
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.times import local_time
 from clusterrun.config.spec import Cluster
 from clusterrun.diagnosis.kinds import Certainty
+from clusterrun.diagnosis.suspicion import Suspicion
 from clusterrun.errors import UsageError
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.record import JobRecord, count_namesakes
@@ -80,6 +82,12 @@ def say_why(verdict: ShortVerdict | None) -> None:
     """Print the cause of a failure, if one was found."""
     if verdict is not None:
         output.say(f"  why        {verdict_line(verdict)}")
+
+
+def say_suspicions(suspicions: Sequence[Suspicion]) -> None:
+    """Print why a job that completed may have trained nothing."""
+    for suspicion in suspicions:
+        output.say(f"  suspect    {suspicion.text}")
 
 
 def brief(text: str) -> str:

@@ -10,7 +10,7 @@ from click.exceptions import Exit as ClickExit
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.job_json import end_object
-from clusterrun.cli.shared.job_text import failure_lines, say_released, say_why
+from clusterrun.cli.shared.job_text import failure_lines, say_released, say_suspicions, say_why
 from clusterrun.cli.shared.wait_text import warn_stuck
 from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
@@ -76,6 +76,7 @@ def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
         raise
     if not is_followed:
         output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")
+        say_suspicions(ended.suspicions)
     if ended.failure and not (is_followed and ended.failure.node):  # else its agent's line shows it
         text = "\n             ".join(failure_lines(ended.failure))
         output.say(f"  failed     {text}")

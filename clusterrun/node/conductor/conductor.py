@@ -126,6 +126,7 @@ class Conductor:
                 self._await_scheduler()
             self._claim()
             if not self.code:
+                self._examine()
                 return Finish(state=JobState.COMPLETED, code=0)
             decision = self._decide()
             self._release_step(decision.exclude)
@@ -222,6 +223,15 @@ class Conductor:
             raise _OverError(Finish(state=JobState.FAILED, code=self.code)) from error
         say_on_stderr(f"attempt {self.attempt}: {decision.next.value}: {decision.why}")
         return decision
+
+    def _examine(self) -> None:
+        """Record what is suspect about a success; no trouble with that may fail the run."""
+        try:
+            from clusterrun.node.recovery.suspicions import examine
+
+            examine(self.paths, self.attempt)
+        except Exception as error:  # noqa: BLE001 - the run has succeeded
+            say_on_stderr(f"cannot examine attempt {self.attempt}: {error}")
 
     def _release_step(self, lost: tuple[str, ...]) -> None:
         """Kill the rest of the step; unless nodes are lost, first wait briefly for it to end."""
