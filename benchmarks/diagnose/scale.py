@@ -33,8 +33,9 @@ def run(directory: Path, *, runs: int, results: Path) -> None:
         title="One rank of many",
         about="One rank of N x 8 runs out of memory, all others lose their connection to it. "
         "Whole processes, from start to end, in turns, after a first run that is not counted. "
-        f"{FLOOR} is the start of the command itself.",
-        rows=[_row(name, measured[1:]) for name, measured in found.items()],
+        f"Over the floor: each time divided by that of {FLOOR}, the start of the command itself, "
+        "in the same turn.",
+        rows=[_row(name, measured[1:], found[FLOOR][1:]) for name, measured in found.items()],
     )
     print("\n".join(report.table(section.rows)))
     report.write(results, {**machine(directory), "load": load}, [section], of="diagnose")
@@ -45,12 +46,14 @@ def _command(corpus: Corpus) -> Command:
     return Command(name=name, argv=[CLUSTERRUN, "diagnose", corpus.run_dir], accepts=(3,))
 
 
-def _row(name: str, runs: list[Measured]) -> dict[str, Value]:
+def _row(name: str, runs: list[Measured], floor: list[Measured]) -> dict[str, Value]:
     times = [run.wall_s for run in runs]
+    ratios = [run.wall_s / least.wall_s for run, least in zip(runs, floor, strict=True)]
     return {
         "command": name,
         "wall_s": median(times),
         "wall s, extremes": spread(times),
+        "over the floor": median(ratios),
         "cpu_s": median([run.cpu_s for run in runs]),
         "peak_MB": median([run.rss_bytes for run in runs]) / 1e6,
         "runs": len(runs),
