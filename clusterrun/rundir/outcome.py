@@ -93,8 +93,8 @@ class Outcome:
     reported; `checkpoint` is the newest complete one of this attempt or an earlier one. `exclude`
     lists nodes that the next attempt must not use; `why` explains `next` in one line.
     `printed_bytes` is the size of the batch output at the end. `verdict` is what the logs show as
-    the cause; `rule` is the rule on verdicts that decided what follows, if one did. `suspicions` are
-    why an attempt that exited with status 0 may have trained nothing.
+    the cause; `rule` is the rule on verdicts that decided what follows, if one did. `suspicions`
+    are why an attempt that exited with status 0 may have trained nothing.
     """
 
     attempt: int
