@@ -85,7 +85,7 @@ def command(
     if as_json:
         output.answer_json({"schema": SCHEMA, **diagnosis_object(found)})
     else:
-        for text in (*_title(found), *_lines(found)):
+        for text in (*_title(found), *_lines(found), *_left_out(found)):
             output.answer(text)
     if bundle is not None and found.job is not None:
         number = write_bundle(bundle, found.job.record, found.attempt, diagnosis_object(found))
@@ -143,6 +143,12 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     for label, text in zip(_first("DO"), _to_do(found), strict=False):
         yield f"{label:<8}{text}"
     yield f"RETRY   {RETRIES[verdict.retry].lower()}"
+
+
+def _left_out(found: Diagnosis) -> Iterator[str]:
+    if found.subtracted:
+        kinds = count(found.subtracted, "kind")
+        yield f"        left out {kinds} of error lines that were also printed when it went well"
 
 
 RETRIES = {
@@ -204,7 +210,7 @@ def _place(line: PrintedLine, *, is_of_job: bool) -> str:
 def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
     """Describe a diagnosis for JSON."""
     job = found.job.record.job_id or None if found.job else None
-    head = {"job_id": job, "attempt": found.attempt or None}
+    head = {"job_id": job, "attempt": found.attempt or None, "subtracted": found.subtracted}
     if found.verdict is None:
         return {**head, "verdict": None, "consequences": [], "evidence": []}
     described = _verdict_object(found.verdict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import deque
 from collections.abc import Iterable
@@ -70,6 +71,8 @@ class _Process:
     is_ignored: bool = False
     was_ignored: bool = False
     others: int = 0  # lines since then that belong to no traceback
+    raised: int = 0  # the order of the last line of its last traceback
+    after: int = 0  # lines since then
     ignored: set[str] = field(default_factory=set)  # exceptions that stopped nothing
     is_chained: bool = False  # the next traceback belongs to the last one
     is_explained: bool = False  # a sign names a cause of this chain
@@ -116,6 +119,7 @@ class Scanner:
         if line.rank is not None:
             self.ranks.add(line.rank)
         process = self._processes.setdefault(line.source, _Process())
+        process.after += 1
         for waiting in self._waiting.get(line.source, ()):
             waiting.around.append(line.text)
             waiting.left -= 1
@@ -149,6 +153,23 @@ class Scanner:
             if each.role in CAUSAL
             and (each.cause.lasting or not (each.is_after_end or self._is_passed(each)))
         ]
+
+    def is_last_words(self, finding: Finding) -> bool:
+        """Return whether a finding is in the traceback with which its process ended."""
+        process = self._processes.get(finding.line.source)
+        is_of_last = process is not None and finding.order == process.raised
+        return (
+            bool(finding.frames) and is_of_last and process is not None and process.after <= AFTER
+        )
+
+    def leave_out(self, findings: Iterable[Finding]) -> None:
+        """Take findings for noise: they are no causes."""
+        left_out = {id(each) for each in findings}
+        for kept in self._found.values():
+            kept[:] = [
+                dataclasses.replace(each, role=Role.NOISE) if id(each) in left_out else each
+                for each in kept
+            ]
 
     def _is_passed(self, finding: Finding) -> bool:
         """Return whether the training went on; Slurm lets it for a while, if it ends a job."""
@@ -246,6 +267,8 @@ class Scanner:
         if found and is_raised and not is_known and not _LOGGED.search(text[:40]):
             self._keep_uncaught(line, process, Role.ROOT)
         process.others += 1
+        if found:
+            process.raised, process.after = self.lines, 0
         if found or process.others > _MOST_BETWEEN:
             process.was_ignored = process.is_ignored
             process.in_traceback = process.is_ignored = False

@@ -301,6 +301,18 @@ def count_namesakes(record: JobRecord) -> int:
     return sum(1 for _ in paths.root.parent.glob(f"*/{paths.record.name}"))
 
 
+def earlier_namesakes(record: JobRecord, limit: int) -> Iterator[JobRecord]:
+    """Yield the newest runs of a run's name that were submitted before it; read `limit` at most."""
+    paths = record.paths
+    found = [path.parent for path in paths.root.parent.glob(f"*/{paths.record.name}")]
+    others = [path for path in found if path != paths.root]
+    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in others[:limit]:
+        other = _readable(path)
+        if other is not None and other.submitted_at < record.submitted_at:
+            yield other
+
+
 def newest_jobs(runs_dirs: Iterable[RunsDir], limit: int) -> list[tuple[str, JobRecord]]:
     """Return the newest jobs by id, each with the run that its link points to.
 

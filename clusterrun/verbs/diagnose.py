@@ -24,10 +24,12 @@ from clusterrun.logs.sources import Source, sources_of
 from clusterrun.node.base.stderr import PREFIX
 from clusterrun.rundir.outcome import Cause, Outcome, Reason
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.causes import known_causes
 from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
+from clusterrun.verbs.usual import subtract
 
 STDIN: Final = "-"
 AGENTS, SLURM, RANKS = "agents", "Slurm", "ranks"  # sources of what is in no log; all compared
@@ -75,12 +77,16 @@ _BY_SIGNAL: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Why a run failed. `verdict` None: no cause was found; `lines` were read."""
+    """Why a run failed. `verdict` None: no cause was found; `lines` were read.
+
+    `subtracted` kinds of lines were left out, since they were also printed when it went well.
+    """
 
     verdict: Verdict | None
     lines: int
     job: JobStatus | None = None
     attempt: int = 0
+    subtracted: int = 0
 
 
 def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnosis:
@@ -96,41 +102,37 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     is_completed = outcome is not None and outcome.cause is Cause.COMPLETED
     if is_completed and found.state not in _BY_STATE:
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
-    verdict, lines = diagnose_attempt(
-        paths,
-        number,
-        outcome,
-        world=found.record.world_size,
-        state=found.state if is_newest else None,
-    )
-    return Diagnosis(verdict=verdict, lines=lines, job=found, attempt=number)
+    state = found.state if is_newest else None
+    answer = diagnose_attempt(found.record, number, outcome, state=state)
+    return dataclasses.replace(answer, job=found)
 
 
 def diagnose_attempt(
-    paths: RunPaths,
-    number: int,
-    outcome: Outcome | None,
-    *,
-    world: int,
-    state: JobState | None = None,
-) -> tuple[Verdict | None, int]:
-    """Return why an attempt of `world` ranks failed, and how many lines were read.
-
-    `state` is the job's, if this is its newest attempt.
-    """
+    record: JobRecord, number: int, outcome: Outcome | None, *, state: JobState | None = None
+) -> Diagnosis:
+    """Diagnose an attempt; `state` is the job's, if this is its newest attempt."""
     scanner = Scanner(table=known_causes())
+    paths = record.paths
     files = find_files(paths, number)
     is_newest = number == paths.newest_attempt()
     batch = _batch_output(paths) if is_newest else ()  # an earlier attempt may have had its own job
     for line in chain(batch, _printed(files, outcome)):
         scanner.feed(line)
-    _add_missing(scanner, files, world)
+    subtracted = subtract(scanner, record, number, _all_printed)
+    _add_missing(scanner, files, record.world_size)
     if outcome is not None:
         _add_outcome(scanner, outcome)
     if state in _BY_STATE:
         line = PrintedLine(number=0, text=f"the job is {state.value}", source=SLURM)
         scanner.add(_BY_STATE[state], Role.ROOT, line)
-    return verdict_of(scanner), scanner.lines
+    verdict = verdict_of(scanner)
+    return Diagnosis(verdict=verdict, lines=scanner.lines, attempt=number, subtracted=subtracted)
+
+
+def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
+    """Yield what an attempt of an earlier run printed, its batch script included."""
+    batch = _batch_output(paths) if attempt == paths.newest_attempt() else ()
+    yield from chain(batch, _printed(find_files(paths, attempt), None))
 
 
 def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:

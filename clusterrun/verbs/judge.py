@@ -16,7 +16,7 @@ from typing import Final
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.rundir.outcome import Outcome
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.record import read
 from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.verbs.diagnose import diagnose_attempt
 
@@ -26,11 +26,10 @@ _LETTERS: Final = 300
 
 def judge(run_dir: Path, outcome: Outcome) -> ShortVerdict | None:
     """Diagnose an attempt by what its agents and logs report."""
-    paths = RunPaths(root=run_dir)
-    plan = read_plan(paths)
+    record = read(RunPaths(root=run_dir))
     with contextlib.suppress(OSError):
-        os.chdir(plan.workdir)  # the project's causes.yaml
-    found, _ = diagnose_attempt(paths, outcome.attempt, outcome, world=plan.world_size)
+        os.chdir(record.workdir)  # the project's causes.yaml
+    found = diagnose_attempt(record, outcome.attempt, outcome).verdict
     return short(found) if found else None
 
 

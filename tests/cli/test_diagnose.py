@@ -256,3 +256,20 @@ def test_an_interruption_is_named_before_slurm_reports_the_end(
     ending = Cause.INTERRUPTED if reason else Cause.CANCELLED
     outcome(root, cause=ending, code=125, interruption=reason, reason="asked to exit")
     assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == cause
+
+
+@pytest.mark.parametrize(("state", "left_out"), [("COMPLETED", 1), ("FAILED", 0)])
+def test_what_an_earlier_run_printed_when_it_went_well_is_no_cause(
+    here: CommandLine, state: str, left_out: int
+) -> None:
+    for job_id, end in (("4710", state), ("4711", "FAILED")):
+        root = submitted(here, job_id)
+        queue(here)
+        ended(root, end, int(end != "COMPLETED"))
+        printed = f"cache of pid {job_id}5: [Errno 28] No space left on device\n"
+        (root / "slurm" / "batch.out").write_text(printed)
+    answer = json.loads(here("diagnose", "4711", "--json").out)
+    assert answer["subtracted"] == left_out
+    assert (answer["verdict"] is None) == bool(left_out)
+    text = "left out 1 kind of error lines that were also printed when it went well\n"
+    assert here("diagnose", "4711").out.endswith(text) == bool(left_out)
