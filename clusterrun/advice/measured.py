@@ -56,12 +56,13 @@ def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
         steps=max(steps, default=None),
         gpu_bytes=max(gpu, default=0) or None,
         host_bytes=max(hosts.values(), default=None),
-        checkpoint_bytes=_checkpoint_bytes(paths),
+        checkpoint_bytes=checkpoint_bytes(paths),
         timed=sum(count for _, count in spans),
     )
 
 
-def _checkpoint_bytes(paths: RunPaths) -> int | None:
+def checkpoint_bytes(paths: RunPaths) -> int | None:
+    """Return the size of the newest complete checkpoint; None without one."""
     newest, _ = checkpoint_files.newest(paths.checkpoints_dir, contents=False)
     if newest is None:
         return None

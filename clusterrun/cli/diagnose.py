@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.causes import known_causes
 from clusterrun.verbs.diagnose import AGENTS, RANKS, SLURM, Diagnosis, diagnose, diagnose_logs
+from clusterrun.verbs.remedies import to_do
 
 SCHEMA = "clusterrun.diagnose/1"
 _SHOWN = 200  # letters of a line
@@ -140,7 +140,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     for label, after in zip(_first("THEN"), verdict.consequences, strict=False):
         where = f" on {count(len(after.ranks), 'rank')}" if after.ranks else ""
         yield f"{label:<8}{after.cause.id}: {count(after.count, 'line')}{where}"
-    for label, text in zip(_first("DO"), _to_do(found), strict=False):
+    for label, text in zip(_first("DO"), to_do(found), strict=False):
         yield f"{label:<8}{text}"
     yield f"RETRY   {RETRIES[verdict.retry].lower()}"
 
@@ -157,20 +157,6 @@ RETRIES = {
     Retry.EXCLUDE: "Another try on other nodes will probably succeed",
     Retry.MAYBE: "Another try may succeed",
 }
-
-
-def _to_do(found: Diagnosis) -> list[str]:
-    """Return what to do, with the names of this job and its nodes."""
-    if found.verdict is None:
-        return []
-    verdict = found.verdict
-    names = {"NODE": fold_hosts(verdict.nodes), "RANKS": fold_ranks(verdict.ranks)}
-    if found.job is not None:
-        names["JOB"] = found.job.record.job_id or found.job.record.run_dir
-    return [
-        re.sub(r"\b(?:JOB|NODE|RANKS)\b", lambda word: names.get(word[0]) or word[0], text)
-        for text in verdict.cause.do
-    ]
 
 
 def _first(label: str) -> Iterator[str]:
@@ -214,7 +200,7 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
     if found.verdict is None:
         return {**head, "verdict": None, "consequences": [], "evidence": []}
     described = _verdict_object(found.verdict)
-    described["verdict"]["do"] = _to_do(found)
+    described["verdict"]["do"] = to_do(found)
     return {**head, **described}
 
 

@@ -114,3 +114,49 @@ def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) 
 def _number(config: Mapping[str, Any], key: str) -> int | None:
     value = config.get(key)
     return value if type(value) is int else None
+
+
+# The Trainer's options first; others have names that scripts commonly use.
+_MICRO = ("--per_device_train_batch_size", "--micro-batch-size", "--micro_batch_size")
+_MICRO_OF_SCRIPTS = ("--batch-size", "--batch_size")
+_ACCUMULATION = (
+    *("--gradient_accumulation_steps", "--gradient-accumulation-steps", "--accumulation"),
+    *("--grad-accum", "--grad_accum"),
+)
+
+
+def number_in(args: Sequence[str], names: Sequence[str]) -> tuple[str, int] | None:
+    """Return the first option that is given with a number.
+
+    >>> number_in(["--lr", "1", "--batch-size=8"], ("--batch-size",))
+    ('--batch-size', 8)
+    """
+    found = ((name, values_of(args, name)) for name in names)
+    return next(((n, int(v[0])) for n, v in found if len(v) == 1 and v[0].isdecimal()), None)
+
+
+def batch_of(args: Sequence[str]) -> tuple[tuple[str, int], tuple[str, int]] | None:
+    """Return the options of the micro-batch and the accumulation; None unless both are known.
+
+    >>> batch_of(["--per_device_train_batch_size", "8"])
+    (('--per_device_train_batch_size', 8), ('--gradient_accumulation_steps', 1))
+    """
+    micro = number_in(args, (*_MICRO, *_MICRO_OF_SCRIPTS))
+    accumulation = number_in(args, _ACCUMULATION)
+    if micro and micro[0] == _MICRO[0] and not any(values_of(args, n) for n in _ACCUMULATION):
+        accumulation = (_ACCUMULATION[0], 1)  # the Trainer's default
+    return (micro, accumulation) if micro and accumulation else None
+
+
+def with_number(args: Sequence[str], name: str, value: int) -> tuple[str, ...]:
+    """Return the arguments with another number for an option.
+
+    >>> with_number(["--a", "1", "--b=2"], "--a", 5), with_number(["--b=2"], "--b", 3)
+    (('--a', '5', '--b=2'), ('--b=3',))
+    """
+    words = [f"{name}={value}" if word.startswith(f"{name}=") else word for word in args]
+    if name in words:
+        words[words.index(name) + 1] = str(value)
+    elif not any(word.startswith(f"{name}=") for word in words):
+        words += [name, str(value)]
+    return tuple(words)

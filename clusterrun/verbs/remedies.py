@@ -1,0 +1,277 @@
+"""What to do about a failure, with the numbers of the run itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from clusterrun.advice.measured import checkpoint_bytes
+from clusterrun.advice.question import question_of
+from clusterrun.backends.status import JobStatus
+from clusterrun.config import Resolved
+from clusterrun.config.secrets import redacted
+from clusterrun.config.spec import JobSpec
+from clusterrun.diagnosis.weigh import Verdict
+from clusterrun.errors import ClusterrunError
+from clusterrun.estimates.inputs import GIB
+from clusterrun.estimates.recommend import recommend
+from clusterrun.estimates.speed import segments
+from clusterrun.estimates.steps import effective_batch, fitting_batch, smaller_passes
+from clusterrun.launch.plan import Plan
+from clusterrun.launch.script_args import batch_of, number_in, with_number
+from clusterrun.rundir.plan import read_plan
+from clusterrun.shared import checkpoint_files
+from clusterrun.shared.checkpoint_files import Checkpoint
+from clusterrun.shared.durations import clock, format_seconds
+from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
+from clusterrun.verbs.changes import configuration
+from clusterrun.verbs.diagnose import Diagnosis
+
+_WORKERS: Final = (
+    *("--dataloader_num_workers", "--num-workers", "--num_workers", "--workers"),
+    "--loader-workers",
+)
+_BATCH: Final = re.compile(r"(\d+) != (\d+) \* (\d+) \* (\d+)")  # of DeepSpeed
+_DIVISIBLE: Final = re.compile(
+    r"\b(\d+)\)? (?:is|must be|should be) (?:not )?divisible by \D*(\d+)"
+)
+_TIMEOUT: Final = re.compile(r"\bTimeout\(ms\)=(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is known of a run that failed; `is_newest` is its attempt's."""
+
+    job: JobStatus
+    verdict: Verdict
+    resolved: Resolved
+    plan: Plan
+    is_newest: bool
+
+    @property
+    def spec(self) -> JobSpec:
+        """Its settings."""
+        return self.resolved.spec
+
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """Its newest complete checkpoint."""
+        directory = self.job.record.paths.checkpoints_dir
+        return checkpoint_files.newest(directory, contents=False)[0]
+
+    def resume(
+        self, *options: str, args: Sequence[str] | None = None, from_scratch: bool = False
+    ) -> str:
+        """Return the command that resumes it with changes; "" if it would show a secret."""
+        is_new = from_scratch or self.checkpoint is None
+        start = ("--from", "scratch") if is_new else ()
+        words = ["clusterrun", "resume", _name(self.job), *start, *options]
+        text = shlex.join([*words, *(("--", *args) if args is not None else ())])
+        return text if redacted(text) == text else ""
+
+    def numbers(self, pattern: re.Pattern[str]) -> list[int]:
+        """Return the numbers in the first evidence that has them."""
+        found = (pattern.search(each.line.text) for each in self.verdict.evidence)
+        return next(([int(text) for text in hit.groups()] for hit in found if hit), [])
+
+
+def to_do(found: Diagnosis) -> list[str]:
+    """Return what to do: what this run's numbers allow to compute, then what always applies."""
+    if found.verdict is None:
+        return []
+    general = list(found.verdict.cause.do)
+    if found.job is not None and (run := _run(found, found.job, found.verdict)):
+        at, compute = _REMEDIES.get(found.verdict.cause.id, (0, _nothing))
+        if lines := compute(run):
+            general[at : at + 1] = lines
+        general = [text.replace("--exclude NODE", _exclude(run)) for text in general]
+    names = {"NODE": fold_hosts(found.verdict.nodes), "RANKS": fold_ranks(found.verdict.ranks)}
+    if found.job is not None:
+        names["JOB"] = _name(found.job)
+    return [
+        re.sub(r"\b(?:JOB|NODE|RANKS)\b", lambda word: names.get(word[0]) or word[0], text)
+        for text in general
+    ]
+
+
+def _name(job: JobStatus) -> str:
+    return job.record.job_id or job.record.run_dir
+
+
+def _run(found: Diagnosis, job: JobStatus, verdict: Verdict) -> Run | None:
+    try:
+        resolved, plan = configuration(job.record), read_plan(job.record.paths)
+    except (ClusterrunError, OSError, ValueError):
+        return None
+    is_newest = found.attempt == job.attempt
+    return Run(job=job, verdict=verdict, resolved=resolved, plan=plan, is_newest=is_newest)
+
+
+def _exclude(run: Run) -> str:
+    """Return the option that excludes the nodes, and those that are excluded already."""
+    known = parse_hostlist(run.spec.exclude) if run.spec.exclude else []
+    nodes = dict.fromkeys((*known, *run.verdict.nodes))
+    return f"--exclude {shlex.quote(fold_hosts(nodes))}" if run.verdict.nodes else "--exclude NODE"
+
+
+def _nothing(run: Run) -> list[str]:
+    del run
+    return []
+
+
+def _smaller_batch(run: Run) -> list[str]:
+    spec, options = run.spec, batch_of(run.spec.args)
+    if spec.planned:
+        micro, accumulation = spec.micro_batch or 1, spec.accumulation or 1
+    elif options:
+        micro, accumulation = (number for _, number in options)
+    else:
+        return []
+    smaller = smaller_passes(micro, accumulation)
+    if smaller is None:
+        return _other_strategy(run, micro, accumulation)
+    keys = ("micro_batch", "accumulation")
+    if spec.planned or options is None:
+        sets = [f"training.{key}={n}" for key, n in zip(keys, smaller, strict=True)]
+        command = run.resume("--set", sets[0], "--set", sets[1])
+    else:
+        args: Sequence[str] = spec.args
+        for (name, _), number in zip(options, smaller, strict=True):
+            args = with_number(args, name, number)
+        command = run.resume(args=args)
+    batch = effective_batch(micro, accumulation, run.plan.data_parallel)
+    text = (
+        f"lower the micro-batch from {micro} to {smaller[0]} and raise the accumulation from "
+        f"{accumulation} to {smaller[1]}: the effective batch stays {batch}"
+    )
+    return [f"{text}: {command}" if command else text]
+
+
+def _other_strategy(run: Run, micro: int, accumulation: int) -> list[str]:
+    """Propose plan's fastest setup that fits at this micro-batch."""
+    spec = dataclasses.replace(
+        run.spec, micro_batch=micro, accumulation=accumulation, effective_batch=None
+    )
+    try:
+        question = question_of(dataclasses.replace(run.resolved, spec=spec))
+        choices = recommend(question, question.setup.effective_batch)
+    except ClusterrunError:
+        return []
+    for choice in choices:
+        setup = choice.setup
+        if setup.micro_batch == micro and setup.strategy is not run.plan.strategy:
+            command = run.resume("--strategy", setup.strategy.value, from_scratch=True)
+            ckpt = " with gradient checkpointing" if setup.grad_ckpt else ""
+            text = f"the micro-batch is {micro}: shard more{ckpt}, {choice.gpu_bytes / GIB:.1f} GiB"
+            return [f"{text} of a GPU are estimated: {command}"]
+    return []
+
+
+def _longer(run: Run) -> list[str]:
+    progress, saved = run.job.progress, run.checkpoint
+    if not (run.is_newest and progress.total and progress.rate_per_s):
+        return []
+    left = progress.total - (saved.step if saved else 0)
+    if left <= 0:
+        return []
+    seconds = left / progress.rate_per_s
+    limit = clock(math.ceil(seconds * 11 / 600) * 60)
+    text = f"{left:,} steps are left, {clock(seconds)} at {progress.rate_per_s:.3g} steps/s"
+    lines = [f"{text}; with a tenth for starts and saves: {run.resume('--time', limit)}"]
+    jobs = segments(seconds, run.job.limit_s) if saved and run.job.limit_s else 1
+    if jobs > 1:
+        command = run.resume("--on-interrupt", "successor")
+        lines.append(f"or keep the limit and let {jobs} jobs continue one another: {command}")
+    return lines
+
+
+def _more_memory(run: Run) -> list[str]:
+    spec, ranks = run.spec, run.plan.procs_per_node
+    asked = {
+        "--mem": spec.mem,
+        "--mem-per-gpu": spec.mem_per_gpu,
+        "--mem-per-cpu": spec.mem_per_cpu,
+    }
+    lines = []
+    for option, text in asked.items():
+        hit = re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", text or "")
+        if hit:
+            command = run.resume(option, f"{2 * int(hit[1])}{hit[2]}")
+            lines.append(f"ask for more than {option} {text}, twice as much: {command}")
+    workers = number_in(spec.args, _WORKERS)
+    if workers and workers[1] > 1:
+        name, number = workers
+        command = run.resume(args=with_number(spec.args, name, number // 2))
+        text = f"or start fewer loader workers than {number} for each of a node's {ranks} ranks"
+        lines.append(f"{text}: {command}" if command else text)
+    return lines
+
+
+def _longer_timeout(run: Run) -> list[str]:
+    printed = run.numbers(_TIMEOUT)
+    now = run.plan.timeout_s or (printed[0] // 1000 if printed else 0)
+    if not now:
+        return []
+    command = run.resume("--timeout", format_seconds(2 * now))
+    return [f"if a rank saves or evaluates for longer than {format_seconds(now)}: {command}"]
+
+
+def _other_port(run: Run) -> list[str]:
+    port = run.spec.main_process_port
+    if port is None:
+        return []
+    other = port + 1 if port < 65535 else port - 1
+    return [f"choose another port than {port}: {run.resume('--main-process-port', str(other))}"]
+
+
+def _bytes_to_free(run: Run) -> list[str]:
+    paths = run.job.record.paths
+    size, kept = checkpoint_bytes(paths), len(checkpoint_files.listed(paths.checkpoints_dir))
+    if size is None:
+        return []
+    free = shutil.disk_usage(paths.root).free
+    needs = f"the next checkpoint needs {size / GIB:.3g} GiB beside the {kept} that are kept"
+    return [f"{needs}; {free / GIB:.3g} GiB are free in {paths.root}: df -h and df -i"]
+
+
+def _fitting_batch(run: Run) -> list[str]:
+    numbers = run.numbers(_BATCH)
+    if len(numbers) != 4 or not (numbers[1] and numbers[3]):
+        return []
+    total, micro, accumulation, ranks = numbers
+    batch, passes = fitting_batch(total, micro, accumulation, ranks)
+    return [
+        f"set train_batch_size {batch}, train_micro_batch_size_per_gpu {micro} and "
+        f"gradient_accumulation_steps {passes}: {batch} = {micro} x {passes} x {ranks} ranks"
+    ]
+
+
+def _fitting_world(run: Run) -> list[str]:
+    numbers, ranks = run.numbers(_DIVISIBLE), run.plan.world_size
+    if len(numbers) != 2 or numbers[0] != ranks or not numbers[1]:
+        return []
+    procs, size = run.plan.procs_per_node, numbers[1]
+    nodes = math.lcm(procs, size) // procs
+    nodes *= math.ceil(run.plan.nodes / nodes)
+    text = f"{ranks} ranks are not divisible by {size}, {nodes * procs} are"
+    return [f"{text}: {run.resume('--nodes', str(nodes))}"]
+
+
+_Remedy = tuple[int, Callable[[Run], list[str]]]
+_REMEDIES: Final[Mapping[str, _Remedy]] = {  # with the place of the general line that it replaces
+    "cuda_oom": (0, _smaller_batch),
+    "slurm_time_limit": (1, _longer),
+    "host_oom": (0, _more_memory),
+    "nccl_timeout": (1, _longer_timeout),
+    "port_in_use": (0, _other_port),
+    "disk_full": (0, _bytes_to_free),
+    "deepspeed_batch_mismatch": (1, _fitting_batch),
+    "world_size_mismatch": (0, _fitting_world),
+}

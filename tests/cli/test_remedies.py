@@ -1,0 +1,199 @@
+"""What `diagnose` proposes with a run's own numbers, and that each proposed command works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from clusterrun.rundir.outcome import Cause
+from tests.cli.conftest import CommandLine
+from tests.cli.outcomes import checkpoint, outcome
+from tests.cli.runs import ended, events, queue, submitted
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+TRAIN = ("-N2", "--nproc-per-node", "2", "--device", "cpu")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnose.md"
+
+
+def proposed(
+    here: CommandLine,
+    root: Path,
+    printed: str = "",
+    *,
+    state: str = "FAILED",
+    is_saved: bool = True,
+) -> list[str]:
+    """Return what to do, after trying its commands."""
+    queue(here)
+    ended(root, state, 1)
+    if is_saved:
+        checkpoint(root, 100, world=4)
+    (root / "slurm" / "batch.out").write_text(printed + "\n")
+    verdict = json.loads(here("diagnose", "4711", "--json").out)["verdict"]
+    texts: list[str] = verdict["do"]
+    for text in texts:
+        if command := re.search(r"clusterrun (resume 4711 .+)", text):
+            words = shlex.split(command[1])
+            done = here(*words[:2], "--dry-run", *words[2:])
+            assert done.code == 0, (text, done.err)
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("argv", "printed", "expected"),
+    [
+        pytest.param(
+            (*TRAIN, "train.py", "--batch-size", "8", "--accumulation=2", "--lr", "1"),
+            OOM,
+            "lower the micro-batch from 8 to 4 and raise the accumulation from 2 to 4: the "
+            "effective batch stays 64: "
+            "clusterrun resume 4711 -- --batch-size 4 --accumulation=4 --lr 1",
+            id="the script's batch",
+        ),
+        pytest.param(
+            (*TRAIN, "train.py", "--per_device_train_batch_size", "3"),
+            OOM,
+            "lower the micro-batch from 3 to 1 and raise the accumulation from 1 to 3: the "
+            "effective batch stays 12: clusterrun resume 4711 -- --per_device_train_batch_size 1 "
+            "--gradient_accumulation_steps 3",
+            id="the Trainer's batch",
+        ),
+        pytest.param(
+            (
+                *TRAIN,
+                *("--set", "training.planned=true", "--set", "training.micro_batch=8"),
+                "train.py",
+            ),
+            OOM,
+            "lower the micro-batch from 8 to 4 and raise the accumulation from 1 to 2: the "
+            "effective batch stays 32: clusterrun resume 4711 --set training.micro_batch=4 "
+            "--set training.accumulation=2",
+            id="plan's batch",
+        ),
+        pytest.param(
+            (*TRAIN, "train.py", "--batch-size", "8"),
+            OOM,
+            "halve the micro-batch and double the accumulation: the effective batch stays the same",
+            id="an accumulation that is not known",
+        ),
+        pytest.param(
+            (*TRAIN, "train.py", "--api-key", "gold1234", "--batch-size", "8", "--accum", "1"),
+            OOM,
+            "halve the micro-batch and double the accumulation: the effective batch stays the same",
+            id="another option",
+        ),
+        pytest.param(
+            (
+                *(*TRAIN, "train.py", "--api-key", "gold1234"),
+                *("--batch-size", "8", "--accumulation", "1"),
+            ),
+            OOM,
+            "lower the micro-batch from 8 to 4 and raise the accumulation from 1 to 2: the "
+            "effective batch stays 32",
+            id="a secret is not printed",
+        ),
+        pytest.param(
+            (*TRAIN, "--mem", "64G", "train.py", "--num-workers", "8"),
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0.",
+            "ask for more than --mem 64G, twice as much: clusterrun resume 4711 --mem 128G",
+            id="memory",
+        ),
+        pytest.param(
+            (*TRAIN, "train.py", "--num-workers", "8"),
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0.",
+            "or start fewer loader workers than 8 for each of a node's 2 ranks: "
+            "clusterrun resume 4711 -- --num-workers 4",
+            id="workers",
+        ),
+        pytest.param(
+            (*TRAIN, "--main-process-port", "29500", "train.py"),
+            "OSError: [Errno 98] Address already in use",
+            "choose another port than 29500: clusterrun resume 4711 --main-process-port 29501",
+            id="port",
+        ),
+        pytest.param(
+            (*TRAIN, "--timeout", "10m", "train.py"),
+            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)",
+            "if a rank saves or evaluates for longer than 10m: clusterrun resume 4711 "
+            "--timeout 20m",
+            id="the timeout that was set",
+        ),
+        pytest.param(
+            (*TRAIN, "train.py"),
+            "Watchdog caught collective operation timeout: WorkNCCL(Timeout(ms)=1800000)",
+            "if a rank saves or evaluates for longer than 30m: clusterrun resume 4711 --timeout 1h",
+            id="the timeout that was printed",
+        ),
+        pytest.param(
+            (*TRAIN, "train.py"),
+            "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu "
+            "* gradient_acc_step * world_size 7 != 2 * 0 * 4",
+            "set train_batch_size 8, train_micro_batch_size_per_gpu 2 and "
+            "gradient_accumulation_steps 1: 8 = 2 x 1 x 4 ranks",
+            id="DeepSpeed's batch",
+        ),
+        pytest.param(
+            (*TRAIN, "train.py"),
+            "ValueError: world size (4) is not divisible by 3",
+            "4 ranks are not divisible by 3, 6 are: clusterrun resume 4711 --nodes 3",
+            id="ranks",
+        ),
+    ],
+)
+def test_a_remedy_has_the_numbers_of_the_run(
+    here: CommandLine, argv: tuple[str, ...], printed: str, expected: str
+) -> None:
+    assert expected in proposed(here, submitted(here, "4711", *argv), printed)
+
+
+def test_the_time_limit_fits_the_steps_that_are_left(here: CommandLine) -> None:
+    root = submitted(here, "4711", *TRAIN, "--time", "1:00:00", "train.py")
+    steps = ({"ts": 100.0 + n, "type": "step", "step": n, "total": 10_000} for n in (1, 3001))
+    events(root, *steps)
+    checkpoint(root, 2800, world=4)
+    texts = proposed(here, root, state="TIMEOUT", is_saved=False)
+    assert texts[1:] == [
+        "7,200 steps are left, 02:00:00 at 1 steps/s; with a tenth for starts and saves: "
+        "clusterrun resume 4711 --time 02:12:00",
+        "or keep the limit and let 3 jobs continue one another: "
+        "clusterrun resume 4711 --on-interrupt successor",
+    ]
+
+
+def test_a_full_disk_names_the_bytes(here: CommandLine) -> None:
+    root = submitted(here, "4711", *TRAIN, "train.py")
+    text = proposed(here, root, "OSError: [Errno 28] No space left on device")[0]
+    assert re.match(r"the next checkpoint needs \S+ GiB beside the 1 that are kept; \S+ GiB", text)
+
+
+def test_nodes_that_are_excluded_stay_so(here: CommandLine) -> None:
+    root = submitted(here, "4711", *TRAIN, "--exclude", "node03", "train.py")
+    outcome(root, cause=Cause.NODE_LOST, node="node18", message="lost")
+    texts = proposed(here, root)
+    assert any(text.endswith("clusterrun resume 4711 --exclude 'node[03,18]'") for text in texts)
+
+
+def test_a_micro_batch_of_one_is_sharded_as_plan_estimates(here: CommandLine) -> None:
+    model = ("--set", "training.model=llama-3.1-8b", "--set", "training.seq_len=4096")
+    gpu = ("--set", "training.gpu=h100-80g")
+    script = ("train.py", "--batch-size", "1", "--accumulation", "4")
+    root = submitted(here, "4711", "-N2", "--gpus-per-node", "4", *model, *gpu, *script)
+    text = proposed(here, root, OOM)[0]
+    assert re.match(r"the micro-batch is 1: shard more.*, \d+\.\d GiB of a GPU are estimated", text)
+    assert "clusterrun resume 4711 --from scratch --strategy zero" in text
+
+
+def test_a_run_without_a_checkpoint_starts_over(here: CommandLine) -> None:
+    root = submitted(here, "4711", *TRAIN, "--mem", "64G", "train.py")
+    texts = proposed(here, root, "std::bad_alloc", is_saved=False)
+    assert texts[0].endswith(": clusterrun resume 4711 --from scratch --mem 128G")
+
+
+def test_the_page_shows_a_remedy_of_a_run(here: CommandLine) -> None:
+    script = ("train.py", "--batch-size", "8", "--accumulation", "2")
+    root = submitted(here, "4711", *TRAIN, *script)
+    assert f"```\nDO      {proposed(here, root, OOM)[0]}\n```" in PAGE.read_text()
