@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.diagnose import score
+from benchmarks.diagnose import score, subtraction
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +45,14 @@ def test_right_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_wrong_answers(tmp_path: Path, cause: str, text: str, least: float) -> None:
     assert score.run(_written(tmp_path, one=(cause, text)), least=least) == 1
+
+
+def test_subtraction_is_measured(tmp_path: Path) -> None:
+    subtraction.run(tmp_path / "results", most=12)
+    (section,) = json.loads((tmp_path / "results.json").read_text())["sections"]
+    both, failed_only, _ = section["rows"]
+    assert float(both["wrong with"][:-1]) < float(both["wrong without"][:-1])
+    assert failed_only["wrong with"] == failed_only["wrong without"]
 
 
 @pytest.mark.long
