@@ -11,6 +11,7 @@ from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.node.recovery import verdicts
 from clusterrun.node.recovery.rules import Decision, Ground, decide
+from clusterrun.rundir import record
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
@@ -164,7 +165,8 @@ def test_a_verdict_that_takes_too_long_delays_nothing(
 
 def test_the_judge_names_the_cause_in_a_process_of_its_own(tmp_path: Path) -> None:
     paths = RunPaths(root=tmp_path)
-    paths.plan.write_text(here(nodes=1, nproc_per_node=1).to_json())
+    plan = here(nodes=1, nproc_per_node=1)
+    record.write(record.new_record(plan, paths, argv=[], now=1.0))
     paths.attempt(1).mkdir(parents=True)
     text = "ModuleNotFoundError: No module named 'x'"
     end = failed(None, cause=Cause.EXCEPTION, message=text, rank=0, node="n1")
