@@ -23,7 +23,15 @@ from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.causes import known_causes
-from clusterrun.verbs.diagnose import AGENTS, RANKS, SLURM, Diagnosis, diagnose, diagnose_logs
+from clusterrun.verbs.diagnose import (
+    AGENTS,
+    CGROUP,
+    RANKS,
+    SLURM,
+    Diagnosis,
+    diagnose,
+    diagnose_logs,
+)
 from clusterrun.verbs.remedies import to_do
 
 SCHEMA = "clusterrun.diagnose/1"
@@ -183,7 +191,7 @@ def _own_frame(evidence: Sequence[Finding]) -> str:
 
 def _place(line: PrintedLine, *, is_of_job: bool) -> str:
     """Name who reported or printed a line: a source, a place in a file, or a rank and its node."""
-    if line.source in (AGENTS, SLURM, RANKS):
+    if line.source in (AGENTS, SLURM, RANKS, CGROUP):
         return f"{line.source}: "
     if line.file:
         return f"{line.file}:{line.number}: "
@@ -236,7 +244,7 @@ def _verdict_object(verdict: Verdict) -> dict[str, Any]:
 
 def _evidence(finding: Finding) -> dict[str, Any]:
     line = finding.line
-    is_reported = line.source in (AGENTS, SLURM, RANKS)
+    is_reported = line.source in (AGENTS, SLURM, RANKS, CGROUP)
     return {
         "source": line.source.lower() if is_reported else "log",
         "file": line.file,

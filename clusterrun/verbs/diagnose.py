@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,6 +18,7 @@ from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import Verdict, verdict_of
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.logformat.notes import oom_kills
 from clusterrun.logs.files import LogFile, find_files
 from clusterrun.logs.newest import find_newest
 from clusterrun.logs.query import OVERVIEW, Query
@@ -32,7 +34,12 @@ from clusterrun.verbs.status import status
 from clusterrun.verbs.usual import subtract
 
 STDIN: Final = "-"
-AGENTS, SLURM, RANKS = "agents", "Slurm", "ranks"  # sources of what is in no log; all compared
+AGENTS, SLURM, RANKS, CGROUP = (
+    "agents",
+    "Slurm",
+    "ranks",
+    "cgroup",
+)  # sources of what is in no log; all compared
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024
@@ -120,8 +127,10 @@ def diagnose_attempt(
         scanner.feed(line)
     subtracted = subtract(scanner, record, number, _all_printed)
     _add_missing(scanner, files, record.world_size)
+    kills = _oom_kills(files)
+    _add_kills(scanner, kills, outcome)
     if outcome is not None:
-        _add_outcome(scanner, outcome)
+        _add_outcome(scanner, outcome, kills)
     if state in _BY_STATE:
         line = PrintedLine(number=0, text=f"the job is {state.value}", source=SLURM)
         scanner.add(_BY_STATE[state], Role.ROOT, line)
@@ -135,7 +144,7 @@ def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     yield from chain(batch, _printed(find_files(paths, attempt), None))
 
 
-def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:
+def _add_outcome(scanner: Scanner, outcome: Outcome, kills: Mapping[str, int]) -> None:
     """Add what the agents know: they see signals, exits and ranks that never joined."""
     text = outcome.message or outcome.reason
     where = f" at {outcome.where}" if outcome.where and outcome.where not in text else ""
@@ -156,8 +165,37 @@ def _add_outcome(scanner: Scanner, outcome: Outcome) -> None:
         scanner.add(UNCAUGHT, Role.ROOT, line)
     if outcome.cause is Cause.EXIT and verdict_of(scanner) is None:
         scanner.add(UNCAUGHT, Role.EITHER, line)
-    for name, role in filter(None, (_by_outcome(outcome), _BY_SIGNAL.get(outcome.signal))):
+    for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, kills))):
         scanner.add(name, role, line)
+
+
+def _by_signal(outcome: Outcome, kills: Mapping[str, int]) -> tuple[str, Role] | None:
+    """Return what a signal shows; the kernel killed nothing if its count did not rise."""
+    if outcome.signal == signal.SIGKILL and kills.get(outcome.node or "") == 0:
+        return "sigkill_external", Role.EITHER
+    return _BY_SIGNAL.get(outcome.signal)
+
+
+def _oom_kills(files: Sequence[LogFile]) -> dict[str, int]:
+    """Return how often the OOM killer killed, by node, as agents recorded it."""
+    lines = find_newest(sources_of(files, OVERVIEW), MOST_LINES).lines
+    texts = (
+        (each.node, each.text.decode(errors="replace"))
+        for each in lines
+        if each.stream is Stream.AGENT
+    )
+    found = ((node, oom_kills(text)) for node, text in texts)
+    return {node: kills for node, kills in found if kills is not None}
+
+
+def _add_kills(scanner: Scanner, kills: Mapping[str, int], outcome: Outcome | None) -> None:
+    risen = {node: number for node, number in kills.items() if number}
+    if outcome and outcome.signal == signal.SIGKILL and outcome.node in risen:
+        risen = {outcome.node: risen[outcome.node]}
+    for node, number in risen.items():
+        text = f"the OOM killer killed {number} process{'' if number == 1 else 'es'}"
+        line = PrintedLine(number=0, text=text, source=CGROUP, node=node)
+        scanner.add("host_oom", Role.ROOT, line)
 
 
 def _has_reported(scanner: Scanner) -> bool:

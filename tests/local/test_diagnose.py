@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from clusterrun.node.watch.memory import own_group
 from tests.local.test_main_road_local import FOUR
 from tests.road import Project, project
 
@@ -19,6 +20,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(240)]
 
 HANG = ("--hang-timeout", "20s")
 SOON = ("--timeout", "20s")
+COUNTED = any(kills is not None for kills in own_group().kills())
+KILLED = ("sigkill_external", "likely") if COUNTED else ("host_oom", "unconfirmed")
 BATCH = """
 import deepspeed
 import torch
@@ -49,7 +52,7 @@ def diagnosed(here: Project, *argv: str) -> dict[str, Any]:
     ("how", "options", "cause", "status"),
     [
         ("raise", (), "user_code_exception", "likely"),
-        ("kill", (), "host_oom", "unconfirmed"),
+        ("kill", (), *KILLED),
         ("segv", (), "segfault", "likely"),
         ("port", (), "port_in_use", "established"),
         ("loop", HANG, "hang_rank_missing", "established"),

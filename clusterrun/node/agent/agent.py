@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from clusterrun.logformat.notes import oom_kills
 from clusterrun.node.agent.launcher import Launcher, LauncherResult
 from clusterrun.node.agent.preparation import (
     accelerate_launcher,
@@ -46,6 +48,7 @@ from clusterrun.node.recovery.rules import may_be_shared
 from clusterrun.node.watch import joins, stacks
 from clusterrun.node.watch.hangs import HangWatch
 from clusterrun.node.watch.interruption import Interruption
+from clusterrun.node.watch.memory import own_group
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
 from clusterrun.shared import wording
@@ -70,6 +73,8 @@ class Agent:
         self._plan, self._who = attempt.plan, attempt.who
         self._cancelled = asyncio.Event()
         self._account = Account(attempt)
+        self._memory = own_group()
+        self._kills_before = self._memory.kills()
         self._page = page
         self._ranks: Ranks | None = None
         self._member: Member | None = None
@@ -151,6 +156,7 @@ class Agent:
         launcher.start()
         ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
         self._tasks.cancel()
+        self._note_memory(ending)
         await self._stop(launcher, ranks)
         code = await self._ended(ending)
         await link.leave()
@@ -335,6 +341,16 @@ class Agent:
             self._say(text, tell=False)
         if left:
             self._say(f"processes {left} cannot be killed; they may be blocked in the kernel")
+
+    def _note_memory(self, ending: Ending) -> None:
+        """Record OOM kills of a failed attempt, or that there was none if SIGKILL ended a rank."""
+        failure = ending.failure
+        if failure is None or not ending.cause.is_failure:
+            return
+        line = self._memory.line(self._kills_before)
+        is_killed_here = failure.node == self._who.node and failure.signal == signal.SIGKILL
+        if line and (oom_kills(line) or is_killed_here):
+            self._say(line, tell=False)
 
     def _is_over(self, launcher: Launcher, ranks: Ranks) -> bool:
         """Return whether no rank is left; the launcher may still be running."""
