@@ -14,6 +14,7 @@ import pytest
 
 from clusterrun.node.watch.memory import own_group
 from tests.local.test_main_road_local import FOUR
+from tests.patience import wait_for
 from tests.road import Project, project
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(240)]
@@ -110,6 +111,28 @@ def test_a_full_disk(here: Project, small_disk: Path) -> None:
     here.extra["SMALL_DISK"] = str(small_disk)
     verdict = diagnosed(here, "broken.py", "disk")["verdict"]
     assert (verdict["class"], verdict["ranks"]) == ("disk_full", "2")
+
+
+@pytest.fixture(name="small_memory")
+def _small_memory() -> Iterator[Path]:
+    """Make a memory cgroup of 3 GiB (version 1) for a run."""
+    path = Path(f"/sys/fs/cgroup/memory/clusterrun-test-{os.getpid()}")
+    try:
+        path.mkdir()
+        (path / "memory.limit_in_bytes").write_text(str(3 << 30))
+    except OSError:
+        pytest.skip("cannot make a memory cgroup")
+    yield path
+    wait_for(lambda: not (path / "cgroup.procs").read_text(), "the end of the run")
+    path.rmdir()
+
+
+def test_memory_that_ran_out(here: Project, small_memory: Path) -> None:
+    enter = f"echo $$ > {small_memory}/cgroup.procs"
+    (here.path / "clusterrun.yaml").write_text(f"launch: {{setup: ['{enter}']}}\n")
+    verdict = diagnosed(here, "broken.py", "memory")["verdict"]
+    assert (verdict["class"], verdict["status"]) == ("host_oom", "established")
+    assert (verdict["ranks"], verdict["nodes"]) == ("2", ["local1"])
 
 
 def test_a_batch_that_deepspeed_refuses(here: Project) -> None:

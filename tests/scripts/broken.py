@@ -40,6 +40,12 @@ def killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def filled_memory():
+    held = []
+    while True:
+        held.append(bytearray(1 << 24))
+
+
 def crashed():
     ctypes.string_at(0)
 
@@ -75,6 +81,7 @@ def fail(how):
         "raise": raised,
         "import": imported,
         "kill": killed,
+        "memory": filled_memory,
         "segv": crashed,
         "loop": looped,
         "lock": locked,
