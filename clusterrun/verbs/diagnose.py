@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -34,12 +34,8 @@ from clusterrun.verbs.status import status
 from clusterrun.verbs.usual import subtract
 
 STDIN: Final = "-"
-AGENTS, SLURM, RANKS, CGROUP = (
-    "agents",
-    "Slurm",
-    "ranks",
-    "cgroup",
-)  # sources of what is in no log; all compared
+# Sources of what is in no log; all are compared.
+AGENTS, SLURM, RANKS, CGROUP = "agents", "Slurm", "ranks", "cgroup"
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024
@@ -123,11 +119,12 @@ def diagnose_attempt(
     files = find_files(paths, number)
     is_newest = number == paths.newest_attempt()
     batch = _batch_output(paths) if is_newest else ()  # an earlier attempt may have had its own job
-    for line in chain(batch, _printed(files, outcome)):
+    newest = find_newest(_sources(files, outcome), MOST_LINES).lines
+    for line in chain(batch, _printed(newest)):
         scanner.feed(line)
     subtracted = subtract(scanner, record, number, _all_printed)
     _add_missing(scanner, files, record.world_size)
-    kills = _oom_kills(files)
+    kills = _oom_kills(newest)
     _add_kills(scanner, kills, outcome)
     if outcome is not None:
         _add_outcome(scanner, outcome, kills)
@@ -141,7 +138,8 @@ def diagnose_attempt(
 def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     """Yield what an attempt of an earlier run printed, its batch script included."""
     batch = _batch_output(paths) if attempt == paths.newest_attempt() else ()
-    yield from chain(batch, _printed(find_files(paths, attempt), None))
+    newest = find_newest(_sources(find_files(paths, attempt), None), MOST_LINES).lines
+    yield from chain(batch, _printed(newest))
 
 
 def _add_outcome(scanner: Scanner, outcome: Outcome, kills: Mapping[str, int]) -> None:
@@ -176,26 +174,24 @@ def _by_signal(outcome: Outcome, kills: Mapping[str, int]) -> tuple[str, Role] |
     return _BY_SIGNAL.get(outcome.signal)
 
 
-def _oom_kills(files: Sequence[LogFile]) -> dict[str, int]:
+def _oom_kills(lines: Iterable[LogLine]) -> dict[str, int]:
     """Return how often the OOM killer killed, by node, as agents recorded it."""
-    lines = find_newest(sources_of(files, OVERVIEW), MOST_LINES).lines
-    texts = (
-        (each.node, each.text.decode(errors="replace"))
-        for each in lines
-        if each.stream is Stream.AGENT
-    )
-    found = ((node, oom_kills(text)) for node, text in texts)
+    texts = [each for each in lines if each.stream is Stream.AGENT]
+    found = ((each.node, oom_kills(each.text.decode(errors="replace"))) for each in texts)
     return {node: kills for node, kills in found if kills is not None}
 
 
 def _add_kills(scanner: Scanner, kills: Mapping[str, int], outcome: Outcome | None) -> None:
+    """Add what the OOM killer did: it is the cause if a process of a rank was killed."""
     risen = {node: number for node, number in kills.items() if number}
-    if outcome and outcome.signal == signal.SIGKILL and outcome.node in risen:
+    is_of_rank = outcome is None or outcome.signal == signal.SIGKILL
+    if outcome and is_of_rank and outcome.node in risen:
         risen = {outcome.node: risen[outcome.node]}
+    is_of_rank |= any(each.cause.id == "dataloader_killed" for each in scanner.findings())
     for node, number in risen.items():
         text = f"the OOM killer killed {number} process{'' if number == 1 else 'es'}"
         line = PrintedLine(number=0, text=text, source=CGROUP, node=node)
-        scanner.add("host_oom", Role.ROOT, line)
+        scanner.add("host_oom", Role.ROOT if is_of_rank else Role.EITHER, line)
 
 
 def _has_reported(scanner: Scanner) -> bool:
@@ -246,10 +242,10 @@ def _batch_output(paths: RunPaths) -> Iterator[PrintedLine]:
             yield read_line(text, number=number, file=paths.batch_output.name)
 
 
-def _printed(files: Sequence[LogFile], outcome: Outcome | None) -> Iterator[PrintedLine]:
-    """Yield what an attempt printed: rank 0, the failed rank, launchers and all errors."""
+def _printed(lines: Iterable[LogLine]) -> Iterator[PrintedLine]:
+    """Yield what ranks and launchers printed; agents report in other ways."""
     number = 0
-    for each in find_newest(_sources(files, outcome), MOST_LINES).lines:
+    for each in lines:
         if each.stream not in (Stream.GAP, Stream.AGENT):
             number += 1
             yield _line(each, number)
