@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from clusterrun.cli.diagnose_look import show_look
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_text import find_announced
 from clusterrun.cli.shared.times import timestamp
@@ -23,15 +24,7 @@ from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.causes import known_causes
-from clusterrun.verbs.diagnose import (
-    AGENTS,
-    CGROUP,
-    RANKS,
-    SLURM,
-    Diagnosis,
-    diagnose,
-    diagnose_logs,
-)
+from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs
 from clusterrun.verbs.remedies import to_do
 
 SCHEMA = "clusterrun.diagnose/1"
@@ -54,6 +47,12 @@ _SHOWN = 200  # letters of a line
     type=click.Path(path_type=Path, dir_okay=False),
     help="also pack diagnosis, configuration and errors, without secrets, for someone who helps",
 )
+@click.option(
+    "--stacks", is_flag=True, help="show where the ranks of a running job are, twice in 10 seconds"
+)
+@click.option(
+    "--fr", "with_dumps", is_flag=True, help="show which ranks of a running job miss a collective"
+)
 @click.option("--explain", metavar="ID", help="explain a cause, and list its signs")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
@@ -64,6 +63,8 @@ def command(
     attempt: int | None,
     logs: tuple[str, ...],
     bundle: Path | None,
+    stacks: bool,
+    with_dumps: bool,
     explain: str | None,
     as_json: bool,
 ) -> None:
@@ -77,6 +78,7 @@ def command(
     \b
     clusterrun diagnose
     clusterrun diagnose 4711 --attempt 1
+    clusterrun diagnose 4711 --stacks --fr
     clusterrun diagnose --log slurm-4711.out
     clusterrun diagnose --explain cuda_oom
     """
@@ -84,8 +86,10 @@ def command(
     if explain is not None:
         _explain(explain)
         return
-    if logs and (job or attempt or bundle):
+    if logs and (job or attempt or bundle or stacks or with_dumps):
         raise UsageError("--log reads files, not a job", hint="drop --log, or all that is of a job")
+    if stacks or with_dumps:
+        ctx.exit(show_look(job, stacks=stacks, with_dumps=with_dumps, as_json=as_json))
     if logs:
         found = diagnose_logs(logs, stdin=sys.stdin.buffer)
     else:
@@ -191,7 +195,7 @@ def _own_frame(evidence: Sequence[Finding]) -> str:
 
 def _place(line: PrintedLine, *, is_of_job: bool) -> str:
     """Name who reported or printed a line: a source, a place in a file, or a rank and its node."""
-    if line.source in (AGENTS, SLURM, RANKS, CGROUP):
+    if line.source in REPORTED:
         return f"{line.source}: "
     if line.file:
         return f"{line.file}:{line.number}: "
@@ -244,7 +248,7 @@ def _verdict_object(verdict: Verdict) -> dict[str, Any]:
 
 def _evidence(finding: Finding) -> dict[str, Any]:
     line = finding.line
-    is_reported = line.source in (AGENTS, SLURM, RANKS, CGROUP)
+    is_reported = line.source in REPORTED
     return {
         "source": line.source.lower() if is_reported else "log",
         "file": line.file,

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from clusterrun import runtime
 from clusterrun.errors import WorldContractError
-from clusterrun.rank import children, first_step, trainers
+from clusterrun.rank import children, first_step, recorder, trainers
 from clusterrun.rank.build_locks import watch_locks
 from clusterrun.rank.emit import add_hint, own_rank, say
 from clusterrun.rank.engine import EngineWatch, is_forced_to_cpu
@@ -290,6 +290,7 @@ def _group_made(contract: Contract, module: ModuleType) -> None:
     contract.check_size(size, "torch.distributed")
     contract.note(Joining.JOINED)
     contract.first_step.drop(contract.check_step)
+    recorder.listen()
     if contract.is_mine and str(module.get_backend()) == "gloo":
         # Never free the group: its destructor holds the GIL and waits for a thread that may need
         # the GIL. Ranks that freed a model after `destroy_process_group` hung (torch 2.13).

@@ -80,11 +80,14 @@ class RunPaths:
     head_pid = _OfAttempt("head.pid")  # for signals from the conductor on the same host
     world = _OfAttempt("world.json")  # its nodes in rank order, and how many ranks each has
 
+    stacks = _OfAttempt("stacks.json")  # where the ranks were when it hung
+
     log = _OfNode("logs/a{attempt}/{node}.log")  # stamped log lines
     log_index = _OfNode("logs/a{attempt}/{node}.idx")  # the sparse time index of the log
     log_errors = _OfNode("logs/a{attempt}/{node}.err")  # error lines, and launcher's and agent's
     nccl_log = _OfNode("logs/a{attempt}/nccl/{node}.log")  # NCCL's log files
     flight_dumps = _OfNode("fr/a{attempt}/{node}.tar")  # the flight recorder's, as torch names them
+    live_dumps = _OfNode("fr/a{attempt}/live/{node}.tar")  # of a running attempt, asked for
     rank_errors = _OfNode("errors/a{attempt}/{node}.jsonl")  # torchelastic's, a line for each rank
 
     @property

@@ -28,6 +28,7 @@ from clusterrun.rundir.outcome import Cause, Outcome, Reason
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
+from clusterrun.verbs import hangs
 from clusterrun.verbs.causes import known_causes
 from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
@@ -36,6 +37,7 @@ from clusterrun.verbs.usual import subtract
 STDIN: Final = "-"
 # Sources of what is in no log; all are compared.
 AGENTS, SLURM, RANKS, CGROUP = "agents", "Slurm", "ranks", "cgroup"
+REPORTED: Final = (AGENTS, SLURM, RANKS, CGROUP, hangs.RECORDER, hangs.STACKS)
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024
@@ -124,6 +126,8 @@ def diagnose_attempt(
         scanner.feed(line)
     subtracted = subtract(scanner, record, number, _all_printed)
     _add_missing(scanner, files, record.world_size)
+    is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
+    hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
     kills = _oom_kills(newest)
     _add_kills(scanner, kills, outcome)
     if outcome is not None:

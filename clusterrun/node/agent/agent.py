@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -38,6 +39,7 @@ from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.base.tasks import Tasks, guarded
 from clusterrun.node.forward.forward import Forwarder
+from clusterrun.node.forward.leftovers import pack
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.clock import Clock, Offset
 from clusterrun.node.link.head import Head
@@ -45,14 +47,16 @@ from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.node.recovery.account import Account
 from clusterrun.node.recovery.rules import may_be_shared
-from clusterrun.node.watch import joins, stacks
+from clusterrun.node.watch import dumps, joins, stacks
 from clusterrun.node.watch.hangs import HangWatch
 from clusterrun.node.watch.interruption import Interruption
+from clusterrun.node.watch.looks import Looks
 from clusterrun.node.watch.memory import own_group
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
 from clusterrun.shared import wording
 from clusterrun.shared.control_page import Joining
+from clusterrun.shared.files import write_whole
 from clusterrun.shared.hostlist import fold_hostlist
 
 LINE_CHARS = 1000
@@ -133,6 +137,7 @@ class Agent:
             "decide": self._page.decide,
             "stacks": self._stacks,
             "signs": self._signs,
+            "dump": self._dump,
             "joins": self._joins,
             "silence": self._silence,
         }
@@ -175,6 +180,25 @@ class Agent:
 
     async def _stacks(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return stacks.to_data(await self._places())
+
+    async def _dump(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {"dumped": await self._dumped(is_live=bool(message.get("live")))}
+
+    async def _dumped(self, *, is_live: bool) -> list[int]:
+        """Have the ranks dump their flight recorders; of a running attempt, pack them now."""
+        dumped = await dumps.collect(self._pids, self._spool)
+        if is_live:
+            target = self._attempt.paths.live_dumps(self._attempt.number, self._who.node)
+            await self._disk.do(partial(pack, self._spool, target, is_moved=True))
+        return dumped
+
+    async def _keep_evidence(self, head: Head, found: list[stacks.RankPlace]) -> None:
+        """Record where all ranks are, before they are ended because of a hang."""
+        path = self._attempt.paths.stacks(self._attempt.number)
+        written = self._disk.do(partial(write_whole, path, json.dumps(stacks.to_data(found))))
+        await asyncio.gather(self._dumped(is_live=False), head.questions.ask("dump"))
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(written, dumps.ANSWER_S)
 
     async def _signs(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"signs": self._own_signs()}
@@ -222,8 +246,17 @@ class Agent:
             own_places=self._places,
             own_signs=self._own_signs,
             failed=head.report_failure,
+            keep=partial(self._keep_evidence, head),
         )
-        self._tasks.start(self._watch_run(head, self._interruption))
+        looks = Looks(
+            directory=self._attempt.paths.attempt(self._attempt.number),
+            nodes=self._who.nodes,
+            questions=head.questions,
+            own_places=self._places,
+            own_dumps=partial(self._dumped, is_live=True),
+            disk=self._disk,
+        )
+        self._tasks.start(self._watch_run(head, self._interruption, looks))
         self._tasks.start(self._watch_progress(head, self._hangs))
         if self._plan.world_contract and self._plan.world_size > 1:
             self._tasks.start(self._watch_joins(head))
@@ -279,7 +312,7 @@ class Agent:
         await self._cancelled.wait()
         link.report_failure(cancelled(self._who.node))
 
-    async def _watch_run(self, head: Head, interruption: Interruption) -> None:
+    async def _watch_run(self, head: Head, interruption: Interruption, looks: Looks) -> None:
         """Watch, as the head, for requests and for a later attempt on other nodes.
 
         Slurm restarts a job elsewhere if it loses contact with its nodes; only one may train.
@@ -287,6 +320,7 @@ class Agent:
         later, newest = self._attempt.number + 1, 0
         while newest < later:
             await interruption.look()
+            await looks.look()
             with contextlib.suppress(OSError):  # NFS caches single names, not listings
                 newest = await self._disk.do(self._attempt.paths.newest_attempt)
             await asyncio.sleep(LOOK_S)

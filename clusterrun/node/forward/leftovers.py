@@ -42,17 +42,8 @@ class Leftovers:
 
     def pack_dumps(self) -> bool:
         """Pack the dumps once no rank is running; return whether that succeeded."""
-        temporary = self._dumps.with_name(f".{self._dumps.name}.tmp")
         try:
-            dumps = [path for path in self._spool.dumps() if path.stat().st_size]
-            if not dumps:
-                return True
-            temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
-                for path in dumps:
-                    archive.add(path, path.name.removeprefix("flight_"))  # as torch names them
-            temporary.rename(self._dumps)
+            pack(self._spool, self._dumps)
         except OSError:
             return False
         return True
@@ -61,6 +52,25 @@ class Leftovers:
         """Close the files."""
         self._errors.close()
         self._nccl.close()
+
+
+def pack(spool: Spool, target: Path, *, is_moved: bool = False) -> None:
+    """Pack the flight recorder's dumps, if there are any; `is_moved`: delete them then.
+
+    Raises OSError.
+    """
+    dumps = [path for path in spool.dumps() if path.stat().st_size]
+    if not dumps:
+        return
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
+        for path in dumps:
+            archive.add(path, path.name.removeprefix("flight_"))  # as torch names them
+    temporary.rename(target)
+    for path in dumps if is_moved else ():
+        path.unlink()
 
 
 class _Joined(AppendedFile):

@@ -68,6 +68,14 @@ class Spool:
         """Where a rank writes its stacks."""
         return self.root / f"rank_{rank}.stacks"
 
+    def pipe(self, rank: int) -> Path:
+        """Where a rank waits to be asked for its flight recorder (rank/recorder.py)."""
+        return self.root / f"rank_{rank}.ask"
+
+    def dump(self, rank: int) -> Path:
+        """Where a rank, or torch, writes the flight recorder's dump."""
+        return self.root / f"{FLIGHT}_rank_{rank}"
+
     def outputs(self) -> list[Output]:
         """List the output files that exist now."""
         found = [

@@ -38,7 +38,8 @@ class HangWatch:
     """Watch the ranks of the head's node: if any rank hangs, these also stop soon.
 
     `floor_s` is the least time without a step that counts as a hang. `silence_s` is the same
-    without output or events of any rank, after the first. 0 switches either off.
+    without output or events of any rank, after the first. 0 switches either off. `keep` keeps
+    evidence of where the ranks are, before they are ended.
     """
 
     floor_s: float
@@ -50,6 +51,7 @@ class HangWatch:
     own_places: Callable[[], Awaitable[list[stacks.RankPlace]]]
     own_signs: Callable[[], int]
     failed: Callable[[Failure], None]
+    keep: Callable[[list[stacks.RankPlace]], Awaitable[None]] | None = None
     _steps_reported: int = 0
     _others_reported: int = 0
     _others_printed: int = 0
@@ -106,7 +108,7 @@ class HangWatch:
             look = await self._look_twice()
             is_stuck = not look.is_moving
         text = f"other ranks have ended; no progress for {progress.stalled_s:.0f} s"
-        self._fail(text, look.found, look.unheard)
+        await self._end(text, look)
 
     async def _signs(self) -> int:
         """Count the reads, writes and calls of the ranks that are left."""
@@ -140,7 +142,7 @@ class HangWatch:
         has_step_ended = self._steps() > steps  # in the meantime
         is_alive = look.is_moving or look.is_saving
         if not has_step_ended and not (is_alive and self._progress.extend(look.is_saving)):
-            self._fail(text, look.found, look.unheard)
+            await self._end(text, look)
 
     async def _report_silence(self, silent_s: float) -> None:
         """Report where the ranks are, unless a rank on another node has printed something."""
@@ -151,7 +153,7 @@ class HangWatch:
             return
         text = f"no rank has printed anything for {silent_s:.0f} s"
         look = await self._look_before_failing(text)
-        self._fail(text, look.found, look.unheard)
+        await self._end(text, look)
 
     async def _look_before_failing(self, text: str) -> Look:
         try:
@@ -159,6 +161,12 @@ class HangWatch:
         except Exception as error:
             self._fail(f"{text}; cannot read the stacks of the ranks: {error}", [], 0)
             raise
+
+    async def _end(self, text: str, look: Look) -> None:
+        self._is_reported = True
+        if self.keep is not None:
+            await self.keep(look.found)
+        self._fail(text, look.found, look.unheard)
 
     def _fail(self, text: str, found: list[stacks.RankPlace], unheard: int) -> None:
         self._is_reported = True

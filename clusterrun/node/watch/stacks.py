@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from clusterrun.diagnosis.collectives import INSTALLED
 from clusterrun.node.forward.spool import Spool
 from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import size_of
@@ -27,7 +28,6 @@ _WAITING = re.compile(
     r"distributed_c10d\.py|_engine_run_backward|/torch/distributed/|/deepspeed/comm/|store\.py"
     r"|synchronize|_cuda_synchronize"
 )
-_INSTALLED = re.compile(r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/rank/")
 _STATES = {
     psutil.STATUS_STOPPED: "stopped by a signal",
     psutil.STATUS_TRACING_STOP: "stopped by a debugger",
@@ -105,7 +105,7 @@ def _lasting(before: str, now: str) -> str:
 
 def _place(rank: int, node: str, state: str, text: str) -> RankPlace:
     frames = main_frames(text)
-    where = next((f for f in frames if not _INSTALLED.search(f)), frames[0] if frames else "")
+    where = next((f for f in frames if not INSTALLED.search(f)), frames[0] if frames else "")
     is_waiting = any(_WAITING.search(frame) for frame in frames)
     stack = zlib.crc32("\n".join(frames).encode())
     return RankPlace(

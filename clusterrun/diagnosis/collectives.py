@@ -1,0 +1,285 @@
+"""Find, in the flight recorder dumps of all ranks, the collective at which a training hangs.
+
+The wavefront of a process group is its first collective that not all members entered. The ranks
+that entered it wait for those that did not (torch 2.5-2.13, format 2.x of the dumps).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+INSTALLED: Final = re.compile(
+    r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/rank/"
+)  # paths of code that is not the user's
+DEFAULT_GROUP: Final = "default_pg"
+_COMPARED: Final = 64  # of the newest collectives of a group
+_PASSED: Final = 16  # complete collectives after a mismatch that then harmed nothing
+_P2P: Final = ("send", "recv")
+# Their sizes may differ between ranks.
+_UNEVEN: Final = re.compile(r"all_?to_?all|scatter$|gather$|gather_v$|_oop$|coalesced|_v_|_v$")
+
+
+class StuckKind(str, Enum):
+    """How a group of ranks is stuck."""
+
+    MISSING = "missing"  # ranks did not enter the collective
+    MISMATCH = "mismatch"  # ranks entered another one, or with other sizes
+    UNFINISHED = "unfinished"  # all entered it, and it does not finish
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A collective: `all_reduce`, its sizes and types, and the line of the user's code."""
+
+    op: str
+    shape: str
+    where: str
+
+    @property
+    def signature(self) -> tuple[str, str]:
+        """Return what must be the same on all ranks."""
+        return self.op, "" if _UNEVEN.search(self.op) else self.shape
+
+
+@dataclass(kw_only=True)
+class Trace:
+    """What a rank did in one group: the calls from number `first` on."""
+
+    members: tuple[int, ...] = ()
+    first: int = 0
+    calls: list[Call | None] = field(default_factory=list)
+    done: int = -1  # the newest that finished
+    entered_at: float = 0.0
+
+    @property
+    def last(self) -> int:
+        """Return the number of the newest call."""
+        return self.first + len(self.calls) - 1
+
+    def call(self, number: int) -> Call | None:
+        """Return a call; None if it is not recorded."""
+        index = number - self.first
+        return self.calls[index] if 0 <= index < len(self.calls) else None
+
+    def add(self, number: int, call: Call) -> None:
+        """Add a call; numbers do not decrease."""
+        if not self.calls:
+            self.first = number
+        missing = number - self.last
+        if missing <= 0:  # the parts of a coalesced call have one number
+            return
+        self.calls += [None] * (missing - 1) + [call]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stuck:
+    """Where a group is stuck: collective `number`, which the ranks `waiting` entered.
+
+    `odd` are the ranks to blame: those that did not enter it, or called something else. `others`
+    maps these to what they called, last or instead. `since` is when the last rank began to wait.
+    """
+
+    kind: StuckKind
+    group: str
+    number: int
+    call: Call
+    waiting: tuple[int, ...]
+    odd: tuple[int, ...] = ()
+    others: Mapping[int, str] = field(default_factory=dict)
+    since: float = 0.0
+
+
+class Recordings:
+    """The dumps of all ranks, in a small form.
+
+    `waiting` are ranks that wait in some collective, by their stacks: a missing dump of theirs
+    does not blame them.
+    """
+
+    def __init__(self, world: int = 0, waiting: Iterable[int] = ()) -> None:
+        self.ranks: set[int] = set()
+        self._world, self._excused = world, frozenset(waiting)
+        self._groups: dict[tuple[str, str], dict[int, Trace]] = {}
+        self._calls: dict[tuple[Any, ...], Call] = {}
+        self._places: dict[tuple[Any, Any, Any], str] = {}
+
+    def add(self, rank: int, data: bytes) -> bool:
+        """Add a rank's dump; return False if it cannot be read."""
+        try:
+            dump = _Plain(io.BytesIO(data)).load()
+            config = {key: _members(value) for key, value in dump.get("pg_config", {}).items()}
+            for entry in dump.get("entries", ()):
+                self._enter(rank, entry, config)
+        except Exception:  # noqa: BLE001 - a torn or foreign file can raise anything
+            return False
+        self.ranks.add(rank)
+        return True
+
+    def _enter(self, rank: int, entry: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        if entry.get("is_p2p"):
+            return
+        name, about = entry["process_group"]
+        members = config.get(name, ())
+        ranks = self._groups.setdefault((f"{name}{members or ''}", about), {})
+        trace = ranks.get(rank) or ranks.setdefault(rank, Trace(members=members))
+        number = int(entry["collective_seq_id"])
+        trace.add(number, self._call(entry))
+        trace.entered_at = entry["time_created_ns"] / 1e9
+        if entry.get("retired") or entry.get("state") == "completed":
+            trace.done = max(trace.done, number)
+
+    def _call(self, entry: Mapping[str, Any]) -> Call:
+        op = entry["profiling_name"].partition(":")[2].partition(" ")[0]
+        sizes, types = entry["input_sizes"], entry["input_dtypes"]
+        key = (op, repr(sizes), repr(types), self._where(entry.get("frames", ())))
+        if key not in self._calls:
+            shape = f"{key[1]} {' '.join(types)}".strip()
+            self._calls[key] = Call(op=op, shape=shape, where=key[3])
+        return self._calls[key]
+
+    def _where(self, frames: Iterable[Mapping[str, Any]]) -> str:
+        """Return the innermost frame of the user's code, as in `train.py:88 in step`."""
+        for frame in frames:
+            key = (frame["filename"], frame["line"], frame["name"])
+            if key not in self._places:
+                own = not INSTALLED.search(str(key[0]))
+                self._places[key] = f"{key[0]}:{key[1]} in {key[2]}" if own else ""
+            if self._places[key]:
+                return self._places[key]
+        return ""
+
+    def stuck(self) -> Stuck | None:
+        """Return where the training hangs; None if no rank waits for another."""
+        found = [
+            stuck
+            for (_, about), ranks in self._groups.items()
+            if (stuck := self._stuck(about or "a group", ranks)) is not None
+        ]
+        waiting = {rank for stuck in found for rank in stuck.waiting}
+
+        def order(stuck: Stuck) -> tuple[bool, bool, int, float]:
+            """Sort victims last: ranks that are missing here, but wait in another group."""
+            is_clear = stuck.kind is StuckKind.MISMATCH
+            victims = len(waiting.intersection(stuck.odd))
+            return not is_clear, not stuck.odd, victims, stuck.since
+
+        return min(found, key=order, default=None)
+
+    def _stuck(self, group: str, ranks: Mapping[int, Trace]) -> Stuck | None:
+        members = self._expected(group, ranks)
+        newest, oldest = (
+            max(t.last for t in ranks.values()),
+            min(t.last for t in ranks.values()),
+        )
+        mismatch = self._mismatch(group, ranks, oldest)
+        if mismatch is not None:
+            return mismatch
+        absent = tuple(sorted(members - ranks.keys() - (self._excused - self.ranks)))
+        if newest > oldest:
+            number = oldest + 1
+            late = tuple(sorted(r for r, trace in ranks.items() if trace.last < number))
+            return self._waiting(StuckKind.MISSING, group, ranks, number, (*late, *absent))
+        if all(trace.done >= newest for trace in ranks.values()):
+            return None
+        kind = StuckKind.MISSING if absent else StuckKind.UNFINISHED
+        return self._waiting(kind, group, ranks, newest, absent)
+
+    def _expected(self, group: str, ranks: Mapping[int, Trace]) -> set[int]:
+        listed = {rank for trace in ranks.values() for rank in trace.members}
+        if listed:
+            return listed
+        return set(range(self._world)) if group == DEFAULT_GROUP else set(ranks)
+
+    def _waiting(
+        self,
+        kind: StuckKind,
+        group: str,
+        ranks: Mapping[int, Trace],
+        number: int,
+        odd: tuple[int, ...],
+    ) -> Stuck | None:
+        calls = {r: call for r, trace in ranks.items() if (call := trace.call(number))}
+        inside = tuple(sorted(set(calls) - set(odd)))
+        if not inside:
+            return None
+        most = Counter(calls[rank] for rank in inside).most_common(1)[0][0]
+        others = {rank: _described(ranks[rank]) for rank in odd if rank in ranks}
+        since = max((ranks[r].entered_at for r in inside if ranks[r].last == number), default=0.0)
+        return Stuck(
+            kind=kind,
+            group=group,
+            number=number,
+            call=most,
+            waiting=inside,
+            odd=tuple(sorted(odd)),
+            others=others,
+            since=since,
+        )
+
+    def _mismatch(self, group: str, ranks: Mapping[int, Trace], oldest: int) -> Stuck | None:
+        """Find the first collective that the ranks called differently."""
+        done = min(trace.done for trace in ranks.values())
+        start = max(*(t.first for t in ranks.values()), oldest - _COMPARED, done - _PASSED, 0)
+        for number in range(start, oldest + 1):
+            calls = {r: call for r, trace in ranks.items() if (call := trace.call(number))}
+            counts = Counter(call.signature for call in calls.values())
+            if len(counts) < 2:
+                continue
+            first = calls[min(calls)].signature  # of two halves, rank 0's is right
+            usual = max(counts, key=lambda each: (counts[each], each == first))
+            odd = tuple(sorted(r for r, call in calls.items() if call.signature != usual))
+            inside = tuple(sorted(calls.keys() - set(odd)))
+            others = {rank: _text(calls[rank], number) for rank in odd}
+            return Stuck(
+                kind=StuckKind.MISMATCH,
+                group=group,
+                number=number,
+                call=calls[inside[0]],
+                waiting=inside,
+                odd=odd,
+                others=others,
+            )
+        return None
+
+
+def _described(trace: Trace) -> str:
+    call = trace.call(trace.last)
+    return _text(call, trace.last) if call else ""
+
+
+def _text(call: Call, number: int) -> str:
+    where = f" at {call.where}" if call.where else ""
+    shape = f" {call.shape}" if call.shape else ""
+    return f"{call.op} #{number}{shape}{where}"
+
+
+def wording(stuck: Stuck) -> str:
+    """Describe what the ranks wait for.
+
+    >>> call = Call(op="all_reduce", shape="[[7]] Float", where="train.py:88 in step")
+    >>> kind, group = StuckKind.MISSING, DEFAULT_GROUP
+    >>> wording(Stuck(kind=kind, group=group, number=812, call=call, waiting=(0, 1)))
+    '2 ranks wait in all_reduce #812 [[7]] Float at train.py:88 in step'
+    """
+    number = len(stuck.waiting)
+    ranks = "1 rank waits" if number == 1 else f"{number:,} ranks wait"
+    group = "" if stuck.group == DEFAULT_GROUP else f" of the group '{stuck.group}'"
+    return f"{ranks} in {_text(stuck.call, stuck.number)}{group}"
+
+
+def _members(config: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", str(config.get("ranks", ""))))
+
+
+class _Plain(pickle.Unpickler):
+    """Reads containers and plain values only: torch's dumps need no class."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")

@@ -1,0 +1,202 @@
+"""Where the ranks of an attempt hang: from flight recorders and stacks, of its end or of now."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.backends.status import JobStatus
+from clusterrun.diagnosis.collectives import Recordings, Stuck, StuckKind, wording
+from clusterrun.diagnosis.lines import PrintedLine
+from clusterrun.diagnosis.scan import Scanner
+from clusterrun.diagnosis.table import Role
+from clusterrun.errors import ClusterrunError
+from clusterrun.node.watch.stacks import RankPlace, from_data
+from clusterrun.rundir.looks import answer_path, request_look
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import ranks_by_node, read_world
+from clusterrun.shared.files import read_json
+from clusterrun.shared.hostlist import fold_ranks
+from clusterrun.shared.state import JobState
+from clusterrun.shared.wording import count
+
+RECORDER, STACKS = "flight recorder", "stacks"  # sources of evidence
+SAMPLES_S: Final = 10.0  # between two samples of the stacks
+ANSWER_S: Final = 40.0  # the agents wait for silent nodes for 20 s
+_POLL_S: Final = 0.1
+_MOST_NAMED: Final = 8  # ranks, each with its own line
+_RANK: Final = re.compile(r"(?:^|_)rank_(\d+)$")
+_CAUSES: Final = {StuckKind.MISSING: "hang_rank_missing", StuckKind.MISMATCH: "collective_desync"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """Where the ranks are. `before` is an earlier sample; `silent` nodes did not answer."""
+
+    stuck: Stuck | None = None
+    places: tuple[RankPlace, ...] = ()
+    before: tuple[RankPlace, ...] = ()
+    nodes: Mapping[int, str]
+    dumped: int = 0
+    silent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Ranks at one place, waiting or not; `moved` is how many of them moved between samples."""
+
+    where: str
+    ranks: tuple[int, ...]
+    is_waiting: bool
+    moved: int | None
+
+
+def recorded(paths: RunPaths, attempt: int) -> Hang:
+    """Read what an ended attempt left."""
+    nodes = _nodes(paths, attempt)
+    found = (paths.flight_dumps(attempt, node) for node in read_world(paths, attempt))
+    places = tuple(from_data(read_json(paths.stacks(attempt)) or {}))
+    recordings = _read(found, Recordings(len(nodes), _waiting(places)))
+    return Hang(stuck=recordings.stuck(), places=places, nodes=nodes, dumped=len(recordings.ranks))
+
+
+def look(job: JobStatus, *, with_dumps: bool, samples: int) -> Hang:
+    """Ask the agents of a running job where its ranks are. Raises ClusterrunError."""
+    paths, attempt = job.record.paths, job.attempt
+    if job.state is not JobState.RUNNING or not attempt:
+        hint = "drop --stacks and --fr: diagnose reads what an ended job left"
+        raise ClusterrunError(f"job {job.record.job_id} is not running", hint=hint)
+    nodes = _nodes(paths, attempt)
+    before: tuple[RankPlace, ...] = ()
+    answer: Mapping[str, Any] = {}
+    for number in range(samples):
+        started = time.monotonic()
+        answer = _ask(paths.attempt(attempt), with_dumps=with_dumps and number == samples - 1)
+        if number < samples - 1:
+            before = tuple(from_data(answer))
+            time.sleep(max(0.0, started + SAMPLES_S - time.monotonic()))
+    silent = tuple(map(str, answer.get("silent", ())))
+    heard = [node for node in read_world(paths, attempt) if node not in silent]
+    dumps = [paths.live_dumps(attempt, node) for node in heard] if with_dumps else []
+    places = tuple(from_data(answer))
+    recordings = Recordings(len(nodes), _waiting(places))
+    _read(dumps, recordings, set(answer.get("dumped", ())))
+    return Hang(
+        stuck=recordings.stuck(),
+        places=places,
+        before=before,
+        nodes=nodes,
+        dumped=len(recordings.ranks),
+        silent=silent,
+    )
+
+
+def _ask(directory: Path, *, with_dumps: bool) -> Mapping[str, Any]:
+    try:
+        request = request_look(directory, with_dumps=with_dumps)
+    except OSError as error:
+        raise ClusterrunError(f"cannot write in {directory}", cause=str(error)) from error
+    answer, deadline = answer_path(request), time.monotonic() + ANSWER_S
+    try:
+        while (found := read_json(answer)) is None:
+            if time.monotonic() > deadline:
+                hint = "its ranks may not have started, or have ended: clusterrun status"
+                raise ClusterrunError(
+                    f"the agents did not answer within {ANSWER_S:.0f} s", hint=hint
+                )
+            time.sleep(_POLL_S)
+        return found
+    finally:
+        for path in (request, answer):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _nodes(paths: RunPaths, attempt: int) -> dict[int, str]:
+    ranks = ranks_by_node(paths, attempt).items()
+    return {rank: node for node, found in ranks for rank in found}
+
+
+def _waiting(places: Iterable[RankPlace]) -> list[int]:
+    return [place.rank for place in places if place.is_waiting and not place.state]
+
+
+def _read(
+    archives: Iterable[Path], recordings: Recordings, only: set[int] | None = None
+) -> Recordings:
+    """Read dumps one by one: all of them would not fit in memory."""
+    for path in archives:
+        with suppress(OSError, tarfile.TarError), tarfile.open(path) as archive:
+            for member in archive:
+                found, file = _RANK.search(member.name), archive.extractfile(member)
+                if found and file and (only is None or int(found[1]) in only):
+                    recordings.add(int(found[1]), file.read())
+    return recordings
+
+
+def groups(hang: Hang) -> list[Group]:
+    """Return the ranks by place, the smallest group first: it is the suspect."""
+    before = {place.rank: place.stack for place in hang.before}
+    found: dict[tuple[str, bool], list[RankPlace]] = {}
+    for place in hang.places:
+        where = place.state or place.where or "at an unknown place"
+        found.setdefault((where, place.is_waiting), []).append(place)
+    ordered = sorted(found.items(), key=lambda item: (len(item[1]), item[0][1], item[0][0]))
+    return [
+        Group(
+            where=where,
+            ranks=tuple(sorted(place.rank for place in places)),
+            is_waiting=is_waiting,
+            moved=sum(before.get(p.rank, p.stack) != p.stack for p in places) if before else None,
+        )
+        for (where, is_waiting), places in ordered
+    ]
+
+
+def sentences(hang: Hang) -> Iterator[tuple[str, int | None, str]]:
+    """Yield what the evidence shows: source, rank and text; the ranks to blame first."""
+    places = {place.rank: place for place in hang.places}
+    stuck = hang.stuck
+    odd = stuck.odd if stuck else ()
+    for rank in odd[:_MOST_NAMED]:
+        yield RECORDER, rank, _blame(hang, stuck, rank, places)
+    if stuck is not None:
+        yield RECORDER, None, wording(stuck)
+    for group in () if stuck else groups(hang):
+        alone = group.ranks[0] if len(group.ranks) == 1 else None
+        ranks = f"{count(len(group.ranks), 'rank')} ({fold_ranks(group.ranks)})"
+        yield STACKS, alone, f"{ranks}{', waiting,' if group.is_waiting else ''} at {group.where}"
+
+
+def _blame(hang: Hang, stuck: Stuck | None, rank: int, places: Mapping[int, RankPlace]) -> str:
+    if stuck is None:
+        return ""
+    name = f"rank {rank} ({hang.nodes.get(rank, '?')})"
+    called = stuck.others.get(rank, "")
+    if stuck.kind is StuckKind.MISMATCH:
+        return f"{name} called {called}"
+    place = places.get(rank)
+    if place is not None and place.state:
+        return f"{name} is {place.state}" + (f" at {place.where}" if place.where else "")
+    if place is not None and place.where:
+        return f"{name} is at {place.where}"
+    return f"{name} last entered {called}" if called else f"{name} left no dump"
+
+
+def add_evidence(scanner: Scanner, hang: Hang, *, is_hung: bool) -> None:
+    """Add what recorders and stacks show; `is_hung`: the hang watch ended the attempt."""
+    stuck = hang.stuck
+    name = _CAUSES.get(stuck.kind, "hang_no_timeout") if stuck else ""
+    if stuck is None or name not in scanner.table:
+        return
+    is_sure = stuck.kind is StuckKind.MISMATCH or (is_hung and stuck.kind is StuckKind.MISSING)
+    for source, rank, text in sentences(hang):
+        node = hang.nodes.get(rank, "") if rank is not None else ""
+        line = PrintedLine(number=0, text=text, source=source, rank=rank, node=node)
+        scanner.add(name, Role.ROOT if is_sure else Role.EITHER, line)
