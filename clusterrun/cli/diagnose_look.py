@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ from clusterrun.cli.shared.job_text import find_announced
 from clusterrun.errors import Exit
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.wording import count
-from clusterrun.verbs.hangs import SAMPLES_S, Group, Hang, groups, look, sentences
+from clusterrun.verbs.hangs import LASTING_S, SAMPLES_S, Group, Hang, groups, look, sentences
 from clusterrun.verbs.status import status
 
 SCHEMA = "clusterrun.look/1"
@@ -28,7 +27,7 @@ def show_look(job: str | None, *, stacks: bool, with_dumps: bool, as_json: bool)
         output.answer(f"job {head['job_id']} {found.record.name}, attempt {found.attempt}")
         for text in _lines(hang, with_dumps=with_dumps):
             output.answer(text)
-    return Exit.NO if hang.stuck else Exit.OK
+    return Exit.NO if hang.is_lasting else Exit.OK
 
 
 def _lines(hang: Hang, *, with_dumps: bool) -> Iterator[str]:
@@ -41,11 +40,11 @@ def _lines(hang: Hang, *, with_dumps: bool) -> Iterator[str]:
         moved = sum(group.moved or 0 for group in groups(hang))
         yield f"        {moved} of {len(hang.places)} ranks moved in {SAMPLES_S:.0f} s"
     if with_dumps:
-        texts = [text for _, _, text in sentences(hang)] if hang.stuck else []
-        for text in texts or ["no rank waits for another in a collective"]:
+        texts = [text for _, _, text in sentences(hang)] if hang.is_lasting else []
+        for text in texts or [f"no rank has waited in a collective for {LASTING_S:.0f} s"]:
             yield f"FR      {text}"
-        if hang.stuck and hang.stuck.since:
-            yield f"        for {max(0.0, time.time() - hang.stuck.since):.0f} s"
+        if hang.is_lasting and hang.stuck and hang.stuck.since:
+            yield f"        for {hang.looked_at - hang.stuck.since:.0f} s"
         if hang.dumped < len(hang.nodes):
             missing = len(hang.nodes) - hang.dumped
             yield f"        {count(missing, 'rank')} left no dump: torch records none, or hangs"
@@ -61,7 +60,7 @@ def _state(group: Group) -> str:
 
 
 def _object(hang: Hang) -> dict[str, Any]:
-    stuck = hang.stuck
+    stuck = hang.stuck if hang.is_lasting else None
     return {
         "groups": [
             {

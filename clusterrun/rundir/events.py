@@ -35,6 +35,7 @@ class EventType(str, Enum):
     UNSAVED = "unsaved"
     PEAKS = "peaks"
     INTERRUPTED = "interrupted"
+    RANK_EXIT = "rank_exit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class Event:
     cuda_allocated_bytes: int | None = None
     written_bytes: int | None = None
     count: int | None = None
+    code: int | None = None
     last: float | None = None
     is_constant: bool | None = None
     is_finite: bool | None = None
@@ -69,7 +71,9 @@ class Event:
 
 _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("path", "reason", "host", "engine"), str),
-    **dict.fromkeys(("rank", "step", "total", "world_size", "running", "waiting", "count"), int),
+    **dict.fromkeys(
+        ("rank", "step", "total", "world_size", "running", "waiting", "count", "code"), int
+    ),
     **dict.fromkeys(("rss_bytes", "cuda_allocated_bytes", "written_bytes"), int),
     **dict.fromkeys(("is_constant", "is_finite", "is_trainer", "heard"), bool),
     "last": float,

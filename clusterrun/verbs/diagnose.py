@@ -136,6 +136,9 @@ def diagnose_attempt(
         line = PrintedLine(number=0, text=f"the job is {state.value}", source=SLURM)
         scanner.add(_BY_STATE[state], Role.ROOT, line)
     verdict = verdict_of(scanner)
+    if verdict and verdict.cause.id == "peer_died":  # nothing shows why it died
+        hangs.add_leavers(scanner, paths, number)
+        verdict = verdict_of(scanner)
     return Diagnosis(verdict=verdict, lines=scanner.lines, attempt=number, subtracted=subtracted)
 
 

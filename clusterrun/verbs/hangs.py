@@ -18,6 +18,7 @@ from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.watch.stacks import RankPlace, from_data
+from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.looks import answer_path, request_look
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import ranks_by_node, read_world
@@ -26,7 +27,8 @@ from clusterrun.shared.hostlist import fold_ranks
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 
-RECORDER, STACKS = "flight recorder", "stacks"  # sources of evidence
+RECORDER, STACKS, EXITS = "flight recorder", "stacks", "agents"  # sources of evidence
+LASTING_S: Final = 10.0  # a wait of a healthy training is shorter
 SAMPLES_S: Final = 10.0  # between two samples of the stacks
 ANSWER_S: Final = 40.0  # the agents wait for silent nodes for 20 s
 _POLL_S: Final = 0.1
@@ -45,6 +47,13 @@ class Hang:
     nodes: Mapping[int, str]
     dumped: int = 0
     silent: tuple[str, ...] = ()
+    looked_at: float = 0.0
+
+    @property
+    def is_lasting(self) -> bool:
+        """Return whether ranks have waited too long for others that are only a little behind."""
+        stuck = self.stuck
+        return stuck is not None and self.looked_at - (stuck.since or 0.0) >= LASTING_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +73,21 @@ def recorded(paths: RunPaths, attempt: int) -> Hang:
     places = tuple(from_data(read_json(paths.stacks(attempt)) or {}))
     recordings = _read(found, Recordings(len(nodes), _waiting(places)))
     return Hang(stuck=recordings.stuck(), places=places, nodes=nodes, dumped=len(recordings.ranks))
+
+
+def add_leavers(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
+    """Add the ranks that ended well while the others were in a collective, if they are few."""
+    world = read_world(paths, attempt)
+    nodes = _nodes(paths, attempt)
+    ends = [event for node in world for event in read_ends(paths.events(node), attempt)]
+    exits = [event for event in ends if event.type is EventType.RANK_EXIT]
+    left = sorted({each.rank for each in exits if each.code == 0 and each.rank is not None})
+    if not 0 < len(left) < len(nodes) / 2:
+        return
+    for rank in left[:_MOST_NAMED]:
+        text = f"rank {rank} ended with status 0; others were in a collective with it"
+        line = PrintedLine(number=0, text=text, source=EXITS, rank=rank, node=nodes.get(rank, ""))
+        scanner.add("collective_desync", Role.EITHER, line)
 
 
 def look(job: JobStatus, *, with_dumps: bool, samples: int) -> Hang:
@@ -94,6 +118,7 @@ def look(job: JobStatus, *, with_dumps: bool, samples: int) -> Hang:
         nodes=nodes,
         dumped=len(recordings.ranks),
         silent=silent,
+        looked_at=time.time(),
     )
 
 

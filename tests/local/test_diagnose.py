@@ -60,6 +60,7 @@ def diagnosed(here: Project, *argv: str) -> dict[str, Any]:
         ("lock", HANG, "hang_rank_missing", "established"),
         ("loader", HANG, "hang_rank_missing", "established"),
         ("skip", SOON, "hang_rank_missing", "likely"),
+        ("miss", SOON, "collective_desync", "likely"),
     ],
 )
 def test_what_one_rank_did_is_found_on_that_rank(
@@ -68,6 +69,42 @@ def test_what_one_rank_did_is_found_on_that_rank(
     verdict = diagnosed(here, *options, "broken.py", how)["verdict"]
     assert (verdict["class"], verdict["status"]) == (cause, status)
     assert (verdict["ranks"], verdict["nodes"]) == ("2", ["local1"])
+
+
+def test_a_hang_is_shown_while_the_job_runs(here: Project) -> None:
+    done = here.cli("submit", *FOUR, "broken.py", "loop")
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: here.cli("diagnose", "L1", "--fr").returncode == 3, "a wait of ten seconds")
+    done = here.cli("diagnose", "L1", "--stacks", "--fr", "--json")
+    here.cli("cancel", "-y", "L1")
+    assert done.returncode == 3, done.stderr
+    found = json.loads(done.stdout)
+    hung, waiting = found["groups"]
+    assert (hung["ranks"], hung["is_waiting"], hung["moved"]) == ("2", False, 0)
+    assert hung["where"].endswith(" in looped")
+    assert (waiting["ranks"], waiting["is_waiting"]) == ("0-1,3", True)
+    stuck = found["stuck"]
+    assert (stuck["kind"], stuck["collective"]) == ("missing", "all_reduce")
+    assert (stuck["ranks"], stuck["nodes"], stuck["waiting"]) == ("2", ["local1"], "0-1,3")
+    assert stuck["where"].endswith(" in main")
+    assert (found["dumped"], found["silent"]) == (4, [])
+
+
+def test_a_hang_names_the_line_of_the_rank_that_others_wait_for(here: Project) -> None:
+    found = diagnosed(here, *HANG, "broken.py", "loop")
+    texts = [each["text"] for each in found["evidence"] if each["source"] == "flight recorder"]
+    assert any("rank 2 (local1) is at " in text and " in looped" in text for text in texts)
+    assert any("3 ranks wait in all_reduce #3" in text for text in texts)
+
+
+def test_a_training_that_runs_is_not_taken_for_a_hang(here: Project) -> None:
+    done = here.cli("submit", *FOUR, "broken.py", "nothing")
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: "step" in here.cli("logs", "L1").stdout, "the first step")
+    done = here.cli("diagnose", "L1", "--fr")
+    here.cli("cancel", "-y", "L1")
+    assert done.returncode == 0, done.stdout
+    assert "no rank has waited in a collective" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def fail(how):
         "port": bound,
         "shape": reshaped,
         "skip": looped,
+        "nothing": list,
     }[how]()
 
 
@@ -103,10 +104,12 @@ def main(how):
     samples = iter(torch.utils.data.DataLoader(Slow(), num_workers=1, prefetch_factor=1))
     loss = torch.ones(1)
     for step in range(1, STEPS):
-        if step == FAILS_AT and rank == VICTIM and how not in ("loader", "nan", "host"):
+        if step == FAILS_AT and rank == VICTIM and how not in ("loader", "nan", "host", "miss"):
             fail(how)
         if how == "loader" and rank == VICTIM:
             next(samples)
+        if how == "miss" and step == FAILS_AT and rank == VICTIM:
+            continue
         dist.all_reduce(loss)
         runtime.should_checkpoint()
         shown = float("nan") if how == "nan" and step > FAILS_AT else 2.5 / step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from clusterrun.node.watch.saving import Page
 from clusterrun.shared.files import size_of
 from clusterrun.shared.wording import count
 
+KEEP_S = 30.0  # for evidence of where the ranks are: a hang must end
 AGAIN_S = 5.0  # between two checks of where the ranks are
 LEAVERS_LOOK_S = 10.0  # between two checks of ranks that run after others have ended
 SAVE_BYTES = 1 << 20  # moved between two checks: a save, an upload or an export runs
@@ -165,7 +167,8 @@ class HangWatch:
     async def _end(self, text: str, look: Look) -> None:
         self._is_reported = True
         if self.keep is not None:
-            await self.keep(look.found)
+            with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
+                await asyncio.wait_for(self.keep(look.found), KEEP_S)
         self._fail(text, look.found, look.unheard)
 
     def _fail(self, text: str, found: list[stacks.RankPlace], unheard: int) -> None:
