@@ -34,6 +34,15 @@ deepspeed.initialize(model=model, model_parameters=model.parameters(), config=se
 """
 
 
+LACKS = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 2:
+    import flash_attn_9
+dist.barrier()
+"""
+
+
 @pytest.fixture(name="here")
 def _here(tmp_path: Path) -> Project:
     return project(tmp_path / "project", tmp_path / "state")
@@ -69,6 +78,34 @@ def test_what_one_rank_did_is_found_on_that_rank(
     verdict = diagnosed(here, *options, "broken.py", how)["verdict"]
     assert (verdict["class"], verdict["status"]) == (cause, status)
     assert (verdict["ranks"], verdict["nodes"]) == ("2", ["local1"])
+
+
+def attempts_of(here: Project, *argv: str) -> list[dict[str, Any]]:
+    """Let a training fail that may be restarted, and return its attempts."""
+    done = here.cli("submit", "--wait", *FOUR, "--max-restarts", "5", *argv)
+    assert done.returncode == 1, done.stderr
+    assert "  why        " in done.stderr
+    status = json.loads(here.cli("status", "L1", "--json").stdout)
+    found: list[dict[str, Any]] = status["attempts"]
+    return found
+
+
+def test_an_error_that_another_try_would_repeat_costs_one_attempt(here: Project) -> None:
+    (here.path / "lacks.py").write_text(LACKS)
+    (only,) = attempts_of(here, "lacks.py")
+    assert (only["next"], only["rule"]) == ("stop", "would-repeat")
+
+
+def test_the_same_cause_twice_costs_two_attempts(here: Project) -> None:
+    first, second = attempts_of(here, "broken.py", "raise")
+    assert (first["next"], first["rule"]) == ("relaunch", None)
+    assert (second["next"], second["rule"]) == ("stop", "same-cause")
+
+
+def test_a_rule_on_causes_can_be_switched_off(here: Project) -> None:
+    (here.path / "lacks.py").write_text(LACKS)
+    found = attempts_of(here, "--ignore-rule", "would-repeat", "lacks.py")
+    assert (found[0]["next"], found[0]["rule"]) == ("relaunch", None)
 
 
 def test_a_hang_is_shown_while_the_job_runs(here: Project) -> None:
