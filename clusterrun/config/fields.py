@@ -193,6 +193,7 @@ def _check_texts(field: Field, label: str, values: tuple[str, ...]) -> None:
     for text in values:
         if "\x00" in text:
             raise UsageError(f"{label} contains a NUL byte: {text!r}", hint="remove it")
+    for text in values:
         check_text(field.name, label, text)
         if field.name == "setup":
             read_step(text)

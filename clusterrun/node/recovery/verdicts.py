@@ -20,6 +20,7 @@ LIMIT_S: Final = 5.0  # a verdict that takes longer delays no restart
 _MOST_FAULTY: Final = 1 / 4  # of the nodes: more point to something that they share
 # Ends that the logs explain. Lost nodes and nodes that do not meet have rules of their own.
 _EXPLAINED: Final = (Cause.EXCEPTION, Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, Cause.HUNG)
+_LOST: Final = (Cause.NODE_LOST, Cause.VANISHED)  # the logs cannot say more
 
 
 class Stop(NamedTuple):
@@ -31,7 +32,7 @@ class Stop(NamedTuple):
 
 def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:
     """Diagnose a failed attempt, in a process that can be ended; None without a cause in time."""
-    if not outcome.cause.is_failure:
+    if not outcome.cause.is_failure or outcome.cause in _LOST:
         return None
     argv = (sys.executable, "-m", "clusterrun.verbs.judge", str(paths.root))
     try:
