@@ -42,6 +42,7 @@ _BATCH: Final = re.compile(r"(\d+) != (\d+) \* (\d+) \* (\d+)")  # of DeepSpeed
 _DIVISIBLE: Final = re.compile(
     r"\b(\d+)\)? (?:is|must be|should be) (?:not )?divisible by \D*(\d+)"
 )
+_RESUME: Final = re.compile(r"clusterrun resume JOB\b(?! --from|, or )")
 _TIMEOUT: Final = re.compile(r"\bTimeout\(ms\)=(\d+)")
 
 
@@ -92,6 +93,8 @@ def to_do(found: Diagnosis) -> list[str]:
         if lines := compute(run):
             general[at : at + 1] = lines
         general = [text.replace("--exclude NODE", _exclude(run)) for text in general]
+        if run.checkpoint is None:  # resume would refuse
+            general = [_RESUME.sub(r"\g<0> --from scratch", text) for text in general]
     names = {"NODE": fold_hosts(found.verdict.nodes), "RANKS": fold_ranks(found.verdict.ranks)}
     if found.job is not None:
         names["JOB"] = _name(found.job)

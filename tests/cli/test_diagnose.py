@@ -210,7 +210,7 @@ def test_a_remedy_names_the_job_and_its_node(here: CommandLine) -> None:
     outcome(root, cause=Cause.NODE_LOST, node="node18", message="lost")
     done = here("diagnose").out
     assert "        agents: lost\n" in done
-    assert "clusterrun resume 4711 --exclude node18\n" in done
+    assert "clusterrun resume 4711 --from scratch --exclude node18\n" in done
 
 
 def test_what_is_not_confirmed_reads_so(here: CommandLine) -> None:

@@ -54,7 +54,7 @@ def test_the_time_limit(here: Project, cluster: Cluster) -> None:
     assert cluster.wait_job(job_id, timeout_s=200) == "TIMEOUT"
     found = diagnosed(here, job_id)
     assert found["verdict"]["class"] == "slurm_time_limit"
-    assert found["verdict"]["do"][0].endswith(f"clusterrun resume {job_id}")
+    assert found["verdict"]["do"][0].endswith(f"clusterrun resume {job_id} --from scratch")
 
 
 @pytest.mark.parametrize("how", ["scancel", "clusterrun cancel"])
