@@ -129,7 +129,7 @@ def _why_or_where(job: JobStatus) -> str:
     if job.failure is None or job.pending:
         return where_or_why(job)
     verdict = job.failure.verdict
-    if verdict and not verdict.generic:  # else the error says more
+    if verdict and not verdict.generic:  # the error itself is more specific
         return brief(verdict_line(verdict))
     return brief("\n".join(failure_lines(job.failure)))
 

@@ -43,7 +43,7 @@ _USES: Final = {
     **dict.fromkeys(("maint", "reserved"), Use.RESERVED),
     **dict.fromkeys(("down", "drained", "draining", "fail", "failing", "error", "inval"), Use.OUT),
 }
-# Slurm's marks behind a state: powered down starts by itself, "*" does not respond.
+# Suffixes of a state: "~" is powered down and starts on demand, "*" does not respond.
 _STARTS: Final = ("", "~")
 
 
