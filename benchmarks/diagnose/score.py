@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.diagnose import nvrx
 from clusterrun.diagnosis import table
 
 CLUSTERRUN: Final = str(Path(sys.executable).with_name("clusterrun"))
@@ -47,6 +48,10 @@ def run(directory: Path, *, least: float) -> int:
         answers = list(pool.map(lambda sample: diagnosed(sample.log), samples))
     _print("diagnose", samples, answers, details=True)
     _print("flat list", samples, [flat(sample.log) for sample in samples], details=False)
+    if nvrx.is_installed():
+        _print("NVRx", samples, [named_by_nvrx(sample) for sample in samples], details=False)
+    else:
+        print("NVRx        not compared: nvidia-resiliency-ext is not installed")
     verdicts = [sample.judge(answer) for sample, answer in zip(samples, answers, strict=True)]
     is_bad = any(
         sample.cause in NO_FAILURE and verdict == WRONG
@@ -73,6 +78,12 @@ def flat(log: Path) -> str:
             if any(sign.role in table.CAUSAL and sign.text.search(line) for sign in cause.signs):
                 return cause.id
     return ""
+
+
+def named_by_nvrx(sample: Sample) -> str:
+    """Return NVRx's cause: the right one if its class is one of several names for it."""
+    names = nvrx.names(sample.log)
+    return sample.cause if sample.cause in names else next(iter(names), "")
 
 
 def _samples(directory: Path) -> list[Sample]:
