@@ -20,10 +20,20 @@ def take_attempt(paths: RunPaths, number: int, owner: str) -> bool:
     """
     paths.attempt(number).mkdir(mode=0o700, exist_ok=True)
     try:
-        files.create(paths.owner(number), f"{owner}\n")
+        printed = files.size_of(paths.batch_output)
+        files.create(paths.owner(number), f"{owner}\n{printed}\n")
     except FileExistsError:
         return False
     return True
+
+
+def printed_before(paths: RunPaths, attempt: int) -> int:
+    """Return the size of the batch output when an attempt began; 0 if unknown.
+
+    The file holds what all attempts and jobs of a run printed.
+    """
+    size = _text(paths.owner(attempt)).partition("\n")[2]
+    return int(size) if size.isdecimal() else 0
 
 
 def claim(paths: RunPaths, attempt: int, node: str = "") -> bool:
@@ -47,7 +57,7 @@ def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
     newest = 0
     with contextlib.suppress(OSError):
         newest = paths.newest_attempt()
-    if newest > attempt and _text(paths.owner(newest)) not in ("", owner):
+    if newest > attempt and _text(paths.owner(newest)).partition("\n")[0] not in ("", owner):
         return f"attempt {newest} of this run has begun elsewhere"
     return ""
 

@@ -92,9 +92,9 @@ class Outcome:
     the same error there. `reason` is the whole sentence. `step` is the last one that rank 0
     reported; `checkpoint` is the newest complete one of this attempt or an earlier one. `exclude`
     lists nodes that the next attempt must not use; `why` explains `next` in one line.
-    `printed_bytes` is the size of the batch output at the end. `verdict` is what the logs show as
-    the cause; `rule` is the rule on verdicts that decided what follows, if one did. `suspicions`
-    are why an attempt that exited with status 0 may have trained nothing.
+    `verdict` is what the logs show as the cause; `rule` is the rule on verdicts that decided what
+    follows, if one did. `suspicions` are why an attempt that exited with status 0 may have trained
+    nothing.
     """
 
     attempt: int
@@ -117,7 +117,6 @@ class Outcome:
     next: Next = Next.STOP
     why: str = ""
     exclude: tuple[str, ...] = ()
-    printed_bytes: int = 0
     verdict: ShortVerdict | None = None
     rule: VerdictRule | None = None
     suspicions: tuple[Suspicion, ...] = ()

@@ -68,7 +68,7 @@ class RunPaths:
     checkpoints_dir = FileIn("checkpoints")  # the default of clusterrun.runtime.checkpoint_dir()
 
     attempt = _OfAttempt("")  # the directory of one attempt
-    owner = _OfAttempt("owner")  # the process that has taken it: the first to write this file
+    owner = _OfAttempt("owner")  # the first process to write it has taken the attempt
     earlier_end = _OfAttempt("end.json")  # kept when the run is resumed; empty if there was none
     earlier_config = _OfAttempt("config")  # what started it, kept when a run is resumed with others
     link_secret = _OfAttempt("link.secret")  # authenticates the agents to each other, mode 0600

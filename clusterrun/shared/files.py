@@ -91,12 +91,13 @@ def last_line(path: Path, letters: int = 300) -> str:
     return next((shortened(line.strip(), letters) for line in reversed(lines) if line.strip()), "")
 
 
-def end_of(path: Path, most_bytes: int, *, since: int = 0) -> bytes:
-    """Return the last bytes of a file, none before byte `since`; b"" if it can't be read."""
+def end_of(path: Path, most_bytes: int, *, since: int = 0, until: int | None = None) -> bytes:
+    """Return the last bytes of a file, or of a part of it; b"" if it can't be read."""
+    start = max(since, (size_of(path) if until is None else until) - most_bytes)
     try:
         with path.open("rb") as file:
-            file.seek(max(since, size_of(path) - most_bytes))
-            return file.read(most_bytes)
+            file.seek(start)
+            return file.read(most_bytes if until is None else max(0, until - start))
     except OSError:
         return b""
 

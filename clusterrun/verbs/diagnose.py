@@ -24,9 +24,12 @@ from clusterrun.logs.newest import find_newest
 from clusterrun.logs.query import OVERVIEW, Query
 from clusterrun.logs.sources import Source, sources_of
 from clusterrun.node.base.stderr import PREFIX
+from clusterrun.node.recovery.printed import SLURM as SLURM_LINES
+from clusterrun.rundir.claims import printed_before
 from clusterrun.rundir.outcome import Cause, Outcome, Reason
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.files import end_of
 from clusterrun.shared.state import JobState
 from clusterrun.verbs import hangs
 from clusterrun.verbs.causes import known_causes
@@ -64,6 +67,11 @@ _BY_OUTCOME: Final = {
     Cause.HALTED: ("hang_no_timeout", Role.EITHER),
     Cause.CANCELLED: ("slurm_cancelled", Role.EITHER),
 }
+# Ends that ranks may not have come to.
+_BEFORE_RANKS: Final = (
+    *(Cause.LAUNCHER, Cause.NODE_UNFIT, Cause.RENDEZVOUS),
+    *(Cause.NODE_LOST, Cause.VANISHED),
+)
 _BY_REASON: Final = {
     Reason.END: "slurm_cancelled",
     Reason.CANCEL: "slurm_cancelled",
@@ -119,10 +127,8 @@ def diagnose_attempt(
     scanner = Scanner(table=known_causes())
     paths = record.paths
     files = find_files(paths, number)
-    is_newest = number == paths.newest_attempt()
-    batch = _batch_output(paths) if is_newest else ()  # an earlier attempt may have had its own job
     newest = find_newest(_sources(files, outcome), MOST_LINES).lines
-    for line in chain(batch, _printed(newest)):
+    for line in chain(_batch_output(paths, number, outcome), _printed(newest)):
         scanner.feed(line)
     subtracted = subtract(scanner, record, number, _all_printed)
     _add_missing(scanner, files, record.world_size)
@@ -144,9 +150,8 @@ def diagnose_attempt(
 
 def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     """Yield what an attempt of an earlier run printed, its batch script included."""
-    batch = _batch_output(paths) if attempt == paths.newest_attempt() else ()
     newest = find_newest(_sources(find_files(paths, attempt), None), MOST_LINES).lines
-    yield from chain(batch, _printed(newest))
+    yield from chain(_batch_output(paths, attempt, None), _printed(newest))
 
 
 def _add_outcome(scanner: Scanner, outcome: Outcome, kills: Mapping[str, int]) -> None:
@@ -242,10 +247,20 @@ def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
     return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines)
 
 
-def _batch_output(paths: RunPaths) -> Iterator[PrintedLine]:
-    """Yield what the job's batch script printed."""
-    for number, text in enumerate(_tail(paths.batch_output), 1):
-        if not text.startswith(PREFIX):  # what the agents know is in the outcome
+def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Iterator[PrintedLine]:
+    """Yield what Slurm and setup lines printed during an attempt.
+
+    Once ranks have run, no setup line failed: an error among what these printed is no cause. What
+    the agents print is in the outcome.
+    """
+    until = printed_before(paths, attempt + 1) or None
+    if until is None and attempt != paths.newest_attempt():
+        return
+    since = printed_before(paths, attempt)
+    data = end_of(paths.batch_output, _BATCH_BYTES, since=since, until=until)
+    has_run = outcome is not None and outcome.cause not in _BEFORE_RANKS
+    for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+        if text.startswith(SLURM_LINES) or not (has_run or text.startswith(PREFIX)):
             yield read_line(text, number=number, file=paths.batch_output.name)
 
 
@@ -283,15 +298,6 @@ def _line(each: LogLine, number: int) -> PrintedLine:
     found = read_line(text, number=number, file="", rank=each.rank, node=each.node)
     source = f"{each.node}\0{each.rank}\0{each.stream.value}{found.source}"
     return PrintedLine(number, found.text, source, "", found.rank, found.node, each.epoch_us / 1e6)
-
-
-def _tail(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _BATCH_BYTES))
-            return file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
 
 
 def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.outcome import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
 from tests.cli.conftest import CommandLine
@@ -170,6 +171,39 @@ def test_a_bundle_replaces_no_file(here: CommandLine) -> None:
     done = here("diagnose", "--bundle", "help.tgz")
     assert (done.code, (here.path / "help.tgz").read_text()) == (1, "mine")
     assert "cannot write help.tgz" in done.err
+
+
+OOM_KILL = "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0.\n"
+
+
+def test_what_earlier_attempts_printed_is_no_cause_now(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 1)
+    paths, batch = RunPaths(root=root), root / "slurm" / "batch.out"
+    for attempt, text in ((1, OOM_KILL), (2, "srun: error: node18: task 1: Exited\n")):
+        batch.touch()
+        assert take_attempt(paths, attempt, "me")
+        with batch.open("a") as file:
+            file.write(text)
+        outcome(root, attempt, cause=Cause.HUNG, code=126, message="no step ended for 61 s")
+    found = [json.loads(here("diagnose", "--json", "--attempt", n).out) for n in "12"]
+    assert [each["verdict"]["class"] for each in found] == ["host_oom", "hang_no_timeout"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "cause"),
+    [(Cause.EXCEPTION, "user_code_exception"), (Cause.NODE_UNFIT, "command_not_found")],
+)
+def test_setup_lines_are_no_cause_once_ranks_have_run(
+    here: CommandLine, ending: Cause, cause: str
+) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 1)
+    (root / "slurm" / "batch.out").write_text("bash: line 3: docker: command not found\n")
+    outcome(root, cause=ending, code=1, rank=2, message="ValueError: bad sample")
+    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == cause
 
 
 def test_a_project_adds_causes(here: CommandLine) -> None:

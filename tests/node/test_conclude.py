@@ -13,6 +13,7 @@ from clusterrun.node.recovery import conclude as module
 from clusterrun.node.recovery.conclude import conclude, past
 from clusterrun.node.recovery.rules import Decision
 from clusterrun.node.recovery.steps_on_disk import MARKERS, StepRecord
+from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason, write_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import checkpoint_files
@@ -321,9 +322,9 @@ def test_what_an_attempt_printed_tells_why_no_agent_could(
     run.paths.batch_output.parent.mkdir()
     run.paths.batch_output.write_text("clusterrun: n1: of attempt 1\n")
     run.conclude(1)
+    assert take_attempt(run.paths, 2, "me")
     with run.paths.batch_output.open("a") as output:
         output.write(f"clusterrun: attempt 1: relaunch: x\n{text}")
-    run.attempt(2)
     _, outcome = run.conclude(2, 1)
     assert (outcome.reason, outcome.cause) == (reason, Cause.LAUNCHER)
 

@@ -58,6 +58,7 @@ def test_what_another_try_would_repeat_costs_one_attempt(domain: str) -> None:
         {"found": verdict("cuda_oom", retry=Retry.MAYBE)},
         {"found": verdict("cuda_oom", status=Certainty.LIKELY)},
         {"found": verdict("host_oom", status=Certainty.UNCONFIRMED)},
+        {"found": verdict("bug", status=Certainty.UNCONFIRMED, generic=True)},
         {"found": verdict("port_in_use", retry=Retry.YES)},
         {"found": None},
     ],
@@ -65,6 +66,20 @@ def test_what_another_try_would_repeat_costs_one_attempt(domain: str) -> None:
 def test_anything_less_certain_gets_another_try(more: dict[str, Any]) -> None:
     decision = after(failed(**more))
     assert (decision.next, decision.rule) == (Next.RELAUNCH, None)
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        failed(None, cause=Cause.NODE_LOST, step=900, checkpoint=800),
+        failed(None, cause=Cause.NODE_LOST, ended_at=5000.0),  # of a script that reports nothing
+    ],
+)
+def test_a_configuration_that_has_trained_is_not_to_blame(earlier: Outcome) -> None:
+    unlucky = failed(verdict("gpu_not_visible"), checkpoint=earlier.checkpoint)
+    assert (after(earlier, unlucky).next, after(unlucky).next) == (Next.RELAUNCH, Next.STOP)
+    again = after(earlier, unlucky, unlucky)
+    assert (again.next, again.rule) == (Next.STOP, VerdictRule.SAME_CAUSE)
 
 
 def test_an_exception_of_the_script_stops_if_it_shows_that_it_repeats() -> None:
@@ -89,6 +104,7 @@ def test_the_same_cause_at_the_same_place_costs_two_attempts() -> None:
         failed(verdict("cuda_illegal_access"), step=7, checkpoint=5),
         failed(verdict("device_assert", retry=Retry.YES), step=7, checkpoint=5),
         failed(verdict("device_assert", status=Certainty.UNCONFIRMED), step=7, checkpoint=5),
+        failed(verdict("device_assert", status=Certainty.LIKELY), step=7, checkpoint=5),
         failed(verdict("device_assert"), step=7, checkpoint=5, cause=Cause.RENDEZVOUS),
     ],
 )
@@ -97,9 +113,16 @@ def test_two_failures_that_differ_are_no_proof(second: Outcome) -> None:
     assert after(first, second).rule is None
 
 
+def test_time_outs_that_nothing_explains_may_have_several_reasons() -> None:
+    waited = verdict("nccl_timeout", status=Certainty.LIKELY, retry=Retry.MAYBE, ranks=range(8))
+    one = failed(waited, step=1000, checkpoint=900)
+    assert after(one, failed(waited, step=950, checkpoint=900)).next is Next.RELAUNCH
+
+
 def test_exceptions_are_the_same_only_if_their_texts_are() -> None:
-    one = verdict("user_code_exception", generic=True, retry=Retry.MAYBE, text="KeyError: 1")
-    other = verdict("user_code_exception", generic=True, retry=Retry.MAYBE, text="KeyError: 2")
+    about = {"generic": True, "retry": Retry.MAYBE, "status": Certainty.LIKELY}
+    one = verdict("user_code_exception", text="KeyError: 1", **about)
+    other = verdict("user_code_exception", text="KeyError: 2", **about)
     assert after(failed(one, step=7), failed(other, step=7)).rule is None
     assert after(failed(one, step=7), failed(one, step=7)).rule is VerdictRule.SAME_CAUSE
 

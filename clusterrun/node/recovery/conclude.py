@@ -18,6 +18,7 @@ from clusterrun.node.recovery.reach import unreachable
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.node.recovery.steps_on_disk import StepRecord
 from clusterrun.node.recovery.verdicts import judge
+from clusterrun.rundir.claims import printed_before
 from clusterrun.rundir.outcome import (
     Cause,
     Next,
@@ -31,7 +32,6 @@ from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.request import read_request
 from clusterrun.rundir.world import read_world
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.files import size_of
 from clusterrun.shared.hostlist import parse_hostlist
 
 # The causes of exit statuses if the agents left no outcome, as after a failed setup line.
@@ -53,11 +53,10 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     plan = read_plan(paths)
     record = StepRecord.of(paths, range(_first(paths, number), number + 1))
     before = [_with_checkpoint(outcome, record) for outcome in past(paths, number)]
-    newest = read_outcome(paths, number) or _unreported(paths, number, code, env, before)
+    newest = read_outcome(paths, number) or _unreported(paths, number, code, env)
     newest = _unless_interrupted(paths, newest, plan.cluster)
     newest = dataclasses.replace(
         _unless_signalled([*before, newest], plan, env),
-        printed_bytes=size_of(paths.batch_output),
         step=record.ended.get(number) if newest.step is None else newest.step,
         checkpoint=_saved(paths, [*before, newest], record),
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
@@ -112,14 +111,11 @@ def _first(paths: RunPaths, number: int) -> int:
     return 1 + max((n for n in range(1, number) if paths.earlier_end(n).exists()), default=0)
 
 
-def _unreported(
-    paths: RunPaths, number: int, code: int, env: Mapping[str, str], before: Sequence[Outcome]
-) -> Outcome:
+def _unreported(paths: RunPaths, number: int, code: int, env: Mapping[str, str]) -> Outcome:
     """Return what is known if the agents left no outcome."""
     nodes = read_world(paths, number)
-    since = before[-1].printed_bytes if before else 0
     hosts = (*_hostlist(env), socket.gethostname())
-    message = printed.last_reason(paths.batch_output, since, hosts)
+    message = printed.last_reason(paths.batch_output, printed_before(paths, number), hosts)
     return Outcome(
         attempt=number,
         job_id=env.get("SLURM_JOB_ID") or env.get("CLUSTERRUN_LOCAL_JOB_ID", ""),

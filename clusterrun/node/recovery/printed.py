@@ -10,6 +10,7 @@ from clusterrun.node.base.stderr import PREFIX
 from clusterrun.shared.files import end_of
 
 LAST_BYTES = 64 * 1024
+SLURM = ("srun: ", "slurmstepd: ")  # first words of Slurm's own lines
 
 
 def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
@@ -33,7 +34,7 @@ def _errors(lines: Sequence[str]) -> list[str]:
     return [
         line
         for line in lines
-        if not line.startswith((PREFIX, "srun: ", "slurmstepd: "))
+        if not line.startswith((PREFIX, *SLURM))
         and classifier.classify("", line.encode()) not in ("", TRACEBACK)
     ]
 

@@ -50,7 +50,9 @@ def futile(history: Sequence[Outcome], plan: Plan) -> Stop | None:
     verdict = newest.verdict
     if verdict is None or newest.cause not in _EXPLAINED:
         return None
-    if _applies(VerdictRule.WOULD_REPEAT, plan) and _would_repeat(newest, verdict):
+    if not _is_certain(verdict):
+        return None
+    if _applies(VerdictRule.WOULD_REPEAT, plan) and _would_repeat(history, verdict):
         why = f"{verdict.cause}, before the first step: another try would fail the same way"
         return Stop(why, VerdictRule.WOULD_REPEAT)
     if _applies(VerdictRule.SAME_CAUSE, plan) and _is_repeated(history, verdict):
@@ -74,17 +76,29 @@ def _applies(rule: VerdictRule, plan: Plan) -> bool:
     return rule not in plan.ignore_rules
 
 
-def _would_repeat(newest: Outcome, verdict: ShortVerdict) -> bool:
+def _is_certain(verdict: ShortVerdict) -> bool:
+    """Return whether a verdict names what failed: a collective that timed out does not."""
+    is_exception = verdict.generic and verdict.status is not Certainty.UNCONFIRMED
+    return is_exception or verdict.status is Certainty.ESTABLISHED
+
+
+def _would_repeat(history: Sequence[Outcome], verdict: ShortVerdict) -> bool:
+    """Return whether the configuration is to blame: none of its attempts has trained."""
+    *before, newest = history
     is_at_start = newest.step is None and not verdict.steps
-    is_certain = verdict.generic or verdict.status is Certainty.ESTABLISHED
-    return is_at_start and is_certain and verdict.retry is Retry.NO
+    has_trained = any(each.step is not None or _lasted_longer(each, newest) for each in before)
+    return is_at_start and not has_trained and verdict.retry is Retry.NO
+
+
+def _lasted_longer(before: Outcome, newest: Outcome) -> bool:
+    """Return whether an earlier attempt got further, as far as is known of a silent script."""
+    return before.ended_at - before.started_at > newest.ended_at - newest.started_at
 
 
 def _is_repeated(history: Sequence[Outcome], verdict: ShortVerdict) -> bool:
     """Return whether one cause ended two attempts in a row on one rank or node, at one step."""
     before = history[-2].verdict if len(history) > 1 else None
-    is_same = before is not None and before.cause == verdict.cause
-    if before is None or not is_same or verdict.status is Certainty.UNCONFIRMED:
+    if before is None or before.cause != verdict.cause or not _is_certain(before):
         return False
     if verdict.retry in (Retry.YES, Retry.EXCLUDE) or _advanced(history[-2], history[-1]):
         return False
