@@ -12,7 +12,7 @@ import click
 
 from clusterrun.cli.diagnose_look import show_look
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.job_text import find_announced
+from clusterrun.cli.shared.job_text import choose_attempts, find_announced
 from clusterrun.cli.shared.times import timestamp
 from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.diagnosis.lines import PrintedLine
@@ -93,7 +93,10 @@ def command(
     if logs:
         found = diagnose_logs(logs, stdin=sys.stdin.buffer)
     else:
-        found = diagnose(find_announced(job), attempt=attempt)
+        record = find_announced(job)
+        name = f"job {record.job_id}" if record.job_id else record.name
+        choose_attempts(name, record.paths.newest_attempt(), attempt)
+        found = diagnose(record, attempt=attempt)
     if as_json:
         output.answer_json({"schema": SCHEMA, **diagnosis_object(found)})
     else:

@@ -17,7 +17,8 @@ from clusterrun.logformat.literals import literals_of
 BEFORE, AFTER = 40, 12  # lines of a process around a sign that `near` and `unless` read
 _STEPS_IN_GRACE: Final = 100  # Slurm's KillWait is 30 seconds
 _MOST_FORMS: Final = 50_000
-_MOST_KEPT: Final = 64  # findings of a sign
+_MOST_KEPT: Final = 64  # findings of a sign; ignored exceptions of a process
+_MOST_PROCESSES: Final = 50_000  # a number before a colon may be a step and no rank
 _DIGITS: Final = str.maketrans("123456789", "0" * 9)
 
 UNCAUGHT: Final = "user_code_exception"
@@ -97,7 +98,6 @@ class Scanner:
     table: Table
     lines: int = 0
     trainings: dict[str, TrainingLog] = field(default_factory=dict)  # by file
-    ranks: set[int] = field(default_factory=set)
     counts: dict[tuple[str, Role], int] = field(default_factory=dict)
     seen_on: dict[tuple[str, Role], set[int]] = field(default_factory=dict)
     _found: dict[tuple[str, Role], list[Finding]] = field(default_factory=dict)
@@ -116,9 +116,7 @@ class Scanner:
     def feed(self, line: PrintedLine) -> None:
         """Take the next line."""
         self.lines += 1
-        if line.rank is not None:
-            self.ranks.add(line.rank)
-        process = self._processes.setdefault(line.source, _Process())
+        process = self._process_of(line.source)
         process.after += 1
         for waiting in self._waiting.get(line.source, ()):
             waiting.around.append(line.text)
@@ -128,6 +126,16 @@ class Scanner:
         is_matched = self._match(line, process)
         self._read_traceback(line, process, is_matched=is_matched)
         process.before.append(line.text)
+
+    def _process_of(self, source: str) -> _Process:
+        """Return a process; forget the one that was silent the longest if there are too many."""
+        process = self._processes.pop(source, None) or _Process()
+        self._processes[source] = process
+        if len(self._processes) > _MOST_PROCESSES:
+            silent = next(iter(self._processes))
+            self._settle(silent, at_end=True)
+            del self._processes[silent]
+        return process
 
     def findings(self) -> list[Finding]:
         """Return what was found, in order; call it when all lines were fed."""
@@ -261,7 +269,7 @@ class Scanner:
         is_after_frame = bool(process.before) and process.before[-1][:1] in (" ", "╰")
         found = _EXCEPTION.match(text) or (is_after_frame and _AFTER_FRAME.match(text))
         is_raised = process.in_traceback and not (process.is_ignored or is_matched)
-        if found and process.is_ignored and ": " in text:
+        if found and process.is_ignored and ": " in text and len(process.ignored) < _MOST_KEPT:
             process.ignored.add(text)
         is_known = process.is_explained or text in process.ignored
         if found and is_raised and not is_known and not _LOGGED.search(text[:40]):

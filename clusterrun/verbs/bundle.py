@@ -6,7 +6,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,8 +24,8 @@ _LEAST_LETTERS: Final = 6  # of a value that is searched for; shorter ones are w
 def write_bundle(target: Path, record: JobRecord, attempt: int, answer: Mapping[str, Any]) -> int:
     """Write a `.tgz` of a run's diagnosis, records, configuration and errors; return its files.
 
-    The values of variables that were passed by name are removed. Raises ClusterrunError if
-    `target` exists or cannot be written.
+    Of many nodes, those of the verdict come first. The values of variables that were passed by name
+    are removed. Raises ClusterrunError if `target` exists or cannot be written.
     """
     values = _passed(record)
     names = set()
@@ -63,9 +63,16 @@ def _texts(paths: RunPaths, attempt: int, answer: Mapping[str, Any]) -> Iterator
     configuration = (paths.resolved, paths.plan, paths.accelerate, paths.deepspeed)
     of_run = (paths.env_script, paths.record, paths.end, paths.batch_output)
     of_attempt = (paths.outcome(attempt), paths.world(attempt))
-    nodes = sorted(paths.log_errors(attempt, "any").parent.glob("*.err"))[:MOST_NODES]
-    events = sorted(paths.events_dir.glob("*.jsonl"))[:MOST_NODES]
-    errors = sorted(paths.rank_errors(attempt, "any").parent.glob("*.jsonl"))[:MOST_NODES]
-    for path in (*configuration, *of_run, *of_attempt, *nodes, *events, *errors):
+    nodes = (answer["verdict"] or {}).get("nodes", ())
+    of_nodes = (
+        *_first(paths.log_errors(attempt, "any").parent.glob("*.err"), nodes),
+        *_first(paths.events_dir.glob("*.jsonl"), nodes),
+        *_first(paths.rank_errors(attempt, "any").parent.glob("*.jsonl"), nodes),
+    )
+    for path in (*configuration, *of_run, *of_attempt, *of_nodes):
         if data := end_of(path, MOST_BYTES):
             yield path.relative_to(paths.root).as_posix(), data.decode("utf-8", "replace")
+
+
+def _first(files: Iterable[Path], nodes: Collection[str]) -> list[Path]:
+    return sorted(files, key=lambda path: (path.stem not in nodes, path.name))[:MOST_NODES]

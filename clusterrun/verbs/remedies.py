@@ -87,21 +87,24 @@ def to_do(found: Diagnosis) -> list[str]:
     """Return what to do: what this run's numbers allow to compute, then what always applies."""
     if found.verdict is None:
         return []
-    general = list(found.verdict.cause.do)
-    if found.job is not None and (run := _run(found, found.job, found.verdict)):
+    run = _run(found, found.job, found.verdict) if found.job else None
+    lines = [_filled_in(text, found, found.verdict, run) for text in found.verdict.cause.do]
+    if run is not None:
         at, compute = _REMEDIES.get(found.verdict.cause.id, (0, _nothing))
-        if lines := compute(run):
-            general[at : at + 1] = lines
-        general = [text.replace("--exclude NODE", _exclude(run)) for text in general]
+        lines[at : at + 1] = compute(run) or lines[at : at + 1]
+    return lines
+
+
+def _filled_in(text: str, found: Diagnosis, verdict: Verdict, run: Run | None) -> str:
+    """Return general advice with the names of the job, its nodes and its ranks."""
+    if run is not None:
+        text = text.replace("--exclude NODE", _exclude(run))
         if run.checkpoint is None:  # resume would refuse
-            general = [_RESUME.sub(r"\g<0> --from scratch", text) for text in general]
-    names = {"NODE": fold_hosts(found.verdict.nodes), "RANKS": fold_ranks(found.verdict.ranks)}
+            text = _RESUME.sub(r"\g<0> --from scratch", text)
+    names = {"NODE": fold_hosts(verdict.nodes), "RANKS": fold_ranks(verdict.ranks)}
     if found.job is not None:
-        names["JOB"] = _name(found.job)
-    return [
-        re.sub(r"\b(?:JOB|NODE|RANKS)\b", lambda word: names.get(word[0]) or word[0], text)
-        for text in general
-    ]
+        names["JOB"] = shlex.quote(_name(found.job))
+    return re.sub(r"\b(?:JOB|NODE|RANKS)\b", lambda word: names.get(word[0]) or word[0], text)
 
 
 def _name(job: JobStatus) -> str:

@@ -11,6 +11,7 @@ import pytest
 from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.outcome import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.verbs.bundle import MOST_NODES
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted
@@ -61,9 +62,11 @@ def test_files_of_ranks_do_not_hide_each_others_errors(here: CommandLine) -> Non
         (("4711", "--log", "x.log"), "--log reads files, not a job"),
         (("--explain", "cuda_oon"), "no cause 'cuda_oon'"),
         (("99999",), "no job or run '99999'"),
+        (("4711", "--attempt", "3"), "job 4711 has no attempt 3\n  hint: choose 1"),
     ],
 )
 def test_what_cannot_be_diagnosed(here: CommandLine, words: tuple[str, ...], wrong: str) -> None:
+    outcome(submitted(here))
     done = here("diagnose", *words)
     assert done.code in (2, 4)
     assert wrong in done.err
@@ -162,6 +165,20 @@ def test_a_script_that_exits_with_a_status(here: CommandLine) -> None:
     outcome(root, cause=Cause.EXIT, code=2, rank=0, message="train.py: error: --width 130")
     verdict = json.loads(here("diagnose", "--json").out)["verdict"]
     assert (verdict["class"], verdict["ranks"]) == ("user_code_exception", "0")
+
+
+def test_a_bundle_of_many_nodes_has_the_one_that_failed(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 137)
+    outcome(root, cause=Cause.SIGNAL, node="z9", rank=2, signal=11, message="killed")
+    for node in (*(f"node{number}" for number in range(MOST_NODES)), "z9"):
+        errors = RunPaths(root=root).log_errors(1, node)
+        errors.parent.mkdir(parents=True, exist_ok=True)
+        errors.write_text("an error\n")
+    here("diagnose", "--bundle", "help.tgz")
+    names = [name for name in _packed(here.path / "help.tgz") if name.endswith(".err")]
+    assert (len(names), names[0]) == (MOST_NODES, "logs/a1/z9.err")
 
 
 def test_a_bundle_replaces_no_file(here: CommandLine) -> None:

@@ -137,6 +137,13 @@ def proposed(
             id="DeepSpeed's batch",
         ),
         pytest.param(
+            (*TRAIN, "train.py", "--name", "JOB", "--num-workers", "8"),
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0.",
+            "or start fewer loader workers than 8 for each of a node's 2 ranks: "
+            "clusterrun resume 4711 -- --name JOB --num-workers 4",
+            id="an argument like a word of the advice",
+        ),
+        pytest.param(
             (*TRAIN, "train.py"),
             "ValueError: world size (4) is not divisible by 3",
             "4 ranks are not divisible by 3, 6 are: clusterrun resume 4711 --nodes 3",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from clusterrun.diagnosis import scan
 from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.diagnosis.lines import read_line
 from clusterrun.diagnosis.scan import Scanner
@@ -183,6 +184,20 @@ def test_an_exception_shows_its_frames_and_only_its_like(table: Table) -> None:
     assert found.first.frames == ('File "a.py", line 3, in f',)
     assert [each.line.text for each in found.evidence] == ["KeyError: 3"]
     assert found.status is Certainty.LIKELY
+
+
+def test_numbers_before_a_colon_are_not_remembered_forever(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "_MOST_PROCESSES", 9)
+    scanner = Scanner(table=table)
+    lines = [*(f"{n}: loss 2.{n}" for n in range(50)), "50: OOM", *(f"{n}: a" for n in range(99))]
+    for number, text in enumerate(lines, 1):
+        scanner.feed(read_line(text, number=number, file=""))
+    assert len(scanner._processes) == 9
+    found = verdict_of(scanner)
+    assert found is not None
+    assert found.cause.id == "late"  # though its surroundings are not complete
 
 
 def test_a_sign_that_is_in_no_log(table: Table) -> None:

@@ -50,24 +50,6 @@ def attempt(text: str) -> int | str:
     return int(text)
 
 
-def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[int]:
-    """Return the wanted attempts, oldest first; none if the run has not started.
-
-    Raises UsageError for one that does not exist.
-    """
-    if wanted is None:
-        return [newest] if newest else []
-    if isinstance(wanted, str):
-        return list(range(1, newest + 1))
-    number = wanted if wanted > 0 else newest + wanted
-    if not 1 <= number <= newest:
-        known = f"choose from 1-{newest}" if newest > 1 else "choose 1"
-        raise UsageError(
-            f"{name} has no attempt {wanted}", hint=known if newest else "wait until it starts"
-        )
-    return [number]
-
-
 def choose_ranks(
     job: LogJob, *, ranks: str | None, local_ranks: str | None
 ) -> frozenset[int] | None:

@@ -68,6 +68,24 @@ def failure_lines(failure: Outcome) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
+def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[int]:
+    """Return the wanted attempts, oldest first; none if the run has not started.
+
+    Raises UsageError for one that does not exist.
+    """
+    if wanted is None:
+        return [newest] if newest else []
+    if isinstance(wanted, str):
+        return list(range(1, newest + 1))
+    number = wanted if wanted > 0 else newest + wanted
+    if not 1 <= number <= newest:
+        known = f"choose from 1-{newest}" if newest > 1 else "choose 1"
+        raise UsageError(
+            f"{name} has no attempt {wanted}", hint=known if newest else "wait until it starts"
+        )
+    return [number]
+
+
 def verdict_line(verdict: ShortVerdict) -> str:
     """Name the cause of a failure, and where it began, on one line."""
     ranks = f"rank{'s' * (len(verdict.ranks) > 1)} {fold_ranks(verdict.ranks)}"
