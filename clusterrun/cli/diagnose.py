@@ -21,6 +21,7 @@ from clusterrun.diagnosis.table import Domain
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
+from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.causes import known_causes
@@ -137,9 +138,7 @@ def _explain(name: str) -> None:
 def _lines(found: Diagnosis) -> Iterator[str]:
     verdict = found.verdict
     if verdict is None:
-        is_well = found.job is not None and found.job.state.is_success
-        lines = count(found.lines, "line")
-        yield "nothing failed: the job completed" if is_well else f"no cause found in {lines}"
+        yield from _without_verdict(found)
         return
     cause = verdict.cause
     label = "PERHAPS" if verdict.status is Certainty.UNCONFIRMED else "CAUSE"
@@ -158,6 +157,18 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     for label, text in zip(_first("DO"), to_do(found), strict=False):
         yield f"{label:<8}{text}"
     yield f"RETRY   {RETRIES[verdict.retry].lower()}"
+
+
+def _without_verdict(found: Diagnosis) -> Iterator[str]:
+    job = found.job
+    if job is not None and job.suspicions:
+        yield from (f"SUSPECT {each.text}" for each in job.suspicions)
+    elif job is not None and job.state.is_success:
+        yield "nothing failed: the job completed"
+    elif job is not None and job.state is JobState.PENDING:
+        yield f"the job has not started; to see why: clusterrun status {job.record.job_id}"
+    else:
+        yield f"no cause found in {count(found.lines, 'line')}"
 
 
 def _left_out(found: Diagnosis) -> Iterator[str]:

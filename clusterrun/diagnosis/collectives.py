@@ -21,7 +21,6 @@ INSTALLED: Final = re.compile(
 DEFAULT_GROUP: Final = "default_pg"
 _COMPARED: Final = 64  # of the newest collectives of a group
 _PASSED: Final = 16  # complete collectives after a mismatch that then harmed nothing
-_P2P: Final = ("send", "recv")
 # Their sizes may differ between ranks.
 _UNEVEN: Final = re.compile(r"all_?to_?all|scatter$|gather$|gather_v$|_oop$|coalesced|_v_|_v$")
 

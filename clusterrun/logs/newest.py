@@ -55,16 +55,18 @@ def find_newest(
     count: int,
     *,
     folded: bool = False,
+    in_memory: bool = False,
     report: Report = report_nothing,
 ) -> Newest:
     """Return the last `count` lines of `merge_sources`, in its order.
 
-    If they do not fit in memory, read all lines twice: count them, then skip to the last ones.
-    `folded` counts equal lines of many ranks once, as `dedup` shows them, and returns at most
-    MOST_LINES, or fewer if memory is full. Raises ClusterrunError for a file that can't be read.
+    If they do not fit in memory, read all lines twice: count them, then skip to the last ones; or,
+    with `in_memory`, return fewer, as a list. `folded` counts equal lines of many ranks once, as
+    `dedup` shows them, and returns at most MOST_LINES, or fewer if memory is full. Raises
+    ClusterrunError for a file that can't be read.
     """
     sources = list(sources)
-    found = _newest(sources, count, report, folded=folded)
+    found = _newest(sources, count, report, folded=folded, in_memory=folded or in_memory)
     if found is not None:
         return found
     start = _start_of_last(merge_sources(sources), count)
@@ -86,7 +88,9 @@ def _start_of_last(lines: Iterable[LogLine], count: int) -> int:
     return last[-count - 1] + 1 if len(last) > count else 0
 
 
-def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) -> Newest | None:
+def _newest(
+    sources: list[Source], count: int, report: Report, *, folded: bool, in_memory: bool
+) -> Newest | None:
     """Return the last lines; None if they do not fit in memory."""
     total = total_bytes(sources)
     number_of = number_nodes(sources)
@@ -107,7 +111,7 @@ def _newest(sources: list[Source], count: int, report: Report, *, folded: bool) 
                 if folded and len(found) >= MOST_LINES:
                     break
             elif held_bytes > _MAX_HELD_BYTES:
-                if not folded:
+                if not in_memory:
                     return None
                 break
             else:

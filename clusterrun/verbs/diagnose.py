@@ -127,7 +127,7 @@ def diagnose_attempt(
     scanner = Scanner(table=known_causes())
     paths = record.paths
     files = find_files(paths, number)
-    newest = find_newest(_sources(files, outcome), MOST_LINES).lines
+    newest = find_newest(_sources(files, outcome), MOST_LINES, in_memory=True).lines
     for line in chain(_batch_output(paths, number, outcome), _printed(newest)):
         scanner.feed(line)
     subtracted = subtract(scanner, record, number, _all_printed)
@@ -150,7 +150,8 @@ def diagnose_attempt(
 
 def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     """Yield what an attempt of an earlier run printed, its batch script included."""
-    newest = find_newest(_sources(find_files(paths, attempt), None), MOST_LINES).lines
+    sources = _sources(find_files(paths, attempt), None)
+    newest = find_newest(sources, MOST_LINES, in_memory=True).lines
     yield from chain(_batch_output(paths, attempt, None), _printed(newest))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tarfile
 import time
@@ -129,7 +130,8 @@ def _ask(directory: Path, *, with_dumps: bool) -> Mapping[str, Any]:
         raise ClusterrunError(f"cannot write in {directory}", cause=str(error)) from error
     answer, deadline = answer_path(request), time.monotonic() + ANSWER_S
     try:
-        while (found := read_json(answer)) is None:
+        # NFS caches for a minute that a name is missing, but a listing is fresh.
+        while answer.name not in os.listdir(directory) or (found := read_json(answer)) is None:
             if time.monotonic() > deadline:
                 hint = "its ranks may not have started, or have ended: clusterrun status"
                 raise ClusterrunError(

@@ -67,8 +67,12 @@ def _earlier(record: JobRecord, attempt: int) -> Iterator[tuple[RunPaths, int, f
 
 
 def _has_completed(paths: RunPaths) -> bool:
+    """Return whether a run went well: it exited with 0 and seems to have trained."""
     end = read_end(paths)
-    return end is not None and end.state.is_success
+    if end is None or not end.state.is_success:
+        return False
+    outcome = read_outcome(paths, paths.newest_attempt())
+    return outcome is None or not outcome.suspicions
 
 
 def _well_until(paths: RunPaths, attempt: int) -> float:

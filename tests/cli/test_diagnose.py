@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.diagnosis.suspicion import Doubt, Suspicion
 from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.outcome import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
@@ -17,6 +18,7 @@ from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnose.md"
+DOUBT = Suspicion(kind=Doubt.NO_STEP, text="no step was taken")
 LOG = """\
 [rank0]: step 1 loss 2.5
 [rank3]: Traceback (most recent call last):
@@ -112,6 +114,26 @@ def test_a_job_that_completed_has_no_cause(here: CommandLine) -> None:
     done = here("diagnose")
     assert done.code == 0
     assert "nothing failed: the job completed" in done.out
+
+
+def test_a_job_that_trained_nothing_is_suspect(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "COMPLETED", 0)
+    outcome(root, cause=Cause.COMPLETED, code=0, suspicions=(DOUBT,))
+    done = here("diagnose")
+    assert done.code == 0
+    assert "SUSPECT no step was taken\n" in done.out
+
+
+def test_a_job_that_waits_has_not_failed(here: CommandLine) -> None:
+    submitted(here)
+    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Priority")
+    done = here("diagnose")
+    assert (done.code, done.out.splitlines()[-1]) == (
+        0,
+        "the job has not started; to see why: clusterrun status 4711",
+    )
 
 
 def test_without_slurm_the_logs_still_answer(here: CommandLine) -> None:
@@ -309,14 +331,19 @@ def test_an_interruption_is_named_before_slurm_reports_the_end(
     assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == cause
 
 
-@pytest.mark.parametrize(("state", "left_out"), [("COMPLETED", 1), ("FAILED", 0)])
+@pytest.mark.parametrize(
+    ("state", "doubts", "left_out"),
+    [("COMPLETED", (), 1), ("COMPLETED", (DOUBT,), 0), ("FAILED", (), 0)],
+)
 def test_what_an_earlier_run_printed_when_it_went_well_is_no_cause(
-    here: CommandLine, state: str, left_out: int
+    here: CommandLine, state: str, doubts: tuple[Suspicion, ...], left_out: int
 ) -> None:
     for job_id, end in (("4710", state), ("4711", "FAILED")):
         root = submitted(here, job_id)
         queue(here)
         ended(root, end, int(end != "COMPLETED"))
+        if job_id == "4710" and end == "COMPLETED":
+            outcome(root, cause=Cause.COMPLETED, code=0, suspicions=doubts)
         printed = f"cache of pid {job_id}5: [Errno 28] No space left on device\n"
         (root / "slurm" / "batch.out").write_text(printed)
     answer = json.loads(here("diagnose", "4711", "--json").out)

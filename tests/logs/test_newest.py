@@ -168,6 +168,18 @@ def test_more_than_can_be_held_is_counted_and_passed_over(
         assert list(newest([source], count)) == everything[-count:]
 
 
+def test_no_more_may_be_read_than_can_be_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newest_module, "_MAX_HELD_BYTES", 100_000)
+    lines = [raw(T0 + i, 0, "o", f"{i} " + "x" * 1000) for i in range(1000)]
+    source = whole(write(tmp_path, "n1", b"".join(lines)))
+    found = newest_module.find_newest([source], 500, in_memory=True).lines
+    assert isinstance(found, list)
+    assert 50 < len(found) < 200
+    assert found == list(merge_sources([source]))[-len(found) :]
+
+
 def test_of_what_is_folded_no_more_is_given_than_can_be_held(tmp_path: Path) -> None:
     files = []
     for rank in range(20):

@@ -113,6 +113,13 @@ def test_two_failures_that_differ_are_no_proof(second: Outcome) -> None:
     assert after(first, second).rule is None
 
 
+@pytest.mark.parametrize("place", [{"nodes": ("n4",)}, {"ranks": (1,)}])
+def test_one_rank_or_one_node_is_the_same_place(place: dict[str, Any]) -> None:
+    first = failed(verdict("device_assert"), step=7)
+    second = failed(verdict("device_assert", **place), step=7)
+    assert after(first, second).rule is VerdictRule.SAME_CAUSE
+
+
 def test_time_outs_that_nothing_explains_may_have_several_reasons() -> None:
     waited = verdict("nccl_timeout", status=Certainty.LIKELY, retry=Retry.MAYBE, ranks=range(8))
     one = failed(waited, step=1000, checkpoint=900)

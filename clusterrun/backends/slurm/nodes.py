@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -16,11 +16,12 @@ from clusterrun.errors import SchedulerUnreachableError, UsageError
 from clusterrun.shared.hostlist import parse_hostlist
 
 TIMEOUT_S: Final = 5.0
-# As NodeGroup. The reason comes last: it is free text.
-SINFO_FIELDS: Final = (
-    *("%P", "%a", "%l", "%s", "%g", "%r", "%D"),
-    *("%T", "%G", "%c", "%m", "%f", "%N", "%E"),
-)
+# What sinfo prints. The reason comes last: it is free text.
+FIELDS: Final = {
+    **{"partition": "%P", "availability": "%a", "limit": "%l", "size": "%s", "groups": "%g"},
+    **{"root_only": "%r", "count": "%D", "state": "%T", "gres": "%G", "cpus": "%c"},
+    **{"memory": "%m", "features": "%f", "nodes": "%N", "reason": "%E"},
+}
 _STATE: Final = re.compile(r"([a-z_]+)(.*)", re.DOTALL)
 _PAIR: Final = re.compile(r"(?:^| )(\w+)=(\S*)")
 
@@ -112,7 +113,7 @@ def node_groups(slurm_cluster: str | None) -> list[NodeGroup]:
 
     Return nothing if it doesn't answer.
     """
-    wanted = ("--noheader", "--exact", f"--format={SEPARATOR.join(SINFO_FIELDS)}")
+    wanted = ("--noheader", "--exact", f"--format={SEPARATOR.join(FIELDS.values())}")
     return parse_sinfo(_text(slurm_cluster, "sinfo", *wanted))
 
 
@@ -142,40 +143,27 @@ def parse_sinfo(text: str) -> list[NodeGroup]:
     >>> group.partition, group.limit_s, group.most_nodes, group.gpus, group.use.value
     ('gpu', 3600, 4, (('h100', 4),), 'idle')
     """
-    rows = (line.split(SEPARATOR, len(SINFO_FIELDS) - 1) for line in text.splitlines())
-    return [_group(*row) for row in rows if len(row) == len(SINFO_FIELDS) and row[6].isdecimal()]
+    rows = (line.split(SEPARATOR, len(FIELDS) - 1) for line in text.splitlines())
+    found = (dict(zip(FIELDS, row, strict=True)) for row in rows if len(row) == len(FIELDS))
+    return [_group(row) for row in found if row["count"].isdecimal()]
 
 
-def _group(
-    partition: str,
-    availability: str,
-    limit: str,
-    size: str,
-    groups: str,
-    root_only: str,
-    count: str,
-    state: str,
-    gres: str,
-    cpus: str,
-    memory: str,
-    features: str,
-    nodes: str,
-    reason: str,
-) -> NodeGroup:
+def _group(row: Mapping[str, str]) -> NodeGroup:
+    groups, features, reason = row["groups"], row["features"], row["reason"]
     return NodeGroup(
-        partition=partition.removesuffix("*"),
-        is_up=availability == "up",
-        limit_s=parse_clock(limit),
-        most_nodes=_number(size.rpartition("-")[2]),
+        partition=row["partition"].removesuffix("*"),
+        is_up=row["availability"] == "up",
+        limit_s=parse_clock(row["limit"]),
+        most_nodes=_number(row["size"].rpartition("-")[2]),
         groups=() if groups == "all" else tuple(groups.split(",")),
-        is_root_only=root_only == "yes",
-        count=int(count),
-        state=state,
-        gpus=gpus_of(gres),
-        cpus=_number(cpus),
-        memory_mb=_number(memory),
+        is_root_only=row["root_only"] == "yes",
+        count=int(row["count"]),
+        state=row["state"],
+        gpus=gpus_of(row["gres"]),
+        cpus=_number(row["cpus"]),
+        memory_mb=_number(row["memory"]),
         features=frozenset() if features == "(null)" else frozenset(features.split(",")),
-        nodes=nodes,
+        nodes=row["nodes"],
         reason="" if reason in ("none", "(null)") else reason,
     )
 

@@ -154,58 +154,42 @@ def _may_use(group: NodeGroup, mine: Collection[str]) -> bool:
 
 
 def _facts(request: NodeRequest, partition: str, groups: Sequence[NodeGroup]) -> Iterator[Fact]:
-    here = [group for group in groups if group.partition == partition]
-    first = here[0]
-    if not first.is_up:
+    here = _of(partition, groups)
+    limit_s = here[0].limit_s
+    if not here[0].is_up:
         yield Fact(kind=FactKind.PARTITION_DOWN, partition=partition)
-    if first.limit_s is not None and (request.limit_s is None or request.limit_s > first.limit_s):
-        asked, limit = request.limit_s, first.limit_s
-        yield Fact(kind=FactKind.TOO_LONG, partition=partition, asked=asked, limit=limit)
-    missing = list(_missing_gpus(request, partition, here)) if request.is_exact else []
-    yield from missing
-    if not missing:
-        yield from _node_facts(request, partition, here)
-
-
-def _missing_gpus(
-    request: NodeRequest, partition: str, here: Sequence[NodeGroup]
-) -> Iterator[Fact]:
-    if not request.gpus:
-        return
-    kind = request.gpu_type
-    most = max((_gpus(group, kind) for group in here), default=0)
-    asked, detail = request.gpus, kind
-    if not most:
-        yield Fact(kind=FactKind.NO_SUCH_GPU, partition=partition, asked=asked, detail=detail)
-    elif most < asked:
+    if _exceeds(request, limit_s):
+        asked = request.limit_s
+        yield Fact(kind=FactKind.TOO_LONG, partition=partition, asked=asked, limit=limit_s)
+    most = max(_gpus(group, request.gpu_type) for group in here)
+    if request.is_exact and most < request.gpus:
         yield Fact(
-            kind=FactKind.TOO_MANY_GPUS,
+            kind=FactKind.TOO_MANY_GPUS if most else FactKind.NO_SUCH_GPU,
             partition=partition,
-            asked=asked,
-            limit=most,
-            detail=detail,
+            asked=request.gpus,
+            limit=most or None,
+            detail=request.gpu_type,
         )
+    else:
+        yield from _node_facts(request, partition, here)
 
 
 def _node_facts(request: NodeRequest, partition: str, here: Sequence[NodeGroup]) -> Iterator[Fact]:
     fitting = [group for group in here if _fits(group, request)]
-    total = _count(fitting, request)
-    limit = _limit(here, request)
-    if request.nodes > limit:
-        kind, asked = FactKind.TOO_MANY_NODES, request.nodes
-        yield Fact(kind=kind, partition=partition, asked=asked, limit=limit)
-    uses = [(use, _count([g for g in fitting if g.use is use], request)) for use in Use]
-    found = tuple((use, number) for use, number in uses if number)
-    if found:
+    uses = {use: _count([g for g in fitting if g.use is use], request) for use in Use}
+    total, limit, asked = _count(fitting, request), _limit(here, request), request.nodes
+    if asked > limit:
+        yield Fact(kind=FactKind.TOO_MANY_NODES, partition=partition, asked=asked, limit=limit)
+    if found := tuple((use, number) for use, number in uses.items() if number):
         yield Fact(
             kind=FactKind.NODES,
             partition=partition,
-            asked=request.nodes,
+            asked=asked,
             limit=total,
             uses=found,
             detail=request.gpu_type,
         )
-    if request.nodes <= limit and total - dict(uses)[Use.OUT] < request.nodes:
+    if asked <= limit and total - uses[Use.OUT] < asked:
         yield from _out(partition, fitting)
 
 
