@@ -146,7 +146,8 @@ class Scanner:
 
     def training_of(self, line: PrintedLine) -> TrainingLog:
         """Return what the line's file shows of the training."""
-        return self.trainings.setdefault(line.file, TrainingLog())
+        found = self.trainings.get(line.file)
+        return found or self.trainings.setdefault(line.file, TrainingLog())
 
     def add(self, name: str, role: Role, line: PrintedLine) -> None:
         """Add a sign that is in no log, such as a job's state."""
