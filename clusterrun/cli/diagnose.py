@@ -14,6 +14,7 @@ from clusterrun.cli.diagnose_look import show_look
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_text import choose_attempts, find_announced
 from clusterrun.cli.shared.times import timestamp
+from clusterrun.diagnosis.collectives import INSTALLED
 from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding
@@ -203,7 +204,7 @@ def _where(verdict: Verdict) -> str:
 def _own_frame(evidence: Sequence[Finding]) -> str:
     """Return the last frame in the user's code, or the last frame, or ""."""
     frames = [frame for each in evidence for frame in reversed(each.frames)]
-    own = (frame for frame in frames if "/site-packages/" not in frame and "<frozen" not in frame)
+    own = (frame for frame in frames if not INSTALLED.search(frame))
     return next(own, "") or next(iter(frames), "")
 
 

@@ -40,11 +40,12 @@ def _lines(hang: Hang, *, with_dumps: bool) -> Iterator[str]:
         moved = sum(group.moved or 0 for group in groups(hang))
         yield f"        {moved} of {len(hang.places)} ranks moved in {SAMPLES_S:.0f} s"
     if with_dumps:
-        texts = [text for _, _, text in sentences(hang)] if hang.is_lasting else []
+        stuck = hang.stuck if hang.is_lasting else None
+        texts = [text for _, text in sentences(hang, stuck)] if stuck else []
         for text in texts or [f"no rank has waited in a collective for {LASTING_S:.0f} s"]:
             yield f"FR      {text}"
-        if hang.is_lasting and hang.stuck and hang.stuck.since:
-            yield f"        for {hang.looked_at - hang.stuck.since:.0f} s"
+        if stuck and stuck.since:
+            yield f"        for {hang.looked_at - stuck.since:.0f} s"
         if hang.dumped < len(hang.nodes):
             missing = len(hang.nodes) - hang.dumped
             yield f"        {count(missing, 'rank')} left no dump: torch records none, or hangs"

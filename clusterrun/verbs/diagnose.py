@@ -40,7 +40,7 @@ from clusterrun.verbs.usual import subtract
 STDIN: Final = "-"
 # Sources of what is in no log; all are compared.
 AGENTS, SLURM, RANKS, CGROUP = "agents", "Slurm", "ranks", "cgroup"
-REPORTED: Final = (AGENTS, SLURM, RANKS, CGROUP, hangs.RECORDER, hangs.STACKS)
+REPORTED: Final = (AGENTS, SLURM, RANKS, CGROUP, hangs.RECORDER)
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024

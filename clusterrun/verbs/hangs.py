@@ -24,11 +24,9 @@ from clusterrun.rundir.looks import answer_path, request_look
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import ranks_by_node, read_world
 from clusterrun.shared.files import read_json
-from clusterrun.shared.hostlist import fold_ranks
 from clusterrun.shared.state import JobState
-from clusterrun.shared.wording import count
 
-RECORDER, STACKS, EXITS = "flight recorder", "stacks", "agents"  # sources of evidence
+RECORDER, EXITS = "flight recorder", "agents"  # sources of evidence
 LASTING_S: Final = 10.0  # a wait of a healthy training is shorter
 SAMPLES_S: Final = 10.0  # between two samples of the stacks
 ANSWER_S: Final = 40.0  # the agents wait for silent nodes for 20 s
@@ -186,29 +184,19 @@ def groups(hang: Hang) -> list[Group]:
     ]
 
 
-def sentences(hang: Hang) -> Iterator[tuple[str, int | None, str]]:
-    """Yield what the evidence shows: source, rank and text; the ranks to blame first."""
-    places = {place.rank: place for place in hang.places}
-    stuck = hang.stuck
-    odd = stuck.odd if stuck else ()
-    for rank in odd[:_MOST_NAMED]:
-        yield RECORDER, rank, _blame(hang, stuck, rank, places)
-    if stuck is not None:
-        yield RECORDER, None, wording(stuck)
-    for group in () if stuck else groups(hang):
-        alone = group.ranks[0] if len(group.ranks) == 1 else None
-        ranks = f"{count(len(group.ranks), 'rank')} ({fold_ranks(group.ranks)})"
-        yield STACKS, alone, f"{ranks}{', waiting,' if group.is_waiting else ''} at {group.where}"
+def sentences(hang: Hang, stuck: Stuck) -> Iterator[tuple[int | None, str]]:
+    """Yield what the flight recorders show, each with a rank: the ranks to blame first."""
+    for rank in stuck.odd[:_MOST_NAMED]:
+        yield rank, _blame(hang, stuck, rank)
+    yield None, wording(stuck)
 
 
-def _blame(hang: Hang, stuck: Stuck | None, rank: int, places: Mapping[int, RankPlace]) -> str:
-    if stuck is None:
-        return ""
+def _blame(hang: Hang, stuck: Stuck, rank: int) -> str:
     name = f"rank {rank} ({hang.nodes.get(rank, '?')})"
     called = stuck.others.get(rank, "")
     if stuck.kind is StuckKind.MISMATCH:
         return f"{name} called {called}"
-    place = places.get(rank)
+    place = next((place for place in hang.places if place.rank == rank), None)
     if place is not None and place.state:
         return f"{name} is {place.state}" + (f" at {place.where}" if place.where else "")
     if place is not None and place.where:
@@ -219,11 +207,11 @@ def _blame(hang: Hang, stuck: Stuck | None, rank: int, places: Mapping[int, Rank
 def add_evidence(scanner: Scanner, hang: Hang, *, is_hung: bool) -> None:
     """Add what recorders and stacks show; `is_hung`: the hang watch ended the attempt."""
     stuck = hang.stuck
-    name = _CAUSES.get(stuck.kind, "hang_no_timeout") if stuck else ""
-    if stuck is None or name not in scanner.table:
+    if stuck is None:
         return
+    name = _CAUSES.get(stuck.kind, "hang_no_timeout")
     is_sure = stuck.kind is StuckKind.MISMATCH or (is_hung and stuck.kind is StuckKind.MISSING)
-    for source, rank, text in sentences(hang):
+    for rank, text in sentences(hang, stuck):
         node = hang.nodes.get(rank, "") if rank is not None else ""
-        line = PrintedLine(number=0, text=text, source=source, rank=rank, node=node)
+        line = PrintedLine(number=0, text=text, source=RECORDER, rank=rank, node=node)
         scanner.add(name, Role.ROOT if is_sure else Role.EITHER, line)

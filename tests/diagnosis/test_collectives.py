@@ -120,6 +120,45 @@ def test_a_rank_that_waits_in_another_group_is_a_victim() -> None:
     assert blamed(found(dumps)) == (StuckKind.MISSING, (0,), (1,), 5)
 
 
+def _pairs(**second: Any) -> dict[int, bytes]:
+    """Return two pairs of ranks, of which ranks 1 and 3 do not enter the last collective."""
+    config = {"1": {"ranks": "[0, 1]"}, "2": {"ranks": "[2, 3]"}}
+
+    def calls(group: str, last: int, **other: Any) -> list[dict[str, Any]]:
+        about = {"process_group": (group, f"pair {group}")}
+        ends = {**about, "retired": False, **other}
+        return [*(entry(n, **about) for n in range(1, last)), entry(last, **ends)]
+
+    dumps = {
+        0: calls("1", 5, time_created_ns=20 * 10**9),
+        1: calls("1", 4, retired=True),
+        2: calls("2", 5, time_created_ns=10 * 10**9),
+        3: calls("2", 4, retired=True)
+        + [entry(5, process_group=("2", "pair 2"), **second)] * bool(second),
+    }
+    return {r: pickle.dumps({"entries": e, "pg_config": config}) for r, e in dumps.items()}
+
+
+def test_of_two_groups_the_one_that_waited_first_is_named() -> None:
+    stuck = found(_pairs())
+    assert blamed(stuck) == (StuckKind.MISSING, (3,), (2,), 5)
+    assert stuck is not None
+    assert stuck.since == 10.0
+
+
+def test_a_mismatch_is_clearer_than_a_wait() -> None:
+    late = {"time_created_ns": 90 * 10**9, "retired": False}
+    assert blamed(found(_pairs(op="broadcast", **late)))[:2] == (StuckKind.MISMATCH, (3,))
+    all_entered = found(_pairs(**late))  # in the second pair
+    assert blamed(all_entered)[:2] == (StuckKind.MISSING, (1,))
+
+
+def test_the_parts_of_a_coalesced_call_have_one_number() -> None:
+    parts = [entry(1), entry(2), entry(2), entry(3)]
+    dumps = {0: dump([*parts, entry(4, retired=False)]), 1: dump(parts)}
+    assert blamed(found(dumps, 2)) == (StuckKind.MISSING, (1,), (0,), 4)
+
+
 def test_a_dump_that_would_execute_code_is_not_read() -> None:
     class Evil:
         def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:

@@ -125,6 +125,7 @@ def test_ranks_that_print_the_same_losses() -> None:
         for start in (2.5, 2.6)
     )
     assert alike({0: one, 1: one, 2: other, 3: printed("ready")}) == {0, 1}
+    assert not printed("ready").has_steps
     flat = printed(*(f"step {number} loss 2.3026" for number in range(1, 9)))
     assert alike({0: flat, 1: flat}) == frozenset()  # they may be told so
 
