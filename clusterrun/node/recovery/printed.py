@@ -10,7 +10,7 @@ from clusterrun.node.base.stderr import PREFIX
 from clusterrun.shared.files import end_of
 
 LAST_BYTES = 64 * 1024
-SLURM = ("srun: ", "slurmstepd: ")  # first words of Slurm's own lines
+SLURM = ("srun: ", "slurmstepd", "slurmd")  # how its own lines begin; a host may follow
 
 
 def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
