@@ -47,7 +47,7 @@ _SHOWN = 200  # letters of a line
     "--bundle",
     metavar="FILE.tgz",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="also pack diagnosis, configuration and errors, without secrets, for someone who helps",
+    help="also pack diagnosis, configuration and errors for support, without secrets",
 )
 @click.option(
     "--stacks", is_flag=True, help="show where the ranks of a running job are, twice in 10 seconds"

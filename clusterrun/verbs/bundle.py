@@ -46,8 +46,10 @@ def write_bundle(target: Path, record: JobRecord, attempt: int, answer: Mapping[
 
 
 def _without(values: Mapping[str, str], text: str) -> str:
-    for name, value in values.items():
-        text = text.replace(value, f"[{name}]")
+    """Remove values, the longest first: one may begin like another. JSON escapes some letters."""
+    for name, value in sorted(values.items(), key=lambda item: -len(item[1])):
+        for form in (value, json.dumps(value)[1:-1]):
+            text = text.replace(form, f"[{name}]")
     return redacted(text)
 
 

@@ -189,6 +189,22 @@ def test_a_script_that_exits_with_a_status(here: CommandLine) -> None:
     assert (verdict["class"], verdict["ranks"]) == ("user_code_exception", "0")
 
 
+def test_a_bundle_has_no_part_of_a_secret(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SHORT", "correct"), ("LONG", 'correct"horse\\böttery')):
+        monkeypatch.setenv(name, value)
+    root = submitted(here, "4711", "-N2", "--pass-env", "SHORT", "--pass-env", "LONG", "train.py")
+    queue(here)
+    ended(root, "FAILED", 1)
+    text = 'ValueError: user correct, password correct"horse\\böttery'
+    outcome(root, cause=Cause.EXCEPTION, rank=0, code=1, message=text)
+    assert here("diagnose", "--bundle", "help.tgz").code == 3
+    packed = _packed(here.path / "help.tgz")
+    assert "user [SHORT], password [LONG]" in packed["attempts/1/outcome.json"]
+    assert not any(part in text for text in packed.values() for part in ("horse", "ttery"))
+
+
 def test_a_bundle_of_many_nodes_has_the_one_that_failed(here: CommandLine) -> None:
     root = submitted(here)
     queue(here)
