@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from clusterrun.diagnosis import scan
-from clusterrun.diagnosis.kinds import Certainty
+from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.diagnosis.lines import read_line
 from clusterrun.diagnosis.scan import Scanner
-from clusterrun.diagnosis.table import Role, Table, parse
+from clusterrun.diagnosis.table import Role, Table, built_in, parse
 from clusterrun.diagnosis.weigh import Verdict, verdict_of
 from clusterrun.errors import UsageError
 
@@ -176,6 +176,22 @@ def test_what_a_verdict_holds(table: Table) -> None:
     assert [(each.cause.id, each.count, each.ranks) for each in found.consequences] == [
         ("smoke", 1, (1,))
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "retry"),
+    [
+        ("ModuleNotFoundError: No module named 'flash_attn'", Retry.NO),
+        ("TypeError: f() got an unexpected keyword argument 'x'", Retry.NO),
+        ("AttributeError: 'NoneType' object has no attribute 'json'", Retry.MAYBE),
+        ("TypeError: 'NoneType' object is not subscriptable", Retry.MAYBE),
+        ("KeyError: 3", Retry.MAYBE),
+    ],
+)
+def test_an_exception_may_show_that_another_try_fails_too(text: str, retry: Retry) -> None:
+    found = verdict(built_in(), [*TRACEBACK[:2], text])
+    assert found is not None
+    assert found.retry is retry
 
 
 def test_an_exception_shows_its_frames_and_only_its_like(table: Table) -> None:
