@@ -33,13 +33,14 @@ _IN_TEXT: Final = (
 )
 _NODE: Final = (
     re.compile(r"(?:srun: error|slurmstepd: error): (?P<node>[a-zA-Z][\w.-]*): task"),
+    re.compile(r"^slurmstepd-(?P<node>[a-zA-Z][\w.-]*): "),  # a slurmd that can run several times
     re.compile(r"\*\*\* (?:STEP|JOB) [\d.]+ ON (?P<node>[\w.-]+)"),
     re.compile(r"\b[Nn]ode failure on (?P<node>[\w.-]+)"),
     re.compile(r"(?:failed|hung|failure) on node (?P<node>[A-Za-z][\w.-]*)"),
     re.compile(r"^ *host *: (?P<node>[\w.-]+)"),
     re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d (?P<node>[\w.-]+) kernel:"),
 )
-_NODE_WORDS: Final = ("srun: ", "slurmstepd: ", "ode failure on", "host ", " kernel:")
+_NODE_WORDS: Final = ("srun: ", "slurmstepd", "ode failure on", "host ", " kernel:")
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     chosen = _chosen(candidates) or _numeric(scanner)
     if chosen is None:
         return None
-    of_cause = [each for each in findings if _is_of(chosen, each)]
+    of_cause = _of_its_nodes(chosen, [each for each in findings if _is_of(chosen, each)])
     # A decision about the whole job began on no rank and no node.
     places = [] if chosen.cause.domain is Domain.POLICY else [each.line for each in of_cause]
     evidence: dict[str, Finding] = {}
@@ -72,6 +72,15 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
         nodes=tuple(sorted({line.node for line in places if line.node})),
         consequences=_consequences(scanner, findings, chosen.cause),
     )
+
+
+def _of_its_nodes(chosen: Finding, found: Sequence[Finding]) -> list[Finding]:
+    """Leave out weaker signs on other nodes: a step is killed on all nodes for the sake of one."""
+    most = _weakness(chosen)
+    own = {each.line.node for each in found if each.line.node and _weakness(each) <= most}
+    named = own or {each.line.node for each in found if each.line.node}
+    allowed = {"", *named} if own or len(named) == 1 else {""}
+    return [each for each in found if _weakness(each) <= most or each.line.node in allowed]
 
 
 def _is_of(chosen: Finding, other: Finding) -> bool:
@@ -119,7 +128,7 @@ def _order(finding: Finding) -> tuple[int, int]:
 
 
 def _weakness(finding: Finding) -> int:
-    return {Role.ROOT: 0, Role.EITHER: 2, Role.CONFIRMATION: 3}[finding.role]
+    return {Role.ROOT: 0, Role.EITHER: 2}.get(finding.role, 3)
 
 
 def _numeric(scanner: Scanner) -> Finding | None:

@@ -17,6 +17,8 @@ from clusterrun.errors import UsageError
 TABLE = """
 - {id: fire, means: Fire., explains: [smoke], signs: ['^FIRE']}
 - {id: smoke, means: Smoke., signs: ['^SMOKE']}
+- id: killed
+  signs: [{text: 'over its limit'}, {text: ' Killed$', role: confirmation}]
 - {id: broken, means: Broken., lasting: true, signs: ['^BROKEN']}
 - {id: cut, role: either, means: Cut., signs: ['^CUT']}
 - {id: gone, role: confirmation, means: Gone., signs: ['^GONE']}
@@ -194,6 +196,26 @@ def test_an_exception_may_show_that_another_try_fails_too(text: str, retry: Retr
     assert found.retry is retry
 
 
+@pytest.mark.parametrize(
+    ("lines", "nodes"),
+    [
+        pytest.param(["slurmstepd-n2: error: over its limit", "all"], ("n2",), id="a root"),
+        pytest.param(["slurmstepd: error: over its limit", "all"], (), id="a root on any node"),
+        pytest.param(["over its limit", "srun: error: n2: task 1: Killed"], ("n2",), id="one node"),
+        pytest.param(["all"], ("n1", "n2"), id="nothing else"),
+    ],
+)
+def test_weaker_signs_blame_no_other_node(
+    table: Table, lines: list[str], nodes: tuple[str, ...]
+) -> None:
+    killed = [f"srun: error: n{number}: task {number - 1}: Killed" for number in (1, 2)]
+    printed = [text for each in lines for text in (killed if each == "all" else [each])]
+    found = verdict(table, printed)
+    assert found is not None
+    assert found.nodes == nodes
+    assert {each.line.node for each in found.evidence} <= {"", *nodes}
+
+
 def test_an_exception_shows_its_frames_and_only_its_like(table: Table) -> None:
     found = verdict(table, [*TRACEBACK, TRACEBACK[0], '  File "b.py", line 1, in g', "OSError: x"])
     assert found is not None
@@ -249,6 +271,7 @@ def test_a_sign_that_is_in_no_log(table: Table) -> None:
             "n7",
             "srun: error: Task launch for StepId=4.0 failed on node n7: Unspecified error",
         ),
+        ("slurmstepd-n7: error: full", None, "n7", "slurmstepd-n7: error: full"),
         ("srun: error: node7: task 3: Killed", None, "node7", "srun: error: node7: task 3: Killed"),
         ("\x1b[31mred\x1b[0m", None, "", "red"),
         ("old\rnew", None, "", "new"),
