@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class EndedAttempts:
 
     def attempt(self, number: int, outcome: Mapping[str, Any] | None = None) -> None:
         self.paths.attempt(number).mkdir()
+        self.paths.owner(number).write_text("42\n")
         about = {"attempt": number, "job_id": "42", "started_at": 1.0, "ended_at": 2.0}
         killed = {"code": 137, "cause": Cause.SIGNAL, "reason": "rank 1 on n2: killed by SIGKILL"}
         if outcome is not None:
@@ -67,7 +69,7 @@ def test_the_decision_is_written_into_what_the_agents_left(run: EndedAttempts) -
     assert (outcome.why, outcome.step, outcome.checkpoint) == (decision.why, 120, 100)
     assert outcome.why == "rank 1 on n2: killed by SIGKILL"
     assert run.paths.outcome(1).stat().st_mode & 0o777 == 0o600
-    assert [p.name for p in run.paths.attempt(1).iterdir()] == ["outcome.json"]
+    assert {p.name for p in run.paths.attempt(1).iterdir()} == {"outcome.json", "owner"}
 
 
 @pytest.mark.parametrize(
@@ -304,6 +306,9 @@ NO_MODULE = """Traceback (most recent call last):
 ModuleNotFoundError: No module named 'psutil'
 srun: error: n1: task 0: Exited with exit code 1
 """
+OF_SLURM = """slurmstepd-n1: error: Exceeded job memory limit
+srun: error: n1: task 0: Killed
+"""
 
 
 @pytest.mark.parametrize(
@@ -311,7 +316,10 @@ srun: error: n1: task 0: Exited with exit code 1
     [
         (f"{NO_MODULE}clusterrun: n1: a setup line failed\n", "n1: a setup line failed"),
         (NO_MODULE, "ModuleNotFoundError: No module named 'psutil'"),
-        ("srun: error: no\n", "the agents exited with status 1 and reported no reason"),
+        (
+            "slurmstepd-n1: error: full\nsrun: error: no\n",
+            "the agents exited with status 1 and reported no reason",
+        ),
     ],
     ids=["a script of a node", "an exception", "nothing"],
 )
@@ -325,8 +333,10 @@ def test_what_an_attempt_printed_tells_why_no_agent_could(
     assert take_attempt(run.paths, 2, "me")
     with run.paths.batch_output.open("a") as output:
         output.write(f"clusterrun: attempt 1: relaunch: x\n{text}")
+    os.utime(run.paths.owner(2), (5.0, 5.0))
     _, outcome = run.conclude(2, 1)
     assert (outcome.reason, outcome.cause) == (reason, Cause.LAUNCHER)
+    assert outcome.started_at == 5.0
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def _unreported(paths: RunPaths, number: int, code: int, env: Mapping[str, str])
     return Outcome(
         attempt=number,
         job_id=env.get("SLURM_JOB_ID") or env.get("CLUSTERRUN_LOCAL_JOB_ID", ""),
-        started_at=paths.attempt(number).stat().st_mtime,
+        started_at=paths.owner(number).stat().st_mtime,
         ended_at=time.time(),
         nodes=nodes,
         code=code,
