@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tests.cluster import daemons, network, processes
+from tests.cluster import cgroups, daemons, network, processes
 from tests.cluster.commands import ClusterError, run
 from tests.cluster.processes import Process
 from tests.cluster.shape import Shape
@@ -310,6 +310,7 @@ class Cluster:
         processes.kill(p.pid for found in on_nodes.values() for p in found)
         processes.kill(processes.marked(shape.bridge))
         network.remove(shape)
+        cgroups.remove(shape)
         shutil.rmtree(shape.device_dir, ignore_errors=True)
         if (shape.state_dir / "cluster.json").exists():
             shutil.rmtree(shape.state_dir, ignore_errors=True)

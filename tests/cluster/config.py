@@ -22,13 +22,13 @@ SlurmdLogFile={state}/log/slurmd-%n.log
 SlurmctldDebug=info
 SlurmdDebug=info
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={tasks}
 SwitchType=switch/none
 {newer}
 MpiDefault=none
 MailProg=/bin/true
 JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=5
+{gather}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 SlurmdParameters=config_overrides
@@ -54,6 +54,15 @@ PartitionName=abrupt PriorityTier=1 GraceTime=0
 PartitionName=main PriorityTier=10 Default=YES
 PartitionName=high PriorityTier=100
 """
+
+CGROUP_CONF = """\
+CgroupPlugin=cgroup/v1
+ConstrainRAMSpace=yes
+"""
+
+POLLED = """\
+JobAcctGatherFrequency=1
+JobAcctGatherParams=OverMemoryKill"""
 
 SLURMDBD_CONF = """\
 DbdHost={head_host}
@@ -85,6 +94,8 @@ def slurm_conf(shape: Shape) -> str:
         state=shape.state_dir,
         accounting=_accounting(shape),
         newer=_plugins(shape),
+        tasks="task/cgroup" if shape.memory_limit == "cgroup" else "task/none",
+        gather=POLLED if shape.memory_limit == "polled" else "JobAcctGatherFrequency=5",
         cpus=shape.cpus_per_node,
         mem=shape.mem_mib_per_node,
         gres=f" Gres=gpu:h100:{shape.gpus_per_node}" if shape.gpus_per_node else "",
@@ -103,6 +114,8 @@ def gres_conf(shape: Shape) -> str:
 
 def cgroup_conf(shape: Shape) -> str:
     """Return the text of cgroup.conf: a newer slurmd looks for cgroups that no plugin needs."""
+    if shape.memory_limit == "cgroup":
+        return CGROUP_CONF
     return "CgroupPlugin=disabled\n" if shape.newer else ""
 
 
@@ -128,6 +141,7 @@ def _accounting(shape: Shape) -> str:
             # For connections to slurmdbd, AuthInfo doesn't count but this does.
             f"AccountingStoragePass={shape.state_dir}/munge/munge.socket",
             "AccountingStorageTRES=gres/gpu",
+            *(["AccountingStorageEnforce=limits"] if shape.only_associations else ()),
         )
     )
 

@@ -8,6 +8,7 @@ import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from tests.cluster.newer import NewerSlurm
 
@@ -43,6 +44,8 @@ class Shape:
     accounting: bool = True
     slot: int = 0
     slurmd_timeout_s: int = 45  # well above the 20 s for which a cut cable must be survived
+    memory_limit: Literal["", "cgroup", "polled"] = ""  # how --mem is enforced, if it is
+    only_associations: bool = False  # accounts that are not registered are refused
     newer_slurm: Path | None = None  # the folder of a newer Slurm; None: the system's
 
     def __post_init__(self) -> None:

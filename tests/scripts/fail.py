@@ -45,4 +45,6 @@ if rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "raise":
         raise ValueError("no such tokenizer: 'gpt9'")
+    if how == "memory":
+        held = [bytearray(1 << 24) for _ in range(128)]  # 2 GiB
 time.sleep(float(sys.argv[3]) if len(sys.argv) > 3 else 120)

@@ -1,0 +1,154 @@
+"""Jobs on a Slurm that enforces what it is configured to: memory limits and accounts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from tests.cluster import cgroups
+from tests.cluster.cluster import OVER, Cluster
+from tests.cluster.shape import Shape, default_state_dir, own_slot
+from tests.road import LIGHT, Project, project
+from tests.slurm.test_diagnose import WAITING, diagnosed
+from tests.slurm.test_waiting import waits
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(400)]
+
+CGROUP, POLLED = 5, 6  # slots
+VICTIM = "2"  # the first rank of the second node
+FILLS = ("fail.py", "memory", VICTIM)
+TWO = ("-N2", "--gpus-per-node", "2", "--cpus-per-task", "1", *LIGHT, "--env", "ALONE=1")
+
+
+def brought_up(number: int, limit: Literal["cgroup", "polled", ""]) -> Iterator[Cluster]:
+    slot = own_slot(number)
+    made = Cluster(
+        shape=Shape(
+            state_dir=default_state_dir(slot),
+            slot=slot,
+            nodes=2,
+            memory_limit=limit,
+            only_associations=True,
+        )
+    )
+    made.up()
+    yield made
+    made.down()
+
+
+@pytest.fixture(scope="module", name="strict")
+def _strict(cluster: Cluster) -> Iterator[Cluster]:
+    """Bring up a cluster whose kernel enforces --mem, if it can, and that refuses accounts."""
+    del cluster  # it has found that this machine is fit
+    yield from brought_up(CGROUP, "" if cgroups.refusal() else "cgroup")
+
+
+@pytest.fixture(scope="module", name="polled")
+def _polled(cluster: Cluster) -> Iterator[Cluster]:
+    """Bring up a cluster whose slurmstepd looks once a second who exceeds --mem."""
+    del cluster
+    yield from brought_up(POLLED, "polled")
+
+
+@pytest.fixture(name="here")
+def _here(tmp_path: Path) -> Project:
+    return project(tmp_path / "project", tmp_path / "state")
+
+
+def ran_out(here: Project, cluster: Cluster) -> tuple[str, dict[str, Any]]:
+    """Let a rank of the second node exceed --mem, and return the job and its diagnosis."""
+    here.extra.update(cluster.env)
+    job_id = here.submit(*TWO, "--mem", "1G", "--time", "5", *FILLS)
+    state = cluster.wait_job(job_id, {*OVER, "OUT_OF_MEMORY"}, 120)
+    print(state, (here.run_dir(job_id) / "slurm" / "batch.out").read_text())
+    return job_id, diagnosed(here, job_id)
+
+
+@pytest.mark.skipif(bool(cgroups.refusal()), reason="no memory cgroup (version 1) can be made")
+def test_a_rank_that_the_kernel_kills(here: Project, strict: Cluster) -> None:
+    job_id, found = ran_out(here, strict)
+    verdict = found["verdict"]
+    assert (verdict["class"], verdict["status"]) == ("host_oom", "established")
+    assert (verdict["ranks"], verdict["nodes"]) == (VICTIM, [strict.nodes[1]])
+    assert "--mem 2G" in verdict["do"][0]
+    short = f"host_oom, rank {VICTIM} on {strict.nodes[1]}"
+    assert short in here.ok("status", job_id)
+    assert "host_oom" in here.ok("list")
+
+
+def test_a_step_that_slurmstepd_kills(here: Project, polled: Cluster) -> None:
+    job_id, found = ran_out(here, polled)
+    verdict = found["verdict"]
+    assert (verdict["class"], verdict["status"]) == ("host_oom", "established")
+    assert (verdict["ranks"], verdict["nodes"]) == ("", [polled.nodes[1]])
+    assert f"host_oom, on {polled.nodes[1]}" in here.ok("status", job_id)
+
+
+def test_an_account_that_is_not_registered(here: Project, strict: Cluster) -> None:
+    here.extra.update(strict.env)
+    done = here.cli("submit", *TWO, "--account", "nope", *WAITING)
+    print(done.stderr)
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()[-2:]
+    assert "Invalid account" in error
+    assert "sacctmgr show associations" in hint
+    assert here.json("list", "--all")["jobs"] == []
+    assert not (here.path / "runs").exists()
+    assert cause_of(here, done.stderr) == "slurm_account_invalid"
+    plain = ["sbatch", "--account=nope", "-o", "/dev/null", "--wrap=true"]
+    refused = strict.run(plain, check=False)
+    assert cause_of(here, refused.stderr) == "slurm_account_invalid"
+
+
+def cause_of(here: Project, text: str) -> str:
+    """Pipe a text into `diagnose`."""
+    argv = [sys.executable, "-m", "clusterrun", "diagnose", "--log", "-", "--json"]
+    environ = {**here.environ, **here.extra}
+    done = subprocess.run(
+        argv, cwd=here.path, env=environ, input=text, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    found: str = json.loads(done.stdout)["verdict"]["class"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("limit", "code", "can_start"),
+    [
+        ("MaxJobs=0", "AssocMaxJobsLimit", True),
+        ("MaxTRESPerJob=node=1", "AssocMaxNodePerJobLimit", False),
+        ("MaxWall=1", "AssocMaxWallDurationPerJobLimit", False),
+    ],
+)
+def test_a_limit_of_the_account(
+    here: Project, strict: Cluster, limit: str, code: str, can_start: bool
+) -> None:
+    here.extra.update(strict.env)
+    of_root = ("sacctmgr", "-i", "modify", "user", "root", "set")
+    strict.run([*of_root, limit])
+    try:
+        job_id = here.submit(*TWO, "--time", "5", *WAITING)
+        reason = waits(here, job_id, code)
+    finally:
+        strict.run(["scancel", "--me"])
+        strict.run([*of_root, f"{limit.rpartition('=')[0]}=-1"])
+    assert reason["can_start"] is can_start
+    assert code not in reason["text"]
+
+
+def test_an_account_that_is_removed_while_a_job_waits(here: Project, strict: Cluster) -> None:
+    here.extra.update(strict.env)
+    for entity in (("account", "short"), ("user", "root", "account=short")):
+        strict.run(["sacctmgr", "-i", "add", *entity])
+    job_id = here.submit(*TWO, "--account", "short", "--hold", *WAITING)
+    strict.run(["sacctmgr", "-i", "delete", "user", "root", "account=short"])
+    strict.run(["scontrol", "release", job_id])
+    reason = waits(here, job_id, "InvalidAccount")
+    strict.run(["scancel", "--me"])
+    assert reason["can_start"] is False
