@@ -33,8 +33,8 @@ _IN_TEXT: Final = (
 )
 _NODE: Final = (
     re.compile(r"(?:srun: error|slurmstepd: error): (?P<node>[a-zA-Z][\w.-]*): task"),
-    re.compile(r"^slurmstepd-(?P<node>[a-zA-Z][\w.-]*): "),  # a slurmd that can run several times
-    re.compile(r"\*\*\* (?:STEP|JOB) [\d.]+ ON (?P<node>[\w.-]+)"),
+    # Built for several slurmds on a host. The end of a job is reported by its first node.
+    re.compile(r"^slurmstepd-(?P<node>[a-zA-Z][\w.-]*): error: (?!\*\*\* |Exceeded job)"),
     re.compile(r"\b[Nn]ode failure on (?P<node>[\w.-]+)"),
     re.compile(r"(?:failed|hung|failure) on node (?P<node>[A-Za-z][\w.-]*)"),
     re.compile(r"^ *host *: (?P<node>[\w.-]+)"),

@@ -272,6 +272,10 @@ def test_a_sign_that_is_in_no_log(table: Table) -> None:
             "srun: error: Task launch for StepId=4.0 failed on node n7: Unspecified error",
         ),
         ("slurmstepd-n7: error: full", None, "n7", "slurmstepd-n7: error: full"),
+        *(
+            (f"slurmstepd{by}: error: *** JOB 4 ON n1 CANCELLED", None, "", None)
+            for by in ("", "-n1")
+        ),
         ("srun: error: node7: task 3: Killed", None, "node7", "srun: error: node7: task 3: Killed"),
         ("\x1b[31mred\x1b[0m", None, "", "red"),
         ("old\rnew", None, "", "new"),
@@ -279,9 +283,9 @@ def test_a_sign_that_is_in_no_log(table: Table) -> None:
         ("1767261600000000 5 e hello", 5, "", "hello"),
     ],
 )
-def test_prefixes_are_read(text: str, rank: int | None, node: str, rest: str) -> None:
+def test_prefixes_are_read(text: str, rank: int | None, node: str, rest: str | None) -> None:
     line = read_line(text, number=1, file="")
-    assert (line.rank, line.node, line.text) == (rank, node, rest)
+    assert (line.rank, line.node, line.text) == (rank, node, text if rest is None else rest)
 
 
 @pytest.mark.parametrize(
