@@ -115,14 +115,18 @@ def test_a_hang_is_shown_while_the_job_runs(here: Project) -> None:
     done = here.cli("diagnose", "L1", "--stacks", "--fr", "--json")
     here.cli("cancel", "-y", "L1")
     assert done.returncode == 3, done.stderr
-    found = json.loads(done.stdout)
+    assert_is_shown(json.loads(done.stdout), "local1")
+
+
+def assert_is_shown(found: dict[str, Any], node: str) -> None:
+    """Check what `--stacks --fr` shows of `broken.py loop` on two nodes of two ranks."""
     hung, waiting = found["groups"]
     assert (hung["ranks"], hung["is_waiting"], hung["moved"]) == ("2", False, 0)
     assert hung["where"].endswith(" in looped")
     assert (waiting["ranks"], waiting["is_waiting"]) == ("0-1,3", True)
     stuck = found["stuck"]
     assert (stuck["kind"], stuck["collective"]) == ("missing", "all_reduce")
-    assert (stuck["ranks"], stuck["nodes"], stuck["waiting"]) == ("2", ["local1"], "0-1,3")
+    assert (stuck["ranks"], stuck["nodes"], stuck["waiting"]) == ("2", [node], "0-1,3")
     assert stuck["where"].endswith(" in main")
     assert (found["dumped"], found["silent"]) == (4, [])
 

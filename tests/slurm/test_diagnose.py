@@ -12,6 +12,7 @@ import pytest
 
 from clusterrun.shared.hostlist import parse_hostlist
 from tests.cluster.cluster import OVER, Cluster
+from tests.local.test_diagnose import assert_is_shown
 from tests.patience import wait_for
 from tests.road import LIGHT, Project, project
 
@@ -78,8 +79,7 @@ def test_a_preemption_that_ends_the_job(here: Project, cluster: Cluster) -> None
 
 def test_a_node_that_is_lost(here: Project, cluster: Cluster) -> None:
     job_id = started(here)
-    nodes = cluster.run(["squeue", "-h", "-j", job_id, "-o", "%N"]).stdout.strip()
-    lost = parse_hostlist(nodes)[-1]
+    lost = hosts(cluster, job_id)[-1]
     cluster.power_off(lost)
     try:
         outcome = here.run_dir(job_id) / "attempts" / "1" / "outcome.json"
@@ -89,6 +89,39 @@ def test_a_node_that_is_lost(here: Project, cluster: Cluster) -> None:
         cluster.heal()
     assert found["verdict"]["class"] == "slurm_node_fail"
     assert found["verdict"]["nodes"] == found["verdict"]["exclude_nodes"] == [lost]
+
+
+def hosts(cluster: Cluster, job_id: str) -> list[str]:
+    """Return the job's hosts in the order of their ranks."""
+    return parse_hostlist(cluster.run(["squeue", "-h", "-j", job_id, "-o", "%N"]).stdout.strip())
+
+
+def looked(here: Project, job_id: str, *options: str) -> dict[str, Any]:
+    done = here.cli("diagnose", job_id, *options, "--json")
+    assert done.returncode in (0, 3), done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_where_ranks_are_and_a_node_that_does_not_answer(here: Project, cluster: Cluster) -> None:
+    job_id = started(here, "--time", "10")
+    (group,) = looked(here, job_id, "--stacks")["groups"]
+    assert (group["ranks"], group["is_waiting"], group["moved"]) == ("0-1", False, 0)
+    assert "fail.py:" in group["where"]
+    lost = hosts(cluster, job_id)[-1]
+    cluster.cut(lost)
+    try:
+        found = looked(here, job_id, "--stacks")
+    finally:
+        cluster.restore(lost)
+    assert (found["groups"][0]["ranks"], found["silent"]) == ("0", [lost])
+
+
+def test_a_hang_is_shown_while_the_job_runs(here: Project, cluster: Cluster) -> None:
+    four = ("-N2", "--gpus-per-node", "2", "--cpus-per-task", "1", "--device", "cpu")
+    job_id = here.submit(*four, "broken.py", "loop")
+    wait_for(lambda: here.cli("diagnose", job_id, "--fr").returncode == 3, "a wait of ten seconds")
+    assert_is_shown(looked(here, job_id, "--stacks", "--fr"), hosts(cluster, job_id)[-1])
 
 
 @pytest.mark.parametrize(
