@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
-_KILLS: Final = re.compile(r"cgroup: oom_kill \+(\d{1,9}), limit ")
-
-
-def memory_line(kills: int, limit: int | None, peak: int | None) -> str:
-    """Return the line that records how often the OOM killer killed, and two sizes in bytes."""
-    shown = (f"{'unknown' if size is None else size}" for size in (limit, peak))
-    return "cgroup: oom_kill +{}, limit {}, peak {}".format(kills, *shown)
+_MEMORY: Final = re.compile(
+    r"cgroup: oom_kill \+(\d{1,9}), limit (\d{1,20}|unknown), peak (\d{1,20}|unknown)$"
+)
 
 
-def oom_kills(line: str) -> int | None:
-    """Return the kills that a line records; None if it is another line.
+class Memory(NamedTuple):
+    """What a node's memory cgroup counted: OOM kills; its limit and peak in bytes, if known."""
 
-    >>> oom_kills(memory_line(2, 4096, None))
-    2
+    kills: int
+    limit: int | None = None
+    peak: int | None = None
+
+
+def memory_line(found: Memory) -> str:
+    """Return the line that records what the cgroup counted."""
+    shown = (f"{'unknown' if size is None else size}" for size in found[1:])
+    return "cgroup: oom_kill +{}, limit {}, peak {}".format(found.kills, *shown)
+
+
+def read_memory(line: str) -> Memory | None:
+    """Return what a line records; None if it is another line.
+
+    >>> read_memory(memory_line(Memory(2, 4096)))
+    Memory(kills=2, limit=4096, peak=None)
     """
-    found = _KILLS.match(line)
-    return int(found[1]) if found else None
+    found = _MEMORY.match(line)
+    if found is None:
+        return None
+    limit, peak = (None if text == "unknown" else int(text) for text in found.groups()[1:])
+    return Memory(int(found[1]), limit, peak)

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -18,7 +18,7 @@ from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import Verdict, verdict_of
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import LogLine, Stream
-from clusterrun.logformat.notes import oom_kills
+from clusterrun.logformat.notes import Memory
 from clusterrun.logs.files import LogFile, find_files
 from clusterrun.logs.newest import find_newest
 from clusterrun.logs.query import OVERVIEW, Query
@@ -31,7 +31,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.files import end_of
 from clusterrun.shared.state import JobState
-from clusterrun.verbs import hangs
+from clusterrun.verbs import hangs, notes
 from clusterrun.verbs.causes import known_causes
 from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
@@ -39,8 +39,8 @@ from clusterrun.verbs.usual import subtract
 
 STDIN: Final = "-"
 # Sources of what is in no log; all are compared.
-AGENTS, SLURM, RANKS, CGROUP = "agents", "Slurm", "ranks", "cgroup"
-REPORTED: Final = (AGENTS, SLURM, RANKS, CGROUP, hangs.RECORDER)
+AGENTS, SLURM, RANKS = "agents", "Slurm", "ranks"
+REPORTED: Final = (AGENTS, SLURM, RANKS, *notes.SOURCES, hangs.RECORDER)
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024
@@ -93,6 +93,7 @@ class Diagnosis:
     """Why a run failed. `verdict` None: no cause was found; `lines` were read.
 
     `subtracted` kinds of lines were left out, since they were also printed when it went well.
+    `memory` is what the memory cgroup counted on the nodes that noted it.
     """
 
     verdict: Verdict | None
@@ -100,6 +101,7 @@ class Diagnosis:
     job: JobStatus | None = None
     attempt: int = 0
     subtracted: int = 0
+    memory: Mapping[str, Memory] = field(default_factory=dict)
 
 
 def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnosis:
@@ -128,16 +130,17 @@ def diagnose_attempt(
     paths = record.paths
     files = find_files(paths, number)
     newest = find_newest(_sources(files, outcome), MOST_LINES, in_memory=True).lines
-    for line in chain(_batch_output(paths, number, outcome), _printed(newest)):
+    noted: list[LogLine] = []
+    for line in chain(_batch_output(paths, number, outcome), _printed(newest, noted)):
         scanner.feed(line)
     subtracted = subtract(scanner, record, number, _all_printed)
     _add_missing(scanner, files, record.world_size)
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
     hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
-    kills = _oom_kills(newest)
-    _add_kills(scanner, kills, outcome)
+    memory = notes.memory_of(noted)
+    notes.add_kills(scanner, memory, outcome)
     if outcome is not None:
-        _add_outcome(scanner, outcome, kills)
+        _add_outcome(scanner, outcome, memory)
     if state in _BY_STATE:
         line = PrintedLine(number=0, text=f"the job is {state.value}", source=SLURM)
         scanner.add(_BY_STATE[state], Role.ROOT, line)
@@ -145,17 +148,18 @@ def diagnose_attempt(
     if verdict and verdict.cause.id == "peer_died":  # nothing shows why it died
         hangs.add_leavers(scanner, paths, number)
         verdict = verdict_of(scanner)
-    return Diagnosis(verdict=verdict, lines=scanner.lines, attempt=number, subtracted=subtracted)
+    answer = Diagnosis(verdict=verdict, lines=scanner.lines, attempt=number, memory=memory)
+    return dataclasses.replace(answer, subtracted=subtracted)
 
 
 def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     """Yield what an attempt of an earlier run printed, its batch script included."""
     sources = _sources(find_files(paths, attempt), None)
     newest = find_newest(sources, MOST_LINES, in_memory=True).lines
-    yield from chain(_batch_output(paths, attempt, None), _printed(newest))
+    yield from chain(_batch_output(paths, attempt, None), _printed(newest, []))
 
 
-def _add_outcome(scanner: Scanner, outcome: Outcome, kills: Mapping[str, int]) -> None:
+def _add_outcome(scanner: Scanner, outcome: Outcome, memory: Mapping[str, Memory]) -> None:
     """Add what the agents know: they see signals, exits and ranks that never joined."""
     text = outcome.message or outcome.reason
     where = f" at {outcome.where}" if outcome.where and outcome.where not in text else ""
@@ -176,35 +180,16 @@ def _add_outcome(scanner: Scanner, outcome: Outcome, kills: Mapping[str, int]) -
         scanner.add(UNCAUGHT, Role.ROOT, line)
     if outcome.cause is Cause.EXIT and verdict_of(scanner) is None:
         scanner.add(UNCAUGHT, Role.EITHER, line)
-    for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, kills))):
+    for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
         scanner.add(name, role, line)
 
 
-def _by_signal(outcome: Outcome, kills: Mapping[str, int]) -> tuple[str, Role] | None:
+def _by_signal(outcome: Outcome, memory: Mapping[str, Memory]) -> tuple[str, Role] | None:
     """Return what a signal shows; the kernel killed nothing if its count did not rise."""
-    if outcome.signal == signal.SIGKILL and kills.get(outcome.node or "") == 0:
+    found = memory.get(outcome.node or "")
+    if outcome.signal == signal.SIGKILL and found and not found.kills:
         return "sigkill_external", Role.EITHER
     return _BY_SIGNAL.get(outcome.signal)
-
-
-def _oom_kills(lines: Iterable[LogLine]) -> dict[str, int]:
-    """Return how often the OOM killer killed, by node, as agents recorded it."""
-    texts = [each for each in lines if each.stream is Stream.AGENT]
-    found = ((each.node, oom_kills(each.text.decode(errors="replace"))) for each in texts)
-    return {node: kills for node, kills in found if kills is not None}
-
-
-def _add_kills(scanner: Scanner, kills: Mapping[str, int], outcome: Outcome | None) -> None:
-    """Add what the OOM killer did: it is the cause if a process of a rank was killed."""
-    risen = {node: number for node, number in kills.items() if number}
-    is_of_rank = outcome is None or outcome.signal == signal.SIGKILL
-    if outcome and is_of_rank and outcome.node in risen:
-        risen = {outcome.node: risen[outcome.node]}
-    is_of_rank |= any(each.cause.id == "dataloader_killed" for each in scanner.findings())
-    for node, number in risen.items():
-        text = f"the OOM killer killed {number} process{'' if number == 1 else 'es'}"
-        line = PrintedLine(number=0, text=text, source=CGROUP, node=node)
-        scanner.add("host_oom", Role.ROOT if is_of_rank else Role.EITHER, line)
 
 
 def _has_reported(scanner: Scanner) -> bool:
@@ -265,11 +250,13 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
             yield read_line(text, number=number, file=paths.batch_output.name)
 
 
-def _printed(lines: Iterable[LogLine]) -> Iterator[PrintedLine]:
-    """Yield what ranks and launchers printed; agents report in other ways."""
+def _printed(lines: Iterable[LogLine], noted: list[LogLine]) -> Iterator[PrintedLine]:
+    """Yield what ranks and launchers printed; add the agents' lines to `noted`."""
     number = 0
     for each in lines:
-        if each.stream not in (Stream.GAP, Stream.AGENT):
+        if each.stream is Stream.AGENT:
+            noted.append(each)
+        elif each.stream is not Stream.GAP:
             number += 1
             yield _line(each, number)
 

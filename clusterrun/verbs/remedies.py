@@ -17,7 +17,7 @@ from clusterrun.advice.question import question_of
 from clusterrun.backends.status import JobStatus
 from clusterrun.config import Resolved
 from clusterrun.config.secrets import redacted
-from clusterrun.config.spec import JobSpec
+from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import ClusterrunError
 from clusterrun.estimates.inputs import GIB
@@ -33,7 +33,9 @@ from clusterrun.shared.durations import clock, format_seconds
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
 from clusterrun.verbs.changes import configuration
 from clusterrun.verbs.diagnose import Diagnosis
+from clusterrun.verbs.notes import gib
 
+MIB: Final = 1 << 20
 _WORKERS: Final = (
     *("--dataloader_num_workers", "--num-workers", "--num_workers", "--workers"),
     "--loader-workers",
@@ -48,13 +50,17 @@ _TIMEOUT: Final = re.compile(r"\bTimeout\(ms\)=(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is known of a run that failed; `is_newest` is its attempt's."""
+    """What is known of a run that failed; `is_newest` is its attempt's.
+
+    `allowed` is what the job may use of the memory of the node that ran out of it, if known.
+    """
 
     job: JobStatus
     verdict: Verdict
     resolved: Resolved
     plan: Plan
     is_newest: bool
+    allowed: int | None = None
 
     @property
     def spec(self) -> JobSpec:
@@ -117,7 +123,15 @@ def _run(found: Diagnosis, job: JobStatus, verdict: Verdict) -> Run | None:
     except (ClusterrunError, OSError, ValueError):
         return None
     is_newest = found.attempt == job.attempt
-    return Run(job=job, verdict=verdict, resolved=resolved, plan=plan, is_newest=is_newest)
+    limits = (found.memory[node].limit for node in verdict.nodes if node in found.memory)
+    return Run(
+        job=job,
+        verdict=verdict,
+        resolved=resolved,
+        plan=plan,
+        is_newest=is_newest,
+        allowed=min((limit for limit in limits if limit), default=None),
+    )
 
 
 def _exclude(run: Run) -> str:
@@ -211,6 +225,9 @@ def _more_memory(run: Run) -> list[str]:
         if hit:
             command = run.resume(option, f"{2 * int(hit[1])}{hit[2]}")
             lines.append(f"ask for more than {option} {text}, twice as much: {command}")
+    if run.allowed and not lines and run.plan.cluster is Cluster.SLURM:
+        command = run.resume("--mem", f"{math.ceil(2 * run.allowed / MIB)}M")
+        lines.append(f"ask for more than {gib(run.allowed)} a node, twice as much: {command}")
     workers = number_in(spec.args, _WORKERS)
     if workers and workers[1] > 1:
         name, number = workers

@@ -367,3 +367,26 @@ def test_what_an_earlier_run_printed_when_it_went_well_is_no_cause(
     assert (answer["verdict"] is None) == bool(left_out)
     text = "left out 1 kind of error lines that were also printed when it went well\n"
     assert here("diagnose", "4711").out.endswith(text) == bool(left_out)
+
+
+def noted(root: Path, *texts: str, rank: str = "") -> None:
+    """Write what the agent of the first node noted, and what rank 0 printed."""
+    log = RunPaths(root=root).log(1, "node17")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    printed = [f"0 e {text}" for text in rank.splitlines()]
+    lines = [*printed, *(f"- a {text}" for text in texts)]
+    log.write_text("".join(f"{1140_000000 + n:016d} {text}\n" for n, text in enumerate(lines)))
+
+
+def test_the_answer_has_the_memory_that_the_job_may_use(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 137)
+    noted(root, f"cgroup: oom_kill +1, limit {64 << 30}, peak {64 << 30}")
+    outcome(root, cause=Cause.SIGNAL, node="node17", rank=1, signal=9, message="killed by SIGKILL")
+    done = here("diagnose").out
+    assert "killed 1 process, the job may use 64 GiB on this node, its peak was 64 GiB" in done
+    resume = "clusterrun resume 4711 --from scratch --mem 131072M"
+    assert f"DO      ask for more than 64 GiB a node, twice as much: {resume}" in done
+    noted(root, f"cgroup: oom_kill +0, limit {64 << 30}, peak unknown")
+    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "sigkill_external"

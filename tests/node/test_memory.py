@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.logformat.notes import oom_kills
+from clusterrun.logformat.notes import Memory
 from clusterrun.node.watch.memory import MemoryGroup
 
 SLURM = "system.slice/slurmstepd.scope/{}/step_0/user/task_0"
@@ -27,7 +27,7 @@ def test_the_job_of_a_step_counts_and_what_is_above_does_not(tmp_path: Path, job
     written(group.levels[0], memory_events="oom_kill 0\n", memory_max="max\n")
     before = group.kills()
     written(top, memory_events="oom 3\noom_kill 3\n")
-    assert group.line(before) == "cgroup: oom_kill +2, limit 4096, peak 4000"
+    assert group.since(before) == Memory(2, 4096, 4000)
 
 
 def test_the_first_version(tmp_path: Path) -> None:
@@ -35,13 +35,10 @@ def test_the_first_version(tmp_path: Path) -> None:
     own = tmp_path / "memory" / "a" / "b"
     written(own, memory_oom_control="under_oom 0\noom_kill 0\n")
     written(own, memory_limit_in_bytes="9223372036854771712\n")
-    before = group.kills()
-    line = group.line(before)
-    assert line is not None
-    assert oom_kills(line) == 0
+    assert group.since(group.kills()) == Memory(0)
 
 
 @pytest.mark.parametrize("text", ["", "0::/../x\n", "nonsense", "0::/gone\n"])
 def test_what_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
     group = MemoryGroup.own(text, tmp_path)
-    assert group.line(group.kills()) is None
+    assert group.since(group.kills()) is None

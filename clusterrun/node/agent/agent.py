@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from clusterrun.logformat.notes import oom_kills
+from clusterrun.logformat.notes import memory_line
 from clusterrun.node.agent.launcher import Launcher, LauncherResult
 from clusterrun.node.agent.preparation import (
     accelerate_launcher,
@@ -381,10 +381,10 @@ class Agent:
         failure = ending.failure
         if failure is None or not ending.cause.is_failure:
             return
-        line = self._memory.line(self._kills_before)
+        found = self._memory.since(self._kills_before)
         is_killed_here = failure.node == self._who.node and failure.signal == signal.SIGKILL
-        if line and (oom_kills(line) or is_killed_here):
-            self._say(line, tell=False)
+        if found and (found.kills or is_killed_here):
+            self._say(memory_line(found), tell=False)
 
     def _is_over(self, launcher: Launcher, ranks: Ranks) -> bool:
         """Return whether no rank is left; the launcher may still be running."""

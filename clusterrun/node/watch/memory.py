@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from clusterrun.logformat.notes import memory_line
+from clusterrun.logformat.notes import Memory
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 60  # cgroup v1 has a number close to 2**63 instead
@@ -37,8 +37,8 @@ class MemoryGroup:
         name = "memory.oom_control" if self.is_v1 else "memory.events"
         return tuple(_count(level / name) for level in self.levels)
 
-    def line(self, before: tuple[int | None, ...]) -> str | None:
-        """Record the kills since `before`; None if no level can be read."""
+    def since(self, before: tuple[int | None, ...]) -> Memory | None:
+        """Return the kills since `before`, limit and peak; None if no level can be read."""
         pairs = zip(before, self.kills(), strict=True)
         rises = [new - old for old, new in pairs if old is not None and new is not None]
         if not rises:
@@ -47,7 +47,7 @@ class MemoryGroup:
         limit, peak = names if self.is_v1 else ("memory.max", "memory.peak")
         sizes = [(size, level) for level in self.levels if (size := _number(level / limit))]
         size, level = min(sizes, default=(None, self.levels[0]))
-        return memory_line(max(rises), size, _number(level / peak))
+        return Memory(max(rises), size, _number(level / peak))
 
 
 def own_group() -> MemoryGroup:

@@ -1,0 +1,53 @@
+"""What the nodes of an attempt know about its failure, as their agents noted it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from clusterrun.diagnosis.lines import PrintedLine
+from clusterrun.diagnosis.scan import Scanner
+from clusterrun.diagnosis.table import Role
+from clusterrun.estimates.inputs import GIB
+from clusterrun.logformat.lines import LogLine
+from clusterrun.logformat.notes import Memory, read_memory
+from clusterrun.rundir.outcome import Outcome
+
+CGROUP: Final = "cgroup"
+SOURCES: Final = (CGROUP,)
+
+
+def memory_of(lines: Iterable[LogLine]) -> dict[str, Memory]:
+    """Return what the memory cgroups counted, by node."""
+    found = ((each.node, read_memory(each.text.decode(errors="replace"))) for each in lines)
+    return {node: memory for node, memory in found if memory is not None}
+
+
+def memory_text(memory: Memory) -> str:
+    """Describe the OOM kills, and what a node's part of the job may use."""
+    killed = f"the OOM killer killed {memory.kills} process{'' if memory.kills == 1 else 'es'}"
+    sizes = {"the job may use {} on this node": memory.limit, "its peak was {}": memory.peak}
+    shown = [text.format(gib(size)) for text, size in sizes.items() if size is not None]
+    return ", ".join([killed, *shown])
+
+
+def gib(size: int) -> str:
+    """Format a size for a sentence."""
+    return f"{size / GIB:.3g} GiB"
+
+
+def add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome | None) -> None:
+    """Add what the OOM killer did: it is the cause if a process of a rank was killed."""
+    risen = {node: found for node, found in memory.items() if found.kills}
+    if outcome and outcome.signal == signal.SIGKILL and outcome.node in risen:
+        risen = {outcome.node: risen[outcome.node]}
+    role = Role.ROOT if _is_of_rank(scanner, outcome) else Role.EITHER
+    for node, found in risen.items():
+        line = PrintedLine(number=0, text=memory_text(found), source=CGROUP, node=node)
+        scanner.add("host_oom", role, line)
+
+
+def _is_of_rank(scanner: Scanner, outcome: Outcome | None) -> bool:
+    is_killed = outcome is None or outcome.signal == signal.SIGKILL
+    return is_killed or any(each.cause.id == "dataloader_killed" for each in scanner.findings())
