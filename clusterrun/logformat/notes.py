@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+KERNEL: Final = "kernel"  # a source of notes
 _MEMORY: Final = re.compile(
     r"cgroup: oom_kill \+(\d{1,9}), limit (\d{1,20}|unknown), peak (\d{1,20}|unknown)$"
 )
+_NOTE: Final = re.compile(rf"({KERNEL}): (.+)")
 
 
 class Memory(NamedTuple):
@@ -35,3 +37,18 @@ def read_memory(line: str) -> Memory | None:
         return None
     limit, peak = (None if text == "unknown" else int(text) for text in found.groups()[1:])
     return Memory(int(found[1]), limit, peak)
+
+
+def note_line(source: str, text: str, rank: int | None = None) -> str:
+    """Return the line that records what a source on the node reports, about a rank or none."""
+    return f"{source}: {'' if rank is None else f'[rank{rank}]: '}{text}"
+
+
+def read_note(line: str) -> tuple[str, str] | None:
+    """Return the source and the text of a note; None if it is another line.
+
+    >>> read_note(note_line(KERNEL, "python[42]: segfault at 0", 3))
+    ('kernel', '[rank3]: python[42]: segfault at 0')
+    """
+    found = _NOTE.match(line)
+    return (found[1], found[2]) if found else None

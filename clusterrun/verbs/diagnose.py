@@ -141,6 +141,7 @@ def diagnose_attempt(
     notes.add_kills(scanner, memory, outcome)
     if outcome is not None:
         _add_outcome(scanner, outcome, memory)
+    notes.add_notes(scanner, noted, outcome)
     if state in _BY_STATE:
         line = PrintedLine(number=0, text=f"the job is {state.value}", source=SLURM)
         scanner.add(_BY_STATE[state], Role.ROOT, line)

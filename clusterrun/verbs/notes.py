@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import signal
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from clusterrun.diagnosis.lines import PrintedLine
+from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.estimates.inputs import GIB
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logformat.notes import Memory, read_memory
+from clusterrun.logformat.notes import KERNEL, Memory, read_memory, read_note
 from clusterrun.rundir.outcome import Outcome
 
 CGROUP: Final = "cgroup"
-SOURCES: Final = (CGROUP,)
+SOURCES: Final = (CGROUP, KERNEL)
+_OOM: Final = re.compile(r"oom-kill:|[Oo]ut of memory: Kill|Killed process|oom_reaper:")
 
 
 def memory_of(lines: Iterable[LogLine]) -> dict[str, Memory]:
@@ -51,3 +54,20 @@ def add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome |
 def _is_of_rank(scanner: Scanner, outcome: Outcome | None) -> bool:
     is_killed = outcome is None or outcome.signal == signal.SIGKILL
     return is_killed or any(each.cause.id == "dataloader_killed" for each in scanner.findings())
+
+
+def add_notes(scanner: Scanner, lines: Iterable[LogLine], outcome: Outcome | None) -> None:
+    """Add what the kernel reported, node by node: the table knows its messages."""
+    for each in sorted(lines, key=lambda line: line.node):
+        if found := read_note(each.text.decode(errors="replace")):
+            source, text = found
+            line = read_line(text, number=0, file="", node=each.node)
+            line = dataclasses.replace(line, source=source, at=each.epoch_us / 1e6)
+            _add(scanner, line, outcome)
+
+
+def _add(scanner: Scanner, line: PrintedLine, outcome: Outcome | None) -> None:
+    if _OOM.search(line.text) and line.rank is None and not _is_of_rank(scanner, outcome):
+        scanner.add("host_oom", Role.EITHER, line)
+    else:
+        scanner.feed(line)

@@ -378,6 +378,34 @@ def noted(root: Path, *texts: str, rank: str = "") -> None:
     log.write_text("".join(f"{1140_000000 + n:016d} {text}\n" for n, text in enumerate(lines)))
 
 
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+OOM_OF_RANK = "[rank1]: Memory cgroup out of memory: Killed process 42 (python) total-vm:9kB, UID:1"
+CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
+
+
+@pytest.mark.parametrize(
+    ("note", "rank", "signal", "cause", "source"),
+    [
+        (f"kernel: {XID}", "RuntimeError: CUDA error: unknown error", 0, "gpu_xid", "kernel"),
+        (f"kernel: {OOM_OF_RANK}", "", 9, "host_oom", "kernel"),
+        (f"kernel: {OOM_OF_RANK[9:]}", CANNOT_READ, 0, "file_not_found", "log"),
+        ("kernel: EDAC MC3: 1 UE memory read error", "", 7, "host_memory_fault", "kernel"),
+    ],
+)
+def test_what_a_node_noted_is_weighed(
+    here: CommandLine, note: str, rank: str, signal: int, cause: str, source: str
+) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 1)
+    noted(root, note, rank=rank)
+    ending = Cause.SIGNAL if signal else Cause.EXIT
+    outcome(root, cause=ending, node="node17", rank=1, signal=signal, message="failed", code=1)
+    answer = json.loads(here("diagnose", "--json").out)
+    assert answer["verdict"]["class"] == cause
+    assert answer["evidence"][0]["source"] == source
+
+
 def test_the_answer_has_the_memory_that_the_job_may_use(here: CommandLine) -> None:
     root = submitted(here)
     queue(here)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -638,3 +639,13 @@ def test_a_launcher_that_the_system_does_not_start_fails_the_job_in_words(
     assert job.paths.status(1).read_text() == "1\n"
     assert json.loads(job.paths.outcome(1).read_text())["cause"] == "launcher"
     assert job.log("local1")[-1][2:] == ("z", "1 local1: " + failed["message"])
+
+
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="the kernel's log is not readable")
+def test_what_the_kernel_reports_of_a_rank_is_noted(stub_job: Make) -> None:
+    deed = "import ctypes, faulthandler; faulthandler.disable(); ctypes.string_at(0)"
+    job = stub_job(victim(deed, rank=1), nodes=1)
+    assert job.start().wait() == [128 + signal.SIGSEGV]
+    (line,) = [text for _, _, stream, text in job.log() if stream == "a" and "segfault" in text]
+    assert re.match(r"kernel: \[rank1\]: \S+\[\d+\]: segfault at 0 ip ", line)
+    assert line.rpartition("kernel:")[2] not in job.errors()

@@ -28,6 +28,7 @@ def test_the_job_of_a_step_counts_and_what_is_above_does_not(tmp_path: Path, job
     before = group.kills()
     written(top, memory_events="oom 3\noom_kill 3\n")
     assert group.since(before) == Memory(2, 4096, 4000)
+    assert group.job == f"/system.slice/slurmstepd.scope/{job}"
 
 
 def test_the_first_version(tmp_path: Path) -> None:
@@ -36,6 +37,7 @@ def test_the_first_version(tmp_path: Path) -> None:
     written(own, memory_oom_control="under_oom 0\noom_kill 0\n")
     written(own, memory_limit_in_bytes="9223372036854771712\n")
     assert group.since(group.kills()) == Memory(0)
+    assert group.job == ""  # of no step of Slurm
 
 
 @pytest.mark.parametrize("text", ["", "0::/../x\n", "nonsense", "0::/gone\n"])

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from clusterrun.logformat.notes import memory_line
 from clusterrun.node.agent.launcher import Launcher, LauncherResult
 from clusterrun.node.agent.preparation import (
     accelerate_launcher,
@@ -51,7 +49,7 @@ from clusterrun.node.watch import dumps, joins, stacks
 from clusterrun.node.watch.hangs import HangWatch
 from clusterrun.node.watch.interruption import Interruption
 from clusterrun.node.watch.looks import Looks
-from clusterrun.node.watch.memory import own_group
+from clusterrun.node.watch.notes import NodeNotes
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
 from clusterrun.shared import wording
@@ -77,8 +75,7 @@ class Agent:
         self._plan, self._who = attempt.plan, attempt.who
         self._cancelled = asyncio.Event()
         self._account = Account(attempt)
-        self._memory = own_group()
-        self._kills_before = self._memory.kills()
+        self._notes = NodeNotes(attempt)
         self._page = page
         self._ranks: Ranks | None = None
         self._member: Member | None = None
@@ -161,7 +158,8 @@ class Agent:
         launcher.start()
         ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
         self._tasks.cancel()
-        self._note_memory(ending)
+        for line in self._notes.lines(ending, ranks.by_pid):
+            self._say(line, tell=False)
         await self._stop(launcher, ranks)
         code = await self._ended(ending)
         await link.leave()
@@ -273,7 +271,7 @@ class Agent:
     def _start(self) -> dict[str, Any]:
         who = self._who
         host, pid = socket.gethostname(), os.getpid()
-        about = {"node_rank": who.node_rank, "host": host, "pid": pid}
+        about = {"node_rank": who.node_rank, "host": host, "pid": pid, **self._notes.missing()}
         return {**about, "nodelist": fold_hostlist(who.nodes)} if who.is_head else about
 
     def _clock_compared(self, offset: Offset) -> None:
@@ -375,16 +373,6 @@ class Agent:
             self._say(text, tell=False)
         if left:
             self._say(f"processes {left} cannot be killed; they may be blocked in the kernel")
-
-    def _note_memory(self, ending: Ending) -> None:
-        """Record OOM kills of a failed attempt, or that there was none if SIGKILL ended a rank."""
-        failure = ending.failure
-        if failure is None or not ending.cause.is_failure:
-            return
-        found = self._memory.since(self._kills_before)
-        is_killed_here = failure.node == self._who.node and failure.signal == signal.SIGKILL
-        if found and (found.kills or is_killed_here):
-            self._say(memory_line(found), tell=False)
 
     def _is_over(self, launcher: Launcher, ranks: Ranks) -> bool:
         """Return whether no rank is left; the launcher may still be running."""

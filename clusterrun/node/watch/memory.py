@@ -17,6 +17,7 @@ class MemoryGroup:
 
     levels: tuple[Path, ...]
     is_v1: bool = False
+    job: str = ""  # the path of the job's cgroup, as the kernel prints it; "" outside Slurm
 
     @classmethod
     def own(cls, text: str, root: Path = ROOT) -> MemoryGroup:
@@ -30,7 +31,8 @@ class MemoryGroup:
             return cls(levels=())
         step = next((n for n, part in enumerate(parts) if part.startswith("step_")), len(parts))
         levels = [base.joinpath(*parts[:n]) for n in range(len(parts), step - 1, -1) if n]
-        return cls(levels=tuple(levels) or (base,), is_v1=v1 is not None)
+        job = f"/{'/'.join(parts[:step])}" if 0 < step < len(parts) else ""
+        return cls(levels=tuple(levels) or (base,), is_v1=v1 is not None, job=job)
 
     def kills(self) -> tuple[int | None, ...]:
         """Return each level's count of OOM kills; None if it cannot be read."""

@@ -133,6 +133,11 @@ class Ranks:
         """The pids of the running ranks, by rank."""
         return {r.number: r.pid for r in self._ranks.values() if r.pid and not r.ended_at}
 
+    @property
+    def by_pid(self) -> dict[int, int | None]:
+        """The ranks by pid, also those that have ended."""
+        return {rank.pid: rank.number for rank in self._ranks.values() if rank.pid}
+
     def terminate(self) -> None:
         """Send SIGTERM to the running ranks."""
         for pid in self.pids.values():

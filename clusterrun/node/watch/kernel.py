@@ -1,0 +1,177 @@
+"""Read what the kernel reported during an attempt about this node and the attempt's processes.
+
+A node may be shared: lines about processes and GPUs of others are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from clusterrun.logformat.notes import KERNEL, note_line
+
+DEVICE, GPUS, PIDS = Path("/dev/kmsg"), Path("/proc/driver/nvidia/gpus"), Path("/proc/self/ns/pid")
+INITIAL_PIDS: Final = 0xEFFFFFFC  # of PIDS, unless this is a container
+MOST_RECORDS, MOST_LINES, ALIKE = 50_000, 60, 3
+LETTERS: Final = 500  # of a line
+_LEFT_OUT: Final = -1
+_RECORD_BYTES: Final = 8192  # the kernel's are shorter
+_RECORD: Final = re.compile(r"(\d+),\d+,\d+,[^;]*;(.*)")
+_DIGITS: Final = re.compile(r"\d+")
+# Linux 3-6: kernel/hung_task.c, mm/oom_kill.c, mm/memory-failure.c, arch/x86/mm/fault.c
+_PROCESS: Final = re.compile(
+    r"task_memcg=(?P<group>[^,]+),task=.*,pid=(?P<oom>\d+),"
+    r"|[Kk]ill(?:ed)? process (?P<killed>\d+)\b|oom_reaper: reaped process (?P<reaped>\d+)\b"
+    r"|\[(?P<fault>\d+)\]:? (?:segfault at|general protection|trap \w)"
+    r"|task .+:(?P<hung>\d+) blocked for more than"
+    r"|(?:Sending SIGBUS to|Killing) .+:(?P<bus>\d+) due to"
+)
+_NODE: Final = re.compile(
+    r"task (?:nvidia|nv_)\S*:\d+ blocked for more than"
+    r"|EDAC \S+: \d+ UE |\[Hardware Error\].*(?i:uncorrect|fatal)"
+    r"|\b(?:mlx[45]_\w+|hfi1|infiniband) .*(?i:health|fatal|error|timeout|assert|\bdown\b)"
+    r"|\bI/O error\b|EXT4-fs error|XFS .*Corruption|nvme\S* .*(?:timeout|resetting)"
+    r"|LustreError: .*evicted|nfs: server \S+ not responding"
+)
+_SERVER: Final = re.compile(r"nfs: server (?P<name>\S+) (?P<state>not responding|OK)")
+_GPU: Final = re.compile(r"NVRM: .*?\b(?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
+_GPU_PID: Final = re.compile(r"\bpid='?(\d+)")
+_SWITCH: Final = re.compile(r"\bSXid \(PCI:")
+_FRAME: Final = re.compile(r"^ +(?:\? )?[\w.]+\+0x[0-9a-f]+/0x")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What belongs to the attempt on this node.
+
+    `pids` maps its processes to their ranks, None for helpers. `job` is the path of the job's
+    cgroup. `gpus` are PCI addresses; None: all of the node's.
+    """
+
+    pids: Mapping[int, int | None]
+    job: str = ""
+    gpus: frozenset[str] | None = frozenset()
+
+
+class KernelLog:
+    """The kernel's log from now on; `problem` is why it cannot be read."""
+
+    def __init__(self, device: Path = DEVICE) -> None:
+        self.problem = ""
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._descriptor, 0, os.SEEK_END)
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+
+    def notes(self, own: Own) -> list[str]:
+        """Return a line for each new message that may explain a failure of the attempt."""
+        return list(_few(of_interest(self._texts(), own)))
+
+    def _texts(self) -> Iterator[str]:
+        for _ in range(0 if self.problem else MOST_RECORDS):
+            try:
+                data = os.read(self._descriptor, _RECORD_BYTES)
+            except BrokenPipeError:  # messages were overwritten
+                continue
+            except OSError:
+                return
+            if not data:
+                return
+            for line in data.decode(errors="replace").splitlines():
+                found = _RECORD.match(line)
+                if found and int(found[1]) < 8:  # not written by a program
+                    yield found[2]
+
+
+def of_interest(texts: Iterable[str], own: Own) -> Iterator[str]:
+    """Choose messages, and the frames of a blocked task's stack; an NFS server may come back."""
+    kept: list[tuple[str, str]] = []  # with the name of an NFS server
+    killed: set[int] = set()
+    is_stack = False
+    for text in texts:
+        server = _SERVER.search(text)
+        name = server["name"] if server else ""
+        if server and server["state"] == "OK":
+            kept = [each for each in kept if each[1] != name]
+        elif _FRAME.match(text):
+            kept += [(note_line(KERNEL, text[:LETTERS]), "")] if is_stack else []
+        else:
+            rank = _rank(text, own, killed)
+            if rank != _LEFT_OUT:
+                kept.append((note_line(KERNEL, text[:LETTERS], rank), name))
+            if " blocked for more than " in text:
+                is_stack = rank != _LEFT_OUT
+    yield from (line for line, _ in kept)
+
+
+def _rank(text: str, own: Own, killed: set[int]) -> int | None:
+    """Return the rank that a message is about; None: no rank; _LEFT_OUT: do not show it."""
+    if _NODE.search(text) or _is_of_gpu(text, own):
+        return None
+    found = _PROCESS.search(text)
+    if found is None:
+        return _LEFT_OUT
+    pid = int(next(number for number in found.groups()[1:] if number))
+    if found["group"] and own.job and f"{found['group']}/".startswith(f"{own.job}/"):
+        killed.add(pid)
+    pid = pid if pid in own.pids or pid in killed else _process_of(pid)
+    return own.pids.get(pid) if pid in own.pids or pid in killed else _LEFT_OUT
+
+
+def _process_of(thread: int) -> int:
+    """Return the pid of a thread's process; 0 if it is gone."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path(f"/proc/{thread}/status").read_text(errors="replace").splitlines()
+        return int(next(line for line in lines if line.startswith("Tgid:")).split()[1])
+    return 0
+
+
+def _is_of_gpu(text: str, own: Own) -> bool:
+    if _SWITCH.search(text):
+        return own.gpus is None
+    found, pid = _GPU.match(text), _GPU_PID.search(text)
+    if found is None or (pid and own.pids and int(pid[1]) not in own.pids):
+        return False
+    return own.gpus is None or pci_address(found["gpu"]) in own.gpus
+
+
+def pci_address(text: str) -> str:
+    """Return an address as Xid messages have it.
+
+    >>> pci_address("00000000:3B:00.0")
+    '0000:3b:00'
+    """
+    domain, bus, device = text.lower().split(":")[:3]
+    return f"{domain[-4:]}:{bus}:{device.partition('.')[0]}"
+
+
+def _few(lines: Iterable[str]) -> Iterator[str]:
+    """Leave out repetitions, and the rest of a storm of messages."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        form = _DIGITS.sub("0", line)
+        counts[form] += 1
+        if counts[form] <= ALIKE and counts.total() <= MOST_LINES:
+            yield line
+
+
+def is_node_ours(gpus: int, directory: Path = GPUS) -> bool:
+    """Return whether the attempt's GPUs are all that the node has."""
+    with contextlib.suppress(OSError):
+        return 0 < len(os.listdir(directory)) <= gpus
+    return False
+
+
+def is_container() -> bool:
+    """Return whether this process has other pids than the kernel's log."""
+    with contextlib.suppress(OSError):
+        return PIDS.stat().st_ino != INITIAL_PIDS
+    return True

@@ -1,0 +1,50 @@
+"""Note what the node knows about a failure: its memory cgroup and its kernel."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+
+import psutil
+
+from clusterrun.config.spec import Device
+from clusterrun.logformat.notes import memory_line
+from clusterrun.node.base.causes import Ending
+from clusterrun.node.base.identity import Attempt
+from clusterrun.node.watch.kernel import KernelLog, Own, is_container, is_node_ours
+from clusterrun.node.watch.memory import own_group
+
+
+class NodeNotes:
+    """What is known at the start of an attempt, to compare it with when it fails."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._node, self._plan = attempt.who.node, attempt.plan
+        self._memory = own_group()
+        self._kills_before = self._memory.kills()
+        self._kernel = KernelLog()
+
+    def missing(self) -> dict[str, str]:
+        """Return what cannot be read on this node, and why."""
+        return {"kernel_log": self._kernel.problem} if self._kernel.problem else {}
+
+    def lines(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[str]:
+        """Return a line for each note on a failed attempt; `ranks` maps pids to ranks."""
+        if ending.failure is None or not ending.cause.is_failure:
+            return []
+        return [*self._of_memory(ending), *self._kernel.notes(self._own(ranks))]
+
+    def _of_memory(self, ending: Ending) -> list[str]:
+        """Note OOM kills, or that there was none if SIGKILL ended a rank."""
+        failure, found = ending.failure, self._memory.since(self._kills_before)
+        if failure is None or found is None:
+            return []
+        is_killed_here = failure.node == self._node and failure.signal == signal.SIGKILL
+        return [memory_line(found)] if found.kills or is_killed_here else []
+
+    def _own(self, ranks: Mapping[int, int | None]) -> Own:
+        helpers = (child.pid for child in psutil.Process().children(recursive=True))
+        pids = {} if is_container() else {**dict.fromkeys(helpers), **ranks}
+        is_cuda = self._plan.device is Device.CUDA
+        is_all = is_cuda and is_node_ours(self._plan.procs_per_node)
+        return Own(pids=pids, job=self._memory.job, gpus=None if is_all else frozenset())
