@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-KERNEL: Final = "kernel"  # a source of notes
+KERNEL, NVIDIA_SMI = "kernel", "nvidia-smi"  # sources of notes
 _MEMORY: Final = re.compile(
     r"cgroup: oom_kill \+(\d{1,9}), limit (\d{1,20}|unknown), peak (\d{1,20}|unknown)$"
 )
-_NOTE: Final = re.compile(rf"({KERNEL}): (.+)")
+_NOTE: Final = re.compile(rf"({KERNEL}|{NVIDIA_SMI}): (.+)")
+_HELD: Final = re.compile(r"GPU (\d{1,4}) \(.{1,80}\): \d+ of \d+ MiB were in use before the ranks")
 
 
 class Memory(NamedTuple):
@@ -52,3 +53,18 @@ def read_note(line: str) -> tuple[str, str] | None:
     """
     found = _NOTE.match(line)
     return (found[1], found[2]) if found else None
+
+
+def held_text(gpu: int, address: str, used: int, total: int) -> str:
+    """Describe a GPU's memory, in MiB, that was in use before the ranks started."""
+    return f"GPU {gpu} ({address}): {used} of {total} MiB were in use before the ranks started"
+
+
+def held_gpu(text: str) -> int | None:
+    """Return the GPU whose memory was in use, by the ranks' number; None for another text.
+
+    >>> held_gpu(held_text(3, "0000:3b:00", 70000, 81559))
+    3
+    """
+    found = _HELD.match(text)
+    return int(found[1]) if found else None

@@ -13,11 +13,12 @@ from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.estimates.inputs import GIB
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logformat.notes import KERNEL, Memory, read_memory, read_note
+from clusterrun.logformat.notes import KERNEL, NVIDIA_SMI, Memory, held_gpu, read_memory, read_note
 from clusterrun.rundir.outcome import Outcome
 
 CGROUP: Final = "cgroup"
-SOURCES: Final = (CGROUP, KERNEL)
+SOURCES: Final = (CGROUP, KERNEL, NVIDIA_SMI)
+_GPU: Final = re.compile(r"\bGPU (\d{1,4})\b")
 _OOM: Final = re.compile(r"oom-kill:|[Oo]ut of memory: Kill|Killed process|oom_reaper:")
 
 
@@ -57,7 +58,7 @@ def _is_of_rank(scanner: Scanner, outcome: Outcome | None) -> bool:
 
 
 def add_notes(scanner: Scanner, lines: Iterable[LogLine], outcome: Outcome | None) -> None:
-    """Add what the kernel reported, node by node: the table knows its messages."""
+    """Add what the kernel and nvidia-smi reported, node by node: the table knows their messages."""
     for each in sorted(lines, key=lambda line: line.node):
         if found := read_note(each.text.decode(errors="replace")):
             source, text = found
@@ -67,7 +68,21 @@ def add_notes(scanner: Scanner, lines: Iterable[LogLine], outcome: Outcome | Non
 
 
 def _add(scanner: Scanner, line: PrintedLine, outcome: Outcome | None) -> None:
-    if _OOM.search(line.text) and line.rank is None and not _is_of_rank(scanner, outcome):
+    gpu = held_gpu(line.text)
+    if gpu is not None:
+        if _ran_out(scanner, line.node, gpu):
+            scanner.add("gpu_memory_held_or_faulty", Role.ROOT, line)
+    elif _OOM.search(line.text) and line.rank is None and not _is_of_rank(scanner, outcome):
         scanner.add("host_oom", Role.EITHER, line)
     else:
         scanner.feed(line)
+
+
+def _ran_out(scanner: Scanner, node: str, gpu: int) -> bool:
+    """Return whether this GPU ran out of memory, as far as the messages name GPU and node."""
+    for each in scanner.causal():
+        named = _GPU.search(each.line.text)
+        is_here = each.line.node in ("", node) and (named is None or int(named[1]) == gpu)
+        if each.cause.id == "cuda_oom" and is_here:
+            return True
+    return False

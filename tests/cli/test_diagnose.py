@@ -380,6 +380,9 @@ def noted(root: Path, *texts: str, rank: str = "") -> None:
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 OOM_OF_RANK = "[rank1]: Memory cgroup out of memory: Killed process 42 (python) total-vm:9kB, UID:1"
+FULL = "GPU 1 (0000:5e:00): 70000 of 81559 MiB were in use before the ranks started"
+NO_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU {} has 79 GiB"
+RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\nValueError: torn'
 CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
 
 
@@ -388,8 +391,19 @@ CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
     [
         (f"kernel: {XID}", "RuntimeError: CUDA error: unknown error", 0, "gpu_xid", "kernel"),
         (f"kernel: {OOM_OF_RANK}", "", 9, "host_oom", "kernel"),
-        (f"kernel: {OOM_OF_RANK[9:]}", CANNOT_READ, 0, "file_not_found", "log"),
+        (f"kernel: {OOM_OF_RANK[9:]}", RAISED, 0, "user_code_exception", "log"),
+        (
+            "cgroup: oom_kill +1, limit unknown, peak unknown",
+            RAISED,
+            0,
+            "user_code_exception",
+            "log",
+        ),
         ("kernel: EDAC MC3: 1 UE memory read error", "", 7, "host_memory_fault", "kernel"),
+        (f"nvidia-smi: {FULL}", NO_MEMORY.format(1), 0, "gpu_memory_held_or_faulty", "nvidia-smi"),
+        (f"nvidia-smi: {FULL}", NO_MEMORY.format(0), 0, "cuda_oom", "log"),
+        (f"nvidia-smi: {FULL}", CANNOT_READ, 0, "file_not_found", "log"),
+        ("nvidia-smi: nvidia-smi did not answer within 3 s", NO_MEMORY, 0, "cuda_oom", "log"),
     ],
 )
 def test_what_a_node_noted_is_weighed(

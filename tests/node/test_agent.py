@@ -649,3 +649,38 @@ def test_what_the_kernel_reports_of_a_rank_is_noted(stub_job: Make) -> None:
     (line,) = [text for _, _, stream, text in job.log() if stream == "a" and "segfault" in text]
     assert re.match(r"kernel: \[rank1\]: \S+\[\d+\]: segfault at 0 ip ", line)
     assert line.rpartition("kernel:")[2] not in job.errors()
+
+
+SMI = """#!/bin/bash
+case $1 in *remapped*) exit 1;; esac
+[ -e {failed} ] && {then}
+echo "00000000:3B:00.0, 0, GPU-5a0c, 4, 81559, $([ -e {failed} ] && echo 3 || echo 0), [N/A]"
+"""
+
+
+def failed_on_gpus(stub_job: Make, tmp_path: Path, then: str) -> AgentJob:
+    """Fail on a node whose nvidia-smi answers differently since then."""
+    failed, smi = tmp_path / "failed", tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(SMI.format(failed=failed, then=then))
+    smi.chmod(0o755)
+    asked = {"device": Device.CUDA, "gpus_per_node": 2, "mixed_precision": MixedPrecision.NO}
+    deed = f"time.sleep(1); open('{failed}', 'w'); raise ValueError('torn')"
+    job = stub_job(victim(deed, rank=1), nodes=1, gpus=("0", "1"), **asked)
+    path = f"{smi.parent}:{os.environ['PATH']}"
+    assert job.start(CUDA_VISIBLE_DEVICES="0,1", PATH=path).wait() == [1]
+    return job
+
+
+def test_what_became_worse_on_the_gpus_is_noted(stub_job: Make, tmp_path: Path) -> None:
+    text = failed_on_gpus(stub_job, tmp_path, "true").text()
+    assert "nvidia-smi: GPU 0 (0000:3b:00, GPU-5a0c): 3 new uncorrectable ECC errors\n" in text
+
+
+def test_an_nvidia_smi_that_hangs_does_not_keep_the_agent(stub_job: Make, tmp_path: Path) -> None:
+    job = failed_on_gpus(stub_job, tmp_path, "exec sleep 60")
+    (end,) = job.events("failed")
+    assert time.time() - end["ts"] < 12 * PATIENCE
+    assert "nvidia-smi did not answer within 3 s" in job.text()
+    assert "cannot be killed" not in job.text()
+    job.assert_clean()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,12 @@ def test_a_message_about_a_process_is_noted_only_if_it_is_ours(text: str) -> Non
 
 
 def test_a_thread_belongs_to_its_process() -> None:
-    thread = os.listdir("/proc/self/task")[-1]
-    text = f"INFO: task python:{thread} blocked for more than 120 seconds."
+    waits = threading.Event()
+    thread = threading.Thread(target=waits.wait, daemon=True)
+    thread.start()
+    text = f"INFO: task python:{thread.native_id} blocked for more than 120 seconds."
     assert noted(text, own=Own(pids={os.getpid(): 5})) == [f"[rank5]: {text}"]
+    waits.set()
 
 
 def test_a_helper_that_is_gone_is_known_by_the_cgroup_of_its_job() -> None:

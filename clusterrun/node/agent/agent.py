@@ -88,6 +88,11 @@ class Agent:
         self.has_lost_head = False
 
     @property
+    def unawaited(self) -> list[int]:
+        """Child processes that may be stuck in the kernel."""
+        return self._notes.pids
+
+    @property
     def is_orphaned(self) -> bool:
         """Return whether the head is lost or silent, and this agent was not signalled to end."""
         is_silent = self._member is not None and self._member.decided_alone
@@ -155,10 +160,11 @@ class Agent:
             self._tasks.start(self._prepare_run_dir())
             self._lead(link)
         launcher = accelerate_launcher(self._attempt, parameters, self._spool)
+        self._notes.launching()
         launcher.start()
         ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
         self._tasks.cancel()
-        for line in self._notes.lines(ending, ranks.by_pid):
+        for line in await self._notes.lines(ending, ranks.by_pid):
             self._say(line, tell=False)
         await self._stop(launcher, ranks)
         code = await self._ended(ending)
@@ -364,7 +370,7 @@ class Agent:
             ranks.terminate()
         while not self._is_over(launcher, ranks) and time.monotonic() < deadline:
             await asyncio.sleep(TICK_S / 2)
-        left = kill_descendants()
+        left = kill_descendants(self.unawaited)
         result = launcher.result()
         ranks.look()
         ranks.settle_by_launcher(result.failures if result else [])

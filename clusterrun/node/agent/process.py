@@ -53,7 +53,7 @@ def run_agent(run_dir: Path, number: int) -> int:
     try:
         return asyncio.run(_run(agent))
     finally:
-        kill_descendants()
+        kill_descendants(agent.unawaited)
         for signal_number in (*CANCELLING, *WARNINGS):
             signal.signal(signal_number, signal.SIG_IGN)
         if agent.is_orphaned:

@@ -60,14 +60,15 @@ def interface_of(address: str) -> str:
 def visible_gpus(env: Mapping[str, str]) -> int | None:
     """Count the GPUs that the scheduler or the user gave this node; None if unknown."""
     if "CUDA_VISIBLE_DEVICES" in env:
-        return len(_device_names(env))
+        return len(device_names(env))
     text = env.get("SLURM_GPUS_ON_NODE", "")
     if text.isdigit():
         return int(text)
     return _nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()))
 
 
-def _device_names(env: Mapping[str, str]) -> list[str]:
+def device_names(env: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that the scheduler or the user named; none if they named none."""
     names = [name.strip() for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     # CUDA ignores what follows an index of -1.
     return [*names[: names.index("-1")]] if "-1" in names else [name for name in names if name]
@@ -92,7 +93,7 @@ def gpu_capabilities(env: Mapping[str, str]) -> Capabilities:
 
 def _nvml_capabilities(env: Mapping[str, str], nvml: Any) -> Capabilities:
     if "CUDA_VISIBLE_DEVICES" in env:
-        handles = [_handle(nvml, name) for name in _device_names(env)]
+        handles = [_handle(nvml, name) for name in device_names(env)]
     else:
         handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
     found = (nvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles)

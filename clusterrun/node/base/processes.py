@@ -64,18 +64,27 @@ def exit_and_signal(status: int) -> tuple[int, int]:
     return (code, 0) if code >= 0 else (128 - code, -code)
 
 
-def kill_descendants() -> list[int]:
-    """Kill and reap all descendants of this process; return the pids that are left."""
+def kill_descendants(unawaited: Collection[int] = ()) -> list[int]:
+    """Kill and reap all descendants of this process; return the pids that are left.
+
+    The `unawaited` may be stuck in the kernel: they are killed, and may be left.
+    """
     deadline = time.monotonic() + KILL_S
-    while left := psutil.Process().children(recursive=True):
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+    while left := [pid for pid in _kill_all() if pid not in unawaited]:
         _reap()
         if time.monotonic() > deadline:
-            return [process.pid for process in left]
+            return left
         time.sleep(0.02)
     return []
+
+
+def _kill_all() -> list[int]:
+    """Kill all descendants; return the pids of those that were left."""
+    found = psutil.Process().children(recursive=True)
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    return [process.pid for process in found]
 
 
 def reap_adopted(besides: Collection[int]) -> None:

@@ -1,7 +1,8 @@
-"""Note what the node knows about a failure: its memory cgroup and its kernel."""
+"""Note what the node knows about a failure: its memory cgroup, its kernel and its GPUs."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
 
@@ -9,8 +10,10 @@ import psutil
 
 from clusterrun.config.spec import Device
 from clusterrun.logformat.notes import memory_line
-from clusterrun.node.base.causes import Ending
+from clusterrun.node.base.causes import Cause, Ending
+from clusterrun.node.base.facts import device_names
 from clusterrun.node.base.identity import Attempt
+from clusterrun.node.watch.gpus import Gpus
 from clusterrun.node.watch.kernel import KernelLog, Own, is_container, is_node_ours
 from clusterrun.node.watch.memory import own_group
 
@@ -23,16 +26,30 @@ class NodeNotes:
         self._memory = own_group()
         self._kills_before = self._memory.kills()
         self._kernel = KernelLog()
+        self._gpus: Gpus | None = None
+
+    def launching(self) -> None:
+        """Ask for the state of the GPUs before ranks use them; do not wait for it."""
+        if self._plan.device is Device.CUDA:
+            self._gpus = Gpus(device_names(os.environ))
+
+    @property
+    def pids(self) -> list[int]:
+        """Child processes that may be stuck in the kernel."""
+        return self._gpus.pids if self._gpus else []
 
     def missing(self) -> dict[str, str]:
         """Return what cannot be read on this node, and why."""
         return {"kernel_log": self._kernel.problem} if self._kernel.problem else {}
 
-    def lines(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[str]:
+    async def lines(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[str]:
         """Return a line for each note on a failed attempt; `ranks` maps pids to ranks."""
         if ending.failure is None or not ending.cause.is_failure:
             return []
-        return [*self._of_memory(ending), *self._kernel.notes(self._own(ranks))]
+        lines = [*self._of_memory(ending), *self._kernel.notes(self._own(ranks))]
+        if self._gpus and ending.cause is not Cause.NODE_LOST:
+            lines += await self._gpus.notes()
+        return lines
 
     def _of_memory(self, ending: Ending) -> list[str]:
         """Note OOM kills, or that there was none if SIGKILL ended a rank."""
@@ -45,6 +62,6 @@ class NodeNotes:
     def _own(self, ranks: Mapping[int, int | None]) -> Own:
         helpers = (child.pid for child in psutil.Process().children(recursive=True))
         pids = {} if is_container() else {**dict.fromkeys(helpers), **ranks}
-        is_cuda = self._plan.device is Device.CUDA
-        is_all = is_cuda and is_node_ours(self._plan.procs_per_node)
-        return Own(pids=pids, job=self._memory.job, gpus=None if is_all else frozenset())
+        is_all = self._gpus is not None and is_node_ours(self._plan.procs_per_node)
+        before = self._gpus.before if self._gpus else ()
+        return Own(pids=pids, job=self._memory.job, gpus=None if is_all else frozenset(before))
