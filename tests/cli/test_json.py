@@ -6,14 +6,19 @@ import json
 import runpy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterrun.backends import cache
+from clusterrun.cli import diagnose_look
+from clusterrun.diagnosis.collectives import DEFAULT_GROUP, Call, Stuck, StuckKind
+from clusterrun.node.watch.stacks import RankPlace
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.verbs.hangs import Hang
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, submitted
@@ -182,6 +187,35 @@ def test_jobs(here: CommandLine) -> None:
     printed.add("diagnose", "--log", "job.log", "--json", schema="clusterrun.diagnose/1")
     printed.add("diagnose", "--log", "/dev/null", "--json", schema="clusterrun.diagnose/1")
     printed.add("status", "99999", "--json", schema="clusterrun.error/1")
+    printed.check()
+
+
+def test_a_look_at_a_running_job(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed, schema = Printed(here), "clusterrun.look/1"
+    submitted(here, "4711", "-N2", "train.py")
+    queue(here, running())
+    call = Call(op="all_reduce", shape="[[7]] Float", where="train.py:88 in step")
+    stuck = Stuck(
+        kind=StuckKind.MISSING, group=DEFAULT_GROUP, number=3, call=call, waiting=(0, 2), odd=(1,)
+    )
+    at = [
+        RankPlace(rank=rank, node="node17", where="train.py:88 in step", is_waiting=rank != 1)
+        for rank in range(3)
+    ]
+    nodes = dict.fromkeys(range(3), "node17")
+    quiet = Hang(places=tuple(at), before=tuple(at), nodes=nodes, silent=("node18",))
+    hang = Hang(stuck=stuck, places=tuple(at), nodes=nodes, dumped=3, looked_at=100.0)
+    late = replace(hang, stuck=replace(stuck, since=95.0))
+    answers = iter([quiet, hang, late])
+    monkeypatch.setattr(diagnose_look, "look", lambda *_, **__: next(answers))
+    found = printed.add("diagnose", "4711", "--stacks", "--json", schema=schema)
+    assert (found["stuck"], found["silent"]) == (None, ["node18"])
+    assert [group["moved"] for group in found["groups"]] == [0, 0]
+    found = printed.add("diagnose", "4711", "--fr", "--json", schema=schema)
+    assert (found["stuck"]["ranks"], found["stuck"]["nodes"]) == ("1", ["node17"])
+    assert [group["moved"] for group in found["groups"]] == [None, None]
+    found = printed.add("diagnose", "4711", "--fr", "--json", schema=schema)
+    assert found["stuck"] is None, "five seconds are no hang"
     printed.check()
 
 

@@ -1,0 +1,133 @@
+"""A rank's thread that dumps the flight recorders when the agent asks; torch is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from clusterrun.node.forward.spool import Spool
+from clusterrun.node.watch import dumps
+from clusterrun.rank import recorder
+from tests.patience import PATIENCE
+
+BINDINGS = "torch._C._distributed_c10d"
+SOON_S = 10.0 * PATIENCE
+
+
+@pytest.fixture(name="spool")
+def _spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spool]:
+    monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path))
+    monkeypatch.setenv("CLUSTERRUN_RANK", "3")
+    monkeypatch.setattr(recorder, "_started", [])
+    yield Spool(root=tmp_path)
+    recorder._started.clear()
+
+
+def recording(monkeypatch: pytest.MonkeyPatch, **recorders: object) -> None:
+    """Let torch have these recorders."""
+    monkeypatch.setitem(sys.modules, BINDINGS, SimpleNamespace(**recorders))  # type: ignore[arg-type]
+
+
+def collected(spool: Spool, *ranks: int, within_s: float = SOON_S) -> list[int]:
+    return asyncio.run(dumps.collect(ranks, spool, within_s))
+
+
+def test_a_rank_answers_each_time_it_is_asked(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([b"first", b"second"])
+    recording(monkeypatch, _dump_fr_trace=lambda: next(answers))
+    recorder.listen()
+    assert collected(spool, 3) == [3]
+    assert spool.dump(3).read_bytes() == b"first"
+    assert collected(spool, 3) == [3]
+    assert spool.dump(3).read_bytes() == b"second"
+
+
+def test_the_thread_starts_once_and_is_not_among_the_scripts(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording(monkeypatch)
+    before = threading.active_count()
+    recorder.listen()
+    spool.pipe(3).unlink()
+    recorder.listen()
+    assert not spool.pipe(3).exists()
+    assert threading.active_count() == before
+
+
+def test_without_a_spool_nothing_starts(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLUSTERRUN_SPOOL")
+    recorder.listen()
+    assert not spool.pipe(3).exists()
+
+
+def torn() -> bytes:
+    raise RuntimeError("no recorder")
+
+
+@pytest.mark.parametrize(
+    ("nccl", "other", "main", "second"),
+    [
+        (b"nccl", b"gloo", b"nccl", b"gloo"),
+        (b"nccl", None, b"nccl", None),
+        (None, b"gloo", b"gloo", None),
+        (torn, b"gloo", b"gloo", None),
+        (None, None, b"", None),
+    ],
+)
+def test_both_recorders_are_kept(
+    spool: Spool,
+    monkeypatch: pytest.MonkeyPatch,
+    nccl: object,
+    other: object,
+    main: bytes,
+    second: bytes | None,
+) -> None:
+    given = {"_dump_nccl_trace": nccl, "_dump_fr_trace": other}
+    answers = {n: v if callable(v) else lambda v=v: v for n, v in given.items() if v is not None}
+    recording(monkeypatch, **answers)
+    recorder.write_dumps(str(spool.root), 3)
+    cpu = spool.root / "flight_cpu_rank_3"
+    assert spool.dump(3).read_bytes() == main
+    assert (cpu.read_bytes() if cpu.exists() else None) == second
+    assert not list(spool.root.glob(".*")), "a dump appears whole"
+
+
+def test_torchs_compiler_is_not_imported_for_a_dump(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch, seen = ModuleType("torch"), []
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.delitem(sys.modules, "torch._inductor", raising=False)
+    recording(monkeypatch, _dump_fr_trace=lambda: seen.append(hasattr(torch, "_inductor")) or b"x")
+    recorder.write_dumps(str(spool.root), 3)
+    assert seen == [True]
+    assert not hasattr(torch, "_inductor")
+
+
+def test_a_rank_without_a_pipe_is_not_waited_for(spool: Spool) -> None:
+    assert collected(spool, 1, 2) == []
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(spool: Spool) -> None:
+    os.mkfifo(spool.pipe(1))
+    assert collected(spool, 1) == []
+
+
+def test_a_rank_that_does_not_answer_leaves_no_dump_of_an_earlier_time(spool: Spool) -> None:
+    os.mkfifo(spool.pipe(1))
+    spool.dump(1).write_bytes(b"old")
+    reader = os.open(spool.pipe(1), os.O_RDWR | os.O_NONBLOCK)
+    try:
+        assert collected(spool, 1, within_s=0.1) == []
+        assert os.read(reader, 64) == b"?"
+    finally:
+        os.close(reader)
