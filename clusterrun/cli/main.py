@@ -63,6 +63,7 @@ VERBS: Final[dict[str, Verb]] = {
     "plan": Verb("clusterrun.cli.plan", "Run", "Estimate memory, time and cost before you queue."),
     "scaling": Verb("clusterrun.cli.scaling", "Run", "Measure how a script scales across nodes."),
     "submit": Verb("clusterrun.cli.submit", "Run", "Submit a training script to N nodes."),
+    "check": Verb("clusterrun.cli.check", "Run", "Look for pitfalls in a script and its launch."),
     "render": Verb("clusterrun.cli.render", "Run", "Print the batch script that submit sends."),
     "resume": Verb("clusterrun.cli.resume", "Run", "Continue a run that has ended."),
     "resubmit": Verb("clusterrun.cli.resubmit", "Run", "Start a new run like an earlier one."),

@@ -27,8 +27,10 @@ from clusterrun.launch.inputs import PLACES_OF_ONE_MACHINE
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.packages import interpreter_problem, is_certain
 from clusterrun.launch.plan import Plan, Precision
+from clusterrun.linting.lint import Pitfall
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.shared import shell
+from clusterrun.verbs.check import find_pitfalls
 
 # A script that reports its steps names our package, or a Trainer that reports them in a run.
 _REPORTS_STEPS = re.compile(rb"\bclusterrun\b|Trainer\b|\btrl\b|lightning")
@@ -42,8 +44,9 @@ Wanted = JobSpec | Resolved
 class Prepared:
     """A job that is ready to be submitted: the plan, the text of every file, and notes.
 
-    `problem` is why it would fail with its interpreter: it can only be rendered, for use
-    elsewhere. `python` may be run here: it is the job's interpreter, or this one.
+    `pitfalls` are those of its script. `problem` is why it would fail with its interpreter: it can
+    only be rendered, for use elsewhere. `python` may be run here: it is the job's interpreter, or
+    this one.
     """
 
     resolved: Resolved
@@ -51,6 +54,7 @@ class Prepared:
     bundle: Bundle
     python: str = sys.executable
     notes: tuple[str, ...] = ()
+    pitfalls: tuple[Pitfall, ...] = ()
     problem: UsageError | None = None
 
     def refuse_problem(self) -> None:
@@ -86,7 +90,13 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
         problem = None
     python = (facts.interpreter.path if may_run else "") or sys.executable
     return Prepared(
-        resolved=job, plan=plan, bundle=bundle, python=python, notes=notes, problem=problem
+        resolved=job,
+        plan=plan,
+        bundle=bundle,
+        python=python,
+        notes=notes,
+        pitfalls=() if is_again else find_pitfalls(job, plan, source),
+        problem=problem,
     )
 
 

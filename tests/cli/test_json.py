@@ -139,6 +139,7 @@ def test_every_schema_of_the_code_is_documented() -> None:
     assert printed <= DOCUMENTED.keys(), "describe it in docs/reference/json.yaml"
 
 
+PORT = 'import os\nos.environ["MASTER_PORT"] = "29500"\n'
 FAILED_LOG = """\
 [rank3]: Traceback (most recent call last):
 [rank3]:   File "train.py", line 5, in <module>
@@ -186,6 +187,9 @@ def test_jobs(here: CommandLine) -> None:
     (here.path / "job.log").write_text(FAILED_LOG)
     printed.add("diagnose", "--log", "job.log", "--json", schema="clusterrun.diagnose/1")
     printed.add("diagnose", "--log", "/dev/null", "--json", schema="clusterrun.diagnose/1")
+    (here.path / "port.py").write_text(PORT)
+    for more in ((), ("--env", "NCCL_IB_DISABLE=1")):
+        printed.add("check", "--json", *more, "port.py", schema="clusterrun.check/1")
     printed.add("status", "99999", "--json", schema="clusterrun.error/1")
     printed.check()
 

@@ -17,6 +17,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.changes import Change
+from clusterrun.verbs.check import in_words
 from clusterrun.verbs.render import Prepared
 
 Warnings = list[dict[str, str]]
@@ -43,7 +44,9 @@ def refuse_two_answers(*, as_json: bool, parsable: bool, follow: bool) -> None:
 
 def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warnings:
     """Print, and return for JSON, a job's notes and the SBATCH_* variables that override it."""
-    for text in prepared.notes:
+    script = prepared.resolved.spec.script or prepared.resolved.spec.module or ""
+    pitfalls = [(found.rule.id, in_words(found, script)) for found in prepared.pitfalls]
+    for text in (*prepared.notes, *(words for _, words in pitfalls)):
         output.note(text)
     is_slurm = prepared.plan.cluster is Cluster.SLURM
     variables = sbatch_variables(prepared.plan, os.environ) if is_slurm else ()
@@ -52,6 +55,7 @@ def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warning
     code = "sbatch_env_kept" if keep_sbatch_env else "sbatch_env_removed"
     return [
         *({"code": "note", "message": text} for text in prepared.notes),
+        *({"code": code, "message": text} for code, text in pitfalls),
         *({"code": code, "message": f"{found.name}={found.value}"} for found in variables),
     ]
 

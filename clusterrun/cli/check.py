@@ -1,0 +1,81 @@
+"""`check`: look for pitfalls in a training script and its launch."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import click
+
+from clusterrun.backends.script import read_script
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
+from clusterrun.errors import Exit, UsageError
+from clusterrun.linting.lint import Pitfall
+from clusterrun.linting.rules import RULES
+from clusterrun.shared.wording import count
+from clusterrun.verbs.check import find_pitfalls, place
+from clusterrun.verbs.render import prepare
+
+SCHEMA = "clusterrun.check/1"
+
+
+@click.command(cls=ScriptCommand)
+@job_options()
+@click.option("--explain", metavar="RULE", help="explain a rule instead; 'all' lists them")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json: bool) -> None:
+    """Look for pitfalls in a script and its launch.
+
+    Reads the script and executes nothing of it. The exit status is 3 if something was found, 0 if
+    not. Without a size, the job is checked as if it had two nodes with two ranks each. submit and
+    render print the same findings as notes. A comment `# clusterrun: ignore RULE` switches a rule
+    off for its line.
+
+    \b
+    clusterrun check -N 2 --gpus-per-node 4 train.py --epochs 3
+    clusterrun check --explain fixed-port
+    """
+    output.expect_json(as_json)
+    if explain is not None:
+        _explain(explain)
+        return
+    resolved = job.load()
+    prepared = prepare(resolved)
+    prepared.refuse_problem()
+    found = find_pitfalls(resolved, prepared.plan, read_script(resolved), of_many_ranks=True)
+    for text in prepared.notes:
+        output.note(text)
+    script = resolved.spec.script or resolved.spec.module or ""
+    if as_json:
+        objects = [finding_object(each) for each in found]
+        data = {"script": script, "findings": objects, "notes": list(prepared.notes)}
+        output.answer_json({"schema": SCHEMA, **data})
+    else:
+        for each in found:
+            output.answer(f"{place(each, script)}: {each.what} ({each.rule.id})")
+            output.answer(f"  {each.rule.reason}")
+            output.answer(f"  fix: {each.rule.fix}")
+        output.say(count(len(found), "finding") if found else "no pitfall found")
+    ctx.exit(Exit.NO if found else Exit.OK)
+
+
+def finding_object(finding: Pitfall) -> dict[str, Any]:
+    """Describe a finding for JSON."""
+    rule = finding.rule
+    where = {"line": finding.line or None, "message": finding.what}
+    return {"id": rule.id, **where, "reason": rule.reason, "fix": rule.fix}
+
+
+def _explain(name: str) -> None:
+    if name == "all":
+        output.answer_table(("RULE", "WHY"), [(rule.id, rule.reason) for rule in RULES.values()])
+        return
+    rule = RULES.get(name)
+    if rule is None:
+        near = difflib.get_close_matches(name, RULES, n=1)
+        hint = f"use '{near[0]}'" if near else "list them with: clusterrun check --explain all"
+        raise UsageError(f"no rule '{name}'", hint=hint)
+    output.answer(f"{rule.id}  {rule.reason}")
+    output.answer(f"  fix  {rule.fix}")

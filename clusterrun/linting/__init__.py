@@ -1,0 +1,1 @@
+"""Pitfalls of a distributed launch, found by reading the script; nothing of it is executed."""

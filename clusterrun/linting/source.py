@@ -1,0 +1,211 @@
+"""A parsed training script: its calls by full name, and what decides whether they run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+# Words of tests that do not choose ranks: how far the training is, and how good.
+_OF_PROGRESS = re.compile(
+    r"epochs?|steps?|iters?|iterations?|batch(?:es)?|every|freq(?:uency)?|interval|best|acc\w*|loss"
+    r"|val|metric|score|prec\d*|total|max|min|last|completed|current|start|end|global|train|args?"
+    r"|config|cfg|opts?|len|range|is|n|i|j|idx|it|self"
+)
+_HARMLESS_CONTEXTS = ("torch.no_grad", "torch.inference_mode", "torch.enable_grad", "open")
+ENVIRON = "os.environ"
+_DEEPEST = 5  # callers of callers that are followed
+_JUMPS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Script:
+    """A script's syntax tree. Raises SyntaxError, ValueError or RecursionError if it has none."""
+
+    def __init__(self, source: bytes) -> None:
+        self.tree = ast.parse(source)
+        self.lines = source.decode(errors="replace").splitlines()
+        self._parents: dict[ast.AST, ast.AST] = {}
+        self._names: dict[str, str] = {}
+        self._calls: defaultdict[str, list[ast.Call]] = defaultdict(list)
+        self.nodes = tuple(ast.walk(self.tree))
+        for node in self.nodes:
+            self._parents.update((child, node) for child in ast.iter_child_nodes(node))
+            self._names.update(_imported(node))
+        for node in self.nodes:
+            if isinstance(node, ast.Call):
+                self._calls[self.name(node.func)].append(node)
+
+    @cached_property
+    def packages(self) -> frozenset[str]:
+        """The top-level packages that it imports; "." stands for its own directory."""
+        found: set[str] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                found.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                found.add("." if node.level else (node.module or "").partition(".")[0])
+        return frozenset(found)
+
+    def name(self, node: ast.AST) -> str:
+        """Return the dotted name of an expression with imports resolved; "" if it has none.
+
+        An attribute of anything but a name begins with a dot: `f().step` is ".step".
+        """
+        if isinstance(node, ast.Name):
+            return self._names.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            return f"{self.name(node.value)}.{node.attr}"
+        return ""
+
+    def calls(self, *names: str) -> Iterator[ast.Call]:
+        """Yield the calls of functions by dotted name; a name that begins with a dot is a method.
+
+        `.backward` finds each call of an attribute of this name.
+        """
+        for found, calls in self._calls.items():
+            for name in names:
+                if found == name or (name.startswith(".") and found.endswith(name)):
+                    yield from calls
+                    break
+
+    def settings(self) -> Iterator[tuple[str, ast.expr, ast.AST]]:
+        """Yield what is assigned to `os.environ`: the variable, its value, the statement.
+
+        `setdefault` is left out: it keeps the variable of the launcher.
+        """
+        for node in self.nodes:
+            if not isinstance(node, ast.Assign):
+                continue
+            for target in node.targets:
+                if isinstance(target, ast.Subscript) and self.name(target.value) == ENVIRON:
+                    yield text_of(target.slice), node.value, node
+        for call in self.calls(f"{ENVIRON}.update"):
+            for word in call.keywords:
+                yield word.arg or "", word.value, call
+            for given in call.args:
+                if isinstance(given, ast.Dict):
+                    pairs = zip(given.keys, given.values, strict=True)
+                    yield from ((text_of(key), value, call) for key, value in pairs)
+
+    def function(self, node: ast.AST) -> Function | None:
+        """Return the function around a node; None at the module's level."""
+        return next((each for each in self.around(node) if isinstance(each, Function)), None)
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield what encloses a node, the innermost first."""
+        while (parent := self._parents.get(node)) is not None:
+            yield parent
+            node = parent
+
+    def may_be_chosen(self, node: ast.AST, depth: int = 0) -> bool:
+        """Return whether something may keep a node from running on all ranks.
+
+        That is a condition on anything but the training's progress, a decorator or a context, on
+        the way to it or to each caller of its function, or a function that this file does not call.
+        """
+        if self._is_guarded(node):
+            return True
+        function = self.function(node)
+        if function is None:
+            return False
+        callers = list(self.calls(function.name, f".{function.name}"))
+        if not callers or depth >= _DEEPEST:
+            return True
+        return all(self.may_be_chosen(call, depth + 1) for call in callers)
+
+    def _is_guarded(self, node: ast.AST) -> bool:
+        child = node
+        for parent in self.around(node):
+            if self._chooses(parent, child) or self._left_before(parent, child):
+                return True
+            if isinstance(parent, Function):
+                return False
+            child = parent
+        return False
+
+    def _chooses(self, parent: ast.AST, child: ast.AST) -> bool:
+        match parent:
+            case ast.If() | ast.IfExp() | ast.While():
+                is_chosen = child is not parent.test and not is_main_guard(parent.test)
+                deciding = [parent.test] if is_chosen else []
+            case ast.BoolOp():
+                deciding = [value for value in parent.values if value is not child]
+            case ast.With() | ast.AsyncWith():
+                deciding = [item.context_expr for item in parent.items]
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                deciding = parent.decorator_list
+            case ast.Match():
+                deciding = [parent.subject]
+            case _:
+                return False
+        return not all(self._is_harmless(each) for each in deciding)
+
+    def _is_harmless(self, test: ast.expr) -> bool:
+        if isinstance(test, ast.Call) and self.name(test.func) in _HARMLESS_CONTEXTS:
+            return True
+        names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+        names |= {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
+        words = [word for name in names for word in name.lower().split("_") if word != "save"]
+        return all(_OF_PROGRESS.fullmatch(word) for word in words)
+
+    def _left_before(self, parent: ast.AST, child: ast.AST) -> bool:
+        """Return whether an earlier statement of the same block may have left it on some ranks."""
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(parent, field, None)
+            if isinstance(block, list) and child in block:
+                return any(self._leaves(each) for each in block[: block.index(child)])
+        return False
+
+    def _leaves(self, statement: ast.stmt) -> bool:
+        if not isinstance(statement, ast.If):
+            return False
+        jumps = any(isinstance(each, _JUMPS) for each in statement.body)
+        return jumps and not self._is_harmless(statement.test)
+
+    def is_ignored(self, line: int, rule: str) -> bool:
+        """Return whether the line's comment is `# clusterrun: ignore RULE`."""
+        text = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+        _, found, names = text.partition("clusterrun: ignore")
+        return bool(found) and rule in re.split(r"[\s,]+", names)
+
+
+def is_main_guard(test: ast.expr) -> bool:
+    """Return whether a test is that of `if __name__ == "__main__"`."""
+    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """Return the value of a keyword argument."""
+    return next((word.value for word in call.keywords if word.arg == name), None)
+
+
+def has_unknown_arguments(call: ast.Call) -> bool:
+    """Return whether a call unpacks arguments, so that some are not visible."""
+    return any(word.arg is None for word in call.keywords) or any(
+        isinstance(each, ast.Starred) for each in call.args
+    )
+
+
+def constant(node: ast.AST | None) -> object:
+    """Return the value of a literal; None for anything else."""
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def text_of(node: ast.AST | None) -> str:
+    """Return a literal text; "" for anything else."""
+    value = constant(node)
+    return value if isinstance(value, str) else ""
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the names that an import binds, with what they stand for."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.asname:
+                yield alias.asname, alias.name
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        for alias in node.names:
+            yield alias.asname or alias.name, f"{node.module}.{alias.name}"

@@ -1,0 +1,93 @@
+"""What `check` prints, and that submit and render print the same as notes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clusterrun.linting.rules import RULES
+from tests.cli.conftest import CommandLine
+
+PORT = 'import os\nos.environ["MASTER_PORT"] = "29500"\n'
+MANY = ("--cluster", "slurm", "-N2", "--gpus-per-node", "4")
+
+
+@pytest.fixture
+def fixed(here: CommandLine) -> CommandLine:
+    """A command line beside a script with a fixed port."""
+    (here.path / "train.py").write_text(PORT)
+    return here
+
+
+def test_a_pitfall_has_its_line_reason_and_fix(fixed: CommandLine) -> None:
+    said = fixed("check", *MANY, "train.py")
+    assert said.code == 3
+    assert said.out.splitlines() == [
+        "train.py:2: MASTER_PORT is set to 29500 (fixed-port)",
+        f"  {RULES['fixed-port'].reason}",
+        f"  fix: {RULES['fixed-port'].fix}",
+    ]
+    assert "1 finding" in said.err
+
+
+def test_nothing_of_the_script_is_executed(here: CommandLine) -> None:
+    (here.path / "train.py").write_text('open("ran", "w")\nprint("ran")\n')
+    said = here("check", *MANY, "train.py")
+    assert (said.code, said.out) == (0, "")
+    assert here.files() == ["train.py"]
+
+
+def test_a_script_without_a_size_is_checked_for_many_ranks(here: CommandLine) -> None:
+    (here.path / "train.py").write_text('import os\nos.environ["MASTER_ADDR"] = "localhost"\n')
+    assert "fixed-address" in here("check", "train.py").out
+    assert here("check", "-N", "1", "train.py").code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("render", *MANY),
+        ("submit", "--dry-run", "--cluster", "local", "-N2", "--nproc-per-node=2", "--device=cpu"),
+    ],
+)
+def test_submit_and_render_print_it_as_a_note(fixed: CommandLine, words: tuple[str, ...]) -> None:
+    said = fixed(*words, "train.py")
+    assert said.code == 0
+    assert "note: train.py:2: MASTER_PORT is set to 29500: two jobs" in said.err
+
+
+def test_json(fixed: CommandLine) -> None:
+    found = json.loads(fixed("check", "--json", *MANY, "train.py").out)["findings"]
+    assert [(each["id"], each["line"]) for each in found] == [("fixed-port", 2)]
+
+
+def test_a_setting_of_the_job_has_no_line(here: CommandLine) -> None:
+    said = here("check", *MANY, "--env", "NCCL_IB_DISABLE=1", "train.py")
+    assert said.code == 3
+    assert said.out.startswith("the job's variables: NCCL_IB_DISABLE=1")
+
+
+def test_explain(here: CommandLine) -> None:
+    assert here("check", "--explain", "fixed-port").out.startswith("fixed-port  two jobs")
+    listed = here("check", "--explain", "all").out
+    assert all(rule in listed for rule in RULES)
+    said = here("check", "--explain", "fixed-prot")
+    assert said.code == 2
+    assert "use 'fixed-port'" in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("def (\n", "SyntaxError"), (None, "does not exist")],
+)
+def test_a_script_that_cannot_run_is_refused(
+    here: CommandLine, text: str | None, message: str
+) -> None:
+    if text is None:
+        (here.path / "train.py").unlink()
+    else:
+        (here.path / "train.py").write_text(text)
+    said = here("check", *MANY, "train.py")
+    assert said.code == 2
+    assert message in said.err

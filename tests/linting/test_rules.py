@@ -1,0 +1,61 @@
+"""Each rule finds its pitfall where it is, and is silent where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterrun.linting.lint import lint
+from clusterrun.linting.rules import RULES, Launch
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
+    Path(__file__).with_name("rules.yaml").read_text()
+)
+FOUND = [(rule, case) for rule, both in TABLE.items() for case in both["finds"]]
+SILENT = [(rule, case) for rule, both in TABLE.items() for case in both["silent"]]
+OWN = sorted(
+    path
+    for path in (ROOT / "examples").rglob("*.py")
+    if b"torch" in path.read_bytes() or b"accelerate" in path.read_bytes()
+)
+
+
+def _launch(case: dict[str, Any]) -> Launch:
+    fields = dict(case.get("launch", {}))
+    if "args" in fields:
+        fields["args"] = tuple(fields["args"])
+    return Launch(**fields)
+
+
+def test_each_rule_has_both_kinds_of_scripts() -> None:
+    assert set(TABLE) == set(RULES)
+    assert all(both["finds"] and both["silent"] for both in TABLE.values())
+
+
+@pytest.mark.parametrize(("rule", "case"), FOUND, ids=[rule for rule, _ in FOUND])
+def test_a_pitfall_is_found_at_its_line(rule: str, case: dict[str, Any]) -> None:
+    lines = case["script"].splitlines()
+    expected = [n for n, line in enumerate(lines, 1) if line.endswith("# here")] or [0]
+    found = lint(case["script"].encode(), _launch(case))
+    assert [each.line for each in found if each.rule.id == rule] == expected
+
+
+@pytest.mark.parametrize(("rule", "case"), SILENT, ids=[rule for rule, _ in SILENT])
+def test_a_rule_is_silent_without_its_pitfall(rule: str, case: dict[str, Any]) -> None:
+    found = lint(case["script"].encode(), _launch(case))
+    assert rule not in {each.rule.id for each in found}
+
+
+@pytest.mark.parametrize("path", OWN, ids=[str(path.relative_to(ROOT)) for path in OWN])
+def test_the_guides_have_no_pitfall(path: Path) -> None:
+    launch = Launch(nodes=2, ranks_per_node=4, cpus_per_node=32)
+    assert lint(path.read_bytes(), launch) == ()
+
+
+@pytest.mark.parametrize("source", [b"def (", b"\0", b"(" * 5000, b"\xff\xfe"])
+def test_what_is_not_python_has_no_finding(source: bytes) -> None:
+    assert lint(source, Launch()) == ()
