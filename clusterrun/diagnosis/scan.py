@@ -12,6 +12,7 @@ from typing import Final
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.table import CAUSAL, Domain, KnownCause, Role, Sign, Table
 from clusterrun.diagnosis.training import STEPS, TrainingLog
+from clusterrun.diagnosis.works import WORDS, Works
 from clusterrun.logformat.literals import literals_of
 
 BEFORE, AFTER = 40, 12  # lines of a process around a sign that `near` and `unless` read
@@ -105,6 +106,7 @@ class Scanner:
     _waiting: dict[str, list[_Waiting]] = field(default_factory=dict)
     _forms: dict[str, tuple[tuple[KnownCause, Sign], ...]] = field(default_factory=dict)
     _filters: list[tuple[KnownCause, Sign, tuple[str, ...]]] = field(default_factory=list)
+    _works: Works[Finding] = field(default_factory=Works)
 
     def __post_init__(self) -> None:
         self._filters = [
@@ -124,6 +126,9 @@ class Scanner:
         self._settle(line.source, at_end=False)
         self.training_of(line).feed(line)
         is_matched = self._match(line, process)
+        if any(map(line.text.__contains__, WORDS)):
+            found = self._finding(KnownCause(id=""), Role.EITHER, line, process)
+            self._works.feed(line.text, line.rank, found)
         self._read_traceback(line, process, is_matched=is_matched)
         process.before.append(line.text)
 
@@ -142,6 +147,11 @@ class Scanner:
         for source in list(self._waiting):
             self._settle(source, at_end=True)
         found = [finding for kept in self._found.values() for finding in kept]
+        found += [
+            dataclasses.replace(finding, cause=self.table[name])
+            for name, finding in self._works.conclusions()
+            if name in self.table
+        ]
         return sorted(found, key=lambda each: each.order)
 
     def training_of(self, line: PrintedLine) -> TrainingLog:
