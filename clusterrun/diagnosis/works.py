@@ -65,11 +65,11 @@ class Works(Generic[T]):
         """Yield what the reports show, with the place of the rank that differs."""
         for reports in self._groups.values():
             yield from _of_group(list(reports.values()))
-        if not self._groups:
+        if len(self._groups) <= 1:
             yield from self._of_calls()
 
     def _of_calls(self) -> Iterator[tuple[str, T]]:
-        """Compare what the ranks waited in, without their groups (torch 1)."""
+        """Compare what the ranks waited in, also those whose group was not printed."""
         if any(len(calls) > 1 for calls in self._alone.values()):
             return
         seen = [(seq, *call) for calls in self._alone.values() for seq, call in calls.items()]
