@@ -19,7 +19,7 @@ from clusterrun.rundir.outcome import Outcome
 CGROUP: Final = "cgroup"
 SOURCES: Final = (CGROUP, KERNEL, NVIDIA_SMI)
 _GPU: Final = re.compile(r"\bGPU (\d{1,4})\b")
-_OOM: Final = re.compile(r"oom-kill:|[Oo]ut of memory: Kill|Killed process|oom_reaper:")
+_OOM: Final = re.compile(r"[Oo]ut of memory: Kill|Killed process|oom_reaper:")
 
 
 def memory_of(lines: Iterable[LogLine]) -> dict[str, Memory]:

@@ -208,9 +208,14 @@ def _small_memory() -> Iterator[Path]:
 def test_memory_that_ran_out(here: Project, small_memory: Path) -> None:
     enter = f"echo $$ > {small_memory}/cgroup.procs"
     (here.path / "clusterrun.yaml").write_text(f"launch: {{setup: ['{enter}']}}\n")
-    verdict = diagnosed(here, "broken.py", "memory")["verdict"]
+    found = diagnosed(here, "broken.py", "memory")
+    verdict, texts = found["verdict"], [each["text"] for each in found["evidence"]]
     assert (verdict["class"], verdict["status"]) == ("host_oom", "established")
     assert (verdict["ranks"], verdict["nodes"]) == ("2", ["local1"])
+    assert any("the job may use 3 GiB on this node" in text for text in texts)
+    if os.access("/dev/kmsg", os.R_OK):
+        killed = [each for each in found["evidence"] if each["source"] == "kernel"]
+        assert {each["rank"] for each in killed} == {2}, found["evidence"]
 
 
 def test_a_batch_that_deepspeed_refuses(here: Project) -> None:

@@ -120,8 +120,10 @@ def _rank(text: str, own: Own, killed: set[int]) -> int | None:
     if found is None:
         return _LEFT_OUT
     pid = int(next(number for number in found.groups()[1:] if number))
-    if found["group"] and own.job and f"{found['group']}/".startswith(f"{own.job}/"):
-        killed.add(pid)
+    if found["group"]:  # the line after it is easier to read
+        if own.job and f"{found['group']}/".startswith(f"{own.job}/"):
+            killed.add(pid)
+        return _LEFT_OUT
     pid = pid if pid in own.pids or pid in killed else _process_of(pid)
     return own.pids.get(pid) if pid in own.pids or pid in killed else _LEFT_OUT
 

@@ -46,6 +46,12 @@ class NodeNotes:
         """Return a line for each note on a failed attempt; `ranks` maps pids to ranks."""
         if ending.failure is None or not ending.cause.is_failure:
             return []
+        try:
+            return await self._found(ending, ranks)
+        except Exception as error:  # noqa: BLE001 - notes must not change how an attempt ends
+            return [f"cannot note what the node knows: {error!r}"]
+
+    async def _found(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[str]:
         lines = [*self._of_memory(ending), *self._kernel.notes(self._own(ranks))]
         if self._gpus and ending.cause is not Cause.NODE_LOST:
             lines += await self._gpus.notes()

@@ -1,0 +1,77 @@
+"""When an agent notes what its node knows, and that this changes nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterrun.config.spec import Device
+from clusterrun.logformat.notes import Memory, memory_line
+from clusterrun.node.base.causes import Cause, Ending, Failure, cancelled, lost_node
+from clusterrun.node.watch import notes
+from clusterrun.node.watch.memory import MemoryGroup
+from clusterrun.node.watch.notes import NodeNotes
+
+
+def killed(node: str = "n1") -> Ending:
+    number = signal.SIGKILL
+    return Ending.of(Failure(node=node, code=137, signal=number, cause=Cause.SIGNAL, message="x"))
+
+
+class Asked:
+    """GPUs that count how often they are asked."""
+
+    before: tuple[str, ...] = ()
+    times = 0
+
+    async def notes(self) -> list[str]:
+        self.times += 1
+        return ["nvidia-smi: x"]
+
+
+@pytest.fixture(name="made")
+def _made(monkeypatch: pytest.MonkeyPatch) -> NodeNotes:
+    monkeypatch.setattr(MemoryGroup, "since", lambda *_: Memory(0, 4096))
+    monkeypatch.setattr(notes.KernelLog, "notes", lambda *_: ["kernel: x"])
+    plan = SimpleNamespace(device=Device.CPU, procs_per_node=2)
+    attempt: Any = SimpleNamespace(who=SimpleNamespace(node="n1"), plan=plan)
+    found = NodeNotes(attempt)
+    found._gpus = Asked()  # type: ignore[assignment]
+    return found
+
+
+def lines(made: NodeNotes, ending: Ending) -> list[str]:
+    return asyncio.run(made.lines(ending, {}))
+
+
+def test_a_failure_is_noted_and_memory_where_a_rank_was_killed(made: NodeNotes) -> None:
+    memory = memory_line(Memory(0, 4096))
+    assert lines(made, killed()) == [memory, "kernel: x", "nvidia-smi: x"]
+    assert lines(made, killed("n2")) == ["kernel: x", "nvidia-smi: x"]
+
+
+@pytest.mark.parametrize("ending", [Ending.completed(), Ending.of(cancelled("n1"))])
+def test_what_did_not_fail_is_not_noted(made: NodeNotes, ending: Ending) -> None:
+    assert lines(made, ending) == []
+
+
+def test_a_lost_node_is_not_the_fault_of_another_nodes_gpus(made: NodeNotes) -> None:
+    assert lines(made, Ending.of(lost_node("n2", "gone"))) == ["kernel: x"]
+
+
+def test_an_error_while_noting_is_a_line(made: NodeNotes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(*_: object) -> list[str]:
+        raise ValueError("torn")
+
+    monkeypatch.setattr(notes.KernelLog, "notes", torn)
+    assert lines(made, killed()) == ["cannot note what the node knows: ValueError('torn')"]
+
+
+def test_only_a_training_on_nvidia_gpus_asks_for_them(made: NodeNotes) -> None:
+    made._gpus = None
+    made.launching()
+    assert (made._gpus, made.pids) == (None, [])
