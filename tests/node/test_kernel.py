@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from clusterrun.node.watch.kernel import (
     MOST_LINES,
+    OLD_S,
     KernelLog,
     Own,
     is_node_ours,
@@ -110,8 +112,9 @@ def test_the_stack_of_a_blocked_process_shows_where() -> None:
     assert noted(ours.replace("4242", NOBODY), *stack) == []
 
 
-def record(text: str, priority: int = 4) -> str:
-    return f"{priority},17,22951005312,-;{text}\n SUBSYSTEM=pci\n"
+def record(text: str, priority: int = 4, age_s: float = 0.0) -> str:
+    at_us = round((time.monotonic() - age_s) * 1e6)
+    return f"{priority},17,{at_us},-;{text}\n SUBSYSTEM=pci\n"
 
 
 def test_only_new_messages_of_the_kernel_are_read(tmp_path: Path) -> None:
@@ -121,6 +124,7 @@ def test_only_new_messages_of_the_kernel_are_read(tmp_path: Path) -> None:
     log = KernelLog(device)
     with device.open("a") as file:
         file.write(record(lost.format("new")) + record(lost.format("faked"), priority=12))
+        file.write(record(lost.format("passed"), age_s=OLD_S + 60))
     assert log.notes(OURS) == ["kernel: nfs: server new not responding"]
     assert log.notes(OURS) == []
 

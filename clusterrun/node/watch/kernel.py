@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ DEVICE, GPUS, PIDS = Path("/dev/kmsg"), Path("/proc/driver/nvidia/gpus"), Path("
 INITIAL_PIDS: Final = 0xEFFFFFFC  # of PIDS, unless this is a container
 MOST_RECORDS, MOST_LINES, ALIKE = 50_000, 60, 3
 LETTERS: Final = 500  # of a line
+OLD_S: Final = 7200.0  # the training went on after an older message
 _LEFT_OUT: Final = -1
 _RECORD_BYTES: Final = 8192  # the kernel's are shorter
-_RECORD: Final = re.compile(r"(\d+),\d+,\d+,[^;]*;(.*)")
+_RECORD: Final = re.compile(r"(?P<priority>\d+),\d+,(?P<us>\d+),[^;]*;(?P<text>.*)")
 _DIGITS: Final = re.compile(r"\d+")
 # Linux 3-6: kernel/hung_task.c, mm/oom_kill.c, mm/memory-failure.c, arch/x86/mm/fault.c
 _PROCESS: Final = re.compile(
@@ -76,6 +78,7 @@ class KernelLog:
         return list(_few(of_interest(self._texts(), own)))
 
     def _texts(self) -> Iterator[str]:
+        since_us = (time.monotonic() - OLD_S) * 1e6
         for _ in range(0 if self.problem else MOST_RECORDS):
             try:
                 data = os.read(self._descriptor, _RECORD_BYTES)
@@ -87,8 +90,9 @@ class KernelLog:
                 return
             for line in data.decode(errors="replace").splitlines():
                 found = _RECORD.match(line)
-                if found and int(found[1]) < 8:  # not written by a program
-                    yield found[2]
+                is_of_kernel = found and int(found["priority"]) < 8  # else a program's
+                if found and is_of_kernel and int(found["us"]) > since_us:
+                    yield found["text"]
 
 
 def of_interest(texts: Iterable[str], own: Own) -> Iterator[str]:
