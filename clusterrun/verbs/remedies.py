@@ -31,6 +31,7 @@ from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint
 from clusterrun.shared.durations import clock, format_seconds
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
+from clusterrun.shared.sizes import format_bytes
 from clusterrun.verbs.changes import configuration
 from clusterrun.verbs.diagnose import Diagnosis
 from clusterrun.verbs.notes import gib
@@ -226,7 +227,8 @@ def _more_memory(run: Run) -> list[str]:
             command = run.resume(option, f"{2 * int(hit[1])}{hit[2]}")
             lines.append(f"ask for more than {option} {text}, twice as much: {command}")
     if run.allowed and not lines and run.plan.cluster is Cluster.SLURM:
-        command = run.resume("--mem", f"{math.ceil(2 * run.allowed / MIB)}M")
+        twice = format_bytes(math.ceil(2 * run.allowed / MIB) * MIB).removesuffix("iB")
+        command = run.resume("--mem", twice)
         lines.append(f"ask for more than {gib(run.allowed)} a node, twice as much: {command}")
     workers = number_in(spec.args, _WORKERS)
     if workers and workers[1] > 1:

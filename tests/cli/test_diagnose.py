@@ -428,7 +428,7 @@ def test_the_answer_has_the_memory_that_the_job_may_use(here: CommandLine) -> No
     outcome(root, cause=Cause.SIGNAL, node="node17", rank=1, signal=9, message="killed by SIGKILL")
     done = here("diagnose").out
     assert "killed 1 process, the job may use 64 GiB on this node, its peak was 64 GiB" in done
-    resume = "clusterrun resume 4711 --from scratch --mem 131072M"
+    resume = "clusterrun resume 4711 --from scratch --mem 128G"
     assert f"DO      ask for more than 64 GiB a node, twice as much: {resume}" in done
     noted(root, f"cgroup: oom_kill +0, limit {64 << 30}, peak unknown")
     assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "sigkill_external"
