@@ -8,7 +8,6 @@ import grp
 import os
 import re
 import time
-from collections.abc import Iterator
 
 from clusterrun.backends.slurm import nodes
 from clusterrun.backends.slurm.outlook import (
@@ -48,14 +47,12 @@ def explained(job: JobStatus) -> JobStatus:
         request = request_of(job, read_plan(job.record.paths))
     except (OSError, ValueError):
         return job
-    return _with_outlook(job, pending, _ask(wanted, pending.code, request, job))
-
-
-def _ask(wanted: Lookup, code: str, request: NodeRequest, job: JobStatus) -> Outlook:
     cluster = job.record.slurm_cluster
     if wanted is Lookup.RESERVATIONS:
-        return of_reservations(request, nodes.reservations(cluster), time.time())
-    return of_nodes(code, request, nodes.node_groups(cluster), _own_groups())
+        found = of_reservations(request, nodes.reservations(cluster), time.time())
+    else:
+        found = of_nodes(pending.code, request, nodes.node_groups(cluster), _own_groups())
+    return _with_outlook(job, pending, found)
 
 
 def _with_outlook(job: JobStatus, pending: PendingReason, found: Outlook) -> JobStatus:
@@ -72,14 +69,12 @@ def _keeps_nodes(job: JobStatus) -> bool:
 
 
 def _own_groups() -> frozenset[str]:
-    """Return the names of this user's groups; root may use every partition."""
-    return frozenset(_group_names())
-
-
-def _group_names() -> Iterator[str]:
+    """Return the names of this user's groups."""
+    names = set()
     for number in {os.getegid(), *os.getgroups()}:
         with contextlib.suppress(KeyError):
-            yield grp.getgrgid(number).gr_name
+            names.add(grp.getgrgid(number).gr_name)
+    return frozenset(names)
 
 
 def request_of(job: JobStatus, plan: Plan) -> NodeRequest:

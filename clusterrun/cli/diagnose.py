@@ -222,32 +222,12 @@ def _place(line: PrintedLine, *, is_of_job: bool) -> str:
 
 def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
     """Describe a diagnosis for JSON."""
-    job = found.job.record.job_id or None if found.job else None
-    head = {"job_id": job, "attempt": found.attempt or None, "subtracted": found.subtracted}
-    if found.verdict is None:
-        return {**head, "verdict": None, "consequences": [], "evidence": []}
-    described = _verdict_object(found.verdict)
-    described["verdict"]["do"] = to_do(found)
-    return {**head, **described}
-
-
-def _verdict_object(verdict: Verdict) -> dict[str, Any]:
-    cause, first = verdict.cause, verdict.first
+    verdict = found.verdict
     return {
-        "verdict": {
-            "class": cause.id,
-            "role": first.role.value,
-            "domain": cause.domain.value,
-            "status": verdict.status.value,
-            "ranks": fold_ranks(verdict.ranks),
-            "nodes": list(verdict.nodes),
-            "first_ts": timestamp(first.line.at),
-            "message": first.line.text.strip(),
-            "frames": list(first.frames),
-            "retry": verdict.retry.value,
-            "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
-            "means": cause.means,
-        },
+        "job_id": found.job.record.job_id or None if found.job else None,
+        "attempt": found.attempt or None,
+        "subtracted": found.subtracted,
+        "verdict": _verdict_object(verdict, to_do(found)) if verdict else None,
         "consequences": [
             {
                 "class": each.cause.id,
@@ -255,9 +235,28 @@ def _verdict_object(verdict: Verdict) -> dict[str, Any]:
                 "ranks": fold_ranks(each.ranks),
                 "first_ts": timestamp(each.first.at),
             }
-            for each in verdict.consequences
+            for each in (verdict.consequences if verdict else ())
         ],
-        "evidence": [_evidence(each) for each in verdict.evidence],
+        "evidence": [_evidence(each) for each in (verdict.evidence if verdict else ())],
+    }
+
+
+def _verdict_object(verdict: Verdict, do: Sequence[str]) -> dict[str, Any]:
+    cause, first = verdict.cause, verdict.first
+    return {
+        "class": cause.id,
+        "role": first.role.value,
+        "domain": cause.domain.value,
+        "status": verdict.status.value,
+        "ranks": fold_ranks(verdict.ranks),
+        "nodes": list(verdict.nodes),
+        "first_ts": timestamp(first.line.at),
+        "message": first.line.text.strip(),
+        "frames": list(first.frames),
+        "retry": verdict.retry.value,
+        "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
+        "means": cause.means,
+        "do": do,
     }
 
 

@@ -96,8 +96,8 @@ def to_do(found: Diagnosis) -> list[str]:
         return []
     run = _run(found, found.job, found.verdict) if found.job else None
     lines = [_filled_in(text, found, found.verdict, run) for text in found.verdict.cause.do]
-    if run is not None:
-        at, compute = _REMEDIES.get(found.verdict.cause.id, (0, _nothing))
+    if run is not None and (remedy := _REMEDIES.get(found.verdict.cause.id)):
+        at, compute = remedy
         lines[at : at + 1] = compute(run) or lines[at : at + 1]
     return lines
 
@@ -140,11 +140,6 @@ def _exclude(run: Run) -> str:
     known = parse_hostlist(run.spec.exclude) if run.spec.exclude else []
     nodes = dict.fromkeys((*known, *run.verdict.nodes))
     return f"--exclude {shlex.quote(fold_hosts(nodes))}" if run.verdict.nodes else "--exclude NODE"
-
-
-def _nothing(run: Run) -> list[str]:
-    del run
-    return []
 
 
 def _smaller_batch(run: Run) -> list[str]:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final
 
 from clusterrun.diagnosis.lines import PrintedLine
-from clusterrun.diagnosis.scan import Finding, Scanner
+from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.usual import Kind, UsualLog, doubtful, kind_of
 from clusterrun.rundir.end import read_end
 from clusterrun.rundir.outcome import Cause, read_outcome
@@ -33,27 +33,17 @@ def subtract(scanner: Scanner, record: JobRecord, attempt: int, printed: Printed
     for paths, number, well_until in _earlier(record, attempt):
         if usual >= wanted:
             break
-        usual |= _usual(findings, record, (paths, number), well_until, printed)
+        log = UsualLog(
+            findings=findings,
+            run_id=record.run_id,
+            other_run_id=paths.root.name,
+            well_until=well_until,
+        )
+        for line in printed(paths, number):
+            log.feed(line)
+        usual |= log.usual
     scanner.leave_out(each for each in findings if kind_of(each, record.run_id) in usual)
     return len(usual)
-
-
-def _usual(
-    findings: Iterable[Finding],
-    record: JobRecord,
-    place: tuple[RunPaths, int],
-    well_until: float,
-    printed: Printed,
-) -> set[Kind]:
-    log = UsualLog(
-        findings=findings,
-        run_id=record.run_id,
-        other_run_id=place[0].root.name,
-        well_until=well_until,
-    )
-    for line in printed(*place):
-        log.feed(line)
-    return log.usual
 
 
 def _earlier(record: JobRecord, attempt: int) -> Iterator[tuple[RunPaths, int, float]]:

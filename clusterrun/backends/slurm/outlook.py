@@ -336,16 +336,9 @@ def of_reservations(
 ) -> Outlook:
     """Explain a wait by the reservations that are in its way; they may be of other nodes."""
     horizon = float("inf") if request.limit_s is None else now + request.limit_s
-    ahead = sorted(
-        (
-            one
-            for one in reservations
-            if one.end > now
-            and one.start < horizon
-            and (not one.partition or one.partition in request.partitions)
-        ),
-        key=lambda one: one.start,
-    )[:MOST_REASONS]
+    near = [one for one in reservations if one.end > now and one.start < horizon]
+    own = [one for one in near if one.partition in ("", *request.partitions)]
+    ahead = sorted(own, key=lambda one: one.start)[:MOST_REASONS]
     facts = tuple(
         Fact(
             kind=FactKind.RESERVATION,

@@ -134,27 +134,19 @@ def outlook_object(job: JobStatus) -> dict[str, Any]:
 
 def _fact_object(fact: Fact) -> dict[str, Any]:
     return {
-        "kind": fact.kind.value,
+        **_described(fact),
         "text": fact_text(fact),
-        "partition": fact.partition or None,
-        "asked": fact.asked,
-        "limit": fact.limit,
         "uses": {use.name.lower(): number for use, number in fact.uses},
-        "nodes": fact.nodes or None,
-        "state": fact.state or None,
-        "detail": fact.detail or None,
         "start": timestamp(fact.start),
         "end": timestamp(fact.end),
     }
 
 
 def _sooner_object(change: Sooner, job: JobStatus) -> dict[str, Any]:
-    return {
-        "kind": change.kind.value,
-        "idle": change.idle,
-        "nodes": change.nodes,
-        "limit_s": change.limit_s,
-        "partition": change.partition or None,
-        "gpu_type": change.gpu_type or None,
-        "command": command(change, job),
-    }
+    return {**_described(change), "command": command(change, job)}
+
+
+def _described(what: Fact | Sooner) -> dict[str, Any]:
+    """Return the fields; an empty text is unknown, as is None."""
+    fields = {name: None if value == "" else value for name, value in vars(what).items()}
+    return {**fields, "kind": what.kind.value}
