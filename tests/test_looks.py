@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.cli.diagnose_look import _lines
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.looks import answer_path, requests
 from clusterrun.shared.files import read_json
@@ -32,6 +33,16 @@ def test_an_answer_is_not_looked_up_before_it_exists(
     monkeypatch.setattr(hangs.time, "sleep", sleep)
     assert hangs._ask(tmp_path, with_dumps=True) == {"silent": ["n2"]}
     assert not list(tmp_path.iterdir())
+
+
+def test_without_dumps_nothing_is_known_of_waits() -> None:
+    nothing, one = (hangs.Hang(nodes={0: "n1", 1: "n2"}, dumped=number) for number in (0, 1))
+    missing = "left no dump: torch records none, or hangs"
+    assert list(_lines(nothing, with_dumps=True)) == [f"FR      2 ranks {missing}"]
+    assert list(_lines(one, with_dumps=True)) == [
+        "FR      no rank has waited in a collective for 10 s",
+        f"        1 rank {missing}",
+    ]
 
 
 def test_agents_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,13 +42,15 @@ def _lines(hang: Hang, *, with_dumps: bool) -> Iterator[str]:
     if with_dumps:
         stuck = hang.stuck if hang.is_lasting else None
         texts = [text for _, text in sentences(hang, stuck)] if stuck else []
-        for text in texts or [f"no rank has waited in a collective for {LASTING_S:.0f} s"]:
-            yield f"FR      {text}"
+        if hang.dumped and not texts:
+            texts = [f"no rank has waited in a collective for {LASTING_S:.0f} s"]
+        yield from (f"FR      {text}" for text in texts)
         if stuck and stuck.since:
             yield f"        for {hang.looked_at - stuck.since:.0f} s"
         if hang.dumped < len(hang.nodes):
             missing = len(hang.nodes) - hang.dumped
-            yield f"        {count(missing, 'rank')} left no dump: torch records none, or hangs"
+            label = "" if texts else "FR"
+            yield f"{label:<8}{count(missing, 'rank')} left no dump: torch records none, or hangs"
     if hang.silent:
         yield f"SILENT  {fold_hosts(hang.silent)} did not answer"
 

@@ -146,6 +146,7 @@ def test_a_training_that_runs_is_not_taken_for_a_hang(here: Project) -> None:
     here.cli("cancel", "-y", "L1")
     assert done.returncode == 0, done.stdout
     assert "no rank has waited in a collective" in done.stdout
+    assert "left no dump" not in done.stdout
 
 
 @pytest.mark.parametrize(
