@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,22 @@ def test_a_hanging_command_and_its_children_are_killed(stub: Stub, tmp_path: Pat
     while not all(is_gone(pid) for pid in children):
         assert time.monotonic() < deadline, children
         time.sleep(0.05)
+
+
+def test_a_command_that_does_not_die_is_not_waited_for(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that hangs may block it."""
+    alive: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(shell, "_kill", alive.append)
+    stub("squeue", "exec sleep 300")
+    begin = time.monotonic()
+    with pytest.raises(SchedulerUnreachableError):
+        shell.run(["squeue"], timeout_s=0.2, tries=1)
+    assert time.monotonic() - begin < 200
+    (process,) = alive
+    process.kill()
+    process.wait()
 
 
 def test_what_a_hanging_command_said_last_is_the_cause(stub: Stub) -> None:

@@ -101,17 +101,17 @@ def _run_once(
             hint="run it on a login node of the cluster, or use '--cluster local'",
         ) from error
     data = None if input is None else input.encode("utf-8", "surrogateescape")
-    with process:
-        try:
-            stdout, stderr = process.communicate(data, timeout=timeout_s)
-            rc = process.returncode
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            stdout, stderr = _rest(process)
-            rc = TIMED_OUT
-        except BaseException:
-            _kill(process)
-            raise
+    try:
+        stdout, stderr = process.communicate(data, timeout=timeout_s)
+        rc = process.returncode
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        stdout, stderr = _rest(process)
+        rc = TIMED_OUT
+    except BaseException:
+        _kill(process)
+        _rest(process)
+        raise
     return Completed(rc=rc, stdout=_text(stdout), stderr=_text(stderr))
 
 
@@ -124,10 +124,15 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _rest(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Read the output of a killed command; an escaped child may still hold the pipes."""
+    """Read the output of a killed command.
+
+    An escaped child may still hold the pipes. A process that a file system blocks does not die.
+    """
     try:
         return process.communicate(timeout=1)
     except subprocess.TimeoutExpired as error:
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            pipe.close()
         return error.stdout or b"", error.stderr or b""
 
 
