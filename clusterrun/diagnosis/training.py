@@ -13,7 +13,6 @@ from clusterrun.diagnosis.lines import PrintedLine
 
 STEPS: Final = 3  # new steps after a sign: it stopped nothing
 _SILENT_S: Final = 3600.0
-_MOST_LOSSES: Final = 1000
 _RECENT: Final = 4  # step numbers that other ranks may print again
 _USUAL: Final = 20  # losses that the last ones are compared with
 _JUMP, _RATIO, _HIGH, _MANY_TIMES = 1.5, 1.4, 5.0, 10.0  # of a diverged loss: noise stays below
@@ -84,7 +83,7 @@ class TrainingLog:
     first_nan: PrintedLine | None = None
     silent_until: float | None = None
     silent_from: float | None = None
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOSSES))
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_USUAL + STEPS))
     _seen: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
     _scale: float = 0.0
     _overflow: str = ""
