@@ -102,6 +102,9 @@ class Scanner:
     counts: dict[tuple[str, Role], int] = field(default_factory=dict)
     seen_on: dict[tuple[str, Role], set[int]] = field(default_factory=dict)
     _found: dict[tuple[str, Role], list[Finding]] = field(default_factory=dict)
+    _more: dict[tuple[str, Role], dict[str, set[tuple[int | None, str]]]] = field(
+        default_factory=dict
+    )
     _processes: dict[str, _Process] = field(default_factory=dict)
     _waiting: dict[str, list[_Waiting]] = field(default_factory=dict)
     _forms: dict[str, tuple[tuple[KnownCause, Sign], ...]] = field(default_factory=dict)
@@ -344,6 +347,21 @@ class Scanner:
             kept[:] = [each for each in kept if not self._is_passed(each)]
         if len(kept) < _MOST_KEPT:
             kept.append(finding)
+            self._more.pop(key, None)
+        else:
+            more, like = self._more.setdefault(key, {}), _like(finding)
+            if like in more or len(more) < _MOST_KEPT:
+                more.setdefault(like, set()).add((finding.line.rank, finding.line.node))
+
+    def more_places(self, finding: Finding) -> set[tuple[int | None, str]]:
+        """Return ranks and nodes of findings like this one that are not among the kept ones."""
+        more = self._more.get((finding.cause.id, finding.role), {})
+        return more.get(_like(finding), set())
+
+
+def _like(finding: Finding) -> str:
+    """Return what findings of its cause have in common; of a generic cause, the text decides."""
+    return form_of(finding.line.text) if finding.cause.generic else ""
 
 
 def _fits(sign: Sign, around: Iterable[str]) -> bool:

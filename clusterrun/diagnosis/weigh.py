@@ -60,7 +60,9 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
         return None
     of_cause = _of_its_nodes(chosen, [each for each in findings if _is_of(chosen, each)])
     # A decision about the whole job began on no rank and no node.
-    places = [] if chosen.cause.domain is Domain.POLICY else [each.line for each in of_cause]
+    places = {(each.line.rank, each.line.node) for each in of_cause} | scanner.more_places(chosen)
+    if chosen.cause.domain is Domain.POLICY:
+        places = set()
     evidence: dict[str, Finding] = {}
     for each in of_cause:
         evidence.setdefault(form_of(each.line.text.strip()), each)
@@ -68,8 +70,8 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
         cause=chosen.cause,
         status=_status(chosen),
         evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),
-        ranks=tuple(sorted({line.rank for line in places if line.rank is not None})),
-        nodes=tuple(sorted({line.node for line in places if line.node})),
+        ranks=tuple(sorted({rank for rank, _ in places if rank is not None})),
+        nodes=tuple(sorted({node for _, node in places if node})),
         consequences=_consequences(scanner, findings, chosen.cause),
     )
 

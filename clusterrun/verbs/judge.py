@@ -20,7 +20,7 @@ from clusterrun.rundir.record import read
 from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.verbs.diagnose import diagnose_attempt
 
-MOST: Final = 64  # ranks, and nodes
+MOST: Final = 64  # ranks; nodes are all named: many faulty ones are no fault of theirs
 _LETTERS: Final = 300
 
 
@@ -43,7 +43,7 @@ def short(verdict: Verdict) -> ShortVerdict:
         retry=verdict.retry,
         text=first.line.text.strip()[:_LETTERS],
         ranks=verdict.ranks[:MOST],
-        nodes=verdict.nodes[:MOST],
+        nodes=verdict.nodes,
         blames_node=cause.blames_node,
         generic=cause.generic,
         steps=first.steps,

@@ -224,6 +224,25 @@ def test_an_exception_shows_its_frames_and_only_its_like(table: Table) -> None:
     assert found.status is Certainty.LIKELY
 
 
+FIRES = [f"[rank{rank}]: FIRE" for rank in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "ranks"),
+    [
+        (FIRES, range(100)),
+        ([*FIRES, *STEPS, "[rank5]: FIRE"], [5]),
+        ([f"[rank{rank}]: {text}" for rank in range(100) for text in TRACEBACK], range(100)),
+    ],
+)
+def test_all_ranks_are_named_however_many_they_are(
+    table: Table, lines: list[str], ranks: Sequence[int]
+) -> None:
+    found = verdict(table, lines)
+    assert found is not None
+    assert found.ranks == tuple(ranks)
+
+
 def test_numbers_before_a_colon_are_not_remembered_forever(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,12 +9,17 @@ import pytest
 
 from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Certainty, Retry
+from clusterrun.diagnosis.lines import read_line
+from clusterrun.diagnosis.scan import Scanner
+from clusterrun.diagnosis.table import built_in
+from clusterrun.diagnosis.weigh import verdict_of
 from clusterrun.node.recovery import verdicts
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.rundir import record
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
+from clusterrun.verbs.judge import short
 from tests.launch.samples import here, on_slurm
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -160,6 +165,19 @@ def test_a_faulty_node_is_excluded() -> None:
 )
 def test_no_node_is_excluded_for_less(found: ShortVerdict) -> None:
     assert after(failed(found, step=7)).exclude == ()
+
+
+def test_a_fault_of_a_hundred_nodes_is_no_fault_of_some_of_them() -> None:
+    scanner = Scanner(table=built_in())
+    nodes = tuple(f"n{number}" for number in range(100))
+    for node in nodes:
+        text = "NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus"
+        scanner.feed(read_line(text, number=1, file="", node=node))
+    found = verdict_of(scanner)
+    assert found is not None
+    assert (found.cause.id, short(found).nodes) == ("gpu_xid", tuple(sorted(nodes)))
+    plan = on_slurm(nodes=100, gpus_per_node=2)
+    assert verdicts.faulty_nodes(failed(short(found), nodes=nodes), plan) == ()
 
 
 @pytest.mark.parametrize(
