@@ -340,6 +340,16 @@ def test_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) -> Non
             False,
         ),
         ("QOSMaxWallDurationPerJobLimit", "--time exceeds the limit of the QOS", False),
+        (
+            "Job's account not permitted to use this partition (gpu allows ml,nlp not bio)",
+            "the account bio may not use partition gpu, which allows ml,nlp",
+            False,
+        ),
+        (
+            "Job's QOS not permitted to use this partition (gpu denies low including low)",
+            "the QOS low may not use partition gpu, which denies low",
+            False,
+        ),
         ("ReservationInvalid", "its reservation is not valid; it will not start", False),
         ("JobHeldUser", "held by you; release it: scontrol release 7", False),
         ("", "the scheduler has not considered it yet", True),

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,17 +27,8 @@ FILLS = ("fail.py", "memory", VICTIM)
 TWO = ("-N2", "--gpus-per-node", "2", "--cpus-per-task", "1", *LIGHT, "--env", "ALONE=1")
 
 
-def brought_up(number: int, limit: Literal["cgroup", "polled", ""]) -> Iterator[Cluster]:
-    slot = own_slot(number)
-    made = Cluster(
-        shape=Shape(
-            state_dir=default_state_dir(slot),
-            slot=slot,
-            nodes=2,
-            memory_limit=limit,
-            only_associations=True,
-        )
-    )
+def brought_up(shape: Shape) -> Iterator[Cluster]:
+    made = Cluster(shape=shape)
     made.up()
     yield made
     made.down()
@@ -46,14 +38,19 @@ def brought_up(number: int, limit: Literal["cgroup", "polled", ""]) -> Iterator[
 def _strict(cluster: Cluster) -> Iterator[Cluster]:
     """Bring up a cluster whose kernel enforces --mem, if it can, and that refuses accounts."""
     del cluster  # it has found that this machine is fit
-    yield from brought_up(CGROUP, "" if cgroups.refusal() else "cgroup")
+    slot = own_slot(CGROUP)
+    shape = Shape(state_dir=default_state_dir(slot), slot=slot, nodes=2, only_associations=True)
+    limit: Literal["", "cgroup"] = "" if cgroups.refusal() else "cgroup"
+    yield from brought_up(replace(shape, memory_limit=limit))
 
 
 @pytest.fixture(scope="module", name="polled")
 def _polled(cluster: Cluster) -> Iterator[Cluster]:
     """Bring up a cluster whose slurmstepd looks once a second who exceeds --mem."""
     del cluster
-    yield from brought_up(POLLED, "polled")
+    slot = own_slot(POLLED)
+    shape = Shape(state_dir=default_state_dir(slot), slot=slot, nodes=2, accounting=False)
+    yield from brought_up(replace(shape, memory_limit="polled"))
 
 
 @pytest.fixture(name="here")
@@ -70,8 +67,9 @@ def ran_out(here: Project, cluster: Cluster) -> tuple[str, dict[str, Any]]:
     return job_id, diagnosed(here, job_id)
 
 
-@pytest.mark.skipif(bool(cgroups.refusal()), reason="no memory cgroup (version 1) can be made")
 def test_a_rank_that_the_kernel_kills(here: Project, strict: Cluster) -> None:
+    if not strict.shape.memory_limit:
+        pytest.skip(f"no memory limit can be set: {cgroups.refusal()}")
     job_id, found = ran_out(here, strict)
     verdict = found["verdict"]
     assert (verdict["class"], verdict["status"]) == ("host_oom", "established")
@@ -93,7 +91,6 @@ def test_a_step_that_slurmstepd_kills(here: Project, polled: Cluster) -> None:
 def test_an_account_that_is_not_registered(here: Project, strict: Cluster) -> None:
     here.extra.update(strict.env)
     done = here.cli("submit", *TWO, "--account", "nope", *WAITING)
-    print(done.stderr)
     assert done.returncode == 1
     error, hint = done.stderr.splitlines()[-2:]
     assert "Invalid account" in error
@@ -142,13 +139,17 @@ def test_a_limit_of_the_account(
     assert code not in reason["text"]
 
 
-def test_an_account_that_is_removed_while_a_job_waits(here: Project, strict: Cluster) -> None:
+def test_a_partition_that_is_closed_to_the_account_of_a_waiting_job(
+    here: Project, strict: Cluster
+) -> None:
     here.extra.update(strict.env)
-    for entity in (("account", "short"), ("user", "root", "account=short")):
-        strict.run(["sacctmgr", "-i", "add", *entity])
-    job_id = here.submit(*TWO, "--account", "short", "--hold", *WAITING)
-    strict.run(["sacctmgr", "-i", "delete", "user", "root", "account=short"])
-    strict.run(["scontrol", "release", job_id])
-    reason = waits(here, job_id, "InvalidAccount")
-    strict.run(["scancel", "--me"])
+    job_id = here.submit(*TWO, "--partition", "low", "--hold", *WAITING)
+    strict.run(["scontrol", "update", "PartitionName=low", "AllowAccounts=another"])
+    try:
+        strict.run(["scontrol", "release", job_id])
+        reason = waits(here, job_id, "AccountNotAllowed")
+    finally:
+        strict.run(["scancel", "--me"])
+        strict.run(["scontrol", "update", "PartitionName=low", "AllowAccounts=ALL"])
     assert reason["can_start"] is False
+    assert reason["text"] == "the account root may not use partition low, which allows another"

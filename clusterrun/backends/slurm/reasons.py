@@ -10,6 +10,12 @@ QOS_FULL = "your limit in this QOS is reached; it starts when your other jobs en
 ACCOUNT_FULL = "the account's limit is reached"
 # A limit on one job, or on its share of one node: waiting does not help.
 _OF_ONE = re.compile(r"(QOS|Assoc)Max(\w+?)Per(Job|Node)(?:Limit)?$")
+# Slurm gives this sentence in the place of AccountNotAllowed or QOSNotAllowed.
+_CLOSED = re.compile(
+    r"Job's (account|QOS) not permitted to use this partition "
+    r"\((\S+) (allows|denies) (\S+) (?:not|including) (\S+)\)"
+)
+_NOT_ALLOWED = {"account": "AccountNotAllowed", "QOS": "QOSNotAllowed"}
 _WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
 WAITS_FOR_REPAIR = "nodes that it needs are down or drained"
 NEVER_NODES = "requests more nodes than the partition allows; it will not start"
@@ -99,6 +105,10 @@ def explain(reason: str, job_id: str) -> PendingReason:
     >>> explain("ReqNodeNotAvail, UnavailableNodes:node[1-2]", "7").text
     'nodes down, drained or reserved: node[1-2]'
     """
+    if closed := _CLOSED.match(reason):
+        kind, partition, verb, names, own = closed.groups()
+        text = f"the {kind} {own} may not use partition {partition}, which {verb} {names}"
+        return PendingReason(code=_NOT_ALLOWED[kind], text=text, can_start=False)
     code, _, detail = (part.strip() for part in reason.partition(","))
     nodes = detail.removeprefix(UNAVAILABLE).strip() if detail.startswith(UNAVAILABLE) else ""
     if nodes:
