@@ -51,7 +51,8 @@ _LOGGED: Final = re.compile(r"(?i)\bwarn(?:ing)?\b|\bretry(?:ing)?\b")
 class Finding:
     """A sign that was found, as number `order` of all lines.
 
-    `steps` is how far the training of its file was; `frames` are of its traceback.
+    `steps` is how far the training of its file was; `frames` are of its traceback. A hint
+    `of_start` is of a start that the first step shows to have succeeded.
     """
 
     cause: KnownCause
@@ -60,6 +61,7 @@ class Finding:
     order: int
     steps: int = 0
     is_after_end: bool = False
+    of_start: bool = False
     frames: tuple[str, ...] = ()
 
 
@@ -197,7 +199,8 @@ class Scanner:
         """Return whether the training went on; Slurm lets it for a while, if it ends a job."""
         training = self.training_of(finding.line)
         is_ending = finding.cause.domain is Domain.POLICY and not training.is_complete
-        return training.steps - finding.steps >= (_STEPS_IN_GRACE if is_ending else STEPS)
+        needed = 1 if finding.of_start else _STEPS_IN_GRACE if is_ending else STEPS
+        return training.steps - finding.steps >= needed
 
     def _match(self, line: PrintedLine, process: _Process) -> bool:
         """Find signs in a line; return whether it has one without conditions."""
@@ -208,6 +211,8 @@ class Scanner:
             if sign.before_steps and self.training_of(line).steps:
                 continue
             finding = self._finding(cause, sign.role, line, process)
+            if sign.before_steps and sign.role is Role.CONFIRMATION:
+                finding = dataclasses.replace(finding, of_start=True)
             if sign.near or sign.unless:
                 around = [*process.before, line.text]
                 waiting = _Waiting(finding=finding, sign=sign, around=around, left=AFTER)
