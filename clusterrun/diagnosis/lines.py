@@ -77,7 +77,7 @@ def read_line(
         else:
             number_text = groups["rank"] or groups["mpi"] or groups["srun"]
             rank = int(number_text) if number_text else rank
-            source += found[0]
+            source += found[0].rstrip(": ")
             node = groups["host"] or node
         text = text[found.end() :]
     if found := _NCCL.match(text):
