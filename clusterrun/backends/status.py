@@ -173,18 +173,20 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     start = (job.start if job else None) or _started(attempts, evidence)
     ended = (end.ended_at if end else None) or (job.end if job else None)
     code, number = _exit(end, job) if over else (None, None)
+    pending = _pending(record, job, evidence) if waits and job else None
+    can_start = pending is not None and pending.can_start is not False
     return JobStatus(
         record=record,
         state=state,
         reason=_reason(job, state),
-        pending=_pending(record, job, evidence) if waits and job else None,
+        pending=pending,
         partition=job.partition if job and waits else "",
         asked_nodes=job.asked_nodes if job and waits else None,
         asked_limit_s=job.limit_s if job and waits else None,
         nodelist=(job.nodelist if job else "") or _nodelist(record, evidence),
         elapsed_s=_elapsed(job, start, ended),
         limit_s=(job.limit_s if job else None) or record.time_minutes * 60 or None,
-        expected_start=job.expected_start if job and waits else None,
+        expected_start=job.expected_start if job and can_start else None,
         start=start,
         end=ended if over else None,
         exit_code=code,

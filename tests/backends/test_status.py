@@ -280,6 +280,11 @@ def test_a_waiting_job_says_why_and_when(runs: RunsDir) -> None:
     assert (found.expected_start, found.limit_s, found.elapsed_s) == (T0 + 600, 3600, None)
 
 
+def test_a_job_that_cannot_start_has_no_expected_start(runs: RunsDir) -> None:
+    job = said(JobState.PENDING, reason="InvalidAccount", expected_start=T0 + 600)
+    assert status(make(runs), job).expected_start is None
+
+
 def test_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) -> None:
     made = make(runs)
     events(made.paths, "n1", {"type": "started"})

@@ -75,6 +75,7 @@ def test_a_rank_that_the_kernel_kills(here: Project, strict: Cluster) -> None:
     assert (verdict["class"], verdict["status"]) == ("host_oom", "established")
     assert (verdict["ranks"], verdict["nodes"]) == (VICTIM, [strict.nodes[1]])
     assert "--mem 2G" in verdict["do"][0]
+    assert any("may use 1 GiB" in each["text"] for each in found["evidence"])
     short = f"host_oom, rank {VICTIM} on {strict.nodes[1]}"
     assert short in here.ok("status", job_id)
     assert "host_oom" in here.ok("list")
