@@ -55,6 +55,7 @@ _COMPLETE: Final = re.compile(
     r"|\bprocess \d+ exits successfully\b|\bjobstate=completed\b|\bstate=completed exitcode=0:0"
     r"|\bsaved (?:the )?final (?:model|checkpoint)"
 )
+_FULL_BAR: Final = re.compile(r"\| *(\d+)/\1 \[")  # transformers prints it once more at the end
 _DONE: Final = ("done", "done!", "done.", "all done")  # before the steps, something else is done
 
 
@@ -106,7 +107,7 @@ class TrainingLog:
         step = _STEP.search(low)
         if step and _SIDE_WORK.search(low):
             step = None
-        if not (loss or step):
+        if not (loss or step) or (self.is_complete and _FULL_BAR.search(low)):
             return
         seen = step[0] if step else loss[0] if loss else ""
         self._read_numbers(line, loss["loss"] if loss else None)
