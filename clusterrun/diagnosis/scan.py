@@ -40,7 +40,7 @@ _EXCEPTION: Final = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*\w*"
     r"(?:Error|Exception|Exit|Interrupt|Failure|NotFound|Timeout|Expired|Iteration)(?:\(\w+\))?(?::\s.*|:)?$"
 )
-_AFTER_FRAME: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)+[A-Z]\w*(?::\s.*|:)?$")
+_AFTER_FRAME: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)+(?:[A-Z]\w*|error)(?::\s.*|:)?$")
 _BARE: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S")
 _CHAINED: Final = re.compile(r"^(?:During handling of the above|The above exception was)")
 _MOST_BETWEEN: Final = 20  # lines of other processes in a traceback

@@ -14,8 +14,11 @@ from clusterrun.diagnosis.lines import PrintedLine
 STEPS: Final = 3  # new steps after a sign: it stopped nothing
 _SILENT_S: Final = 3600.0
 _RECENT: Final = 4  # step numbers that other ranks may print again
+_MOST_LOSSES: Final = 1000  # of a slow rise
 _USUAL: Final = 20  # losses that the last ones are compared with
 _JUMP, _RATIO, _HIGH, _MANY_TIMES = 1.5, 1.4, 5.0, 10.0  # of a diverged loss: noise stays below
+_LEAST_BLOCK, _BLOCKS, _RISE, _TWICE = 3, 5, 0.7, 2.0  # of a loss that rose slowly
+_EXPLODED, _RISING = 100.0, 1.1  # gradient norms and losses against the usual ones
 _OVERFLOWS: Final = 4  # skipped steps at the end of a log, after _SETTLED good ones
 _OVERFLOWS_AT_START: Final = 20  # a loss scale of 2**16 is searched downwards in fewer
 _SETTLED: Final = 20
@@ -27,14 +30,16 @@ _STEP: Final = re.compile(
 )
 _NUMBER: Final = r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?i:nan|inf(?:inity)?)"
 _LOSS: Final = re.compile(
-    r"\b(?:(?:lm|avg|total)[ _]|(?:reduced_)?[Tt]rain(?:ing)?[ _/])?(?:[Ll]oss|LOSS|per_token_loss)"
+    r"\b(?:(?:lm|avg|total)[ _]|(?:reduced_)?[Tt]rain(?:ing)?[ _/])?"
+    r"(?:(?:CrossEntropy)?[Ll]oss|LOSS|per_token_loss)(?:_step|_epoch|/train/total| train)?"
     rf"['\"]?(?: value| is)?\s*[:=|]?\s*['\"]?(?:tensor\()?(?P<loss>{_NUMBER})(?![\w/])"
 )
 _NO_LOSS: Final = re.compile(  # of a validation, or of a progress bar before its first step
     r"(?i)\b(?:val|valid|validation|eval|evaluation|test)\b|\| *0/\d+ \["
 )
 _NORM: Final = re.compile(
-    r"(?i)\bgrad(?:ient)?[_ ]norm['\"]?\s*[:=|]?\s*['\"]?(?P<norm>[-+]?(?:nan|inf)\b|\d)"
+    r"(?i)\bg(?:rad(?:ient)?[_ ])?norm['\"]?\s*[:=|]?\s*['\"]?"
+    rf"(?:tensor\()?(?P<norm>{_NUMBER})(?![\w/])"
 )
 _SIDE_WORK: Final = re.compile(
     r"\b(?:loading|download|tokeniz|map\b|generating|fetch|eval|valid|saving|extract|shards?\b"
@@ -42,6 +47,8 @@ _SIDE_WORK: Final = re.compile(
     r"|^\[\d+/\d+\] \S*(?:c\+\+|g\+\+|gcc|clang|nvcc|hipcc|ccache)"  # ninja
 )
 _SCALE: Final = re.compile(r"\bloss scale: (?P<scale>[\d.]+)")
+_NEW_SCALE: Final = re.compile(r"\b(?:reducing|scale) to:? *(?P<scale>\d[\d.]*(?:e[-+]?\d+)?)")
+_LEAST_SCALE: Final = 1.0  # a smaller loss scale helps no training
 _OVERFLOW: Final = re.compile(
     r"(?i)\boverflow\b.*\b(?:skip|setting loss scale to)|gradient overflow|reducing loss scale to"
 )
@@ -84,11 +91,13 @@ class TrainingLog:
     first_nan: PrintedLine | None = None
     silent_until: float | None = None
     silent_from: float | None = None
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_USUAL + STEPS))
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOSSES))
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=_USUAL + STEPS))
     _seen: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
     _scale: float = 0.0
     _overflow: str = ""
     _overflow_at: int = 0
+    _is_skipping: bool = False  # no loss since the last skipped step
 
     def feed(self, line: PrintedLine) -> None:
         """Take the next line."""
@@ -125,6 +134,9 @@ class TrainingLog:
             return
         self.overflows = self.overflows + 1 if self._is_after_overflow else 1
         self._overflow, self._overflow_at = text[found.end() :], self.steps
+        self._is_skipping = True
+        if new := _NEW_SCALE.search(text):
+            self._scale = float(new["scale"].rstrip("."))
 
     @property
     def _is_after_overflow(self) -> bool:
@@ -136,7 +148,9 @@ class TrainingLog:
             self.overflows = self.overflows + 1 if loss is None and new < self._scale else 0
             self._scale, self._overflow_at = new, self.steps
         norm = _NORM.search(line.text)
-        is_lost = norm is not None and not norm["norm"].isdigit()
+        is_lost = norm is not None and not math.isfinite(float(norm["norm"]))
+        if norm and not is_lost:
+            self.norms.append(float(norm["norm"]))
         value = float(loss.lower()) if loss else None
         if norm and not value:  # no loss, or 0 from transformers' logging_nan_inf_filter
             self.nan_norms = self.nan_norms + 1 if is_lost else 0
@@ -144,6 +158,7 @@ class TrainingLog:
             self.first_nan = (self.first_nan or line) if is_lost else self.first_nan
         elif math.isfinite(value):
             self.losses.append(value)
+            self._is_skipping = False
             self.nan_losses = self.nan_norms = 0
             self.first_nan = None
         else:
@@ -153,7 +168,9 @@ class TrainingLog:
     @property
     def is_overflowing(self) -> bool:
         """Return whether steps of fp16 are skipped at the end, more than at a usual start."""
-        least = _OVERFLOWS if len(self.losses) >= _SETTLED else _OVERFLOWS_AT_START
+        is_least = self._is_skipping and 0 < self._scale <= _LEAST_SCALE
+        is_late = len(self.losses) >= _SETTLED or is_least
+        least = _OVERFLOWS if is_late else _OVERFLOWS_AT_START
         return self._is_after_overflow and self.overflows >= (1 if self.is_diverged else least)
 
     @property
@@ -164,19 +181,15 @@ class TrainingLog:
     @property
     def is_last_nan(self) -> bool:
         """Return whether the last loss of a short log is not finite."""
-        return self.nan_losses > 0 and len(self.losses) <= STEPS
+        is_lost = self.nan_norms > 1 and self._scale <= _LEAST_SCALE
+        return (self.nan_losses > 0 or is_lost) and len(self.losses) <= STEPS
 
     @property
     def is_diverged(self) -> bool:
         """Return whether the last losses are far above the usual ones before them."""
         values = list(self.losses)
-        tail = values[-min(STEPS, len(values) - 1) :]
-        usual = values[: -len(tail)][-_USUAL:]
-        if not usual:
-            return False
-        base, level = statistics.median(usual), statistics.fmean(tail)
-        is_high = level > max(_RATIO * base, base + _JUMP) and min(tail) > 1.08 * base > 0
-        return is_high and level > min(_HIGH, _MANY_TIMES * base)
+        is_exploded = _has_exploded(list(self.norms), values)
+        return is_exploded or _has_jumped(values) or _has_risen(values)
 
     @property
     def silent_s(self) -> float:
@@ -189,3 +202,37 @@ class TrainingLog:
     def is_stuck(self) -> bool:
         """Return whether steps ended long before the log does."""
         return self.silent_s >= _SILENT_S
+
+
+def _has_jumped(values: list[float]) -> bool:
+    tail = values[-min(STEPS, len(values) - 1) :]
+    usual = values[: -len(tail)][-_USUAL:]
+    if not usual:
+        return False
+    base, level = statistics.median(usual), statistics.fmean(tail)
+    is_high = level > max(_RATIO * base, base + _JUMP) and min(tail) > 1.08 * base > 0
+    return is_high and level > min(_HIGH, _MANY_TIMES * base)
+
+
+def _has_risen(values: list[float]) -> bool:
+    """Return whether losses rose for long, above all noise, and do not come down."""
+    size = max(_LEAST_BLOCK, len(values) // _BLOCKS)
+    starts = range(len(values) % size, len(values), size)
+    blocks = [sorted(values[start : start + size]) for start in starts]
+    if len(blocks) < STEPS:
+        return False
+    lowest, last = min(blocks[:-1], key=statistics.median), blocks[-1]
+    base, level = statistics.median(lowest), statistics.median(last)
+    highest = max(map(statistics.median, blocks))
+    is_apart = last[size // 10] > lowest[-1 - size // 10] > 0
+    is_far = level > min(_TWICE * base, max(_RATIO * base, base + _JUMP))
+    return is_apart and is_far and level > max(1.0, base + _RISE, _RISE * highest)
+
+
+def _has_exploded(norms: list[float], losses: list[float]) -> bool:
+    """Return whether gradient norms are out of all proportion, and the loss rises."""
+    usual, older = norms[:-STEPS], losses[:-STEPS][-_USUAL:]
+    if len(usual) < _LEAST_BLOCK or not older:
+        return False
+    is_rising = statistics.median(losses[-STEPS:]) > _RISING * statistics.median(older)
+    return is_rising and min(norms[-STEPS:]) > _EXPLODED * statistics.median(usual)

@@ -38,6 +38,9 @@ def read(lines: Sequence[str]) -> TrainingLog:
         "Training epoch 0, iteration 5/99 | lr: 0.03 | global_step: 5 | reduced_train_loss: 2.5",
         '{"step": 3, "loss": 2.5}',
         "epoch 1 loss: tensor(2.5, device='cuda:0')",
+        "5880/8295 [04:01<01:39, 24.37it/s, v_num=0, train_loss_step=2.500",
+        "    train/CrossEntropyLoss=2.500",
+        "Epoch 1 | iter 10 step 5 | loss train: 2.500, val: n/a",
     ],
 )
 def test_a_step_and_its_loss_are_read(text: str) -> None:
@@ -76,6 +79,10 @@ def test_ranks_that_print_the_same_step_take_one() -> None:
         [60, 120, 80, 95, 110, 70, 118, 121, 119],
         [2.0] * 30 + [2.4, 2.5, 2.3],
         [0.0, 0.0, 4.0, 9.0],
+        [3.0] * 20 + [7.0, 6.8, 6.0, 5.0, 4.2, 3.9, 3.5, 3.3, 3.1, 3.0],
+        [1.2, 0.5, 2.9, 0.8, 2.2, 1.9, 0.4, 2.6, 1.1, 2.4, 0.9, 2.8, 1.7, 2.5, 2.1],
+        [6.0, 6.4, 6.9, 7.3, 7.6, 7.9, 8.1, 8.2, 8.3, 8.3, 8.3, 8.2],
+        [0.02] * 30 + [0.3] * 30,
     ],
 )
 def test_noise_is_no_divergence(losses: list[float]) -> None:
@@ -88,6 +95,25 @@ def test_noise_is_no_divergence(losses: list[float]) -> None:
 )
 def test_a_jump_that_stays_is_a_divergence(losses: list[float]) -> None:
     assert read([f"step {n} loss {loss}" for n, loss in enumerate(losses)]).is_diverged
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [2.1 + max(0, n - 300) * 0.01 for n in range(600)],
+        [0.5 + n % 3 * 0.1 for n in range(20)] + [1.5 + n % 5 * 0.4 for n in range(20)],
+        [2.3, 2.2, 2.1, 2.2, 2.6, 3.0, 3.5, 4.0, 4.4],
+    ],
+)
+def test_a_slow_rise_is_a_divergence(losses: list[float]) -> None:
+    assert read([f"step {n} loss {loss}" for n, loss in enumerate(losses)]).is_diverged
+
+
+@pytest.mark.parametrize(("last", "is_diverged"), [(2.6, True), (2.0, False)])
+def test_gradient_norms_that_explode_while_the_loss_rises(last: float, is_diverged: bool) -> None:
+    rows = [(2.1, 0.4)] * 9 + [(last, 900.0)] * 3
+    log = read([f"step {n} loss {loss} grad_norm {norm}" for n, (loss, norm) in enumerate(rows)])
+    assert log.is_diverged is is_diverged
 
 
 def _overflows(count: int) -> list[str]:
@@ -106,6 +132,11 @@ def _steps(first: int, count: int) -> list[str]:
     [
         pytest.param(_overflows(16), False, id="the start searches the scale"),
         pytest.param(_overflows(24), True, id="the start finds none"),
+        pytest.param(
+            [f"| WARNING: overflow detected, setting loss scale to: {2.0**-n}" for n in range(5)],
+            True,
+            id="a scale below one",
+        ),
         pytest.param([*_steps(0, 30), *_overflows(5)], True, id="at the end"),
         pytest.param([*_steps(0, 30), *_overflows(5), *_steps(40, 9)], False, id="it went on"),
         pytest.param([*_steps(0, 30), *_overflows(1) * 8], False, id="one, from 8 ranks"),
@@ -131,6 +162,8 @@ def test_skipped_steps(lines: list[str], is_overflowing: bool) -> None:
         ([f"{{'loss': nan, 'grad_norm': nan, 'epoch': 0.0{n}}}" for n in range(4)], True),
         ([MEGATRON.format(n=n, loss="", scale=1.0, norm="nan") for n in range(4)], True),
         ([MEGATRON.format(n=n, loss="", scale=2.0**-n, norm="inf") for n in range(4)], True),
+        ([*_steps(0, 2), *[MEGATRON.format(n=9, loss="", scale=1.0, norm="nan")] * 2], True),
+        ([MEGATRON.format(n=n, loss="", scale=2.0**32, norm="nan") for n in (1, 2)], False),
     ],
 )
 def test_numbers_that_are_not_finite(lines: list[str], is_nan: bool) -> None:
