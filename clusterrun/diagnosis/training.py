@@ -28,6 +28,7 @@ _STEP: Final = re.compile(
     r"|\bbatch\s*[:#]?\s*\d+ *(?=/|of )|\b\d{1,3}%\|[^|]*\| *\d+/\d+ \[|\[ *\d+/ *\d+\]"
     r"|'epoch': '?[\d.]+"
 )
+_STEP_WORDS: Final = ("step", "[", "iter", "batch", "%|", "num_updates", "epoch")
 _NUMBER: Final = r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?i:nan|inf(?:inity)?)"
 _LOSS: Final = re.compile(
     r"\b(?:(?:lm|avg|total)[ _]|(?:reduced_)?[Tt]rain(?:ing)?[ _/])?"
@@ -52,7 +53,10 @@ _LEAST_SCALE: Final = 1.0  # a smaller loss scale helps no training
 _OVERFLOW: Final = re.compile(
     r"(?i)\boverflow\b.*\b(?:skip|setting loss scale to)|gradient overflow|reducing loss scale to"
 )
-_END_WORDS: Final = ("done ", "state=", "exit", "complete", "final", "finished", "train", "ended")
+_END_WORDS: Final = (
+    *("done", "state=", "exit", "complete", "final", "finished", "ended", "end of"),
+    *("train_runtime", "trainer.fit"),
+)
 _COMPLETE: Final = re.compile(
     r"\btraining (?:is |was |run )?(?:successfully )?"
     r"(?:complete|completed|finished|done|has (?:finished|completed)|ended successfully)\b"
@@ -113,7 +117,7 @@ class TrainingLog:
             self.is_complete = True
             return
         loss = _loss(text) if "loss" in low else None
-        step = _STEP.search(low)
+        step = _STEP.search(low) if any(map(low.__contains__, _STEP_WORDS)) else None
         if step and _SIDE_WORK.search(low):
             step = None
         if not (loss or step) or (self.is_complete and _FULL_BAR.search(low)):
@@ -143,11 +147,12 @@ class TrainingLog:
         return self.steps - self._overflow_at < STEPS
 
     def _read_numbers(self, line: PrintedLine, loss: str | None) -> None:
-        if scale := _SCALE.search(line.text):
+        low = line.text.lower()
+        if "loss scale: " in low and (scale := _SCALE.search(line.text)):
             new = float(scale["scale"])
             self.overflows = self.overflows + 1 if loss is None and new < self._scale else 0
             self._scale, self._overflow_at = new, self.steps
-        norm = _NORM.search(line.text)
+        norm = _NORM.search(low) if "norm" in low else None
         is_lost = norm is not None and not math.isfinite(float(norm["norm"]))
         if norm and not is_lost:
             self.norms.append(float(norm["norm"]))
