@@ -27,10 +27,11 @@ from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.causes import known_causes
 from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs
-from clusterrun.verbs.remedies import to_do
+from clusterrun.verbs.remedies import retry_of, to_do
 
 SCHEMA = "clusterrun.diagnose/1"
 _SHOWN = 200  # letters of a line
+_CAUSES_PAGE = "the page docs/reference/causes.md lists the ids"
 
 
 @click.command()
@@ -128,7 +129,7 @@ def _explain(name: str) -> None:
     cause = known.get(name)
     if cause is None:
         near = difflib.get_close_matches(name, known, n=1)
-        raise UsageError(f"no cause '{name}'", hint=f"use '{near[0]}'" if near else "")
+        raise UsageError(f"no cause '{name}'", hint=f"use '{near[0]}'" if near else _CAUSES_PAGE)
     output.answer(f"{cause.id}  {cause.means}")
     for text in cause.do:
         output.answer(f"  do     {text}")
@@ -149,15 +150,15 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield f"        {where}"
     for line in (each.line for each in verdict.evidence[:3]):
         text = line.text.strip().partition("\n")[0]
-        yield f"        {_place(line, is_of_job=found.job is not None)}{text[:_SHOWN]}"
+        yield f"        {_place(line, is_of_job=found.job is not None)}{_cut(text)}"
     if frame := _own_frame(verdict.evidence):
-        yield f"        {frame[:_SHOWN]}"
+        yield f"        {_cut(frame)}"
     for label, after in zip(_first("THEN"), verdict.consequences, strict=False):
         where = f" on {count(len(after.ranks), 'rank')}" if after.ranks else ""
         yield f"{label:<8}{after.cause.id}: {count(after.count, 'line')}{where}"
     for label, text in zip(_first("DO"), to_do(found), strict=False):
         yield f"{label:<8}{text}"
-    yield f"RETRY   {RETRIES[verdict.retry].lower()}"
+    yield f"RETRY   {RETRIES[retry_of(found)].lower()}"
 
 
 def _without_verdict(found: Diagnosis) -> Iterator[str]:
@@ -166,6 +167,10 @@ def _without_verdict(found: Diagnosis) -> Iterator[str]:
         yield from (f"SUSPECT {each.text}" for each in job.suspicions)
     elif job is not None and job.state.is_success:
         yield "nothing failed: the job completed"
+    elif job is not None and job.state is JobState.RUNNING:
+        name = job.record.job_id or job.record.run_dir
+        yield f"no cause found in {count(found.lines, 'line')}, and the job is running"
+        yield f"DO      see where its ranks are: clusterrun diagnose {name} --stacks --fr"
     elif job is not None and job.state is JobState.PENDING:
         yield f"the job has not started; to see why: clusterrun status {job.record.job_id}"
     else:
@@ -184,6 +189,14 @@ RETRIES = {
     Retry.EXCLUDE: "Another try on other nodes will probably succeed",
     Retry.MAYBE: "Another try may succeed",
 }
+
+
+def _cut(text: str) -> str:
+    """Return what is shown of a line, cut between words."""
+    if len(text) <= _SHOWN:
+        return text
+    head = text[:_SHOWN]
+    return f"{head.rpartition(' ')[0] or head} …"
 
 
 def _first(label: str) -> Iterator[str]:
@@ -223,11 +236,13 @@ def _place(line: PrintedLine, *, is_of_job: bool) -> str:
 def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
     """Describe a diagnosis for JSON."""
     verdict = found.verdict
+    doubts = found.job.suspicions if found.job else ()
     return {
         "job_id": found.job.record.job_id or None if found.job else None,
         "attempt": found.attempt or None,
         "subtracted": found.subtracted,
-        "verdict": _verdict_object(verdict, to_do(found)) if verdict else None,
+        "suspicions": [{"kind": each.kind.value, "text": each.text} for each in doubts],
+        "verdict": _verdict_object(verdict, found) if verdict else None,
         "consequences": [
             {
                 "class": each.cause.id,
@@ -241,7 +256,7 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _verdict_object(verdict: Verdict, do: Sequence[str]) -> dict[str, Any]:
+def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
     cause, first = verdict.cause, verdict.first
     return {
         "class": cause.id,
@@ -253,10 +268,10 @@ def _verdict_object(verdict: Verdict, do: Sequence[str]) -> dict[str, Any]:
         "first_ts": timestamp(first.line.at),
         "message": first.line.text.strip(),
         "frames": list(first.frames),
-        "retry": verdict.retry.value,
+        "retry": retry_of(found).value,
         "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
         "means": cause.means,
-        "do": do,
+        "do": to_do(found),
     }
 
 

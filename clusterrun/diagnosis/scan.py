@@ -52,7 +52,8 @@ class Finding:
     """A sign that was found, as number `order` of all lines.
 
     `steps` is how far the training of its file was; `frames` are of its traceback. A hint
-    `of_start` is of a start that the first step shows to have succeeded.
+    `of_start` is of a start that the first step shows to have succeeded. `of_victim`: its rank only
+    noticed it.
     """
 
     cause: KnownCause
@@ -63,6 +64,7 @@ class Finding:
     is_after_end: bool = False
     of_start: bool = False
     frames: tuple[str, ...] = ()
+    of_victim: bool = False
 
 
 @dataclass(kw_only=True)
@@ -79,6 +81,7 @@ class _Process:
     after: int = 0  # lines since then
     ignored: set[str] = field(default_factory=set)  # exceptions that stopped nothing
     is_chained: bool = False  # the next traceback belongs to the last one
+    is_original: bool = False  # this traceback: of another process, raised again by this one
     is_explained: bool = False  # a sign names a cause of this chain
     uncaught: Finding | None = None  # the last exception of this chain that no sign names
 
@@ -107,6 +110,7 @@ class Scanner:
     _more: dict[tuple[str, Role], dict[str, set[tuple[int | None, str]]]] = field(
         default_factory=dict
     )
+    _counted: dict[str, int] = field(default_factory=dict)  # the newest line of each cause
     _processes: dict[str, _Process] = field(default_factory=dict)
     _waiting: dict[str, list[_Waiting]] = field(default_factory=dict)
     _forms: dict[str, tuple[tuple[KnownCause, Sign], ...]] = field(default_factory=dict)
@@ -211,8 +215,8 @@ class Scanner:
             if sign.before_steps and self.training_of(line).steps:
                 continue
             finding = self._finding(cause, sign.role, line, process)
-            if sign.before_steps and sign.role is Role.CONFIRMATION:
-                finding = dataclasses.replace(finding, of_start=True)
+            is_of_start = sign.before_steps and sign.role is Role.CONFIRMATION
+            finding = dataclasses.replace(finding, of_start=is_of_start, of_victim=sign.of_victim)
             if sign.near or sign.unless:
                 around = [*process.before, line.text]
                 waiting = _Waiting(finding=finding, sign=sign, around=around, left=AFTER)
@@ -229,6 +233,10 @@ class Scanner:
         process.is_explained = True
         for waiting in self._waiting.get(source, ()):
             waiting.otherwise = None
+        self._take_back(process)
+
+    def _take_back(self, process: _Process) -> None:
+        """Drop the last exception of the chain."""
         if process.uncaught:
             kept = self._found[UNCAUGHT, Role.ROOT]
             kept[:] = [each for each in kept if each is not process.uncaught]
@@ -275,7 +283,8 @@ class Scanner:
                 _MILD.search(prefix) or _CAUGHT.search(last)
             )
         process.in_traceback, process.frames, process.others = True, [], 0
-        if not (process.is_chained or prefix.endswith("Original ")):
+        process.is_original = prefix.endswith("Original ")
+        if not (process.is_chained or process.is_original):
             process.is_explained, process.uncaught = False, None
         process.is_chained = False
 
@@ -310,6 +319,8 @@ class Scanner:
             if each.finding.order == self.lines:
                 each.otherwise = finding
                 return
+        if process.is_original:
+            self._take_back(process)
         self._keep(finding)
         process.uncaught = finding if role is Role.ROOT else None
 
@@ -344,7 +355,9 @@ class Scanner:
 
     def _keep(self, finding: Finding) -> None:
         key = (finding.cause.id, finding.role)
-        self.counts[key] = self.counts.get(key, 0) + 1
+        if self._counted.get(finding.cause.id) != finding.order:  # several signs of one line
+            self.counts[key] = self.counts.get(key, 0) + 1
+            self._counted[finding.cause.id] = finding.order
         if finding.line.rank is not None:
             self.seen_on.setdefault(key, set()).add(finding.line.rank)
         kept = self._found.setdefault(key, [])

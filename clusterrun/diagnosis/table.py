@@ -52,7 +52,7 @@ class Sign:
 
     It counts if `near` is found and `unless` is not, in the lines around it from the same
     process, and with `before_steps` only before the first training step. `seen` names programs
-    and versions that print it.
+    and versions that print it. `of_victim`: the rank that prints it suffers from another one.
     """
 
     text: re.Pattern[str]
@@ -61,6 +61,7 @@ class Sign:
     near: re.Pattern[str] | None = None
     unless: re.Pattern[str] | None = None
     before_steps: bool = False
+    of_victim: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

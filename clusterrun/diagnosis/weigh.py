@@ -14,6 +14,7 @@ from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Ro
 NAN, DIVERGED, STUCK = "loss_nan", "loss_divergence", "hang_no_timeout"
 _EVIDENCE: Final = 5
 _NO_CONSEQUENCE: Final = (Role.NOISE, Role.ADVICE, Role.TEARDOWN)
+_GUESSES: Final = (Role.CONFIRMATION, Role.CASCADE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,9 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
         return None
     of_cause = _of_its_nodes(chosen, [each for each in findings if _is_of(chosen, each)])
     # A decision about the whole job began on no rank and no node.
-    places = {(each.line.rank, each.line.node) for each in of_cause} | scanner.more_places(chosen)
-    if chosen.cause.domain is Domain.POLICY:
+    blamed = [each for each in of_cause if not each.of_victim]
+    places = {(each.line.rank, each.line.node) for each in blamed} | scanner.more_places(chosen)
+    if chosen.cause.domain is Domain.POLICY or chosen.of_victim:
         places = set()
     evidence: dict[str, Finding] = {}
     for each in of_cause:
@@ -72,7 +74,7 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
         evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),
         ranks=tuple(sorted({rank for rank, _ in places if rank is not None})),
         nodes=tuple(sorted({node for _, node in places if node})),
-        consequences=_consequences(scanner, findings, chosen.cause),
+        consequences=_consequences(scanner, findings, of_cause or [chosen]),
     )
 
 
@@ -155,11 +157,18 @@ def _numeric(scanner: Scanner) -> Finding | None:
 
 
 def _consequences(
-    scanner: Scanner, findings: Sequence[Finding], cause: KnownCause
+    scanner: Scanner, findings: Sequence[Finding], of_cause: Sequence[Finding]
 ) -> tuple[Consequence, ...]:
+    cause = of_cause[0].cause
+    orders = {each.order for each in of_cause}
+    ranks = {each.line.rank for each in of_cause} - {None}
     first: dict[str, Finding] = {}
     for each in findings:
-        if each.cause.id != cause.id and each.role not in _NO_CONSEQUENCE:
+        # A guess about the end of the same rank, or of no rank, is what the cause explains.
+        is_guess = each.role in _GUESSES and bool(ranks)
+        is_same = each.order in orders or (is_guess and each.line.rank in {None, *ranks})
+        is_same |= cause.domain is each.cause.domain is Domain.POLICY  # one decision, two names
+        if each.cause.id != cause.id and each.role not in _NO_CONSEQUENCE and not is_same:
             first.setdefault(each.cause.id, each)
     return tuple(
         Consequence(

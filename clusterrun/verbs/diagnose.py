@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -131,7 +131,8 @@ def diagnose_attempt(
     files = find_files(paths, number)
     newest = find_newest(_sources(files, outcome), MOST_LINES, in_memory=True).lines
     noted: list[LogLine] = []
-    for line in chain(_batch_output(paths, number, outcome), _printed(newest, noted)):
+    loud: set[int | None] = set()
+    for line in chain(_batch_output(paths, number, outcome), _printed(newest, noted, loud)):
         scanner.feed(line)
     subtracted = subtract(scanner, record, number, _all_printed)
     _add_missing(scanner, files, record.world_size)
@@ -140,7 +141,7 @@ def diagnose_attempt(
     memory = notes.memory_of(noted)
     notes.add_kills(scanner, memory, outcome)
     if outcome is not None:
-        _add_outcome(scanner, outcome, memory)
+        _add_outcome(scanner, outcome, memory, loud)
     notes.add_notes(scanner, noted, outcome)
     if state in _BY_STATE:
         line = PrintedLine(number=0, text=f"the job is {state.value}", source=SLURM)
@@ -157,11 +158,16 @@ def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     """Yield what an attempt of an earlier run printed, its batch script included."""
     sources = _sources(find_files(paths, attempt), None)
     newest = find_newest(sources, MOST_LINES, in_memory=True).lines
-    yield from chain(_batch_output(paths, attempt, None), _printed(newest, []))
+    yield from chain(_batch_output(paths, attempt, None), _printed(newest, [], set()))
 
 
-def _add_outcome(scanner: Scanner, outcome: Outcome, memory: Mapping[str, Memory]) -> None:
-    """Add what the agents know: they see signals, exits and ranks that never joined."""
+def _add_outcome(
+    scanner: Scanner, outcome: Outcome, memory: Mapping[str, Memory], loud: Container[int | None]
+) -> None:
+    """Add what the agents know: they see signals, exits and ranks that never joined.
+
+    `loud` are the ranks that printed to stderr.
+    """
     text = outcome.message or outcome.reason
     where = f" at {outcome.where}" if outcome.where and outcome.where not in text else ""
     line = PrintedLine(
@@ -175,12 +181,14 @@ def _add_outcome(scanner: Scanner, outcome: Outcome, memory: Mapping[str, Memory
     texts = text.splitlines()
     if outcome.cause is Cause.EXCEPTION:
         texts = [_TRACEBACK, *texts]
-    for each in texts:
+    is_printed = not _of_rank(scanner, outcome.rank).isdisjoint(texts)
+    for each in () if is_printed else texts:  # the log has what is around it
         scanner.feed(dataclasses.replace(line, text=each))
-    if outcome.cause is Cause.EXCEPTION and not _has_reported(scanner):
+    if outcome.cause is Cause.EXCEPTION and not (is_printed or _has_reported(scanner)):
         scanner.add(UNCAUGHT, Role.ROOT, line)
-    if outcome.cause is Cause.EXIT and verdict_of(scanner) is None:
-        scanner.add(UNCAUGHT, Role.EITHER, line)
+    if outcome.cause is Cause.EXIT and not _of_rank(scanner, outcome.rank):
+        silent = "" if outcome.rank in loud else " and printed no error"
+        scanner.add(UNCAUGHT, Role.EITHER, dataclasses.replace(line, text=text + silent))
     for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
         scanner.add(name, role, line)
 
@@ -191,6 +199,11 @@ def _by_signal(outcome: Outcome, memory: Mapping[str, Memory]) -> tuple[str, Rol
     if outcome.signal == signal.SIGKILL and found and not found.kills:
         return "sigkill_external", Role.EITHER
     return _BY_SIGNAL.get(outcome.signal)
+
+
+def _of_rank(scanner: Scanner, rank: int | None) -> set[str]:
+    """Return the lines of a rank that can show the cause."""
+    return {each.line.text.strip() for each in scanner.causal() if each.line.rank == rank}
 
 
 def _has_reported(scanner: Scanner) -> bool:
@@ -251,14 +264,21 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
             yield read_line(text, number=number, file=paths.batch_output.name)
 
 
-def _printed(lines: Iterable[LogLine], noted: list[LogLine]) -> Iterator[PrintedLine]:
-    """Yield what ranks and launchers printed; add the agents' lines to `noted`."""
+def _printed(
+    lines: Iterable[LogLine], noted: list[LogLine], loud: set[int | None]
+) -> Iterator[PrintedLine]:
+    """Yield what ranks and launchers printed.
+
+    Add the agents' lines to `noted`, and the ranks that printed to stderr to `loud`.
+    """
     number = 0
     for each in lines:
         if each.stream is Stream.AGENT:
             noted.append(each)
         elif each.stream is not Stream.GAP:
             number += 1
+            if each.stream is Stream.ERR:
+                loud.add(each.rank)
             yield _line(each, number)
 
 
@@ -290,15 +310,13 @@ def _line(each: LogLine, number: int) -> PrintedLine:
 
 
 def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
-    number = 0
     for name in names:
         found = _RANK_OF_FILE.search(Path(name).name)
         rank = int(found[1]) if found else None
         for at, raw in enumerate(_raw(name, stdin), 1):
-            number += 1
             text = raw.decode("utf-8", "replace")
             file = name if len(names) > 1 else ""
-            yield read_line(text, number=at if not file else number, file=file, rank=rank)
+            yield read_line(text, number=at, file=file, rank=rank)
 
 
 def _raw(name: str, stdin: BinaryIO) -> Iterator[bytes]:

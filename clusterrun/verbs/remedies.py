@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -18,6 +19,8 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.config import Resolved
 from clusterrun.config.secrets import redacted
 from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.config.verdict_rules import VerdictRule
+from clusterrun.diagnosis.kinds import Retry
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import ClusterrunError
 from clusterrun.estimates.inputs import GIB
@@ -26,17 +29,20 @@ from clusterrun.estimates.speed import segments
 from clusterrun.estimates.steps import effective_batch, fitting_batch, smaller_passes
 from clusterrun.launch.plan import Plan
 from clusterrun.launch.script_args import batch_of, number_in, with_number
+from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.checkpoint_files import Checkpoint
+from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError
 from clusterrun.shared.durations import clock, format_seconds
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
 from clusterrun.shared.sizes import format_bytes
+from clusterrun.shared.state import JobState
 from clusterrun.verbs.changes import configuration
-from clusterrun.verbs.diagnose import Diagnosis
+from clusterrun.verbs.diagnose import AGENTS, Diagnosis
 from clusterrun.verbs.notes import gib
 
 MIB: Final = 1 << 20
+_REPEATS: Final = (VerdictRule.SAME_CAUSE, VerdictRule.WOULD_REPEAT)
 _WORKERS: Final = (
     *("--dataloader_num_workers", "--num-workers", "--num_workers", "--workers"),
     "--loader-workers",
@@ -45,7 +51,14 @@ _BATCH: Final = re.compile(r"(\d+) != (\d+) \* (\d+) \* (\d+)")  # of DeepSpeed
 _DIVISIBLE: Final = re.compile(
     r"\b(\d+)\)? (?:is|must be|should be) (?:not )?divisible by \D*(\d+)"
 )
-_RESUME: Final = re.compile(r"clusterrun resume JOB\b(?! --from|, or )")
+_RESUME: Final = re.compile(r"clusterrun resume JOB\b(?! --from)")
+_CONTINUE: Final = re.compile(r"\b(?:continue(?: it)?|resume)(?=[^:]*: clusterrun resume)")
+_AS_IT_IS: Final = re.compile(
+    r"(?:then )?(?:continue it|start it again): clusterrun resume \S+(?: --from scratch)?"
+)
+_SLURM: Final = re.compile(r"\b(?:sacct|sacctmgr|scontrol|sinfo|squeue|srun)\b")
+_REFUSED: Final = re.compile(r"\berror: |^Error: |FATAL Flags|^Could not override |^Key ")
+_MODULE: Final = re.compile(r"No module named '([\w.]{1,100})'")
 _TIMEOUT: Final = re.compile(r"\bTimeout\(ms\)=(\d+)")
 
 
@@ -61,6 +74,7 @@ class Run:
     resolved: Resolved
     plan: Plan
     is_newest: bool
+    outcome: Outcome | None = None
     allowed: int | None = None
 
     @property
@@ -96,10 +110,35 @@ def to_do(found: Diagnosis) -> list[str]:
         return []
     run = _run(found, found.job, found.verdict) if found.job else None
     lines = [_filled_in(text, found, found.verdict, run) for text in found.verdict.cause.do]
-    if run is not None and (remedy := _REMEDIES.get(found.verdict.cause.id)):
+    if run is None:
+        return lines
+    if remedy := _REMEDIES.get(found.verdict.cause.id):
         at, compute = remedy
         lines[at : at + 1] = compute(run) or lines[at : at + 1]
-    return lines
+    return [text for text in lines if _is_of_use(text, run)] or lines
+
+
+def retry_of(found: Diagnosis) -> Retry:
+    """Return whether another try helps, as far as this run shows. It needs a verdict."""
+    if found.verdict is None:
+        return Retry.MAYBE
+    run = _run(found, found.job, found.verdict) if found.job else None
+    return _retry(run) if run else found.verdict.retry
+
+
+def _retry(run: Run) -> Retry:
+    is_stopped = run.outcome is not None and run.outcome.rule in _REPEATS
+    is_cut = run.verdict.cause.id == "slurm_time_limit" and run.checkpoint is None
+    return Retry.NO if is_stopped or is_cut else run.verdict.retry
+
+
+def _is_of_use(text: str, run: Run) -> bool:
+    """Return whether advice applies: to a job that runs, to Slurm, to a failure that is over."""
+    if "--stacks" in text and run.job.state is not JobState.RUNNING:
+        return False
+    if run.plan.cluster is Cluster.LOCAL and _SLURM.search(text):
+        return False
+    return not (_AS_IT_IS.fullmatch(text) and _retry(run) is Retry.NO)
 
 
 def _filled_in(text: str, found: Diagnosis, verdict: Verdict, run: Run | None) -> str:
@@ -107,7 +146,9 @@ def _filled_in(text: str, found: Diagnosis, verdict: Verdict, run: Run | None) -
     if run is not None:
         text = text.replace("--exclude NODE", _exclude(run))
         if run.checkpoint is None:  # resume would refuse
-            text = _RESUME.sub(r"\g<0> --from scratch", text)
+            text = _RESUME.sub(r"\g<0> --from scratch", _CONTINUE.sub("start it again", text))
+    if not verdict.ranks:
+        text = text.replace("--rank RANKS", "--all-ranks")
     names = {"NODE": fold_hosts(verdict.nodes), "RANKS": fold_ranks(verdict.ranks)}
     if found.job is not None:
         names["JOB"] = shlex.quote(_name(found.job))
@@ -124,6 +165,7 @@ def _run(found: Diagnosis, job: JobStatus, verdict: Verdict) -> Run | None:
     except (ClusterrunError, OSError, ValueError):
         return None
     is_newest = found.attempt == job.attempt
+    outcome = next((each.outcome for each in job.attempts if each.number == found.attempt), None)
     limits = (found.memory[node].limit for node in verdict.nodes if node in found.memory)
     return Run(
         job=job,
@@ -131,6 +173,7 @@ def _run(found: Diagnosis, job: JobStatus, verdict: Verdict) -> Run | None:
         resolved=resolved,
         plan=plan,
         is_newest=is_newest,
+        outcome=outcome,
         allowed=min((limit for limit in limits if limit), default=None),
     )
 
@@ -193,7 +236,9 @@ def _other_strategy(run: Run, micro: int, accumulation: int) -> list[str]:
 def _longer(run: Run) -> list[str]:
     progress, saved = run.job.progress, run.checkpoint
     if not (run.is_newest and progress.total and progress.rate_per_s):
-        return []
+        limit_s = run.job.limit_s
+        twice = run.resume("--time", clock(2 * limit_s)) if limit_s else ""
+        return [f"double the time limit: {twice}"] if twice else []
     left = progress.total - (saved.step if saved else 0)
     if left <= 0:
         return []
@@ -284,6 +329,38 @@ def _fitting_world(run: Run) -> list[str]:
     return [f"{text}: {run.resume('--nodes', str(nodes))}"]
 
 
+def _mended(run: Run) -> list[str]:
+    """Return how to correct the environment, the arguments, or an exit without a message."""
+    text = run.verdict.first.line.text
+    if found := _MODULE.search(text):
+        install = f"{shlex.quote(run.plan.python)} -m pip install PACKAGE"
+        return [
+            f"install what has '{found[1]}' into the job's environment: {install}",
+            f"then: {run.resume()}",
+        ]
+    if _REFUSED.search(text):
+        command = f"clusterrun resume {shlex.quote(_name(run.job))} --from scratch"
+        return [f"pass arguments that the script accepts: {command} -- ARGS"]
+    if run.verdict.first.line.source == AGENTS and run.outcome and run.outcome.cause is Cause.EXIT:
+        logs = f"clusterrun logs {shlex.quote(_name(run.job))} --rank {run.outcome.rank}"
+        return [
+            f"read what it printed last: {logs}",
+            f"look for sys.exit and os._exit in the script, then: {run.resume()}",
+        ]
+    return []
+
+
+def _earlier(run: Run) -> list[str]:
+    """Return the command that resumes from the checkpoint before the newest."""
+    listed = checkpoint_files.listed(run.job.record.paths.checkpoints_dir)
+    for step, path in sorted(listed, reverse=True)[1:]:
+        with contextlib.suppress(IncompleteError):
+            checkpoint_files.read(path)
+            name = shlex.quote(_name(run.job))
+            return [f"resume from an earlier one: clusterrun resume {name} --from step-{step}"]
+    return [f"start it again from the beginning: {run.resume(from_scratch=True)}"]
+
+
 _Remedy = tuple[int, Callable[[Run], list[str]]]
 _REMEDIES: Final[Mapping[str, _Remedy]] = {  # with the place of the general line that it replaces
     "cuda_oom": (0, _smaller_batch),
@@ -291,6 +368,8 @@ _REMEDIES: Final[Mapping[str, _Remedy]] = {  # with the place of the general lin
     "host_oom": (0, _more_memory),
     "nccl_timeout": (1, _longer_timeout),
     "port_in_use": (0, _other_port),
+    "user_code_exception": (0, _mended),
+    "checkpoint_corrupt": (0, _earlier),
     "disk_full": (0, _bytes_to_free),
     "deepspeed_batch_mismatch": (1, _fitting_batch),
     "world_size_mismatch": (0, _fitting_world),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,8 @@ def test_files_of_ranks_do_not_hide_each_others_errors(here: CommandLine) -> Non
     [
         (("--log", "missing.log"), "cannot read the log 'missing.log'"),
         (("4711", "--log", "x.log"), "--log reads files, not a job"),
-        (("--explain", "cuda_oon"), "no cause 'cuda_oon'"),
+        (("--explain", "cuda_oon"), "no cause 'cuda_oon'\n  hint: use 'cuda_oom'"),
+        (("--explain", "nosuch"), "hint: the page docs/reference/causes.md lists the ids"),
         (("99999",), "no job or run '99999'"),
         (("4711", "--attempt", "3"), "job 4711 has no attempt 3\n  hint: choose 1"),
     ],
@@ -101,7 +103,8 @@ def test_what_slurm_knows_is_enough(here: CommandLine, state: str, cause: str) -
     ended(root, state, 1)
     verdict = json.loads(here("diagnose", "--json").out)["verdict"]
     assert verdict["class"] == cause
-    assert any("clusterrun resume 4711" in text for text in verdict["do"])
+    first = {"TIMEOUT": "raise --time", "NODE_FAIL": "start it again without it: clusterrun resume"}
+    assert verdict["do"][0].startswith(first[state])
 
 
 def test_a_job_that_completed_has_no_cause(here: CommandLine) -> None:
@@ -124,6 +127,9 @@ def test_a_job_that_trained_nothing_is_suspect(here: CommandLine) -> None:
     done = here("diagnose")
     assert done.code == 0
     assert "SUSPECT no step was taken\n" in done.out
+    assert json.loads(here("diagnose", "--json").out)["suspicions"] == [
+        {"kind": "no_step", "text": "no step was taken"}
+    ]
 
 
 def test_a_job_that_waits_has_not_failed(here: CommandLine) -> None:
@@ -134,6 +140,74 @@ def test_a_job_that_waits_has_not_failed(here: CommandLine) -> None:
         0,
         "the job has not started; to see why: clusterrun status 4711",
     )
+
+
+def test_a_job_that_runs_and_shows_nothing_may_hang(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here, running())
+    (root / "attempts" / "1").mkdir(parents=True)
+    noted(root, rank="step 1 loss 2.5")
+    done = here("diagnose")
+    assert (done.code, done.out.splitlines()[-2:]) == (
+        0,
+        [
+            "no cause found in 1 line, and the job is running",
+            "DO      see where its ranks are: clusterrun diagnose 4711 --stacks --fr",
+        ],
+    )
+
+
+def test_each_file_has_its_own_line_numbers(here: CommandLine) -> None:
+    (here.path / "a.log").write_text("step 1 loss 2.5\n" * 31)
+    (here.path / "b.log").write_text(LOG)
+    done = here("diagnose", "--log", "a.log", "--log", "b.log")
+    assert "        b.log:4: torch.OutOfMemoryError" in done.out
+
+
+def test_a_long_line_is_cut_between_words(here: CommandLine) -> None:
+    (here.path / "job.log").write_text("ValueError: " + "bad sample " * 40 + "\n")
+    (line,) = [
+        text for text in here("diagnose", "--log", "job.log").out.splitlines() if "bad" in text
+    ]
+    assert line.endswith("bad sample …")
+
+
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36"
+
+
+@pytest.mark.parametrize(
+    ("own", "cause", "text"),
+    [
+        ("", "user_code_exception", "exited with status 5 and printed no error"),
+        ("a warning", "user_code_exception", "exited with status 5"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "cuda_oom", ""),
+    ],
+)
+def test_the_rank_that_exited_first_outranks_its_victims(
+    here: CommandLine, own: str, cause: str, text: str
+) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 5)
+    victim = f'Traceback (most recent call last):\n  File "train.py", line 5, in f\n{LOST}'
+    noted(root, rank=victim, others={1: own})
+    outcome(root, cause=Cause.EXIT, code=5, rank=1, node="node17", message="exited with status 5")
+    answer = json.loads(here("diagnose", "--json").out)
+    assert (answer["verdict"]["class"], answer["verdict"]["ranks"]) == (cause, "1")
+    assert answer["verdict"]["message"] == (text or own)
+    assert [each["class"] for each in answer["consequences"]] == ["peer_died"]
+
+
+def test_the_log_says_more_than_the_agents_about_an_exception(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 1)
+    text = "OSError: [Errno 98] Address already in use"
+    frame = '  File "port.py", line 16, in main\n    s.bind(("127.0.0.1", 29555))'
+    noted(root, rank=f"Traceback (most recent call last):\n{frame}\n{text}")
+    outcome(root, cause=Cause.EXCEPTION, code=1, rank=0, node="node17", message=text)
+    verdict = json.loads(here("diagnose", "--json").out)["verdict"]
+    assert (verdict["class"], len(verdict["frames"])) == ("user_code_exception", 1)
 
 
 def test_without_slurm_the_logs_still_answer(here: CommandLine) -> None:
@@ -369,11 +443,12 @@ def test_what_an_earlier_run_printed_when_it_went_well_is_no_cause(
     assert here("diagnose", "4711").out.endswith(text) == bool(left_out)
 
 
-def noted(root: Path, *texts: str, rank: str = "") -> None:
-    """Write what the agent of the first node noted, and what rank 0 printed."""
+def noted(root: Path, *texts: str, rank: str = "", others: Mapping[int, str] | None = None) -> None:
+    """Write what the agent of the first node noted, and what rank 0 and others printed."""
     log = RunPaths(root=root).log(1, "node17")
     log.parent.mkdir(parents=True, exist_ok=True)
     printed = [f"0 e {text}" for text in rank.splitlines()]
+    printed += [f"{n} e {text}" for n, text in (others or {}).items() if text]
     lines = [*printed, *(f"- a {text}" for text in texts)]
     log.write_text("".join(f"{1140_000000 + n:016d} {text}\n" for n, text in enumerate(lines)))
 

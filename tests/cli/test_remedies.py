@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.rundir.outcome import Cause
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
-from tests.cli.runs import ended, events, queue, submitted
+from tests.cli.runs import ended, events, queue, running, submitted
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 TRAIN = ("-N2", "--nproc-per-node", "2", "--device", "cpu")
@@ -204,3 +205,93 @@ def test_the_page_shows_a_remedy_of_a_run(here: CommandLine) -> None:
     script = ("train.py", "--batch-size", "8", "--accumulation", "2")
     root = submitted(here, "4711", *TRAIN, *script)
     assert f"```\nDO      {proposed(here, root, OOM)[0]}\n```" in PAGE.read_text()
+
+
+USAGE = "train.py: error: unrecognized arguments: --learning-rate 0.1"
+RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\n'
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (RAISED + "ValueError: bad sample", "line above, then: clusterrun resume 4711{}"),
+        (
+            USAGE,
+            "pass arguments that the script accepts: clusterrun resume 4711 --from scratch -- ARGS",
+        ),
+        (
+            RAISED + "ModuleNotFoundError: No module named 'odd'",
+            "what has 'odd' into the job's env",
+        ),
+        ("op.preamble.length <= op.nbytes. 12 vs 4", "resume 4711{} --env TORCH_DISTRIBUTED_DEBUG"),
+        (
+            "_pickle.UnpicklingError: pickle data was truncated",
+            "clusterrun resume 4711 --from scratch",
+        ),
+        ("OSError: [Errno 116] Stale file handle", "start it again: clusterrun resume 4711{}"),
+    ],
+)
+def test_a_command_is_one_that_the_run_accepts(
+    here: CommandLine, printed: str, expected: str, *, is_saved: bool
+) -> None:
+    texts = proposed(here, submitted(here, "4711", *TRAIN, "train.py"), printed, is_saved=is_saved)
+    assert expected.format("" if is_saved else " --from scratch") in "\n".join(texts)
+    assert not any("resume 4711 --from scratch --from" in text for text in texts)
+
+
+def test_a_damaged_checkpoint_is_passed_over(here: CommandLine) -> None:
+    root = submitted(here, "4711", *TRAIN, "train.py")
+    checkpoint(root, 80, world=4)
+    (texts, *_) = proposed(here, root, "_pickle.UnpicklingError: pickle data was truncated")
+    assert texts == "resume from an earlier one: clusterrun resume 4711 --from step-80"
+
+
+def retry(here: CommandLine) -> str:
+    """Return whether another try helps."""
+    verdict = json.loads(here("diagnose", "4711", "--json").out)["verdict"]
+    assert isinstance(verdict["retry"], str)
+    return verdict["retry"]
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_the_same_limit_ends_a_run_without_a_checkpoint_again(
+    here: CommandLine, *, is_saved: bool
+) -> None:
+    root = submitted(here, "4711", *TRAIN, "--time", "1:00:00", "train.py")
+    texts = proposed(here, root, state="TIMEOUT", is_saved=is_saved)
+    assert any("continue it: clusterrun resume 4711" in text for text in texts) == is_saved
+    assert any("--time 02:00:00" in text for text in texts)
+    assert retry(here) == ("yes" if is_saved else "no")
+
+
+def test_what_failed_twice_at_the_same_place_fails_again(here: CommandLine) -> None:
+    root = submitted(here, "4711", *TRAIN, "train.py")
+    rule = VerdictRule.SAME_CAUSE
+    outcome(root, cause=Cause.EXCEPTION, rank=0, message="ValueError: boom at 25", rule=rule)
+    proposed(here, root)
+    assert retry(here) == "no"
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_advice_for_a_job_that_runs_is_left_out_after_its_end(
+    here: CommandLine, *, is_over: bool
+) -> None:
+    root = submitted(here, "4711", *TRAIN, "train.py")
+    queue(here, *(() if is_over else (running(),)))
+    if is_over:
+        ended(root, "FAILED", 1)
+    (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
+    (root / "slurm" / "batch.out").write_text("They never joined any collectives\n")
+    texts = json.loads(here("diagnose", "4711", "--json").out)["verdict"]["do"]
+    assert texts[0].endswith(": clusterrun logs 4711 --all-ranks")
+    assert any("--stacks" in text for text in texts) != is_over
+
+
+def test_no_command_of_slurm_is_proposed_where_there_is_none(here: CommandLine) -> None:
+    root = submitted(here, "4711", *TRAIN, "train.py")
+    assert any("sacct" in text for text in proposed(here, root, state="CANCELLED"))
+    plan = json.loads((root / "plan.json").read_text())
+    (root / "plan.json").write_text(json.dumps({**plan, "cluster": "local"}))
+    texts = json.loads(here("diagnose", "4711", "--json").out)["verdict"]["do"]
+    assert texts == ["continue it: clusterrun resume 4711"]

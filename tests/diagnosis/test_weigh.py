@@ -31,7 +31,8 @@ TABLE = """
 - id: late
   signs:
     - {text: '^OOM', unless: 'barrier'}
-- {id: noise, role: noise, signs: ['^NOISE']}
+- {id: noise, role: noise, signs: ['^NOISE', '^NOISE']}
+- {id: hit, signs: [{text: '^HIT', of_victim: true}]}
 - {id: user_code_exception, generic: true, means: Bug.}
 - {id: loss_nan, role: either, means: NaN.}
 - {id: loss_divergence, role: either, means: Diverged.}
@@ -241,6 +242,49 @@ def test_all_ranks_are_named_however_many_they_are(
     found = verdict(table, lines)
     assert found is not None
     assert found.ranks == tuple(ranks)
+
+
+def test_the_exception_of_another_process_counts_where_it_was_raised(table: Table) -> None:
+    again = [
+        "ValueError: Caught KeyError in worker 1.",
+        "Original Traceback (most recent call last):",
+    ]
+    inner = ['  File "data.py", line 8, in get', "KeyError: 5"]
+    found = verdict(table, [*TRACEBACK[:2], *again, *inner])
+    assert found is not None
+    assert (found.first.line.text, found.first.frames) == ("KeyError: 5", (inner[0].strip(),))
+
+
+def test_the_rank_that_suffers_is_not_blamed(table: Table) -> None:
+    found = verdict(table, ["[rank1]: HIT by another size"])
+    assert found is not None
+    assert (found.cause.id, found.ranks, found.first.line.rank) == ("hit", (), 1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "after"),
+    [
+        pytest.param(["FIRE", "SMOKE", "SMOKE"], {"smoke": 2}, id="lines"),
+        pytest.param(["CUT", "GONE"], {"gone": 1}, id="the cause names no rank"),
+        pytest.param(["[rank1]: CUT", "[rank2]: GONE"], {"gone": 1}, id="another rank"),
+        pytest.param(["[rank1]: CUT", "[rank1]: GONE"], {}, id="the same end, guessed"),
+        pytest.param(["[rank1]: CUT", "GONE"], {}, id="a guess about no rank"),
+        pytest.param(["FIRE its end is over its limit"], {}, id="the same line"),
+    ],
+)
+def test_consequences_neither_repeat_nor_contradict(
+    table: Table, lines: Sequence[str], after: dict[str, int]
+) -> None:
+    found = verdict(table, lines)
+    assert found is not None
+    assert {each.cause.id: each.count for each in found.consequences} == after
+
+
+def test_several_signs_in_a_line_are_one_line(table: Table) -> None:
+    scanner = Scanner(table=table)
+    for number in range(3):
+        scanner.feed(read_line("NOISE", number=number, file=""))
+    assert scanner.counts == {("noise", Role.NOISE): 3}
 
 
 def test_numbers_before_a_colon_are_not_remembered_forever(
