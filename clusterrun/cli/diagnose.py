@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding
 from clusterrun.diagnosis.table import Domain
 from clusterrun.diagnosis.weigh import Verdict
-from clusterrun.errors import Exit, UsageError
+from clusterrun.errors import Exit, JobNotFoundError, UsageError
+from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
@@ -96,7 +98,7 @@ def command(
     if logs:
         found = diagnose_logs(logs, stdin=sys.stdin.buffer)
     else:
-        record = find_announced(job)
+        record = _found(job)
         name = f"job {record.job_id}" if record.job_id else record.name
         choose_attempts(name, record.paths.newest_attempt(), attempt)
         found = diagnose(record, attempt=attempt)
@@ -114,6 +116,17 @@ def command(
     if found.verdict:
         ctx.exit(Exit.NO)
     ctx.exit(error.exit_code if error else Exit.OK)
+
+
+def _found(job: str | None) -> JobRecord:
+    """Find a job; the name of a file is not one."""
+    try:
+        return find_announced(job)
+    except JobNotFoundError as error:
+        if job is None or not Path(job).is_file():
+            raise
+        hint = f"to diagnose a file: clusterrun diagnose --log {shlex.quote(job)}"
+        raise JobNotFoundError(error.message, hint=hint) from error
 
 
 def _title(found: Diagnosis) -> Iterator[str]:

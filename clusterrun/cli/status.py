@@ -32,6 +32,7 @@ from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.status import status_explained, wait
 
+_SILENT_S = 300  # without output, a running job may hang
 _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 
 
@@ -110,8 +111,7 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
         yield "step", _progress(job)
     if metrics := _metrics(job.progress):
         yield "metrics", metrics
-    if (silent_s := output_age_s(job.progress)) is not None:
-        yield "output", f"last written {clock(silent_s)} ago"
+    yield from _output(job)
     if newest := _checkpoint(job):
         yield "checkpoint", newest
     if job.failure:
@@ -126,6 +126,16 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield "logs", f"clusterrun logs {name}"
     if job.state.is_terminal and not job.state.is_success and newest:
         yield "resume", f"clusterrun resume {name}"
+
+
+def _output(job: JobStatus) -> Iterator[tuple[str, str]]:
+    silent_s = output_age_s(job.progress)
+    if silent_s is None:
+        return
+    yield "output", f"last written {clock(silent_s)} ago"
+    if job.state is JobState.RUNNING and silent_s >= _SILENT_S:
+        name = job.record.job_id or job.record.run_dir
+        yield "", f"if it hangs, see where: clusterrun diagnose {name} --stacks --fr"
 
 
 def _why(failure: Outcome, name: str) -> Iterator[tuple[str, str]]:

@@ -300,6 +300,15 @@ def test_the_memory_that_was_asked_for_is_named(site: Stubs, tmp_path: Path) -> 
     assert refused.value.hints[-1] == asked
 
 
+@pytest.mark.parametrize(("name", "value"), [("gpus-per-node", "a100:4"), ("gres", "gpu:a100:4")])
+def test_the_type_of_the_gpus_is_named(site: Stubs, tmp_path: Path, name: str, value: str) -> None:
+    site.add("sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
+    with pytest.raises(SubmissionError) as refused:
+        submit(tmp_path, gpus_per_node=4, directives=(Directive(name=name, value=value),))
+    asked = "you requested 2 nodes with 4 GPUs of type a100 each"
+    assert refused.value.hints[-1] == asked
+
+
 def test_only_the_partition_that_was_asked_for_is_described(site: Stubs, tmp_path: Path) -> None:
     site.add("sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
     with pytest.raises(SubmissionError):

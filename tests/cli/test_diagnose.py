@@ -39,6 +39,13 @@ def test_a_log_of_any_job(here: CommandLine) -> None:
     assert "THEN    peer_died: 1 line on 1 rank" in done.out
 
 
+def test_a_file_is_no_job(here: CommandLine) -> None:
+    (here.path / "job.log").write_text(LOG)
+    done = here("diagnose", "job.log")
+    assert done.code == 4
+    assert done.err.endswith("  hint: to diagnose a file: clusterrun diagnose --log job.log\n")
+
+
 def test_a_log_without_a_failure(here: CommandLine) -> None:
     (here.path / "job.log").write_text("step 1 loss 2.5\n")
     done = here("diagnose", "--log", "job.log")

@@ -168,6 +168,22 @@ def test_status_of_a_failed_job_names_the_first_failure(here: CommandLine) -> No
     assert answer["verdict"] == {"node": "node18", "signal": None, **failure, **cause}
 
 
+def test_status_shows_an_exception_of_another_process_without_its_traceback(
+    here: CommandLine,
+) -> None:
+    root = submitted(here)
+    message = (
+        "RuntimeError: Caught KeyError in DataLoader worker process 1.\n"
+        'Original Traceback (most recent call last):\n  File "dl.py", line 8, in get\n'
+        "    return self.rows[5]\nKeyError: 5"
+    )
+    outcome(root, cause=Cause.EXCEPTION, node="node18", rank=3, code=1, message=message)
+    ended(root, "FAILED", 1)
+    told = here("status", "4711").out
+    assert "exit 1: RuntimeError: Caught KeyError in DataLoader worker process 1.\n" in told
+    assert "process 1.\n           KeyError: 5\n" in told
+
+
 def test_status_and_list_name_the_cause_of_a_failure(here: CommandLine) -> None:
     root = submitted(here)
     verdict = ShortVerdict(

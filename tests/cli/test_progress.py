@@ -82,6 +82,13 @@ def test_reported_steps_win_over_a_bar(here: CommandLine, root: Path) -> None:
     assert "(from its output" not in here("status", "4711").out
 
 
+@pytest.mark.parametrize(("ago", "is_told"), [(290, False), (400, True)])
+def test_a_silent_job_may_hang(here: CommandLine, root: Path, ago: int, *, is_told: bool) -> None:
+    printed(root, (ago, "0 o", "hello"))
+    hint = "\n           if it hangs, see where: clusterrun diagnose 4711 --stacks --fr\n"
+    assert (hint in here("status", "4711").out) == is_told
+
+
 def test_a_bar_that_stands_still_is_not_estimated(here: CommandLine, root: Path) -> None:
     printed(root, (125, "0 E", bar(50)), (65, "0 E", bar(50)))
     out = here("status", "4711").out

@@ -68,7 +68,10 @@ def _what_there_is(plan: Plan) -> list[str]:
 
 def _what_was_asked(plan: Plan) -> str:
     memory = plan.directive("mem")
-    each = [count(plan.gpus_per_node, "GPU")] if plan.gpus_per_node else []
+    request = plan.directive("gpus-per-node") or plan.directive("gres") or ""
+    kind = request.removeprefix("gpu:").rpartition(":")[0]
+    of_kind = f" of type {kind}" if kind else ""
+    each = [f"{count(plan.gpus_per_node, 'GPU')}{of_kind}"] if plan.gpus_per_node else []
     each += [f"{memory} of memory"] if memory else []
     asked = f"you requested {count(plan.nodes, 'node')}"
     return f"{asked} with {' and '.join(each)} each" if each else asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
@@ -20,6 +20,7 @@ from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
 from clusterrun.verbs.find import find_record, is_elsewhere
 
 BRIEF_LETTERS = 100
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 def find_announced(job: str | None) -> JobRecord:
@@ -58,14 +59,23 @@ def failure_text(failure: Outcome) -> str:
 
 
 def failure_lines(failure: Outcome) -> list[str]:
-    """Name the failure that ended an attempt; its message keeps its lines."""
+    """Name the failure that ended an attempt; its message keeps its lines, without tracebacks."""
     how = f"exit {failure.code}" if failure.code else ""
     if failure.signal:  # a rank's message names its signal
         how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
     who = _who(failure) if failure.message else ""  # else the reason names it
     message = failure.message or failure.reason
     text = ": ".join(part for part in (who, how, message) if part)
-    return [line for line in text.splitlines() if line.strip()]
+    return list(_without_tracebacks(text.splitlines()))
+
+
+def _without_tracebacks(lines: Iterable[str]) -> Iterator[str]:
+    is_inside = False
+    for line in lines:
+        is_header = line.endswith(_TRACEBACK)
+        is_inside = is_header or (is_inside and line[:1] in ("", " "))
+        if line.strip() and not is_inside:
+            yield line
 
 
 def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[int]:

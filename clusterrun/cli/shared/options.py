@@ -20,6 +20,7 @@ from clusterrun.config import Given, Resolved
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.settings import BUILT_IN
 from clusterrun.config.spec import FIELDS
+from clusterrun.errors import UsageError
 from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
@@ -260,6 +261,7 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
         value = kwargs.pop(declared.name)
         if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
             flags[declared.name] = Given(value=value, flag=_typed_as(ctx, declared))
+            _refuse_option(flags[declared.name], declared)
     notes: tuple[str, ...] = ()
     if words and "module" not in flags and not words[0].startswith("-"):
         refuse_other_program(words, ctx.info_name or "")
@@ -274,6 +276,14 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
         overrides=kwargs.pop("overrides"),
         notes=notes,
     )
+
+
+def _refuse_option(given: Given, declared: Field) -> None:
+    """Refuse an option as the value of the option before it. Raises UsageError."""
+    if declared.kind is Kind.TEXT and str(given.value).startswith("--"):
+        names = ", ".join(declared.flags)
+        hint = f"{names}: {declared.help}"
+        raise UsageError(f"{given.flag} has no value before {given.value}", hint=hint)
 
 
 def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
