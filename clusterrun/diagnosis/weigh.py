@@ -62,8 +62,10 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     of_cause = _of_its_nodes(chosen, [each for each in findings if _is_of(chosen, each)])
     # A decision about the whole job began on no rank and no node.
     blamed = [each for each in of_cause if not each.of_victim]
-    places = {(each.line.rank, each.line.node) for each in blamed} | scanner.more_places(chosen)
-    if chosen.cause.domain is Domain.POLICY or chosen.of_victim:
+    places = {(each.line.rank, each.line.node) for each in blamed}
+    if not chosen.of_victim:
+        places |= scanner.more_places(chosen)
+    if chosen.cause.domain is Domain.POLICY:
         places = set()
     evidence: dict[str, Finding] = {}
     for each in of_cause:

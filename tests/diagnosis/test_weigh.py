@@ -32,7 +32,7 @@ TABLE = """
   signs:
     - {text: '^OOM', unless: 'barrier'}
 - {id: noise, role: noise, signs: ['^NOISE', '^NOISE']}
-- {id: hit, signs: [{text: '^HIT', of_victim: true}]}
+- {id: hit, signs: [{text: '^HIT ', of_victim: true}, '^HITS']}
 - {id: user_code_exception, generic: true, means: Bug.}
 - {id: loss_nan, role: either, means: NaN.}
 - {id: loss_divergence, role: either, means: Diverged.}
@@ -225,6 +225,7 @@ def test_an_exception_shows_its_frames_and_only_its_like(table: Table) -> None:
     assert found.status is Certainty.LIKELY
 
 
+FEW = range(3, 99)  # more than are kept
 FIRES = [f"[rank{rank}]: FIRE" for rank in range(100)]
 
 
@@ -255,10 +256,16 @@ def test_the_exception_of_another_process_counts_where_it_was_raised(table: Tabl
     assert (found.first.line.text, found.first.frames) == ("KeyError: 5", (inner[0].strip(),))
 
 
-def test_the_rank_that_suffers_is_not_blamed(table: Table) -> None:
-    found = verdict(table, ["[rank1]: HIT by another size"])
+@pytest.mark.parametrize(
+    ("more", "ranks"),
+    [([], ()), (["[rank2]: HITS another"], (2,)), ([f"[rank{n}]: HIT by it" for n in FEW], ())],
+)
+def test_the_rank_that_suffers_is_not_blamed(
+    table: Table, more: list[str], ranks: tuple[int, ...]
+) -> None:
+    found = verdict(table, ["[rank1]: HIT by another size", *more])
     assert found is not None
-    assert (found.cause.id, found.ranks, found.first.line.rank) == ("hit", (), 1)
+    assert (found.cause.id, found.ranks, found.first.line.rank) == ("hit", ranks, 1)
 
 
 @pytest.mark.parametrize(
