@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 # Workers mostly wait, for Slurm or for processes: there are more of them than cores.
 CHECK := HYPOTHESIS_PROFILE=same $(BIN)/python -m pytest -q -n 4 --dist worksteal -m "$(FAST)"
-SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --durations=15
+SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 4 --dist loadgroup --durations=15
 
 .PHONY: demo test test-all check lint slurm diagnose-score clean
 

@@ -14,7 +14,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parents[1]
 # In the order in which they begin.
-LONG = ("tests/chaos/", "tests/slurm/", "tests/examples/", "tests/cluster/", "tests/local/")
+LONG = (
+    *("tests/chaos/", "tests/rank/test_hf.py", "tests/slurm/", "tests/examples/"),
+    *("tests/cluster/", "tests/local/"),
+)
 TORCH = ("tests/estimates/", "tests/launch/", "tests/cli/")
 
 
