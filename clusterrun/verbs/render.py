@@ -46,12 +46,13 @@ class Prepared:
 
     `pitfalls` are those of its script. `problem` is why it would fail with its interpreter: it can
     only be rendered, for use elsewhere. `python` may be run here: it is the job's interpreter, or
-    this one.
+    this one. `facts` are those that the plan was made from.
     """
 
     resolved: Resolved
     plan: Plan
     bundle: Bundle
+    facts: Facts | None = None
     python: str = sys.executable
     notes: tuple[str, ...] = ()
     pitfalls: tuple[Pitfall, ...] = ()
@@ -93,6 +94,7 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
         resolved=job,
         plan=plan,
         bundle=bundle,
+        facts=facts,
         python=python,
         notes=notes,
         pitfalls=() if is_again else find_pitfalls(job, plan, source),

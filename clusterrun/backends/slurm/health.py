@@ -1,0 +1,197 @@
+"""Checks of a Slurm site, and of a job's request against what it offers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from clusterrun.backends.slurm.nodes import NodeGroup, node_groups
+from clusterrun.backends.slurm.query import call
+from clusterrun.backends.slurm.refusal import SITE_RULES
+from clusterrun.backends.slurm.site import associations, partition_rows
+from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.health.check import Check, fail, note, ok, skip
+from clusterrun.launch.plan import Plan
+from clusterrun.shared import shell
+from clusterrun.shared.durations import clock
+from clusterrun.shared.wording import count
+
+ANSWER_S: Final = 3.0
+NEEDED: Final = ("sbatch", "srun", "squeue", "scontrol", "scancel")
+USEFUL: Final = ("sinfo", "sacct", "sacctmgr")
+OLDEST: Final = (22, 5)
+_LIST: Final = "list the partitions: sinfo -s"
+
+
+@dataclass
+class Site:
+    """What a job may ask of Slurm; each answer is fetched once."""
+
+    plan: Plan
+
+    def shown(self, *words: str) -> str:
+        """Return what a command of Slurm prints. Raises SchedulerUnreachableError."""
+        done = call(self.plan.directive("clusters"), *words, tries=1, timeout_s=ANSWER_S)
+        if done.rc != 0:
+            raise SchedulerUnreachableError(f"{words[0]} failed", cause=done.stderr.strip()[:200])
+        return done.stdout
+
+    @cached_property
+    def config(self) -> dict[str, str]:
+        """slurmctld's configuration."""
+        lines = self.shown("scontrol", "show", "config").splitlines()
+        return {key.strip(): value.strip() for key, _, value in (x.partition("=") for x in lines)}
+
+    @cached_property
+    def groups(self) -> list[NodeGroup]:
+        """The nodes of all partitions."""
+        return node_groups(self.plan.directive("clusters"))
+
+    @cached_property
+    def partitions(self) -> list[str]:
+        """The partitions that the job may run in: those it names, or the default one."""
+        if named := self.plan.directive("partition"):
+            return named.split(",")
+        return sorted({row.name for row in partition_rows() if row.is_default})
+
+
+def client() -> Check:
+    """Look for Slurm's commands."""
+    name, needed, useful = "slurm.client", *map(_absent, (NEEDED, USEFUL))
+    hint = "add Slurm's bin directory to PATH, or use a login node"
+    if needed:
+        return fail(name, f"not found: {', '.join(needed)}", hint)
+    if useful:
+        return note(name, f"not found: {', '.join(useful)}; status and init know less", hint)
+    return ok(name, f"{shell.find('sbatch')} and the other commands were found")
+
+
+def _absent(names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if shell.find(name) is None]
+
+
+def controller(site: Site) -> Check:
+    """Ask whether slurmctld answers."""
+    name, later = "slurm.controller", "try again later; look at it with: scontrol ping"
+    try:
+        lines = site.shown("scontrol", "ping").splitlines()
+    except SchedulerUnreachableError as error:
+        return fail(name, f"slurmctld does not answer: {error.cause}", error.hint or later)
+    up = [line for line in lines if line.endswith(" UP")]
+    if not up:
+        return fail(name, lines[0] if lines else "scontrol ping printed nothing", later)
+    if down := [line for line in lines if line.endswith(" DOWN")]:
+        return note(
+            name, f"{up[0]}, but {down[0]}", "jobs are not affected; tell the administrator"
+        )
+    return ok(name, up[0])
+
+
+def accounting(site: Site) -> Check:
+    """Ask whether slurmdbd answers, if the site has accounting."""
+    name = "slurm.accounting"
+    if site.config.get("AccountingStorageType", "").endswith("none"):
+        return skip(name, "accounting is off; ended jobs are read from run directories")
+    try:
+        site.shown("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")
+    except SchedulerUnreachableError as error:
+        text = f"slurmdbd does not answer: {error.cause}"
+        return note(name, text, "jobs still run; look at it with: sacctmgr show cluster")
+    return ok(name, "slurmdbd answers")
+
+
+def version(site: Site) -> Check:
+    """Compare the versions of slurmctld, of the commands, and the oldest that is supported."""
+    name, found = "slurm.version", site.config.get("SLURM_VERSION", "")
+    commands = shell.run(["sbatch", "--version"], timeout_s=ANSWER_S, tries=1).stdout.split()
+    numbers = _numbers(found)
+    if not numbers:
+        return skip(name, "slurmctld does not report its version")
+    if numbers < OLDEST:
+        return note(name, f"Slurm {found} is older than 22.05", "see docs/compatibility.md")
+    if commands and (mine := _numbers(commands[-1])) and mine != numbers:
+        text = f"slurmctld is {found}, the commands here are {commands[-1]}"
+        return note(name, text, "use a login node with the version of the cluster")
+    return ok(name, f"Slurm {found}")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    match = re.match(r"([0-9]+)\.([0-9]+)", text)
+    return (int(match[1]), int(match[2])) if match else ()
+
+
+def partition(site: Site) -> Check:
+    """Look for the partition of the job, and whether it is up."""
+    name = "slurm.partition"
+    if not site.groups:
+        return skip(name, "sinfo did not answer")
+    known = sorted({group.partition for group in site.groups})
+    if not site.partitions:
+        text = "there is no default partition"
+        return fail(name, text, f"name one with --partition: {', '.join(known)}")
+    if missing := [each for each in site.partitions if each not in known]:
+        text = f"there is no partition '{missing[0]}'"
+        return fail(name, text, f"choose one with --partition: {', '.join(known)}")
+    up = [group for group in _groups(site) if group.is_up]
+    named = ", ".join(site.partitions)
+    if not up:
+        return fail(name, f"partition {named} is down", _LIST)
+    return ok(name, f"{named} is up, with {count(sum(group.count for group in up), 'node')}")
+
+
+def _groups(site: Site) -> list[NodeGroup]:
+    return [group for group in site.groups if group.partition in site.partitions]
+
+
+def limits(site: Site) -> Check:
+    """Compare the nodes, time and GPUs of the job with what its partition allows."""
+    name, groups = "slurm.limits", _groups(site)
+    if not groups:
+        return skip(name, "the partition is unknown")
+    found = {each: list(_excess(site.plan, groups, each)) for each in site.partitions}
+    if all(found.values()):
+        text, hint = next(iter(found.values()))[0]
+        return fail(name, text, hint)
+    fits = next(each for each, faults in found.items() if not faults)
+    asked = count(_nodes(site.plan), "node")
+    return ok(name, f"{fits} allows {asked}, and the time and GPUs of this job")
+
+
+def _nodes(plan: Plan) -> int:
+    text = plan.directive("nodes") or ""
+    return int(text) if text.isdecimal() else plan.nodes
+
+
+def _excess(plan: Plan, groups: list[NodeGroup], name: str) -> Iterator[tuple[str, str]]:
+    """Yield what the job asks beyond a partition, with a hint."""
+    here = [group for group in groups if group.partition == name]
+    nodes, wanted = sum(group.count for group in here), _nodes(plan)
+    most = min(filter(None, (nodes, here[0].most_nodes if here else None)), default=0)
+    if wanted > most:
+        text = f"{wanted} nodes are requested; partition {name} allows {most}"
+        yield text, f"request fewer with --nodes {most}" if most else _LIST
+    limit = here[0].limit_s if here else None
+    if limit and plan.time_minutes * 60 > limit:
+        asked, allowed = clock(plan.time_minutes * 60), clock(limit)
+        text = f"{asked} is requested; partition {name} allows {allowed}"
+        yield text, f"request less with --time {allowed}"
+    gpus = max((sum(number for _, number in group.gpus) for group in here), default=0)
+    is_asked = any(line.name in ("gpus-per-node", "gres") for line in plan.directives)
+    if is_asked and plan.gpus_per_node > gpus:
+        text = f"{plan.gpus_per_node} GPUs per node are requested; nodes of {name} have {gpus}"
+        yield text, f"request fewer with --gpus-per-node {gpus}" if gpus else _LIST
+
+
+def account(site: Site, user: str) -> Check:
+    """Look whether the user may charge the account of the job."""
+    name, asked = "slurm.account", site.plan.directive("account")
+    mine = sorted({each.account for each in associations(user)})
+    if not mine:
+        return skip(name, "sacctmgr lists no account of this user")
+    if asked and asked.lower() not in mine:
+        text = f"{user} has no account '{asked}'"
+        return fail(name, text, f"choose one with --account: {', '.join(mine)}; {SITE_RULES}")
+    return ok(name, f"account {asked}" if asked else f"accounts of {user}: {', '.join(mine)}")

@@ -1,0 +1,130 @@
+"""NVIDIA's driver and the CUDA toolkit."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from clusterrun.errors import ClusterrunError
+from clusterrun.health.check import Check, bad, fail, note, ok, skip
+from clusterrun.launch.facts import parse_version
+from clusterrun.shared import shell
+from clusterrun.shared.wording import count
+
+DRIVER: Final = Path("/proc/driver/nvidia/version")
+TOOLKIT: Final = Path("/usr/local/cuda")
+ANSWER_S: Final = 3.0
+_SMI: Final = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
+# The oldest driver that runs programs of a major version of CUDA on Linux.
+_OLDEST: Final = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
+
+
+def driver(cuda: str | None) -> Check:
+    """Look at the driver and its GPUs; `cuda` is the version that torch was built with."""
+    name = "cuda.driver"
+    loaded = re.search(r"\s([0-9]+\.[0-9.]+)\s", _loaded())
+    if shell.find(_SMI[0]) is None:
+        if not loaded:
+            return skip(name, "this machine has no NVIDIA driver")
+        return _new_enough(loaded[1], "nvidia-smi was not found", cuda)
+    try:
+        done = shell.run(_SMI, timeout_s=ANSWER_S, tries=1)
+    except ClusterrunError:
+        return fail(name, f"nvidia-smi did not answer within {ANSWER_S:g} s", _ASK_ADMIN)
+    if done.rc == 0 and (lines := done.stdout.strip().splitlines()):
+        version, _, gpu = lines[0].partition(", ")
+        return _new_enough(version, f"{count(len(lines), 'GPU')} ({gpu})", cuda)
+    if not loaded:
+        return skip(name, "nvidia-smi finds no driver on this machine")
+    words = (done.stdout + done.stderr).strip().splitlines()
+    text = f"nvidia-smi exited with status {done.rc}: {words[0] if words else 'no message'}"
+    return fail(name, text, _ASK_ADMIN)
+
+
+_ASK_ADMIN: Final = "ask the administrator to look at the driver: nvidia-smi -q"
+
+
+def _loaded() -> str:
+    try:
+        return DRIVER.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _new_enough(version: str, what: str, cuda: str | None) -> Check:
+    least, found = _OLDEST.get((cuda or "").split(".")[0]), parse_version(version)
+    if least and found and found < least:
+        text = (
+            f"driver {version} is too old for torch's CUDA {cuda}: it needs {least[0]}.{least[1]}"
+        )
+        return fail(
+            "cuda.driver", text, "install a torch for an older CUDA: pytorch.org/get-started"
+        )
+    return ok("cuda.driver", f"driver {version}, {what}")
+
+
+def toolkit(
+    cuda: str | None, environ: Mapping[str, str], *, builds_operators: bool, is_sure: bool
+) -> Check:
+    """Compare nvcc with the CUDA that torch was built with, as DeepSpeed's builder does."""
+    name = "cuda.toolkit"
+    if not cuda:
+        return skip(
+            name, "torch was built without CUDA" if cuda == "" else "torch's CUDA is unknown"
+        )
+    program = _nvcc(environ)
+    hint = f"load CUDA {cuda} with a module in setup:, or set CUDA_HOME"
+    if program is None:
+        if not builds_operators:
+            return skip(name, "nvcc was not found, and this job does not need it")
+        text = "nvcc was not found; DeepSpeed's offload needs it to build its optimizer"
+        return bad(name, text, hint, is_sure=is_sure)
+    found = _release(program)
+    if not found:
+        return skip(name, f"{program} does not print its version")
+    return _compared(
+        found,
+        cuda,
+        hint,
+        _settings(environ),
+        fails=builds_operators and is_sure and not _is_off(environ),
+    )
+
+
+def _compared(found: str, cuda: str, hint: str, settings: str, *, fails: bool) -> Check:
+    text = f"nvcc is of CUDA {found}, torch of CUDA {cuda}{settings}"
+    if found.split(".")[0] != cuda.split(".")[0]:
+        return (fail if fails else note)("cuda.toolkit", text, hint)
+    if parse_version(found) != parse_version(cuda):
+        return note("cuda.toolkit", f"{text}; this usually works", hint)
+    return ok("cuda.toolkit", text)
+
+
+def _is_off(environ: Mapping[str, str]) -> bool:
+    return environ.get("DS_SKIP_CUDA_CHECK") == "1"
+
+
+def _settings(environ: Mapping[str, str]) -> str:
+    names = ("DS_BUILD_OPS", "DS_SKIP_CUDA_CHECK")
+    found = [f"{name}={environ[name]}" for name in names if name in environ]
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _nvcc(environ: Mapping[str, str]) -> str | None:
+    """Find nvcc where torch looks for it."""
+    home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
+    places = [home] if home else [None, str(TOOLKIT)]
+    found = (shell.find("nvcc") if at is None else f"{at}/bin/nvcc" for at in places)
+    return next((path for path in found if path and os.access(path, os.X_OK)), None)
+
+
+def _release(program: str) -> str:
+    try:
+        done = shell.run([program, "--version"], timeout_s=ANSWER_S, tries=1)
+    except ClusterrunError:
+        return ""
+    match = re.search(r"release ([0-9]+\.[0-9]+)", done.stdout)
+    return match[1] if match else ""

@@ -1,0 +1,412 @@
+"""Check what can be known about a job before it is queued: machine, Python, network, Slurm."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from clusterrun.backends.environment import scrubbed
+from clusterrun.backends.machine_facts import choose_cluster
+from clusterrun.backends.slurm import health as slurm
+from clusterrun.config import Resolved
+from clusterrun.config.checks import port_range
+from clusterrun.config.spec import Cluster, Device, JobSpec
+from clusterrun.errors import (
+    ClusterrunError,
+    ConfigError,
+    SchedulerUnreachableError,
+    UsageError,
+    describe,
+)
+from clusterrun.health import cuda, machine, network, paths, python
+from clusterrun.health.check import Check, Status, fail, note, ok, skip
+from clusterrun.launch.inputs import runs_in_container
+from clusterrun.launch.packages import interpreter_problem, is_certain
+from clusterrun.rundir.record import current_user
+from clusterrun.shared import shell
+from clusterrun.verbs.render import Prepared, check, prepare
+
+DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks is left behind
+STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
+_OFFLOADS: Final = re.compile(r'"offload_optimizer"\s*:\s*\{[^}]*"device"\s*:\s*"(?:cpu|nvme)"')
+_OF_THIS_MACHINE: Final = ("cuda.driver", "net.ports")
+_CLONE: Final = "'.[train]' in a clone of clusterrun"
+_NAMED: Final = 6  # variables, of those in the shell
+_DEFAULT_PORTS: Final = port_range(JobSpec().port_range)
+
+
+class _UnknownError(Exception):
+    """A check cannot look; the text is the reason."""
+
+
+@dataclass
+class Subject:
+    """The job that is checked: its configuration, or the mistake in it, and its plan."""
+
+    resolved: Resolved | None = None
+    prepared: Prepared | None = None
+    mistake: UsageError | None = None
+    extras: python.Extras | None = None
+
+    @property
+    def ready(self) -> Prepared:
+        """The prepared job. Raises _UnknownError if there is a mistake in it."""
+        if self.prepared is None:
+            raise _UnknownError("the job's configuration has a mistake")
+        return self.prepared
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks a node has."""
+        return self.prepared.plan.procs_per_node if self.prepared else 1
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """The ports that the job uses."""
+        return self.prepared.plan.port_range if self.prepared else _DEFAULT_PORTS
+
+    @cached_property
+    def wanted(self) -> python.Wanted:
+        """What the job wants from its interpreter. Raises _UnknownError if that is elsewhere."""
+        self.refuse_container()
+        facts, spec = self.ready.facts, self.ready.resolved.spec
+        if facts is None or (not facts.interpreter.path and spec.setup):
+            raise _UnknownError("only the nodes know the interpreter: the setup lines provide it")
+        return python.Wanted(
+            python=facts.interpreter, oldest=facts.oldest, is_sure=is_certain(spec, facts)
+        )
+
+    def refuse_container(self) -> None:
+        """Raise _UnknownError if the job runs in a container."""
+        if runs_in_container(self.ready.resolved.spec):
+            raise _UnknownError("the job runs in a container, which has its own programs")
+
+    @property
+    def has_own_programs(self) -> bool:
+        """Whether no setup line adds programs to those of this shell."""
+        return not self.ready.resolved.spec.setup
+
+    @property
+    def builds_operators(self) -> bool:
+        """Whether DeepSpeed compiles its optimizer for the CPU when the job starts."""
+        plan = self.ready.plan
+        is_offload = "offload" in plan.strategy.value or _OFFLOADS.search(plan.deepspeed)
+        return plan.strategy.is_deepspeed and bool(is_offload)
+
+    @property
+    def cuda(self) -> str | None:
+        """The CUDA of the job's torch; "" for none, None if unknown."""
+        if self.prepared is None or self.prepared.facts is None:
+            return None
+        torch = self.prepared.facts.versions.get("torch", "")
+        return python.cuda_of_torch(self.extras, torch)
+
+    @cached_property
+    def controller(self) -> Check:
+        """Whether slurmctld answers. Raises _UnknownError if it can't be asked."""
+        self.refuse_other_cluster()
+        if shell.find("scontrol") is None:
+            raise _UnknownError("scontrol was not found")
+        return slurm.controller(self._site)
+
+    @property
+    def site(self) -> slurm.Site:
+        """Slurm, for this job. Raises _UnknownError if it can't answer."""
+        if self.controller.status is Status.FAIL:
+            raise _UnknownError("slurmctld does not answer")
+        return self._site
+
+    @cached_property
+    def _site(self) -> slurm.Site:
+        return slurm.Site(self.ready.plan)
+
+    def refuse_other_cluster(self) -> None:
+        """Raise _UnknownError if the job does not run on Slurm."""
+        asked = self.resolved.spec.cluster if self.resolved else Cluster.AUTO
+        if choose_cluster(asked) is Cluster.LOCAL:
+            is_asked = asked is Cluster.LOCAL
+            raise _UnknownError("the job runs on this machine" if is_asked else "no sbatch here")
+
+
+def subject_of(load: Callable[[], Resolved]) -> Subject:
+    """Prepare a job as `render` does, and keep the mistake that prevents it.
+
+    Raises UsageError for a mistake on the command line.
+    """
+    try:
+        resolved = load()
+    except ConfigError as error:
+        return Subject(mistake=error)
+    spec = resolved.spec
+    if spec.script is None and spec.module is None:
+        resolved = dataclasses.replace(resolved, spec=dataclasses.replace(spec, module=STAND_IN))
+    try:
+        prepared = prepare(resolved)
+    except UsageError as error:
+        return Subject(resolved=resolved, mistake=error)
+    facts = prepared.facts
+    may_ask = facts is not None and prepared.python == facts.interpreter.path
+    extras = python.ask(prepared.python) if may_ask else None
+    return Subject(resolved=resolved, prepared=prepared, extras=extras)
+
+
+# The checks that need the job
+
+
+def _files(job: Subject) -> Check:
+    if job.resolved is None and (error := job.mistake):
+        text = ": ".join(filter(None, (error.where, describe(error))))
+        return fail("config.files", text, "; ".join(error.hints) or "clusterrun config validate")
+    resolved = job.resolved
+    if resolved and resolved.notes:
+        return note("config.files", "; ".join(resolved.notes), "clusterrun config validate")
+    read = ", ".join(resolved.files) if resolved else ""
+    return ok("config.files", f"read: {read}" if read else "no configuration file here")
+
+
+def _job(job: Subject) -> Check:
+    if job.resolved is None:
+        raise _UnknownError("the configuration cannot be read")
+    problem = job.mistake
+    if problem is None and (facts := job.ready.facts):
+        of_python = interpreter_problem(job.resolved.spec, facts, job.ready.plan.strategy)
+        problem = None if of_python else job.ready.problem
+    if problem:
+        text = ": ".join(filter(None, (problem.where, describe(problem))))
+        return fail("config.job", text, "; ".join(problem.hints) or "clusterrun render --help")
+    plan = job.ready.plan
+    return ok("config.job", f"{plan.nodes} x {plan.procs_per_node} ranks, {plan.strategy.value}")
+
+
+def _left_over(_: Subject) -> Check:
+    name, kept = "env.left_over", scrubbed(os.environ)
+    found = [each for each in sorted(os.environ) if each not in kept or each == "NCCL_TIMEOUT"]
+    if not found:
+        return ok(name, "no variables of another job or launcher are set")
+    is_many = len(found) > _NAMED
+    shown = [*found[:_NAMED], *([f"{len(found) - _NAMED} more"] * is_many)]
+    text = f"set in your shell: {', '.join(shown)}; submit removes them or reads them as options"
+    return note(name, text, "use a new shell" if is_many else f"unset {' '.join(found)}")
+
+
+def _package(name: str, job: Subject, source: str = "") -> Check:
+    return python.package(job.wanted, name, needed_by="every job", source=source)
+
+
+def _deepspeed(job: Subject) -> Check:
+    strategy = job.ready.plan.strategy
+    needed_by = f"strategy {strategy.value}" if strategy.is_deepspeed else ""
+    found = python.package(job.wanted, "deepspeed", needed_by=needed_by)
+    is_complete = job.extras is None or job.extras.has_transformers
+    if found.status is not Status.OK or not needed_by or is_complete:
+        return found
+    hint = f"for a Hugging Face model: {job.wanted.python.path} -m pip install transformers"
+    return note(found.id, f"{found.text}, without transformers", hint)
+
+
+def _compiler(job: Subject) -> Check:
+    return python.compiler(_operators(job), is_sure=job.has_own_programs)
+
+
+def _ninja(job: Subject) -> Check:
+    _operators(job)
+    return python.ninja(job.extras, is_sure=job.wanted.is_sure)
+
+
+def _operators(job: Subject) -> dict[str, str]:
+    """Return the job's variables. Raises _UnknownError if it builds no operators, or elsewhere."""
+    if not job.builds_operators:
+        strategy = job.ready.plan.strategy.value
+        raise _UnknownError(f"strategy {strategy} builds no operators of DeepSpeed")
+    job.refuse_container()
+    return _environ(job)
+
+
+def _environ(job: Subject) -> dict[str, str]:
+    return {**os.environ, **job.ready.resolved.spec.env}
+
+
+def _toolkit(job: Subject) -> Check:
+    builds = job.builds_operators and job.ready.plan.device is Device.CUDA
+    job.refuse_container()
+    return cuda.toolkit(
+        job.cuda, _environ(job), builds_operators=builds, is_sure=job.has_own_programs
+    )
+
+
+def _runs(job: Subject) -> Check:
+    return paths.runs(_runs_dir(job), is_shared=job.ready.plan.cluster is Cluster.SLURM)
+
+
+def _runs_dir(job: Subject) -> Path:
+    return Path(job.ready.plan.runs_dir)
+
+
+def _client(job: Subject) -> Check:
+    job.refuse_other_cluster()
+    return slurm.client()
+
+
+def _submit(job: Subject) -> Check:
+    job.refuse_other_cluster()
+    if shell.find("sbatch") is None:
+        raise _UnknownError("sbatch was not found")
+    try:
+        answer = check(dataclasses.replace(job.ready, problem=None))
+    except SchedulerUnreachableError:
+        raise
+    except ClusterrunError as error:
+        hint = "; ".join(error.hints) or "print the script: clusterrun render"
+        return fail("slurm.submit", describe(error), hint)
+    return ok("slurm.submit", answer or "sbatch accepts the job")
+
+
+class Probe(NamedTuple):
+    """A check: its id, what it looks at, and how."""
+
+    id: str
+    looks_at: str
+    look: Callable[[Subject], Check]
+
+
+_LOOKS_AT: Final = """
+config.files       the configuration files: readable, keys and values known
+config.job         the job of options and files: it can be planned, its script is valid
+env.left_over      variables of another job or launcher in your shell, such as SBATCH_* or RANK
+python.version     the version of the job's interpreter
+python.clusterrun  clusterrun in the job's interpreter
+python.torch       torch in the job's interpreter
+python.accelerate  accelerate in the job's interpreter
+python.deepspeed   DeepSpeed, if the strategy needs it, and transformers
+python.compiler    the C++ compiler that builds the optimizer of DeepSpeed's offload
+python.ninja       ninja, which builds the optimizer of DeepSpeed's offload
+cuda.driver        NVIDIA's driver: it answers, and is new enough for torch's CUDA
+cuda.toolkit       the CUDA of nvcc against torch's, which must agree to build DeepSpeed's operators
+path.runs          the directory of the runs: writable, and shared with the nodes
+path.disk          free bytes in that directory
+path.inodes        free inodes in that directory
+path.quota         your quota, as the command quota reports it
+node.shm           the size of /dev/shm
+node.files         the limit of open files (ulimit -n) against the ranks of a node
+node.memlock       the limit of locked memory (ulimit -l), if there is InfiniBand
+node.processes     the limit of processes (ulimit -u) against the ranks of a node
+net.interface      an interface other than loopback that is up
+net.ports          free ports in the range that jobs use (--port-range)
+net.name           the name of this machine: it resolves, and its address resolves back
+slurm.client       Slurm's commands on PATH
+slurm.controller   slurmctld, with scontrol ping
+slurm.version      the versions of slurmctld and the commands
+slurm.accounting   slurmdbd
+slurm.partition    the job's partition: it exists and is up
+slurm.limits       the job's nodes, time and GPUs against its partition
+slurm.account      the job's account: you may charge it
+slurm.submit       the job's script, with bash -n and sbatch --test-only
+"""
+_LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
+    "config.files": _files,
+    "config.job": _job,
+    "env.left_over": _left_over,
+    "python.version": lambda job: python.version(job.wanted),
+    "python.clusterrun": partial(_package, "clusterrun", source=_CLONE),
+    "python.torch": partial(_package, "torch"),
+    "python.accelerate": partial(_package, "accelerate"),
+    "python.deepspeed": _deepspeed,
+    "python.compiler": _compiler,
+    "python.ninja": _ninja,
+    "cuda.driver": lambda job: cuda.driver(job.cuda),
+    "cuda.toolkit": _toolkit,
+    "path.runs": _runs,
+    "path.disk": lambda job: paths.disk(_runs_dir(job)),
+    "path.inodes": lambda job: paths.inodes(_runs_dir(job)),
+    "path.quota": lambda _: paths.quota(),
+    "node.shm": lambda _: machine.shm(),
+    "node.files": lambda job: machine.open_files(job.ranks),
+    "node.memlock": lambda _: machine.memlock(),
+    "node.processes": lambda job: machine.processes(job.ranks),
+    "net.interface": lambda _: network.interface(),
+    "net.ports": lambda job: network.free_ports(*job.ports),
+    "net.name": lambda _: network.own_name(),
+    "slurm.client": _client,
+    "slurm.controller": lambda job: job.controller,
+    "slurm.version": lambda job: slurm.version(job.site),
+    "slurm.accounting": lambda job: slurm.accounting(job.site),
+    "slurm.partition": lambda job: slurm.partition(job.site),
+    "slurm.limits": lambda job: slurm.limits(job.site),
+    "slurm.account": lambda job: slurm.account(job.site, current_user()),
+    "slurm.submit": _submit,
+}
+PROBES: Final = tuple(
+    Probe(name, looks_at, _LOOKS[name])
+    for name, looks_at in (line.split(maxsplit=1) for line in _LOOKS_AT.strip().splitlines())
+)
+
+
+def chosen(only: Sequence[str], without: Sequence[str]) -> list[Probe]:
+    """Return the checks whose id begins with one of `only`, and with none of `without`."""
+    ids = [probe.id for probe in PROBES]
+    for prefix in (*only, *without):
+        if not any(name.startswith(prefix) for name in ids):
+            hint = "list them with: clusterrun doctor --explain all"
+            raise UsageError(f"no check begins with '{prefix}'", hint=hint)
+    return [
+        probe
+        for probe in PROBES
+        if (not only or probe.id.startswith(tuple(only)))
+        and not probe.id.startswith(tuple(without))
+    ]
+
+
+def examine(job: Subject, probes: Iterable[Probe]) -> list[Check]:
+    """Run checks, those of a domain one after the other, and leave behind what is late."""
+    probes = list(probes)
+    answers: dict[str, Check | Exception] = {}
+    domains = [list(group) for _, group in itertools.groupby(probes, key=_domain)]
+    threads = [
+        threading.Thread(target=_answer, args=(job, domain, answers), daemon=True)
+        for domain in domains
+    ]
+    deadline = time.monotonic() + DEADLINE_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = f"no answer within {DEADLINE_S:g} s"
+    found = [answers.get(probe.id) or skip(probe.id, late) for probe in probes]
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return [each for each in found if isinstance(each, Check)]
+
+
+def _for_job(found: Check, job: Subject) -> Check:
+    """Lower a failure of this machine to a note if the job runs on others."""
+    is_elsewhere = job.prepared is not None and job.prepared.plan.cluster is Cluster.SLURM
+    if found.status is Status.FAIL and is_elsewhere and found.id in _OF_THIS_MACHINE:
+        return dataclasses.replace(found, status=Status.NOTE)
+    return found
+
+
+def _domain(probe: Probe) -> str:
+    """Return what blocks together: a part of this machine, or Slurm; sbatch alone may be slow."""
+    return probe.id if probe.id in ("slurm.submit", "net.name") else probe.id.split(".")[0]
+
+
+def _answer(job: Subject, probes: list[Probe], answers: dict[str, Check | Exception]) -> None:
+    for probe in probes:
+        try:
+            answers[probe.id] = _for_job(probe.look(job), job)
+        except _UnknownError as reason:
+            answers[probe.id] = skip(probe.id, str(reason))
+        except (ClusterrunError, OSError) as error:
+            answers[probe.id] = skip(probe.id, describe(error))
+        except Exception as error:  # noqa: BLE001  # a fault of ours: the main thread raises it
+            answers[probe.id] = error

@@ -1,0 +1,498 @@
+"""Each check of `doctor` fails, and no other, if the thing that it looks at is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.backends import cache, interpreters, machine_facts
+from clusterrun.health import cuda, machine, paths, python
+from clusterrun.verbs import doctor
+from tests.cli.conftest import INSTALLED, CommandLine
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = python.Extras(cuda="12.4", has_transformers=True, has_ninja=True)
+OFFLOAD = ("--strategy", "zero2-offload", "train.py")
+UP = 'echo "Slurmctld(primary) at login1 is UP"'
+CONFIG = "printf 'SLURM_VERSION = 24.11.5\\nAccountingStorageType = accounting_storage/slurmdbd\\n'"
+ROWS = "main*|2|gpu:h100:4|64|512000|1:00:00"
+GROUPS = "main*|up|1:00:00|1-infinite|all|no|2|idle|gpu:h100:4|64|512000|(null)|n[1-2]|none"
+SLURM = ("--cluster", "slurm", "-N", "2", "--gpus-per-node", "4", "--time", "30")
+
+Found = dict[str, dict[str, Any]]
+
+
+def look(here: CommandLine, *args: str) -> Found:
+    """Return the checks by id; the exit status must fit them."""
+    cache.forget()
+    said = here("doctor", "--json", *args)
+    found = {each["id"]: each for each in json.loads(said.out)["checks"]}
+    assert said.code == (3 if any(each["status"] == "fail" for each in found.values()) else 0)
+    return found
+
+
+def changed(before: Found, after: Found) -> dict[str, str]:
+    """Return the checks whose status changed, with the new one."""
+    assert before.keys() == after.keys()
+    return {
+        name: after[name]["status"]
+        for name in before
+        if after[name]["status"] != before[name]["status"]
+    }
+
+
+def sinfo(here: CommandLine, rows: str = ROWS, groups: str = GROUPS) -> None:
+    here.program("sinfo", f"case $* in *--exact*) echo '{groups}';; *) echo '{rows}';; esac")
+
+
+def scontrol(here: CommandLine, *, ping: str = UP, config: str = CONFIG) -> None:
+    here.program("scontrol", f"case $* in *ping*) {ping};; *) {config};; esac")
+
+
+@pytest.fixture(name="well")
+def _well(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """A machine with a driver, a compiler and a Slurm that answers."""
+    here.slurm("case $* in *version*) echo slurm 24.11.5;; *) echo ok to start >&2;; esac")
+    scontrol(here)
+    sinfo(here)
+    here.program("sacctmgr", "case $* in *assoc*) echo 'nlp|';; *) echo c;; esac")
+    here.program("quota", "exit 0")
+    here.program("nvidia-smi", "echo '560.35.03, NVIDIA H200'")
+    here.program("nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
+    here.program("c++", "exit 0")
+    monkeypatch.setattr(python, "ask", lambda _: EXTRAS)
+    monkeypatch.setattr(cuda, "TOOLKIT", Path("/nowhere"))
+    monkeypatch.setattr(cuda, "DRIVER", Path("/nowhere"))
+    monkeypatch.setattr(paths, "PLACES_OF_ONE_MACHINE", ())  # tests run in /tmp
+    for name in doctor.scrubbed({}).keys() ^ os.environ.keys():
+        if name == "NCCL_TIMEOUT" or name not in doctor.scrubbed(os.environ):
+            monkeypatch.delenv(name)
+    return here
+
+
+def test_on_a_healthy_machine_nothing_fails(well: CommandLine) -> None:
+    found = look(well, *SLURM, *OFFLOAD)
+    assert {each["status"] for each in found.values()} <= {"ok", "note", "skip"}
+    sure = {name for name in found if name.split(".")[0] in ("config", "env", "python", "slurm")}
+    assert {found[name]["status"] for name in sure | {"cuda.driver", "cuda.toolkit"}} == {"ok"}
+    assert list(found) == [probe.id for probe in doctor.PROBES]
+    assert well.files() == ["train.py"], "nothing is written"
+
+
+def test_without_slurm_torch_and_gpu_the_rest_is_checked(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreters, "_own_version", {**INSTALLED, "torch": ""}.__getitem__)
+    monkeypatch.setattr(cuda, "DRIVER", Path("/nowhere"))
+    monkeypatch.setattr(cuda, "TOOLKIT", Path("/nowhere"))
+    found = look(here, "--skip", "python.torch")
+    assert {found[name]["status"] for name in found if name.startswith("slurm.")} == {"skip"}
+    assert {found[name]["status"] for name in ("cuda.driver", "cuda.toolkit")} == {"skip"}
+    assert found["path.runs"]["status"] == "ok"
+    assert look(here, "--only", "python.torch")["python.torch"]["status"] == "fail"
+
+
+def test_what_is_printed(well: CommandLine) -> None:
+    scontrol(well, ping="echo 'Slurmctld(primary) at login1 is DOWN'")
+    said = well("doctor", *SLURM, "--only", "slurm.c", "--only", "slurm.v")
+    assert said.code == 3
+    assert said.out.splitlines() == [
+        f"ok    slurm.client        {well.bin}/sbatch and the other commands were found",
+        "FAIL  slurm.controller    Slurmctld(primary) at login1 is DOWN",
+        "      hint: try again later; look at it with: scontrol ping",
+        "skip  slurm.version       slurmctld does not answer",
+    ]
+    assert said.err == "1 ok, 0 noted, 1 failed, 1 skipped\n"
+
+
+def test_explain(here: CommandLine) -> None:
+    assert (
+        here("doctor", "--explain", "node.shm").out == "node.shm  looks at the size of /dev/shm\n"
+    )
+    listed = here("doctor", "--explain", "all").out.splitlines()[1:]
+    page = (ROOT / "docs" / "doctor.md").read_text()
+    rows = [f"| `{name}` | {text} |" for name, text in (line.split(maxsplit=1) for line in listed)]
+    assert [row for row in rows if row not in page] == []
+    assert len(rows) == len(doctor.PROBES)
+    for words in (("--explain", "node.shn"), ("--only", "nod3")):
+        said = here("doctor", *words)
+        assert (said.code, "hint: " in said.err) == (2, True)
+
+
+# Programs, packages and files
+
+Break = Callable[[CommandLine, pytest.MonkeyPatch], object]
+
+
+def gone(name: str) -> Break:
+    return lambda here, _: (here.bin / name).unlink()
+
+
+def program(name: str, text: str) -> Break:
+    return lambda here, _: here.program(name, text)
+
+
+def environ(name: str, value: str) -> Break:
+    return lambda _, patch: patch.setenv(name, value)
+
+
+def package(**versions: str) -> Break:
+    known = {**INSTALLED, **versions}
+    return lambda _, patch: patch.setattr(interpreters, "_own_version", known.__getitem__)
+
+
+def extras(**fields: Any) -> Break:
+    found = python.Extras(**{"cuda": "12.4", "has_transformers": True, "has_ninja": True, **fields})
+    return lambda _, patch: patch.setattr(python, "ask", lambda _: found)
+
+
+def text_of(path: str, text: str) -> Break:
+    return lambda here, _: (here.path / path).write_text(text)
+
+
+def unresolvable(*_: Any, **__: Any) -> None:
+    raise socket.gaierror(-2, "Name or service not known")
+
+
+BREAKS: list[tuple[str, str, str, Break]] = [
+    ("config.job", "fail", "", text_of("train.py", "print(\n")),
+    ("env.left_over", "note", "unset WORLD_SIZE", environ("WORLD_SIZE", "4")),
+    ("env.left_over", "note", "unset PET_NNODES", environ("PET_NNODES", "4")),
+    ("env.left_over", "note", "unset NCCL_TIMEOUT", environ("NCCL_TIMEOUT", "1800")),
+    ("env.left_over", "note", "unset SBATCH_QOS", environ("SBATCH_QOS", "long")),
+    ("python.clusterrun", "fail", "-m pip install '.[train]' in a clone", package(clusterrun="")),
+    ("python.torch", "fail", "-m pip install 'torch>=", package(torch="")),
+    ("python.torch", "fail", "-m pip install 'torch>=", package(torch="1.9.0")),
+    ("python.accelerate", "fail", "-m pip install 'accelerate>=", package(accelerate="")),
+    ("python.deepspeed", "fail", "-m pip install 'deepspeed>=", package(deepspeed="")),
+    ("python.deepspeed", "note", "pip install transformers", extras(has_transformers=False)),
+    ("python.compiler", "fail", "install g++", gone("c++")),
+    ("python.ninja", "fail", "pip install ninja", extras(has_ninja=False)),
+    ("cuda.driver", "note", "older CUDA", program("nvidia-smi", "echo '470.1, NVIDIA A100'")),
+    ("cuda.toolkit", "fail", "load CUDA 12.4", program("nvcc", "echo release 11.8,")),
+    ("cuda.toolkit", "note", "load CUDA 12.4", program("nvcc", "echo release 12.6,")),
+    ("cuda.toolkit", "fail", "load CUDA 12.4", gone("nvcc")),
+    ("path.runs", "fail", "--run-dir", text_of("runs", "a file is in the way")),
+    ("path.quota", "fail", "quota -s", program("quota", "echo 'over quota on /home'; exit 1")),
+    (
+        "net.name",
+        "note",
+        "/etc/hosts",
+        lambda _, patch: patch.setattr(socket, "getaddrinfo", unresolvable),
+    ),
+    (
+        "net.name",
+        "note",
+        "/etc/hosts",
+        lambda _, patch: patch.setattr(socket, "gethostbyaddr", unresolvable),
+    ),
+    ("slurm.client", "fail", "PATH", gone("scancel")),
+    ("slurm.client", "note", "PATH", gone("sacct")),
+    (
+        "slurm.accounting",
+        "note",
+        "sacctmgr show cluster",
+        program("sacctmgr", "case $* in *assoc*) echo 'nlp|';; *) exit 1;; esac"),
+    ),
+    (
+        "slurm.version",
+        "note",
+        "login node",
+        program("sbatch", "case $* in *version*) echo slurm 22.05.1;; *) exit 0;; esac"),
+    ),
+    (
+        "slurm.submit",
+        "fail",
+        "sacctmgr",
+        program("sbatch", "case $* in *v*) echo 24.11.5;; *) echo Invalid qos >&2; exit 1;; esac"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "hint", "broken"),
+    BREAKS,
+    ids=[f"{name}-{status}-{number}" for number, (name, status, *_) in enumerate(BREAKS)],
+)
+def test_one_thing_is_broken(
+    well: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    status: str,
+    hint: str,
+    broken: Break,
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("10.0.0.1", 0))])
+    monkeypatch.setattr(socket, "gethostbyaddr", lambda _: ("login1", [], []))
+    before = look(well, *SLURM, *OFFLOAD)
+    broken(well, monkeypatch)
+    after = look(well, *SLURM, *OFFLOAD)
+    assert changed(before, after) == {name: status}, after[name]
+    assert hint in after[name]["hint"]
+    assert after[name]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint", "args"),
+    [
+        ("slurm.partition", "--partition: main", ("--partition", "gpu")),
+        ("slurm.limits", "--nodes 2", ("-N", "3")),
+        ("slurm.limits", "--time 01:00:00", ("--time", "2h")),
+        ("slurm.limits", "--gpus-per-node 4", ("--gpus-per-node", "8")),
+        ("slurm.account", "--account: nlp", ("--account", "vision")),
+    ],
+)
+def test_a_request_beyond_the_site(
+    well: CommandLine, name: str, hint: str, args: tuple[str, ...]
+) -> None:
+    found = look(well, *SLURM, *args, *OFFLOAD)
+    assert [each for each in found if found[each]["status"] == "fail"] == [name]
+    assert hint in found[name]["hint"]
+
+
+def test_a_cluster_without_its_commands(here: CommandLine) -> None:
+    found = look(here, "--cluster", "slurm", "--only", "slurm")
+    failed = [each for each in found if found[each]["status"] == "fail"]
+    assert failed == ["slurm.client"]
+    assert {each["status"] for each in found.values()} == {"fail", "skip"}
+
+
+def test_a_partition_that_is_down(well: CommandLine) -> None:
+    sinfo(well, groups=GROUPS.replace("|up|", "|down|"))
+    found = look(well, *SLURM)
+    assert [each for each in found if found[each]["status"] == "fail"] == ["slurm.partition"]
+    assert found["slurm.partition"]["hint"]
+
+
+def test_a_file_with_an_unknown_key(well: CommandLine) -> None:
+    before = look(well, *SLURM)
+    (well.path / "clusterrun.yaml").write_text("script: train.py\nnods: 2\n")
+    after = look(well, *SLURM)
+    assert after["config.files"]["status"] == "fail"
+    assert "clusterrun.yaml:2" in after["config.files"]["text"]
+    assert after["config.files"]["hint"]
+    others = changed(before, after)
+    assert others.pop("config.files") == "fail"
+    assert set(others.values()) == {"skip"}, "what needs the job is skipped"
+    assert after["node.shm"]["status"] != "skip"
+
+
+def test_a_directory_that_only_this_machine_has(
+    well: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = look(well, *SLURM)
+    monkeypatch.setattr(paths, "PLACES_OF_ONE_MACHINE", (os.path.realpath(well.path),))
+    after = look(well, *SLURM)
+    assert changed(before, after) == {"path.runs": "fail"}
+    assert "share" in after["path.runs"]["hint"]
+    assert look(well, "--cluster", "local")["path.runs"]["status"] == "ok"
+
+
+def test_the_cuda_of_a_module_is_not_known_here(
+    well: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    well.program("nvcc", "echo release 11.8,")
+    lines = ("--set", "launch.setup=[{modules: [cuda/12.4]}]")
+    python_here = ("--python", sys.executable)
+    found = look(well, *SLURM, *lines, *python_here, *OFFLOAD)
+    assert found["cuda.toolkit"]["status"] == "note"
+    monkeypatch.setenv("DS_SKIP_CUDA_CHECK", "1")
+    found = look(well, *SLURM, *OFFLOAD)
+    assert found["cuda.toolkit"]["status"] == "note"
+    assert "DS_SKIP_CUDA_CHECK=1" in found["cuda.toolkit"]["text"]
+
+
+def test_another_interpreter_is_asked(well: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    answer = '{"version": [3, 8], "path": [], "packages": {"torch": "2.6.0"}}'
+    few = '{"has": ["torch"], "torch": "cuda = \\"12.4\\""}'
+    text = f"case $# in 2) echo '{few}';; *) echo '{answer}';; esac"
+    other = well.program("python3.8", text)
+    assert python.ask(str(other)) == python.Extras(
+        cuda="12.4", has_transformers=False, has_ninja=False
+    )
+    found = interpreters.look_at(str(other), may_run=True, environ={})
+    wanted = python.Wanted(python=found, oldest={"python": (3, 10)}, is_sure=True)
+    assert python.version(wanted).status == "fail"
+    assert python.package(wanted, "accelerate", needed_by="clusterrun").status == "fail"
+
+
+def test_torch_is_not_imported_to_know_its_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError\n")
+    (tmp_path / "torch" / "version.py").write_text("cuda: Optional[str] = '12.6'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = python.ask(sys.executable)
+    assert found is not None
+    assert found.cuda == "12.6"
+
+
+@pytest.mark.parametrize(("cluster", "status"), [("local", "fail"), ("slurm", "note")])
+def test_a_driver_that_hangs(
+    well: CommandLine, monkeypatch: pytest.MonkeyPatch, cluster: str, status: str
+) -> None:
+    job = ("--cluster", cluster, "--device", "cpu", "--only", "cuda.driver")
+    assert look(well, *job)["cuda.driver"]["status"] == "ok"
+    monkeypatch.setattr(cuda, "ANSWER_S", 0.3)
+    monkeypatch.setattr(machine_facts, "SMI_TIMEOUT_S", 0.3)
+    well.program("nvidia-smi", "sleep 60")
+    found = look(well, *job)["cuda.driver"]
+    assert found["status"] == status
+    assert "nvidia-smi -q" in found["hint"]
+
+
+def test_what_does_not_answer_is_left_behind(
+    well: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(30))
+    found = look(well, "--cluster", "local", "--only", "net", "--only", "node")
+    assert found["net.name"]["status"] == "skip"
+    assert "no answer" in found["net.name"]["text"]
+    assert found["net.ports"]["status"] == "ok"
+
+
+# This machine
+
+
+def test_many_variables_of_another_job(well: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(9):
+        monkeypatch.setenv(f"SLURM_X{number}", "1")
+    found = look(well, "--only", "env")["env.left_over"]
+    assert found["text"].startswith("set in your shell: SLURM_X0, SLURM_X1,")
+    assert "SLURM_X5, 3 more;" in found["text"]
+    assert found["hint"] == "use a new shell"
+
+
+def test_offload_of_the_users_own_file(well: CommandLine) -> None:
+    for device, status in (("none", "skip"), ("cpu", "ok")):
+        zero = {"stage": 2, "offload_optimizer": {"device": device}}
+        batch = {"train_micro_batch_size_per_gpu": 1}
+        (well.path / "ds.json").write_text(json.dumps({"zero_optimization": zero, **batch}))
+        own = ("--strategy", "zero2", "--deepspeed-config", "ds.json", "train.py")
+        found = look(well, *SLURM, *own)
+        assert found["python.compiler"]["status"] == status, found["config.job"]
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """Two ports in a row that somebody listens on; the first is returned."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            port = stack.enter_context(socket.create_server(("", 0))).getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                stack.enter_context(socket.create_server(("", port + 1)))
+                break
+        yield port
+
+
+def test_a_range_of_ports_in_use(well: CommandLine, taken: int) -> None:
+    local = ("--cluster", "local")
+    before = look(well, *local)
+    after = look(well, *local, "--port-range", f"{taken}-{taken + 1}")
+    assert changed(before, after) == {"net.ports": "fail"}
+    assert "--port-range" in after["net.ports"]["hint"]
+
+
+def test_a_low_limit_of_locked_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
+    assert machine.memlock().status in ("skip", "note")
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(machine, "INFINIBAND", tmp_path)
+    found = machine.memlock()
+    assert (found.status, "administrator" in found.hint) == ("note", True)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, resource.RLIM_INFINITY))
+    assert machine.memlock().hint.endswith("ulimit -l unlimited")
+
+
+LOCAL = ("--cluster", "local", "--only", "node", "--only", "path", "--only", "net.i")
+
+
+def apart(*args: str, setup: Callable[[], object] | None = None) -> Found:
+    """Run doctor in a process of its own."""
+    done = subprocess.run(
+        [*args, sys.executable, "-m", "clusterrun", "doctor", "--json", *LOCAL],
+        capture_output=True,
+        text=True,
+        timeout=60 * PATIENCE,
+        check=False,
+        preexec_fn=setup,
+    )
+    assert done.returncode in (0, 3), done.stderr
+    return {each["id"]: each for each in json.loads(done.stdout)["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "which", "number", "letter"),
+    [
+        ("node.files", resource.RLIMIT_NOFILE, 256, "n"),
+        ("node.processes", resource.RLIMIT_NPROC, 1000, "u"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_low_limit(name: str, which: int, number: int, letter: str) -> None:
+    hard = resource.getrlimit(which)[1]
+    before = apart()
+    after = apart(setup=lambda: resource.setrlimit(which, (number, hard)))
+    if before[name]["status"] == "note":
+        pytest.skip("the limit of this machine is low")
+    assert changed(before, after) == {name: "note"}
+    assert f"ulimit -{letter} " in after[name]["hint"]
+
+
+UNSHARE = ("/usr/bin/unshare", "--map-root-user")
+ENOUGH = "size=20g,nr_inodes=100k"
+
+
+def unshared(kinds: tuple[str, ...], *mounts: str) -> Found:
+    """Run doctor in namespaces of its own, after mounts; skip the test if they are not allowed."""
+    commands = [f"/usr/bin/mount -t {mount}" for mount in mounts]
+    commands += ["/sbin/ip link set lo up"] * ("--net" in kinds)
+    line = " && ".join([*commands, 'exec "$@"'])
+    try:
+        subprocess.run([*UNSHARE, *kinds, "/usr/bin/true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("namespaces are not allowed here")
+    return apart(*UNSHARE, *kinds, "bash", "-c", line, "bash")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "mount", "hint"),
+    [
+        ("node.shm", "note", "tmpfs -o size=64m t /dev/shm", "--shm-size"),
+        ("path.disk", "fail", "tmpfs -o size=10m,nr_inodes=100k t runs", "delete old runs"),
+        ("path.inodes", "fail", "tmpfs -o size=20g,nr_inodes=100 t runs", "delete old runs"),
+        ("path.runs", "fail", f"tmpfs -o ro,{ENOUGH} t runs", "--run-dir"),
+    ],
+)
+def test_a_mount_that_is_small_or_read_only(
+    here: CommandLine, name: str, status: str, mount: str, hint: str
+) -> None:
+    (here.path / "runs").mkdir()
+    well = (f"tmpfs -o {ENOUGH} t runs", f"tmpfs -o {ENOUGH} t /dev/shm")
+    before, after = unshared(("--mount",), *well), unshared(("--mount",), *well, mount)
+    assert changed(before, after) == {name: status}
+    assert hint in after[name]["hint"]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_machine_whose_interfaces_are_down() -> None:
+    before, after = apart(), unshared(("--mount", "--net"), "sysfs s /sys")
+    if before["net.interface"]["status"] == "note":
+        pytest.skip("this machine has no network")
+    assert changed(before, after) == {"net.interface": "note"}
+    assert "ip -brief link" in after["net.interface"]["hint"]
