@@ -81,9 +81,8 @@ class Subject:
         facts, spec = self.ready.facts, self.ready.resolved.spec
         if facts is None or (not facts.interpreter.path and spec.setup):
             raise _UnknownError("only the nodes know the interpreter: the setup lines provide it")
-        return python.Wanted(
-            python=facts.interpreter, oldest=facts.oldest, is_sure=is_certain(spec, facts)
-        )
+        is_sure = spec.module != STAND_IN and is_certain(spec, facts)  # without a script, no job
+        return python.Wanted(python=facts.interpreter, oldest=facts.oldest, is_sure=is_sure)
 
     def refuse_container(self) -> None:
         """Raise _UnknownError if the job runs in a container."""

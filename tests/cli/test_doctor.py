@@ -97,11 +97,14 @@ def test_without_slurm_torch_and_gpu_the_rest_is_checked(
     monkeypatch.setattr(interpreters, "_own_version", {**INSTALLED, "torch": ""}.__getitem__)
     monkeypatch.setattr(cuda, "DRIVER", Path("/nowhere"))
     monkeypatch.setattr(cuda, "TOOLKIT", Path("/nowhere"))
-    found = look(here, "--skip", "python.torch")
+    found = look(here)
+    assert here("doctor").code == 0
+    assert found["python.torch"]["status"] == "note"
     assert {found[name]["status"] for name in found if name.startswith("slurm.")} == {"skip"}
     assert {found[name]["status"] for name in ("cuda.driver", "cuda.toolkit")} == {"skip"}
     assert found["path.runs"]["status"] == "ok"
-    assert look(here, "--only", "python.torch")["python.torch"]["status"] == "fail"
+    asked = look(here, "--only", "python.torch", "train.py")
+    assert asked["python.torch"]["status"] == "fail"
 
 
 def test_what_is_printed(well: CommandLine) -> None:
