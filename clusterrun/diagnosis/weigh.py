@@ -56,7 +56,7 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     """Return why a run failed; None if its log shows no cause."""
     findings = scanner.findings()
     candidates = scanner.causal()
-    chosen = _chosen(candidates) or _numeric(scanner)
+    chosen = _chosen(candidates) or by_numbers(scanner)
     if chosen is None:
         return None
     of_cause = _of_its_nodes(chosen, [each for each in findings if _is_of(chosen, each)])
@@ -137,8 +137,8 @@ def _weakness(finding: Finding) -> int:
     return {Role.ROOT: 0, Role.EITHER: 2}.get(finding.role, 3)
 
 
-def _numeric(scanner: Scanner) -> Finding | None:
-    """Return what the training's own numbers show, if nothing else was found."""
+def by_numbers(scanner: Scanner) -> Finding | None:
+    """Return what the training's own numbers show; it counts if no message names a cause."""
     if not scanner.trainings:
         return None
     training = max(scanner.trainings.values(), key=lambda each: each.steps)

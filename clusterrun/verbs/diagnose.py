@@ -15,7 +15,7 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
 from clusterrun.diagnosis.table import Role
-from clusterrun.diagnosis.weigh import Verdict, verdict_of
+from clusterrun.diagnosis.weigh import Verdict, by_numbers, verdict_of
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logformat.notes import Memory
@@ -186,7 +186,8 @@ def _add_outcome(
         scanner.feed(dataclasses.replace(line, text=each))
     if outcome.cause is Cause.EXCEPTION and not (is_printed or _has_reported(scanner)):
         scanner.add(UNCAUGHT, Role.ROOT, line)
-    if outcome.cause is Cause.EXIT and not _of_rank(scanner, outcome.rank):
+    is_unexplained = not _of_rank(scanner, outcome.rank) and by_numbers(scanner) is None
+    if outcome.cause is Cause.EXIT and is_unexplained:
         silent = "" if outcome.rank in loud else " and printed no error"
         scanner.add(UNCAUGHT, Role.EITHER, dataclasses.replace(line, text=text + silent))
     for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):

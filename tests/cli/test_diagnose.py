@@ -205,6 +205,15 @@ def test_the_rank_that_exited_first_outranks_its_victims(
     assert [each["class"] for each in answer["consequences"]] == ["peer_died"]
 
 
+def test_a_loss_that_became_nan_explains_a_silent_exit(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 1)
+    noted(root, rank="\n".join(f"step {n} loss {'nan' if n > 3 else 2 / n}" for n in range(1, 7)))
+    outcome(root, cause=Cause.EXIT, code=1, rank=0, node="node17", message="exited with status 1")
+    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "loss_nan"
+
+
 def test_the_log_says_more_than_the_agents_about_an_exception(here: CommandLine) -> None:
     root = submitted(here)
     queue(here)
