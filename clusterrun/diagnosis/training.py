@@ -32,7 +32,8 @@ _STEP_WORDS: Final = ("step", "[", "iter", "batch", "%|", "num_updates", "epoch"
 _NUMBER: Final = r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?i:nan|inf(?:inity)?)"
 _LOSS: Final = re.compile(
     r"\b(?:(?:lm|avg|total)[ _]|(?:reduced_)?[Tt]rain(?:ing)?[ _/])?"
-    r"(?:(?:CrossEntropy)?[Ll]oss|LOSS|per_token_loss)(?:_step|_epoch|/train/total| train)?"
+    r"(?:(?:CrossEntropy)?[Ll]oss|LOSS|per_token_loss)"
+    r"(?:_(?:step|epoch|net|total)|/train/total| train)?"
     rf"['\"]?(?: value| is)?\s*[:=|]?\s*['\"]?(?:tensor\()?(?P<loss>{_NUMBER})(?![\w/])"
 )
 _NO_LOSS: Final = re.compile(  # of a validation, or of a progress bar before its first step
