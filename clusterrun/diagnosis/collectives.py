@@ -107,27 +107,32 @@ class Recordings:
         self._world, self._excused = world, frozenset(waiting)
         self._groups: dict[tuple[str, str], dict[int, Trace]] = {}
         self._calls: dict[tuple[Any, ...], Call] = {}
-        self._places: dict[tuple[Any, Any, Any], str] = {}
+        self._is_own: dict[Any, bool] = {}  # files
 
     def add(self, rank: int, data: bytes) -> bool:
         """Add a rank's dump; return False if it cannot be read."""
         try:
             dump = _Plain(io.BytesIO(data)).load()
             config = {key: _members(value) for key, value in dump.get("pg_config", {}).items()}
+            traces: dict[tuple[str, str], Trace] = {}
             for entry in dump.get("entries", ()):
-                self._enter(rank, entry, config)
+                if not entry.get("is_p2p"):
+                    group = entry["process_group"]
+                    if group not in traces:
+                        traces[group] = self._trace(rank, group, config.get(group[0], ()))
+                    self._enter(traces[group], entry)
         except Exception:  # noqa: BLE001 - a torn or foreign file can raise anything
             return False
         self.ranks.add(rank)
         return True
 
-    def _enter(self, rank: int, entry: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        if entry.get("is_p2p"):
-            return
-        name, about = entry["process_group"]
-        members = config.get(name, ())
+    def _trace(self, rank: int, group: tuple[str, str], members: tuple[int, ...]) -> Trace:
+        """Return a rank's trace of a group; groups of one name may have other members."""
+        name, about = group
         ranks = self._groups.setdefault((f"{name}{members or ''}", about), {})
-        trace = ranks.get(rank) or ranks.setdefault(rank, Trace(members=members))
+        return ranks.setdefault(rank, Trace(members=members))
+
+    def _enter(self, trace: Trace, entry: Mapping[str, Any]) -> None:
         number = int(entry["collective_seq_id"])
         trace.add(number, self._call(entry))
         trace.entered_at = entry["time_created_ns"] / 1e9
@@ -145,13 +150,13 @@ class Recordings:
 
     def _where(self, frames: Iterable[Mapping[str, Any]]) -> str:
         """Return the innermost frame of the user's code, as in `train.py:88 in step`."""
-        for frame in frames:
-            key = (frame["filename"], frame["line"], frame["name"])
-            if key not in self._places:
-                own = not INSTALLED.search(str(key[0]))
-                self._places[key] = f"{key[0]}:{key[1]} in {key[2]}" if own else ""
-            if self._places[key]:
-                return self._places[key]
+        is_own = self._is_own
+        for frame in frames:  # many of a deep stack, and few files
+            file = frame["filename"]
+            if file not in is_own:
+                is_own[file] = not INSTALLED.search(str(file))
+            if is_own[file]:
+                return f"{file}:{frame['line']} in {frame['name']}"
         return ""
 
     def stuck(self) -> Stuck | None:

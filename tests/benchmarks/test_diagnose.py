@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.diagnose import score, subtraction
+from benchmarks.diagnose import hang, score, subtraction
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,5 +62,10 @@ def test_runs_of_many_ranks_are_measured(tmp_path: Path) -> None:
     argv += ["--dir", str(tmp_path), "--results", str(results)]
     subprocess.run(argv, cwd=ROOT, check=True, timeout=300 * PATIENCE)
     (section,) = json.loads(results.with_suffix(".json").read_text())["sections"]
-    assert len(section["rows"]) == 3
+    assert len(section["rows"]) == 4
     assert all(row["peak_MB"] < 200 for row in section["rows"])
+    (run,) = (tmp_path / "runs" / "hang64").iterdir()
+    argv = [score.CLUSTERRUN, "diagnose", str(run), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    verdict = json.loads(done.stdout)["verdict"]
+    assert (verdict["class"], verdict["ranks"]) == ("hang_rank_missing", str(hang.LATE))
