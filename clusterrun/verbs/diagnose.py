@@ -43,6 +43,7 @@ AGENTS, SLURM, RANKS = "agents", "Slurm", "ranks"
 REPORTED: Final = (AGENTS, SLURM, RANKS, *notes.SOURCES, hangs.RECORDER)
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_OF_AGENT: Final = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: Exited with exit code ")
 _BATCH_BYTES: Final = 256 * 1024
 _MOST_MISSING: Final = 1 / 3  # of the ranks that timed out
 _LAST_S: Final = 600  # of the rank that failed first, everything
@@ -252,7 +253,7 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
     """Yield what Slurm and setup lines printed during an attempt.
 
     Once ranks have run, no setup line failed: an error among what these printed is no cause. What
-    the agents print is in the outcome.
+    the agents print is in the outcome, and they exit with the status of the rank that failed.
     """
     until = printed_before(paths, attempt + 1) or None
     if until is None and attempt != paths.newest_attempt():
@@ -261,7 +262,9 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
     data = end_of(paths.batch_output, _BATCH_BYTES, since=since, until=until)
     has_run = outcome is not None and outcome.cause not in _BEFORE_RANKS
     for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        if text.startswith(SLURM_LINES) or not (has_run or text.startswith(PREFIX)):
+        is_echo = has_run and _OF_AGENT.search(text)
+        is_of_slurm = text.startswith(SLURM_LINES) and not is_echo
+        if is_of_slurm or not (has_run or text.startswith(PREFIX)):
             yield read_line(text, number=number, file=paths.batch_output.name)
 
 

@@ -351,6 +351,17 @@ def test_setup_lines_are_no_cause_once_ranks_have_run(
     assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == cause
 
 
+def test_the_exit_status_of_an_agent_is_an_echo_of_its_ranks(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 139)
+    ends = [f"srun: error: node{n}: task {n - 17}: Exited with exit code 139\n" for n in (17, 18)]
+    (root / "slurm" / "batch.out").write_text("".join(ends))
+    outcome(root, cause=Cause.SIGNAL, code=139, signal=11, rank=9, node="node18", message="SIGSEGV")
+    verdict = json.loads(here("diagnose", "--json").out)["verdict"]
+    assert (verdict["class"], verdict["ranks"], verdict["nodes"]) == ("segfault", "9", ["node18"])
+
+
 def test_a_project_adds_causes(here: CommandLine) -> None:
     (here.path / "clusterrun.yaml").write_text("script: train.py\n")
     (here.path / "causes.yaml").write_text(

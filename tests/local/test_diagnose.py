@@ -23,6 +23,24 @@ HANG = ("--hang-timeout", "20s")
 SOON = ("--timeout", "20s")
 COUNTED = any(kills is not None for kills in own_group().kills())
 KILLED = ("sigkill_external", "likely") if COUNTED else ("host_oom", "unconfirmed")
+# What rank 2 of `broken.py` does, options, the cause, and how sure it is.
+OF_ONE_RANK = [
+    ("raise", (), "user_code_exception", "likely"),
+    ("kill", (), *KILLED),
+    ("segv", (), "segfault", "likely"),
+    ("port", (), "port_in_use", "established"),
+    ("loop", HANG, "hang_rank_missing", "established"),
+    ("lock", HANG, "hang_rank_missing", "established"),
+    ("loader", HANG, "hang_rank_missing", "established"),
+    ("skip", SOON, "hang_rank_missing", "likely"),
+    ("miss", SOON, "collective_desync", "likely"),
+]
+OF_MORE_RANKS = [
+    ("import", (), "user_code_exception"),
+    ("host", SOON, "hostname_unresolved"),
+    ("shape", (), "collective_desync"),
+    ("nan", (), "loss_nan"),
+]
 BATCH = """
 import deepspeed
 import torch
@@ -58,20 +76,7 @@ def diagnosed(here: Project, *argv: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("how", "options", "cause", "status"),
-    [
-        ("raise", (), "user_code_exception", "likely"),
-        ("kill", (), *KILLED),
-        ("segv", (), "segfault", "likely"),
-        ("port", (), "port_in_use", "established"),
-        ("loop", HANG, "hang_rank_missing", "established"),
-        ("lock", HANG, "hang_rank_missing", "established"),
-        ("loader", HANG, "hang_rank_missing", "established"),
-        ("skip", SOON, "hang_rank_missing", "likely"),
-        ("miss", SOON, "collective_desync", "likely"),
-    ],
-)
+@pytest.mark.parametrize(("how", "options", "cause", "status"), OF_ONE_RANK)
 def test_what_one_rank_did_is_found_on_that_rank(
     here: Project, how: str, options: tuple[str, ...], cause: str, status: str
 ) -> None:
@@ -149,15 +154,7 @@ def test_a_training_that_runs_is_not_taken_for_a_hang(here: Project) -> None:
     assert "left no dump" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("how", "options", "cause"),
-    [
-        ("import", (), "user_code_exception"),
-        ("host", SOON, "hostname_unresolved"),
-        ("shape", (), "collective_desync"),
-        ("nan", (), "loss_nan"),
-    ],
-)
+@pytest.mark.parametrize(("how", "options", "cause"), OF_MORE_RANKS)
 def test_what_more_than_one_rank_shows(
     here: Project, how: str, options: tuple[str, ...], cause: str
 ) -> None:
@@ -175,8 +172,8 @@ def test_a_port_that_another_process_holds(here: Project) -> None:
     assert found["verdict"]["class"] == "port_in_use"
 
 
-@pytest.fixture(name="small_disk")
-def _small_disk(tmp_path: Path) -> Iterator[Path]:
+def make_small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 1 MiB until the test ends."""
     path = tmp_path / "small"
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
@@ -184,6 +181,11 @@ def _small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("cannot mount a file system")
     yield path
     subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from make_small_disk(tmp_path)
 
 
 def test_a_full_disk(here: Project, small_disk: Path) -> None:
