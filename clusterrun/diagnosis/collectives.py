@@ -126,6 +126,12 @@ class Recordings:
         self.ranks.add(rank)
         return True
 
+    def merge(self, other: Recordings) -> None:
+        """Add the dumps of other ranks."""
+        self.ranks |= other.ranks
+        for key, traces in other._groups.items():
+            self._groups.setdefault(key, {}).update(traces)
+
     def _trace(self, rank: int, group: tuple[str, str], members: tuple[int, ...]) -> Trace:
         """Return a rank's trace of a group; groups of one name may have other members."""
         name, about = group
