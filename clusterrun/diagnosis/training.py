@@ -221,7 +221,7 @@ def _has_jumped(values: list[float]) -> bool:
 
 
 def _has_risen(values: list[float]) -> bool:
-    """Return whether losses rose for long, above all noise, and do not come down."""
+    """Return whether the losses rose slowly, by more than their noise, and stayed high."""
     size = max(_LEAST_BLOCK, len(values) // _BLOCKS)
     starts = range(len(values) % size, len(values), size)
     blocks = [sorted(values[start : start + size]) for start in starts]

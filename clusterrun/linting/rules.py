@@ -512,7 +512,7 @@ def _slow(script: Script, launch: Launch) -> Iterator[Found]:
 
 @_rule(
     "waits-for-input",
-    "nobody can answer in a job: it fails or waits until the time limit",
+    "a job has no terminal: it fails or waits until the time limit",
     "remove it",
 )
 def _waits_for_input(script: Script, launch: Launch) -> Iterator[Found]:

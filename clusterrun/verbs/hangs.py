@@ -8,7 +8,7 @@ import re
 import tarfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
@@ -166,7 +166,10 @@ def _read(
     workers = min(usable_cpus(), _MOST_WORKERS, len(paths) // _NODES_OF_WORKER)
     parts = [paths[number::workers] for number in range(workers)]
     if workers > 1:
-        with suppress(OSError), ProcessPoolExecutor(workers, get_context("fork")) as pool:
+        with (
+            suppress(OSError, BrokenExecutor),
+            ProcessPoolExecutor(workers, get_context("fork")) as pool,
+        ):
             for part in list(pool.map(_read_part, parts, repeat(only))):
                 recordings.merge(part)
             return recordings
