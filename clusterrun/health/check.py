@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 class Status(str, Enum):
@@ -23,6 +25,19 @@ class Check:
     status: Status
     text: str
     hint: str = ""
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Check:
+        """Undo `asdict`. Raises KeyError, TypeError or ValueError for anything else."""
+        texts = {name: str(data[name]) for name in ("id", "text", "hint")}
+        return cls(status=Status(data["status"]), **texts)
+
+
+Look = Callable[[], Check]  # may raise UnknownError, OSError or ClusterrunError
+
+
+class UnknownError(Exception):
+    """A check cannot look; the text is the reason."""
 
 
 def ok(name: str, text: str) -> Check:

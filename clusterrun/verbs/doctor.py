@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import re
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -27,8 +24,10 @@ from clusterrun.errors import (
     UsageError,
     describe,
 )
-from clusterrun.health import cuda, machine, network, paths, python
-from clusterrun.health.check import Check, Status, fail, note, ok, skip
+from clusterrun.health import cuda, network, paths, python
+from clusterrun.health.check import Check, Look, Status, UnknownError, fail, note, ok
+from clusterrun.health.examine import examine as side_by_side
+from clusterrun.health.node import Needs, quick_looks
 from clusterrun.launch.inputs import runs_in_container
 from clusterrun.launch.packages import interpreter_problem, is_certain
 from clusterrun.rundir.record import current_user
@@ -38,14 +37,11 @@ from clusterrun.verbs.render import Prepared, check, prepare
 DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks is left behind
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
 _OFFLOADS: Final = re.compile(r'"offload_optimizer"\s*:\s*\{[^}]*"device"\s*:\s*"(?:cpu|nvme)"')
+_ALONE: Final = ("slurm.submit", "net.name")  # each may be slow by itself
 _OF_THIS_MACHINE: Final = ("cuda.driver", "net.ports")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
 _NAMED: Final = 6  # variables, of those in the shell
 _DEFAULT_PORTS: Final = port_range(JobSpec().port_range)
-
-
-class _UnknownError(Exception):
-    """A check cannot look; the text is the reason."""
 
 
 @dataclass
@@ -59,9 +55,9 @@ class Subject:
 
     @property
     def ready(self) -> Prepared:
-        """The prepared job. Raises _UnknownError if there is a mistake in it."""
+        """The prepared job. Raises UnknownError if there is a mistake in it."""
         if self.prepared is None:
-            raise _UnknownError("the job's configuration has a mistake")
+            raise UnknownError("the job's configuration has a mistake")
         return self.prepared
 
     @property
@@ -70,24 +66,29 @@ class Subject:
         return self.prepared.plan.procs_per_node if self.prepared else 1
 
     @property
+    def runs(self) -> Path:
+        """The directory of the runs. Raises UnknownError if there is a mistake in the job."""
+        return Path(self.ready.plan.runs_dir)
+
+    @property
     def ports(self) -> tuple[int, int]:
         """The ports that the job uses."""
         return self.prepared.plan.port_range if self.prepared else _DEFAULT_PORTS
 
     @cached_property
     def wanted(self) -> python.Wanted:
-        """What the job wants from its interpreter. Raises _UnknownError if that is elsewhere."""
+        """What the job wants from its interpreter. Raises UnknownError if that is elsewhere."""
         self.refuse_container()
         facts, spec = self.ready.facts, self.ready.resolved.spec
         if facts is None or (not facts.interpreter.path and spec.setup):
-            raise _UnknownError("only the nodes know the interpreter: the setup lines provide it")
+            raise UnknownError("only the nodes know the interpreter: the setup lines provide it")
         is_sure = spec.module != STAND_IN and is_certain(spec, facts)  # without a script, no job
         return python.Wanted(python=facts.interpreter, oldest=facts.oldest, is_sure=is_sure)
 
     def refuse_container(self) -> None:
-        """Raise _UnknownError if the job runs in a container."""
+        """Raise UnknownError if the job runs in a container."""
         if runs_in_container(self.ready.resolved.spec):
-            raise _UnknownError("the job runs in a container, which has its own programs")
+            raise UnknownError("the job runs in a container, which has its own programs")
 
     @property
     def has_own_programs(self) -> bool:
@@ -111,17 +112,17 @@ class Subject:
 
     @cached_property
     def controller(self) -> Check:
-        """Whether slurmctld answers. Raises _UnknownError if it can't be asked."""
+        """Whether slurmctld answers. Raises UnknownError if it can't be asked."""
         self.refuse_other_cluster()
         if shell.find("scontrol") is None:
-            raise _UnknownError("scontrol was not found")
+            raise UnknownError("scontrol was not found")
         return slurm.controller(self._site)
 
     @property
     def site(self) -> slurm.Site:
-        """Slurm, for this job. Raises _UnknownError if it can't answer."""
+        """Slurm, for this job. Raises UnknownError if it can't answer."""
         if self.controller.status is Status.FAIL:
-            raise _UnknownError("slurmctld does not answer")
+            raise UnknownError("slurmctld does not answer")
         return self._site
 
     @cached_property
@@ -129,11 +130,11 @@ class Subject:
         return slurm.Site(self.ready.plan)
 
     def refuse_other_cluster(self) -> None:
-        """Raise _UnknownError if the job does not run on Slurm."""
+        """Raise UnknownError if the job does not run on Slurm."""
         asked = self.resolved.spec.cluster if self.resolved else Cluster.AUTO
         if choose_cluster(asked) is Cluster.LOCAL:
             is_asked = asked is Cluster.LOCAL
-            raise _UnknownError("the job runs on this machine" if is_asked else "no sbatch here")
+            raise UnknownError("the job runs on this machine" if is_asked else "no sbatch here")
 
 
 def subject_of(load: Callable[[], Resolved]) -> Subject:
@@ -174,7 +175,7 @@ def _files(job: Subject) -> Check:
 
 def _job(job: Subject) -> Check:
     if job.resolved is None:
-        raise _UnknownError("the configuration cannot be read")
+        raise UnknownError("the configuration cannot be read")
     problem = job.mistake
     if problem is None and (facts := job.ready.facts):
         of_python = interpreter_problem(job.resolved.spec, facts, job.ready.plan.strategy)
@@ -222,10 +223,10 @@ def _ninja(job: Subject) -> Check:
 
 
 def _operators(job: Subject) -> dict[str, str]:
-    """Return the job's variables. Raises _UnknownError if it builds no operators, or elsewhere."""
+    """Return the job's variables. Raises UnknownError if it builds no operators, or elsewhere."""
     if not job.builds_operators:
         strategy = job.ready.plan.strategy.value
-        raise _UnknownError(f"strategy {strategy} builds no operators of DeepSpeed")
+        raise UnknownError(f"strategy {strategy} builds no operators of DeepSpeed")
     job.refuse_container()
     return _environ(job)
 
@@ -243,11 +244,12 @@ def _toolkit(job: Subject) -> Check:
 
 
 def _runs(job: Subject) -> Check:
-    return paths.runs(_runs_dir(job), is_shared=job.ready.plan.cluster is Cluster.SLURM)
+    return paths.runs(job.runs, is_shared=job.ready.plan.cluster is Cluster.SLURM)
 
 
-def _runs_dir(job: Subject) -> Path:
-    return Path(job.ready.plan.runs_dir)
+def _quick(name: str, job: Subject) -> Check:
+    runs = job.runs if name.startswith("path.") else Path()
+    return quick_looks(Needs(runs=runs, ranks=job.ranks))[name]()
 
 
 def _client(job: Subject) -> Check:
@@ -258,7 +260,7 @@ def _client(job: Subject) -> Check:
 def _submit(job: Subject) -> Check:
     job.refuse_other_cluster()
     if shell.find("sbatch") is None:
-        raise _UnknownError("sbatch was not found")
+        raise UnknownError("sbatch was not found")
     try:
         answer = check(dataclasses.replace(job.ready, problem=None))
     except SchedulerUnreachableError:
@@ -324,14 +326,14 @@ _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "cuda.driver": lambda job: cuda.driver(job.cuda),
     "cuda.toolkit": _toolkit,
     "path.runs": _runs,
-    "path.disk": lambda job: paths.disk(_runs_dir(job)),
-    "path.inodes": lambda job: paths.inodes(_runs_dir(job)),
+    "path.disk": partial(_quick, "path.disk"),
+    "path.inodes": partial(_quick, "path.inodes"),
     "path.quota": lambda _: paths.quota(),
-    "node.shm": lambda _: machine.shm(),
-    "node.files": lambda job: machine.open_files(job.ranks),
-    "node.memlock": lambda _: machine.memlock(),
-    "node.processes": lambda job: machine.processes(job.ranks),
-    "net.interface": lambda _: network.interface(),
+    "node.shm": partial(_quick, "node.shm"),
+    "node.files": partial(_quick, "node.files"),
+    "node.memlock": partial(_quick, "node.memlock"),
+    "node.processes": partial(_quick, "node.processes"),
+    "net.interface": partial(_quick, "net.interface"),
     "net.ports": lambda job: network.free_ports(*job.ports),
     "net.name": lambda _: network.own_name(),
     "slurm.client": _client,
@@ -365,25 +367,9 @@ def chosen(only: Sequence[str], without: Sequence[str]) -> list[Probe]:
 
 
 def examine(job: Subject, probes: Iterable[Probe]) -> list[Check]:
-    """Run checks, those of a domain one after the other, and leave behind what is late."""
-    probes = list(probes)
-    answers: dict[str, Check | Exception] = {}
-    domains = [list(group) for _, group in itertools.groupby(probes, key=_domain)]
-    threads = [
-        threading.Thread(target=_answer, args=(job, domain, answers), daemon=True)
-        for domain in domains
-    ]
-    deadline = time.monotonic() + DEADLINE_S
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    late = f"no answer within {DEADLINE_S:g} s"
-    found = [answers.get(probe.id) or skip(probe.id, late) for probe in probes]
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    return [each for each in found if isinstance(each, Check)]
+    """Run checks of a job."""
+    looks: dict[str, Look] = {probe.id: partial(probe.look, job) for probe in probes}
+    return [_for_job(each, job) for each in side_by_side(looks, DEADLINE_S, alone=_ALONE)]
 
 
 def _for_job(found: Check, job: Subject) -> Check:
@@ -392,20 +378,3 @@ def _for_job(found: Check, job: Subject) -> Check:
     if found.status is Status.FAIL and is_elsewhere and found.id in _OF_THIS_MACHINE:
         return dataclasses.replace(found, status=Status.NOTE)
     return found
-
-
-def _domain(probe: Probe) -> str:
-    """Return what blocks together: a part of this machine, or Slurm; sbatch alone may be slow."""
-    return probe.id if probe.id in ("slurm.submit", "net.name") else probe.id.split(".")[0]
-
-
-def _answer(job: Subject, probes: list[Probe], answers: dict[str, Check | Exception]) -> None:
-    for probe in probes:
-        try:
-            answers[probe.id] = _for_job(probe.look(job), job)
-        except _UnknownError as reason:
-            answers[probe.id] = skip(probe.id, str(reason))
-        except (ClusterrunError, OSError) as error:
-            answers[probe.id] = skip(probe.id, describe(error))
-        except Exception as error:  # noqa: BLE001  # a fault of ours: the main thread raises it
-            answers[probe.id] = error

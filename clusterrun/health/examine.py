@@ -1,0 +1,57 @@
+"""Run checks side by side, and leave behind those that are late."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from clusterrun.errors import ClusterrunError, describe
+from clusterrun.health.check import Check, Look, UnknownError, skip
+
+
+def examine(
+    looks: Mapping[str, Look], deadline_s: float, *, alone: Collection[str] = ()
+) -> list[Check]:
+    """Run the checks of each domain (`node` of `node.shm`) in a thread, one after the other.
+
+    A blocked file system, driver or server holds up its own domain only; `alone` are checks that
+    may block by themselves. What has no answer in time is skipped. A fault of a check is raised.
+    """
+    answers: dict[str, Check | Exception] = {}
+    domains = [
+        list(group)
+        for _, group in itertools.groupby(
+            looks, key=lambda name: name if name in alone else name.split(".")[0]
+        )
+    ]
+    threads = [
+        threading.Thread(target=_answer, args=(looks, names, answers), daemon=True)
+        for names in domains
+    ]
+    deadline = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = f"no answer within {deadline_s:g} s"
+    found = [answers.get(name) or skip(name, late) for name in looks]
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return [each for each in found if isinstance(each, Check)]
+
+
+def _answer(
+    looks: Mapping[str, Look], names: Sequence[str], answers: dict[str, Check | Exception]
+) -> None:
+    for name in names:
+        try:
+            answers[name] = looks[name]()
+        except UnknownError as reason:
+            answers[name] = skip(name, str(reason))
+        except (ClusterrunError, OSError) as error:
+            answers[name] = skip(name, describe(error))
+        except Exception as error:  # noqa: BLE001  # a fault of ours: the main thread raises it
+            answers[name] = error
