@@ -11,6 +11,7 @@ from pathlib import Path
 
 from clusterrun.health import machine, network, paths
 from clusterrun.health.check import Look
+from clusterrun.launch.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,11 @@ class Needs:
 
     runs: Path
     ranks: int = 1
+
+    @classmethod
+    def of(cls, plan: Plan) -> Needs:
+        """Return what a plan's ranks need of each node."""
+        return cls(runs=Path(plan.runs_dir), ranks=plan.procs_per_node)
 
 
 def quick_looks(needs: Needs) -> dict[str, Look]:

@@ -58,7 +58,8 @@ class Plan:
     user's own configuration. `deepspeed` is the text of ds_config.json (empty: none). Times are
     in seconds unless the name ends in minutes; 0 means the library's default, for logs no cap.
     `max_restarts` None means no limit while each attempt saves something new. `warning_s` is how
-    long before the time limit the ranks are asked to save and exit.
+    long before the time limit the ranks are asked to save and exit. With `is_smoke`, the nodes
+    are checked instead, and nothing trains.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Plan:
     parallel: Parallel = field(default_factory=Parallel)
     port_range: tuple[int, int] = (20000, 29999)
     notes: tuple[str, ...] = ()
+    is_smoke: bool = False
 
     @property
     def world_size(self) -> int:

@@ -248,8 +248,8 @@ def _runs(job: Subject) -> Check:
 
 
 def _quick(name: str, job: Subject) -> Check:
-    runs = job.runs if name.startswith("path.") else Path()
-    return quick_looks(Needs(runs=runs, ranks=job.ranks))[name]()
+    is_planned = job.prepared is not None or name.startswith("path.")
+    return quick_looks(Needs.of(job.ready.plan) if is_planned else Needs(runs=Path()))[name]()
 
 
 def _client(job: Subject) -> Check:

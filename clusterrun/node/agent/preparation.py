@@ -90,7 +90,7 @@ def open_link(
     the head's questions with `answerers`.
     """
     who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
-    ports = _ports(attempt).link
+    ports = attempt_ports(attempt).link
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     if who.is_head:
         decide = functools.partial(decided_parameters, attempt)
@@ -129,7 +129,8 @@ def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
     return Precision.BF16.value
 
 
-def _ports(attempt: Attempt) -> Ports:
+def attempt_ports(attempt: Attempt) -> Ports:
+    """Return the ports that an attempt tries."""
     job = f"{attempt.who.job_id}:{attempt.paths.root}"
     return candidate_ports(job, attempt.number, attempt.plan.port_range)
 
@@ -137,7 +138,7 @@ def _ports(attempt: Attempt) -> Ports:
 def _rendezvous_port(attempt: Attempt) -> int:
     fixed = attempt.plan.main_process_port
     try:
-        return free_port((fixed,) if fixed else _ports(attempt).rendezvous)
+        return free_port((fixed,) if fixed else attempt_ports(attempt).rendezvous)
     except OSError as error:
         where = f"{attempt.who.node}: port {fixed}" if fixed else attempt.who.node
         text = f"{where}: no port is free for the rendezvous: {error}"

@@ -41,6 +41,7 @@ class Peer:
 class Head:
     """Node 0: welcome the members, if any, and decide how the attempt ends.
 
+    Without `waits_for_all`, it begins with those that have joined in time.
     `left_behind`: a member did not report that all its processes are gone.
     """
 
@@ -52,9 +53,12 @@ class Head:
         timeout_s: float,
         decide: Decide,
         disk: SharedDisk,
+        *,
+        waits_for_all: bool = True,
     ) -> None:
         self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
         self._timeout_s, self._decide = timeout_s, decide
+        self._waits_for_all = waits_for_all
         self._peers: dict[int, Peer] = {}
         self._left: dict[int, float] = {}  # by node rank: when it disconnected before the launch
         self._is_launched = False
@@ -105,8 +109,10 @@ class Head:
             if gone:
                 text = f"{', '.join(gone)} disconnected before the launch"
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
-            if now > deadline:
+            if now > deadline and self._waits_for_all:
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, self._missing())
+            if now > deadline:
+                break
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), LOOK_S)
         return self._welcome([report, *(peer.report for _, peer in sorted(self._peers.items()))])
@@ -215,6 +221,10 @@ class Head:
             self.questions.take(peer.report.node_rank, message)
         elif message.get("type") == "interrupt":
             self.interrupted()
+
+    def addresses(self) -> dict[int, str]:
+        """Return the addresses of the members that are present, by node rank."""
+        return {rank: self._peers[rank].channel.peer_address for rank in self._present()}
 
     def _look_around(self) -> None:
         peers = self._peers.values()

@@ -1,0 +1,107 @@
+"""What the nodes of a smoke job found: each alone, and all together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.health.check import Check
+from clusterrun.shared.files import read_json, write_whole
+
+DIRECTORY: Final = "health"  # in the run directory
+_GROUP: Final = ".group.json"  # no host has such a name
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """What a node found alone. `computed`: by device; None until it has computed."""
+
+    node: str
+    checks: tuple[Check, ...]
+    facts: Mapping[str, str]
+    computed: Mapping[str, Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What a node measured while all nodes did the same; None is not measured.
+
+    `clock_s`: its clock is so far ahead of the head's. `metadata` and `read`: operations and MB per
+    second on the runs' file system; `unseen`: the nodes whose report it does not see there.
+    `sent`: MB per second to `peer`; `link_error` if that failed. `reduced_s`: the time of an
+    all-reduce; `reduce_error` if it failed.
+    """
+
+    clock_s: float = 0.0
+    metadata: float | None = None
+    read: float | None = None
+    unseen: tuple[str, ...] = ()
+    peer: str = ""
+    sent: float | None = None
+    link_error: str = ""
+    reduced_s: float | None = None
+    reduce_error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupReport:
+    """What the head gathered: `shares` of the nodes that met, `alone`: the head before the others.
+
+    `problem`: why the nodes did not meet.
+    """
+
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    alone: Share = field(default_factory=Share)
+    problem: str = ""
+
+
+def write_node(run_dir: Path, report: NodeReport) -> None:
+    """Write what a node found so far. Raises OSError."""
+    directory = run_dir / DIRECTORY
+    directory.mkdir(mode=0o700, exist_ok=True)
+    write_whole(directory / f"{report.node}.json", json.dumps(dataclasses.asdict(report)))
+
+
+def write_group(run_dir: Path, report: GroupReport) -> None:
+    """Write what the group found. Raises OSError."""
+    write_whole(run_dir / DIRECTORY / _GROUP, json.dumps(dataclasses.asdict(report)))
+
+
+def reported(run_dir: Path) -> set[str]:
+    """Return the nodes that have reported."""
+    try:
+        names = [entry.name for entry in (run_dir / DIRECTORY).iterdir()]
+    except OSError:
+        return set()
+    return {name[:-5] for name in names if name.endswith(".json") and not name.startswith(".")}
+
+
+def read_nodes(run_dir: Path) -> dict[str, NodeReport]:
+    """Return the nodes' reports; leave out damaged ones."""
+    found = {}
+    for node in sorted(reported(run_dir)):
+        data = read_json(run_dir / DIRECTORY / f"{node}.json") or {}
+        try:
+            checks = tuple(map(Check.from_data, data["checks"]))
+            found[node] = NodeReport(**{**data, "node": node, "checks": checks})
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def read_group(run_dir: Path) -> GroupReport | None:
+    """Return the group's report; None if there is none yet."""
+    data = read_json(run_dir / DIRECTORY / _GROUP)
+    try:
+        return _group(data) if data else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _group(data: Mapping[str, Any]) -> GroupReport:
+    shares = {node: Share(**share) for node, share in data["shares"].items()}
+    return GroupReport(shares=shares, alone=Share(**data["alone"]), problem=str(data["problem"]))

@@ -1,0 +1,1 @@
+"""A smoke job's part on a node: check it alone, then all nodes together."""

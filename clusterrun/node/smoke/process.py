@@ -1,0 +1,139 @@
+"""One node of a smoke job, as a process: check this node alone, then with those that are present.
+
+A node that hangs holds up no other: the head meets without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import socket
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from clusterrun.health import reports
+from clusterrun.health.examine import examine
+from clusterrun.health.node import Needs, quick_looks
+from clusterrun.health.reports import GroupReport, NodeReport
+from clusterrun.launch.plan import Plan
+from clusterrun.node.agent.preparation import attempt_ports
+from clusterrun.node.base.causes import Ending, NodeError
+from clusterrun.node.base.facts import interface_of
+from clusterrun.node.base.identity import Attempt, identity
+from clusterrun.node.base.processes import adopt_orphans, kill_descendants
+from clusterrun.node.base.report import LaunchParameters, Report
+from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.stderr import say_on_stderr
+from clusterrun.node.link.clock import Clock
+from clusterrun.node.link.handshake import Realm
+from clusterrun.node.link.head import Head
+from clusterrun.node.link.member import Member
+from clusterrun.node.smoke.group import gather
+from clusterrun.node.smoke.part import Part
+from clusterrun.node.smoke.probes import Probes
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
+
+CHECKS_S: Final = 4.0
+MEET_S, MEET_NODE_S = 6.0, 0.03  # for the others to join, and more for each node
+LATE_S: Final = 20.0  # the head may start so much later than a member
+LIMIT_S: Final = 90.0
+
+
+def run_smoke(run_dir: Path, number: int) -> int:
+    """Check this node and its group; files hold what is found. Return the exit status."""
+    adopt_orphans()
+    paths = RunPaths(root=run_dir)
+    try:
+        plan = read_plan(paths)
+        who = identity(os.environ, _nodes(plan, os.environ))
+        attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
+        asyncio.run(asyncio.wait_for(_run(attempt), LIMIT_S + len(who.nodes) * MEET_NODE_S))
+    except asyncio.TimeoutError:
+        say_on_stderr(f"{socket.gethostname()}: the checks did not end in time")
+        return 1
+    except (OSError, ValueError, NodeError) as error:
+        say_on_stderr(f"{socket.gethostname()}: {error}")
+        return 1
+    finally:
+        kill_descendants()
+    return 0
+
+
+def _nodes(plan: Plan, env: Mapping[str, str]) -> int:
+    """Return how many nodes this step has: a second one leaves out those that are stuck."""
+    text = env.get("SLURM_STEP_NUM_NODES", "")
+    return int(text) if text.isdigit() else plan.nodes
+
+
+async def _run(attempt: Attempt) -> None:
+    probes = Probes(attempt.plan, attempt.paths.root)
+    await probes.start()
+    try:
+        await _examine(attempt, probes)
+    finally:
+        await probes.end()
+
+
+async def _examine(attempt: Attempt, probes: Probes) -> None:
+    root, disk = attempt.paths.root, SharedDisk()
+    report = await disk.do(partial(_alone, attempt))
+    await disk.do(partial(reports.write_node, root, report))
+    part = Part(attempt, probes, disk)
+    if attempt.who.is_head:
+        await disk.do(partial(reports.write_group, root, await _lead(attempt, part, disk)))
+    else:
+        await _follow(attempt, part, disk)
+    report = dataclasses.replace(report, computed=await probes.computed())
+    await disk.do(partial(reports.write_node, root, report))
+
+
+def _alone(attempt: Attempt) -> NodeReport:
+    looks = quick_looks(Needs.of(attempt.plan))
+    checks = tuple(examine(looks, CHECKS_S))
+    return NodeReport(node=attempt.who.node, checks=checks, facts={})
+
+
+async def _lead(attempt: Attempt, part: Part, disk: SharedDisk) -> GroupReport:
+    """Meet the nodes that are present, and have all of them measure together."""
+    who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
+    wait_s = MEET_S + len(who.nodes) * MEET_NODE_S
+    ports = attempt_ports(attempt).link
+    head = Head(who, realm, ports, wait_s, _parameters, disk, waits_for_all=False)
+    try:
+        parameters = await head.meet(_report(attempt))
+    except NodeError as error:
+        return GroupReport(problem=error.message)
+    found = await gather(head, part, parameters.address)
+    head.decision.make(Ending.completed())
+    await head.ending()
+    await head.leave()
+    return found
+
+
+def _parameters(_: object, address: str) -> LaunchParameters:
+    return LaunchParameters(
+        address=address, port=0, interface=interface_of(address), precision="no"
+    )
+
+
+async def _follow(attempt: Attempt, part: Part, disk: SharedDisk) -> None:
+    """Answer the head's questions until it ends the group."""
+    who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
+    wait_s = MEET_S + len(who.nodes) * MEET_NODE_S + LATE_S
+    ports = attempt_ports(attempt).link
+    member = Member(who, realm, ports, wait_s, Clock(), part.clock_compared, part.answerers, disk)
+    try:
+        part.interface = (await member.meet(_report(attempt))).interface
+    except NodeError as error:
+        say_on_stderr(error.message)
+        return
+    await member.ending()
+    await member.leave()
+
+
+def _report(attempt: Attempt) -> Report:
+    return Report(node=attempt.who.node, node_rank=attempt.who.node_rank, versions={})
