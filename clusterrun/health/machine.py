@@ -56,12 +56,10 @@ def memlock() -> Check:
 def _limit(name: str, which: int, needed: int, what: str, letter: str) -> Check:
     soft, hard = resource.getrlimit(which)
     if _at_least(soft, needed):
-        return ok(name, f"{_number(soft)} {what} are allowed")
-    text = f"only {soft} {what} are allowed; {_number(needed)} are recommended"
+        return ok(name, f"{number(soft)} {what} are allowed")
+    text = f"only {soft} {what} are allowed; {number(needed)} are recommended"
     if _at_least(hard, needed):
-        return note(
-            name, text, f"run in the shell that submits: ulimit -{letter} {_number(needed)}"
-        )
+        return note(name, text, f"run in the shell that submits: ulimit -{letter} {number(needed)}")
     return note(name, text, f"ask the administrator to raise the hard limit (ulimit -H -{letter})")
 
 
@@ -70,7 +68,8 @@ def _at_least(limit: int, needed: int) -> bool:
     return limit == unlimited or (needed != unlimited and limit >= needed)
 
 
-def _number(limit: int) -> str:
+def number(limit: int) -> str:
+    """Write a limit of a process."""
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 

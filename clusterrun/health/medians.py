@@ -20,19 +20,15 @@ def slow(values: Mapping[str, float], least: float = 0.75) -> dict[str, float]:
     """
     ordered = sorted((value, node) for node, value in values.items() if math.isfinite(value))
     limit = least if len(ordered) > 2 else min(least, _LEAST_OF_TWO)
-    numbers = [value for value, _ in ordered]
     found = {}
-    for place, (value, node) in enumerate(ordered[: len(ordered) // 2 + 1]):
-        middle = _median_without(numbers, place)
+    for place, (value, node) in enumerate(ordered[: len(ordered) // 2]):
+        middle = ordered[_middle_without(place, len(ordered))][0]
         if middle > 0 and value / middle < limit:
             found[node] = value / middle
     return found
 
 
-def _median_without(ordered: list[float], place: int) -> float:
-    """Return the median of a sorted list without one of its numbers; 0 if that is the only one."""
-    size = len(ordered) - 1
-    if size < 1:
-        return 0.0
-    low, high = ((size - 1) // 2, size // 2)
-    return (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
+def _middle_without(place: int, size: int) -> int:
+    """Return the place of the (lower) median of a sorted list's other numbers."""
+    middle = (size - 2) // 2
+    return middle + (middle >= place)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.health.facts import installed_version
 from clusterrun.launch.accelerate_argv import launch_argv, module_argv
 from clusterrun.launch.plan import EnvVar, Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, rank_environment
-from clusterrun.node.base import facts
 from clusterrun.node.base.identity import LOOPBACK, Attempt, Identity, local_node
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.rendering.bundle import Bundle
@@ -122,8 +122,8 @@ def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
     met = LaunchParameters(address=address, port=0, interface=interface, precision="")
     known = NodeFacts(
         cpus=1,
-        torch=facts.installed_version("torch") or "<torch>",
-        deepspeed=facts.installed_version("deepspeed") or "<deepspeed>",
+        torch=installed_version("torch") or "<torch>",
+        deepspeed=installed_version("deepspeed") or "<deepspeed>",
         cache_home=Path("<cache>/clusterrun"),
     )
     base = {variable.name: variable.value for variable in plan.env}

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from clusterrun.health.facts import versions
 from clusterrun.node.base import facts
 from clusterrun.node.base.causes import Cause, Ending, NodeError
 
@@ -73,7 +74,7 @@ def test_the_interface_of_an_address_is_found() -> None:
 
 
 def test_versions_name_python_and_what_trains() -> None:
-    found = facts.versions()
+    found = versions()
     assert found["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
     assert set(found) <= {"python", "torch", "accelerate"}
 

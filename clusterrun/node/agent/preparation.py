@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from clusterrun.config.spec import Device
+from clusterrun.health.facts import installed_version, versions
 from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, rank_environment
@@ -40,7 +41,7 @@ def node_report(plan: Plan, who: Identity) -> Report:
     return Report(
         node=who.node,
         node_rank=who.node_rank,
-        versions=facts.versions(),
+        versions=versions(),
         capabilities=facts.gpu_capabilities(os.environ) if is_asked else (),
         problem=missing_packages(plan) or (gpu_problem(plan, os.environ) if is_cuda else ""),
     )
@@ -178,7 +179,7 @@ def _node_facts(env: Mapping[str, str]) -> NodeFacts:
     cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return NodeFacts(
         cpus=facts.allocated_cpus(env),
-        torch=facts.installed_version("torch"),
-        deepspeed=facts.installed_version("deepspeed"),
+        torch=installed_version("torch"),
+        deepspeed=installed_version("deepspeed"),
         cache_home=Path(cache) / "clusterrun",
     )

@@ -1,8 +1,7 @@
-"""Facts that only the node knows: its libraries, CPUs, GPUs and network interfaces."""
+"""Facts that only the node knows: its CPUs, GPUs and network interfaces."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import socket
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 
 from clusterrun.node.base.causes import NodeError, NodeExit
 
-LIBRARIES = ("torch", "accelerate")
 TORCH_ANSWER_S = 300  # a cold import from a busy shared file system
 _ASK_TORCH = """
 import sys; sys.path[:] = filter(None, sys.path)
@@ -23,21 +21,6 @@ print(json.dumps([torch.cuda.get_device_capability(i) for i in range(torch.cuda.
 """
 Capabilities = tuple[tuple[int, int], ...]
 _T = TypeVar("_T")
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that must be equal on all nodes; leave out a missing library."""
-    found = {library: installed_version(library) for library in LIBRARIES}
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return {"python": python, **{name: version for name, version in found.items() if version}}
-
-
-def installed_version(library: str) -> str:
-    """Return a library's version; empty if it is not installed."""
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def allocated_cpus(env: Mapping[str, str]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterrun.estimates.gpus import has_bf16
+from clusterrun.health.compare import MISSING, told
 from clusterrun.shared.hostlist import fold_hosts
 
 
@@ -64,8 +65,7 @@ def problems(reports: Sequence[Report]) -> list[str]:
 def _difference(library: str, reports: Sequence[Report]) -> str:
     nodes: dict[str, list[str]] = defaultdict(list)
     for report in reports:
-        nodes[report.versions.get(library) or "missing"].append(report.node)
+        nodes[report.versions.get(library) or MISSING].append(report.node)
     if len(nodes) == 1:
         return ""
-    parts = [f"{version} on {', '.join(names)}" for version, names in nodes.items()]
-    return f"{library} differs between nodes: {'; '.join(parts)}"
+    return f"{library} differs between nodes: {told(nodes)}"

@@ -1,0 +1,225 @@
+"""Compare the facts and checks of many nodes: show what differs, and each finding once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from clusterrun.health.check import Check, Status, fail, note, ok, skip
+from clusterrun.shared.hostlist import fold_hosts
+from clusterrun.shared.wording import count
+
+# The packages of which all nodes need the same version, by the parts that must be equal: ranks
+# exchange pickled objects and call the same collectives, and NCCL refuses any other version.
+MUST_AGREE: Final = {"python": 2, "torch": None, "accelerate": None, "NCCL": None}
+HINTS: Final = {
+    "versions": "install the environment on a file system that all nodes share, or in an image",
+    "system": "tell the administrator; leave the node out with --exclude if a job fails on it",
+    "hardware": "request equal nodes with --constraint, or leave the others out with --exclude",
+    "limits": "tell the administrator; Slurm passes on the limits of your shell",
+    "network": "tell the administrator; compare with: ip -brief link",
+    "gpu": "request equal nodes with --constraint, or leave the others out with --exclude",
+}
+MISSING: Final = "none"
+_CLOSE: Final = 0.02  # sizes that differ by less are equal: firmware and kernel keep a little
+_SIZE: Final = re.compile(r"([0-9.]+) GiB")
+_DIGITS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_ORDER: Final = (Status.FAIL, Status.NOTE, Status.SKIP, Status.OK)
+_MOST_VALUES: Final = 4
+_MOST_FACTS: Final = 5
+_NAMES: Final = 60  # characters
+_VALUE: Final = 100
+_Kind = tuple[Status, str, str]
+_Group = tuple[_Kind, list[tuple[str, Check]]]
+
+
+def differences(facts: Mapping[str, Mapping[str, str]]) -> list[Check]:
+    """Compare the facts (`group.fact`) of nodes: one check for each group.
+
+    >>> differences({"n1": {"gpu.driver": "550"}, "n2": {"gpu.driver": "560"},
+    ...              "n3": {"gpu.driver": "560"}})[0].text
+    'driver: n1 has 550, the other 2 have 560'
+    """
+    names = {name for found in facts.values() for name in found}
+    groups = sorted({name.partition(".")[0] for name in names}, key=_place)
+    return [_compared(group, facts, sorted(names)) for group in groups]
+
+
+def _place(group: str) -> tuple[int, str]:
+    known = list(HINTS)
+    return (known.index(group) if group in known else len(known)), group
+
+
+def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequence[str]) -> Check:
+    name, mine = f"same.{group}", [each for each in names if each.partition(".")[0] == group]
+    if len(facts) < 2:
+        return skip(name, "there is only one node")
+    by_fact = {each.partition(".")[2]: _holders(each, facts) for each in mine}
+    differing = {fact: holders for fact, holders in by_fact.items() if len(holders) > 1}
+    if not differing:
+        return ok(name, f"{count(len(facts), 'node')} agree: {_some(_values(by_fact), 3)}")
+    hint = HINTS.get(group, HINTS["system"])
+    broken = [fact for fact, holders in differing.items() if _breaks(fact, holders)]
+    text = _some([f"{fact}: {told(differing[fact])}" for fact in _first(broken, differing)])
+    return fail(name, text, hint) if broken else note(name, text, hint)
+
+
+def _values(by_fact: Mapping[str, Mapping[str, object]]) -> list[str]:
+    return [f"{fact} {next(iter(holders))}" for fact, holders in by_fact.items()]
+
+
+def _first(broken: Sequence[str], differing: Iterable[str]) -> list[str]:
+    return [*broken, *(each for each in differing if each not in broken)]
+
+
+def _some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
+    more = [f"{len(texts) - most} more"] if len(texts) > most else []
+    return "; ".join([*texts[:most], *more])
+
+
+def _breaks(fact: str, holders: Mapping[str, object]) -> bool:
+    if fact not in MUST_AGREE:
+        return False
+    parts = MUST_AGREE[fact]
+    return len({tuple(value.split(".")[:parts]) for value in holders}) > 1
+
+
+def _holders(name: str, facts: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return the nodes of each value; sizes that are close count as one value."""
+    holders: dict[str, list[str]] = defaultdict(list)
+    for node, found in facts.items():
+        holders[_short(found.get(name) or MISSING)].append(node)
+    return _joined(holders) if all(map(_SIZE.fullmatch, holders)) else dict(holders)
+
+
+def _joined(holders: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    common = max(holders, key=lambda value: len(holders[value]))
+    found: dict[str, list[str]] = defaultdict(list)
+    for value, nodes in holders.items():
+        is_close = abs(_size(value) - _size(common)) <= _CLOSE * _size(common)
+        found[common if is_close else value] += nodes
+    return dict(found)
+
+
+def _size(text: str) -> float:
+    return float(text.removesuffix(" GiB"))
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _VALUE else f"{line[: _VALUE - 3]}..."
+
+
+def told(holders: Mapping[str, Sequence[str]]) -> str:
+    """Return which nodes have which value, those with a rare one first.
+
+    >>> told({"560": ["n1", "n2", "n4"], "550": ["n3"]})
+    'n3 has 550, the other 3 have 560'
+    """
+    ordered = sorted(holders.items(), key=lambda each: (len(each[1]), each[0]))
+    *rare, (common, most) = ordered
+    parts = [f"{named(nodes)} {_has(nodes)} {value}" for value, nodes in rare[-_MOST_VALUES:]]
+    if len(rare) > _MOST_VALUES:
+        hidden = sum(len(nodes) for _, nodes in rare[:-_MOST_VALUES])
+        parts.append(f"{hidden} have {len(rare) - _MOST_VALUES} other values")
+    if len(most) == 1:
+        return ", ".join([*parts, f"{most[0]} has {common}"])
+    return ", ".join([*parts, f"the other {len(most)} have {common}"])
+
+
+def _has(nodes: Sequence[str]) -> str:
+    return "has" if len(nodes) == 1 else "have"
+
+
+def named(nodes: Sequence[str]) -> str:
+    """Return nodes as a host list; their number and the first ones if that is long."""
+    folded = fold_hosts(nodes)
+    if len(folded) <= _NAMES:
+        return folded
+    return f"{count(len(nodes), 'node')} ({folded[: folded.rindex(',', 0, _NAMES)]},...)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergedCheck:
+    """What a check found on several nodes; `nodes` are all of them."""
+
+    id: str
+    status: Status
+    nodes: tuple[str, ...]
+    text: str
+    hint: str = ""
+
+    @property
+    def line(self) -> str:
+        """The nodes and what was found."""
+        are_well = self.status is Status.OK
+        who = count(len(self.nodes), "node") if are_well else named(self.nodes)
+        return f"{who}: {self.text}"
+
+
+def merged(checks: Mapping[str, Sequence[Check]]) -> list[MergedCheck]:
+    """Merge the checks of nodes: one for each id and finding, the worst and most frequent first.
+
+    Texts that differ only in numbers are one finding, with the text of its first node. What is ok
+    is left out if the check found something on another node. A check that is missing on a node is
+    skipped there.
+    """
+    ids = list(dict.fromkeys(each.id for found in checks.values() for each in found))
+    by_node = {node: {each.id: each for each in found} for node, found in checks.items()}
+    return [each for name in ids for each in _merged(name, by_node)]
+
+
+def _merged(name: str, by_node: Mapping[str, Mapping[str, Check]]) -> Iterator[MergedCheck]:
+    groups: dict[_Kind, list[tuple[str, Check]]] = defaultdict(list)
+    for node, found in by_node.items():
+        check = found.get(name) or skip(name, "the node did not report it")
+        groups[_kind(node, check)].append((node, check))
+    is_found = any(status in (Status.FAIL, Status.NOTE) for status, *_ in groups)
+    shown = [each for each in groups.items() if not (is_found and each[0][0] is Status.OK)]
+    shown.sort(key=lambda each: (_ORDER.index(each[0][0]), -len(each[1])))
+    for (status, *_), members in [*shown[:_MOST_VALUES], *_rest(shown[_MOST_VALUES:])]:
+        node, first = members[0]
+        where = "" if all(each.text == first.text for _, each in members) else f" (on {node})"
+        yield MergedCheck(
+            id=name,
+            status=status,
+            nodes=tuple(each for each, _ in members),
+            text=f"{first.text}{where}",
+            hint=first.hint,
+        )
+
+
+def _rest(groups: Sequence[_Group]) -> list[_Group]:
+    """Return rare findings of a check as one of each status."""
+    found: dict[Status, list[tuple[str, Check]]] = defaultdict(list)
+    for (status, *_), members in groups:
+        found[status] += members
+    return [((status, "", ""), members) for status, members in found.items()]
+
+
+def _kind(node: str, check: Check) -> _Kind:
+    """Return what findings have in common that differ only in numbers and the node's name."""
+    if check.status is Status.OK:
+        return check.status, "", ""
+    text, hint = (_DIGITS.sub("0", each.replace(node, "")) for each in (check.text, check.hint))
+    return check.status, text, hint
+
+
+def to_exclude(checks: Mapping[str, Sequence[Check]]) -> str:
+    """Return a host list of the nodes on which a check failed that did not fail on all; "" if none.
+
+    A failure on all nodes is not the fault of a node.
+    """
+    failed = {
+        (node, each.id)
+        for node, found in checks.items()
+        for each in found
+        if each.status is Status.FAIL
+    }
+    everywhere = {
+        name for name, nodes in Counter(name for _, name in failed).items() if nodes == len(checks)
+    }
+    return fold_hosts(node for node, name in failed if name not in everywhere)

@@ -1,0 +1,124 @@
+"""What should be equal on all nodes of a job: packages, system, hardware, limits, network."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from clusterrun.health import machine
+
+EVERY_NODE: Final = ("torch", "accelerate")  # an attempt does not start if they differ
+PACKAGES: Final = (*EVERY_NODE, "deepspeed", "transformers", "clusterrun")
+NCCL: Final = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+CPU: Final = Path("/proc/cpuinfo")
+_START: Final = 4096  # bytes: the first CPU; the kernel needs milliseconds for hundreds
+_LIMITS: Final = {
+    "open files": resource.RLIMIT_NOFILE,
+    "locked memory": resource.RLIMIT_MEMLOCK,
+    "processes": resource.RLIMIT_NPROC,
+}
+# Interfaces of containers and virtual machines: their names are random.
+_INNER: Final = re.compile(r"lo$|veth|docker|br-|virbr|cali|cni|flannel|tun|tap|dummy|ifb|sit|ip6")
+
+
+def facts(gpus: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what nodes are compared by, as `group.fact`; leave out what is unknown.
+
+    `gpus` are facts of the GPUs, by name.
+    """
+    found = {
+        **{f"versions.{name}": value for name, value in _versions()},
+        **{f"system.{name}": value for name, value in _system()},
+        **{f"hardware.{name}": value for name, value in _hardware()},
+        **{f"limits.{name}": _limit(which) for name, which in _LIMITS.items()},
+        **{f"network.{name}": value for name, value in (*_interfaces(), *_infiniband())},
+        **{f"gpu.{name}": value for name, value in (gpus or {}).items()},
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions without which no attempt starts; leave out a missing library."""
+    found = {library: installed_version(library) for library in EVERY_NODE}
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return {"python": python, **{name: version for name, version in found.items() if version}}
+
+
+def installed_version(library: str) -> str:
+    """Return a library's version; empty if it is not installed."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "python", platform.python_version()
+    for package in PACKAGES:
+        yield package, installed_version(package)
+    yield "NCCL", next(filter(None, map(installed_version, NCCL)), "")
+
+
+def _system() -> Iterator[tuple[str, str]]:
+    yield "kernel", os.uname().release
+    with contextlib.suppress(OSError):
+        yield "OS", platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    with contextlib.suppress(OSError, ValueError):
+        yield "libc", os.confstr("CS_GNU_LIBC_VERSION") or ""
+
+
+def _hardware() -> Iterator[tuple[str, str]]:
+    yield "CPU", _cpu()
+    yield "usable CPUs", str(len(os.sched_getaffinity(0)))
+    yield "memory", machine.gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(OSError):
+        found = os.statvfs(machine.SHM)
+        yield str(machine.SHM), machine.gib(found.f_blocks * found.f_frsize)
+
+
+def _cpu() -> str:
+    try:
+        with CPU.open(errors="replace") as file:
+            name = re.search(r"^(?:model name|cpu)\s*:\s*(.*)$", file.read(_START), re.MULTILINE)
+    except OSError:
+        return ""
+    return name[1] if name else platform.machine()
+
+
+def _limit(which: int) -> str:
+    return machine.number(resource.getrlimit(which)[0])
+
+
+def _interfaces() -> Iterator[tuple[str, str]]:
+    import psutil
+
+    for name, found in sorted(psutil.net_if_stats().items()):
+        if not _INNER.match(name):
+            speed = f"{found.speed} Mb/s, " if found.speed else ""
+            yield name, f"{'up' if found.isup else 'down'}, {speed}MTU {found.mtu}"
+
+
+def _infiniband() -> Iterator[tuple[str, str]]:
+    with contextlib.suppress(OSError):
+        for device in sorted(machine.INFINIBAND.iterdir()):
+            firmware = _read(device / "fw_ver")
+            if firmware:
+                yield f"{device.name} firmware", firmware
+            for port in sorted((device / "ports").iterdir()):
+                state = _read(port / "state").rpartition(" ")[2]
+                yield f"{device.name}/{port.name}", f"{state}, {_read(port / 'rate')}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

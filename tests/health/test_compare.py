@@ -1,0 +1,158 @@
+"""What differs between nodes is shown once, with the nodes that have the rare value."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.health import compare, medians
+from clusterrun.health.check import Check, Status, fail, note, ok, skip
+from clusterrun.health.compare import differences, merged, to_exclude
+from clusterrun.health.facts import facts
+from clusterrun.health.medians import slow
+
+MANY = [f"n{number:04}" for number in range(1000)]
+
+
+@pytest.mark.parametrize("module", [compare, medians])
+def test_the_examples_hold(module: ModuleType) -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+def test_this_machine_agrees_with_itself() -> None:
+    found = facts({"driver": "560.35"})
+    checks = differences({"n1": found, "n2": found})
+    assert {each.status for each in checks} == {Status.OK}
+    assert {each.id for each in checks} == {f"same.{group}" for group in compare.HINTS}
+    assert all(found.values())
+
+
+SAME = {
+    "versions.python": "3.11.4",
+    "versions.torch": "2.6.0",
+    "versions.NCCL": "2.27.5",
+    "system.kernel": "6.1",
+    "hardware.memory": "503.5 GiB",
+    "gpu.driver": "560.35",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status", "text"),
+    [
+        ("versions.python", "3.12.4", "fail", "python: n7 has 3.12.4, the other 15 have 3.11.4"),
+        ("versions.python", "3.11.5", "note", "python: n7 has 3.11.5, the other 15 have 3.11.4"),
+        ("versions.torch", "", "fail", "torch: n7 has none, the other 15 have 2.6.0"),
+        ("versions.NCCL", "2.27.3", "fail", "NCCL: n7 has 2.27.3, the other 15 have 2.27.5"),
+        ("system.kernel", "5.4", "note", "kernel: n7 has 5.4, the other 15 have 6.1"),
+        ("hardware.memory", "250.0 GiB", "note", "memory: n7 has 250.0 GiB, the other 15 have "),
+        ("hardware.memory", "503.4 GiB", "ok", "16 nodes agree: memory 503.5 GiB"),
+        ("gpu.driver", "550.54", "note", "driver: n7 has 550.54, the other 15 have 560.35"),
+        ("gpu.vbios", "96", "note", "vbios: n7 has 96, the other 15 have none"),
+    ],
+)
+def test_one_node_differs(name: str, value: str, status: str, text: str) -> None:
+    nodes = {f"n{number}": dict(SAME) for number in range(16)}
+    nodes["n7"][name] = value
+    found = {each.id: each for each in differences(nodes)}
+    mine = found.pop(f"same.{name.split('.')[0]}")
+    assert (mine.status.value, bool(mine.hint)) == (status, status != "ok")
+    assert mine.text.startswith(text)
+    assert {each.status for each in found.values()} == {Status.OK}
+
+
+def test_what_breaks_a_job_comes_first() -> None:
+    nodes = {name: dict(SAME) for name in ("n1", "n2", "n3", "n4")}
+    for name in ("n1", "n4"):
+        nodes[name] |= {"versions.python": "3.11.9", "versions.torch": "2.5.1"}
+    (found,) = (each for each in differences(nodes) if each.id == "same.versions")
+    assert found.text == (
+        "torch: n[1,4] have 2.5.1, the other 2 have 2.6.0; "
+        "python: n[2-3] have 3.11.4, the other 2 have 3.11.9"
+    )
+
+
+def test_one_node_is_not_compared() -> None:
+    assert {each.status for each in differences({"n1": SAME})} == {Status.SKIP}
+
+
+def test_a_thousand_nodes_that_all_differ() -> None:
+    checks = differences({node: {f"network.{n}": node for n in range(20)} for node in MANY})
+    assert [each.id for each in checks] == ["same.network"]
+    assert len(checks[0].text) < 2000
+    half = {node: {"system.kernel": "1" if node < "n0501" else node} for node in MANY}
+    text = differences(half)[0].text
+    assert "495 have 495 other values, the other 501 have 1" in text
+
+
+# Checks of many nodes
+
+
+def lines(checks: dict[str, list[Check]]) -> list[str]:
+    return [f"{each.status.value} {each.id} {each.line}" for each in merged(checks)]
+
+
+def test_what_is_well_is_one_line() -> None:
+    nodes = {f"n{number}": [ok("node.shm", f"{number} GiB are free")] for number in range(4)}
+    assert lines(nodes) == ["ok node.shm 4 nodes: 0 GiB are free (on n0)"]
+
+
+def test_each_finding_is_one_line_the_worst_first() -> None:
+    small = [note("node.shm", f"only {size} MiB", f"use {size}") for size in (32, 64)]
+    nodes = {
+        "n1": [ok("node.shm", "fine"), fail("net.name", "n1 does not resolve", "hint")],
+        "n2": [small[0], fail("net.name", "n2 does not resolve", "hint")],
+        "n3": [small[1], ok("net.name", "fine")],
+        "n4": [fail("node.shm", "gone", "mount it")],
+    }
+    assert lines(nodes) == [
+        "fail node.shm n4: gone",
+        "note node.shm n[2-3]: only 32 MiB (on n2)",
+        "fail net.name n[1-2]: n1 does not resolve (on n1)",
+        "skip net.name n4: the node did not report it",
+    ]
+    assert to_exclude(nodes) == "n[1-2,4]"
+
+
+def test_a_failure_of_all_nodes_excludes_none() -> None:
+    checks = [fail("path.disk", "full", "delete"), skip("node.ecc", "no GPU")]
+    assert to_exclude({"n1": checks, "n2": checks}) == ""
+    assert to_exclude({}) == ""
+
+
+def test_the_checks_of_a_thousand_nodes_are_few_lines() -> None:
+    texts = "abcdefghij"
+    checks = [note("net.name", texts[number % 10] * 90, "hint") for number in range(1000)]
+    found = merged({node: [check] for node, check in zip(MANY, checks, strict=True)})
+    assert len(found) == 5
+    assert sum(len(each.nodes) for each in found) == 1000
+    assert all(len(each.line) < 250 for each in found)
+    assert found[0].line.startswith("100 nodes (n[0000,0010,")
+
+
+# Numbers
+
+
+def test_a_slow_node_is_named_with_its_share() -> None:
+    rates = {f"n{number}": 100.0 + number for number in range(15)} | {"n15": 50.0, "n16": 20.0}
+    assert list(slow(rates)) == ["n16", "n15"]
+    assert slow(rates)["n16"] == pytest.approx(0.19, abs=0.01)
+    assert slow({"n1": 100, "n2": 51}) == {}
+    assert slow({"n1": 100, "n2": 49}) == {"n2": 0.49}
+    assert slow({"n1": 100, "n2": math.nan}) == slow({"n1": 1}) == slow({}) == {}
+    assert slow({"n1": 0, "n2": 0, "n3": 0}) == {}
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0.0, 1e9), max_size=9))
+def test_at_least_half_of_the_nodes_are_not_slow(values: dict[str, float]) -> None:
+    found = slow(values)
+    assert len(found) <= len(values) / 2
+    assert all(share < 0.75 for share in found.values())
+    assert slow(values, least=0.0) == {}
+    if found:
+        assert next(iter(found)) == min(values, key=lambda node: values[node])
