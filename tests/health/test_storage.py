@@ -1,0 +1,141 @@
+"""A directory is measured within its time, and judged by what all nodes measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.health import storage
+from clusterrun.health.storage import StorageRates, mark, measure, rates, sees, visible
+from tests.patience import PATIENCE
+
+ALONE = StorageRates(metadata=6000, read=800)
+NODES = [f"n{number}" for number in range(4)]
+
+
+def test_a_directory_is_measured_in_time_and_left_empty(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    found = measure(tmp_path, 0.1)
+    assert time.monotonic() - begin < 1.0 * PATIENCE
+    assert found.metadata is not None
+    assert found.metadata > 50
+    assert found.read is not None
+    assert found.read > 1
+    assert list(tmp_path.iterdir()) == []
+    assert StorageRates.from_data(dataclasses.asdict(found)) == found
+
+
+def test_a_file_system_without_direct_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refusing(path: Any, flags: int, mode: int = 0o777, **kwargs: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags, mode, **kwargs)
+
+    monkeypatch.setattr(os, "open", refusing)
+    assert (measure(tmp_path, 0.05).read or 0) > 1
+
+
+def test_a_directory_that_cannot_be_written() -> None:
+    with pytest.raises(OSError, match="proc"):
+        measure(Path("/proc/self"), 0.01)
+
+
+def test_a_server_that_breaks_under_load_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rename takes as long as there are clients, squared, as on a server that thrashes."""
+    clients, real = [1], os.rename
+
+    def thrashing(*args: Any) -> None:
+        time.sleep(0.002 * clients[0] ** 2)
+        real(*args)
+
+    monkeypatch.setattr(os, "rename", thrashing)
+    alone = dataclasses.replace(measure(tmp_path, 0.1), read=None)
+    clients[0] = 6
+    together: dict[str, StorageRates] = {}
+
+    def node(name: str) -> None:
+        together[name] = measure(tmp_path, 0.1)
+
+    threads = [threading.Thread(target=node, args=(f"n{number}",)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = rates(alone, together)
+    assert (found.id, found.status.value) == ("path.rate", "note")
+    assert "breaks under this load" in found.text
+    assert "disk of the node" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("rate", "status"),
+    [(6000, "ok"), (1500, "ok"), (400, "ok"), (360, "note"), (3, "note")],
+)
+def test_sharing_is_no_fault_and_a_collapse_is(rate: float, status: str) -> None:
+    """Four nodes that get a quarter of the rate of one still get all of it together."""
+    found = rates(ALONE, {node: StorageRates(metadata=rate, read=300) for node in NODES})
+    assert found.status.value == status
+    if status == "ok":
+        numbers = f"6,000 operations/s on one node alone, {rate:,} on each of 4 nodes at once"
+        assert found.text == (
+            f"metadata: {numbers}; "
+            "reading: 800 MB/s on one node alone, 300 on each of 4 nodes at once"
+        )
+
+
+def test_a_node_that_is_slower_than_the_others() -> None:
+    together = {node: StorageRates(metadata=2000, read=300) for node in NODES}
+    together["n2"] = StorageRates(metadata=2000, read=30)
+    found = rates(ALONE, together)
+    assert found.status.value == "note"
+    assert found.text.startswith("reading: n2 at most 10% of the median of the others; reading: 8")
+    assert "--exclude n2" in found.hint
+    assert rates(ALONE, {}).status.value == "skip"
+    assert rates(StorageRates(), together).status.value == "skip"
+
+
+def test_nodes_see_each_others_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "SEEN_S", 0.0)
+    assert [mark(tmp_path, node) for node in NODES[:3]] == [""] * 3
+    assert mark(tmp_path, NODES[0]) == ""
+    assert sees(tmp_path, NODES) == ["n3"]
+    found = visible(tmp_path, NODES)
+    assert (found.id, found.status.value) == ("path.visible", "fail")
+    assert found.text == f"this node does not see what n3 wrote in {tmp_path}"
+    assert found.hint
+    assert visible(tmp_path, NODES[:3]).status.value == "ok"
+
+
+def test_a_listing_that_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node in NODES:
+        mark(tmp_path, node)
+    monkeypatch.setattr(os, "listdir", lambda _: [])
+    assert sees(tmp_path, NODES) == []
+
+
+def test_a_node_whose_file_comes_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PAUSE_S", 0.01)
+    late = threading.Timer(0.05, mark, (tmp_path, "n1"))
+    late.start()
+    assert visible(tmp_path, ["n1"]).status.value == "ok"
+    late.join()
+
+
+def test_a_node_that_cannot_write(tmp_path: Path) -> None:
+    problem = mark(tmp_path / "gone", "n1")
+    found = visible(tmp_path / "gone", NODES, problem)
+    assert found.status.value == "fail"
+    assert found.text == f"this node cannot write {tmp_path}/gone: No such file or directory"
