@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from clusterrun.health.check import Check, Status, fail, note, ok, skip
-from clusterrun.shared.hostlist import fold_hosts
+from clusterrun.shared.hostlist import fold_hosts, natural_key
 from clusterrun.shared.wording import count
 
 # The packages of which all nodes need the same version, by the parts that must be equal: ranks
@@ -31,6 +31,7 @@ _ORDER: Final = (Status.FAIL, Status.NOTE, Status.SKIP, Status.OK)
 _MOST_VALUES: Final = 4
 _MOST_FACTS: Final = 5
 _NAMES: Final = 60  # characters
+_FIRST: Final = 3  # nodes of a longer list
 _VALUE: Final = 100
 _Kind = tuple[Status, str, str]
 _Group = tuple[_Kind, list[tuple[str, Check]]]
@@ -60,10 +61,10 @@ def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequenc
     by_fact = {each.partition(".")[2]: _holders(each, facts) for each in mine}
     differing = {fact: holders for fact, holders in by_fact.items() if len(holders) > 1}
     if not differing:
-        return ok(name, f"{count(len(facts), 'node')} agree: {_some(_values(by_fact), 3)}")
+        return ok(name, f"{count(len(facts), 'node')} agree: {some(_values(by_fact), 3)}")
     hint = HINTS.get(group, HINTS["system"])
     broken = [fact for fact, holders in differing.items() if _breaks(fact, holders)]
-    text = _some([f"{fact}: {told(differing[fact])}" for fact in _first(broken, differing)])
+    text = some([f"{fact}: {told(differing[fact])}" for fact in _first(broken, differing)])
     return fail(name, text, hint) if broken else note(name, text, hint)
 
 
@@ -75,7 +76,8 @@ def _first(broken: Sequence[str], differing: Iterable[str]) -> list[str]:
     return [*broken, *(each for each in differing if each not in broken)]
 
 
-def _some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
+def some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
+    """Join texts; of many the first ones, and the number of the others."""
     more = [f"{len(texts) - most} more"] if len(texts) > most else []
     return "; ".join([*texts[:most], *more])
 
@@ -137,9 +139,10 @@ def _has(nodes: Sequence[str]) -> str:
 def named(nodes: Sequence[str]) -> str:
     """Return nodes as a host list; their number and the first ones if that is long."""
     folded = fold_hosts(nodes)
-    if len(folded) <= _NAMES:
+    if len(folded) <= _NAMES or len(nodes) <= _FIRST:
         return folded
-    return f"{count(len(nodes), 'node')} ({folded[: folded.rindex(',', 0, _NAMES)]},...)"
+    first = sorted(nodes, key=natural_key)[:_FIRST]
+    return f"{count(len(nodes), 'node')} ({', '.join(first)}, ...)"
 
 
 @dataclass(frozen=True, kw_only=True)

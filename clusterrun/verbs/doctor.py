@@ -308,6 +308,7 @@ slurm.controller   slurmctld, with scontrol ping
 slurm.version      the versions of slurmctld and the commands
 slurm.accounting   slurmdbd
 slurm.partition    the job's partition: it exists and is up
+slurm.nodes        the partition's nodes that are down or drained, and whether enough are left
 slurm.limits       the job's nodes, time and GPUs against its partition
 slurm.account      the job's account: you may charge it
 slurm.submit       the job's script, with bash -n and sbatch --test-only
@@ -341,6 +342,7 @@ _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "slurm.version": lambda job: slurm.version(job.site),
     "slurm.accounting": lambda job: slurm.accounting(job.site),
     "slurm.partition": lambda job: slurm.partition(job.site),
+    "slurm.nodes": lambda job: slurm.nodes(job.site),
     "slurm.limits": lambda job: slurm.limits(job.site),
     "slurm.account": lambda job: slurm.account(job.site, current_user()),
     "slurm.submit": _submit,

@@ -279,6 +279,29 @@ def test_a_partition_that_is_down(well: CommandLine) -> None:
     assert found["slurm.partition"]["hint"]
 
 
+@pytest.mark.parametrize(
+    ("drained", "wanted", "status", "hint"),
+    [(1, "2", "note", "sinfo -R -p main"), (2, "2", "fail", "--nodes 1"), (3, "2", "fail", "wait")],
+)
+def test_nodes_that_are_drained(
+    well: CommandLine, drained: int, wanted: str, status: str, hint: str
+) -> None:
+    rows = "main*|up|1:00:00|1-infinite|all|no|{}|{}|gpu:h100:4|64|512000|(null)|n[{}]|{}"
+    reason = "NHC: check_fs_mount:  /scratch not mounted"
+    out = rows.format(drained, "drained", f"{4 - drained}-3", reason)
+    up = [rows.format(3 - drained, "idle", f"1-{3 - drained}", "none")] if drained < 3 else []
+    sinfo(well, groups="\n".join([*up, out]))
+    found = look(well, *SLURM[:3], wanted, *SLURM[4:], *OFFLOAD)
+    assert found["slurm.nodes"]["status"] == status
+    assert hint in found["slurm.nodes"]["hint"]
+    nodes = "n3" if drained == 1 else f"n[{4 - drained}-3]"
+    assert found["slurm.nodes"]["text"].startswith(
+        f"{drained} of 3 nodes are down or drained: the site's health check: "
+        f"check_fs_mount: /scratch not mounted ({nodes})"
+    )
+    assert found["slurm.limits"]["status"] == "ok"
+
+
 def test_a_file_with_an_unknown_key(well: CommandLine) -> None:
     before = look(well, *SLURM)
     (well.path / "clusterrun.yaml").write_text("script: train.py\nnods: 2\n")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from clusterrun.backends.slurm.nodes import NodeGroup, node_groups
+from clusterrun.backends.slurm.nodes import NodeGroup, Use, node_groups
 from clusterrun.backends.slurm.query import call
 from clusterrun.backends.slurm.refusal import SITE_RULES
 from clusterrun.backends.slurm.site import associations, partition_rows
-from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.errors import SchedulerUnreachableError, shortened
 from clusterrun.health.check import Check, fail, note, ok, skip
+from clusterrun.health.compare import named, some
 from clusterrun.launch.plan import Plan
 from clusterrun.shared import shell
 from clusterrun.shared.durations import clock
@@ -23,6 +25,8 @@ ANSWER_S: Final = 3.0
 NEEDED: Final = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 USEFUL: Final = ("sinfo", "sacct", "sacctmgr")
 OLDEST: Final = (22, 5)
+NHC: Final = "NHC:"
+REASON_LETTERS: Final = 100
 _LIST: Final = "list the partitions: sinfo -s"
 
 
@@ -144,6 +148,44 @@ def partition(site: Site) -> Check:
 
 def _groups(site: Site) -> list[NodeGroup]:
     return [group for group in site.groups if group.partition in site.partitions]
+
+
+def nodes(site: Site) -> Check:
+    """Count the nodes of the job's partition that are down or drained, with their reasons."""
+    name, groups, wanted = "slurm.nodes", _groups(site), _nodes(site.plan)
+    if not groups:
+        return skip(name, "the partition is unknown")
+    every, out = _hosts(groups), _hosts(group for group in groups if group.use is Use.OUT)
+    partition = ",".join(site.partitions)
+    if not out:
+        return ok(name, f"no node of {partition} is down or drained, of {len(every)}")
+    left = max(len(_hosts(x for x in groups if x.partition == p) - out) for p in site.partitions)
+    text = f"{len(out)} of {count(len(every), 'node')} are down or drained: {_reasons(groups)}"
+    if left < wanted <= len(every):
+        text = f"{text}; {left} are left for a job of {wanted}"
+        fewer = f"request fewer with --nodes {left}, or wait: " if left else "wait: "
+        return fail(name, text, f"{fewer}sinfo -R -p {partition}")
+    return note(name, text, f"look at the reasons with: sinfo -R -p {partition}")
+
+
+def _hosts(groups: Iterable[NodeGroup]) -> set[str]:
+    return {host for group in groups for host in group.hosts}
+
+
+def _reasons(groups: Iterable[NodeGroup]) -> str:
+    """Return why nodes are down or drained, the reason of most nodes first."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for group in groups:
+        if group.use is Use.OUT:
+            found[" ".join(group.reason.split()) or group.state].update(group.hosts)
+    ordered = sorted(found.items(), key=lambda each: (-len(each[1]), each[0]))
+    return some([f"{_reason(text)} ({named([*hosts])})" for text, hosts in ordered], 3)
+
+
+def _reason(text: str) -> str:
+    """Return a reason, shortened; that of the site's health check (LBNL NHC) with its origin."""
+    origin = "the site's health check: " * text.startswith(NHC)
+    return f"{origin}{shortened(text.removeprefix(NHC).strip(), REASON_LETTERS)}"
 
 
 def limits(site: Site) -> Check:
