@@ -122,6 +122,15 @@ def _ports(label: str, value: str) -> None:
     port_range(value, label)
 
 
+def _command(label: str, value: str) -> None:
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise UsageError(f"{label} {value!r}: {error}", hint="close each quote") from error
+    if not words:
+        raise UsageError(f"{label} is empty", hint="leave it out")
+
+
 _CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
     **dict.fromkeys(("mem", "mem_per_gpu", "mem_per_cpu"), _memory),
     **dict.fromkeys(("nodelist", "exclude"), _hosts),
@@ -129,4 +138,5 @@ _CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
     "name": _run_name,
     "port_range": _ports,
     "ignore_rules": check_rule,
+    "health_command": _command,
 }

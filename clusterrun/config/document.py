@@ -32,7 +32,7 @@ _TEXT_TAGS: Final = frozenset(
 class ConfigFile:
     """A file that was found; `shown` is its name in messages, `strict` refuses unknown keys.
 
-    `is_of_user`: the user's own configuration.
+    `is_of_user`: the user's own configuration; `is_of_site`: the site's.
     """
 
     shown: str
@@ -40,6 +40,7 @@ class ConfigFile:
     anchor: Anchor
     strict: bool
     is_of_user: bool = False
+    is_of_site: bool = False
 
     @property
     def origin_name(self) -> str:
@@ -309,7 +310,12 @@ class _Reader:
         text = f"{self.file.origin_name}:{key.start_mark.line + 1}"
         if self.profile:
             text += f" (profile {self.profile})"
-        return Origin(text=text, where=self.at(at or key), is_of_user=self.file.is_of_user)
+        return Origin(
+            text=text,
+            where=self.at(at or key),
+            is_of_user=self.file.is_of_user,
+            is_of_site=self.file.is_of_site,
+        )
 
 
 # Phrases of PyYAML's errors, and how to correct the file; the first match is used.

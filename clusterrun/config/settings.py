@@ -19,12 +19,14 @@ _TYPED_GPUS: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z")
 class Origin:
     """The source of a value: `text` for people, `where` is `file:line:column` for errors.
 
-    `is_of_user`: the user's own command line, environment or configuration, not a project's file.
+    `is_of_user`: the user's own command line, environment or configuration, not a project's file;
+    `is_of_site`: the site's configuration.
     """
 
     text: str
     where: str | None = None
     is_of_user: bool = False
+    is_of_site: bool = False
 
     def __str__(self) -> str:
         return self.text

@@ -495,6 +495,13 @@ class JobSpec(Training):
         "fail the job if its ranks do not form one world  [default: yes]",
         default=True,
     )
+    health_command: str | None = declared(
+        "launch.health_command",
+        Kind.TEXT,
+        "--health-command",
+        "adopt the verdict of this command on a node, by its exit status or JSON",
+        metavar="COMMAND",
+    )
     python: str | None = declared(
         "launch.python",
         Kind.TEXT,

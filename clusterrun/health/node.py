@@ -9,17 +9,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from clusterrun.health import machine, network, paths
+from clusterrun.health import machine, network, paths, site
 from clusterrun.health.check import Look
 from clusterrun.launch.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What the ranks of a node need; `runs` is the directory of the runs."""
+    """What the ranks of a node need; `runs` is the directory of the runs.
+
+    `health_command` gives the site's own verdict, within `health_command_s`.
+    """
 
     runs: Path
     ranks: int = 1
+    health_command: str = ""
+    health_command_s: float = 10.0
 
     @classmethod
     def of(cls, plan: Plan) -> Needs:
@@ -36,5 +41,12 @@ def quick_looks(needs: Needs) -> dict[str, Look]:
         "node.files": partial(machine.open_files, needs.ranks),
         "node.memlock": machine.memlock,
         "node.processes": partial(machine.processes, needs.ranks),
+        **_verdict_of_site(needs),  # the last of its domain: it may be late
         "net.interface": network.interface,
     }
+
+
+def _verdict_of_site(needs: Needs) -> dict[str, Look]:
+    if not needs.health_command:
+        return {}
+    return {site.NAME: partial(site.site_verdict, needs.health_command, needs.health_command_s)}

@@ -37,11 +37,7 @@ LARGE_JOB_LINES_PER_S = 2000
 
 
 def make_plan(spec: JobSpec, facts: Facts) -> Plan:
-    """Decide everything that a job needs.
-
-    Raises UsageError for a request that contradicts itself or cannot run, ConfigError for an
-    unusable file of the user.
-    """
+    """Decide all that a job needs. Raises UsageError, or ConfigError for a file of the user."""
     own, asked = read_own_files(spec, facts), spec
     spec = take_world(spec, own, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
@@ -94,6 +90,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         log_lines_per_s=_log_lines_per_s(spec, world),
         log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
+        health_command=spec.health_command or "",
         notes=(*_notes(asked, own, facts, world, cpus, sizes), *environment.notes),
     )
 

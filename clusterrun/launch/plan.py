@@ -103,6 +103,7 @@ class Plan:
     log_lines_per_s: int
     log_line_bytes: int
     accelerate_text: str = ""
+    health_command: str = ""
     parallel: Parallel = field(default_factory=Parallel)
     port_range: tuple[int, int] = (20000, 29999)
     notes: tuple[str, ...] = ()

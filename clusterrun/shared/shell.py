@@ -66,7 +66,7 @@ def run(
     """
     begin = time.monotonic()
     for number in range(1, tries + 1):
-        done = _run_once(argv, TIMEOUT_S if timeout_s is None else timeout_s, env, input, cwd)
+        done = run_once(argv, TIMEOUT_S if timeout_s is None else timeout_s, env, input, cwd)
         cause = _silence(done)
         if not cause:
             return done
@@ -77,13 +77,17 @@ def run(
     raise _error(argv[0], cause, time.monotonic() - begin, number, was_killed=done.rc == TIMED_OUT)
 
 
-def _run_once(
+def run_once(
     argv: Sequence[str],
     timeout_s: float,
-    env: Mapping[str, str] | None,
-    input: str | None,
-    cwd: Path | None,
+    env: Mapping[str, str] | None = None,
+    input: str | None = None,
+    cwd: Path | None = None,
 ) -> Completed:
+    """Run a command that is not of the scheduler; its status is TIMED_OUT if it was killed.
+
+    Raises SchedulerUnreachableError if it cannot be started.
+    """
     try:
         process = subprocess.Popen(
             list(argv),

@@ -28,6 +28,7 @@ from clusterrun.health import cuda, network, paths, python
 from clusterrun.health.check import Check, Look, Status, UnknownError, fail, note, ok
 from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.node import Needs, quick_looks
+from clusterrun.health.site import site_verdict
 from clusterrun.launch.inputs import runs_in_container
 from clusterrun.launch.packages import interpreter_problem, is_certain
 from clusterrun.rundir.record import current_user
@@ -37,7 +38,8 @@ from clusterrun.verbs.render import Prepared, check, prepare
 DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks is left behind
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
 _OFFLOADS: Final = re.compile(r'"offload_optimizer"\s*:\s*\{[^}]*"device"\s*:\s*"(?:cpu|nvme)"')
-_ALONE: Final = ("slurm.submit", "net.name")  # each may be slow by itself
+SITE_S: Final = 3.5
+_ALONE: Final = ("slurm.submit", "net.name", "node.site")  # each may be slow by itself
 _OF_THIS_MACHINE: Final = ("cuda.driver", "net.ports")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
 _NAMED: Final = 6  # variables, of those in the shell
@@ -252,6 +254,22 @@ def _quick(name: str, job: Subject) -> Check:
     return quick_looks(Needs.of(job.ready.plan) if is_planned else Needs(runs=Path()))[name]()
 
 
+def _site(job: Subject) -> Check:
+    """Run the site's command. Raises UnknownError if the job runs elsewhere, or a project named it.
+
+    A file of a project must not run commands of its own on this machine.
+    """
+    plan = job.ready.plan
+    if not plan.health_command:
+        raise UnknownError("the configuration names no launch.health_command")
+    if plan.cluster is Cluster.SLURM:
+        raise UnknownError("the command is for nodes, not for this machine")
+    origin = job.ready.resolved.origins["launch.health_command"]
+    if not (origin.is_of_user or origin.is_of_site):
+        raise UnknownError(f"{origin} names the command: only you or the site may")
+    return site_verdict(plan.health_command, SITE_S)
+
+
 def _client(job: Subject) -> Check:
     job.refuse_other_cluster()
     return slurm.client()
@@ -300,6 +318,7 @@ node.shm           the size of /dev/shm
 node.files         the limit of open files (ulimit -n) against the ranks of a node
 node.memlock       the limit of locked memory (ulimit -l), if there is InfiniBand
 node.processes     the limit of processes (ulimit -u) against the ranks of a node
+node.site          the site's own verdict: the command in launch.health_command
 net.interface      an interface other than loopback that is up
 net.ports          free ports in the range that jobs use (--port-range)
 net.name           the name of this machine: it resolves, and its address resolves back
@@ -334,6 +353,7 @@ _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "node.files": partial(_quick, "node.files"),
     "node.memlock": partial(_quick, "node.memlock"),
     "node.processes": partial(_quick, "node.processes"),
+    "node.site": _site,
     "net.interface": partial(_quick, "net.interface"),
     "net.ports": lambda job: network.free_ports(*job.ports),
     "net.name": lambda _: network.own_name(),

@@ -302,6 +302,27 @@ def test_nodes_that_are_drained(
     assert found["slurm.limits"]["status"] == "ok"
 
 
+def test_the_command_of_the_site(well: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs here for a local job, unless only a file of the project names it."""
+    well.program("nodecheck", "echo 'GPU 3 is lost'; exit 7")
+    local = ("--cluster", "local", "train.py")
+    before = look(well, *local)
+    assert before["node.site"]["status"] == "skip"
+    text = "launch: {health_command: nodecheck}\n"
+    (well.path / "clusterrun.yaml").write_text(text)
+    assert changed(before, look(well, *local)) == {}
+    (well.path / "clusterrun.yaml").unlink()
+    (well.path / "site.yaml").write_text(text)
+    monkeypatch.setenv("CLUSTERRUN_SITE_CONFIG", str(well.path / "site.yaml"))
+    found = look(well, *local)
+    assert changed(before, found) == {"node.site": "fail"}
+    assert "status 7: GPU 3 is lost" in found["node.site"]["text"]
+    assert look(well, *SLURM, *OFFLOAD)["node.site"]["status"] == "skip"
+    monkeypatch.delenv("CLUSTERRUN_SITE_CONFIG")
+    found = look(well, "--health-command", "nodecheck", *local)
+    assert changed(before, found) == {"node.site": "fail"}
+
+
 def test_a_file_with_an_unknown_key(well: CommandLine) -> None:
     before = look(well, *SLURM)
     (well.path / "clusterrun.yaml").write_text("script: train.py\nnods: 2\n")
