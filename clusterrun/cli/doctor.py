@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import click
@@ -12,7 +13,10 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
 from clusterrun.errors import Exit, UsageError
 from clusterrun.health.check import Check, Status
-from clusterrun.verbs.doctor import PROBES, chosen, examine, subject_of
+from clusterrun.health.reports import DIRECTORY
+from clusterrun.verbs.doctor import ON_NODES, PROBES, chosen, examine, is_chosen, subject_of
+from clusterrun.verbs.doctor_nodes import Finding, examine_here, findings
+from clusterrun.verbs.smoke import run
 
 SCHEMA: Final = "clusterrun.doctor/1"
 _WORDS: Final = {
@@ -45,14 +49,16 @@ def command(
     explain: str | None,
     as_json: bool,
 ) -> None:
-    """Check this machine and Slurm for a job.
+    """Check this machine and Slurm for a job, or the nodes that a job would get.
 
-    Takes the options of submit; the script may be omitted. Submits, changes and repairs nothing.
+    With a script, takes the options of submit and submits nothing. With --nodes and no script, a
+    job of at most 5 minutes checks so many nodes: each alone, then all together. Repairs nothing.
     The exit status is 3 if a check failed, 0 if not.
 
     \b
     clusterrun doctor
     clusterrun doctor -N 2 --gpus-per-node 4 --strategy zero2-offload train.py
+    clusterrun doctor --nodes 4 --gpus-per-node 8 -p gpu
     clusterrun doctor --only slurm --only path
     """
     output.expect_json(as_json)
@@ -60,17 +66,67 @@ def command(
         _explain(explain)
         return
     probes = chosen(only, skip)
-    found = examine(subject_of(job.load), probes)
-    counts = Counter(each.status for each in found)
-    if as_json:
-        numbers = {status.value: counts[status] for status in Status}
-        rows = [_object(each) for each in found]
-        output.answer_json({"schema": SCHEMA, "checks": rows, "counts": numbers})
+    is_of_nodes = "nodes" in job.flags and not {"script", "module"} & job.flags.keys()
+    report = _Report(as_json)
+    if is_of_nodes:
+        _check_nodes(job, report, only, skip)
     else:
+        report.add(Finding(check=each) for each in examine(subject_of(job.load), probes))
+    ctx.exit(report.close())
+
+
+class _Report:
+    """What was found: printed when it is known, or as one JSON object."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._found: list[Finding] = []
+        self.facts: dict[str, object] = {"job_id": None, "run_dir": None, "exclude": None}
+
+    @property
+    def counts(self) -> Counter[Status]:
+        """The number of checks with each status."""
+        return Counter(each.check.status for each in self._found)
+
+    def add(self, found: Iterable[Finding]) -> None:
+        """Add findings."""
         for each in found:
-            _show(each)
-    output.say(", ".join(f"{counts[status]} {word}" for status, word in _COUNTED.items()))
-    ctx.exit(Exit.NO if counts[Status.FAIL] else Exit.OK)
+            self._found.append(each)
+            if not self._as_json:
+                _show(each.check)
+
+    def close(self) -> Exit:
+        """Print what is left; return the exit status."""
+        counts = self.counts
+        if self._as_json:
+            numbers = {status.value: counts[status] for status in Status}
+            rows = [_object(each) for each in self._found]
+            data = {"schema": SCHEMA, "checks": rows, "counts": numbers, **self.facts}
+            output.answer_json(data)
+        output.say(", ".join(f"{counts[status]} {word}" for status, word in _COUNTED.items()))
+        if self.facts["exclude"]:
+            output.say(f"leave out the nodes that failed: --exclude {self.facts['exclude']}")
+        return Exit.NO if counts[Status.FAIL] else Exit.OK
+
+
+def _check_nodes(
+    job: JobOptions, report: _Report, only: Sequence[str], skip: Sequence[str]
+) -> None:
+    """Check this machine, then, unless the job would fail, the nodes."""
+    subject = subject_of(job.load)
+    report.add(examine_here(subject, chosen(only, skip)))
+    if report.counts[Status.FAIL] or subject.resolved is None:
+        output.say("no job was submitted")
+        return
+    smoke = run(subject.resolved, output.say)
+    found, exclude = findings(smoke)
+    report.add(each for each in found if is_chosen(each.check.id, only, skip))
+    report.facts = {
+        "job_id": smoke.job_id,
+        "run_dir": str(smoke.run_dir),
+        "exclude": exclude or None,
+    }
+    output.say(f"the nodes' reports are in {smoke.run_dir / DIRECTORY}")
 
 
 def _show(found: Check) -> None:
@@ -81,13 +137,15 @@ def _show(found: Check) -> None:
         output.answer(f"      hint: {found.hint}")
 
 
-def _object(found: Check) -> dict[str, str | None]:
+def _object(finding: Finding) -> dict[str, object]:
+    found = finding.check
     status, hint = found.status.value, found.hint or None
-    return {"id": found.id, "status": status, "text": found.text, "hint": hint}
+    about = {"id": found.id, "status": status, "text": found.text, "hint": hint}
+    return {**about, "nodes": list(finding.nodes)}
 
 
 def _explain(name: str) -> None:
-    known = {probe.id: probe.looks_at for probe in PROBES}
+    known = {probe.id: probe.looks_at for probe in PROBES} | ON_NODES
     if name == "all":
         output.answer_table(("CHECK", "LOOKS AT"), list(known.items()))
         return

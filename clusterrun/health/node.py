@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clusterrun.health import machine, network, paths, site
 from clusterrun.health.check import Look
-from clusterrun.launch.plan import Plan
+from clusterrun.launch.plan import DEFAULT_PORTS, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +23,19 @@ class Needs:
 
     runs: Path
     ranks: int = 1
+    ports: tuple[int, int] = DEFAULT_PORTS
     health_command: str = ""
     health_command_s: float = 10.0
 
     @classmethod
     def of(cls, plan: Plan) -> Needs:
         """Return what a plan's ranks need of each node."""
-        return cls(runs=Path(plan.runs_dir), ranks=plan.procs_per_node)
+        return cls(
+            runs=Path(plan.runs_dir),
+            ranks=plan.procs_per_node,
+            ports=plan.port_range,
+            health_command=plan.health_command,
+        )
 
 
 def quick_looks(needs: Needs) -> dict[str, Look]:
@@ -43,6 +49,15 @@ def quick_looks(needs: Needs) -> dict[str, Look]:
         "node.processes": partial(machine.processes, needs.ranks),
         **_verdict_of_site(needs),  # the last of its domain: it may be late
         "net.interface": network.interface,
+    }
+
+
+def all_looks(needs: Needs) -> dict[str, Look]:
+    """Return all checks of a machine by id: also those that may be slow."""
+    return {
+        **quick_looks(needs),
+        "net.name": network.own_name,
+        "net.ports": partial(network.free_ports, *needs.ports),
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.health.check import Check
+from clusterrun.health.storage import mark
 from clusterrun.shared.files import read_json, write_whole
 
 DIRECTORY: Final = "health"  # in the run directory
@@ -31,7 +32,7 @@ class Share:
     """What a node measured while all nodes did the same; None is not measured.
 
     `clock_s`: its clock is so far ahead of the head's. `metadata` and `read`: operations and MB per
-    second on the runs' file system; `unseen`: the nodes whose report it does not see there.
+    second on the runs' file system; `visible`: whether it sees the others there (a Check).
     `sent`: MB per second to `peer`; `link_error` if that failed. `reduced_s`: the time of an
     all-reduce; `reduce_error` if it failed.
     """
@@ -39,7 +40,7 @@ class Share:
     clock_s: float = 0.0
     metadata: float | None = None
     read: float | None = None
-    unseen: tuple[str, ...] = ()
+    visible: Mapping[str, Any] | None = None
     peer: str = ""
     sent: float | None = None
     link_error: str = ""
@@ -63,6 +64,7 @@ def write_node(run_dir: Path, report: NodeReport) -> None:
     """Write what a node found so far. Raises OSError."""
     directory = run_dir / DIRECTORY
     directory.mkdir(mode=0o700, exist_ok=True)
+    mark(directory, report.node)
     write_whole(directory / f"{report.node}.json", json.dumps(dataclasses.asdict(report)))
 
 

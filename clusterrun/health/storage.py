@@ -33,7 +33,7 @@ _LESS_LOAD: Final = (
     "keep data, environment and caches on a disk of the node, write checkpoints less often, "
     "or ask the administrator for a parallel file system"
 )
-_OTHER: Final = "choose a directory that all nodes share with --run-dir"
+OTHER: Final = "choose a directory that all nodes share with --run-dir"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,14 +187,14 @@ def visible(directory: Path, nodes: Sequence[str], problem: str = "") -> Check:
     """Look for the files of all nodes, after all have called `mark`; `problem` is its answer."""
     name = "path.visible"
     if problem:
-        return fail(name, f"this node cannot write {directory}: {problem}", _OTHER)
+        return fail(name, f"this node cannot write {directory}: {problem}", OTHER)
     deadline = time.monotonic() + SEEN_S
     missing = list(nodes)
     while (missing := sees(directory, missing)) and time.monotonic() < deadline:
         time.sleep(PAUSE_S)
     if missing:
         text = f"this node does not see what {named(missing)} wrote in {directory}"
-        return fail(name, text, _OTHER)
+        return fail(name, text, OTHER)
     return ok(name, f"the files of {count(len(nodes), 'node')} are seen in {directory}")
 
 

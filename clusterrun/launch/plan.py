@@ -14,6 +14,7 @@ from clusterrun.config.spec import Cluster, Device, Network, OnInterrupt, Strate
 from clusterrun.config.verdict_rules import VerdictRule
 
 SCHEMA = "clusterrun.plan-file/1"
+DEFAULT_PORTS = (20000, 29999)
 
 
 class Precision(str, Enum):
@@ -105,7 +106,7 @@ class Plan:
     accelerate_text: str = ""
     health_command: str = ""
     parallel: Parallel = field(default_factory=Parallel)
-    port_range: tuple[int, int] = (20000, 29999)
+    port_range: tuple[int, int] = DEFAULT_PORTS
     notes: tuple[str, ...] = ()
     is_smoke: bool = False
 

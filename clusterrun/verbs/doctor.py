@@ -15,8 +15,7 @@ from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.machine_facts import choose_cluster
 from clusterrun.backends.slurm import health as slurm
 from clusterrun.config import Resolved
-from clusterrun.config.checks import port_range
-from clusterrun.config.spec import Cluster, Device, JobSpec
+from clusterrun.config.spec import Cluster, Device
 from clusterrun.errors import (
     ClusterrunError,
     ConfigError,
@@ -24,10 +23,10 @@ from clusterrun.errors import (
     UsageError,
     describe,
 )
-from clusterrun.health import cuda, network, paths, python
+from clusterrun.health import cuda, paths, python
 from clusterrun.health.check import Check, Look, Status, UnknownError, fail, note, ok
 from clusterrun.health.examine import examine as side_by_side
-from clusterrun.health.node import Needs, quick_looks
+from clusterrun.health.node import Needs, all_looks
 from clusterrun.health.site import site_verdict
 from clusterrun.launch.inputs import runs_in_container
 from clusterrun.launch.packages import interpreter_problem, is_certain
@@ -43,7 +42,6 @@ _ALONE: Final = ("slurm.submit", "net.name", "node.site")  # each may be slow by
 _OF_THIS_MACHINE: Final = ("cuda.driver", "net.ports")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
 _NAMED: Final = 6  # variables, of those in the shell
-_DEFAULT_PORTS: Final = port_range(JobSpec().port_range)
 
 
 @dataclass
@@ -71,11 +69,6 @@ class Subject:
     def runs(self) -> Path:
         """The directory of the runs. Raises UnknownError if there is a mistake in the job."""
         return Path(self.ready.plan.runs_dir)
-
-    @property
-    def ports(self) -> tuple[int, int]:
-        """The ports that the job uses."""
-        return self.prepared.plan.port_range if self.prepared else _DEFAULT_PORTS
 
     @cached_property
     def wanted(self) -> python.Wanted:
@@ -251,7 +244,7 @@ def _runs(job: Subject) -> Check:
 
 def _quick(name: str, job: Subject) -> Check:
     is_planned = job.prepared is not None or name.startswith("path.")
-    return quick_looks(Needs.of(job.ready.plan) if is_planned else Needs(runs=Path()))[name]()
+    return all_looks(Needs.of(job.ready.plan) if is_planned else Needs(runs=Path()))[name]()
 
 
 def _site(job: Subject) -> Check:
@@ -332,6 +325,29 @@ slurm.limits       the job's nodes, time and GPUs against its partition
 slurm.account      the job's account: you may charge it
 slurm.submit       the job's script, with bash -n and sbatch --test-only
 """
+_LOOKS_AT_ON_NODES: Final = """
+node.report        each node of the job: it started and reported
+node.compute       a matrix product on each device, and its rate against the other nodes' median
+path.visible       what the other nodes write in the directory of the runs: each node sees it
+path.rate          the file system's rates from all nodes at once, against those of one alone
+net.meet           the nodes that joined the first node on a port of --port-range
+net.link           the rate to the next node over TCP, against the median of the others
+net.reduce         an all-reduce of all devices, with NCCL or gloo
+same.versions      the versions of Python, torch, accelerate, NCCL and others on all nodes
+same.system        kernel, operating system and C library on all nodes
+same.hardware      CPUs and memory on all nodes
+same.limits        limits of files, locked memory and processes on all nodes
+same.network       interfaces, their speed, and InfiniBand on all nodes
+same.gpu           GPUs and their driver on all nodes
+same.clock         the clocks of all nodes
+"""
+
+
+def _rows(table: str) -> dict[str, str]:
+    rows = (line.partition(" ") for line in table.strip().splitlines())
+    return {name: text.strip() for name, _, text in rows}
+
+
 _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "config.files": _files,
     "config.job": _job,
@@ -355,8 +371,8 @@ _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "node.processes": partial(_quick, "node.processes"),
     "node.site": _site,
     "net.interface": partial(_quick, "net.interface"),
-    "net.ports": lambda job: network.free_ports(*job.ports),
-    "net.name": lambda _: network.own_name(),
+    "net.ports": partial(_quick, "net.ports"),
+    "net.name": partial(_quick, "net.name"),
     "slurm.client": _client,
     "slurm.controller": lambda job: job.controller,
     "slurm.version": lambda job: slurm.version(job.site),
@@ -368,24 +384,25 @@ _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "slurm.submit": _submit,
 }
 PROBES: Final = tuple(
-    Probe(name, looks_at, _LOOKS[name])
-    for name, looks_at in (line.split(maxsplit=1) for line in _LOOKS_AT.strip().splitlines())
+    Probe(name, looks_at, _LOOKS[name]) for name, looks_at in _rows(_LOOKS_AT).items()
 )
+ON_NODES: Final = _rows(_LOOKS_AT_ON_NODES)
+"""What the checks look at that only a job of several nodes can run, by id."""
 
 
 def chosen(only: Sequence[str], without: Sequence[str]) -> list[Probe]:
     """Return the checks whose id begins with one of `only`, and with none of `without`."""
-    ids = [probe.id for probe in PROBES]
+    ids = [*(probe.id for probe in PROBES), *ON_NODES]
     for prefix in (*only, *without):
         if not any(name.startswith(prefix) for name in ids):
             hint = "list them with: clusterrun doctor --explain all"
             raise UsageError(f"no check begins with '{prefix}'", hint=hint)
-    return [
-        probe
-        for probe in PROBES
-        if (not only or probe.id.startswith(tuple(only)))
-        and not probe.id.startswith(tuple(without))
-    ]
+    return [probe for probe in PROBES if is_chosen(probe.id, only, without)]
+
+
+def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:
+    """Return whether an id begins with one of `only`, if there are any, and none of `without`."""
+    return name.startswith(tuple(only) or "") and not name.startswith(tuple(without))
 
 
 def examine(job: Subject, probes: Iterable[Probe]) -> list[Check]:

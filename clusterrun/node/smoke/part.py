@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.health import reports, storage
+from clusterrun.health.check import fail
+from clusterrun.health.storage import OTHER, StorageRates
 from clusterrun.node.agent.preparation import attempt_ports
 from clusterrun.node.base.identity import LOOPBACK, Attempt
 from clusterrun.node.base.ports import listening_socket
@@ -43,15 +47,19 @@ class Part:
         self._clock_s = offset.offset_us / 1e6
 
     async def store(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Measure the runs' file system; `names`: the nodes whose reports must be seen."""
-        root = self._attempt.paths.root
-        names = set(map(str, message.get("names", ())))
-        seen = await self._disk.do(partial(reports.reported, root))
-        where = root / reports.DIRECTORY
-        metadata = await self._disk.do(partial(storage.metadata_rate, where))
-        read = await self._disk.do(partial(storage.read_rate, where))
-        found: dict[str, Any] = {"metadata": metadata, "read": read, "clock_s": self._clock_s}
-        return {**found, "unseen": sorted(names - seen)}
+        """Measure the runs' file system; `names`: the nodes whose files must be seen."""
+        names = [str(name) for name in message.get("names", ())]
+        try:
+            found = await self._disk.do(partial(storage.measure, self._where))
+            visible = await self._disk.do(partial(storage.visible, self._where, names))
+        except OSError as error:
+            visible, found = fail("path.visible", str(error), OTHER), StorageRates()
+        own = {"clock_s": self._clock_s, "visible": dataclasses.asdict(visible)}
+        return {**dataclasses.asdict(found), **own}
+
+    @property
+    def _where(self) -> Path:
+        return self._attempt.paths.root / reports.DIRECTORY
 
     async def listen(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Listen for another node's data; return the port, 0 if none is free."""

@@ -16,7 +16,8 @@ from typing import Final
 
 from clusterrun.health import reports
 from clusterrun.health.examine import examine
-from clusterrun.health.node import Needs, quick_looks
+from clusterrun.health.facts import facts
+from clusterrun.health.node import Needs, all_looks
 from clusterrun.health.reports import GroupReport, NodeReport
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.preparation import attempt_ports
@@ -92,9 +93,9 @@ async def _examine(attempt: Attempt, probes: Probes) -> None:
 
 
 def _alone(attempt: Attempt) -> NodeReport:
-    looks = quick_looks(Needs.of(attempt.plan))
+    looks = all_looks(Needs.of(attempt.plan))
     checks = tuple(examine(looks, CHECKS_S))
-    return NodeReport(node=attempt.who.node, checks=checks, facts={})
+    return NodeReport(node=attempt.who.node, checks=checks, facts=facts())
 
 
 async def _lead(attempt: Attempt, part: Part, disk: SharedDisk) -> GroupReport:

@@ -1,0 +1,54 @@
+"""The checks of `doctor --nodes`: what a smoke job found, as one list."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from clusterrun.health.check import Check, Status, fail
+from clusterrun.health.compare import MergedCheck, merged, to_exclude
+from clusterrun.health.together import of_group, of_nodes
+from clusterrun.verbs.doctor import Probe, Subject, examine
+from clusterrun.verbs.smoke import Smoke
+
+HERE: Final = ("config.", "env.", "python.", "slurm.", "path.runs", "path.quota")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A check's result; `nodes`: those that it is about, () for this machine or the group."""
+
+    check: Check
+    nodes: tuple[str, ...] = ()
+
+
+def examine_here(job: Subject, probes: Iterable[Probe]) -> list[Finding]:
+    """Run the checks that concern this machine; the nodes run the others.
+
+    Whether they see the directory of the runs will be known: a guess is only noted.
+    """
+    found = examine(job, (probe for probe in probes if probe.id.startswith(HERE)))
+    return [Finding(check=_as_guess(each)) for each in found]
+
+
+def _as_guess(found: Check) -> Check:
+    is_guess = found.id == "path.runs" and found.status is Status.FAIL
+    return dataclasses.replace(found, status=Status.NOTE) if is_guess else found
+
+
+def findings(smoke: Smoke) -> tuple[list[Finding], str]:
+    """Return what the nodes found, and a host list of those to leave out."""
+    if smoke.end is not None:
+        text = f"job {smoke.job_id} is {smoke.end.value}, and no node has reported"
+        hint = f"read its output: clusterrun logs {smoke.job_id}"
+        return [Finding(check=fail("node.report", text, hint))], ""
+    by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, smoke.unstarted)
+    group = [Finding(check=each) for each in of_group(smoke.found, smoke.group)]
+    return [*map(_finding, merged(by_node)), *group], to_exclude(by_node)
+
+
+def _finding(each: MergedCheck) -> Finding:
+    check = Check(id=each.id, status=each.status, text=each.line, hint=each.hint)
+    return Finding(check=check, nodes=each.nodes)
