@@ -46,7 +46,10 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
         return [Finding(check=fail("node.report", text, hint))], ""
     by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, smoke.unstarted)
     group = [Finding(check=each) for each in of_group(smoke.found, smoke.group)]
-    return [*map(_finding, merged(by_node)), *group], to_exclude(by_node)
+    reports = {node: found[:1] for node, found in by_node.items()}
+    others = {node: found[1:] for node, found in by_node.items() if node in smoke.found}
+    nodes = map(_finding, (*merged(reports), *merged(others)))
+    return [*nodes, *group], to_exclude(by_node)
 
 
 def _finding(each: MergedCheck) -> Finding:
