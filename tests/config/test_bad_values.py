@@ -53,6 +53,7 @@ BAD = [
     ("dependency", "afterok", "{}: 'afterok' is not a dependency", WAIT),
     ("dependency", "aftrok:12", "{}: 'aftrok:12' is not a dependency", "write afterok:12"),
     ("dependency", "afterok:1,x:2", "{}: 'x:2' is not a dependency", WAIT),
+    ("health_command", "nhc 'x", '{} "nhc \'x": No closing quotation', "close each quote"),
     ("nodes", "0", "{} must be at least 1, not 0", COUNT),
     ("nodes", "-2", "{} must be at least 1, not -2", COUNT),
     (

@@ -119,6 +119,11 @@ def test_each_finding_is_one_line_the_worst_first() -> None:
     assert to_exclude(nodes) == "n[1-2,4]"
 
 
+def test_texts_that_differ_in_the_name_of_the_node_are_one_finding() -> None:
+    nodes = {name: [fail("net.name", f"{name} is unknown", "hint")] for name in ("red", "blue")}
+    assert lines(nodes) == ["fail net.name blue,red: red is unknown (on red)"]
+
+
 def test_a_failure_of_all_nodes_excludes_none() -> None:
     checks = [fail("path.disk", "full", "delete"), skip("node.ecc", "no GPU")]
     assert to_exclude({"n1": checks, "n2": checks}) == ""
