@@ -87,12 +87,15 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
     return question
 
 
-def notes_of(resolved: Resolved) -> tuple[str, ...]:
-    """Return why `plan` would answer no for a configuration that names a model."""
+def estimated(resolved: Resolved) -> tuple[int, tuple[str, ...]]:
+    """Return the memory of a node for a configuration that names a model, and why `plan` says no.
+
+    The memory is 0 if no estimate can be made.
+    """
     try:
         answer = estimate(question_of(_submitted(resolved)))
     except UsageError as error:
-        return (f"no estimate was made: {error.message}",)
+        return 0, (f"no estimate was made: {error.message}",)
     needs = {
         "memory of a GPU": answer.gpu_memory,
         "memory of a node": answer.host_memory,
@@ -101,7 +104,7 @@ def notes_of(resolved: Resolved) -> tuple[str, ...]:
     notes = [_no(what, need) for what, need in needs.items() if need is not None]
     if answer.never_ends:
         notes.append("the training is estimated to exceed its time limit, and it saves nothing")
-    return tuple(text for text in notes if text)
+    return answer.host_memory.total_bytes, tuple(text for text in notes if text)
 
 
 def _submitted(resolved: Resolved) -> Resolved:

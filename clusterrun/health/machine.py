@@ -1,4 +1,4 @@
-"""Shared memory and the limits of a process."""
+"""Shared memory, memory, and the limits of a process."""
 
 from __future__ import annotations
 
@@ -7,60 +7,104 @@ import resource
 from pathlib import Path
 from typing import Final
 
-from clusterrun.health.check import Check, note, ok, skip
+import psutil
+
+from clusterrun.health import cgroup
+from clusterrun.health.check import Check, bad, fail, note, ok, skip
 
 SHM: Final = Path("/dev/shm")
 INFINIBAND: Final = Path("/sys/class/infiniband")
-SHM_BYTES: Final = 1 << 30  # containers start with 64 MiB
+SHM_BYTES: Final = 1 << 30
+LEAST_SHM_BYTES: Final = 64 << 20  # the default of Docker
 LEAST_FILES: Final = 4096
 FILES_OF_RANK: Final = 512  # a rank with a few loader workers
 LEAST_PROCESSES: Final = 1024
 PROCESSES_OF_RANK: Final = 256  # threads count
+FEWEST_PROCESSES_OF_RANK: Final = 8  # no rank has fewer: Python, torch and gloo
+BYTES_OF_RANK: Final = 1 << 30
+LEAST_BYTES_OF_RANK: Final = 144 << 20  # a process that has imported torch, and nothing else
 
 
-def shm() -> Check:
+def shm(ranks: int) -> Check:
     """Look at the size of /dev/shm, which loader workers and NCCL use."""
+    name, is_sure = "node.shm", ranks > 1
     try:
         found = os.statvfs(SHM)
     except OSError as error:
         hint = "mount it, or set num_workers=0 in the data loader"
-        return note("node.shm", f"{SHM} cannot be used: {error.strerror}", hint)
+        return bad(name, f"{SHM} cannot be used: {error.strerror}", hint, is_sure=is_sure)
     size = found.f_blocks * found.f_frsize
     if size < SHM_BYTES:
         text = f"{SHM} has only {size >> 20} MiB for loader workers and NCCL"
-        return note("node.shm", text, "start the container with --shm-size=16g")
+        hint = "start the container with --shm-size=16g"
+        return bad(name, text, hint, is_sure=is_sure and size < LEAST_SHM_BYTES)
     free = found.f_bavail * found.f_frsize
     return ok("node.shm", f"{SHM}: {gib(free)} of {gib(size)} are free")
 
 
-def open_files(ranks: int) -> Check:
-    """Compare the limit of open files with what the ranks of a node need."""
-    needed = max(LEAST_FILES, ranks * FILES_OF_RANK)
-    return _limit("node.files", resource.RLIMIT_NOFILE, needed, "open files", "n")
+def memory(ranks: int, planned: int) -> Check:
+    """Compare the memory that this process may use with what the ranks of a node need.
+
+    `planned` is the estimate of `plan`; 0 if there is none.
+    """
+    name, limit, machine = "node.memory", cgroup.own_group().limit(), psutil.virtual_memory()
+    free = machine.available + psutil.swap_memory().free
+    usable = min(free, limit or free)
+    text = f"{gib(usable)} of {gib(machine.total)} can be used"
+    text += f"; the limit of this job is {gib(limit)}" if limit else ""
+    hint = (
+        "request more with --mem" if usable == limit else "end other programs: ps aux --sort -rss"
+    )
+    if usable < (least := (ranks + 1) * LEAST_BYTES_OF_RANK):
+        return fail(name, f"{text}; {ranks} ranks need at least {gib(least)}", hint)
+    if usable < planned:
+        return note(name, f"{text}; {gib(planned)} are estimated", hint)
+    if usable < ranks * BYTES_OF_RANK:
+        return note(name, f"{text}, less than 1 GiB for each rank", hint)
+    return ok(name, text)
+
+
+def open_files(ranks: int, certain: int) -> Check:
+    """Compare the hard limit of open files with what ranks need: the agent raises the soft one.
+
+    With less than `certain`, the job does not start.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    needed = max(LEAST_FILES, ranks * FILES_OF_RANK, certain)
+    return _limit("node.files", (hard, hard), needed, "open files", "n", certain=certain)
 
 
 def processes(ranks: int) -> Check:
-    """Compare the limit of processes and threads with what the ranks of a node need."""
+    """Compare the limit of processes and threads with what the ranks of a node need.
+
+    It counts all processes of the user, and does not hold for root.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NPROC)
     needed = max(LEAST_PROCESSES, ranks * PROCESSES_OF_RANK)
-    return _limit("node.processes", resource.RLIMIT_NPROC, needed, "processes", "u")
+    certain = ranks * FEWEST_PROCESSES_OF_RANK if os.geteuid() else 0
+    return _limit("node.processes", limits, needed, "processes", "u", certain=certain)
 
 
 def memlock() -> Check:
     """Look at the limit of locked memory, which InfiniBand needs."""
     if not (INFINIBAND.is_dir() and any(INFINIBAND.iterdir())):
         return skip("node.memlock", "this machine has no InfiniBand device")
-    unlimited = resource.RLIM_INFINITY
-    return _limit("node.memlock", resource.RLIMIT_MEMLOCK, unlimited, "bytes of locked memory", "l")
+    limits, unlimited = resource.getrlimit(resource.RLIMIT_MEMLOCK), resource.RLIM_INFINITY
+    return _limit("node.memlock", limits, unlimited, "bytes of locked memory", "l")
 
 
-def _limit(name: str, which: int, needed: int, what: str, letter: str) -> Check:
-    soft, hard = resource.getrlimit(which)
+def _limit(
+    name: str, limits: tuple[int, int], needed: int, what: str, letter: str, *, certain: int = 0
+) -> Check:
+    """Judge a limit, soft and hard: below `certain` the job fails."""
+    soft, hard = limits
     if _at_least(soft, needed):
         return ok(name, f"{number(soft)} {what} are allowed")
     text = f"only {soft} {what} are allowed; {number(needed)} are recommended"
+    hint = f"ask the administrator to raise the hard limit (ulimit -H -{letter})"
     if _at_least(hard, needed):
-        return note(name, text, f"run in the shell that submits: ulimit -{letter} {number(needed)}")
-    return note(name, text, f"ask the administrator to raise the hard limit (ulimit -H -{letter})")
+        hint = f"run in the shell that submits: ulimit -{letter} {number(needed)}"
+    return bad(name, text, hint, is_sure=not _at_least(soft, certain))
 
 
 def _at_least(limit: int, needed: int) -> bool:

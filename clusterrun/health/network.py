@@ -8,7 +8,8 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from clusterrun.health.check import Check, fail, note, ok
+from clusterrun.health.check import Check, bad, fail, note, ok
+from clusterrun.health.machine import INFINIBAND
 
 INTERFACES: Final = Path("/sys/class/net")
 TRIED: Final = 32  # ports, spread over the range
@@ -48,12 +49,42 @@ def _is_free(port: int) -> bool:
     return False
 
 
-def interface() -> Check:
-    """Look for an interface other than loopback that is up."""
+def interface(machines: int) -> Check:
+    """Look for an interface other than loopback that is up, and for ports that are down.
+
+    A job of several machines needs one.
+    """
     name, found = "net.interface", sorted(filter(_is_up, _interfaces()))
-    if found:
-        return ok(name, f"up: {', '.join(found)}")
-    return note(name, "no interface but loopback is up", "list the interfaces: ip -brief link")
+    ports = infiniband()
+    active = [port for port, state in ports.items() if state == "ACTIVE"]
+    if not found:
+        hint = "list the interfaces: ip -brief link"
+        text = "no interface but loopback is up"
+        return bad(name, text, hint, is_sure=machines > 1)
+    text = f"up: {', '.join([*map(_with_speed, found), *active])}"
+    if active and (
+        down := [f"{port} is {state}" for port, state in ports.items() if port not in active]
+    ):
+        return note(name, f"{text}; {', '.join(down)}", "look at the ports with: ibstat")
+    return ok(name, text)
+
+
+def infiniband() -> dict[str, str]:
+    """Return the state of each port of InfiniBand: {"mlx5_0/1": "ACTIVE"}."""
+    files = sorted(INFINIBAND.glob("*/ports/*/state"))
+    texts = {f"{file.parts[-4]}/{file.parts[-2]}": _text(file) for file in files}
+    return {port: text.rpartition(":")[2].strip() for port, text in texts.items() if text}
+
+
+def _with_speed(name: str) -> str:
+    speed = _text(INTERFACES / name / "speed")
+    return f"{name} ({int(speed):,} Mbit/s)" if speed.isdigit() else name  # -1: unknown
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    return ""
 
 
 def _interfaces() -> list[str]:
@@ -65,7 +96,7 @@ def _interfaces() -> list[str]:
 
 def _is_up(name: str) -> bool:
     try:
-        flags = int((INTERFACES / name / "flags").read_text(), 16)
-    except (OSError, ValueError):
+        flags = int(_text(INTERFACES / name / "flags"), 16)
+    except ValueError:
         return False
     return bool(flags & _IFF_UP) and not flags & _IFF_LOOPBACK

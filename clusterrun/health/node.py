@@ -9,46 +9,63 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from clusterrun.config.spec import Cluster
 from clusterrun.health import machine, network, paths, site
 from clusterrun.health.check import Look
 from clusterrun.launch.plan import DEFAULT_PORTS, Plan
+from clusterrun.shared.descriptors import needed_descriptors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What the ranks of a node need; `runs` is the directory of the runs.
+    """What the ranks of a machine need.
 
+    `runs` is the directory of the runs, `machines` of how many the job is, `files` how many files
+    a process certainly opens, `host_bytes` the estimated memory of the machine (0: unknown).
     `health_command` gives the site's own verdict, within `health_command_s`.
     """
 
     runs: Path
     ranks: int = 1
     ports: tuple[int, int] = DEFAULT_PORTS
+    machines: int = 1
+    files: int = 0
+    host_bytes: int = 0
     health_command: str = ""
     health_command_s: float = 10.0
 
     @classmethod
     def of(cls, plan: Plan) -> Needs:
-        """Return what a plan's ranks need of each node."""
+        """Return what a plan's ranks need of each machine; simulated nodes share one."""
+        shared = plan.nodes if plan.cluster is Cluster.LOCAL else 1
         return cls(
             runs=Path(plan.runs_dir),
-            ranks=plan.procs_per_node,
+            ranks=plan.procs_per_node * shared,
             ports=plan.port_range,
+            machines=plan.nodes // shared,
+            files=needed_descriptors(plan.nodes, plan.world_size),
+            host_bytes=plan.host_bytes * shared,
             health_command=plan.health_command,
         )
 
 
 def quick_looks(needs: Needs) -> dict[str, Look]:
-    """Return the quick checks by id, those of one domain in a row."""
+    """Return the quick checks by id, those of one domain in a row.
+
+    The last ones of a domain may wait for a file system.
+    """
     return {
         "path.disk": partial(paths.disk, needs.runs),
         "path.inodes": partial(paths.inodes, needs.runs),
-        "node.shm": machine.shm,
-        "node.files": partial(machine.open_files, needs.ranks),
+        "node.shm": partial(machine.shm, needs.ranks),
+        "node.memory": partial(machine.memory, needs.ranks, needs.host_bytes),
+        "node.files": partial(machine.open_files, needs.ranks, needs.files),
         "node.memlock": machine.memlock,
         "node.processes": partial(machine.processes, needs.ranks),
-        **_verdict_of_site(needs),  # the last of its domain: it may be late
-        "net.interface": network.interface,
+        "node.tmp": paths.scratch,
+        "node.clock": partial(paths.clock, needs.runs),
+        **_verdict_of_site(needs),
+        "net.interface": partial(network.interface, needs.machines),
     }
 
 

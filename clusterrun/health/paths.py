@@ -1,14 +1,16 @@
-"""The directory of the runs: whether it can be written, and what is free there."""
+"""The directories of a job: whether they can be written, and what is free there."""
 
 from __future__ import annotations
 
 import os
 import re
+import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.health.check import Check, fail, note, ok, skip
+from clusterrun.health.check import Check, Status, bad, fail, note, ok, skip
 from clusterrun.health.machine import gib
 from clusterrun.launch.inputs import PLACES_OF_ONE_MACHINE
 from clusterrun.shared import shell
@@ -19,6 +21,10 @@ LEAST_BYTES: Final = 100 << 20
 FEW_BYTES: Final = 10 << 30
 LEAST_INODES: Final = 1000
 FEW_INODES: Final = 20_000
+SCRATCH_BYTES: Final = (16 << 20, 1 << 30)  # containers may have 64 MiB
+SCRATCH_INODES: Final = (200, 10_000)
+CLOCK_S: Final = 5.0
+_TEMPORARY: Final = ("TMPDIR", "TEMP", "TMP")  # as tempfile looks for them
 _LOCAL: Final = frozenset({"btrfs", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs"})
 _ELSEWHERE: Final = "choose another directory with --run-dir, or run_dir: in clusterrun.yaml"
 _SHARED: Final = "name a directory that all nodes share with --run-dir"
@@ -43,26 +49,45 @@ def runs(path: Path, *, is_shared: bool) -> Check:
 
 def disk(path: Path) -> Check:
     """Look at the free bytes."""
-    name, found = "path.disk", os.statvfs(_existing(path))
-    free = found.f_bavail * found.f_frsize
-    if not found.f_blocks:
-        return skip(name, "the file system does not report its size")
-    text = f"{gib(free)} are free for {path}"
-    if free >= FEW_BYTES:
-        return ok(name, text)
-    return (fail if free < LEAST_BYTES else note)(name, f"only {text}", _room(path))
+    return _bytes("path.disk", path, (LEAST_BYTES, FEW_BYTES), _room(path))
 
 
 def inodes(path: Path) -> Check:
     """Look at the free inodes."""
-    name, found = "path.inodes", os.statvfs(_existing(path))
-    if not found.f_files:
-        return skip(name, "the file system does not count its inodes")
-    text = f"{found.f_favail} inodes are free for {path}"
-    if found.f_favail >= FEW_INODES:
-        return ok(name, text)
-    is_full = found.f_favail < LEAST_INODES
-    return (fail if is_full else note)(name, f"only {text}", _room(path))
+    return _inodes("path.inodes", path, (LEAST_INODES, FEW_INODES), _room(path))
+
+
+def scratch() -> Check:
+    """Look at the directory of temporary files, to which the ranks write their output."""
+    name, asked = "node.tmp", next(filter(None, map(os.environ.get, _TEMPORARY)), "/tmp")
+    hint = "name a directory on the node with --env TMPDIR=DIRECTORY, or delete files there"
+    try:
+        place = Path(tempfile.gettempdir())
+    except OSError:
+        return fail(name, f"neither {asked} nor /tmp and /var/tmp can be written", hint)
+    found = [_bytes(name, place, SCRATCH_BYTES, hint), _inodes(name, place, SCRATCH_INODES, hint)]
+    if os.path.realpath(place) != os.path.realpath(asked):
+        found.append(note(name, f"{asked} cannot be written; {place} is used instead", hint))
+    wrong = [each for each in found if each.status in (Status.FAIL, Status.NOTE)]
+    all_well = ok(name, "; ".join(each.text for each in found))
+    return min(wrong, key=lambda each: each.status is Status.NOTE, default=all_well)
+
+
+def clock(path: Path) -> Check:
+    """Compare the clock of this machine with that of the file server of the runs."""
+    name, place = "node.clock", _existing(path)
+    if _file_system(place) in {*_LOCAL, ""}:
+        return skip(name, f"{place} is on no file server")
+    before = time.time()
+    with tempfile.TemporaryFile(dir=place) as file:
+        os.utime(file.fileno())  # to the server's time
+        server = os.fstat(file.fileno()).st_mtime
+    off = server - min(max(server, before), time.time())
+    text = f"this machine's clock is {abs(off):.1f} s {'behind' if off > 0 else 'ahead of'}"
+    text += f" the file server's of {place}"
+    return (
+        note(name, text, "compare it: chronyc tracking") if abs(off) > CLOCK_S else ok(name, text)
+    )
 
 
 def quota() -> Check:
@@ -79,6 +104,28 @@ def quota() -> Check:
     if done.rc != 0:
         return skip(name, f"quota exited with status {done.rc}: {done.stderr.strip()[:200]}")
     return ok(name, "no quota is exceeded")
+
+
+def _bytes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Check:
+    """Judge the free bytes; `levels`: below the first a job fails, below the second it may."""
+    found = os.statvfs(_existing(path))
+    free = found.f_bavail * found.f_frsize
+    if not found.f_blocks:
+        return skip(name, "the file system does not report its size")
+    return _free(name, free, levels, f"{gib(free)} are free for {path}", hint)
+
+
+def _inodes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Check:
+    found = os.statvfs(_existing(path))
+    if not found.f_files:
+        return skip(name, "the file system does not count its inodes")
+    free = found.f_favail
+    return _free(name, free, levels, f"{free} inodes are free for {path}", hint)
+
+
+def _free(name: str, free: int, levels: tuple[int, int], text: str, hint: str) -> Check:
+    least, few = levels
+    return ok(name, text) if free >= few else bad(name, f"only {text}", hint, is_sure=free < least)
 
 
 def _room(path: Path) -> str:

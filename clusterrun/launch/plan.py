@@ -59,7 +59,8 @@ class Plan:
     user's own configuration. `deepspeed` is the text of ds_config.json (empty: none). Times are
     in seconds unless the name ends in minutes; 0 means the library's default, for logs no cap.
     `max_restarts` None means no limit while each attempt saves something new. `warning_s` is how
-    long before the time limit the ranks are asked to save and exit. With `is_smoke`, the nodes
+    long before the time limit the ranks are asked to save and exit. `host_bytes` is the estimated
+    memory of a node, 0 if the configuration names no model. With `is_smoke`, the nodes
     are checked instead, and nothing trains.
     """
 
@@ -107,6 +108,7 @@ class Plan:
     health_command: str = ""
     parallel: Parallel = field(default_factory=Parallel)
     port_range: tuple[int, int] = DEFAULT_PORTS
+    host_bytes: int = 0
     notes: tuple[str, ...] = ()
     is_smoke: bool = False
 

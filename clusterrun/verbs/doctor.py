@@ -39,7 +39,7 @@ STAND_IN: Final = "__hello__"  # a module that every Python has, for a job witho
 _OFFLOADS: Final = re.compile(r'"offload_optimizer"\s*:\s*\{[^}]*"device"\s*:\s*"(?:cpu|nvme)"')
 SITE_S: Final = 3.5
 _ALONE: Final = ("slurm.submit", "net.name", "node.site")  # each may be slow by itself
-_OF_THIS_MACHINE: Final = ("cuda.driver", "net.ports")
+_OF_THIS_MACHINE: Final = ("cuda.driver", "node.", "net.")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
 _NAMED: Final = 6  # variables, of those in the shell
 
@@ -61,9 +61,9 @@ class Subject:
         return self.prepared
 
     @property
-    def ranks(self) -> int:
-        """How many ranks a node has."""
-        return self.prepared.plan.procs_per_node if self.prepared else 1
+    def needs(self) -> Needs:
+        """What a node needs; that of one rank if there is a mistake in the job."""
+        return Needs.of(self.prepared.plan) if self.prepared else Needs(runs=Path())
 
     @property
     def runs(self) -> Path:
@@ -243,8 +243,11 @@ def _runs(job: Subject) -> Check:
 
 
 def _quick(name: str, job: Subject) -> Check:
-    is_planned = job.prepared is not None or name.startswith("path.")
-    return all_looks(Needs.of(job.ready.plan) if is_planned else Needs(runs=Path()))[name]()
+    if name.startswith("path.") or name == "node.clock":
+        _ = job.ready  # knows the directory of the runs
+    if name == "node.memory" and job.ready.plan.cluster is Cluster.SLURM:
+        raise UnknownError("the job runs on other machines")
+    return all_looks(job.needs)[name]()
 
 
 def _site(job: Subject) -> Check:
@@ -308,11 +311,14 @@ path.disk          free bytes in that directory
 path.inodes        free inodes in that directory
 path.quota         your quota, as the command quota reports it
 node.shm           the size of /dev/shm
+node.memory        free memory and the limit of this cgroup against the ranks of a node
 node.files         the limit of open files (ulimit -n) against the ranks of a node
 node.memlock       the limit of locked memory (ulimit -l), if there is InfiniBand
 node.processes     the limit of processes (ulimit -u) against the ranks of a node
+node.tmp           the directory of temporary files (TMPDIR): writable, free bytes and inodes
+node.clock         the clock of this machine against that of the file server of the runs
 node.site          the site's own verdict: the command in launch.health_command
-net.interface      an interface other than loopback that is up
+net.interface      an interface other than loopback that is up, and the ports of InfiniBand
 net.ports          free ports in the range that jobs use (--port-range)
 net.name           the name of this machine: it resolves, and its address resolves back
 slurm.client       Slurm's commands on PATH
@@ -366,9 +372,12 @@ _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "path.inodes": partial(_quick, "path.inodes"),
     "path.quota": lambda _: paths.quota(),
     "node.shm": partial(_quick, "node.shm"),
+    "node.memory": partial(_quick, "node.memory"),
     "node.files": partial(_quick, "node.files"),
     "node.memlock": partial(_quick, "node.memlock"),
     "node.processes": partial(_quick, "node.processes"),
+    "node.tmp": partial(_quick, "node.tmp"),
+    "node.clock": partial(_quick, "node.clock"),
     "node.site": _site,
     "net.interface": partial(_quick, "net.interface"),
     "net.ports": partial(_quick, "net.ports"),
@@ -414,6 +423,6 @@ def examine(job: Subject, probes: Iterable[Probe]) -> list[Check]:
 def _for_job(found: Check, job: Subject) -> Check:
     """Lower a failure of this machine to a note if the job runs on others."""
     is_elsewhere = job.prepared is not None and job.prepared.plan.cluster is Cluster.SLURM
-    if found.status is Status.FAIL and is_elsewhere and found.id in _OF_THIS_MACHINE:
+    if found.status is Status.FAIL and is_elsewhere and found.id.startswith(_OF_THIS_MACHINE):
         return dataclasses.replace(found, status=Status.NOTE)
     return found

@@ -82,9 +82,10 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     source = read_script(job)
     may_run = _may_run(job)
     facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
-    plan = make_plan(job.spec, facts)
+    host_bytes, estimates = _estimated(job)
+    plan = dataclasses.replace(make_plan(job.spec, facts), host_bytes=host_bytes)
     bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
-    notes = (*job.notes, *_notes(job, plan, is_again=is_again), *_estimates(job))
+    notes = (*job.notes, *_notes(job, plan, is_again=is_again), *estimates)
     problem, is_sure = _problem(job, facts, plan.strategy, source, may_run=may_run)
     if problem and not is_sure:
         notes += (f"{problem.message}; {problem.hint}",)
@@ -185,13 +186,13 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
             yield f"--pass-env {name}: the variable is not set here"
 
 
-def _estimates(job: Resolved) -> tuple[str, ...]:
-    """Return why `plan` would answer no; () if the configuration names no model."""
+def _estimated(job: Resolved) -> tuple[int, tuple[str, ...]]:
+    """Return the memory of a node, 0 if the job names no model, and why `plan` would answer no."""
     if not job.spec.names_model:
-        return ()
-    from clusterrun.advice.question import notes_of  # slow to import
+        return 0, ()
+    from clusterrun.advice.question import estimated  # slow to import
 
-    return notes_of(job)
+    return estimated(job)
 
 
 def _unfed_hang_watch(job: Resolved) -> Iterator[str]:

@@ -484,21 +484,29 @@ def apart(*args: str, setup: Callable[[], object] | None = None) -> Found:
 
 
 @pytest.mark.parametrize(
-    ("name", "which", "number", "letter"),
+    ("name", "status", "which", "soft", "hard", "hint"),
     [
-        ("node.files", resource.RLIMIT_NOFILE, 256, "n"),
-        ("node.processes", resource.RLIMIT_NPROC, 1000, "u"),
+        ("node.files", "note", resource.RLIMIT_NOFILE, 900, 900, "ulimit -H -n"),
+        ("node.files", "fail", resource.RLIMIT_NOFILE, 256, 256, "ulimit -H -n"),
+        ("node.processes", "note", resource.RLIMIT_NPROC, 1000, 2000, "ulimit -u "),
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_a_low_limit(name: str, which: int, number: int, letter: str) -> None:
-    hard = resource.getrlimit(which)[1]
+def test_a_low_limit(name: str, status: str, which: int, soft: int, hard: int, hint: str) -> None:
     before = apart()
-    after = apart(setup=lambda: resource.setrlimit(which, (number, hard)))
+    after = apart(setup=lambda: resource.setrlimit(which, (soft, hard)))
     if before[name]["status"] == "note":
         pytest.skip("the limit of this machine is low")
-    assert changed(before, after) == {name: "note"}
-    assert f"ulimit -{letter} " in after[name]["hint"]
+    assert changed(before, after) == {name: status}
+    assert hint in after[name]["hint"]
+
+
+@pytest.mark.usefixtures("here")
+def test_the_agent_raises_the_limit_of_open_files() -> None:
+    before = apart()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    after = apart(setup=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)))
+    assert changed(before, after) == {}
 
 
 UNSHARE = ("/usr/bin/unshare", "--map-root-user")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node.watch.memory import own_group
+from clusterrun.health.cgroup import own_group
 from tests.local.test_main_road_local import FOUR
 from tests.patience import wait_for
 from tests.road import Project, project

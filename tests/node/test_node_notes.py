@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from clusterrun.config.spec import Device
+from clusterrun.health.cgroup import MemoryGroup
 from clusterrun.logformat.notes import Memory, memory_line
 from clusterrun.node.base.causes import Cause, Ending, Failure, cancelled, lost_node
 from clusterrun.node.watch import notes
-from clusterrun.node.watch.memory import MemoryGroup
 from clusterrun.node.watch.notes import NodeNotes
 
 

@@ -28,10 +28,8 @@ from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.rundir.world import write_world
-from clusterrun.shared.descriptors import raise_descriptor_limit
+from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
 from clusterrun.shared.wording import count
-
-SPARE_DESCRIPTORS = 256  # for all other files of a process
 
 
 def node_report(plan: Plan, who: Identity) -> Report:
@@ -58,12 +56,12 @@ def missing_packages(plan: Plan) -> str:
 
 
 def check_descriptors(attempt: Attempt) -> None:
-    """Raise the limit on open files: the head connects to each node, rank 0 to each rank.
+    """Raise the limit on open files.
 
     Raises NodeError if the hard limit is too low.
     """
     plan, who = attempt.plan, attempt.who
-    wanted = 2 * plan.nodes + plan.world_size + SPARE_DESCRIPTORS
+    wanted = needed_descriptors(plan.nodes, plan.world_size)
     limit = raise_descriptor_limit()
     if who.is_head and limit < wanted:
         text = f"{plan.world_size} ranks need {wanted} open files in one process"

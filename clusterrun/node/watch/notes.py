@@ -9,13 +9,13 @@ from collections.abc import Mapping
 import psutil
 
 from clusterrun.config.spec import Device
+from clusterrun.health.cgroup import own_group
 from clusterrun.logformat.notes import memory_line
 from clusterrun.node.base.causes import Cause, Ending
 from clusterrun.node.base.facts import device_names
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.watch.gpus import Gpus
 from clusterrun.node.watch.kernel import KernelLog, Own, is_container, is_node_ours
-from clusterrun.node.watch.memory import own_group
 
 
 class NodeNotes:

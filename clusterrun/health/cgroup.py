@@ -39,6 +39,12 @@ class MemoryGroup:
         name = "memory.oom_control" if self.is_v1 else "memory.events"
         return tuple(_count(level / name) for level in self.levels)
 
+    def limit(self) -> int | None:
+        """Return the lowest limit of these and the groups above; None without a limit."""
+        name = "memory.limit_in_bytes" if self.is_v1 else "memory.max"
+        places = dict.fromkeys(up for level in self.levels for up in (level, *level.parents))
+        return min((size for up in places if (size := _number(up / name))), default=None)
+
     def since(self, before: tuple[int | None, ...]) -> Memory | None:
         """Return the kills since `before`, limit and peak; None if no level can be read."""
         pairs = zip(before, self.kills(), strict=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.health.cgroup import MemoryGroup
 from clusterrun.logformat.notes import Memory
-from clusterrun.node.watch.memory import MemoryGroup
 
 SLURM = "system.slice/slurmstepd.scope/{}/step_0/user/task_0"
 

@@ -1,0 +1,121 @@
+"""The quick checks of a node, as their callers see them: what certainly fails, and what may."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterrun.health import cgroup, machine, network, paths
+from clusterrun.health.check import Check, Status
+
+GIB = 1 << 30
+
+
+@pytest.fixture(name="group")
+def _group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The limit of a cgroup above this process."""
+    (tmp_path / "job").mkdir()
+    group = cgroup.MemoryGroup.own("0::/job/step_0/task_0\n", tmp_path)
+    monkeypatch.setattr(cgroup, "own_group", lambda: group)
+    return tmp_path / "memory.max"
+
+
+@pytest.mark.parametrize(
+    ("limit", "planned", "status"),
+    [
+        ("max", 0, Status.OK),
+        (str(GIB), 0, Status.OK),
+        (str(GIB - 1), 0, Status.NOTE),
+        (str(GIB), GIB + 1, Status.NOTE),
+        (str(200 << 20), 0, Status.FAIL),
+    ],
+)
+def test_the_memory_that_a_job_may_use(
+    group: Path, limit: str, planned: int, status: Status
+) -> None:
+    group.write_text(f"{limit}\n")
+    found = machine.memory(1, planned)
+    assert found.status is status, found.text
+    assert found.hint == ("request more with --mem" if status is not Status.OK else "")
+
+
+def ports(path: Path, *states: str) -> None:
+    for number, state in enumerate(states, 1):
+        (path / "mlx5_0" / "ports" / str(number)).mkdir(parents=True)
+        (path / "mlx5_0" / "ports" / str(number) / "state").write_text(f"{state}\n")
+
+
+def interfaces(path: Path, **flags: str) -> None:
+    for name, text in flags.items():
+        (path / name).mkdir()
+        (path / name / "flags").write_text(text)
+        (path / name / "speed").write_text("25000\n" if name == "eth0" else "-1\n")
+
+
+@pytest.fixture(name="devices")
+def _devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The directories of the interfaces and of InfiniBand."""
+    places = tmp_path / "net", tmp_path / "infiniband"
+    for place in places:
+        place.mkdir()
+    monkeypatch.setattr(network, "INTERFACES", places[0])
+    monkeypatch.setattr(network, "INFINIBAND", places[1])
+    return places
+
+
+def test_interfaces_and_their_speed(devices: tuple[Path, Path]) -> None:
+    interfaces(devices[0], lo="0x9", eth0="0x1003", eth1="0x1002", ib0="0x1003")
+    ports(devices[1], "4: ACTIVE")
+    found = network.interface(2)
+    assert (found.status, found.text) == (
+        Status.OK,
+        "up: eth0 (25,000 Mbit/s), ib0, mlx5_0/1",
+    )
+
+
+def test_a_port_that_is_down_beside_one_that_is_active(devices: tuple[Path, Path]) -> None:
+    interfaces(devices[0], ib0="0x1003")
+    ports(devices[1], "4: ACTIVE", "1: DOWN")
+    found = network.interface(2)
+    assert (found.status, found.text) == (Status.NOTE, "up: ib0, mlx5_0/1; mlx5_0/2 is DOWN")
+
+
+@pytest.mark.parametrize(("machines", "status"), [(1, Status.NOTE), (2, Status.FAIL)])
+def test_a_job_of_several_machines_needs_an_interface(
+    devices: tuple[Path, Path], machines: int, status: Status
+) -> None:
+    interfaces(devices[0], lo="0x9", eth0="0x1002")
+    assert network.interface(machines).status is status
+
+
+@pytest.mark.parametrize(
+    ("moved", "status", "text"),
+    [
+        (0, Status.OK, "0.0 s ahead of"),
+        (-9, Status.NOTE, "9.0 s ahead of"),
+        (9, Status.NOTE, "9.0 s behind"),
+    ],
+)
+def test_the_clock_of_a_file_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int, status: Status, text: str
+) -> None:
+    """A server whose clock is moved sets other times."""
+    utime = os.utime
+    monkeypatch.setattr(paths, "_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(os, "utime", lambda file: utime(file, (0, time.time() + moved)))
+    found = paths.clock(tmp_path)
+    assert found.status is status
+    assert text in found.text
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("ranks", "status"), [(1, Status.NOTE), (2, Status.FAIL)])
+def test_shared_memory_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, status: Status
+) -> None:
+    monkeypatch.setattr(machine, "SHM", tmp_path / "shm")
+    found: Check = machine.shm(ranks)
+    assert found.status is status
