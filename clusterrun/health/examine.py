@@ -6,18 +6,24 @@ import itertools
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from clusterrun.errors import ClusterrunError, describe
 from clusterrun.health.check import Check, Look, UnknownError, skip
 
 
 def examine(
-    looks: Mapping[str, Look], deadline_s: float, *, alone: Collection[str] = ()
+    looks: Mapping[str, Look],
+    deadline_s: float,
+    *,
+    alone: Collection[str] = (),
+    late: Mapping[str, Check] = MappingProxyType({}),
 ) -> list[Check]:
     """Run the checks of each domain (`node` of `node.shm`) in a thread, one after the other.
 
     A blocked file system, driver or server holds up its own domain only; `alone` are checks that
-    may block by themselves. What has no answer in time is skipped. A fault of a check is raised.
+    may block by themselves. What has no answer in time is skipped, or what `late` says. A fault of
+    a check is raised.
     """
     answers: dict[str, Check | Exception] = {}
     domains = [
@@ -35,8 +41,8 @@ def examine(
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    late = f"no answer within {deadline_s:g} s"
-    found = [answers.get(name) or skip(name, late) for name in looks]
+    reason = f"no answer within {deadline_s:g} s"
+    found = [answers.get(name) or late.get(name) or skip(name, reason) for name in looks]
     for each in found:
         if isinstance(each, Exception):
             raise each

@@ -24,6 +24,7 @@ FEW_INODES: Final = 20_000
 SCRATCH_BYTES: Final = (16 << 20, 1 << 30)  # containers may have 64 MiB
 SCRATCH_INODES: Final = (200, 10_000)
 CLOCK_S: Final = 5.0
+SLOW_S: Final = 1.0
 _TEMPORARY: Final = ("TMPDIR", "TEMP", "TMP")  # as tempfile looks for them
 _LOCAL: Final = frozenset({"btrfs", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs"})
 _ELSEWHERE: Final = "choose another directory with --run-dir, or run_dir: in clusterrun.yaml"
@@ -32,7 +33,8 @@ _SHARED: Final = "name a directory that all nodes share with --run-dir"
 
 def runs(path: Path, *, is_shared: bool) -> Check:
     """Look whether a run directory can be created; `is_shared`: other machines must see it."""
-    name, place = "path.runs", _existing(path)
+    name, start = "path.runs", time.monotonic()
+    place = _existing(path)
     if not place.is_dir():
         return fail(name, f"{place} is not a directory", _ELSEWHERE)
     if not os.access(place, os.W_OK | os.X_OK):
@@ -44,7 +46,14 @@ def runs(path: Path, *, is_shared: bool) -> Check:
     if kind in _LOCAL:
         text = f"{path} is on {kind}, which is seldom shared with the nodes"
         return note(name, text, f"check on a node: srun ls -d {place}; else {_SHARED}")
+    if (took_s := time.monotonic() - start) > SLOW_S:
+        return slow(path, f"answered after {took_s:.1f} s")
     return ok(name, f"{path} can be written" if place == path else f"{path} can be created")
+
+
+def slow(path: Path, how: str = "does not answer") -> Check:
+    """Return what a file system gets that is stuck or slow."""
+    return note("path.runs", f"{path} {how}", f"look again: time ls -d {path}; or {_ELSEWHERE}")
 
 
 def disk(path: Path) -> Check:

@@ -145,7 +145,7 @@ def subject_of(load: Callable[[], Resolved]) -> Subject:
     if spec.script is None and spec.module is None:
         resolved = dataclasses.replace(resolved, spec=dataclasses.replace(spec, module=STAND_IN))
     try:
-        prepared = prepare(resolved)
+        prepared = prepare(resolved, is_again=True)  # its notes are not printed
     except UsageError as error:
         return Subject(resolved=resolved, mistake=error)
     facts = prepared.facts
@@ -306,7 +306,7 @@ python.compiler    the C++ compiler that builds the optimizer of DeepSpeed's off
 python.ninja       ninja, which builds the optimizer of DeepSpeed's offload
 cuda.driver        NVIDIA's driver: it answers, and is new enough for torch's CUDA
 cuda.toolkit       the CUDA of nvcc against torch's, which must agree to build DeepSpeed's operators
-path.runs          the directory of the runs: writable, and shared with the nodes
+path.runs          the directory of the runs: writable, shared with the nodes, and not slow
 path.disk          free bytes in that directory
 path.inodes        free inodes in that directory
 path.quota         your quota, as the command quota reports it
@@ -417,7 +417,9 @@ def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:
 def examine(job: Subject, probes: Iterable[Probe]) -> list[Check]:
     """Run checks of a job."""
     looks: dict[str, Look] = {probe.id: partial(probe.look, job) for probe in probes}
-    return [_for_job(each, job) for each in side_by_side(looks, DEADLINE_S, alone=_ALONE)]
+    late = {"path.runs": paths.slow(job.runs)} if job.prepared else {}
+    found = side_by_side(looks, DEADLINE_S, alone=_ALONE, late=late)
+    return [_for_job(each, job) for each in found]
 
 
 def _for_job(found: Check, job: Subject) -> Check:

@@ -175,8 +175,7 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
         yield from filter(None, [lacks_bf16(spec.gpu_type or spec.gpu)])
     if not is_again or job.origins["launch.hang_timeout"].is_of_user:
         yield from _unfed_hang_watch(job)
-    places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
-    if plan.cluster is Cluster.SLURM and os.path.realpath(plan.runs_dir).startswith(places):
+    if not is_again and _is_of_one_machine(plan):
         yield (
             f"{plan.runs_dir} is probably on a local disk of this machine; "
             "pass a --run-dir that all nodes share"
@@ -184,6 +183,12 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
     for name in plan.pass_env:
         if name not in os.environ:
             yield f"--pass-env {name}: the variable is not set here"
+
+
+def _is_of_one_machine(plan: Plan) -> bool:
+    """Return whether the nodes cannot see the directory of the runs; may wait for a file system."""
+    places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
+    return plan.cluster is Cluster.SLURM and os.path.realpath(plan.runs_dir).startswith(places)
 
 
 def _estimated(job: Resolved) -> tuple[int, tuple[str, ...]]:

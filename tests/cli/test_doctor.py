@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from clusterrun.backends import cache, interpreters, machine_facts
 from clusterrun.health import cuda, machine, paths, python
 from clusterrun.verbs import doctor
 from tests.cli.conftest import INSTALLED, CommandLine
-from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = python.Extras(cuda="12.4", has_transformers=True, has_ninja=True)
@@ -165,10 +163,6 @@ def text_of(path: str, text: str) -> Break:
     return lambda here, _: (here.path / path).write_text(text)
 
 
-def unresolvable(*_: Any, **__: Any) -> None:
-    raise socket.gaierror(-2, "Name or service not known")
-
-
 BREAKS: list[tuple[str, str, str, Break]] = [
     ("config.job", "fail", "", text_of("train.py", "print(\n")),
     ("env.left_over", "note", "unset WORLD_SIZE", environ("WORLD_SIZE", "4")),
@@ -189,18 +183,6 @@ BREAKS: list[tuple[str, str, str, Break]] = [
     ("cuda.toolkit", "fail", "load CUDA 12.4", gone("nvcc")),
     ("path.runs", "fail", "--run-dir", text_of("runs", "a file is in the way")),
     ("path.quota", "fail", "quota -s", program("quota", "echo 'over quota on /home'; exit 1")),
-    (
-        "net.name",
-        "note",
-        "/etc/hosts",
-        lambda _, patch: patch.setattr(socket, "getaddrinfo", unresolvable),
-    ),
-    (
-        "net.name",
-        "note",
-        "/etc/hosts",
-        lambda _, patch: patch.setattr(socket, "gethostbyaddr", unresolvable),
-    ),
     ("slurm.client", "fail", "PATH", gone("scancel")),
     ("slurm.client", "note", "PATH", gone("sacct")),
     (
@@ -464,90 +446,3 @@ def test_a_low_limit_of_locked_memory(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert (found.status, "administrator" in found.hint) == ("note", True)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, resource.RLIM_INFINITY))
     assert machine.memlock().hint.endswith("ulimit -l unlimited")
-
-
-LOCAL = ("--cluster", "local", "--only", "node", "--only", "path", "--only", "net.i")
-
-
-def apart(*args: str, setup: Callable[[], object] | None = None) -> Found:
-    """Run doctor in a process of its own."""
-    done = subprocess.run(
-        [*args, sys.executable, "-m", "clusterrun", "doctor", "--json", *LOCAL],
-        capture_output=True,
-        text=True,
-        timeout=60 * PATIENCE,
-        check=False,
-        preexec_fn=setup,
-    )
-    assert done.returncode in (0, 3), done.stderr
-    return {each["id"]: each for each in json.loads(done.stdout)["checks"]}
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "which", "soft", "hard", "hint"),
-    [
-        ("node.files", "note", resource.RLIMIT_NOFILE, 900, 900, "ulimit -H -n"),
-        ("node.files", "fail", resource.RLIMIT_NOFILE, 256, 256, "ulimit -H -n"),
-        ("node.processes", "note", resource.RLIMIT_NPROC, 1000, 2000, "ulimit -u "),
-    ],
-)
-@pytest.mark.usefixtures("here")
-def test_a_low_limit(name: str, status: str, which: int, soft: int, hard: int, hint: str) -> None:
-    before = apart()
-    after = apart(setup=lambda: resource.setrlimit(which, (soft, hard)))
-    if before[name]["status"] == "note":
-        pytest.skip("the limit of this machine is low")
-    assert changed(before, after) == {name: status}
-    assert hint in after[name]["hint"]
-
-
-@pytest.mark.usefixtures("here")
-def test_the_agent_raises_the_limit_of_open_files() -> None:
-    before = apart()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    after = apart(setup=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)))
-    assert changed(before, after) == {}
-
-
-UNSHARE = ("/usr/bin/unshare", "--map-root-user")
-ENOUGH = "size=20g,nr_inodes=100k"
-
-
-def unshared(kinds: tuple[str, ...], *mounts: str) -> Found:
-    """Run doctor in namespaces of its own, after mounts; skip the test if they are not allowed."""
-    commands = [f"/usr/bin/mount -t {mount}" for mount in mounts]
-    commands += ["/sbin/ip link set lo up"] * ("--net" in kinds)
-    line = " && ".join([*commands, 'exec "$@"'])
-    try:
-        subprocess.run([*UNSHARE, *kinds, "/usr/bin/true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("namespaces are not allowed here")
-    return apart(*UNSHARE, *kinds, "bash", "-c", line, "bash")
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "mount", "hint"),
-    [
-        ("node.shm", "note", "tmpfs -o size=64m t /dev/shm", "--shm-size"),
-        ("path.disk", "fail", "tmpfs -o size=10m,nr_inodes=100k t runs", "delete old runs"),
-        ("path.inodes", "fail", "tmpfs -o size=20g,nr_inodes=100 t runs", "delete old runs"),
-        ("path.runs", "fail", f"tmpfs -o ro,{ENOUGH} t runs", "--run-dir"),
-    ],
-)
-def test_a_mount_that_is_small_or_read_only(
-    here: CommandLine, name: str, status: str, mount: str, hint: str
-) -> None:
-    (here.path / "runs").mkdir()
-    well = (f"tmpfs -o {ENOUGH} t runs", f"tmpfs -o {ENOUGH} t /dev/shm")
-    before, after = unshared(("--mount",), *well), unshared(("--mount",), *well, mount)
-    assert changed(before, after) == {name: status}
-    assert hint in after[name]["hint"]
-
-
-@pytest.mark.usefixtures("here")
-def test_a_machine_whose_interfaces_are_down() -> None:
-    before, after = apart(), unshared(("--mount", "--net"), "sysfs s /sys")
-    if before["net.interface"]["status"] == "note":
-        pytest.skip("this machine has no network")
-    assert changed(before, after) == {"net.interface": "note"}
-    assert "ip -brief link" in after["net.interface"]["hint"]

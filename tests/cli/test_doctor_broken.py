@@ -1,0 +1,221 @@
+"""A machine is broken for real, in namespaces of its own, and `doctor` names what was broken.
+
+Without the right to make namespaces, these tests are skipped; tests/test_health.py needs none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from clusterrun.health.cgroup import own_group
+from tests.cli.test_doctor import Found, changed
+from tests.patience import PATIENCE
+
+UNSHARE = (
+    *("unshare", "--map-root-user", "--mount", "--net", "--uts"),
+    *("--pid", "--fork", "--kill-child", "--mount-proc"),
+)
+HEALTHY = """
+set -e
+for disk in runs scratch /dev/shm; do mount -t tmpfs -o size=20g,nr_inodes=100k t $disk; done
+mount --rbind /sys/fs/cgroup groups
+mount -t sysfs s /sys
+mount --rbind groups /sys/fs/cgroup
+ip link set lo up
+ip link add eth0 type veth peer name eth1
+ip link set eth0 up
+ip link set eth1 up
+hostname node1
+mount --bind hosts /etc/hosts
+"""
+DOCTOR = (
+    *(sys.executable, "-m", "clusterrun", "doctor", "--json", "--cluster", "local"),
+    *("--device", "cpu", "--nproc-per-node", "2"),
+)
+SERVER = (sys.executable, "-I", str(Path(__file__).with_name("file_server.py")), "runs")
+INFINIBAND = """
+mkdir -p class/infiniband/mlx5_0/ports/1 class/net
+echo '4: ACTIVE' > class/infiniband/mlx5_0/ports/1/state
+mount --rbind /sys/class/net class/net
+mount --rbind class /sys/class
+ulimit -l 64
+"""
+LARGE = """
+training: {model: llama-3-70b, seq_len: 2048}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A directory that `doctor` runs in, on a machine that is healthy until it is broken."""
+
+    path: Path
+
+    def look(
+        self,
+        broken: str = "",
+        under: tuple[str, ...] = (),
+        setup: Callable[[], object] | None = None,
+    ) -> Found:
+        """Return what doctor finds after some lines of bash, started by the command `under`."""
+        done = subprocess.run(
+            [*UNSHARE, "bash", "-c", f'{HEALTHY}{broken}\nexec "$@"', "bash", *under, *DOCTOR],
+            cwd=self.path,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=60 * PATIENCE,
+            check=False,
+            preexec_fn=setup,
+        )
+        assert done.returncode in (0, 3), done.stderr
+        return {each["id"]: each for each in json.loads(done.stdout)["checks"]}
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables of a shell in which nothing is set."""
+        here = {"HOME": str(self.path), "TMPDIR": str(self.path / "scratch")}
+        return {"PATH": os.environ["PATH"], "CLUSTERRUN_SITE_CONFIG": "/dev/null", **here}
+
+
+@pytest.fixture(scope="module", name="machine")
+def _machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    path = tmp_path_factory.mktemp("machine")
+    for name in ("runs", "scratch", "groups"):
+        (path / name).mkdir()
+    (path / "hosts").write_text("127.0.0.1 localhost\n10.0.0.1 node1\n")
+    argv = [*UNSHARE, "bash", "-c", HEALTHY]
+    try:
+        subprocess.run(argv, cwd=path, check=True, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"no namespaces: {error}")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no namespaces with mounts and interfaces: {error.stderr.strip()}")
+    return Machine(path=path)
+
+
+@pytest.fixture(scope="module", name="before")
+def _before(machine: Machine) -> Found:
+    return machine.look()
+
+
+def test_a_healthy_machine(before: Found) -> None:
+    assert {each["status"] for each in before.values()} == {"ok", "skip"}, before
+
+
+def test_the_agent_raises_the_limit_of_open_files(machine: Machine, before: Found) -> None:
+    assert changed(before, machine.look("ulimit -Sn 200")) == {}
+
+
+class Break(NamedTuple):
+    """A check, what it must find, and how the machine is broken."""
+
+    id: str
+    status: str
+    hint: str
+    how: str
+    under: tuple[str, ...] = ()
+
+
+BREAKS = [
+    Break("path.runs", "fail", "--run-dir", "mount -o remount,ro runs"),
+    Break("path.disk", "fail", "delete old runs", "mount -o remount,size=64m runs; {full}"),
+    Break("path.disk", "note", "delete old runs", "mount -o remount,size=1g runs"),
+    Break("path.inodes", "fail", "delete old runs", "mount -o remount,nr_inodes=900 runs; {many}"),
+    Break("node.shm", "note", "--shm-size", "mount -o remount,size=64m /dev/shm"),
+    Break("node.shm", "fail", "--shm-size", "mount -o remount,size=32m /dev/shm"),
+    Break("node.files", "note", "ulimit -H -n", "ulimit -n 900"),
+    Break("node.files", "fail", "ulimit -H -n", "ulimit -n 200"),
+    Break("node.processes", "note", "ulimit -u 1024", "ulimit -Su 1000; ulimit -Hu 2000"),
+    Break("node.memlock", "note", "ulimit -H -l", INFINIBAND),
+    Break("node.tmp", "fail", "--env TMPDIR", "mount -o remount,size=10m scratch"),
+    Break("node.tmp", "fail", "--env TMPDIR", "mount -o remount,nr_inodes=100 scratch"),
+    Break("node.tmp", "note", "--env TMPDIR", "mount -o remount,ro scratch"),
+    Break("node.clock", "note", "chronyc tracking", "", (*SERVER, "0", "3600")),
+    Break("node.clock", "note", "chronyc tracking", "", (*SERVER, "0", "-10")),
+    Break("net.interface", "note", "ip -brief link", "ip link del eth0"),
+    Break("net.name", "note", "/etc/hosts: 127.0.1.1 node2", "hostname node2"),
+    Break("net.name", "note", "/etc/hosts: 10.0.0.2 10.0.0.2", "hostname 10.0.0.2"),
+]
+FILL = {"full": "fallocate -l 64m runs/full", "many": "(cd runs; seq 899 | xargs touch)"}
+
+
+@pytest.mark.parametrize(
+    "broken", BREAKS, ids=[f"{each.id}-{each.status}-{n}" for n, each in enumerate(BREAKS)]
+)
+def test_one_thing_is_broken(machine: Machine, before: Found, broken: Break) -> None:
+    after = machine.look(broken.how.format(**FILL), broken.under)
+    differs = changed(before, after)
+    assert differs == {broken.id: broken.status}, {name: after[name] for name in differs}
+    assert broken.hint in after[broken.id]["hint"]
+
+
+@pytest.mark.long  # they wait until doctor gives up
+@pytest.mark.parametrize(
+    ("delay_s", "text"), [("0.4", "answered after "), ("inf", "does not answer")]
+)
+def test_a_file_system_that_is_slow_or_stuck(
+    machine: Machine, before: Found, delay_s: str, text: str
+) -> None:
+    after = machine.look("", (*SERVER, delay_s, "0"))
+    differs = changed(before, after)
+    assert differs.pop("path.runs") == "note"
+    assert text in after["path.runs"]["text"]
+    assert "ls -d" in after["path.runs"]["hint"]
+    assert set(differs.values()) <= {"skip"}, "nothing else is blamed"
+    assert {name.partition(".")[0] for name in differs} <= {"path", "node"}
+    assert after["node.shm"] == before["node.shm"]
+
+
+@pytest.fixture(name="group")
+def _group() -> Iterator[Path]:
+    """A memory cgroup below that of this process."""
+    group = own_group().levels[0] / f"clusterrun-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made: {error}")
+    yield group
+    group.rmdir()
+
+
+@pytest.mark.parametrize(("mib", "status"), [(1024, "note"), (400, "fail")])
+def test_a_limit_of_memory(
+    machine: Machine, before: Found, group: Path, mib: int, status: str
+) -> None:
+    names = ("memory.max", "memory.limit_in_bytes")
+    files = [group / name for name in names if (group / name).exists()]
+    if not files:
+        pytest.skip("no memory controller")
+    files[0].write_text(str(mib << 20))
+    join = group / "cgroup.procs"
+    after = machine.look(setup=lambda: join.write_text("0"))
+    assert changed(before, after) == {"node.memory": status}, after["node.memory"]
+    assert after["node.memory"]["hint"] == "request more with --mem"
+
+
+def test_a_model_that_is_larger_than_the_memory(machine: Machine, before: Found) -> None:
+    (machine.path / "clusterrun.yaml").write_text(LARGE)
+    after = machine.look()
+    (machine.path / "clusterrun.yaml").unlink()
+    assert changed(before, after) == {"node.memory": "note"}
+    assert " are estimated" in after["node.memory"]["text"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the limit would also stop doctor")
+def test_a_limit_of_processes_that_is_too_low(machine: Machine, before: Found) -> None:
+    """Only root's processes are not counted, so that doctor runs as another user in the end."""
+    user = ("unshare", "--map-user=1000", "--map-group=1000")
+    assert changed(before, machine.look("", user)) == {}
+    after = machine.look("ulimit -u 12", user)
+    assert changed(before, after) == {"node.processes": "fail"}
+    assert "ulimit -H -u" in after["node.processes"]["hint"]
