@@ -12,7 +12,7 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
 from clusterrun.errors import Exit, UsageError
 from clusterrun.linting.lint import Pitfall
-from clusterrun.linting.rules import RULES
+from clusterrun.linting.rule import RULES
 from clusterrun.shared.wording import count
 from clusterrun.verbs.check import find_pitfalls, place
 from clusterrun.verbs.render import prepare

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterrun.linting.rules import RULES, Launch, Rule
+from clusterrun.linting import libraries, rules, settings
+from clusterrun.linting.rule import RULES, Launch, Rule
 from clusterrun.linting.source import Script
+
+_REGISTERED = (rules, settings, libraries)
 
 
 @dataclass(frozen=True, kw_only=True)

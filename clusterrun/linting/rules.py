@@ -1,17 +1,14 @@
-"""The pitfalls: an id, the reason, the fix, and how each is found in a script.
-
-A rule is silent if it is unsure. A finding that is false costs more trust than a missed one.
-"""
+"""The pitfalls of a script, and how each is found in it."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Final
 
 from clusterrun.linting.arguments import refusal
+from clusterrun.linting.rule import Found, Launch, rule
 from clusterrun.linting.source import (
     Script,
     constant,
@@ -48,77 +45,27 @@ _KNOWN: Final = {
     *("matplotlib", "yaml", "datasets", "tokenizers", "einops", "rich", "psutil", "cv2", "wandb"),
     *("tensorboard", "tensorboardX", "evaluate", "safetensors", "tiktoken", "timm"),
 }
-_LAUNCHERS = re.compile(
-    r"\b(?:torchrun|accelerate launch|torch\.distributed\.(?:run|launch)|deepspeed .*\.py)\b"
-)
-_ONE_MACHINE = re.compile(r"/(?:tmp|var/tmp|dev/shm)/")
+ONE_MACHINE: Final = re.compile(r"/(?:tmp|var/tmp|dev/shm)/")
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
+_CHOOSES_GPU = re.compile(
+    r"(?i)local_?rank|localid|set_device|device_count|visible_devices|device_mesh|gpu_?id|\bgpu\b|rpc"
+    r"|local_process_index|\b(?:cuda|to|device\w*)\s*[=(][^\n]*rank"
+)
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|wandb_v\d_\w{30,}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What the job gives the script; `cpus_per_node` is 0 if it is not known.
-
-    `lacks_bf16`: the GPU type is named and has no bf16 units. `is_sharded`: the strategy splits
-    the model over ranks, so that all ranks save. `args` are the script's arguments, None if
-    they are not known; `env` are the variables that the user sets for the job.
-    """
-
-    nodes: int = 2
-    ranks_per_node: int = 2
-    cpus_per_node: int = 0
-    has_gpus: bool = True
-    lacks_bf16: bool = False
-    is_sharded: bool = False
-    args: tuple[str, ...] | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of ranks."""
-        return self.nodes * self.ranks_per_node
-
-
-Found = tuple[ast.AST | None, str]
-"""Where, and what; None stands for the job's variables."""
-Look = Callable[[Script, Launch], Iterator[Found]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """A pitfall: why it harms, what to do, and how it is found."""
-
-    id: str
-    reason: str
-    fix: str
-    look: Look
-
-
-RULES: Final[dict[str, Rule]] = {}
-
-
-def _rule(name: str, reason: str, fix: str) -> Callable[[Look], Look]:
-    def register(look: Look) -> Look:
-        RULES[name] = Rule(id=name, reason=reason, fix=fix, look=look)
-        return look
-
-    return register
 
 
 # The world
 
 
-@_rule(
+@rule(
     "never-joins",
     "the script trains, but nothing in it joins the ranks: each would train a model of its own",
     "wrap the model in DistributedDataParallel after init_process_group(), or use accelerate",
 )
 def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
-    text = "\n".join(script.lines)
-    if launch.world_size < 2 or not is_closed(script) or "distributed" in text.lower():
+    if launch.world_size < 2 or not is_closed(script) or "distributed" in script.text.lower():
         return
-    if any(word in text for word in ("exec(", "import_module", "__import__", "device_mesh")):
+    if any(word in script.text for word in ("exec(", "import_module", "__import__", "device_mesh")):
         return
     for call in script.calls(".backward"):
         if _loops_around(script, call):
@@ -126,7 +73,7 @@ def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
             return
 
 
-@_rule(
+@rule(
     "spawns-ranks",
     "each rank that clusterrun starts would start ranks of its own",
     "call the function once, with RANK, LOCAL_RANK and WORLD_SIZE from the environment",
@@ -140,45 +87,32 @@ def _spawns(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, "mp.spawn starts the ranks"
 
 
-@_rule(
-    "starts-a-launcher",
-    "clusterrun already starts the ranks: each would start the launcher once more",
-    "submit the script that trains",
-)
-def _starts_launcher(script: Script, launch: Launch) -> Iterator[Found]:
-    runs = ("os.system", "subprocess.run", "subprocess.call", "subprocess.check_call")
-    for call in script.calls(*runs, "subprocess.Popen", "subprocess.check_output"):
-        for node in ast.walk(call.args[0]) if call.args else ():
-            if found := _LAUNCHERS.search(text_of(node)):
-                yield call, f"the script runs {found[0]}"
-                break
-
-
-@_rule(
+@rule(
     "fixed-address",
     "on several nodes, each node would wait for itself or form a world of its own",
     "remove it: clusterrun sets MASTER_ADDR to the first node",
 )
 def _fixed_address(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.nodes < 2:
+    if launch.nodes < 2 or launch.is_simulated:
         return
-    for name, value, node in _unconditional_settings(script):
+    for name, value, node in unconditional_settings(script):
         if name == "MASTER_ADDR" and _LOOPBACK.fullmatch(text_of(value)):
             yield node, f"MASTER_ADDR is set to {text_of(value)}"
     for call in script.calls(INIT):
         method = text_of(keyword(call, "init_method"))
-        is_loopback = _LOOPBACK.match(method.removeprefix("tcp://"))
-        if method.startswith("tcp://") and is_loopback and not is_conditional(script, call):
+        is_loopback = _LOOPBACK.match(method.removeprefix("tcp://")) and method.startswith("tcp://")
+        is_own_disk = ONE_MACHINE.match(method.removeprefix("file://")) and method[:5] == "file:"
+        if (is_loopback or is_own_disk) and not is_conditional(script, call):
             yield call, f"the ranks meet at {method}"
 
 
-@_rule(
+@rule(
     "fixed-port",
     "two jobs on one node would use the same port",
     "remove it: clusterrun chooses a free port for each job",
 )
 def _fixed_port(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, value, node in _unconditional_settings(script):
+    for name, value, node in unconditional_settings(script):
         number = constant(value)
         if isinstance(value, ast.Call) and script.name(value.func) == "str" and value.args:
             number = constant(value.args[0])
@@ -186,19 +120,19 @@ def _fixed_port(script: Script, launch: Launch) -> Iterator[Found]:
             yield node, f"MASTER_PORT is set to {number}"
 
 
-@_rule(
+@rule(
     "fixed-rank",
     "all ranks would get the same number",
     "remove it: the launcher sets it for each rank",
 )
 def _fixed_rank(script: Script, launch: Launch) -> Iterator[Found]:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    for name, value, node in _unconditional_settings(script):
+    for name, value, node in unconditional_settings(script):
         if name in names and constant(value) is not None and launch.world_size > 1:
             yield node, f"{name} is set to {constant(value)}"
 
 
-@_rule(
+@rule(
     "fixed-world-size",
     "the number of ranks in the script is not the job's",
     "call init_process_group() without world_size and rank: it reads the launcher's variables",
@@ -216,7 +150,7 @@ def _fixed_world_size(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, "world_size is the number of GPUs of one node"
 
 
-@_rule(
+@rule(
     "backend-without-gpu",
     "NCCL needs a GPU, and the job has none",
     "call init_process_group() without a backend, or with gloo",
@@ -229,20 +163,20 @@ def _backend_without_gpu(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, "the backend is nccl"
 
 
-@_rule(
+@rule(
     "gloo-on-gpus",
     "gloo copies every gradient through the host's memory",
     "use the backend nccl",
 )
 def _gloo_on_gpus(script: Script, launch: Launch) -> Iterator[Found]:
-    if not launch.has_gpus or not any(script.calls(*DDP)) or "nccl" in "\n".join(script.lines):
+    if not launch.has_gpus or not any(script.calls(*DDP)) or "nccl" in script.text:
         return
     for call, backend in _backends(script):
         if backend == "gloo":
             yield call, "the backend is gloo"
 
 
-@_rule(
+@rule(
     "collective-on-one-rank",
     "the other ranks never enter it: the ranks wait until the timeout",
     "move it out of the branch, so that all ranks call it",
@@ -250,36 +184,32 @@ def _gloo_on_gpus(script: Script, launch: Launch) -> Iterator[Found]:
 def _collective_on_one_rank(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size < 2:
         return
+    joint = list(_joint_calls(script, launch))
     guarded: dict[ast.AST | None, list[ast.Call]] = {}
-    for call in script.calls(*COLLECTIVES):
-        if keyword(call, "group") is None and _branch_of_one_rank(script, call):
+    for call in joint:
+        if keyword(call, "group") is None and branch_of_one_rank(script, call):
             guarded.setdefault(script.function(call), []).append(call)
     for function, calls in guarded.items():
-        others = [
-            call
-            for call in script.calls(*COLLECTIVES)
-            if script.function(call) is function and call not in calls
-        ]
+        others = [c for c in joint if script.function(c) is function and c not in calls]
         if len(calls) == 1 and not any(_is_in_branch(script, other) for other in others):
-            yield calls[0], f"{script.name(calls[0].func)}() is called on one rank only"
+            name = script.name(calls[0].func).lstrip(".")
+            yield calls[0], f"{name}() is called on one rank only"
+
+
+def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
+    """Yield the calls that all ranks must make."""
+    yield from script.calls(*COLLECTIVES)
+    if "accelerate" in script.packages:
+        sharded = [".save_state"] * launch.is_sharded + [".get_state_dict"] * launch.splits_weights
+        yield from script.calls(".wait_for_everyone", ".gather_for_metrics", *sharded)
+    if "deepspeed" in script.packages:
+        yield from script.calls(".save_checkpoint")
 
 
 # Devices
 
 
-@_rule(
-    "fixed-gpus",
-    "all ranks of a node would use the same GPUs, and Slurm's choice is lost",
-    "remove it: Slurm and the launcher choose the GPUs",
-)
-def _fixed_gpus(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, value, node in _unconditional_settings(script):
-        chosen = constant(value)
-        if name == "CUDA_VISIBLE_DEVICES" and chosen not in (None, "") and launch.has_gpus:
-            yield node, f"CUDA_VISIBLE_DEVICES is set to {chosen}"
-
-
-@_rule(
+@rule(
     "rank-as-device",
     "on the second node, no GPU has the number of a global rank (invalid device ordinal)",
     'use the local rank: int(os.environ["LOCAL_RANK"])',
@@ -287,15 +217,36 @@ def _fixed_gpus(script: Script, launch: Launch) -> Iterator[Found]:
 def _rank_as_device(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.nodes < 2 or not launch.has_gpus:
         return
-    for call in script.calls("torch.cuda.set_device", "torch.device", ".cuda"):
-        for given in call.args[:2]:
+    for call in script.calls("torch.cuda.set_device", "torch.device", ".cuda", ".to", *DDP):
+        ids = keyword(call, "device_ids")
+        of_list = ids.elts if isinstance(ids, ast.List) else []
+        for given in of_list if script.name(call.func) in DDP else call.args[:2]:
             names = [n for n in ast.walk(given) if isinstance(n, ast.Name)]
             is_plain = isinstance(given, ast.Name | ast.JoinedStr)
             if is_plain and len(names) == 1 and _is_global_rank(script, call, names[0].id):
                 yield call, f"{names[0].id} is the global rank"
 
 
-@_rule(
+@rule(
+    "one-gpu-for-all-ranks",
+    "all ranks of a node would use its first GPU: NCCL reports a duplicate GPU, or memory runs out",
+    'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else of CUDA',
+)
+def _one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
+    is_distributed = any(script.calls(*DDP, INIT)) and is_closed(script)
+    if not (launch.has_gpus and launch.ranks_per_node > 1 and is_distributed):
+        return
+    if _CHOOSES_GPU.search(script.text):
+        return
+    for call in script.calls("torch.device", ".to", ".cuda"):
+        named = {text_of(node) for each in call.args for node in ast.walk(each)}
+        is_bare = script.name(call.func).endswith(".cuda") and not call.args
+        if is_bare or named & {"cuda", "cuda:0"}:
+            yield call, "no rank chooses its GPU"
+            return
+
+
+@rule(
     "device-map",
     "each rank would spread the model over all GPUs of its node",
     'drop device_map, or pass {"": int(os.environ["LOCAL_RANK"])}',
@@ -310,7 +261,7 @@ def _device_map(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, f'device_map is "{value}"'
 
 
-@_rule(
+@rule(
     "data-parallel",
     "DataParallel uses all GPUs of the node from each rank, and does not join the ranks",
     "use DistributedDataParallel with device_ids=[local_rank]",
@@ -322,14 +273,15 @@ def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, "the model is wrapped in DataParallel"
 
 
-@_rule(
+@rule(
     "local-rank-argument",
     "torchrun and accelerate pass no such argument: all ranks of a node would use the default",
     'read int(os.environ["LOCAL_RANK"])',
 )
 def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
-    text = "\n".join(script.lines)
-    reads_it = any(word in text for word in ("LOCAL_RANK", "get_local_rank", "SLURM_LOCALID"))
+    reads_it = any(
+        word in script.text for word in ("LOCAL_RANK", "get_local_rank", "SLURM_LOCALID")
+    )
     if reads_it or not is_closed(script) or launch.ranks_per_node < 2:
         return
     for call in script.calls(".add_argument"):
@@ -337,34 +289,16 @@ def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, "the local rank is read from an argument"
 
 
-@_rule(
-    "emulated-bf16",
-    "this GPU has no bf16 units: bf16 is emulated, slowly, or refused",
-    "use fp16 with a gradient scaler, or --mixed-precision auto",
-)
-def _emulated_bf16(script: Script, launch: Launch) -> Iterator[Found]:
-    if not launch.lacks_bf16:
-        return
-    for node in script.nodes:
-        if isinstance(node, ast.Attribute) and script.name(node) == "torch.bfloat16":
-            if not is_conditional(script, node):
-                yield node, "torch.bfloat16 is used"
-                return
-        elif isinstance(node, ast.keyword) and node.arg == "bf16" and constant(node.value) is True:
-            yield node.value, "bf16=True is passed"
-            return
-
-
 # Data
 
 
-@_rule(
+@rule(
     "no-set-epoch",
     "without it, the sampler shuffles every epoch in the same order",
     "call sampler.set_epoch(epoch) at the start of each epoch",
 )
 def _no_set_epoch(script: Script, launch: Launch) -> Iterator[Found]:
-    if not is_closed(script) or "set_epoch" in "\n".join(script.lines):
+    if not is_closed(script) or "set_epoch" in script.text:
         return
     if not _trains_for_epochs(script):
         return
@@ -375,14 +309,13 @@ def _no_set_epoch(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, "the sampler's set_epoch() is never called"
 
 
-@_rule(
+@rule(
     "same-data-on-all-ranks",
     "each rank reads the whole dataset: an epoch costs as much as on one GPU",
     "pass sampler=DistributedSampler(dataset) instead of shuffle=True",
 )
 def _no_sampler(script: Script, launch: Launch) -> Iterator[Found]:
-    text = "\n".join(script.lines)
-    splits = re.search(r"[Ss]ampler|shard|split_dataset|prepare\(|\brank\s*::|Subset", text)
+    splits = re.search(r"[Ss]ampler|shard|split_dataset|prepare\(|\brank\s*::|Subset", script.text)
     if launch.world_size < 2 or splits or not any(script.calls(*DDP)) or not is_closed(script):
         return
     for call in script.calls(*LOADER):
@@ -390,7 +323,7 @@ def _no_sampler(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, "the loader shuffles the whole dataset on each rank"
 
 
-@_rule(
+@rule(
     "too-many-workers",
     "more loader workers than CPUs wait for each other, and cost host memory",
     "lower num_workers, or request more CPUs (--cpus-per-gpu)",
@@ -405,7 +338,7 @@ def _too_many_workers(script: Script, launch: Launch) -> Iterator[Found]:
                 yield call, f"{total} workers on a node with {cpus} CPUs for the job"
 
 
-@_rule(
+@rule(
     "downloads-on-all-ranks",
     "all ranks download into the same files at once, and read what others are still writing",
     "download on one rank and let the others wait at a barrier, or before you submit",
@@ -423,7 +356,7 @@ def _downloads(script: Script, launch: Launch) -> Iterator[Found]:
 # What it writes
 
 
-@_rule(
+@rule(
     "saves-on-all-ranks",
     "all ranks write the same file at once: it may be torn",
     "save on rank 0 only, or through clusterrun.runtime.Checkpoints",
@@ -441,21 +374,53 @@ def _saves_on_all_ranks(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, "torch.save() runs on all ranks"
 
 
-@_rule(
-    "saves-on-one-machine",
-    "the directory is on the node's own disk: the next attempt, or another node, does not see it",
-    "save into a directory that all nodes share",
+@rule(
+    "loads-onto-one-gpu",
+    "the tensors return to the GPU that they were saved from: each rank fills the first GPU",
+    'pass map_location="cpu", or the device of the rank',
 )
-def _saves_on_one_machine(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.nodes < 2:
+def _loads_onto_one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
+    is_distributed = any(script.calls(*DDP, INIT)) and any(script.calls("torch.save"))
+    is_placed = "map_location" in script.text or "cpu()" in script.text
+    if not is_distributed or is_placed or not launch.has_gpus or launch.ranks_per_node < 2:
         return
-    for call in script.calls("torch.save", ".save_pretrained", ".save_state", ".save_checkpoint"):
-        for given in call.args[:2]:
-            if _ONE_MACHINE.match(text_of(given)):
-                yield call, f"{text_of(given)} is on the node's own disk"
+    for call in script.calls("torch.load"):
+        is_model = re.search("(?i)ckpt|check|resume|snap|weights|model", ast.unparse(call))
+        if is_model and len(call.args) == 1 and not has_unknown_arguments(call):
+            yield call, "torch.load() has no map_location"
 
 
-@_rule(
+@rule(
+    "creates-existing-directory",
+    "one rank creates the directory, the others fail with FileExistsError; so does every restart",
+    "pass exist_ok=True",
+)
+def _creates_directory(script: Script, launch: Launch) -> Iterator[Found]:
+    if launch.world_size < 2 or not joins(script):
+        return
+    for call in script.calls("os.makedirs", "os.mkdir"):
+        path = ast.unparse(call.args[0]) if call.args else "rank"
+        if keyword(call, "exist_ok") or _OF_ONE_RANK.search(path) or script.is_tried(call):
+            continue
+        if not script.may_be_chosen(_existence_test(script, call) or call):
+            yield call, f"all ranks create the directory {path}"
+
+
+@rule(
+    "different-splits",
+    "each rank would split the data differently: some train on what others validate with",
+    "pass generator=torch.Generator().manual_seed(0)",
+)
+def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
+    is_alone = launch.world_size < 2 or not joins(script) or not is_closed(script)
+    if is_alone or "seed" in script.text:
+        return
+    for call in script.calls("torch.utils.data.random_split"):
+        if len(call.args) == 2 and not call.keywords:
+            yield call, "random_split() has no generator, and no seed is set"
+
+
+@rule(
     "secret-in-script",
     "everybody who can read the script, or a copy of it, can use the token",
     "pass it by name: --pass-env, and revoke this one",
@@ -470,47 +435,7 @@ def _secret(script: Script, launch: Launch) -> Iterator[Found]:
 # Speed, and what no one can answer
 
 
-@_rule(
-    "nccl-timeout",
-    "torch does not read NCCL_TIMEOUT",
-    "pass --timeout, or timeout= to init_process_group()",
-)
-def _nccl_timeout(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, _, node in script.settings():
-        if name == "NCCL_TIMEOUT":
-            yield node, "NCCL_TIMEOUT is set"
-
-
-SLOWS: Final = {
-    ("CUDA_LAUNCH_BLOCKING", "1"): "the CPU waits for each kernel",
-    ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"): "each collective is checked by a second one",
-    ("NCCL_P2P_DISABLE", "1"): "GPUs of a node talk through the host",
-    ("NCCL_SHM_DISABLE", "1"): "ranks of a node talk through the network",
-    ("NCCL_IB_DISABLE", "1"): "nodes talk over TCP",
-}
-
-
-@_rule(
-    "slow-setting",
-    "this is for debugging, and slows every step",
-    "remove it for a long run",
-)
-def _slow(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, text in launch.env.items():
-        if why := SLOWS.get((name, text)):
-            yield None, f"{name}={text}: {why}"
-    for name, value, node in _unconditional_settings(script):
-        if why := SLOWS.get((name, str(constant(value)))):
-            yield node, f"{name}={constant(value)}: {why}"
-    for call in script.calls(
-        "torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly"
-    ):
-        is_on = constant(call.args[0] if call.args else keyword(call, "mode")) is True
-        if is_on and not is_conditional(script, call):
-            yield call, "autograd searches each gradient for NaN"
-
-
-@_rule(
+@rule(
     "waits-for-input",
     "a job has no terminal: it fails or waits until the time limit",
     "remove it",
@@ -523,7 +448,7 @@ def _waits_for_input(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, f"{script.name(call.func)}() waits for somebody"
 
 
-@_rule(
+@rule(
     "refused-argument",
     "the script's own argparse refuses the arguments: every rank would exit with 2",
     "correct the arguments after the script",
@@ -536,6 +461,28 @@ def _refused_argument(script: Script, launch: Launch) -> Iterator[Found]:
 
 
 # What the rules share
+
+
+def joins(script: Script) -> bool:
+    """Return whether the script joins the ranks itself, or has a library do it."""
+    names = ("accelerate.Accelerator", "transformers.Trainer", "transformers.Seq2SeqTrainer")
+    return any(script.calls(*DDP, INIT, *names, "deepspeed.initialize"))
+
+
+_OF_ONE_RANK = re.compile("(?i)rank|host|pid|uuid|te?mp|time|node")
+
+
+def _existence_test(script: Script, call: ast.Call) -> ast.AST | None:
+    """Return the `if not os.path.exists(path)` around a call; None without one."""
+    branch = next((each for each in script.around(call) if isinstance(each, ast.If)), None)
+    test = branch.test if branch else None
+    is_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    asked = test.operand if is_not else None  # type: ignore[union-attr]
+    is_existence = isinstance(asked, ast.Call) and _EXISTS.search(script.name(asked.func))
+    return branch if is_existence else None
+
+
+_EXISTS = re.compile(r"\.(?:exists|isdir|is_dir)$")
 
 
 def is_closed(script: Script) -> bool:
@@ -566,7 +513,8 @@ def _is_called_conditionally(script: Script, node: ast.AST) -> bool:
     return not callers or any(is_conditional(script, call) for call in callers)
 
 
-def _unconditional_settings(script: Script) -> Iterator[tuple[str, ast.expr, ast.AST]]:
+def unconditional_settings(script: Script) -> Iterator[tuple[str, ast.expr, ast.AST]]:
+    """Yield what is assigned to `os.environ` without a condition: variable, value, statement."""
     for name, value, node in script.settings():
         if not is_conditional(script, node) and not _is_called_conditionally(script, node):
             yield name, value, node
@@ -603,7 +551,10 @@ _ONE_RANK = re.compile(
 )
 
 
-def _branch_of_one_rank(script: Script, node: ast.AST) -> bool:
+_NAMES_RANKS = re.compile("(?i)rank|main|master|primary|leader|chief|root")
+
+
+def branch_of_one_rank(script: Script, node: ast.AST) -> bool:
     """Return whether the innermost branch around a node is taken by one rank alone."""
     child = node
     for parent in script.around(node):
@@ -621,7 +572,7 @@ def _is_in_branch(script: Script, node: ast.AST) -> bool:
     for parent in script.around(node):
         if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
             return False
-        if isinstance(parent, ast.If) and "rank" in ast.unparse(parent.test).lower():
+        if isinstance(parent, ast.If) and _NAMES_RANKS.search(ast.unparse(parent.test)):
             return True
     return False
 

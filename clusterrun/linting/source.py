@@ -26,7 +26,8 @@ class Script:
 
     def __init__(self, source: bytes) -> None:
         self.tree = ast.parse(source)
-        self.lines = source.decode(errors="replace").splitlines()
+        self.text = source.decode(errors="replace")
+        self.lines = self.text.splitlines()
         self._parents: dict[ast.AST, ast.AST] = {}
         self._names: dict[str, str] = {}
         self._calls: defaultdict[str, list[ast.Call]] = defaultdict(list)
@@ -115,6 +116,15 @@ class Script:
         if not callers or depth >= _DEEPEST:
             return True
         return all(self.may_be_chosen(call, depth + 1) for call in callers)
+
+    def is_tried(self, node: ast.AST) -> bool:
+        """Return whether the function of a node catches errors around it."""
+        for parent in self.around(node):
+            if isinstance(parent, Function):
+                return False
+            if isinstance(parent, ast.Try):
+                return True
+        return False
 
     def _is_guarded(self, node: ast.AST) -> bool:
         child = node

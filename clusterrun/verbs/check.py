@@ -3,49 +3,102 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from clusterrun.config import Resolved
-from clusterrun.config.spec import Device, JobSpec, Strategy
+from clusterrun.config.spec import Cluster, Device
 from clusterrun.estimates.gpus import lacks_bf16
 from clusterrun.launch.plan import Plan
 from clusterrun.linting.lint import Pitfall, lint
-from clusterrun.linting.rules import Launch
-
-_WHOLE_MODEL = (Strategy.NONE, Strategy.DDP)
+from clusterrun.linting.rule import Launch
+from clusterrun.linting.settings import section
 
 
 def find_pitfalls(
     job: Resolved, plan: Plan, source: bytes | None, *, of_many_ranks: bool = False
 ) -> tuple[Pitfall, ...]:
-    """Return the pitfalls of a launch; () if the script is not here or not Python.
+    """Return the pitfalls of a launch; only those of its settings if its script is not here.
 
     `of_many_ranks`: if the job sets no size, look for those of two nodes with two ranks each.
     """
-    launch = launch_of(job.spec, plan)
+    launch = launch_of(job, plan)
     is_unsized = job.spec.nodes is job.spec.gpus_per_node is job.spec.nproc_per_node is None
     if of_many_ranks and launch.world_size == 1 and is_unsized:
         launch = dataclasses.replace(launch, nodes=2, ranks_per_node=2)
-    return () if source is None else lint(source, launch)
+    return lint(source or b"", launch)
 
 
-def launch_of(spec: JobSpec, plan: Plan) -> Launch:
+def launch_of(job: Resolved, plan: Plan) -> Launch:
     """Return what a plan gives the script."""
+    spec = job.spec
+    accelerate = _mapping(plan.accelerate_text)
+    zero, missing = _deepspeed(job, plan, accelerate)
+    interface = {"NCCL_SOCKET_IFNAME": plan.network_interface} if plan.network_interface else {}
+    env = {**interface, **spec.network_env, **spec.env}
     return Launch(
         nodes=plan.nodes,
         ranks_per_node=plan.procs_per_node,
         cpus_per_node=int(plan.directive("cpus-per-task") or 0),
         has_gpus=plan.device is Device.CUDA,
         lacks_bf16=bool(lacks_bf16(spec.gpu_type or spec.gpu)),
-        is_sharded=plan.strategy not in _WHOLE_MODEL,
+        is_simulated=spec.cluster is Cluster.LOCAL,
+        strategy=plan.strategy.value,
+        max_restarts=plan.max_restarts or 0,
         args=tuple(spec.args),
-        env={**spec.network_env, **spec.env},
+        env=env,
+        setup=plan.setup,
+        deepspeed=zero,
+        accelerate=accelerate,
+        missing=missing,
+        has_wandb_key=_may_have_wandb_key({**os.environ, **env}, plan.setup),
     )
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    """Return an accelerate YAML that the plan has accepted; {} for none."""
+    if not text:
+        return {}
+    import yaml  # slow to import
+
+    found = yaml.safe_load(text)
+    return found if isinstance(found, dict) else {}
+
+
+def _deepspeed(
+    job: Resolved, plan: Plan, accelerate: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the job's DeepSpeed JSON, and the file that accelerate's YAML names in vain."""
+    named = section(accelerate, "deepspeed_config").get("deepspeed_config_file")
+    if plan.deepspeed or not isinstance(named, str):
+        return json.loads(plan.deepspeed or "{}"), ()
+    try:
+        found = json.loads((job.cwd / named).read_text())
+    except OSError:
+        return {}, (named,)
+    except ValueError:  # DeepSpeed also reads HJSON
+        return {}, ()
+    return found if isinstance(found, dict) else {}, ()
+
+
+def _may_have_wandb_key(environ: Mapping[str, str], setup: tuple[str, ...]) -> bool:
+    if any(name.startswith("WANDB_") for name in environ) or "WANDB_" in " ".join(setup):
+        return True
+    home = Path(environ.get("HOME", "/"))
+    try:
+        is_kept = "wandb" in Path(environ.get("NETRC") or home / ".netrc").read_text()
+    except OSError:
+        is_kept = False
+    return is_kept or (home / ".config/wandb").exists()
 
 
 def in_words(finding: Pitfall, script: str) -> str:
     """Return a finding as one line.
 
-    >>> from clusterrun.linting.rules import RULES
+    >>> from clusterrun.linting.rule import RULES
     >>> found = Pitfall(rule=RULES["fixed-port"], line=7, what="MASTER_PORT is set to 29500")
     >>> in_words(found, "train.py")[:58]
     'train.py:7: MASTER_PORT is set to 29500: two jobs on one n'
@@ -55,4 +108,4 @@ def in_words(finding: Pitfall, script: str) -> str:
 
 def place(finding: Pitfall, script: str) -> str:
     """Return the file and line of a finding, or that it is a setting of the job."""
-    return f"{script}:{finding.line}" if finding.line else "the job's variables"
+    return f"{script}:{finding.line}" if finding.line else "the job's settings"

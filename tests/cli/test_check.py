@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clusterrun.linting.rules import RULES
+from clusterrun.linting.rule import RULES
 from tests.cli.conftest import CommandLine
 
 PORT = 'import os\nos.environ["MASTER_PORT"] = "29500"\n'
@@ -65,7 +65,7 @@ def test_json(fixed: CommandLine) -> None:
 def test_a_setting_of_the_job_has_no_line(here: CommandLine) -> None:
     said = here("check", *MANY, "--env", "NCCL_IB_DISABLE=1", "train.py")
     assert said.code == 3
-    assert said.out.startswith("the job's variables: NCCL_IB_DISABLE=1")
+    assert said.out.startswith("the job's settings: NCCL_IB_DISABLE=1")
 
 
 def test_explain(here: CommandLine) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from clusterrun.linting.lint import lint
-from clusterrun.linting.rules import RULES, Launch
+from clusterrun.linting.rule import RULES, Launch
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
@@ -26,9 +26,8 @@ OWN = sorted(
 
 def _launch(case: dict[str, Any]) -> Launch:
     fields = dict(case.get("launch", {}))
-    if "args" in fields:
-        fields["args"] = tuple(fields["args"])
-    return Launch(**fields)
+    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Launch(**{**fields, **lists})
 
 
 def test_each_rule_has_both_kinds_of_scripts() -> None:

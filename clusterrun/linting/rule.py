@@ -1,0 +1,83 @@
+"""What a pitfall is: an id, the reason, the fix, and how it is found in a script and its launch.
+
+A rule is silent if it is unsure. A finding that is false costs more trust than a missed one.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from clusterrun.linting.source import Script
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What the job gives the script; `cpus_per_node` is 0 if it is not known.
+
+    `lacks_bf16`: the GPU type is named and has no bf16 units. `is_simulated`: all nodes are this
+    machine. `args` are the script's arguments, None if they are not known; `env` are the variables
+    that the user sets for the job, and `setup` the lines of bash that run before. `deepspeed` and
+    `accelerate` are what the user's own files contain; `missing` are those that do not exist.
+    """
+
+    nodes: int = 2
+    ranks_per_node: int = 2
+    cpus_per_node: int = 0
+    has_gpus: bool = True
+    lacks_bf16: bool = False
+    is_simulated: bool = False
+    strategy: str = "ddp"
+    max_restarts: int = 0
+    args: tuple[str, ...] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    accelerate: Mapping[str, Any] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    has_wandb_key: bool = True
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def is_sharded(self) -> bool:
+        """Return whether the strategy splits the model or its optimizer, so that all ranks save."""
+        return self.strategy not in ("none", "ddp")
+
+    @property
+    def splits_weights(self) -> bool:
+        """Return whether no rank has all weights."""
+        return self.strategy.startswith(("zero3", "fsdp"))
+
+
+Found = tuple[ast.AST | None, str]
+"""Where, and what; None stands for the job's settings."""
+Look = Callable[[Script, Launch], Iterator[Found]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A pitfall: why it harms, what to do, and how it is found."""
+
+    id: str
+    reason: str
+    fix: str
+    look: Look
+
+
+RULES: Final[dict[str, Rule]] = {}
+
+
+def rule(name: str, reason: str, fix: str) -> Callable[[Look], Look]:
+    """Add a rule; `name` is its id."""
+
+    def register(look: Look) -> Look:
+        RULES[name] = Rule(id=name, reason=reason, fix=fix, look=look)
+        return look
+
+    return register
