@@ -35,6 +35,11 @@ def test_each_rule_has_both_kinds_of_scripts() -> None:
     assert all(both["finds"] and both["silent"] for both in TABLE.values())
 
 
+def test_each_rule_is_in_the_documentation() -> None:
+    table = (ROOT / "docs/check.md").read_text()
+    assert [name for name in RULES if f"`{name}`" not in table] == []
+
+
 @pytest.mark.parametrize(("rule", "case"), FOUND, ids=[rule for rule, _ in FOUND])
 def test_a_pitfall_is_found_at_its_line(rule: str, case: dict[str, Any]) -> None:
     lines = case["script"].splitlines()

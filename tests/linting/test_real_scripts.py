@@ -1,0 +1,76 @@
+"""Training scripts that packages ship: nothing is found in them, since nothing in them is wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterrun.linting.lint import lint
+from clusterrun.linting.rule import Launch
+
+LEAST = 10
+_SCRIPTS = "script sync ops merge_weights ddp_comm_hook distributed_data_loop"
+_WITH_MODELS = (
+    "checkpointing metrics performance pippy peak_memory_usage zero3_integration "
+    "ds_multiple_model ds_alst_ulysses_sp"
+)
+_ACCELERATE = "accelerate/test_utils/scripts"
+SCRIPTS = (
+    *(f"{_ACCELERATE}/test_{name}.py" for name in _SCRIPTS.split()),
+    *(f"{_ACCELERATE}/external_deps/test_{name}.py" for name in _WITH_MODELS.split()),
+)
+# `make test-all` installs these.
+MORE = (
+    *(f"trl/scripts/{name}.py" for name in ("sft", "dpo", "kto", "grpo", "reward", "rloo")),
+    *(f"lightning/pytorch/demos/{name}.py" for name in ("transformer", "lstm", "boring_classes")),
+    "torchtitan/train.py",
+)
+LAUNCHES = {
+    "ddp": Launch(nodes=2, ranks_per_node=4, cpus_per_node=64, has_wandb_key=False),
+    "zero3": Launch(nodes=2, ranks_per_node=4, cpus_per_node=64, strategy="zero3"),
+    "fsdp": Launch(nodes=2, ranks_per_node=8, strategy="fsdp", max_restarts=3),
+    "cpu": Launch(nodes=4, ranks_per_node=2, has_gpus=False),
+}
+# Added to each script: a linter that reads nothing would also find nothing.
+PITFALL = b'\nimport os\nos.environ["MASTER_PORT"] = "29500"\n'
+
+
+def _found(scripts: tuple[str, ...]) -> Iterator[Path]:
+    for name in scripts:
+        package, _, rest = name.partition("/")
+        spec = importlib.util.find_spec(package)
+        for place in spec.submodule_search_locations or () if spec else ():
+            if (path := Path(place, rest)).is_file():
+                yield path
+
+
+def _in(path: Path, launch: str) -> list[tuple[str, str]]:
+    found = lint(path.read_bytes() + PITFALL, LAUNCHES[launch])
+    return [(each.rule.id, each.what) for each in found]
+
+
+ONLY_OURS = [("fixed-port", "MASTER_PORT is set to 29500")]
+
+
+def test_enough_scripts_are_here() -> None:
+    assert len(list(_found(SCRIPTS))) >= LEAST
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("path", list(_found(SCRIPTS)), ids=lambda path: path.stem)
+def test_nothing_is_found_in_scripts_of_accelerate(path: Path, launch: str) -> None:
+    assert _in(path, launch) == ONLY_OURS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_nothing_is_found_in_scripts_of_other_trainers(launch: str) -> None:
+    paths = list(_found(MORE))
+    if len(paths) < len(MORE) // 2:
+        leave = pytest.fail if os.environ.get("CLUSTERRUN_REQUIRE_STYLES") else pytest.skip
+        leave("trl and lightning are not installed")
+    assert {path.name: _in(path, launch) for path in paths} == {p.name: ONLY_OURS for p in paths}
