@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from clusterrun.health.findings import NodeFinding
 from clusterrun.node.recovery.printed import last_word
 from clusterrun.rundir.end import End
 from clusterrun.rundir.events import Event, EventType, read_ends
@@ -56,7 +57,7 @@ class Evidence:
 
     `nodes` are those that met, `hosts` those of the events: simulated nodes share one. `unsaved`
     is why the attempt could not save, unless it has saved since; `is_unheard` means that no rank
-    has checked for the request to save.
+    has checked for the request to save. `preflight` are the checks that failed before the launch.
     """
 
     attempt: int
@@ -71,6 +72,7 @@ class Evidence:
     checkpoint_at: float | None = None
     unsaved: str = ""
     is_unheard: bool = False
+    preflight: tuple[NodeFinding, ...] = ()
 
 
 def read_evidence(paths: RunPaths) -> Evidence:
@@ -96,6 +98,7 @@ def read_evidence(paths: RunPaths) -> Evidence:
         checkpoint_at=save.at if save else None,
         unsaved=_unsaved(unsaved),
         is_unheard=_is_unheard(unsaved),
+        preflight=_preflight(newest.get(EventType.PREFLIGHT)),
     )
 
 
@@ -103,6 +106,13 @@ def _unjoined(event: Event | None) -> Unjoined | None:
     if event is None:
         return None
     return Unjoined(running=event.running or 0, waiting=event.waiting or 0)
+
+
+def _preflight(event: Event | None) -> tuple[NodeFinding, ...]:
+    try:
+        return tuple(map(NodeFinding.from_data, (event.findings if event else None) or ()))
+    except (KeyError, TypeError, ValueError):  # a rank may write any event
+        return ()
 
 
 def _engine(event: Event | None) -> str:

@@ -16,6 +16,7 @@ from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.config.spec import Cluster
 from clusterrun.diagnosis.suspicion import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
+from clusterrun.health.findings import NodeFinding
 from clusterrun.rundir.end import End, read_end
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.record import JobRecord, continued_by
@@ -31,7 +32,8 @@ class JobStatus:
     Times are seconds since the epoch. `pending` explains why a job waits, `reason` is the
     scheduler's reason for any other state. `world_size` and `engine` (ddp, fsdp or deepspeed) are
     what the ranks reported, not what was requested; `unjoined` is set if no rank has joined a
-    process group within two minutes. `partition`, `asked_nodes` and `asked_limit_s` are what a
+    process group within two minutes; `preflight` are the checks that failed before the newest
+    attempt's launch. `partition`, `asked_nodes` and `asked_limit_s` are what a
     pending job requests now; `waiting.explained` sets `outlook`. `error` is set if the scheduler
     did not answer.
     """
@@ -55,6 +57,7 @@ class JobStatus:
     attempt: int = 0
     world_size: int | None = None
     unjoined: Unjoined | None = None
+    preflight: tuple[NodeFinding, ...] = ()
     engine: str = ""
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     checkpoint: str | None = None
@@ -167,8 +170,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     if state is JobState.RUNNING and _is_being_ended(record.paths.request(evidence.attempt), job):
         state = JobState.COMPLETING
     waits = state is JobState.PENDING and job is not None
-    over = state.is_terminal
-    is_running = state is JobState.RUNNING
+    over, runs = state.is_terminal, state is JobState.RUNNING
     attempts = _corrected(read_attempts(record.paths), record, state)
     start = (job.start if job else None) or _started(attempts, evidence)
     ended = (end.ended_at if end else None) or (job.end if job else None)
@@ -193,9 +195,10 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         exit_signal=number,
         attempt=evidence.attempt,
         world_size=evidence.world_size,
-        unjoined=evidence.unjoined if state is JobState.RUNNING else None,
+        unjoined=evidence.unjoined if runs else None,
+        preflight=evidence.preflight,
         engine=evidence.engine,
-        progress=with_output(record.paths, evidence) if is_running else evidence.progress,
+        progress=with_output(record.paths, evidence) if runs else evidence.progress,
         checkpoint=evidence.checkpoint,
         failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None),
         attempts=attempts,

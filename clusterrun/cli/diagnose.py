@@ -105,7 +105,7 @@ def command(
     if as_json:
         output.answer_json({"schema": SCHEMA, **diagnosis_object(found)})
     else:
-        for text in (*_title(found), *_lines(found), *_left_out(found)):
+        for text in (*_title(found), *_lines(found), *_changes(found), *_left_out(found)):
             output.answer(text)
     if bundle is not None and found.job is not None:
         number = write_bundle(bundle, found.job.record, found.attempt, diagnosis_object(found))
@@ -190,6 +190,11 @@ def _without_verdict(found: Diagnosis) -> Iterator[str]:
         yield f"no cause found in {count(found.lines, 'line')}"
 
 
+def _changes(found: Diagnosis) -> Iterator[str]:
+    for label, change in zip(_first("CHANGED"), found.changes, strict=False):
+        yield f"{label:<8}{_cut(change.text)}"
+
+
 def _left_out(found: Diagnosis) -> Iterator[str]:
     if found.subtracted:
         kinds = count(found.subtracted, "kind")
@@ -265,6 +270,7 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
             }
             for each in (verdict.consequences if verdict else ())
         ],
+        "changes": [{"nodes": list(each.nodes), **each.check._asdict()} for each in found.changes],
         "evidence": [_evidence(each) for each in (verdict.evidence if verdict else ())],
     }
 

@@ -106,6 +106,7 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
         yield ("waits" if job.pending else "nodes"), why
     yield from zip(repeat(""), facts(job), strict=False)
     yield from zip(chain(("sooner",), repeat("")), sooner(job), strict=False)
+    yield from zip(chain(("preflight",), repeat("")), map(str, job.preflight), strict=False)
     yield "world", _world(job)
     if job.progress.step is not None:
         yield "step", _progress(job)

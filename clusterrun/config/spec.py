@@ -87,6 +87,14 @@ class OnInterrupt(str, Enum):
     STOP = "stop"
 
 
+class Preflight(str, Enum):
+    """Whether to check the nodes before the ranks start, and what follows if one fails."""
+
+    OFF = "off"
+    WARN = "warn"
+    ENFORCE = "enforce"
+
+
 class Network(str, Enum):
     """A preset of network environment variables."""
 
@@ -472,6 +480,15 @@ class JobSpec(Training):
         "faulty-node (repeatable)",
         default=(),
         metavar="RULE",
+    )
+    preflight: Preflight = declared(
+        "launch.preflight",
+        Kind.ENUM,
+        "--preflight",
+        "check each node before the ranks start, and warn or start without a node that fails  "
+        "[default: warn]",
+        default=Preflight.WARN,
+        choices=Preflight,
     )
     hang_timeout_s: int = declared(
         "launch.hang_timeout",

@@ -85,6 +85,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         warning_s=warning_s(spec),
         hang_timeout_s=spec.hang_timeout_s,
         silence_timeout_s=spec.silence_timeout_s,
+        preflight=spec.preflight,
         ignore_rules=tuple(map(VerdictRule, spec.ignore_rules)),
         log_spool_bytes=spec.log_spool_bytes,
         log_lines_per_s=_log_lines_per_s(spec, world),

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from clusterrun.config.parallel import Parallel
-from clusterrun.config.spec import Cluster, Device, Network, OnInterrupt, Strategy
+from clusterrun.config.spec import Cluster, Device, Network, OnInterrupt, Preflight, Strategy
 from clusterrun.config.verdict_rules import VerdictRule
 
 SCHEMA = "clusterrun.plan-file/1"
@@ -101,6 +101,7 @@ class Plan:
     hang_timeout_s: int
     silence_timeout_s: int = 0
     ignore_rules: tuple[VerdictRule, ...] = ()
+    preflight: Preflight = Preflight.WARN
     log_spool_bytes: int
     log_lines_per_s: int
     log_line_bytes: int
@@ -153,6 +154,7 @@ _READERS: dict[str, Any] = {
     "precision": Precision,
     "network": Network,
     "on_interrupt": OnInterrupt,
+    "preflight": Preflight,
     "ignore_rules": lambda names: tuple(map(VerdictRule, names)),
     "parallel": lambda sizes: Parallel(**sizes),
     "directives": lambda rows: tuple(Directive(**row) for row in rows),

@@ -9,6 +9,9 @@ KERNEL, NVIDIA_SMI = "kernel", "nvidia-smi"  # sources of notes
 _MEMORY: Final = re.compile(
     r"cgroup: oom_kill \+(\d{1,9}), limit (\d{1,20}|unknown), peak (\d{1,20}|unknown)$"
 )
+_CHANGED: Final = re.compile(
+    r"preflight: ([a-z_]+\.[a-z_]+): (ok|note) at the start; now (note|fail): (.+)"
+)
 _NOTE: Final = re.compile(rf"({KERNEL}|{NVIDIA_SMI}): (.+)")
 _HELD: Final = re.compile(r"GPU (\d{1,4}) \(.{1,80}\): \d+ of \d+ MiB were in use before the ranks")
 
@@ -38,6 +41,30 @@ def read_memory(line: str) -> Memory | None:
         return None
     limit, peak = (None if text == "unknown" else int(text) for text in found.groups()[1:])
     return Memory(int(found[1]), limit, peak)
+
+
+class ChangedCheck(NamedTuple):
+    """A check that found less before the ranks started than after the failure."""
+
+    id: str
+    before: str
+    now: str
+    text: str
+
+
+def changed_line(found: ChangedCheck) -> str:
+    """Return the line that records how the result of a check changed."""
+    return f"preflight: {found.id}: {found.before} at the start; now {found.now}: {found.text}"
+
+
+def read_changed(line: str) -> ChangedCheck | None:
+    """Return what a line records; None if it is another line.
+
+    >>> read_changed(changed_line(ChangedCheck("node.tmp", "ok", "fail", "only 0 MiB are free")))
+    ChangedCheck(id='node.tmp', before='ok', now='fail', text='only 0 MiB are free')
+    """
+    found = _CHANGED.fullmatch(line)
+    return ChangedCheck(*found.groups()) if found else None
 
 
 def note_line(source: str, text: str, rank: int | None = None) -> str:

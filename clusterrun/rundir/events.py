@@ -23,6 +23,7 @@ class EventType(str, Enum):
     """The types of events that are read; docs/contracts.md lists all that are written."""
 
     STARTED = "started"
+    PREFLIGHT = "preflight"
     WORLD_READY = "world_ready"
     ENGINE = "engine"
     UNJOINED = "unjoined"
@@ -67,6 +68,7 @@ class Event:
     is_trainer: bool | None = None
     heard: bool | None = None
     metrics: Mapping[str, Any] | None = None
+    findings: list[Any] | None = None
 
 
 _TYPES: Mapping[str, type] = {
@@ -78,6 +80,7 @@ _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("is_constant", "is_finite", "is_trainer", "heard"), bool),
     "last": float,
     "metrics": dict,
+    "findings": list,
 }
 
 

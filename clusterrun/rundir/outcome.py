@@ -45,6 +45,7 @@ class Cause(str, Enum):
     NODE_LOST = "node_lost"
     VANISHED = "vanished"  # no agent could write an outcome: the batch host was lost
     NODE_UNFIT = "node_unfit"
+    PREFLIGHT = "preflight"  # a check of a node failed, and the launch waits for no such node
     RENDEZVOUS = "rendezvous"
     CANCELLED = "cancelled"
     HUNG = "hung"
@@ -91,7 +92,8 @@ class Outcome:
     killed that rank (0: none); `message` is its error; `alike` is the number of ranks that raised
     the same error there. `reason` is the whole sentence. `step` is the last one that rank 0
     reported; `checkpoint` is the newest complete one of this attempt or an earlier one. `exclude`
-    lists nodes that the next attempt must not use; `why` explains `next` in one line.
+    lists nodes that the next attempt must not use, `unfit` those that failed a check before the
+    launch for a reason of their own; `why` explains `next` in one line.
     `verdict` is what the logs show as the cause; `rule` is the rule on verdicts that decided what
     follows, if one did. `suspicions` are why an attempt that exited with status 0 may have trained
     nothing.
@@ -117,6 +119,7 @@ class Outcome:
     next: Next = Next.STOP
     why: str = ""
     exclude: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
     verdict: ShortVerdict | None = None
     rule: VerdictRule | None = None
     suspicions: tuple[Suspicion, ...] = ()
@@ -152,6 +155,7 @@ class Outcome:
             "verdict": ShortVerdict.from_data(verdict) if verdict else None,
             "rule": VerdictRule(rule) if rule else None,
             "exclude": tuple(data["exclude"]),
+            "unfit": tuple(data.get("unfit", ())),
             "suspicions": tuple(
                 Suspicion(kind=Doubt(each["kind"]), text=each["text"])
                 for each in data.get("suspicions", ())

@@ -63,6 +63,7 @@ _BY_OUTCOME: Final = {
     Cause.WORLD_ELSEWHERE: ("world_size_not_joined", Role.ROOT),
     Cause.NODE_LOST: ("slurm_node_fail", Role.ROOT),
     Cause.VANISHED: ("slurm_node_fail", Role.ROOT),
+    Cause.PREFLIGHT: ("preflight_failed", Role.ROOT),
     Cause.RENDEZVOUS: ("rendezvous_unreachable", Role.EITHER),
     Cause.HUNG: ("hang_no_timeout", Role.EITHER),
     Cause.HALTED: ("hang_no_timeout", Role.EITHER),
@@ -70,7 +71,7 @@ _BY_OUTCOME: Final = {
 }
 # Ends that ranks may not have come to.
 _BEFORE_RANKS: Final = (
-    *(Cause.LAUNCHER, Cause.NODE_UNFIT, Cause.RENDEZVOUS),
+    *(Cause.LAUNCHER, Cause.NODE_UNFIT, Cause.PREFLIGHT, Cause.RENDEZVOUS),
     *(Cause.NODE_LOST, Cause.VANISHED),
 )
 _BY_REASON: Final = {
@@ -94,7 +95,8 @@ class Diagnosis:
     """Why a run failed. `verdict` None: no cause was found; `lines` were read.
 
     `subtracted` kinds of lines were left out, since they were also printed when it went well.
-    `memory` is what the memory cgroup counted on the nodes that noted it.
+    `memory` is what the memory cgroup counted on the nodes that noted it, `changes` the checks of
+    nodes that became worse since the start.
     """
 
     verdict: Verdict | None
@@ -103,6 +105,7 @@ class Diagnosis:
     attempt: int = 0
     subtracted: int = 0
     memory: Mapping[str, Memory] = field(default_factory=dict)
+    changes: tuple[notes.Changed, ...] = ()
 
 
 def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnosis:
@@ -144,6 +147,8 @@ def diagnose_attempt(
     if outcome is not None:
         _add_outcome(scanner, outcome, memory, loud)
     notes.add_notes(scanner, noted, outcome)
+    changes = notes.changes_of(noted)
+    notes.add_changes(scanner, changes)
     if state in _BY_STATE:
         line = PrintedLine(number=0, text=f"the job is {state.value}", source=SLURM)
         scanner.add(_BY_STATE[state], Role.ROOT, line)
@@ -152,7 +157,7 @@ def diagnose_attempt(
         hangs.add_leavers(scanner, paths, number)
         verdict = verdict_of(scanner)
     answer = Diagnosis(verdict=verdict, lines=scanner.lines, attempt=number, memory=memory)
-    return dataclasses.replace(answer, subtracted=subtracted)
+    return dataclasses.replace(answer, subtracted=subtracted, changes=changes)
 
 
 def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
@@ -192,7 +197,12 @@ def _add_outcome(
         silent = "" if outcome.rank in loud else " and printed no error"
         scanner.add(UNCAUGHT, Role.EITHER, dataclasses.replace(line, text=text + silent))
     for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
-        scanner.add(name, role, line)
+        for node in _unfit(outcome) or (line.node,):
+            scanner.add(name, role, dataclasses.replace(line, node=node))
+
+
+def _unfit(outcome: Outcome) -> tuple[str, ...]:
+    return outcome.unfit if outcome.cause is Cause.PREFLIGHT else ()
 
 
 def _by_signal(outcome: Outcome, memory: Mapping[str, Memory]) -> tuple[str, Role] | None:

@@ -5,19 +5,38 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.estimates.inputs import GIB
+from clusterrun.health.check import Status
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logformat.notes import KERNEL, NVIDIA_SMI, Memory, held_gpu, read_memory, read_note
+from clusterrun.logformat.notes import (
+    KERNEL,
+    NVIDIA_SMI,
+    ChangedCheck,
+    Memory,
+    held_gpu,
+    read_changed,
+    read_memory,
+    read_note,
+)
 from clusterrun.rundir.outcome import Outcome
+from clusterrun.shared.hostlist import fold_hosts
 
-CGROUP: Final = "cgroup"
-SOURCES: Final = (CGROUP, KERNEL, NVIDIA_SMI)
+CGROUP, PREFLIGHT = "cgroup", "preflight"
+SOURCES: Final = (CGROUP, KERNEL, NVIDIA_SMI, PREFLIGHT)
+# The causes that a failed check shows if it was well at the start.
+_BY_CHECK: Final = {
+    **dict.fromkeys(("node.tmp", "path.disk", "path.inodes"), ("disk_full", Role.EITHER)),
+    "node.shm": ("shm_exhausted", Role.EITHER),
+    "gpu.ecc": ("gpu_ecc", Role.ROOT),
+    "gpu.xid": ("gpu_xid", Role.ROOT),
+}
 _GPU: Final = re.compile(r"\bGPU (\d{1,4})\b")
 _OOM: Final = re.compile(r"[Oo]ut of memory: Kill|Killed process|oom_reaper:")
 
@@ -55,6 +74,39 @@ def add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome |
 def _is_of_rank(scanner: Scanner, outcome: Outcome | None) -> bool:
     is_killed = outcome is None or outcome.signal == signal.SIGKILL
     return is_killed or any(each.cause.id == "dataloader_killed" for each in scanner.findings())
+
+
+class Changed(NamedTuple):
+    """A check that became worse in the same way on some nodes; its text is of the first."""
+
+    nodes: tuple[str, ...]
+    check: ChangedCheck
+
+    @property
+    def text(self) -> str:
+        """Describe it in a line."""
+        check = self.check
+        where = f"{check.id} on {fold_hosts(self.nodes)}"
+        return f"{where}: {check.before} at the start; now {check.now}: {check.text}"
+
+
+def changes_of(lines: Iterable[LogLine]) -> tuple[Changed, ...]:
+    """Return the checks that became worse between the start and the failure."""
+    found: dict[tuple[str, str, str], dict[str, ChangedCheck]] = defaultdict(dict)
+    for each in sorted(lines, key=lambda line: line.node):
+        if check := read_changed(each.text.decode(errors="replace")):
+            found[check[:3]][each.node] = check
+    return tuple(Changed(tuple(nodes), next(iter(nodes.values()))) for nodes in found.values())
+
+
+def add_changes(scanner: Scanner, changes: Iterable[Changed]) -> None:
+    """Add the checks that fail since the start and show a cause."""
+    for each in changes:
+        if each.check.now == Status.FAIL.value and each.check.id in _BY_CHECK:
+            name, role = _BY_CHECK[each.check.id]
+            line = PrintedLine(number=0, text=each.text, source=PREFLIGHT)
+            for node in each.nodes:
+                scanner.add(name, role, dataclasses.replace(line, node=node))
 
 
 def add_notes(scanner: Scanner, lines: Iterable[LogLine], outcome: Outcome | None) -> None:

@@ -522,6 +522,49 @@ def test_what_a_node_noted_is_weighed(
     assert answer["evidence"][0]["source"] == source
 
 
+WORSE = "preflight: {}: ok at the start; now {}: only 0.0 GiB are free"
+
+
+@pytest.mark.parametrize(
+    ("check", "now", "printed", "cause", "source"),
+    [
+        ("node.tmp", "fail", "", "disk_full", "preflight"),
+        ("node.tmp", "note", "", "user_code_exception", "agents"),
+        ("node.new", "fail", "", "user_code_exception", "agents"),
+        ("node.tmp", "fail", RAISED, "user_code_exception", "log"),
+        ("gpu.ecc", "fail", "RuntimeError: CUDA error: unknown error", "gpu_ecc", "preflight"),
+    ],
+)
+def test_a_check_that_fails_since_the_start_is_weighed(
+    here: CommandLine, check: str, now: str, printed: str, cause: str, source: str
+) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 1)
+    head = f"preflight: node17: {check}: a note of the head, which is none of a change"
+    noted(root, head, WORSE.format(check, now), rank=printed)
+    outcome(root, cause=Cause.EXIT, node="node17", rank=0, message="exited with status 1", code=1)
+    answer = json.loads(here("diagnose", "--json").out)
+    assert answer["verdict"]["class"] == cause
+    assert answer["evidence"][0]["source"] == source
+    text = "only 0.0 GiB are free"
+    changed = {"id": check, "before": "ok", "now": now, "text": text}
+    assert answer["changes"] == [{"nodes": ["node17"], **changed}]
+    line = f"CHANGED {check} on node17: ok at the start; now {now}: {text}\n"
+    assert line in here("diagnose").out
+
+
+def test_nodes_that_failed_preflight_are_the_cause(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 122)
+    reason = "preflight failed: node.tmp on node18"
+    outcome(root, cause=Cause.PREFLIGHT, code=122, reason=reason, unfit=("node18",))
+    verdict = json.loads(here("diagnose", "--json").out)["verdict"]
+    assert (verdict["class"], verdict["exclude_nodes"]) == ("preflight_failed", ["node18"])
+    assert (verdict["status"], verdict["message"]) == ("established", reason)
+
+
 def test_the_answer_has_the_memory_that_the_job_may_use(here: CommandLine) -> None:
     root = submitted(here)
     queue(here)

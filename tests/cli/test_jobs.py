@@ -249,6 +249,25 @@ def test_status_says_after_two_minutes_that_no_rank_has_joined(here: CommandLine
     assert json.loads(here("status", "4711", "--json").out)["unjoined"] is None
 
 
+def test_status_shows_what_failed_in_preflight(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here, running())
+    check = {
+        "id": "node.tmp",
+        "status": "fail",
+        "text": "only 0.0 GiB are free",
+        "hint": "make room",
+    }
+    events(root, {"type": "started"})
+    events(root, {"type": "preflight", "findings": [{"nodes": "node18", **check}]})
+    line = "preflight  node18: node.tmp: only 0.0 GiB are free; hint: make room\n"
+    assert line in here("status", "4711").out
+    answer = json.loads(here("status", "4711", "--json").out)
+    assert answer["preflight"] == [{"nodes": "node18", **check}]
+    events(root, {"type": "preflight", "findings": [{"nodes": 7}]})  # as a rank may write
+    assert json.loads(here("status", "4711", "--json").out)["preflight"] == []
+
+
 def test_status_names_ranks_that_wait_for_others(here: CommandLine) -> None:
     root = submitted(here)
     queue(here, running())

@@ -24,7 +24,7 @@ from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link import connection as link_module
 from clusterrun.node.link.clock import PINGS, Clock, Comparison, Offset, now_us
-from clusterrun.node.link.connection import LEAVE_S
+from clusterrun.node.link.connection import LEAVE_S, STRANGER_BYTES
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
@@ -683,7 +683,7 @@ def _no_trouble(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         b'{"type": "hello"}\n',
         b"\xff" * 100 + b"\n",
         b"[" * 4000 + b"\n",
-        b"x" * 5000,
+        b"x" * (STRANGER_BYTES + 1000),
         hello(),
         hello(proof="é"),
         hello(proof="\ud800", nonce="\ud800"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from clusterrun.logformat.notes import Memory, memory_line
 from clusterrun.node.base.causes import Cause, Ending, Failure, cancelled, lost_node
 from clusterrun.node.watch import notes
 from clusterrun.node.watch.notes import NodeNotes
+from clusterrun.node.watch.preflight import NodeChecks
 
 
 def killed(node: str = "n1") -> Ending:
@@ -33,13 +34,20 @@ class Asked:
         return ["nvidia-smi: x"]
 
 
+class Worse:
+    """Checks that are worse than at the start."""
+
+    async def changes(self) -> list[str]:
+        return ["preflight: x"]
+
+
 @pytest.fixture(name="made")
 def _made(monkeypatch: pytest.MonkeyPatch) -> NodeNotes:
     monkeypatch.setattr(MemoryGroup, "since", lambda *_: Memory(0, 4096))
     monkeypatch.setattr(notes.KernelLog, "notes", lambda *_: ["kernel: x"])
     plan = SimpleNamespace(device=Device.CPU, procs_per_node=2)
     attempt: Any = SimpleNamespace(who=SimpleNamespace(node="n1"), plan=plan)
-    found = NodeNotes(attempt)
+    found = NodeNotes(attempt, cast("NodeChecks", Worse()))
     found._gpus = Asked()  # type: ignore[assignment]
     return found
 
@@ -50,8 +58,14 @@ def lines(made: NodeNotes, ending: Ending) -> list[str]:
 
 def test_a_failure_is_noted_and_memory_where_a_rank_was_killed(made: NodeNotes) -> None:
     memory = memory_line(Memory(0, 4096))
-    assert lines(made, killed()) == [memory, "kernel: x", "nvidia-smi: x"]
-    assert lines(made, killed("n2")) == ["kernel: x", "nvidia-smi: x"]
+    assert lines(made, killed()) == [memory, "kernel: x", "nvidia-smi: x", "preflight: x"]
+    assert lines(made, killed("n2")) == ["kernel: x", "nvidia-smi: x", "preflight: x"]
+
+
+def test_without_gpus_only_the_node_that_failed_is_checked_again(made: NodeNotes) -> None:
+    made._gpus = None
+    assert lines(made, killed())[-1] == "preflight: x"
+    assert lines(made, killed("n2")) == ["kernel: x"]
 
 
 @pytest.mark.parametrize("ending", [Ending.completed(), Ending.of(cancelled("n1"))])

@@ -46,6 +46,7 @@ CANCELLED = {"code": 124, "cause": Cause.CANCELLED, "reason": "n1: cancelled"}
 APART = {"code": 121, "cause": Cause.RENDEZVOUS, "reason": "n2 did not join within 60 s"}
 UNLIKE = {"code": 120, "cause": Cause.WORLD, "reason": "rank 0 on n1: 2 of 4 ranks"}
 UNFIT = {"code": 122, "cause": Cause.NODE_UNFIT, "reason": "n2: only 1 GPU for 2 ranks"}
+FAILED_CHECK = {"code": 122, "cause": Cause.PREFLIGHT, "reason": "preflight failed: node.tmp on n2"}
 COMPLETED = {"code": 0, "cause": Cause.COMPLETED, "reason": "completed"}
 
 
@@ -364,6 +365,69 @@ def test_a_second_lost_node_is_left_out_with_the_first() -> None:
 def test_nodes_that_were_left_out_stay_out_of_the_same_allocation() -> None:
     end = ended(KILLED, 100, exclude=("n3",))
     assert after(end, allocated=("n1", "n2", "n3")).exclude == ("n3",)
+
+
+WIDE = tuple(f"n{n}" for n in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("unfit", "allocated", "next_step", "left_out"),
+    [
+        (("n2",), (*NODES, "n3"), RELAUNCH, ("n2",)),  # a spare node is there
+        (("n2",), NODES, SUCCESSOR, ("n2",)),
+        (NODES, (*NODES, "n3", "n4"), STOP, ()),  # they share what failed
+        ((), NODES, STOP, ()),  # the directory of the runs, which is no node's
+    ],
+)
+@pytest.mark.parametrize("checkpoint", [None, 100])
+def test_a_node_that_failed_preflight_is_left_out(
+    unfit: tuple[str, ...],
+    allocated: tuple[str, ...],
+    next_step: Next,
+    left_out: tuple[str, ...],
+    checkpoint: int | None,
+) -> None:
+    for most in (None, 0):  # nothing of the training has failed
+        plan = slurm(max_restarts=most)
+        decision = after(
+            ended(FAILED_CHECK, checkpoint, unfit=unfit), plan=plan, allocated=allocated
+        )
+        assert (decision.next, decision.exclude) == (next_step, left_out)
+    if left_out:
+        assert decision.why == "n2 is left out: failed in preflight"
+
+
+@pytest.mark.parametrize(("number", "next_step"), [(2, SUCCESSOR), (3, STOP)])
+def test_up_to_a_quarter_of_the_nodes_may_fail_preflight(number: int, next_step: Next) -> None:
+    plan = on_slurm(nodes=8, gpus_per_node=2)
+    end = ended(FAILED_CHECK, unfit=WIDE[:number], nodes=WIDE)
+    assert after(end, plan=plan, allocated=WIDE).next is next_step
+
+
+def test_simulated_nodes_share_what_fails_in_preflight() -> None:
+    plan = here(nodes=2, nproc_per_node=2)
+    decision = after(ended(FAILED_CHECK, unfit=("local1",), nodes=("local0", "local1")), plan=plan)
+    assert (decision.next, decision.exclude) == (STOP, ())
+    assert "the nodes share what failed" in decision.why
+
+
+def test_a_node_that_started_in_spite_of_preflight_is_left_out_of_the_next_attempt() -> None:
+    end = ended(KILLED, 100, unfit=("n2",))
+    decision = after(end, allocated=(*NODES, "n3"))
+    assert (decision.next, decision.exclude) == (RELAUNCH, ("n2",))
+    assert decision.why == f"{KILLED['reason']}; n2 is left out: failed in preflight"
+    assert after(end).next is SUCCESSOR
+    lost = after(ended(LOST, 100, unfit=("n2",)), allocated=(*NODES, "n3", "n4"), gone=("n1",))
+    assert lost.exclude == ("n1", "n2")
+    stopped = after(ended(KILLED, unfit=("n2",)))
+    assert (stopped.next, stopped.exclude) == (STOP, ("n2",))
+    assert after(ended(TIME_LIMIT, 100, unfit=("n2",))).next is REQUEUE
+
+
+def test_preflight_that_fails_on_ever_new_nodes_comes_to_an_end() -> None:
+    history = [ended(FAILED_CHECK, unfit=("n2",))] * LOSSES
+    assert after(*history[:-1], allocated=(*NODES, "n3")).next is RELAUNCH
+    assert after(*history, allocated=(*NODES, "n3")).next is STOP
 
 
 _CAUSES = st.sampled_from((KILLED, HUNG, LAUNCHER, APART, TIME_LIMIT, LOST, UNFIT, ASKED, GONE))

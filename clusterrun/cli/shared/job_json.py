@@ -32,6 +32,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "world_size": record.world_size,
         "proven_world_size": job.world_size,
         "unjoined": vars(job.unjoined) if job.unjoined else None,
+        "preflight": [each.to_data() for each in job.preflight],
         "engine": job.engine or None,
         "attempt": job.attempt,
         "submitted": timestamp(record.submitted_at),

@@ -8,15 +8,20 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from clusterrun.config.spec import Preflight
+from clusterrun.health.check import Status
+from clusterrun.health.findings import findings
 from clusterrun.node.agent.launcher import Launcher, LauncherResult
 from clusterrun.node.agent.preparation import (
     accelerate_launcher,
     check_descriptors,
+    decided_parameters,
+    failed_preflight,
     node_report,
     open_link,
     prepare_run_dir,
@@ -32,7 +37,7 @@ from clusterrun.node.base.causes import (
 )
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import kill_descendants, reap_adopted
-from clusterrun.node.base.report import LaunchParameters
+from clusterrun.node.base.report import LaunchParameters, Report, unfit
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.base.tasks import Tasks, guarded
@@ -50,6 +55,7 @@ from clusterrun.node.watch.hangs import HangWatch
 from clusterrun.node.watch.interruption import Interruption
 from clusterrun.node.watch.looks import Looks
 from clusterrun.node.watch.notes import NodeNotes
+from clusterrun.node.watch.preflight import NodeChecks
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
 from clusterrun.shared import wording
@@ -75,7 +81,8 @@ class Agent:
         self._plan, self._who = attempt.plan, attempt.who
         self._cancelled = asyncio.Event()
         self._account = Account(attempt)
-        self._notes = NodeNotes(attempt)
+        self._checks = NodeChecks(attempt.plan)
+        self._notes = NodeNotes(attempt, self._checks)
         self._page = page
         self._ranks: Ranks | None = None
         self._member: Member | None = None
@@ -130,6 +137,7 @@ class Agent:
         return await self._train(link, parameters)
 
     async def _meet(self) -> tuple[Head | Member, LaunchParameters]:
+        checking = asyncio.ensure_future(self._checks.report())
         check_descriptors(self._attempt)
         if self._who.is_head:
             await self._disk.do(self._account.open)
@@ -144,8 +152,8 @@ class Agent:
             "silence": self._silence,
         }
         compared = self._clock_compared
-        link = open_link(self._attempt, self._clock, compared, answerers, self._disk)
-        return link, await link.meet(report)
+        link = open_link(self._attempt, self._clock, compared, answerers, self._disk, self._decided)
+        return link, await link.meet(replace(report, checks=await checking))
 
     async def _train(self, link: Head | Member, parameters: LaunchParameters) -> int:
         ranks = self._ranks = Ranks(
@@ -279,6 +287,21 @@ class Agent:
         host, pid = socket.gethostname(), os.getpid()
         about = {"node_rank": who.node_rank, "host": host, "pid": pid, **self._notes.missing()}
         return {**about, "nodelist": fold_hostlist(who.nodes)} if who.is_head else about
+
+    def _decided(self, reports: Sequence[Report], address: str) -> LaunchParameters:
+        """Decide, as the head, how to launch. Raises NodeError if a node may not take part."""
+        self._account.unfit = unfit(reports)
+        found = findings({report.node: report.checks for report in reports})
+        failed = [each for each in found if each.check.status is Status.FAIL]
+        for each in found:
+            self._forwarder.say(f"preflight: {each}")
+        for each in failed:
+            say_on_stderr(f"preflight: {each}")
+        if failed:
+            self._event("preflight", findings=[each.to_data() for each in failed])
+        if failed and self._plan.preflight is Preflight.ENFORCE:
+            raise failed_preflight(failed)
+        return decided_parameters(self._attempt, reports, address)
 
     def _clock_compared(self, offset: Offset) -> None:
         self._event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import sys
@@ -11,12 +10,13 @@ from pathlib import Path
 
 from clusterrun.config.spec import Device
 from clusterrun.health.facts import installed_version, versions
+from clusterrun.health.findings import NodeFinding
 from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, rank_environment
 from clusterrun.node.agent.launcher import Launcher
 from clusterrun.node.base import facts
-from clusterrun.node.base.causes import NodeError, NodeExit
+from clusterrun.node.base.causes import Cause, NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.base.ports import Ports, candidate_ports, free_port
 from clusterrun.node.base.report import LaunchParameters, Report
@@ -24,7 +24,7 @@ from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.clock import Clock, Offset
 from clusterrun.node.link.handshake import Realm
-from clusterrun.node.link.head import Head
+from clusterrun.node.link.head import Decide, Head
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.rundir.world import write_world
@@ -82,17 +82,17 @@ def open_link(
     compared: Callable[[Offset], None],
     answerers: Mapping[str, Answerer],
     disk: SharedDisk,
+    decide: Decide,
 ) -> Head | Member:
     """Return this node's end of the link.
 
     A member whose clock differs from the head's corrects `clock` and calls `compared`. It answers
-    the head's questions with `answerers`.
+    the head's questions with `answerers`. The head calls `decide` with the reports of all nodes.
     """
     who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
     ports = attempt_ports(attempt).link
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     if who.is_head:
-        decide = functools.partial(decided_parameters, attempt)
         return Head(who, realm, ports, timeout_s, decide, disk)
     return Member(who, realm, ports, timeout_s, clock, compared, answerers, disk)
 
@@ -107,6 +107,12 @@ def decided_parameters(
         port=_rendezvous_port(attempt),
         interface=facts.interface_of(address),
     )
+
+
+def failed_preflight(failed: Sequence[NodeFinding]) -> NodeError:
+    """Return the error that ends an attempt before the launch."""
+    names = ", ".join(f"{each.check.id} on {each.nodes}" for each in failed)
+    return NodeError(NodeExit.NODE_UNFIT, f"preflight failed: {names}", cause=Cause.PREFLIGHT)
 
 
 def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:

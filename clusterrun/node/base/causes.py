@@ -18,14 +18,18 @@ from clusterrun.rundir.outcome import Reason
 class NodeError(Exception):
     """This node can't take part; `code` is the job's exit status.
 
-    If `is_told`, the head has decided this and reports it to the user.
+    If `is_told`, the head has decided this and reports it to the user. Without a `cause`, the code
+    shows it.
     """
 
-    def __init__(self, code: int, message: str, *, is_told: bool = False) -> None:
+    def __init__(
+        self, code: int, message: str, *, is_told: bool = False, cause: Cause | None = None
+    ) -> None:
         super().__init__(message)
         self.code = int(code)
         self.message = message
         self.is_told = is_told
+        self.cause = cause or _CAUSES.get(self.code, Cause.EXIT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +136,7 @@ class Ending:
     @classmethod
     def refused(cls, error: NodeError) -> Ending:
         """Return the ending that an error before the launch causes."""
-        cause = _CAUSES.get(error.code, Cause.EXIT)
-        return cls(code=error.code, reason=error.message, cause=cause)
+        return cls(code=error.code, reason=error.message, cause=error.cause)
 
     @classmethod
     def completed(cls) -> Ending:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from clusterrun.estimates.gpus import has_bf16
 from clusterrun.health.compare import MISSING, told
+from clusterrun.health.check import Check, Status
 from clusterrun.shared.hostlist import fold_hosts
 
 
@@ -16,7 +17,8 @@ from clusterrun.shared.hostlist import fold_hosts
 class Report:
     """A node's report before the launch; `problem` is empty if the node is fit.
 
-    `capabilities` are the compute capabilities of the GPUs that it may use.
+    `capabilities` are the compute capabilities of the GPUs that it may use, `checks` the notes and
+    failures of its preflight.
     """
 
     node: str
@@ -24,6 +26,7 @@ class Report:
     versions: Mapping[str, str]
     capabilities: tuple[tuple[int, int], ...] = ()
     problem: str = ""
+    checks: tuple[Check, ...] = ()
 
     @property
     def has_bf16(self) -> bool:
@@ -39,6 +42,7 @@ class Report:
             versions={str(name): str(text) for name, text in dict(data["versions"]).items()},
             capabilities=tuple((int(a), int(b)) for a, b in data["capabilities"]),
             problem=str(data["problem"]),
+            checks=tuple(map(Check.from_data, data["checks"])),
         )
 
 
@@ -60,6 +64,17 @@ def problems(reports: Sequence[Report]) -> list[str]:
     unfit = [f"{fold_hosts(names)}: {problem}" for problem, names in nodes.items() if problem]
     libraries = sorted({name for report in reports for name in report.versions})
     return unfit + [text for name in libraries if (text := _difference(name, reports))]
+
+
+def unfit(reports: Iterable[Report]) -> tuple[str, ...]:
+    """Return the nodes that failed a check of what is theirs: all nodes share the run directory."""
+    return tuple(
+        report.node
+        for report in reports
+        if any(
+            each.status is Status.FAIL and not each.id.startswith("path.") for each in report.checks
+        )
+    )
 
 
 def _difference(library: str, reports: Sequence[Report]) -> str:

@@ -16,7 +16,7 @@ from clusterrun.node.base.causes import Ending, Failure
 from clusterrun.shared.files import parse_object
 
 LINE_BYTES = 1 << 20
-STRANGER_BYTES = 4096  # of a line from a peer that is not yet trusted
+STRANGER_BYTES = 32 << 10  # of a line from a peer that is not yet trusted
 TEXT_CHARS = 8192  # of each text in a message
 HELLO_CHARS = 512  # the same before the peer is trusted: it reads no more
 SETTLE_S = 0.4  # after the first failure: an earlier one may still arrive from another node

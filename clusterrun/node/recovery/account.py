@@ -26,6 +26,7 @@ class Account:
         self._step: int | None = None
         self.checkpoint: int | None = None
         self.is_through = False
+        self.unfit: tuple[str, ...] = ()
 
     def open(self) -> None:
         """Write the pid of the head's agent, and read what was saved before."""
@@ -109,4 +110,5 @@ class Account:
             alike=ending.alike,
             step=self._step,
             checkpoint=self.checkpoint,
+            unfit=self.unfit,
         )

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from clusterrun.config.spec import Cluster, OnInterrupt
 from clusterrun.config.verdict_rules import VerdictRule
@@ -30,6 +31,7 @@ _LASTING = {
     Cause.NODE_UNFIT: "a node is unfit; a restart would not help",
 }
 _LOST = (Cause.NODE_LOST, Cause.VANISHED)
+_OF_NODES = (*_LOST, Cause.PREFLIGHT)  # these say nothing about the training
 # Possible first signs of a lost node.
 _LOSS_SIGNS = (*_LOST, Cause.LAUNCHER, Cause.HUNG, Cause.HALTED, Cause.RENDEZVOUS)
 
@@ -79,15 +81,21 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
         return _stop(_LASTING[newest.cause])
     if ground.plan.cluster is Cluster.SLURM and _never_started(history):
         return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
-    lost = _lost(newest, ground)
-    faulty = verdicts.faulty_nodes(newest, ground.plan)
-    bad = (*newest.exclude, *lost, *faulty)
-    if stop := None if lost or faulty else verdicts.futile(history, ground.plan):
-        return _stop(stop.why, bad, stop.rule)
-    reason = _futile(history, ground, is_lost=bool(lost or faulty))
+    bad = _Bad(
+        lost=_lost(newest, ground),
+        faulty=verdicts.faulty_nodes(newest, ground.plan),
+        unfit=verdicts.unfit_nodes(newest, ground.plan),
+    )
+    if newest.cause is Cause.PREFLIGHT and not bad.unfit:
+        return _stop("the nodes share what failed in preflight; a restart would not help")
+    exclude = tuple(dict.fromkeys((*newest.exclude, *bad.lost, *bad.faulty, *bad.unfit)))
+    is_of_nodes = bool(bad.lost or bad.faulty)
+    if stop := None if is_of_nodes else verdicts.futile(history, ground.plan):
+        return _stop(stop.why, exclude, stop.rule)
+    reason = _futile(history, ground, is_lost=is_of_nodes)
     if reason:  # a person who resumes may want to know which nodes are bad
-        return _stop(reason, bad)
-    return _again(newest, ground, lost, faulty)
+        return _stop(reason, exclude)
+    return _again(newest, ground, bad, exclude)
 
 
 def _never_started(history: Sequence[Outcome]) -> bool:
@@ -147,7 +155,7 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
     fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
     if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:
         return "the nodes could not reach each other" if _repeated(history) >= MEETINGS else ""
-    is_lost |= newest.cause in _LOST  # that says nothing about the script
+    is_lost |= newest.cause in _OF_NODES
     if _needs_checkpoint(plan, newest.checkpoint) and not is_lost:
         return (
             "clusterrun knows of no checkpoint to continue from; pass --max-restarts N if the "
@@ -190,7 +198,7 @@ def _needs_checkpoint(plan: Plan, checkpoint: int | None) -> bool:
 
 def _is_failure(outcome: Outcome) -> bool:
     """Return whether an end counts against --max-restarts: only failures of the training do."""
-    is_from_outside = outcome.cause in (Cause.INTERRUPTED, Cause.CANCELLED, *_LOST)
+    is_from_outside = outcome.cause in (Cause.INTERRUPTED, Cause.CANCELLED, *_OF_NODES)
     return outcome.code != 0 and not is_from_outside and not _is_unstarted(outcome)
 
 
@@ -225,8 +233,8 @@ def _saved(outcome: Outcome) -> int:
 
 
 def _blamed(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Leave out the attempts that lost a node: they say little about the training."""
-    return [outcome for outcome in outcomes if outcome.cause not in _LOST]
+    """Leave out the attempts that lost a node or started without one."""
+    return [outcome for outcome in outcomes if outcome.cause not in _OF_NODES]
 
 
 def _repeated(history: Sequence[Outcome]) -> int:
@@ -235,23 +243,38 @@ def _repeated(history: Sequence[Outcome]) -> int:
     return len(list(takewhile(lambda outcome: outcome.code == code, reversed(history))))
 
 
-def _again(
-    newest: Outcome, ground: Ground, lost: tuple[str, ...], faulty: tuple[str, ...]
-) -> Decision:
+class _Bad(NamedTuple):
+    """The nodes to leave out: gone, blamed by the verdict, or failed in preflight."""
+
+    lost: tuple[str, ...]
+    faulty: tuple[str, ...]
+    unfit: tuple[str, ...]
+
+
+def _again(newest: Outcome, ground: Ground, bad: _Bad, exclude: tuple[str, ...]) -> Decision:
     """Relaunch on the remaining nodes if they are enough, otherwise go through the queue."""
-    exclude = tuple(dict.fromkeys((*newest.exclude, *lost, *faulty)))
     if ground.is_ending:
         return _in_the_queue(ground, newest.reason, exclude)
-    if not (lost or faulty):
+    if not any(bad):
         return Decision(next=Next.RELAUNCH, why=newest.reason, exclude=exclude)
-    rule = None if lost else VerdictRule.FAULTY_NODE
-    what = "lost" if lost else f"at fault ({newest.verdict.cause if newest.verdict else ''})"
-    bad = lost or faulty
-    why = f"{', '.join(bad)} {'is' if len(bad) == 1 else 'are'} {what}"
+    why, rule = _why(newest, bad), VerdictRule.FAULTY_NODE if bad.faulty and not bad.lost else None
     left = [node for node in ground.allocated if node not in exclude]
     if len(left) >= ground.plan.nodes:
         return Decision(next=Next.RELAUNCH, why=why, exclude=exclude, rule=rule)
     return dataclasses.replace(_in_the_queue(ground, why, exclude), rule=rule)
+
+
+def _why(newest: Outcome, bad: _Bad) -> str:
+    if bad.lost:
+        return _are(bad.lost, "lost")
+    if bad.faulty:
+        return _are(bad.faulty, f"at fault ({newest.verdict.cause if newest.verdict else ''})")
+    left_out = f"{_are(bad.unfit, 'left out')}: failed in preflight"
+    return left_out if newest.cause is Cause.PREFLIGHT else f"{newest.reason}; {left_out}"
+
+
+def _are(nodes: Sequence[str], what: str) -> str:
+    return f"{', '.join(nodes)} {'is' if len(nodes) == 1 else 'are'} {what}"
 
 
 def _lost(newest: Outcome, ground: Ground) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from clusterrun.config.spec import Cluster
 from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.errors import ClusterrunError
@@ -20,7 +21,7 @@ LIMIT_S: Final = 5.0  # a verdict that takes longer delays no restart
 _MOST_FAULTY: Final = 1 / 4  # of the nodes: more point to something that they share
 # Ends that the logs explain. Lost nodes and nodes that do not meet have rules of their own.
 _EXPLAINED: Final = (Cause.EXCEPTION, Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, Cause.HUNG)
-_LOST: Final = (Cause.NODE_LOST, Cause.VANISHED)  # the logs cannot say more
+_KNOWN: Final = (Cause.NODE_LOST, Cause.VANISHED, Cause.PREFLIGHT)  # the logs cannot say more
 
 
 class Stop(NamedTuple):
@@ -32,7 +33,7 @@ class Stop(NamedTuple):
 
 def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:
     """Diagnose a failed attempt, in a process that can be ended; None without a cause in time."""
-    if not outcome.cause.is_failure or outcome.cause in _LOST:
+    if not outcome.cause.is_failure or outcome.cause in _KNOWN:
         return None
     argv = (sys.executable, "-m", "clusterrun.verbs.judge", str(paths.root))
     try:
@@ -68,8 +69,17 @@ def faulty_nodes(newest: Outcome, plan: Plan) -> tuple[str, ...]:
     if verdict is None or not (is_proven and verdict.blames_node):
         return ()
     nodes = tuple(node for node in newest.nodes if node in verdict.nodes)
-    is_few = len(nodes) <= max(1, _MOST_FAULTY * len(newest.nodes))
-    return nodes if is_few and _applies(VerdictRule.FAULTY_NODE, plan) else ()
+    return nodes if _are_few(nodes, newest) and _applies(VerdictRule.FAULTY_NODE, plan) else ()
+
+
+def unfit_nodes(newest: Outcome, plan: Plan) -> tuple[str, ...]:
+    """Return the nodes that failed preflight, unless they are too many, or all this machine."""
+    is_here = plan.cluster is Cluster.LOCAL
+    return () if is_here or not _are_few(newest.unfit, newest) else newest.unfit
+
+
+def _are_few(nodes: Sequence[str], newest: Outcome) -> bool:
+    return len(nodes) <= max(1, _MOST_FAULTY * len(newest.nodes))
 
 
 def _applies(rule: VerdictRule, plan: Plan) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Mapping
+from itertools import chain
 
 import psutil
 
@@ -16,13 +18,15 @@ from clusterrun.node.base.facts import device_names
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.watch.gpus import Gpus
 from clusterrun.node.watch.kernel import KernelLog, Own, is_container, is_node_ours
+from clusterrun.node.watch.preflight import NodeChecks
 
 
 class NodeNotes:
     """What is known at the start of an attempt, to compare it with when it fails."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, checks: NodeChecks) -> None:
         self._node, self._plan = attempt.who.node, attempt.plan
+        self._checks = checks
         self._memory = own_group()
         self._kills_before = self._memory.kills()
         self._kernel = KernelLog()
@@ -53,9 +57,18 @@ class NodeNotes:
 
     async def _found(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[str]:
         lines = [*self._of_memory(ending), *self._kernel.notes(self._own(ranks))]
-        if self._gpus and ending.cause is not Cause.NODE_LOST:
-            lines += await self._gpus.notes()
-        return lines
+        slow = await asyncio.gather(self._of_gpus(ending), self._of_checks(ending))
+        return [*lines, *chain(*slow)]
+
+    async def _of_gpus(self, ending: Ending) -> list[str]:
+        is_asked = self._gpus and ending.cause is not Cause.NODE_LOST
+        return await self._gpus.notes() if self._gpus and is_asked else []
+
+    async def _of_checks(self, ending: Ending) -> list[str]:
+        """Check the node that failed; with GPUs all, as another node may notice a fault first."""
+        is_here = ending.failure is not None and ending.failure.node == self._node
+        is_asked = is_here or (self._gpus and ending.cause is not Cause.NODE_LOST)
+        return await self._checks.changes() if is_asked else []
 
     def _of_memory(self, ending: Ending) -> list[str]:
         """Note OOM kills, or that there was none if SIGKILL ended a rank."""

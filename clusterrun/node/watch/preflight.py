@@ -1,0 +1,70 @@
+"""Check this node before its ranks start, and again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Final
+
+from clusterrun.config.spec import Preflight
+from clusterrun.errors import shortened
+from clusterrun.health.check import Check, Status, note
+from clusterrun.health.examine import examine
+from clusterrun.health.findings import BAD
+from clusterrun.health.node import Needs, quick_looks
+from clusterrun.launch.plan import Plan
+from clusterrun.logformat.notes import ChangedCheck, changed_line
+
+DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is skipped
+MOST: Final = 8  # checks in a report
+_LETTERS: Final = 300  # of a text
+_WORSE: Final = (Status.OK, *reversed(BAD))
+
+
+class NodeChecks:
+    """The quick checks of this node, and what they found before the launch; none if off."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._is_on = plan.preflight is not Preflight.OFF
+        self._needs = Needs.of(plan)
+        self._before: dict[str, Status] = {}
+
+    async def report(self) -> tuple[Check, ...]:
+        """Run the checks before the launch; return notes and failures, for the head."""
+        found = await self._look()
+        self._before = {each.id: each.status for each in found}
+        bad = sorted((c for c in found if c.status in BAD), key=lambda c: BAD.index(c.status))
+        return tuple(map(_short, bad[:MOST]))
+
+    async def changes(self) -> list[str]:
+        """Run the checks again; return a line for each with a worse result than at the start."""
+        if not self._before:
+            return []
+        return [
+            changed_line(
+                ChangedCheck(each.id, self._before[each.id].value, each.status.value, each.text)
+            )
+            for each in map(_short, await self._look())
+            if self._is_worse(each)
+        ]
+
+    def _is_worse(self, now: Check) -> bool:
+        known = (self._before.get(now.id), now.status)
+        before, after = (_WORSE.index(s) if s in _WORSE else None for s in known)
+        return before is not None and after is not None and after > before
+
+    async def _look(self) -> list[Check]:
+        if not self._is_on:
+            return []
+        try:
+            return await asyncio.to_thread(examine, quick_looks(self._needs), DEADLINE_S)
+        except Exception as error:  # noqa: BLE001 - a fault of a check must not end the job
+            text = f"cannot check this node: {error!r}"
+            return [note("preflight", text, "start without these checks: --preflight off")]
+
+
+def _short(check: Check) -> Check:
+    """Return a check on one line each, short enough for the link."""
+    texts = (shortened(" ".join(text.split()), _LETTERS) for text in (check.text, check.hint))
+    text, hint = texts
+    return dataclasses.replace(check, text=text, hint=hint)

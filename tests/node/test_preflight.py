@@ -1,0 +1,151 @@
+"""What the checks of a node find before the launch, and what has changed after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from clusterrun.config.spec import Preflight
+from clusterrun.health.check import Check, Look, Status, fail, note, ok, skip
+from clusterrun.health.findings import MOST as MOST_FINDINGS
+from clusterrun.health.findings import NodeFinding, findings
+from clusterrun.node.base.report import Report, unfit
+from clusterrun.node.link.connection import STRANGER_BYTES
+from clusterrun.node.watch import preflight
+from clusterrun.node.watch.preflight import NodeChecks
+from tests.launch.samples import here
+
+FULL = fail("node.tmp", "only 0.0 GiB are free", "delete files")
+SMALL = note("node.shm", "64 MiB", "--shm-size=16g")
+Answer = Callable[..., None]
+
+
+@pytest.fixture(name="answer")
+def _answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Have the quick checks find this."""
+
+    def answer(*found: Check | Look) -> None:
+        looks = {
+            each.id if isinstance(each, Check) else f"late.{n}": (
+                (lambda each=each: each) if isinstance(each, Check) else each
+            )
+            for n, each in enumerate(found)
+        }
+        monkeypatch.setattr(preflight, "quick_looks", lambda _: looks)
+
+    return answer
+
+
+def checks(asked: Preflight = Preflight.WARN) -> NodeChecks:
+    return NodeChecks(here(nodes=2, nproc_per_node=2, preflight=asked))
+
+
+def reported(*, of: NodeChecks | None = None) -> tuple[Check, ...]:
+    return asyncio.run((of or checks()).report())
+
+
+def test_notes_and_failures_are_reported_the_worst_first(answer: Answer) -> None:
+    answer(ok("node.files", "4096"), SMALL, skip("node.memlock", "no device"), FULL)
+    assert reported() == (FULL, SMALL)
+
+
+def test_nothing_is_checked_if_it_is_off(answer: Answer) -> None:
+    answer(FULL)
+    assert reported(of=checks(Preflight.OFF)) == ()
+
+
+def test_a_check_that_is_late_delays_a_start_by_its_deadline_only(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "DEADLINE_S", 0.1)
+    answer(FULL, lambda: time.sleep(5) or SMALL)  # type: ignore[func-returns-value]
+    start = time.monotonic()
+    assert reported() == (FULL,)
+    assert time.monotonic() - start < 4
+    assert preflight.DEADLINE_S < 2
+
+
+def test_a_fault_of_a_check_is_a_note_and_ends_nothing(answer: Answer) -> None:
+    def torn() -> Check:
+        raise ZeroDivisionError
+
+    answer(torn)
+    (found,) = reported()
+    assert (found.status, found.text) == (
+        Status.NOTE,
+        "cannot check this node: ZeroDivisionError()",
+    )
+
+
+def test_the_longest_report_fits_into_the_first_message(answer: Answer) -> None:
+    answer(*(fail(f"gpu.x{n}", "\U0001f525\n" * 5000, "\ud800" * 5000) for n in range(99)))
+    one = Report(node="n" * 64, node_rank=1, versions={}, problem="x" * 512, checks=reported())
+    data = dataclasses.asdict(one)
+    assert len(json.dumps(data)) < STRANGER_BYTES - 1000
+    assert Report.from_data(json.loads(json.dumps(data))) == one
+    assert all("\n" not in each.text for each in one.checks)
+
+
+def test_what_became_worse_is_a_line(answer: Answer) -> None:
+    found = checks()
+    answer(ok("node.tmp", "9"), SMALL, ok("node.x", "1"), skip("node.y", "late"), ok("node.z", ""))
+    reported(of=found)
+    answer(FULL, SMALL, skip("node.x", "late"), fail("node.y", "1", "x"), note("node.z", "0", "x"))
+    assert asyncio.run(found.changes()) == [
+        "preflight: node.tmp: ok at the start; now fail: only 0.0 GiB are free",
+        "preflight: node.z: ok at the start; now note: 0",
+    ]
+
+
+def test_a_node_that_was_not_checked_before_has_not_changed(answer: Answer) -> None:
+    answer(FULL)
+    assert asyncio.run(checks().changes()) == []
+
+
+# The head
+
+
+def report(rank: int, *found: Check) -> Report:
+    return Report(node=f"n{rank}", node_rank=rank, versions={}, checks=found)
+
+
+def lines(*reports: Report) -> list[str]:
+    return [str(each) for each in findings({each.node: each.checks for each in reports})]
+
+
+def test_one_finding_of_many_nodes_is_one_line_failures_first() -> None:
+    other = dataclasses.replace(FULL, text="only 0.1 GiB are free")
+    assert lines(report(1, SMALL), report(2, FULL, SMALL), report(3), report(4, other)) == [
+        "n[2,4]: node.tmp: only 0.0 GiB are free (on n2); hint: delete files",
+        "n[1-2]: node.shm: 64 MiB; hint: --shm-size=16g",
+    ]
+
+
+def test_the_reports_of_a_thousand_nodes_are_a_few_lines_at_once() -> None:
+    found = [
+        [fail(f"node.x{n}", f"{rank} MiB of {n}" + "x" * 280, "y" * 300) for n in range(8)]
+        for rank in range(1000)
+    ]
+    many = [report(rank * 7, *found[rank]) for rank in range(1000)]
+    start = time.process_time()
+    merged_lines = lines(*many)
+    assert time.process_time() - start < 1
+    assert len(merged_lines) == 8
+    assert sum(map(len, merged_lines)) < 8 * 1500
+    odd = {f"n{n}": [fail(f"node.x{n}", "1", "x")] for n in range(1000)}
+    assert len(findings(odd)) == MOST_FINDINGS
+
+
+def test_findings_survive_the_file() -> None:
+    (one,) = findings({"n1": [FULL]})
+    assert NodeFinding.from_data(json.loads(json.dumps(one.to_data()))) == one
+
+
+def test_a_node_is_unfit_by_what_is_its_own() -> None:
+    shared = fail("path.disk", "full", "delete runs")
+    assert unfit([report(0, SMALL), report(1, FULL), report(2, shared)]) == ("n1",)
