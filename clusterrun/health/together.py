@@ -13,6 +13,7 @@ from clusterrun.health.reports import GroupReport, NodeReport, Share
 from clusterrun.health.storage import StorageRates
 from clusterrun.shared.wording import count
 
+LEAST_SENT: Final = 0.4  # of the median: other jobs also send; a port at a lower speed is far below
 CLOCK_S: Final = 1.0  # logs of several nodes are hard to compare by eye beyond this
 _LEAVE_OUT: Final = "leave it out with --exclude {}, and tell the administrator"
 
@@ -22,7 +23,7 @@ def of_nodes(
 ) -> dict[str, list[Check]]:
     """Return the checks of each node."""
     shares = group.shares if group else {}
-    rates = {each: rate for each, report in found.items() if (rate := _rate(report))}
+    rates = {each: rate for each, report in found.items() if (rate := _rate(report, "cuda"))}
     sent = {node: share.sent for node, share in shares.items() if share.sent}
     checks: dict[str, list[Check]] = {}
     for node in nodes:
@@ -33,7 +34,7 @@ def of_nodes(
         checks[node] += report.checks
         checks[node].append(_computed(node, report, slow(rates)))
         if share := shares.get(node):
-            checks[node] += _shared(node, share, slow(sent), is_alone=len(shares) < 2)
+            checks[node] += _shared(node, share, slow(sent, LEAST_SENT), is_alone=len(shares) < 2)
     return checks
 
 
@@ -47,10 +48,11 @@ def _reported(node: str, report: NodeReport | None, *, is_unstarted: bool) -> Ch
     return fail(name, "no report: it is stuck, or the job's environment does not start there", hint)
 
 
-def _rate(report: NodeReport) -> float | None:
-    """Return the rate of a node's slowest device."""
-    found = (report.computed or {}).values()
-    return min((float(each["tflops"]) for each in found if "tflops" in each), default=None)
+def _rate(report: NodeReport, kind: str = "") -> float | None:
+    """Return the rate of a node's slowest device of a kind."""
+    found = (report.computed or {}).items()
+    rates = (each.get("tflops") for name, each in found if name.startswith(kind))
+    return min((float(rate) for rate in rates if rate is not None), default=None)
 
 
 def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Check:

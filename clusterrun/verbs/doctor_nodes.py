@@ -40,6 +40,10 @@ def _as_guess(found: Check) -> Check:
 
 def findings(smoke: Smoke) -> tuple[list[Finding], str]:
     """Return what the nodes found, and a host list of those to leave out."""
+    if smoke.blocked:
+        text = f"job {smoke.job_id} does not start: {smoke.blocked}"
+        hint = "list the nodes with sinfo -N -l; request fewer with --nodes"
+        return [Finding(check=fail("node.report", text, hint))], ""
     if smoke.end is not None:
         text = f"job {smoke.job_id} is {smoke.end.value}, and no node has reported"
         hint = f"read its output: clusterrun logs {smoke.job_id}"

@@ -30,6 +30,7 @@ from clusterrun.verbs.submit import submit_prepared
 NAME: Final = "doctor"
 STAND_IN: Final = "__hello__"  # nothing trains; every Python has this module
 MINUTES: Final = 5
+BLOCKED_S: Final = 20.0  # for a job that may never start as things are
 LOOK_S: Final = 0.3
 QUERY_S: Final = 2.0  # a scheduler's answer may be so old
 START_S: Final = 90.0  # from a job's start to that of its script: a prolog may be slow
@@ -40,7 +41,7 @@ REPORT_S, NODE_S = 60.0, 0.1  # for the nodes of a job that runs, and more for e
 class Smoke:
     """What the nodes of a job found; on `unstarted`, the first, Slurm could not start its script.
 
-    `end`: the job ended before its nodes had reported.
+    `blocked`: why the job does not start. `end`: it ended before its nodes had reported.
     """
 
     job_id: str
@@ -49,6 +50,7 @@ class Smoke:
     found: dict[str, NodeReport] = field(default_factory=dict)
     group: GroupReport | None = None
     unstarted: str = ""
+    blocked: str = ""
     end: JobState | None = None
 
 
@@ -58,14 +60,18 @@ def run(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
     If the first node of the job is stuck, the others get a job of their own. Raises as `submit`
     does.
     """
-    found = _follow(_submit(resolved), progress)
+    first = _submit(resolved)
+    found = _follow(first, progress)
     if not found.unstarted or len(found.nodes) < 2:
         return found
     progress(f"job {found.job_id} does not start on {found.unstarted}: another job without it")
     spec = resolved.spec
     without = ",".join(filter(None, (spec.exclude, found.unstarted)))
     spec = dataclasses.replace(spec, nodes=len(found.nodes) - 1, exclude=without)
-    others = _follow(_submit(dataclasses.replace(resolved, spec=spec)), progress)
+    try:
+        others = _follow(_submit(dataclasses.replace(resolved, spec=spec)), progress)
+    finally:
+        _cancel(first)  # again: Slurm ignores it while it puts the job back in the queue
     nodes = (found.unstarted, *others.nodes)
     return dataclasses.replace(others, nodes=nodes, unstarted=found.unstarted)
 
@@ -114,6 +120,8 @@ class _Gathering:
         self._now = _status(record)
         self._started_at: float | None = None
         self._unstarted = ""
+        self._blocked = ""
+        self._blocked_at: float | None = None
         self._has_all = False
         self._told = ""
 
@@ -139,7 +147,11 @@ class _Gathering:
         pending = explained(self._now).pending if not self._told else self._now.pending
         why = (pending.text or pending.code) if pending else ""
         self._tell(f"job {self._record.job_id} waits: {why}; Ctrl-C cancels it")
-        return False
+        if pending is None or pending.can_start:
+            self._blocked, self._blocked_at = "", None
+            return False
+        self._blocked, self._blocked_at = why, self._blocked_at or time.monotonic()
+        return time.monotonic() - self._blocked_at > BLOCKED_S
 
     def _allocated(self) -> tuple[str, ...]:
         if self._record.cluster is Cluster.LOCAL:
@@ -177,14 +189,19 @@ class _Gathering:
             found=found,
             group=reports.read_group(self._root),
             unstarted=self._unstarted,
+            blocked=self._blocked,
             end=self._now.state if self._now.state.is_terminal and not found else None,
         )
 
     def end(self) -> None:
         """End the job unless it ends now; also if the user interrupts."""
         if not (self._has_all or self._now.state.is_terminal):
-            with contextlib.suppress(ClusterrunError):
-                select.backend_of(self._record).cancel([self._record.job_id])
+            _cancel(self._record)
+
+
+def _cancel(record: JobRecord) -> None:
+    with contextlib.suppress(ClusterrunError):
+        select.backend_of(record).cancel([record.job_id])
 
 
 def _status(record: JobRecord) -> JobStatus:

@@ -232,6 +232,18 @@ class Cluster:
         if f"slurmd-{node}" in daemons.missing(self.shape):
             daemons.start_slurmd(self.shape, node)
 
+    @contextmanager
+    def slurmd_suspended(self, node: str) -> Iterator[None]:
+        """Suspend a node's slurmd for a while: it accepts connections and never answers."""
+        pids = [p.pid for p in self.processes(infrastructure=True)[node]]
+        for pid in pids:
+            processes.send(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                processes.send(pid, signal.SIGCONT)
+
     def stop_slurmctld(self) -> None:
         """Stop slurmctld; jobs go on without it."""
         daemons.stop(self.shape, "slurmctld")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterrun.estimates.gpus import has_bf16
-from clusterrun.health.compare import MISSING, told
 from clusterrun.health.check import Check, Status
+from clusterrun.health.compare import MISSING, told
 from clusterrun.shared.hostlist import fold_hosts
 
 
