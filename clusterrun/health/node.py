@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clusterrun.config.spec import Cluster
 from clusterrun.health import machine, network, paths, site
-from clusterrun.health.check import Look
+from clusterrun.health.check import Check, Look
 from clusterrun.launch.plan import DEFAULT_PORTS, Plan
 from clusterrun.shared.descriptors import needed_descriptors
 
@@ -76,6 +76,11 @@ def all_looks(needs: Needs) -> dict[str, Look]:
         "net.name": network.own_name,
         "net.ports": partial(network.free_ports, *needs.ports),
     }
+
+
+def site_checks(needs: Needs) -> list[Check]:
+    """Return the verdict of the site's command alone; nothing if there is none."""
+    return [look() for look in _verdict_of_site(needs).values()]
 
 
 def _verdict_of_site(needs: Needs) -> dict[str, Look]:

@@ -17,7 +17,7 @@ from typing import Final
 from clusterrun.health import reports
 from clusterrun.health.examine import examine
 from clusterrun.health.facts import facts
-from clusterrun.health.node import Needs, all_looks
+from clusterrun.health.node import Needs, all_looks, site_checks
 from clusterrun.health.reports import GroupReport, NodeReport
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.preparation import attempt_ports
@@ -80,21 +80,22 @@ async def _run(attempt: Attempt) -> None:
 
 
 async def _examine(attempt: Attempt, probes: Probes) -> None:
-    root, disk = attempt.paths.root, SharedDisk()
-    report = await disk.do(partial(_alone, attempt))
+    root, disk, needs = attempt.paths.root, SharedDisk(), Needs.of(attempt.plan)
+    verdict = asyncio.ensure_future(asyncio.to_thread(site_checks, needs))  # may take its time
+    report = await disk.do(partial(_alone, attempt, dataclasses.replace(needs, health_command="")))
     await disk.do(partial(reports.write_node, root, report))
     part = Part(attempt, probes, disk)
     if attempt.who.is_head:
         await disk.do(partial(reports.write_group, root, await _lead(attempt, part, disk)))
     else:
         await _follow(attempt, part, disk)
-    report = dataclasses.replace(report, computed=await probes.computed())
+    checks = (*report.checks, *await verdict)
+    report = dataclasses.replace(report, checks=checks, computed=await probes.computed())
     await disk.do(partial(reports.write_node, root, report))
 
 
-def _alone(attempt: Attempt) -> NodeReport:
-    looks = all_looks(Needs.of(attempt.plan))
-    checks = tuple(examine(looks, CHECKS_S))
+def _alone(attempt: Attempt, needs: Needs) -> NodeReport:
+    checks = tuple(examine(all_looks(needs), CHECKS_S))
     return NodeReport(node=attempt.who.node, checks=checks, facts=facts())
 
 

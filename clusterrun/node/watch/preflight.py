@@ -8,6 +8,7 @@ from typing import Final
 
 from clusterrun.config.spec import Preflight
 from clusterrun.errors import shortened
+from clusterrun.health import site
 from clusterrun.health.check import Check, Status, note
 from clusterrun.health.examine import examine
 from clusterrun.health.findings import BAD
@@ -16,6 +17,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.logformat.notes import ChangedCheck, changed_line
 
 DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is skipped
+SITE_S: Final = 1.3  # for the site's command, which is killed then
 MOST: Final = 8  # checks in a report
 _LETTERS: Final = 300  # of a text
 _WORSE: Final = (Status.OK, *reversed(BAD))
@@ -26,7 +28,8 @@ class NodeChecks:
 
     def __init__(self, plan: Plan) -> None:
         self._is_on = plan.preflight is not Preflight.OFF
-        self._needs = Needs.of(plan)
+        # No command may still run when the ranks start.
+        self._needs = dataclasses.replace(Needs.of(plan), health_command_s=SITE_S)
         self._before: dict[str, Status] = {}
 
     async def report(self) -> tuple[Check, ...]:
@@ -57,7 +60,8 @@ class NodeChecks:
         if not self._is_on:
             return []
         try:
-            return await asyncio.to_thread(examine, quick_looks(self._needs), DEADLINE_S)
+            looks = quick_looks(self._needs)
+            return await asyncio.to_thread(examine, looks, DEADLINE_S, alone=(site.NAME,))
         except Exception as error:  # noqa: BLE001 - a fault of a check must not end the job
             text = f"cannot check this node: {error!r}"
             return [note("preflight", text, "start without these checks: --preflight off")]
