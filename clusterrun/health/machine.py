@@ -20,7 +20,7 @@ LEAST_FILES: Final = 4096
 FILES_OF_RANK: Final = 512  # a rank with a few loader workers
 LEAST_PROCESSES: Final = 1024
 PROCESSES_OF_RANK: Final = 256  # threads count
-FEWEST_PROCESSES_OF_RANK: Final = 8  # no rank has fewer: Python, torch and gloo
+FEWEST_PROCESSES_OF_RANK: Final = 5  # the threads of a rank that trains with gloo
 BYTES_OF_RANK: Final = 1 << 30
 LEAST_BYTES_OF_RANK: Final = 144 << 20  # a process that has imported torch, and nothing else
 

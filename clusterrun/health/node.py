@@ -63,16 +63,16 @@ def quick_looks(needs: Needs) -> dict[str, Look]:
         "node.memlock": machine.memlock,
         "node.processes": partial(machine.processes, needs.ranks),
         "node.tmp": paths.scratch,
-        "node.clock": partial(paths.clock, needs.runs),
         **_verdict_of_site(needs),
         "net.interface": partial(network.interface, needs.machines),
     }
 
 
 def all_looks(needs: Needs) -> dict[str, Look]:
-    """Return all checks of a machine by id: also those that may be slow."""
+    """Return all checks of a machine by id: also those that may be slow, or write to `runs`."""
     return {
         **quick_looks(needs),
+        "node.clock": partial(paths.clock, needs.runs),
         "net.name": network.own_name,
         "net.ports": partial(network.free_ports, *needs.ports),
     }

@@ -39,7 +39,17 @@ mount --bind hosts /etc/hosts
 """
 DOCTOR = (
     *(sys.executable, "-m", "clusterrun", "doctor", "--json", "--cluster", "local"),
-    *("--device", "cpu", "--nproc-per-node", "2"),
+    *("--device", "cpu", "--nproc-per-node", "2", "train.py"),
+)
+OF_A_NODE = (
+    *(sys.executable, "-c"),
+    """
+import dataclasses, json, pathlib
+from clusterrun.health import examine, node
+needs = node.Needs(runs=pathlib.Path("runs"), ranks=2, machines=2, files=262)
+found = examine.examine(node.quick_looks(needs), 4.0)
+print(json.dumps({"checks": [dataclasses.asdict(each) for each in found]}))
+""",
 )
 SERVER = (sys.executable, "-I", str(Path(__file__).with_name("file_server.py")), "runs")
 INFINIBAND = """
@@ -65,10 +75,11 @@ class Machine:
         broken: str = "",
         under: tuple[str, ...] = (),
         setup: Callable[[], object] | None = None,
+        program: tuple[str, ...] = DOCTOR,
     ) -> Found:
         """Return what doctor finds after some lines of bash, started by the command `under`."""
         done = subprocess.run(
-            [*UNSHARE, "bash", "-c", f'{HEALTHY}{broken}\nexec "$@"', "bash", *under, *DOCTOR],
+            [*UNSHARE, "bash", "-c", f'{HEALTHY}{broken}\nexec "$@"', "bash", *under, *program],
             cwd=self.path,
             env=self.environ,
             capture_output=True,
@@ -92,6 +103,7 @@ def _machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     path = tmp_path_factory.mktemp("machine")
     for name in ("runs", "scratch", "groups"):
         (path / name).mkdir()
+    (path / "train.py").write_text("print('hello')\n")
     (path / "hosts").write_text("127.0.0.1 localhost\n10.0.0.1 node1\n")
     argv = [*UNSHARE, "bash", "-c", HEALTHY]
     try:
@@ -126,6 +138,13 @@ class Break(NamedTuple):
     under: tuple[str, ...] = ()
 
 
+def stale(name: str, version: str) -> str:
+    """Return how an old package comes before that of the environment."""
+    place = f"old/{name}/{name}-{version}.dist-info"
+    text = f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
+    return f"mkdir -p {place}; printf '{text}' > {place}/METADATA; export PYTHONPATH=old/{name}"
+
+
 BREAKS = [
     Break("path.runs", "fail", "--run-dir", "mount -o remount,ro runs"),
     Break("path.disk", "fail", "delete old runs", "mount -o remount,size=64m runs; {full}"),
@@ -142,6 +161,8 @@ BREAKS = [
     Break("node.tmp", "note", "--env TMPDIR", "mount -o remount,ro scratch"),
     Break("node.clock", "note", "chronyc tracking", "", (*SERVER, "0", "3600")),
     Break("node.clock", "note", "chronyc tracking", "", (*SERVER, "0", "-10")),
+    Break("python.torch", "fail", "'torch>=", stale("torch", "1.9.0")),
+    Break("python.accelerate", "fail", "'acc", stale("accelerate", "0.1")),
     Break("net.interface", "note", "ip -brief link", "ip link del eth0"),
     Break("net.name", "note", "/etc/hosts: 127.0.1.1 node2", "hostname node2"),
     Break("net.name", "note", "/etc/hosts: 10.0.0.2 10.0.0.2", "hostname 10.0.0.2"),
@@ -216,6 +237,14 @@ def test_a_limit_of_processes_that_is_too_low(machine: Machine, before: Found) -
     """Only root's processes are not counted, so that doctor runs as another user in the end."""
     user = ("unshare", "--map-user=1000", "--map-group=1000")
     assert changed(before, machine.look("", user)) == {}
-    after = machine.look("ulimit -u 12", user)
+    after = machine.look("ulimit -u 9", user)
     assert changed(before, after) == {"node.processes": "fail"}
     assert "ulimit -H -u" in after["node.processes"]["hint"]
+
+
+def test_a_node_without_an_interface(machine: Machine) -> None:
+    """A job of several machines fails there: on one machine it is only noted."""
+    before = machine.look(program=OF_A_NODE)
+    assert {each["status"] for each in before.values()} == {"ok", "skip"}, before
+    after = machine.look("ip link set eth0 down; ip link set eth1 down", program=OF_A_NODE)
+    assert changed(before, after) == {"net.interface": "fail"}
