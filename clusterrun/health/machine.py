@@ -100,11 +100,13 @@ def _limit(
     soft, hard = limits
     if _at_least(soft, needed):
         return ok(name, f"{number(soft)} {what} are allowed")
-    text = f"only {soft} {what} are allowed; {number(needed)} are recommended"
+    is_enough = _at_least(soft, certain)
+    text = f"only {soft} {what} are allowed; "
+    text += f"{number(needed)} are recommended" if is_enough else f"{certain} are needed"
     hint = f"ask the administrator to raise the hard limit (ulimit -H -{letter})"
     if _at_least(hard, needed):
         hint = f"run in the shell that submits: ulimit -{letter} {number(needed)}"
-    return bad(name, text, hint, is_sure=not _at_least(soft, certain))
+    return bad(name, text, hint, is_sure=not is_enough)
 
 
 def _at_least(limit: int, needed: int) -> bool:
@@ -118,9 +120,9 @@ def number(limit: int) -> str:
 
 
 def gib(size: int) -> str:
-    """Write bytes in GiB.
+    """Write bytes in GiB, small ones in MiB.
 
-    >>> gib(3 << 29)
-    '1.5 GiB'
+    >>> gib(3 << 29), gib(10 << 20)
+    ('1.5 GiB', '10 MiB')
     """
-    return f"{size / (1 << 30):.1f} GiB"
+    return f"{size >> 20} MiB" if size < 1 << 29 else f"{size / (1 << 30):.1f} GiB"

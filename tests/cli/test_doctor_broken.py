@@ -182,7 +182,7 @@ def test_one_thing_is_broken(machine: Machine, before: Found, broken: Break) -> 
 
 @pytest.mark.long  # they wait until doctor gives up
 @pytest.mark.parametrize(
-    ("delay_s", "text"), [("0.4", "answered after "), ("inf", "does not answer")]
+    ("delay_s", "text"), [("0.3", "answered after "), ("inf", "does not answer")]
 )
 def test_a_file_system_that_is_slow_or_stuck(
     machine: Machine, before: Found, delay_s: str, text: str
