@@ -7,7 +7,13 @@ import ast
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from clusterrun.linting.source import Script, constant, has_unknown_arguments, keyword
+from clusterrun.linting.source import (
+    Script,
+    constant,
+    has_unknown_arguments,
+    is_main_guard,
+    keyword,
+)
 
 _TYPES: Final[dict[str, Any]] = {"int": int, "float": float, "str": str}
 _LITERAL: Final = ("nargs", "choices", "required", "action", "dest", "const")
@@ -101,7 +107,8 @@ def _add(parser: _Parser, script: Script, call: ast.Call) -> bool:
     texts = [flag for flag in flags if isinstance(flag, str)]
     if has_unknown_arguments(call) or len(texts) != len(flags) or not texts:
         return False
-    if any(script.function(call) is None and isinstance(p, ast.If) for p in script.around(call)):
+    branches = (each for each in script.around(call) if isinstance(each, ast.If))
+    if script.function(call) is None and not all(is_main_guard(each.test) for each in branches):
         return False
     options: dict[str, Any] = {}
     for name in _LITERAL:

@@ -83,7 +83,7 @@ _LIGHTNING = ("lightning", "lightning.pytorch", "pytorch_lightning", "lightning.
 @rule(
     "lightning-size",
     "Lightning stops, or trains a model on each rank: devices x num_nodes is not the job's size",
-    "pass num_nodes and devices of the job",
+    "pass the job's num_nodes and devices",
 )
 def _lightning_size(script: Script, launch: Launch) -> Iterator[Found]:
     names = [f"{package}.{kind}" for package in _LIGHTNING for kind in ("Trainer", "Fabric")]

@@ -191,9 +191,10 @@ def _collective_on_one_rank(script: Script, launch: Launch) -> Iterator[Found]:
             guarded.setdefault(script.function(call), []).append(call)
     for function, calls in guarded.items():
         others = [c for c in joint if script.function(c) is function and c not in calls]
-        if len(calls) == 1 and not any(_is_in_branch(script, other) for other in others):
-            name = script.name(calls[0].func).lstrip(".")
-            yield calls[0], f"{name}() is called on one rank only"
+        if not any(_is_in_branch(script, other) for other in others):
+            for call in calls:
+                name = script.name(call.func).lstrip(".")
+                yield call, f"{name}() is called on one rank only"
 
 
 def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
@@ -392,7 +393,7 @@ def _loads_onto_one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "creates-existing-directory",
-    "one rank creates the directory, the others fail with FileExistsError; so does every restart",
+    "another rank, or an earlier attempt, creates it first: FileExistsError",
     "pass exist_ok=True",
 )
 def _creates_directory(script: Script, launch: Launch) -> Iterator[Found]:
@@ -551,6 +552,10 @@ _ONE_RANK = re.compile(
 )
 
 
+def _is_of_one_rank(test: str) -> bool:
+    return bool(_ONE_RANK.fullmatch(test)) and ("== 0" in test or "is_" in test)
+
+
 _NAMES_RANKS = re.compile("(?i)rank|main|master|primary|leader|chief|root")
 
 
@@ -561,9 +566,10 @@ def branch_of_one_rank(script: Script, node: ast.AST) -> bool:
         if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
             return False
         if isinstance(parent, ast.If):
-            test = ast.unparse(parent.test)
-            is_one = _ONE_RANK.fullmatch(test) and ("== 0" in test or "is_" in test)
-            return bool(is_one) and child in parent.body and not parent.orelse
+            is_and = isinstance(parent.test, ast.BoolOp) and isinstance(parent.test.op, ast.And)
+            tests = parent.test.values if is_and else [parent.test]  # type: ignore[attr-defined]
+            is_one = any(_is_of_one_rank(ast.unparse(test)) for test in tests)
+            return is_one and child in parent.body and not parent.orelse
         child = parent
     return False
 

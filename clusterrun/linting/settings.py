@@ -28,6 +28,7 @@ _LAUNCHERS = re.compile(
 _STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
 _PRINTS = re.compile(r"(?:set\s+-\w*x\w*|set\s+-o\s+xtrace|printenv|env|export|declare\s+-[px]+)$")
 _EXPORTS = re.compile(r"\s*(?:export|declare\s+-x)\s+(.*)")
+_TRAINERS: Final = (".TrainingArguments", ".SFTConfig", ".Trainer", ".ModelCheckpoint")
 _OUTPUT = re.compile(
     r"(?i)--?(?:[a-z]+[_-])*(?:out|output|save|checkpoint|ckpt)s?(?:[_-](?:dir|path|folder|root))?"
 )
@@ -51,13 +52,16 @@ def exported(setup: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, value in found.items() if not re.search("[$`]", value)}
 
 
-def _variables(script: Script, launch: Launch) -> Iterator[tuple[str, str, ast.AST | None]]:
-    """Yield each variable that the job, its setup lines or the script set, with its value."""
+def _variables(script: Script, launch: Launch) -> Iterator[tuple[str, str, Found]]:
+    """Yield each variable that reaches the ranks, with its value, and where it is set."""
+    for name, text in launch.inherited.items():
+        if name not in launch.env and not name.endswith("_DISABLE"):  # a site's module may set it
+            yield name, text, (None, f"{name}={text} in your shell")
     for name, text in {**exported(launch.setup), **launch.env}.items():
-        yield name, text, None
+        yield name, text, (None, f"{name}={text}")
     for name, value, node in unconditional_settings(script):
         if constant(value) is not None:
-            yield name, str(constant(value)), node
+            yield name, str(constant(value)), (node, f"{name}={constant(value)}")
 
 
 # What starts, and with which variables
@@ -77,8 +81,8 @@ def _starts_launcher(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "requeues-itself",
-    "clusterrun also continues the run: the job is queued twice, or starts without its decision",
-    "remove it: see --max-restarts, and docs/recovery.md",
+    "clusterrun requeues the job itself, without bad nodes; a requeue by the script bypasses that",
+    "remove it: see docs/recovery.md",
 )
 def _requeues(script: Script, launch: Launch) -> Iterator[Found]:
     yield from _commands(script, re.compile(r"\bscontrol requeue\b"))
@@ -108,9 +112,9 @@ def _prints(script: Script, launch: Launch) -> Iterator[Found]:
     "remove it: Slurm and the launcher choose the GPUs",
 )
 def _fixed_gpus(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, text, node in _variables(script, launch):
+    for name, text, found in _variables(script, launch):
         if name == "CUDA_VISIBLE_DEVICES" and text and launch.has_gpus:
-            yield node, f"CUDA_VISIBLE_DEVICES is set to {text}"
+            yield found
 
 
 @rule(
@@ -145,9 +149,9 @@ SLOWS: Final = {
     "remove it for a long run",
 )
 def _slow(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, text, node in _variables(script, launch):
+    for name, text, (node, what) in _variables(script, launch):
         if why := SLOWS.get((name, text)):
-            yield node, f"{name}={text}: {why}"
+            yield node, f"{what}: {why}"
     for call in script.calls(
         "torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly"
     ):
@@ -171,9 +175,9 @@ _WATCHDOGS: Final = {
     "remove it: torch's defaults end the job",
 )
 def _no_watchdog(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, text, node in _variables(script, launch):
+    for name, text, found in _variables(script, launch):
         if (name, text) in _WATCHDOGS:
-            yield node, f"{name}={text} is set"
+            yield found
 
 
 @rule(
@@ -182,11 +186,11 @@ def _no_watchdog(script: Script, launch: Launch) -> Iterator[Found]:
     "remove it, or name the nodes' interface with --network-interface",
 )
 def _loopback(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, text, node in _variables(script, launch) if launch.nodes > 1 else ():
+    for name, text, found in _variables(script, launch) if launch.nodes > 1 else ():
         names = text.lstrip("^=").split(",")
         allows = "lo" not in names if text.startswith("^") else names[0] == "lo"
         if re.fullmatch("(?:NCCL|GLOO|TP)_SOCKET_IFNAME", name) and allows:
-            yield node, f"{name} is {text}"
+            yield found
 
 
 # Arguments
@@ -207,9 +211,10 @@ def _saves_on_one_machine(script: Script, launch: Launch) -> Iterator[Found]:
         for given in call.args[:2]:
             if ONE_MACHINE.match(text_of(given)):
                 yield call, f"{text_of(given)} is on the node's own disk"
-    for call in script.calls("transformers.TrainingArguments"):
-        if ONE_MACHINE.match(place := text_of(keyword(call, "output_dir"))):
-            yield call, f"{place} is on the node's own disk"
+    for call in script.calls(*_TRAINERS):
+        for name in ("output_dir", "default_root_dir", "dirpath"):
+            if ONE_MACHINE.match(place := text_of(keyword(call, name))):
+                yield call, f"{place} is on the node's own disk"
 
 
 def options(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -258,8 +263,8 @@ def _bf16_in_script(script: Script) -> Iterator[Found]:
 
 @rule(
     "starts-over",
-    "a restart would ignore the checkpoints, and train from the beginning",
-    "load the newest checkpoint at the start (docs/checkpoints.md)",
+    "a restart would train from the beginning again",
+    "load the newest checkpoint at the start: see docs/checkpoints.md",
 )
 def _starts_over(script: Script, launch: Launch) -> Iterator[Found]:
     reads_it = "get_last_checkpoint" in script.text and "overwrite_output_dir" in script.text
@@ -320,7 +325,7 @@ def _strategy_unused(script: Script, launch: Launch) -> Iterator[Found]:
     if re.search("(?i)fully_?shard|accelerate|deepspeed|Zero", script.text):
         return
     for call in script.calls(*DDP):
-        yield call, f"the strategy is {launch.strategy}"
+        yield call, f"the strategy is {launch.strategy}, the model is wrapped in plain DDP"
         return
 
 
@@ -348,7 +353,7 @@ def _deepspeed_differs(script: Script, launch: Launch) -> Iterator[Found]:
             config = config.get(key) if isinstance(config, dict) else None
         value = _number(given.get(name, ""))
         if value is not None and type(config) in (int, float) and value != config:
-            yield None, f"{name} is {given[name]}, but {'.'.join(keys)} is {config}"
+            yield None, f"{name} is {given[name]}, the DeepSpeed JSON has {'.'.join(keys)} {config}"
 
 
 def _number(text: str) -> float | None:

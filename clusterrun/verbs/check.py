@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clusterrun.backends.environment import scrubbed
 from clusterrun.config import Resolved
 from clusterrun.config.spec import Cluster, Device
 from clusterrun.estimates.gpus import lacks_bf16
-from clusterrun.launch.plan import Plan
+from clusterrun.launch.plan import Plan, Precision
 from clusterrun.linting.lint import Pitfall, lint
 from clusterrun.linting.rule import Launch
 from clusterrun.linting.settings import section
@@ -44,12 +45,15 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
         ranks_per_node=plan.procs_per_node,
         cpus_per_node=int(plan.directive("cpus-per-task") or 0),
         has_gpus=plan.device is Device.CUDA,
-        lacks_bf16=bool(lacks_bf16(spec.gpu_type or spec.gpu)),
+        # If the plan has bf16, a note says so.
+        lacks_bf16=plan.precision is not Precision.BF16
+        and bool(lacks_bf16(spec.gpu_type or spec.gpu)),
         is_simulated=spec.cluster is Cluster.LOCAL,
         strategy=plan.strategy.value,
         max_restarts=plan.max_restarts or 0,
         args=tuple(spec.args),
         env=env,
+        inherited=scrubbed(os.environ),
         setup=plan.setup,
         deepspeed=zero,
         accelerate=accelerate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,66 @@ def test_a_setting_of_the_job_has_no_line(here: CommandLine) -> None:
     said = here("check", *MANY, "--env", "NCCL_IB_DISABLE=1", "train.py")
     assert said.code == 3
     assert said.out.startswith("the job's settings: NCCL_IB_DISABLE=1")
+
+
+def _findings(said: Any) -> set[str]:
+    return {each["id"] for each in json.loads(said.out)["findings"]}
+
+
+def test_settings_and_files_of_the_job_are_read(here: CommandLine) -> None:
+    (here.path / "own.yaml").write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n"
+        "deepspeed_config: {deepspeed_config_file: gone.json}\n"
+    )
+    setup = ("--setup", "export TORCH_NCCL_BLOCKING_WAIT=1", "--network-interface", "lo")
+    files = ("--accelerate-config", "own.yaml", "--gpu-type", "t4")
+    said = here("check", "--json", *MANY, *setup, *files, "train.py", "--save-dir", "/tmp/out")
+    of_files = {"missing-file", "ignored-section", "emulated-bf16"}
+    assert _findings(said) == of_files | {
+        *("no-watchdog", "loopback-interface", "saves-on-one-machine"),
+    }
+
+
+def test_the_file_that_the_yaml_names_is_read(here: CommandLine) -> None:
+    (here.path / "own.yaml").write_text(
+        "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
+    )
+    (here.path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    (here.path / "train.py").write_text("import accelerate\naccelerator.get_state_dict(model)\n")
+    said = here("check", "--json", *MANY, "--accelerate-config", "own.yaml", "train.py")
+    assert _findings(said) == {"cannot-gather-weights"}
+
+
+def test_the_shell_and_a_module_are_read(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    words = ("-m", "mypackage.train", "--", "--output_dir", "/dev/shm/out")
+    said = here("check", "--json", *MANY, *words)
+    assert _findings(said) == {"slow-setting", "saves-on-one-machine"}
+
+
+@pytest.mark.parametrize(
+    ("netrc", "variables", "code"),
+    [
+        ("", {}, 3),
+        ("machine api.wandb.ai\n  login user\n  password 1\n", {}, 0),
+        ("", {"WANDB_API_KEY": "1"}, 0),
+    ],
+)
+def test_a_key_of_wandb(
+    here: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    netrc: str,
+    variables: dict[str, str],
+    code: int,
+) -> None:
+    (here.path / ".netrc").write_text(netrc)
+    monkeypatch.setenv("HOME", str(here.path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (here.path / "train.py").write_text("import wandb\nwandb.init()\n")
+    assert here("check", *MANY, "train.py").code == code
 
 
 def test_explain(here: CommandLine) -> None:
