@@ -10,6 +10,7 @@ import click
 from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
+from clusterrun.cli.shared.submission import warn_of_sbatch_variables
 from clusterrun.errors import Exit, UsageError
 from clusterrun.linting.lint import Pitfall
 from clusterrun.linting.rule import RULES
@@ -47,10 +48,12 @@ def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json
     found = find_pitfalls(resolved, prepared.plan, read_script(resolved), of_many_ranks=True)
     for text in prepared.notes:
         output.note(text)
+    variables = warn_of_sbatch_variables(prepared, keep=False)
     script = resolved.spec.script or resolved.spec.module or ""
     if as_json:
         objects = [finding_object(each) for each in found]
-        data = {"script": script, "findings": objects, "notes": list(prepared.notes)}
+        notes = [*prepared.notes, *(f"{found.name}={found.value}" for found in variables)]
+        data = {"script": script, "findings": objects, "notes": notes}
         output.answer_json({"schema": SCHEMA, **data})
     else:
         for each in found:

@@ -144,6 +144,7 @@ def _wandb_calls(script: Script) -> Iterator[ast.Call]:
     for call in script.calls("wandb.init"):
         is_plain = keyword(call, "mode") is None and not has_unknown_arguments(call)
         branch = next(each for each in script.around(call) if isinstance(each, ast.If | ast.Module))
-        at = branch if branch_of_one_rank(script, call) else call
+        is_plain_branch = isinstance(branch, ast.If) and not isinstance(branch.test, ast.BoolOp)
+        at = branch if is_plain_branch and branch_of_one_rank(script, call) else call
         if is_plain and not is_conditional(script, at):
             yield call

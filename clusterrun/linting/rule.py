@@ -18,7 +18,8 @@ class Launch:
     """What the job gives the script; `cpus_per_node` is 0 if it is not known.
 
     `lacks_bf16`: the GPU type is named and has no bf16 units. `is_simulated`: all nodes are this
-    machine. `args` are the script's arguments, None if they are not known. `env` are the variables
+    machine. `shared_port` is the port that the user chose, 0 if no other job can be on its nodes.
+    `args` are the script's arguments, None if they are not known. `env` are the variables
     that the user sets for the job, `inherited` those of the shell; `setup` are the lines of bash
     that run before. `deepspeed` and `accelerate` are what the user's own files contain; `missing`
     are those that do not exist.
@@ -32,6 +33,7 @@ class Launch:
     is_simulated: bool = False
     strategy: str = "ddp"
     max_restarts: int = 0
+    shared_port: int = 0
     args: tuple[str, ...] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     inherited: Mapping[str, str] = field(default_factory=dict)

@@ -112,6 +112,8 @@ def _fixed_address(script: Script, launch: Launch) -> Iterator[Found]:
     "remove it: clusterrun chooses a free port for each job",
 )
 def _fixed_port(script: Script, launch: Launch) -> Iterator[Found]:
+    if launch.shared_port:
+        yield None, f"main_process_port is {launch.shared_port}, and the nodes are shared"
     for name, value, node in unconditional_settings(script):
         number = constant(value)
         if isinstance(value, ast.Call) and script.name(value.func) == "str" and value.args:

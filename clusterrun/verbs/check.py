@@ -51,6 +51,7 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
         is_simulated=spec.cluster is Cluster.LOCAL,
         strategy=plan.strategy.value,
         max_restarts=plan.max_restarts or 0,
+        shared_port=0 if spec.exclusive else plan.main_process_port,
         args=tuple(spec.args),
         env=env,
         inherited=scrubbed(os.environ),

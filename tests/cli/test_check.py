@@ -87,6 +87,16 @@ def test_settings_and_files_of_the_job_are_read(here: CommandLine) -> None:
     }
 
 
+def test_variables_that_submit_removes_are_notes(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "debug")
+    said = here("check", "--json", *MANY, "train.py")
+    assert said.code == 0
+    assert "SBATCH_PARTITION=debug is set in your shell" in said.err
+    assert "SBATCH_PARTITION=debug" in json.loads(said.out)["notes"]
+
+
 def test_the_file_that_the_yaml_names_is_read(here: CommandLine) -> None:
     (here.path / "own.yaml").write_text(
         "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"

@@ -48,16 +48,22 @@ def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warning
     pitfalls = [(found.rule.id, in_words(found, script)) for found in prepared.pitfalls]
     for text in (*prepared.notes, *(words for _, words in pitfalls)):
         output.note(text)
-    is_slurm = prepared.plan.cluster is Cluster.SLURM
-    variables = sbatch_variables(prepared.plan, os.environ) if is_slurm else ()
-    for variable in variables:
-        _warn_of(variable, keep=keep_sbatch_env)
+    variables = warn_of_sbatch_variables(prepared, keep=keep_sbatch_env)
     code = "sbatch_env_kept" if keep_sbatch_env else "sbatch_env_removed"
     return [
         *({"code": "note", "message": text} for text in prepared.notes),
         *({"code": code, "message": text} for code, text in pitfalls),
         *({"code": code, "message": f"{found.name}={found.value}"} for found in variables),
     ]
+
+
+def warn_of_sbatch_variables(prepared: Prepared, *, keep: bool) -> tuple[SbatchVariable, ...]:
+    """Print, and return, the SBATCH_* variables that override a job's options."""
+    is_slurm = prepared.plan.cluster is Cluster.SLURM
+    variables = sbatch_variables(prepared.plan, os.environ) if is_slurm else ()
+    for variable in variables:
+        _warn_of(variable, keep=keep)
+    return variables
 
 
 def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
