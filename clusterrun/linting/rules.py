@@ -401,8 +401,11 @@ def _loads_onto_one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
 def _creates_directory(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size < 2 or not joins(script):
         return
-    for call in script.calls("os.makedirs", "os.mkdir"):
-        path = ast.unparse(call.args[0]) if call.args else "rank"
+    for call in script.calls("os.makedirs", ".mkdir"):
+        is_of_os = script.name(call.func).startswith("os.")
+        if bool(call.args) != is_of_os:
+            continue
+        path = ast.unparse(call.args[0] if is_of_os else call.func.value)  # type: ignore[attr-defined]
         if keyword(call, "exist_ok") or _OF_ONE_RANK.search(path) or script.is_tried(call):
             continue
         if not script.may_be_chosen(_existence_test(script, call) or call):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -299,6 +300,43 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:
     for path in launch.missing:
         yield None, f"your accelerate YAML names {path}, which does not exist"
+
+
+@rule(
+    "unknown-key",
+    "accelerate refuses a YAML with a key that it does not know",
+    "correct the key, or move it into its section",
+)
+def _unknown_key(script: Script, launch: Launch) -> Iterator[Found]:
+    for key in map(str, launch.accelerate):
+        if key in ACCELERATE_KEYS:
+            continue
+        near = difflib.get_close_matches(key, ACCELERATE_KEYS, n=1, cutoff=0.85)
+        is_of_fsdp = key.startswith("fsdp_")
+        if is_of_fsdp or key in _OF_DEEPSPEED:
+            where = "fsdp_config" if is_of_fsdp else "deepspeed_config"
+            yield None, f"your accelerate YAML has {key} outside of {where}"
+        elif near:
+            yield None, f"your accelerate YAML has {key}, probably {near[0]}"
+
+
+ACCELERATE_KEYS: Final = frozenset(  # the last line: of older versions
+    (
+        *("compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug"),
+        *("num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip"),
+        *("main_process_port", "rdzv_backend", "same_network", "main_training_function"),
+        *("enable_cpu_affinity", "fp8_config", "deepspeed_config", "fsdp_config"),
+        *("parallelism_config", "megatron_lm_config", "mpirun_config", "downcast_bf16"),
+        *("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands"),
+        *("tpu_vm", "tpu_env", "dynamo_config"),
+        *("fp16", "dynamo_backend", "ipex_config", "xpu_config", "main_process_script"),
+    )
+)
+_OF_DEEPSPEED: Final = (
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_init_flag"),
+    *("zero3_save_16bit_model", "offload_optimizer_device", "offload_param_device"),
+    *("deepspeed_config_file", "deepspeed_multinode_launcher"),
+)
 
 
 @rule(

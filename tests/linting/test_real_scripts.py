@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.linting.lint import lint
-from clusterrun.linting.rule import Launch
+from tests.linting.launches import LAUNCHES
 
 LEAST = 10
 _SCRIPTS = "script sync ops merge_weights ddp_comm_hook distributed_data_loop"
@@ -29,12 +29,6 @@ MORE = (
     *(f"lightning/pytorch/demos/{name}.py" for name in ("transformer", "lstm", "boring_classes")),
     "torchtitan/train.py",
 )
-LAUNCHES = {
-    "ddp": Launch(nodes=2, ranks_per_node=4, cpus_per_node=64, has_wandb_key=False),
-    "zero3": Launch(nodes=2, ranks_per_node=4, cpus_per_node=64, strategy="zero3"),
-    "fsdp": Launch(nodes=2, ranks_per_node=8, strategy="fsdp", max_restarts=3),
-    "cpu": Launch(nodes=4, ranks_per_node=2, has_gpus=False),
-}
 # Added to each script: a linter that reads nothing would also find nothing.
 PITFALL = b'\nimport os\nos.environ["MASTER_PORT"] = "29500"\n'
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import yaml
 
 from clusterrun.linting.lint import lint
 from clusterrun.linting.rule import RULES, Launch
+from clusterrun.linting.settings import ACCELERATE_KEYS
+from tests.linting.launches import LAUNCHES
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
@@ -40,6 +44,23 @@ def test_each_rule_is_in_the_documentation() -> None:
     assert [name for name in RULES if f"`{name}`" not in table] == []
 
 
+def test_the_keys_of_accelerate_are_known() -> None:
+    spec = importlib.util.find_spec("accelerate")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).parent / "commands/config/config_args.py"
+    classes = [n for n in ast.parse(source.read_text()).body if isinstance(n, ast.ClassDef)]
+    fields = {
+        ast.unparse(node.target)
+        for each in classes
+        if each.name in ("BaseConfig", "ClusterConfig")
+        for node in each.body
+        if isinstance(node, ast.AnnAssign)
+    }
+    assert fields
+    assert fields <= ACCELERATE_KEYS
+
+
 @pytest.mark.parametrize(("rule", "case"), FOUND, ids=[rule for rule, _ in FOUND])
 def test_a_pitfall_is_found_at_its_line(rule: str, case: dict[str, Any]) -> None:
     lines = case["script"].splitlines()
@@ -54,10 +75,10 @@ def test_a_rule_is_silent_without_its_pitfall(rule: str, case: dict[str, Any]) -
     assert rule not in {each.rule.id for each in found}
 
 
+@pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("path", OWN, ids=[str(path.relative_to(ROOT)) for path in OWN])
-def test_the_guides_have_no_pitfall(path: Path) -> None:
-    launch = Launch(nodes=2, ranks_per_node=4, cpus_per_node=32)
-    assert lint(path.read_bytes(), launch) == ()
+def test_the_guides_have_no_pitfall(path: Path, launch: str) -> None:
+    assert lint(path.read_bytes(), LAUNCHES[launch]) == ()
 
 
 @pytest.mark.parametrize("source", [b"def (", b"\0", b"(" * 5000, b"\xff\xfe"])
