@@ -175,20 +175,29 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
         yield from filter(None, [lacks_bf16(spec.gpu_type or spec.gpu)])
     if not is_again or job.origins["launch.hang_timeout"].is_of_user:
         yield from _unfed_hang_watch(job)
-    if not is_again and _is_of_one_machine(plan):
-        yield (
-            f"{plan.runs_dir} is probably on a local disk of this machine; "
-            "pass a --run-dir that all nodes share"
-        )
+    if not is_again:
+        yield from _notes_on_places(plan)
     for name in plan.pass_env:
         if name not in os.environ:
             yield f"--pass-env {name}: the variable is not set here"
 
 
-def _is_of_one_machine(plan: Plan) -> bool:
-    """Return whether the nodes cannot see the directory of the runs; may wait for a file system."""
+def _notes_on_places(plan: Plan) -> Iterator[str]:
+    """Yield a note if the nodes probably don't see the runs, else the script or the interpreter.
+
+    It may wait for a file system.
+    """
     places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
-    return plan.cluster is Cluster.SLURM and os.path.realpath(plan.runs_dir).startswith(places)
+    python = os.path.dirname(plan.python)  # the file itself is a link in a virtual environment
+    where = {
+        plan.runs_dir: "pass a --run-dir that all nodes share",
+        plan.workdir: "submit from a directory that all nodes share",
+        python: "name an interpreter that all nodes share (--python)",
+    }
+    for path, fix in where.items() if plan.cluster is Cluster.SLURM else ():
+        if path and f"{os.path.realpath(path)}/".startswith(places):
+            yield f"{path} is probably on a local disk of this machine; {fix}"
+            return
 
 
 def _estimated(job: Resolved) -> tuple[int, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
@@ -249,6 +250,24 @@ def test_run_directory_that_the_nodes_do_not_share_is_told(here: CommandLine) ->
         "note: /dev/shm/runs is probably on a local disk of this machine; "
         "pass a --run-dir that all nodes share\n"
     ) in said.err
+
+
+@pytest.mark.parametrize(
+    ("python", "path", "fix"),
+    [
+        ("/usr/bin/python3", "", "submit from a directory that all nodes share"),
+        ("/dev/shm/venv/bin/python", "/dev/shm/venv/bin", "name an interpreter that all nodes"),
+    ],
+)
+def test_a_script_or_an_interpreter_that_the_nodes_do_not_share(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch, python: str, path: str, fix: str
+) -> None:
+    local = "/dev/shm" if path else os.path.realpath(here.path)
+    monkeypatch.setattr("clusterrun.verbs.render.PLACES_OF_ONE_MACHINE", (local,))
+    here.slurm()
+    said = here("render", *SLURM, "--run-dir", "/shared", "--python", python, "train.py")
+    where = path or str(here.path)
+    assert f"note: {where} is probably on a local disk of this machine; {fix}" in said.err
 
 
 def test_slurm_without_sbatch(here: CommandLine) -> None:
