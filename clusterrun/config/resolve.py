@@ -41,7 +41,7 @@ _DISPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("gpu_mem_bytes",),
 }
 # Neither NCCL nor torch reads them; users mean the process-group timeout.
-_TIMEOUT_NAMES: Final = ("NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT")
+TIMEOUT_NAMES: Final = ("NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT")
 
 
 class Merged:
@@ -79,7 +79,7 @@ class Merged:
     def take_timeout(self) -> None:
         """Read NCCL_TIMEOUT as the process group's timeout."""
         for name in ("network_env", "env"):
-            for item in _TIMEOUT_NAMES:
+            for item in TIMEOUT_NAMES:
                 if item in self.values.get(name, {}):
                     self._take_timeout(name, item)
 

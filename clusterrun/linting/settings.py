@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from clusterrun.config.resolve import TIMEOUT_NAMES
 from clusterrun.linting.rule import Found, Launch, rule
 from clusterrun.linting.rules import (
     DDP,
@@ -120,15 +121,18 @@ def _fixed_gpus(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "nccl-timeout",
-    "torch does not read NCCL_TIMEOUT",
+    "neither torch nor NCCL reads it",
     "pass --timeout, or timeout= to init_process_group()",
 )
 def _nccl_timeout(script: Script, launch: Launch) -> Iterator[Found]:
-    if "NCCL_TIMEOUT" in exported(launch.setup):
-        yield None, "setup exports NCCL_TIMEOUT"
-    for name, _, node in script.settings():
-        if name == "NCCL_TIMEOUT":
-            yield node, "NCCL_TIMEOUT is set"
+    for name in TIMEOUT_NAMES:
+        for variables, where in (
+            (launch.inherited, "in your shell"),
+            ({**exported(launch.setup), **launch.env}, "for the job"),
+        ):
+            if name in variables:
+                yield None, f"{name} is set {where}"
+        yield from ((node, f"{name} is set") for key, _, node in script.settings() if key == name)
 
 
 SLOWS: Final = {
@@ -172,8 +176,8 @@ _WATCHDOGS: Final = {
 
 @rule(
     "no-watchdog",
-    "it switches off what ends a rank whose peers are lost: a crash becomes a hang",
-    "remove it: torch's defaults end the job",
+    "without torch's watchdog, ranks whose peers are lost wait longer, or forever",
+    "remove it: by default, torch ends these ranks",
 )
 def _no_watchdog(script: Script, launch: Launch) -> Iterator[Found]:
     for name, text, found in _variables(script, launch):
@@ -260,6 +264,18 @@ def _bf16_in_script(script: Script) -> Iterator[Found]:
         elif isinstance(node, ast.keyword) and node.arg == "bf16" and constant(node.value) is True:
             yield node.value, "bf16=True is passed"
             return
+
+
+@rule(
+    "other-precision",
+    "the precision in the script wins over --mixed-precision",
+    "drop one of them",
+)
+def _other_precision(script: Script, launch: Launch) -> Iterator[Found]:
+    for call in script.calls("accelerate.Accelerator"):
+        value = text_of(keyword(call, "mixed_precision"))
+        if launch.mixed_precision and value and value != launch.mixed_precision:
+            yield call, f"mixed_precision is {value}, but the launch has {launch.mixed_precision}"
 
 
 @rule(

@@ -11,7 +11,7 @@ from typing import Any
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.config import Resolved
-from clusterrun.config.spec import Cluster, Device
+from clusterrun.config.spec import Cluster, Device, MixedPrecision
 from clusterrun.estimates.gpus import lacks_bf16
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.linting.lint import Pitfall, lint
@@ -39,6 +39,7 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
     accelerate = _mapping(plan.accelerate_text)
     zero, missing = _deepspeed(job, plan, accelerate)
     interface = {"NCCL_SOCKET_IFNAME": plan.network_interface} if plan.network_interface else {}
+    is_auto = spec.mixed_precision is MixedPrecision.AUTO
     env = {**interface, **spec.network_env, **spec.env}
     return Launch(
         nodes=plan.nodes,
@@ -48,6 +49,7 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
         # If the plan has bf16, a note says so.
         lacks_bf16=plan.precision is not Precision.BF16
         and bool(lacks_bf16(spec.gpu_type or spec.gpu)),
+        mixed_precision="" if is_auto else spec.mixed_precision.value,
         is_simulated=spec.cluster is Cluster.LOCAL,
         strategy=plan.strategy.value,
         max_restarts=plan.max_restarts or 0,
