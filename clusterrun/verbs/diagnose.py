@@ -105,7 +105,7 @@ class Diagnosis:
     attempt: int = 0
     subtracted: int = 0
     memory: Mapping[str, Memory] = field(default_factory=dict)
-    changes: tuple[notes.Changed, ...] = ()
+    changes: tuple[notes.Worsened, ...] = ()
 
 
 def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnosis:

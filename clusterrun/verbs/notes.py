@@ -76,7 +76,7 @@ def _is_of_rank(scanner: Scanner, outcome: Outcome | None) -> bool:
     return is_killed or any(each.cause.id == "dataloader_killed" for each in scanner.findings())
 
 
-class Changed(NamedTuple):
+class Worsened(NamedTuple):
     """A check that became worse in the same way on some nodes; its text is of the first."""
 
     nodes: tuple[str, ...]
@@ -90,16 +90,16 @@ class Changed(NamedTuple):
         return f"{where}: {check.before} at the start; now {check.now}: {check.text}"
 
 
-def changes_of(lines: Iterable[LogLine]) -> tuple[Changed, ...]:
+def changes_of(lines: Iterable[LogLine]) -> tuple[Worsened, ...]:
     """Return the checks that became worse between the start and the failure."""
     found: dict[tuple[str, str, str], dict[str, ChangedCheck]] = defaultdict(dict)
     for each in sorted(lines, key=lambda line: line.node):
         if check := read_changed(each.text.decode(errors="replace")):
             found[check[:3]][each.node] = check
-    return tuple(Changed(tuple(nodes), next(iter(nodes.values()))) for nodes in found.values())
+    return tuple(Worsened(tuple(nodes), next(iter(nodes.values()))) for nodes in found.values())
 
 
-def add_changes(scanner: Scanner, changes: Iterable[Changed]) -> None:
+def add_changes(scanner: Scanner, changes: Iterable[Worsened]) -> None:
     """Add the checks that fail since the start and show a cause."""
     for each in changes:
         if each.check.now == Status.FAIL.value and each.check.id in _BY_CHECK:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ def test_one_unfit_node_alone_says_so() -> None:
     unfit = Report(node="n0", node_rank=0, versions={}, problem="no GPU")
 
     async def meet() -> None:
-        link = open_link(attempt(nodes=1), Clock(), lambda offset: None, {}, SharedDisk())
+        decide = partial(decided_parameters, attempt(nodes=1))
+        link = open_link(attempt(nodes=1), Clock(), lambda offset: None, {}, SharedDisk(), decide)
         await link.meet(unfit)
 
     with pytest.raises(NodeError, match="n0: no GPU"):
