@@ -34,6 +34,7 @@ SOURCES: Final = (CGROUP, KERNEL, NVIDIA_SMI, PREFLIGHT)
 _BY_CHECK: Final = {
     **dict.fromkeys(("node.tmp", "path.disk", "path.inodes"), ("disk_full", Role.EITHER)),
     "node.shm": ("shm_exhausted", Role.EITHER),
+    "gpu.count": ("gpu_hardware", Role.EITHER),
     "gpu.ecc": ("gpu_ecc", Role.ROOT),
     "gpu.xid": ("gpu_xid", Role.ROOT),
 }

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusterrun.config.spec import Device, MixedPrecision
-from clusterrun.errors import MESSAGE_LETTERS
+from clusterrun.config.spec import Device, MixedPrecision, Preflight
+from clusterrun.errors import MESSAGE_LETTERS, NodeExit
 from clusterrun.node.agent.process import missing_text
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.forward.spool import Output
@@ -684,3 +684,49 @@ def test_an_nvidia_smi_that_hangs_does_not_keep_the_agent(stub_job: Make, tmp_pa
     assert "nvidia-smi did not answer within 3 s" in job.text()
     assert "cannot be killed" not in job.text()
     job.assert_clean()
+
+
+def few_files(job: AgentJob, rank: int) -> AgentJob:
+    """Start nodes of which one may open too few files."""
+    lower = job.tmp / "lower"
+    lower.write_text("ulimit -n 250")
+    for each in range(job.plan.nodes):
+        job.start_node(each, **({"BASH_ENV": str(lower)} if each == rank else {}))
+    return job
+
+
+FEW_FILES = "node.files: only 250 open files are allowed"
+
+
+def test_a_node_that_fails_preflight_is_named_and_trains(stub_job: Make) -> None:
+    job = few_files(stub_job(HELLO), 1)
+    assert job.wait() == [0, 0]
+    assert f"clusterrun: preflight: local1: {FEW_FILES}" in job.errors()
+    (found,) = job.events("preflight")[0]["findings"]
+    assert (found["nodes"], found["id"], found["status"]) == ("local1", "node.files", "fail")
+    assert job.events("preflight")[0]["node"] == "local0"
+    assert json.loads(job.paths.outcome(1).read_text())["unfit"] == ["local1"]
+
+
+def test_an_enforced_preflight_starts_no_rank(stub_job: Make) -> None:
+    job = few_files(stub_job(HELLO, preflight=Preflight.ENFORCE), 1)
+    assert job.wait() == [NodeExit.NODE_UNFIT] * 2
+    end = json.loads(job.paths.outcome(1).read_text())
+    reason = "preflight failed: node.files on local1"
+    assert (end["cause"], end["unfit"], end["reason"]) == ("preflight", ["local1"], reason)
+    assert job.events("rank_start") == []
+    assert f"local1: {FEW_FILES}" in job.errors()
+    job.assert_clean()
+
+
+def test_a_check_that_fails_since_the_start_is_noted(stub_job: Make) -> None:
+    lower = "resource.prlimit(agent, resource.RLIMIT_NOFILE, (250, 250))"
+    deed = f"import resource; agent = int(os.environ['CLUSTERRUN_AGENT_PID']); {lower}; sys.exit(3)"
+    job = stub_job(victim(deed))
+    assert job.start().wait() == [3, 3]
+    line = f"preflight: {FEW_FILES.replace(': ', ': ok at the start; now fail: ', 1)}"
+    assert [
+        node
+        for node in ("local0", "local1")
+        if any(row[3].startswith(line) for row in job.log(node))
+    ] == ["local1"]

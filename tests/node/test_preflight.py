@@ -111,9 +111,17 @@ def test_the_longest_report_fits_into_the_first_message(answer: Answer) -> None:
 
 def test_what_became_worse_is_a_line(answer: Answer) -> None:
     found = checks()
-    answer(ok("node.tmp", "9"), SMALL, ok("node.x", "1"), skip("node.y", "late"), ok("node.z", ""))
+    answer(
+        ok("node.tmp", "9"),
+        SMALL,
+        ok("node.x", "1"),
+        skip("node.y", "late"),
+        ok("node.z", ""),
+        ok("gpu.foreign", ""),
+    )
     reported(of=found)
-    answer(FULL, SMALL, skip("node.x", "late"), fail("node.y", "1", "x"), note("node.z", "0", "x"))
+    late, own = skip("node.x", "late"), fail("gpu.foreign", "in use by the ranks", "x")
+    answer(FULL, SMALL, late, fail("node.y", "1", "x"), note("node.z", "0", "x"), own)
     assert asyncio.run(found.changes()) == [
         "preflight: node.tmp: ok at the start; now fail: only 0.0 GiB are free",
         "preflight: node.z: ok at the start; now note: 0",

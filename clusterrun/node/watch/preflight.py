@@ -19,6 +19,7 @@ from clusterrun.logformat.notes import ChangedCheck, changed_line
 DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is skipped
 SITE_S: Final = 1.3  # for the site's command, which is killed then
 MOST: Final = 8  # checks in a report
+_OF_RANKS: Final = ("node.memory", "gpu.foreign")  # what the ranks use themselves, while they run
 _LETTERS: Final = 300  # of a text
 _WORSE: Final = (Status.OK, *reversed(BAD))
 
@@ -52,9 +53,10 @@ class NodeChecks:
         ]
 
     def _is_worse(self, now: Check) -> bool:
-        known = (self._before.get(now.id), now.status)
-        before, after = (_WORSE.index(s) if s in _WORSE else None for s in known)
-        return before is not None and after is not None and after > before
+        before = self._before.get(now.id)
+        if before not in _WORSE or now.status not in _WORSE or now.id in _OF_RANKS:
+            return False
+        return _WORSE.index(now.status) > _WORSE.index(before)
 
     async def _look(self) -> list[Check]:
         if not self._is_on:
