@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clusterrun.health.check import Check, Status
-from clusterrun.health.compare import merged, named
+from clusterrun.health.compare import differences, merged, named
 
 MOST: Final = 16
 BAD: Final = (Status.FAIL, Status.NOTE)  # the worst first
@@ -46,4 +46,12 @@ def findings(checks: Mapping[str, Sequence[Check]]) -> list[NodeFinding]:
             check=Check(id=each.id, status=each.status, text=each.text, hint=each.hint),
         )
         for each in found[:MOST]
+    ]
+
+
+def differing(facts: Mapping[str, Mapping[str, str]]) -> list[NodeFinding]:
+    """Return what differs between nodes."""
+    nodes = named(list(facts))
+    return [
+        NodeFinding(nodes=nodes, check=each) for each in differences(facts) if each.status in BAD
     ]

@@ -14,9 +14,10 @@ import pytest
 from clusterrun.config.spec import Preflight
 from clusterrun.health.check import Check, Look, Status, fail, note, ok, skip
 from clusterrun.health.findings import MOST as MOST_FINDINGS
-from clusterrun.health.findings import NodeFinding, findings
+from clusterrun.health.findings import NodeFinding, differing, findings
+from clusterrun.node.agent.preparation import short_facts
 from clusterrun.node.base.report import Report, unfit
-from clusterrun.node.link.connection import STRANGER_BYTES
+from clusterrun.node.link.connection import HELLO_CHARS, STRANGER_BYTES
 from clusterrun.node.watch import preflight
 from clusterrun.node.watch.preflight import NodeChecks
 from tests.launch.samples import here
@@ -102,7 +103,9 @@ def test_a_fault_of_a_check_is_a_note_and_ends_nothing(answer: Answer) -> None:
 
 def test_the_longest_report_fits_into_the_first_message(answer: Answer) -> None:
     answer(*(fail(f"gpu.x{n}", "\U0001f525\n" * 5000, "\ud800" * 5000) for n in range(99)))
-    one = Report(node="n" * 64, node_rank=1, versions={}, problem="x" * 512, checks=reported())
+    facts = short_facts({f"network.{n}" + "\u00e9" * 99: "\U0001f525" * 999 for n in range(99)})
+    about = {"problem": "\u00e9" * HELLO_CHARS, "checks": reported(), "facts": facts}
+    one = Report(node="n" * 64, node_rank=1, versions={}, **about)
     data = dataclasses.asdict(one)
     assert len(json.dumps(data)) < STRANGER_BYTES - 1000
     assert Report.from_data(json.loads(json.dumps(data))) == one
@@ -165,6 +168,14 @@ def test_the_reports_of_a_thousand_nodes_are_a_few_lines_at_once() -> None:
     assert sum(map(len, merged_lines)) < 8 * 1500
     odd = {f"n{n}": [fail(f"node.x{n}", "1", "x")] for n in range(1000)}
     assert len(findings(odd)) == MOST_FINDINGS
+
+
+def test_what_differs_between_nodes_is_a_line() -> None:
+    facts = {f"n{rank}": {"system.kernel": "6.1", "system.libc": "2.36"} for rank in range(1000)}
+    assert differing(facts) == []
+    facts["n7"] = {**facts["n7"], "system.kernel": "5.4"}
+    (found,) = map(str, differing(facts))
+    assert found.startswith("n[0-999]: same.system: kernel: n7 has 5.4, the other 999 have 6.1")
 
 
 def test_findings_survive_the_file() -> None:

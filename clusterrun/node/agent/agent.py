@@ -15,7 +15,7 @@ from typing import Any
 
 from clusterrun.config.spec import Preflight
 from clusterrun.health.check import Status
-from clusterrun.health.findings import findings
+from clusterrun.health.findings import differing, findings
 from clusterrun.node.agent.launcher import Launcher, LauncherResult
 from clusterrun.node.agent.preparation import (
     accelerate_launcher,
@@ -293,7 +293,8 @@ class Agent:
         self._account.unfit = unfit(reports)
         found = findings({report.node: report.checks for report in reports})
         failed = [each for each in found if each.check.status is Status.FAIL]
-        for each in found:
+        differences = differing({report.node: report.facts for report in reports})
+        for each in (*found, *differences):
             self._forwarder.say(f"preflight: {each}")
         for each in failed:
             say_on_stderr(f"preflight: {each}")

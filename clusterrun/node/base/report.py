@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from clusterrun.estimates.gpus import has_bf16
@@ -18,7 +18,7 @@ class Report:
     """A node's report before the launch; `problem` is empty if the node is fit.
 
     `capabilities` are the compute capabilities of the GPUs that it may use, `checks` the notes and
-    failures of its preflight.
+    failures of its preflight, `facts` what should be equal on all nodes.
     """
 
     node: str
@@ -27,6 +27,7 @@ class Report:
     capabilities: tuple[tuple[int, int], ...] = ()
     problem: str = ""
     checks: tuple[Check, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_bf16(self) -> bool:
@@ -39,11 +40,16 @@ class Report:
         return cls(
             node=str(data["node"]),
             node_rank=int(data["node_rank"]),
-            versions={str(name): str(text) for name, text in dict(data["versions"]).items()},
+            versions=_texts(data["versions"]),
             capabilities=tuple((int(a), int(b)) for a, b in data["capabilities"]),
             problem=str(data["problem"]),
             checks=tuple(map(Check.from_data, data["checks"])),
+            facts=_texts(data["facts"]),
         )
+
+
+def _texts(data: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(text) for name, text in dict(data).items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is ski
 SITE_S: Final = 1.3  # for the site's command, which is killed then
 MOST: Final = 8  # checks in a report
 _OF_RANKS: Final = ("node.memory", "gpu.foreign")  # what the ranks use themselves, while they run
-_LETTERS: Final = 300  # of a text
+_LETTERS: Final = 220  # of a text
 _WORSE: Final = (Status.OK, *reversed(BAD))
 
 
