@@ -1,9 +1,50 @@
-def matmul_rate(device: str) -> float:
-    import time
+"""Multiply matrices for a moment; `health.probe` does it, in a process that may hang."""
 
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+GPU_S, CPU_S = 0.5, 0.3  # how long
+_OF_GPU, _OF_CPU = 2048, 512  # rows of a matrix: 24 MiB of a GPU's memory, beside CUDA's own
+_BATCH: Final = 32  # products between two looks at the clock
+_WARM_UP: Final = 0.25  # of the time, for the clocks to rise
+_BF16: Final = (8, 0)  # the first compute capability with bf16
+
+
+def matmul_rate(device: str) -> float:
+    """Return the rate of a device, as torch names it, in TFLOPS.
+
+    Raises RuntimeError for a wrong product, and torch's errors.
+    """
     import torch
 
-    a = torch.ones(256, 256, device=device)
-    s = time.perf_counter()
-    (a @ a).sum().item()
-    return 2 * 256**3 / (time.perf_counter() - s) / 1e12
+    on_gpu = torch.device(device).type == "cuda"
+    size, batch = (_OF_GPU, _BATCH) if on_gpu else (_OF_CPU, 1)
+    is_new = on_gpu and torch.cuda.get_device_capability(device) >= _BF16
+    dtype = torch.bfloat16 if is_new else torch.float32
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    product = torch.empty_like(left)
+
+    def multiply() -> None:
+        for _ in range(batch):
+            torch.matmul(left, right, out=product)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+
+    for_s = GPU_S if on_gpu else CPU_S
+    _repeat(multiply, _WARM_UP * for_s)
+    times, seconds = _repeat(multiply, (1 - _WARM_UP) * for_s)
+    if not torch.isfinite(product).all():
+        raise RuntimeError("the product of two matrices is not finite")
+    return times * batch * 2.0 * float(size) ** 3 / seconds / 1e12
+
+
+def _repeat(act: Callable[[], None], for_s: float) -> tuple[int, float]:
+    """Return how often it was done, and in how many seconds."""
+    begin, times = time.perf_counter(), 0
+    while not times or time.perf_counter() - begin < for_s:
+        act()
+        times += 1
+    return times, time.perf_counter() - begin

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from clusterrun.config.spec import Cluster
+from clusterrun.config.spec import Cluster, Device
 from clusterrun.health import machine, network, paths, site
 from clusterrun.health.check import Check, Look
+from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names
+from clusterrun.health.gpus import gpu_checks
 from clusterrun.launch.plan import DEFAULT_PORTS, Plan
 from clusterrun.shared.descriptors import needed_descriptors
 
@@ -22,7 +25,9 @@ class Needs:
 
     `runs` is the directory of the runs, `machines` of how many the job is, `files` how many files
     a process certainly opens, `host_bytes` the estimated memory of the machine (0: unknown).
-    `health_command` gives the site's own verdict, within `health_command_s`.
+    `gpus` are named as in CUDA_VISIBLE_DEVICES, () for all, None for none; they are for the
+    `node_ranks` of one node, of which a machine may simulate several. `health_command` gives the
+    site's own verdict, within `health_command_s`.
     """
 
     runs: Path
@@ -31,6 +36,8 @@ class Needs:
     machines: int = 1
     files: int = 0
     host_bytes: int = 0
+    gpus: tuple[str, ...] | None = None
+    node_ranks: int = 1
     health_command: str = ""
     health_command_s: float = 10.0
 
@@ -45,14 +52,21 @@ class Needs:
             machines=plan.nodes // shared,
             files=needed_descriptors(plan.nodes, plan.world_size),
             host_bytes=plan.host_bytes * shared,
+            gpus=tuple(device_names(os.environ)) if plan.device is Device.CUDA else None,
+            node_ranks=plan.procs_per_node,
             health_command=plan.health_command,
         )
 
+    def gpu_answer(self, within_s: float = ANSWER_S) -> GpuAnswer | None:
+        """Return what will answer about the GPUs; None if the job uses none."""
+        return None if self.gpus is None else GpuAnswer(self.gpus, within_s)
 
-def quick_looks(needs: Needs) -> dict[str, Look]:
+
+def quick_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
     """Return the quick checks by id, those of one domain in a row.
 
-    The last ones of a domain may wait for a file system.
+    The last ones of a domain may wait for a file system. `asked` answers about the GPUs of
+    `needs`, if the caller needs more of it.
     """
     return {
         "path.disk": partial(paths.disk, needs.runs),
@@ -65,13 +79,14 @@ def quick_looks(needs: Needs) -> dict[str, Look]:
         "node.tmp": paths.scratch,
         **_verdict_of_site(needs),
         "net.interface": partial(network.interface, needs.machines),
+        **gpu_checks(asked or needs.gpu_answer(), needs.node_ranks),
     }
 
 
-def all_looks(needs: Needs) -> dict[str, Look]:
+def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
     """Return all checks of a machine by id: also those that may be slow, or write to `runs`."""
     return {
-        **quick_looks(needs),
+        **quick_looks(needs, asked),
         "node.clock": partial(paths.clock, needs.runs),
         "net.name": network.own_name,
         "net.ports": partial(network.free_ports, *needs.ports),

@@ -1,4 +1,4 @@
-"""Run a command and collect its output: Slurm's (except srun), git, bash, nvidia-smi."""
+"""Run a command and collect its output: Slurm's (except srun), git, bash, nvidia-smi, Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterrun.errors import SchedulerUnreachableError
@@ -18,6 +18,7 @@ PAUSES_S = (0.5, 2.0)  # between tries
 TRIES = 1 + len(PAUSES_S)
 PATIENCE_S = 5.0  # no new try after this: each takes 9 s if slurmctld is down
 TIMED_OUT = -1000  # not a possible exit status
+REST_S = 1.0  # for the output of a command that was killed
 
 # Messages of Slurm's clients for temporary faults, and for permanent ones.
 PASSING = (
@@ -37,11 +38,12 @@ LASTING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """The exit status and output of a command."""
+    """The exit status and output of a command; `pid` is that of one that was killed."""
 
     rc: int
     stdout: str
     stderr: str
+    pid: int = field(default=0, compare=False)
 
 
 def find(program: str) -> str | None:
@@ -83,10 +85,12 @@ def run_once(
     env: Mapping[str, str] | None = None,
     input: str | None = None,
     cwd: Path | None = None,
+    rest_s: float = REST_S,
 ) -> Completed:
     """Run a command that is not of the scheduler; its status is TIMED_OUT if it was killed.
 
-    Raises SchedulerUnreachableError if it cannot be started.
+    One that the kernel blocks cannot be killed: nobody waits for it after `rest_s`. Raises
+    SchedulerUnreachableError if it cannot be started.
     """
     try:
         process = subprocess.Popen(
@@ -107,16 +111,16 @@ def run_once(
     data = None if input is None else input.encode("utf-8", "surrogateescape")
     try:
         stdout, stderr = process.communicate(data, timeout=timeout_s)
-        rc = process.returncode
     except subprocess.TimeoutExpired:
         _kill(process)
-        stdout, stderr = _rest(process)
-        rc = TIMED_OUT
+        stdout, stderr = _rest(process, rest_s)
+        texts = {"stdout": _text(stdout), "stderr": _text(stderr)}
+        return Completed(rc=TIMED_OUT, **texts, pid=process.pid)
     except BaseException:
         _kill(process)
-        _rest(process)
+        _rest(process, rest_s)
         raise
-    return Completed(rc=rc, stdout=_text(stdout), stderr=_text(stderr))
+    return Completed(rc=process.returncode, stdout=_text(stdout), stderr=_text(stderr))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -127,13 +131,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def _rest(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+def _rest(process: subprocess.Popen[bytes], within_s: float) -> tuple[bytes, bytes]:
     """Read the output of a killed command.
 
     An escaped child may still hold the pipes. A process that a file system blocks does not die.
     """
     try:
-        return process.communicate(timeout=1)
+        return process.communicate(timeout=within_s)
     except subprocess.TimeoutExpired as error:
         for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
             pipe.close()

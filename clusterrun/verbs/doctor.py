@@ -23,9 +23,10 @@ from clusterrun.errors import (
     UsageError,
     describe,
 )
-from clusterrun.health import cuda, paths, python
+from clusterrun.health import cuda, nccl, paths, python
 from clusterrun.health.check import Check, Look, Status, UnknownError, fail, note, ok
 from clusterrun.health.examine import examine as side_by_side
+from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.node import Needs, all_looks
 from clusterrun.health.site import site_verdict
 from clusterrun.launch.inputs import runs_in_container
@@ -38,8 +39,8 @@ DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
 _OFFLOADS: Final = re.compile(r'"offload_optimizer"\s*:\s*\{[^}]*"device"\s*:\s*"(?:cpu|nvme)"')
 SITE_S: Final = 3.5
-_ALONE: Final = ("slurm.submit", "net.name", "node.site")  # each may be slow by itself
-_OF_THIS_MACHINE: Final = ("cuda.driver", "node.", "net.")
+_ALONE: Final = ("slurm.submit", "net.name", "node.site", "cuda.nccl")  # each may be slow
+_OF_THIS_MACHINE: Final = ("cuda.driver", "cuda.nccl", "gpu.", "node.", "net.")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
 _NAMED: Final = 6  # variables, of those in the shell
 
@@ -63,7 +64,10 @@ class Subject:
     @property
     def needs(self) -> Needs:
         """What a node needs; that of one rank if there is a mistake in the job."""
-        return Needs.of(self.prepared.plan) if self.prepared else Needs(runs=Path())
+        if self.prepared is None:
+            return Needs(runs=Path())
+        needs, named = Needs.of(self.prepared.plan), self.prepared.plan.gpu_ids
+        return dataclasses.replace(needs, gpus=named) if named and needs.gpus is not None else needs
 
     @property
     def runs(self) -> Path:
@@ -104,6 +108,11 @@ class Subject:
             return None
         torch = self.prepared.facts.versions.get("torch", "")
         return python.cuda_of_torch(self.extras, torch)
+
+    @cached_property
+    def gpus(self) -> GpuAnswer | None:
+        """The GPUs here that the job may use; all of them if it runs elsewhere, None without."""
+        return self.needs.gpu_answer(LONG_S)
 
     @cached_property
     def controller(self) -> Check:
@@ -243,11 +252,12 @@ def _runs(job: Subject) -> Check:
 
 
 def _quick(name: str, job: Subject) -> Check:
-    if name.startswith("path.") or name == "node.clock":
-        _ = job.ready  # knows the directory of the runs
-    if name == "node.memory" and job.ready.plan.cluster is Cluster.SLURM:
+    of_gpus = name.startswith("gpu.")
+    if of_gpus or name.startswith("path.") or name == "node.clock":
+        _ = job.ready  # knows the directory of the runs, and the device
+    if name in ("node.memory", "gpu.count") and job.ready.plan.cluster is Cluster.SLURM:
         raise UnknownError("the job runs on other machines")
-    return all_looks(job.needs)[name]()
+    return all_looks(job.needs, job.gpus if of_gpus else None)[name]()
 
 
 def _site(job: Subject) -> Check:
@@ -264,6 +274,12 @@ def _site(job: Subject) -> Check:
     if not (origin.is_of_user or origin.is_of_site):
         raise UnknownError(f"{origin} names the command: only you or the site may")
     return site_verdict(plan.health_command, SITE_S)
+
+
+def _nccl(job: Subject) -> Check:
+    job.refuse_container()
+    python = job.ready.python if job.extras else ""
+    return nccl.library(python, job.cuda, _environ(job))
 
 
 def _client(job: Subject) -> Check:
@@ -306,6 +322,13 @@ python.compiler    the C++ compiler that builds the optimizer of DeepSpeed's off
 python.ninja       ninja, which builds the optimizer of DeepSpeed's offload
 cuda.driver        NVIDIA's driver: it answers, and is new enough for torch's CUDA
 cuda.toolkit       the CUDA of nvcc against torch's, which must agree to build DeepSpeed's operators
+cuda.nccl          the NCCL that torch brings: it loads, and no other is found first
+gpu.count          the GPUs that answer, against the ranks of a node
+gpu.ecc            errors that the GPUs' memory could not correct, and parts of it to be replaced
+gpu.throttle       GPUs that the hardware slows down: heat, power
+gpu.foreign        processes and memory of others on the GPUs
+gpu.xid            GPUs that need a reset or a reboot, by the driver or Xids in the kernel log
+gpu.links          NVLinks that are down
 path.runs          the directory of the runs: writable, shared with the nodes, and not slow
 path.disk          free bytes in that directory
 path.inodes        free inodes in that directory
@@ -367,6 +390,13 @@ _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "python.ninja": _ninja,
     "cuda.driver": lambda job: cuda.driver(job.cuda),
     "cuda.toolkit": _toolkit,
+    "cuda.nccl": _nccl,
+    "gpu.count": partial(_quick, "gpu.count"),
+    "gpu.ecc": partial(_quick, "gpu.ecc"),
+    "gpu.throttle": partial(_quick, "gpu.throttle"),
+    "gpu.foreign": partial(_quick, "gpu.foreign"),
+    "gpu.xid": partial(_quick, "gpu.xid"),
+    "gpu.links": partial(_quick, "gpu.links"),
     "path.runs": _runs,
     "path.disk": partial(_quick, "path.disk"),
     "path.inodes": partial(_quick, "path.inodes"),

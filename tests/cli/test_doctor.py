@@ -19,6 +19,7 @@ from clusterrun.backends import cache, interpreters, machine_facts
 from clusterrun.health import cuda, machine, paths, python
 from clusterrun.verbs import doctor
 from tests.cli.conftest import INSTALLED, CommandLine
+from tests.health.stand_in import stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = python.Extras(cuda="12.4", has_transformers=True, has_ninja=True)
@@ -27,6 +28,7 @@ UP = 'echo "Slurmctld(primary) at login1 is UP"'
 CONFIG = "printf 'SLURM_VERSION = 24.11.5\\nAccountingStorageType = accounting_storage/slurmdbd\\n'"
 ROWS = "main*|2|gpu:h100:4|64|512000|1:00:00"
 GROUPS = "main*|up|1:00:00|1-infinite|all|no|2|idle|gpu:h100:4|64|512000|(null)|n[1-2]|none"
+SMI = "printf 'GPU %d: NVIDIA H100 (UUID: GPU-%s)\\n' 0 a 1 b"
 SLURM = ("--cluster", "slurm", "-N", "2", "--gpus-per-node", "4", "--time", "30")
 
 Found = dict[str, dict[str, Any]]
@@ -446,3 +448,22 @@ def test_a_low_limit_of_locked_memory(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert (found.status, "administrator" in found.hint) == ("note", True)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, resource.RLIM_INFINITY))
     assert machine.memlock().hint.endswith("ulimit -l unlimited")
+
+
+@pytest.mark.parametrize(("cluster", "status"), [("local", "fail"), ("slurm", "note")])
+def test_a_gpu_with_errors(
+    well: CommandLine, monkeypatch: pytest.MonkeyPatch, cluster: str, status: str
+) -> None:
+    driver = stand_in(well.path.parent / "nvml", well.path.parent / "says", monkeypatch)
+    driver.answer(gpu0_recovery=0, gpu1_recovery=0)
+    well.program("nvidia-smi", f"case $* in *-L*) {SMI};; *) echo '560.35.03, NVIDIA H100';; esac")
+    job = ("--cluster", cluster, "--device", "cuda", "--gpus-per-node", "2", "--only", "gpu")
+    before = look(well, *job)
+    driver.answer(gpu1_errors=2)
+    after = look(well, *job)
+    assert changed(before, after) == {"gpu.ecc": status}
+    assert "GPU 1" in after["gpu.ecc"]["text"]
+    assert before["gpu.count"]["status"] == ("ok" if cluster == "local" else "skip")
+    assert look(well, "--device", "cpu", "--only", "gpu.e")["gpu.ecc"]["status"] == "skip"
+    ours = look(well, "--cluster", "local", "--gpu-ids", "0", "--only", "gpu")
+    assert {each["status"] for each in ours.values()} == {"ok"}

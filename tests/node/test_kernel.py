@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.health.kernel_log import pci_address
 from clusterrun.node.watch.kernel import (
     MOST_LINES,
     OLD_S,
@@ -16,7 +17,6 @@ from clusterrun.node.watch.kernel import (
     Own,
     is_node_ours,
     of_interest,
-    pci_address,
 )
 
 OURS = Own(pids={4242: 2, 4300: None}, job="/slurm/job_7", gpus=frozenset({"0000:3b:00"}))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+from clusterrun.health.gpu_answer import device_names
 from clusterrun.node.base.causes import NodeError, NodeExit
 
 TORCH_ANSWER_S = 300  # a cold import from a busy shared file system
@@ -48,13 +49,6 @@ def visible_gpus(env: Mapping[str, str]) -> int | None:
     if text.isdigit():
         return int(text)
     return _nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()))
-
-
-def device_names(env: Mapping[str, str]) -> list[str]:
-    """Return the GPUs that the scheduler or the user named; none if they named none."""
-    names = [name.strip() for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    # CUDA ignores what follows an index of -1.
-    return [*names[: names.index("-1")]] if "-1" in names else [name for name in names if name]
 
 
 def _nvml(ask: Callable[[Any], _T]) -> _T | None:

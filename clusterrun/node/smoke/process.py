@@ -17,6 +17,7 @@ from typing import Final
 from clusterrun.health import reports
 from clusterrun.health.examine import examine
 from clusterrun.health.facts import facts
+from clusterrun.health.gpu_answer import LONG_S, gpu_facts
 from clusterrun.health.node import Needs, all_looks, site_checks
 from clusterrun.health.reports import GroupReport, NodeReport
 from clusterrun.launch.plan import Plan
@@ -95,8 +96,10 @@ async def _examine(attempt: Attempt, probes: Probes) -> None:
 
 
 def _alone(attempt: Attempt, needs: Needs) -> NodeReport:
-    checks = tuple(examine(all_looks(needs), CHECKS_S))
-    return NodeReport(node=attempt.who.node, checks=checks, facts=facts())
+    asked = needs.gpu_answer(LONG_S)
+    checks = tuple(examine(all_looks(needs, asked), CHECKS_S))
+    gpus = gpu_facts(asked) if asked else {}
+    return NodeReport(node=attempt.who.node, checks=checks, facts=facts(gpus))
 
 
 async def _lead(attempt: Attempt, part: Part, disk: SharedDisk) -> GroupReport:

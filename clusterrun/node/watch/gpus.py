@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from clusterrun.health.gpus import HELD
+from clusterrun.health.kernel_log import pci_address
 from clusterrun.logformat.notes import NVIDIA_SMI, held_text, note_line
-from clusterrun.node.watch.kernel import pci_address
 
 ANSWER_S = 3.0
 IDLE_S = 2.0  # after the launch: no rank has used a GPU yet
-HELD: Final = 0.2  # of a GPU's memory
 _LOOK_S: Final = 0.02
 _MOST_BYTES: Final = 64 << 10
 _FORMAT: Final = "--format=csv,noheader,nounits"

@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from clusterrun.health.kernel_log import DEVICE, GPU, open_log, pci_address, texts
 from clusterrun.logformat.notes import KERNEL, note_line
 
-DEVICE, GPUS, PIDS = Path("/dev/kmsg"), Path("/proc/driver/nvidia/gpus"), Path("/proc/self/ns/pid")
+GPUS, PIDS = Path("/proc/driver/nvidia/gpus"), Path("/proc/self/ns/pid")
 INITIAL_PIDS: Final = 0xEFFFFFFC  # of PIDS, unless this is a container
-MOST_RECORDS, MOST_LINES, ALIKE = 50_000, 60, 3
+MOST_LINES, ALIKE = 60, 3
 LETTERS: Final = 500  # of a line
 OLD_S: Final = 7200.0  # the training went on after an older message
 _LEFT_OUT: Final = -1
-_RECORD_BYTES: Final = 8192  # the kernel's are shorter
-_RECORD: Final = re.compile(r"(?P<priority>\d+),\d+,(?P<us>\d+),[^;]*;(?P<text>.*)")
 _DIGITS: Final = re.compile(r"\d+")
 # Linux 3-6: kernel/hung_task.c, mm/oom_kill.c, mm/memory-failure.c, arch/x86/mm/fault.c
 _PROCESS: Final = re.compile(
@@ -42,7 +41,6 @@ _NODE: Final = re.compile(
     r"|LustreError: .*evicted|nfs: server \S+ not responding"
 )
 _SERVER: Final = re.compile(r"nfs: server (?P<name>\S+) (?P<state>not responding|OK)")
-_GPU: Final = re.compile(r"NVRM: .*?\b(?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 _GPU_PID: Final = re.compile(r"\bpid='?(\d+)")
 _SWITCH: Final = re.compile(r"\bSXid \(PCI:")
 _FRAME: Final = re.compile(r"^ +(?:\? )?[\w.]+\+0x[0-9a-f]+/0x")
@@ -68,39 +66,24 @@ class KernelLog:
         self.problem = ""
         self._descriptor = -1
         try:
-            self._descriptor = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
+            self._descriptor = open_log(device)
             os.lseek(self._descriptor, 0, os.SEEK_END)
         except OSError as error:
             self.problem = error.strerror or str(error)
 
     def notes(self, own: Own) -> list[str]:
         """Return a line for each new message that may explain a failure of the attempt."""
-        return list(_few(of_interest(self._texts(), own)))
-
-    def _texts(self) -> Iterator[str]:
         since_us = (time.monotonic() - OLD_S) * 1e6
-        for _ in range(0 if self.problem else MOST_RECORDS):
-            try:
-                data = os.read(self._descriptor, _RECORD_BYTES)
-            except BrokenPipeError:  # messages were overwritten
-                continue
-            except OSError:
-                return
-            if not data:
-                return
-            for line in data.decode(errors="replace").splitlines():
-                found = _RECORD.match(line)
-                is_of_kernel = found and int(found["priority"]) < 8  # else a program's
-                if found and is_of_kernel and int(found["us"]) > since_us:
-                    yield found["text"]
+        found = () if self.problem else texts(self._descriptor, since_us)
+        return list(_few(of_interest(found, own)))
 
 
-def of_interest(texts: Iterable[str], own: Own) -> Iterator[str]:
+def of_interest(messages: Iterable[str], own: Own) -> Iterator[str]:
     """Choose messages, and the frames of a blocked task's stack; an NFS server may come back."""
     kept: list[tuple[str, str]] = []  # with the name of an NFS server
     killed: set[int] = set()
     is_stack = False
-    for text in texts:
+    for text in messages:
         server = _SERVER.search(text)
         name = server["name"] if server else ""
         if server and server["state"] == "OK":
@@ -143,20 +126,10 @@ def _process_of(thread: int) -> int:
 def _is_of_gpu(text: str, own: Own) -> bool:
     if _SWITCH.search(text):
         return own.gpus is None
-    found, pid = _GPU.match(text), _GPU_PID.search(text)
+    found, pid = GPU.match(text), _GPU_PID.search(text)
     if found is None or (pid and own.pids and int(pid[1]) not in own.pids):
         return False
     return own.gpus is None or pci_address(found["gpu"]) in own.gpus
-
-
-def pci_address(text: str) -> str:
-    """Return an address as Xid messages have it.
-
-    >>> pci_address("00000000:3B:00.0")
-    '0000:3b:00'
-    """
-    domain, bus, device = text.lower().split(":")[:3]
-    return f"{domain[-4:]}:{bus}:{device.partition('.')[0]}"
 
 
 def _few(lines: Iterable[str]) -> Iterator[str]:

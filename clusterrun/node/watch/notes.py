@@ -12,9 +12,9 @@ import psutil
 
 from clusterrun.config.spec import Device
 from clusterrun.health.cgroup import own_group
+from clusterrun.health.gpu_answer import device_names
 from clusterrun.logformat.notes import memory_line
 from clusterrun.node.base.causes import Cause, Ending
-from clusterrun.node.base.facts import device_names
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.watch.gpus import Gpus
 from clusterrun.node.watch.kernel import KernelLog, Own, is_container, is_node_ours
@@ -40,7 +40,7 @@ class NodeNotes:
     @property
     def pids(self) -> list[int]:
         """Child processes that may be stuck in the kernel."""
-        return self._gpus.pids if self._gpus else []
+        return [*(self._gpus.pids if self._gpus else []), *self._checks.pids]
 
     def missing(self) -> dict[str, str]:
         """Return what cannot be read on this node, and why."""

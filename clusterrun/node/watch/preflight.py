@@ -12,6 +12,7 @@ from clusterrun.health import site
 from clusterrun.health.check import Check, Status, note
 from clusterrun.health.examine import examine
 from clusterrun.health.findings import BAD
+from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.health.node import Needs, quick_looks
 from clusterrun.launch.plan import Plan
 from clusterrun.logformat.notes import ChangedCheck, changed_line
@@ -32,6 +33,12 @@ class NodeChecks:
         # No command may still run when the ranks start.
         self._needs = dataclasses.replace(Needs.of(plan), health_command_s=SITE_S)
         self._before: dict[str, Status] = {}
+        self._asked: list[GpuAnswer] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Child processes that may be stuck in the kernel."""
+        return [asked.pid for asked in self._asked if asked.pid]
 
     async def report(self) -> tuple[Check, ...]:
         """Run the checks before the launch; return notes and failures, for the head."""
@@ -61,8 +68,10 @@ class NodeChecks:
     async def _look(self) -> list[Check]:
         if not self._is_on:
             return []
+        asked = self._needs.gpu_answer()
+        self._asked += [asked] if asked else []
         try:
-            looks = quick_looks(self._needs)
+            looks = quick_looks(self._needs, asked)
             return await asyncio.to_thread(examine, looks, DEADLINE_S, alone=(site.NAME,))
         except Exception as error:  # noqa: BLE001 - a fault of a check must not end the job
             text = f"cannot check this node: {error!r}"

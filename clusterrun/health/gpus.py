@@ -1,0 +1,225 @@
+"""Checks of the GPUs that a node's ranks will use, by what NVML answers; no memory is touched."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from clusterrun.health import kernel_log
+from clusterrun.health.check import Check, Look, UnknownError, bad, fail, ok
+from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, links_text
+from clusterrun.health.machine import gib
+from clusterrun.health.nvml import NvmlGpu
+from clusterrun.shared.wording import count
+
+HELD: Final = 0.2  # of a GPU's memory: with so much in use, ranks run out of it
+FEW_BYTES: Final = 512 << 20  # in use without a job
+_SLOWDOWNS: Final = {  # nvmlClocksEventReasons; idle GPUs and software's power cap are normal
+    0x40: "too hot (hardware thermal slowdown)",
+    0x80: "short of power (power brake)",
+    0x08: "slowed down by the hardware",
+}
+# nvmlDeviceGpuRecoveryAction: until this is done, a GPU does not work, or not fully.
+_NEEDED: Final = {1: "a reset", 2: "a reboot of its node", 6: "a reset", 7: "a reboot of its node"}
+_WANTED: Final = {3: "an end of its peer-to-peer traffic", 4: "a reset when its jobs have ended"}
+_MPS: Final = "nvidia-cuda-mps"  # NVIDIA's own server, as /proc shows its name
+_LEAVE_OUT: Final = "leave the node out with --exclude, and report it to the administrators"
+
+Finding = tuple[str, bool]  # what is wrong with a GPU, and whether a job fails of it
+
+
+def gpu_checks(asked: GpuAnswer | None, ranks: int) -> dict[str, Look]:
+    """Return the checks of GPUs by id; `asked` is None if the job uses no GPU."""
+    looks: dict[str, Callable[[GpuAnswer], Check]] = {
+        "gpu.count": partial(enough, ranks=ranks),
+        "gpu.ecc": ecc,
+        "gpu.throttle": throttle,
+        "gpu.foreign": foreign,
+        "gpu.xid": xid,
+        "gpu.links": links,
+    }
+    if asked is None:
+        return dict.fromkeys(looks, _no_gpu)
+    return {name: partial(look, asked) for name, look in looks.items()}
+
+
+def _no_gpu() -> Check:
+    raise UnknownError("this job uses no GPU")
+
+
+def enough(asked: GpuAnswer, ranks: int) -> Check:
+    """Compare the GPUs that answer with the ranks of a node."""
+    name, found = "gpu.count", asked.asked
+    if found.problem:
+        is_sure = not found.is_late or asked.within_s >= LONG_S
+        hint = "look at the driver: nvidia-smi -q; if it is only slow, turn persistence mode on"
+        return bad(name, found.problem, hint, is_sure=is_sure)
+    if silent := [f"GPU {gpu.name}: {gpu.problem}" for gpu in found.gpus if gpu.problem]:
+        return fail(name, "; ".join(silent), f"{_LEAVE_OUT}: nvidia-smi -L")
+    kinds = Counter(gpu.model or "unknown model" for gpu in found.gpus)
+    text = f"{count(len(found.gpus), 'GPU')} ({', '.join(kinds) or 'none'})"
+    needed = f"{count(ranks, 'rank')}, each of which needs one"
+    if len(found.gpus) < ranks:
+        return fail(
+            name, f"{text} for {needed}", "request them: --gpus-per-node; list: nvidia-smi -L"
+        )
+    return ok(name, f"{text} for {count(ranks, 'rank')}")
+
+
+def ecc(asked: GpuAnswer) -> Check:
+    """Look at the errors of the GPUs' memory that ECC could not correct.
+
+    NVIDIA's table calls for a reset after an uncorrected error (Xid 48, 95) and after a failed
+    remapping (64). After a remapping (63) a job can run: the reset is due when it has ended.
+    """
+    known = [gpu for gpu in asked.gpus if (gpu.errors, gpu.is_pending) != (None, None)]
+    if not known:
+        raise UnknownError("the GPUs do not report errors of their memory")
+    found = {gpu.name: _wear(gpu) for gpu in known}
+    hint = f"{_LEAVE_OUT}: nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER"
+    silent = [gpu.name for gpu in asked.gpus if None in (gpu.errors, gpu.is_pending)]
+    return _judged("gpu.ecc", found, f"no uncorrected error on {_all(known)}", hint, silent)
+
+
+def _wear(gpu: NvmlGpu) -> list[Finding]:
+    errors = count(gpu.errors or 0, "uncorrected ECC error")
+    return [
+        *([("remapping a row of its memory failed", True)] if gpu.is_worn else []),
+        *([(f"{errors} since its last reset", True)] if gpu.errors else []),
+        *([("a part of its memory waits for a reset", False)] if gpu.is_pending else []),
+    ]
+
+
+def throttle(asked: GpuAnswer) -> Check:
+    """Look for GPUs that the hardware slows down."""
+    known = [gpu for gpu in asked.gpus if gpu.reasons is not None]
+    if not known:
+        raise UnknownError("the GPUs do not report why their clocks are low")
+    found = {gpu.name: [(text, False) for text in _slowdowns(gpu.reasons or 0)] for gpu in known}
+    hint = f"{_LEAVE_OUT}: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+    silent = [gpu.name for gpu in asked.gpus if gpu.reasons is None]
+    return _judged("gpu.throttle", found, f"{_all(known)} not slowed down", hint, silent)
+
+
+def _slowdowns(reasons: int) -> list[str]:
+    return [text for bit, text in _SLOWDOWNS.items() if reasons & bit][:1]
+
+
+def foreign(asked: GpuAnswer) -> Check:
+    """Look for processes and memory of others on the GPUs, before the ranks use them."""
+    known = [gpu for gpu in asked.gpus if gpu.pids is not None or gpu.used is not None]
+    if not known:
+        raise UnknownError("the GPUs do not report their memory and processes")
+    own = _descendants() if any(gpu.pids for gpu in known) else frozenset()
+    found = {gpu.name: _users(gpu, own) for gpu in known}
+    most = max((gpu.used or 0 for gpu in known), default=0)
+    hint = "list them: nvidia-smi; end your own, or request whole nodes with --exclusive"
+    silent = [gpu.name for gpu in asked.gpus if None in (gpu.pids, gpu.used)]
+    good = f"{_all(known)} without processes, at most {gib(most)} in use"
+    return _judged("gpu.foreign", found, good, hint, silent)
+
+
+def _descendants() -> frozenset[int]:
+    import psutil
+
+    return frozenset(process.pid for process in psutil.Process().children(recursive=True))
+
+
+def _users(gpu: NvmlGpu, own: Collection[int]) -> list[Finding]:
+    pids = set(gpu.pids or ())
+    others = ", ".join(
+        name for name in map(_process, sorted(pids.difference(own))) if _MPS not in name
+    )
+    used, total = gpu.used or 0, gpu.total or 0
+    if used <= FEW_BYTES or pids.intersection(own):
+        return [(f"used by {others}", False)] if others else []
+    by = others or "processes that are not visible here"
+    return [(f"{gib(used)} of {gib(total)} in use, by {by}", used > HELD * total)]
+
+
+def _process(pid: int) -> str:
+    """Describe a process of this machine; a container may not show it."""
+    place = Path(f"/proc/{pid}")
+    try:
+        own = ", yours" if place.stat().st_uid == os.getuid() else ""
+        return f"process {pid} ({(place / 'comm').read_text().strip()}{own})"
+    except OSError:
+        return f"process {pid} (not visible here)"
+
+
+def xid(asked: GpuAnswer, device: Path = kernel_log.DEVICE) -> Check:
+    """Look whether a GPU needs a reset or a reboot: by the driver, or else by the kernel's log.
+
+    A GPU that was reset may still have Xids in the log, so what the driver reports counts.
+    """
+    name, hint = "gpu.xid", f"{_LEAVE_OUT}: nvidia-smi -q; dmesg | grep -i xid"
+    found = {gpu.name: _action(gpu.recovery) for gpu in asked.gpus if gpu.recovery is not None}
+    unknown = [gpu for gpu in asked.gpus if gpu.recovery is None]
+    problem = ""
+    try:
+        logged = _logged(device) if unknown else {}
+    except OSError as error:
+        logged, problem = {}, f"the kernel log cannot be read ({error.strerror})"
+    for gpu in unknown:
+        text = logged.get(kernel_log.pci_address(gpu.address or "::"), "")
+        found[gpu.name] = [(f"{text} in the kernel log", True)] if text else []
+    if problem and not any(found.values()):
+        raise UnknownError(problem)
+    return _judged(name, found, f"{_all(asked.gpus)} without need of a reset", hint)
+
+
+def _action(recovery: int) -> list[Finding]:
+    needed, wanted = _NEEDED.get(recovery), _WANTED.get(recovery)
+    return [(f"the driver asks for {needed or wanted}", bool(needed))] if needed or wanted else []
+
+
+def _logged(device: Path) -> Mapping[str, str]:
+    descriptor = kernel_log.open_log(device)
+    try:
+        return kernel_log.lasting_xids(kernel_log.texts(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def links(asked: GpuAnswer) -> Check:
+    """Look for NVLinks that are down: all lead to a switch, or GPUs of a node have as many.
+
+    Without a switch, a board may leave some of the links unused.
+    """
+    known = [gpu for gpu in asked.gpus if gpu.links and any(gpu.links)]
+    if not known:
+        raise UnknownError("the GPUs report no active NVLink")
+    most = max(sum(gpu.links or ()) for gpu in known)
+    found: dict[str, list[Finding]] = {}
+    for gpu in known:
+        active = gpu.links or ()
+        is_short = sum(active) < (len(active) if gpu.is_switched else most)
+        found[gpu.name] = [(f"NVLink: {links_text(gpu)}", False)] if is_short else []
+    hint = f"{_LEAVE_OUT}: nvidia-smi nvlink --status"
+    return _judged("gpu.links", found, f"{links_text(known[0])} on {_all(known)}", hint)
+
+
+def _all(gpus: Sequence[NvmlGpu]) -> str:
+    return count(len(gpus), "GPU")
+
+
+def _judged(
+    name: str,
+    found: Mapping[str, Iterable[Finding]],
+    good: str,
+    hint: str,
+    silent: Sequence[str] = (),
+) -> Check:
+    """Return the worst of the findings by GPU; `silent` GPUs did not report all of it."""
+    findings = [
+        (f"GPU {gpu}: {text}", is_sure) for gpu, each in found.items() for text, is_sure in each
+    ]
+    rest = f"; not all is reported by GPU {', '.join(silent)}" if silent else ""
+    if not findings:
+        return ok(name, f"{good}{rest}")
+    is_sure = any(is_sure for _, is_sure in findings)
+    return bad(name, "; ".join(text for text, _ in findings), hint, is_sure=is_sure)

@@ -1,0 +1,67 @@
+"""The kernel's log, as a user may read it, and what it reports about GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+DEVICE: Final = Path("/dev/kmsg")
+MOST_RECORDS: Final = 50_000
+_RECORD_BYTES: Final = 8192  # the kernel's are shorter
+_RECORD: Final = re.compile(r"(?P<priority>\d+),\d+,(?P<us>\d+),[^;]*;(?P<text>.*)")
+GPU: Final = re.compile(r"NVRM: .*?\b(?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
+_XID: Final = re.compile(r"\bXid \((?:PCI:)?[\w:.]+\): (?P<number>\d+)\b")
+_LOADED: Final = re.compile(r"\bNVRM: loading NVIDIA UNIX\b")
+# NVIDIA's table of Xids, as of driver 590: those after which a GPU works again only when it was
+# reset, the node rebooted or the GPU replaced. Not those that only end an application (13, 31, 94).
+_OF_RESET: Final = frozenset({48, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
+_OF_REBOOT: Final = frozenset({54, 79, 151, 168})
+LASTING_XIDS: Final = _OF_RESET | _OF_REBOOT
+
+
+def open_log(device: Path) -> int:
+    """Open the kernel's log at its oldest message; reading never waits."""
+    return os.open(device, os.O_RDONLY | os.O_NONBLOCK)
+
+
+def texts(descriptor: int, since_us: float = 0.0) -> Iterator[str]:
+    """Yield the kernel's own messages from the current one on, without those of programs."""
+    for _ in range(MOST_RECORDS):
+        try:
+            data = os.read(descriptor, _RECORD_BYTES)
+        except BrokenPipeError:  # messages were overwritten
+            continue
+        except OSError:
+            return
+        if not data:
+            return
+        for line in data.decode(errors="replace").splitlines():
+            found = _RECORD.match(line)
+            is_of_kernel = found and int(found["priority"]) < 8  # else a program's
+            if found and is_of_kernel and int(found["us"]) > since_us:
+                yield found["text"]
+
+
+def pci_address(text: str) -> str:
+    """Return an address as Xid messages have it.
+
+    >>> pci_address("00000000:3B:00.0")
+    '0000:3b:00'
+    """
+    domain, bus, device = text.lower().split(":")[:3]
+    return f"{domain[-4:]}:{bus}:{device.partition('.')[0]}"
+
+
+def lasting_xids(messages: Iterable[str]) -> dict[str, str]:
+    """Return the newest lasting Xid of each GPU, by PCI address, since the driver was loaded."""
+    found: dict[str, str] = {}
+    for text in messages:
+        if _LOADED.search(text):
+            found.clear()
+        gpu, xid = GPU.match(text), _XID.search(text)
+        if gpu and xid and int(xid["number"]) in LASTING_XIDS:
+            found[pci_address(gpu["gpu"])] = f"Xid {xid['number']}"
+    return found

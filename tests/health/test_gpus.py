@@ -1,0 +1,312 @@
+"""Each check of GPUs finds its own fault, and no other check does, with a stand-in for NVML."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.diagnosis.table import Role, built_in
+from clusterrun.health import kernel_log
+from clusterrun.health.check import Check, Status, UnknownError
+from clusterrun.health.examine import examine
+from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, gpu_facts, read
+from clusterrun.health.gpus import gpu_checks, xid
+from clusterrun.health.kernel_log import lasting_xids
+from clusterrun.health.node import Needs, quick_looks
+from clusterrun.shared import shell
+from tests.health.stand_in import StandIn, stand_in
+from tests.patience import PATIENCE
+
+PATIENT_S = 20.0 * PATIENCE
+XID = "NVRM: Xid (PCI:0000:{}): {}, pid=1234, name=python, a text"
+
+
+@pytest.fixture(name="driver")
+def _driver(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> StandIn:
+    return stand_in(tmp_path_factory.getbasetemp() / "nvml", tmp_path / "says", monkeypatch)
+
+
+def asked(*names: str, within_s: float = PATIENT_S) -> GpuAnswer:
+    return GpuAnswer(names, within_s)
+
+
+def looked(found: GpuAnswer | None, ranks: int = 2) -> dict[str, Check]:
+    checks = examine(gpu_checks(found, ranks), PATIENT_S)
+    return {check.id: check for check in checks}
+
+
+def statuses(found: dict[str, Check]) -> dict[str, Status]:
+    return {name: check.status for name, check in found.items() if check.status is not Status.OK}
+
+
+def test_healthy_gpus(driver: StandIn) -> None:
+    driver.answer(gpu0_recovery=0, gpu1_recovery=0)
+    found = looked(asked())
+    assert statuses(found) == {}
+    assert found["gpu.count"].text == "2 GPUs (NVIDIA H100 80GB HBM3) for 2 ranks"
+    assert found["gpu.links"].text == "18 of 18 active on 2 GPUs"
+    assert "0.0 GiB in use" in found["gpu.foreign"].text
+    assert gpu_facts(asked()) == {
+        "driver": "560.35.03",
+        "cuda driver": "12.6",
+        "gpus": "2 x NVIDIA H100 80GB HBM3, 79.6 GiB",
+        "ecc": "on",
+        "mig": "off",
+        "persistence mode": "on",
+        "nvlinks": "18 of 18 active",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "hint", "text", "says"),
+    [
+        ("gpu.count", "fail", "--gpus-per-node", "1 GPU (NVIDIA H", {"gpus": 1}),
+        ("gpu.count", "fail", "--exclude", "GPU 1: it does not", {"gpu1_handle": -15}),
+        ("gpu.ecc", "fail", "-d ECC", "GPU 1: 2 uncorrected ECC errors", {"gpu1_errors": 2}),
+        ("gpu.ecc", "fail", "-d ECC", "GPU 0: remapping a row of its", {"gpu0_failure": 1}),
+        ("gpu.ecc", "note", "-d ECC", "GPU 1: a part of its memory", {"gpu1_pending": 1}),
+        ("gpu.ecc", "note", "-d ECC", "GPU 1: a part of its memory", {"gpu1_retired": 1}),
+        ("gpu.throttle", "note", "PERFORMANCE", "GPU 0: too hot", {"gpu0_reasons": 0x48}),
+        ("gpu.throttle", "note", "PERFORMANCE", "GPU 0: short of power", {"gpu0_reasons": 0x88}),
+        ("gpu.throttle", "note", "PERFORMANCE", "GPU 0: slowed down by", {"gpu0_reasons": 0x08}),
+        ("gpu.foreign", "note", "nvidia-smi", "GPU 1: used by process 1 (", {"gpu1_pid": 1}),
+        ("gpu.foreign", "note", "nvidia-smi", "999999999 (not visible", {"gpu1_pid": 999_999_999}),
+        ("gpu.foreign", "note", "--exclusive", "GPU 0: 1.0 GiB of 79.6 GiB", {"gpu0_used": 1024}),
+        ("gpu.foreign", "fail", "--exclusive", "that are not visible", {"gpu0_used": 40_000}),
+        ("gpu.xid", "fail", "dmesg", "GPU 1: the driver asks for a reboot", {"gpu1_recovery": 2}),
+        ("gpu.xid", "note", "dmesg", "for a reset when its jobs", {"gpu1_recovery": 4}),
+        ("gpu.links", "note", "nvlink --status", "GPU 1: NVLink: 17 of 18", {"gpu1_links": 17}),
+    ],
+)
+def test_one_thing_is_broken(
+    driver: StandIn, name: str, status: str, hint: str, text: str, says: dict[str, int]
+) -> None:
+    driver.answer(**{"gpu0_recovery": 0, "gpu1_recovery": 0, **says})
+    found = looked(asked())
+    assert statuses(found) == {name: status}, found
+    assert hint in found[name].hint
+    assert text in found[name].text
+
+
+def test_our_own_processes_are_not_foreign(driver: StandIn) -> None:
+    own = subprocess.Popen(["sleep", "600"])
+    driver.answer(gpu0_recovery=0, gpu1_recovery=0, gpu1_pid=own.pid, gpu1_used=70_000)
+    try:
+        assert statuses(looked(asked())) == {}
+    finally:
+        own.kill()
+        own.wait()
+
+
+def test_software_that_saves_power_is_no_fault(driver: StandIn) -> None:
+    driver.answer(gpu0_reasons=0x4 | 0x1 | 0x2, gpu0_recovery=0, gpu1_recovery=0)
+    assert statuses(looked(asked())) == {}
+
+
+def test_only_the_jobs_gpus_are_looked_at(driver: StandIn) -> None:
+    driver.answer(gpu0_errors=3, gpu0_recovery=2, gpu1_recovery=0)
+    assert statuses(looked(asked("1"), ranks=1)) == {}
+    assert statuses(looked(asked("GPU-b"), ranks=1)) == {}
+    assert statuses(looked(asked("1", "0"))) == {"gpu.ecc": "fail", "gpu.xid": "fail"}
+    assert "GPU 7: the driver does not list it" in looked(asked("1", "7"))["gpu.count"].text
+
+
+def test_a_slice_of_a_gpu_has_its_own_memory(driver: StandIn) -> None:
+    driver.answer(gpu1_recovery=0, gpu1_used=70_000, gpu1_mig=1, gpu1_errors=1)
+    found = looked(asked("MIG-b"), ranks=1)
+    assert statuses(found) == {"gpu.ecc": "fail"}
+    driver.answer(gpu1_part=9000)
+    assert "8.8 GiB of 9.6 GiB" in looked(asked("MIG-b"), ranks=1)["gpu.foreign"].text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fields"),
+    [
+        ("gpu.ecc", "do not report errors", ("errors", "retired", "pending")),
+        ("gpu.throttle", "do not report why", ("reasons",)),
+        ("gpu.foreign", "do not report their memory", ("used", "used1", "pid")),
+        ("gpu.links", "no active NVLink", ("links",)),
+    ],
+)
+def test_what_a_gpu_does_not_report_is_not_ok(
+    driver: StandIn, name: str, text: str, fields: tuple[str, ...]
+) -> None:
+    """As a GPU without the feature (-3), or a driver without the function (-13)."""
+    recovered = {"gpu0_recovery": 0, "gpu1_recovery": 0}
+    driver.answer(**recovered, **{f"gpu0_{field}": -3 for field in fields})
+    if name != "gpu.links":
+        found = looked(asked())
+        assert statuses(found) == {}
+        assert found[name].text.endswith("not all is reported by GPU 0")
+    driver.answer(**{f"gpu1_{field}": -13 for field in fields})
+    found = looked(asked())
+    assert statuses(found) == {name: "skip"}
+    assert text in found[name].text
+
+
+def test_links_that_a_board_does_not_use(driver: StandIn) -> None:
+    recovered = {"gpu0_recovery": 0, "gpu1_recovery": 0}
+    driver.answer(switch=0, gpu0_links=12, gpu1_links=12, **recovered)
+    assert looked(asked())["gpu.links"].text == "12 of 18 active on 2 GPUs"
+    driver.answer(gpu1_links=8)
+    assert statuses(looked(asked())) == {"gpu.links": "note"}
+
+
+def test_an_old_driver_counts_what_it_reserves(driver: StandIn) -> None:
+    driver.answer(gpu0_used=-13, gpu0_used1=300, gpu0_recovery=0, gpu1_recovery=0)
+    assert "0.3 GiB in use" in looked(asked())["gpu.foreign"].text
+
+
+def test_a_job_without_gpus_asks_nobody() -> None:
+    found = looked(None)
+    assert {check.status for check in found.values()} == {Status.SKIP}
+    assert {check.text for check in found.values()} == {"this job uses no GPU"}
+
+
+@pytest.mark.parametrize("says", [{"init": -12}, {"init": -9}])
+def test_a_machine_without_a_driver(driver: StandIn, says: dict[str, int]) -> None:
+    driver.answer(**says)
+    found = looked(asked())
+    assert {check.status for check in found.values()} == {Status.SKIP}
+    assert found["gpu.count"].text == "this machine has no NVIDIA driver"
+    assert gpu_facts(asked()) == {}
+
+
+@pytest.mark.parametrize(
+    ("says", "text"),
+    [
+        ({"init": "hang"}, "NVIDIA's driver did not answer within 3 s, asked for NVML"),
+        ({"gpu1_reasons": "hang"}, "NVIDIA's driver did not answer within 3 s, asked for GPU 1"),
+        ({"init": -18}, "NVIDIA's driver cannot be used: RM has detected"),
+        ({"gpus": -999}, "asking NVIDIA's driver for NVML failed: "),
+    ],
+)
+def test_a_driver_that_fails_is_one_failure(
+    driver: StandIn, says: dict[str, int | str], text: str
+) -> None:
+    driver.answer(**says)
+    begin, answer = time.monotonic(), asked(within_s=LONG_S)
+    found = looked(answer)
+    assert time.monotonic() - begin < LONG_S + PATIENCE
+    assert found["gpu.count"].status is Status.FAIL
+    assert "nvidia-smi -q" in found["gpu.count"].hint
+    assert text in found["gpu.count"].text
+    assert {check.status for check in found.values() if check.id != "gpu.count"} == {Status.SKIP}
+    if answer.pid:
+        assert not Path(f"/proc/{answer.pid}").exists(), "it was ended, and has left no zombie"
+
+
+def test_a_driver_that_is_only_slow_is_no_failure_before_the_launch(driver: StandIn) -> None:
+    driver.answer(init="hang")
+    found = looked(asked(within_s=2.0))
+    assert found["gpu.count"].status is Status.NOTE
+    assert "persistence mode" in found["gpu.count"].hint
+
+
+def test_nobody_waits_for_a_process_that_cannot_be_killed(tmp_path: Path) -> None:
+    """As one that the driver blocks: a process of another session that holds its pipes."""
+    note = tmp_path / "pid"
+    line = f"setsid bash -c 'echo $$ > {note}; sleep 600' & echo ready; wait"
+    begin = time.monotonic()
+    done = shell.run_once(["bash", "-c", line], 2.0, rest_s=0.1)
+    took_s = time.monotonic() - begin
+    with contextlib.suppress(OSError):
+        os.killpg(int(note.read_text()), signal.SIGKILL)
+    assert (done.rc, done.stdout) == (shell.TIMED_OUT, "ready\n")
+    assert done.pid
+    assert took_s < 2.1 + 0.5 * PATIENCE
+
+
+def test_a_python_that_starts_slowly_says_nothing_about_the_driver() -> None:
+    late = shell.Completed(rc=shell.TIMED_OUT, stdout="", stderr="")
+    assert (read(late, 1.5).problem, read(late, 1.5).absent) == (
+        "",
+        "Python, which asks NVML, did not start within 1.5 s",
+    )
+    cut = shell.Completed(rc=shell.TIMED_OUT, stdout='{"asks": "NVML"}\n{"syst', stderr="")
+    assert "did not answer within 1.5 s" in read(cut, 1.5).problem
+
+
+def test_the_quick_checks_of_a_node_ask_once(
+    driver: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, run_once = [], shell.run_once
+
+    def counted(*args: Any, **options: Any) -> shell.Completed:
+        calls.append(args)
+        return run_once(*args, **options)
+
+    monkeypatch.setattr(shell, "run_once", counted)
+    looks = quick_looks(Needs(runs=tmp_path, gpus=("1",)), asked("1"))
+    found = examine({name: look for name, look in looks.items() if "gpu." in name}, PATIENT_S)
+    assert [check.status for check in found][:4] == [Status.OK] * 4
+    assert len(calls) == 1
+
+
+# Xids in the kernel log
+
+
+def log(path: Path, *texts: str) -> Path:
+    path.write_text("".join(f"4,{n},{n + 1},-;{text}\n" for n, text in enumerate(texts)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("texts", "status"),
+    [
+        ([], "ok"),
+        ([XID.format("3c:00", 79)], "fail"),
+        ([XID.format("3c:00", 119)], "fail"),
+        ([XID.format("3c:00", 54)], "fail"),
+        ([XID.format("3c:00", 31)], "ok"),
+        ([XID.format("3c:00", 94)], "ok"),
+        ([XID.format("5e:00", 79)], "ok"),
+        ([XID.format("3c:00", 79), "NVRM: loading NVIDIA UNIX Kernel Module  560.35"], "ok"),
+    ],
+)
+def test_lasting_xids_of_our_gpus(
+    driver: StandIn, tmp_path: Path, texts: list[str], status: str
+) -> None:
+    found = xid(asked(), log(tmp_path / "kmsg", *texts))
+    assert found.status == status
+    if status == "fail":
+        assert found.text.startswith("GPU 1: Xid")
+        assert found.hint
+
+
+def test_the_driver_knows_whether_a_gpu_was_reset(driver: StandIn, tmp_path: Path) -> None:
+    driver.answer(gpu1_recovery=0)
+    device = log(tmp_path / "kmsg", XID.format("3c:00", 48))
+    assert xid(asked(), device).status is Status.OK
+    device = log(tmp_path / "kmsg", XID.format("3b:00", 48))
+    assert xid(asked(), device).text == "GPU 0: Xid 48 in the kernel log"
+
+
+def test_a_kernel_log_that_cannot_be_read(driver: StandIn, tmp_path: Path) -> None:
+    with pytest.raises(UnknownError, match="the kernel log cannot be read"):
+        xid(asked(), tmp_path / "none")
+    driver.answer(gpu0_recovery=1)
+    assert xid(asked(), tmp_path / "none").status is Status.FAIL
+
+
+def test_diagnose_knows_each_lasting_xid() -> None:
+    signs = [
+        sign.text
+        for cause in built_in().values()
+        if cause.id in ("gpu_xid", "gpu_ecc")
+        for sign in cause.signs
+        if sign.role is Role.ROOT
+    ]
+    for number in sorted(kernel_log.LASTING_XIDS):
+        text = XID.format("3c:00", number)
+        assert lasting_xids([text]) == {"0000:3c:00": f"Xid {number}"}
+        assert any(sign.search(text) for sign in signs), number
