@@ -159,6 +159,8 @@ def test_links_that_a_board_does_not_use(driver: StandIn) -> None:
     assert looked(asked())["gpu.links"].text == "12 of 18 active on 2 GPUs"
     driver.answer(gpu1_links=8)
     assert statuses(looked(asked())) == {"gpu.links": "note"}
+    driver.answer(switch=2, gpu1_links=12)
+    assert statuses(looked(asked())) == {"gpu.links": "note"}, "all lead to a switch"
 
 
 def test_an_old_driver_counts_what_it_reserves(driver: StandIn) -> None:
