@@ -356,7 +356,7 @@ slurm.submit       the job's script, with bash -n and sbatch --test-only
 """
 _LOOKS_AT_ON_NODES: Final = """
 node.report        each node of the job: it started and reported
-node.compute       a matrix product on each device; of GPUs also the rate against the other nodes' median
+node.compute       a matrix product on each device; of GPUs also the rate, against the other nodes
 path.visible       what the other nodes write in the directory of the runs: each node sees it
 path.rate          the file system's rates from all nodes at once, against those of one alone
 net.meet           the nodes that joined the first node on a port of --port-range

@@ -37,6 +37,8 @@ class Asked:
 class Worse:
     """Checks that are worse than at the start."""
 
+    pids = ()
+
     async def changes(self) -> list[str]:
         return ["preflight: x"]
 

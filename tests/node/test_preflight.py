@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.config.spec import Preflight
+from clusterrun.config.spec import Device, Preflight
 from clusterrun.health.check import Check, Look, Status, fail, note, ok, skip
 from clusterrun.health.findings import MOST as MOST_FINDINGS
 from clusterrun.health.findings import NodeFinding, differing, findings
+from clusterrun.health.gpu_answer import ANSWER_S
 from clusterrun.node.agent.preparation import short_facts
 from clusterrun.node.base.report import Report, unfit
 from clusterrun.node.link.connection import HELLO_CHARS, STRANGER_BYTES
 from clusterrun.node.watch import preflight
 from clusterrun.node.watch.preflight import NodeChecks
+from clusterrun.shared import shell
 from tests.launch.samples import here
 
 FULL = fail("node.tmp", "only 0.0 GiB are free", "delete files")
@@ -38,7 +40,7 @@ def _answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
             )
             for n, each in enumerate(found)
         }
-        monkeypatch.setattr(preflight, "quick_looks", lambda _: looks)
+        monkeypatch.setattr(preflight, "quick_looks", lambda *_: looks)
 
     return answer
 
@@ -99,6 +101,19 @@ def test_a_fault_of_a_check_is_a_note_and_ends_nothing(answer: Answer) -> None:
         Status.NOTE,
         "cannot check this node: ZeroDivisionError()",
     )
+
+
+def test_a_driver_that_hangs_delays_neither_the_start_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stuck = shell.Completed(rc=shell.TIMED_OUT, stdout='{"asks": "GPU 3"}', stderr="", pid=4242)
+    monkeypatch.setattr(shell, "run_once", lambda *_, **__: stuck)
+    found = NodeChecks(dataclasses.replace(here(nproc_per_node=2), device=Device.CUDA))
+    assert found.pids == []
+    texts = {each.id: each.text for each in reported(of=found)}
+    assert "did not answer within 1.2 s, asked for GPU 3" in texts["gpu.count"]
+    assert found.pids == [4242], "nobody waits for it"
+    assert ANSWER_S < preflight.DEADLINE_S, "else the check is skipped"
 
 
 def test_the_longest_report_fits_into_the_first_message(answer: Answer) -> None:
