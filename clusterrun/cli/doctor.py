@@ -15,7 +15,7 @@ from clusterrun.errors import Exit, UsageError
 from clusterrun.health.check import Check, Status
 from clusterrun.health.reports import DIRECTORY
 from clusterrun.verbs.doctor import ON_NODES, PROBES, chosen, examine, is_chosen, subject_of
-from clusterrun.verbs.doctor_nodes import Finding, examine_here, findings
+from clusterrun.verbs.doctor_nodes import NodesCheck, examine_here, findings
 from clusterrun.verbs.smoke import run
 
 SCHEMA: Final = "clusterrun.doctor/1"
@@ -49,7 +49,7 @@ def command(
     explain: str | None,
     as_json: bool,
 ) -> None:
-    """Check this machine and Slurm for a job, or the nodes that a job would get.
+    """Check this machine and Slurm for a job, or nodes.
 
     With a script, takes the options of submit and submits nothing. With --nodes and no script, a
     job of at most 5 minutes checks so many nodes: each alone, then all together. Repairs nothing.
@@ -71,7 +71,7 @@ def command(
     if is_of_nodes:
         _check_nodes(job, report, only, skip)
     else:
-        report.add(Finding(check=each) for each in examine(subject_of(job.load), probes))
+        report.add(NodesCheck(check=each) for each in examine(subject_of(job.load), probes))
     ctx.exit(report.close())
 
 
@@ -80,7 +80,7 @@ class _Report:
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._found: list[Finding] = []
+        self._found: list[NodesCheck] = []
         self.facts: dict[str, object] = {"job_id": None, "run_dir": None, "exclude": None}
 
     @property
@@ -88,7 +88,7 @@ class _Report:
         """The number of checks with each status."""
         return Counter(each.check.status for each in self._found)
 
-    def add(self, found: Iterable[Finding]) -> None:
+    def add(self, found: Iterable[NodesCheck]) -> None:
         """Add findings."""
         for each in found:
             self._found.append(each)
@@ -137,7 +137,7 @@ def _show(found: Check) -> None:
         output.answer(f"      hint: {found.hint}")
 
 
-def _object(finding: Finding) -> dict[str, object]:
+def _object(finding: NodesCheck) -> dict[str, object]:
     found = finding.check
     status, hint = found.status.value, found.hint or None
     about = {"id": found.id, "status": status, "text": found.text, "hint": hint}

@@ -17,20 +17,20 @@ HERE: Final = ("config.", "env.", "python.", "slurm.", "path.runs", "path.quota"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class NodesCheck:
     """A check's result; `nodes`: those that it is about, () for this machine or the group."""
 
     check: Check
     nodes: tuple[str, ...] = ()
 
 
-def examine_here(job: Subject, probes: Iterable[Probe]) -> list[Finding]:
+def examine_here(job: Subject, probes: Iterable[Probe]) -> list[NodesCheck]:
     """Run the checks that concern this machine; the nodes run the others.
 
     Whether they see the directory of the runs will be known: a guess is only noted.
     """
     found = examine(job, (probe for probe in probes if probe.id.startswith(HERE)))
-    return [Finding(check=_as_guess(each)) for each in found]
+    return [NodesCheck(check=_as_guess(each)) for each in found]
 
 
 def _as_guess(found: Check) -> Check:
@@ -38,24 +38,24 @@ def _as_guess(found: Check) -> Check:
     return dataclasses.replace(found, status=Status.NOTE) if is_guess else found
 
 
-def findings(smoke: Smoke) -> tuple[list[Finding], str]:
+def findings(smoke: Smoke) -> tuple[list[NodesCheck], str]:
     """Return what the nodes found, and a host list of those to leave out."""
     if smoke.blocked:
         text = f"job {smoke.job_id} does not start: {smoke.blocked}"
         hint = "list the nodes with sinfo -N -l; request fewer with --nodes"
-        return [Finding(check=fail("node.report", text, hint))], ""
+        return [NodesCheck(check=fail("node.report", text, hint))], ""
     if smoke.end is not None:
         text = f"job {smoke.job_id} is {smoke.end.value}, and no node has reported"
         hint = f"read its output: clusterrun logs {smoke.job_id}"
-        return [Finding(check=fail("node.report", text, hint))], ""
+        return [NodesCheck(check=fail("node.report", text, hint))], ""
     by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, smoke.unstarted)
-    group = [Finding(check=each) for each in of_group(smoke.found, smoke.group)]
+    group = [NodesCheck(check=each) for each in of_group(smoke.found, smoke.group)]
     reports = {node: found[:1] for node, found in by_node.items()}
     others = {node: found[1:] for node, found in by_node.items() if node in smoke.found}
     nodes = map(_finding, (*merged(reports), *merged(others)))
     return [*nodes, *group], to_exclude(by_node)
 
 
-def _finding(each: MergedCheck) -> Finding:
+def _finding(each: MergedCheck) -> NodesCheck:
     check = Check(id=each.id, status=each.status, text=each.line, hint=each.hint)
-    return Finding(check=check, nodes=each.nodes)
+    return NodesCheck(check=check, nodes=each.nodes)

@@ -60,18 +60,14 @@ def run(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
     If the first node of the job is stuck, the others get a job of their own. Raises as `submit`
     does.
     """
-    first = _submit(resolved)
-    found = _follow(first, progress)
+    found = _follow(_submit(resolved), progress)
     if not found.unstarted or len(found.nodes) < 2:
         return found
     progress(f"job {found.job_id} does not start on {found.unstarted}: another job without it")
     spec = resolved.spec
     without = ",".join(filter(None, (spec.exclude, found.unstarted)))
     spec = dataclasses.replace(spec, nodes=len(found.nodes) - 1, exclude=without)
-    try:
-        others = _follow(_submit(dataclasses.replace(resolved, spec=spec)), progress)
-    finally:
-        _cancel(first)  # again: Slurm ignores it while it puts the job back in the queue
+    others = _follow(_submit(dataclasses.replace(resolved, spec=spec)), progress)
     nodes = (found.unstarted, *others.nodes)
     return dataclasses.replace(others, nodes=nodes, unstarted=found.unstarted)
 
@@ -87,6 +83,7 @@ def _submit(resolved: Resolved) -> JobRecord:
         name=NAME,
         time_minutes=spec.time_minutes if has_limit else MINUTES,
         on_interrupt=OnInterrupt.STOP,
+        requeue=False,
         spare_nodes=0,
         max_restarts=0,
     )
@@ -137,12 +134,23 @@ class _Gathering:
         if self._are_done():
             self._has_all = len(seen) == number  # the job is about to end
             return True
-        return self._now.state.is_terminal or self._is_late()
+        if self._now.state.is_terminal:
+            self._unstarted = "" if seen or self._has_begun() else self._first
+            return True
+        return self._is_late()
+
+    @property
+    def _first(self) -> str:
+        return next(iter(self._nodes), "")
+
+    def _has_begun(self) -> bool:
+        """Return whether the job's script has started."""
+        return self._record.paths.owner(1).exists() or self._record.paths.end.exists()
 
     def _waits(self) -> bool:
-        """Return whether Slurm gave the job back to the queue: its script could not be started."""
+        """Return whether to give up: it could not be started, or may never start."""
         if self._nodes:
-            self._unstarted = self._nodes[0]
+            self._unstarted = self._first
             return True
         pending = explained(self._now).pending if not self._told else self._now.pending
         why = (pending.text or pending.code) if pending else ""
@@ -169,8 +177,8 @@ class _Gathering:
 
     def _is_late(self) -> bool:
         passed_s = time.monotonic() - (self._started_at or time.monotonic())
-        if passed_s > START_S and not self._record.paths.owner(1).exists():
-            self._unstarted = next(iter(self._nodes), "")
+        if passed_s > START_S and not self._has_begun():
+            self._unstarted = self._first
             return True
         return passed_s > START_S + REPORT_S + NODE_S * self._record.nodes
 
@@ -196,12 +204,8 @@ class _Gathering:
     def end(self) -> None:
         """End the job unless it ends now; also if the user interrupts."""
         if not (self._has_all or self._now.state.is_terminal):
-            _cancel(self._record)
-
-
-def _cancel(record: JobRecord) -> None:
-    with contextlib.suppress(ClusterrunError):
-        select.backend_of(record).cancel([record.job_id])
+            with contextlib.suppress(ClusterrunError):
+                select.backend_of(self._record).cancel([self._record.job_id])
 
 
 def _status(record: JobRecord) -> JobStatus:

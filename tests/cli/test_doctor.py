@@ -109,7 +109,7 @@ def test_without_slurm_torch_and_gpu_the_rest_is_checked(
 
 def test_what_is_printed(well: CommandLine) -> None:
     scontrol(well, ping="echo 'Slurmctld(primary) at login1 is DOWN'")
-    said = well("doctor", *SLURM, "--only", "slurm.c", "--only", "slurm.v")
+    said = well("doctor", *SLURM, "--only", "slurm.c", "--only", "slurm.v", "train.py")
     assert said.code == 3
     assert said.out.splitlines() == [
         f"ok    slurm.client        {well.bin}/sbatch and the other commands were found",
@@ -128,7 +128,7 @@ def test_explain(here: CommandLine) -> None:
     page = (ROOT / "docs" / "doctor.md").read_text()
     rows = [f"| `{name}` | {text} |" for name, text in (line.split(maxsplit=1) for line in listed)]
     assert [row for row in rows if row not in page] == []
-    assert len(rows) == len(doctor.PROBES)
+    assert len(rows) == len(doctor.PROBES) + len(doctor.ON_NODES)
     for words in (("--explain", "node.shn"), ("--only", "nod3")):
         said = here("doctor", *words)
         assert (said.code, "hint: " in said.err) == (2, True)
@@ -258,7 +258,7 @@ def test_a_cluster_without_its_commands(here: CommandLine) -> None:
 
 def test_a_partition_that_is_down(well: CommandLine) -> None:
     sinfo(well, groups=GROUPS.replace("|up|", "|down|"))
-    found = look(well, *SLURM)
+    found = look(well, *SLURM, "train.py")
     assert [each for each in found if found[each]["status"] == "fail"] == ["slurm.partition"]
     assert found["slurm.partition"]["hint"]
 
@@ -308,9 +308,9 @@ def test_the_command_of_the_site(well: CommandLine, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_with_an_unknown_key(well: CommandLine) -> None:
-    before = look(well, *SLURM)
+    before = look(well, *SLURM, "train.py")
     (well.path / "clusterrun.yaml").write_text("script: train.py\nnods: 2\n")
-    after = look(well, *SLURM)
+    after = look(well, *SLURM, "train.py")
     assert after["config.files"]["status"] == "fail"
     assert "clusterrun.yaml:2" in after["config.files"]["text"]
     assert after["config.files"]["hint"]
@@ -323,9 +323,9 @@ def test_a_file_with_an_unknown_key(well: CommandLine) -> None:
 def test_a_directory_that_only_this_machine_has(
     well: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = look(well, *SLURM)
+    before = look(well, *SLURM, "train.py")
     monkeypatch.setattr(paths, "PLACES_OF_ONE_MACHINE", (os.path.realpath(well.path),))
-    after = look(well, *SLURM)
+    after = look(well, *SLURM, "train.py")
     assert changed(before, after) == {"path.runs": "fail"}
     assert "share" in after["path.runs"]["hint"]
     assert look(well, "--cluster", "local")["path.runs"]["status"] == "ok"

@@ -9,14 +9,14 @@ from typing import Any, Final
 from clusterrun.health.reports import GroupReport, Share
 from clusterrun.node.base.ports import free_port
 from clusterrun.node.link.head import Head
-from clusterrun.node.smoke.part import Part
+from clusterrun.node.smoke.part import NodePart
 
 ANSWER_S: Final = 12.0
 REDUCE_S: Final = 60.0  # the processes end earlier, with an error
 Found = dict[int, Mapping[str, Any]]
 
 
-async def gather(head: Head, part: Part, address: str) -> GroupReport:
+async def gather(head: Head, part: NodePart, address: str) -> GroupReport:
     """Have the nodes that are present measure the file system, their links and an all-reduce."""
     addresses = {0: address, **head.addresses()}
     names = {rank: part.nodes[rank] for rank in addresses}
@@ -33,7 +33,7 @@ async def gather(head: Head, part: Part, address: str) -> GroupReport:
     return GroupReport(shares=shares, alone=_share(alone))
 
 
-async def _all(head: Head, part: Part, what: str, **fields: Any) -> Found:
+async def _all(head: Head, part: NodePart, what: str, **fields: Any) -> Found:
     """Return the answers of all nodes, this one included, by node rank."""
     own, others = await asyncio.gather(
         part.answerers[what](fields), head.questions.ask(what, within_s=ANSWER_S, **fields)
@@ -50,7 +50,7 @@ def _ring(
     return {str(one): (names[two], addresses[two], ports.get(two, 0)) for one, two in pairs}
 
 
-async def _reduced(head: Head, part: Part, addresses: Mapping[int, str]) -> Found:
+async def _reduced(head: Head, part: NodePart, addresses: Mapping[int, str]) -> Found:
     firsts = {str(rank): n * part.devices for n, rank in enumerate(sorted(addresses))}
     try:
         port = free_port(part.ports)

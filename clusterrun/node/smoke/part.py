@@ -27,7 +27,7 @@ SENT: Final = 32 * BLOCK
 CONNECT_S, SEND_S = 3.0, 3.0
 
 
-class Part:
+class NodePart:
     """What this node measures when the head asks all; each answer has fields of `Share`."""
 
     def __init__(self, attempt: Attempt, probes: Probes, disk: SharedDisk) -> None:

@@ -34,7 +34,7 @@ from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.node.smoke.group import gather
-from clusterrun.node.smoke.part import Part
+from clusterrun.node.smoke.part import NodePart
 from clusterrun.node.smoke.probes import Probes
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
@@ -85,7 +85,7 @@ async def _examine(attempt: Attempt, probes: Probes) -> None:
     verdict = asyncio.ensure_future(asyncio.to_thread(site_checks, needs))  # may take its time
     report = await disk.do(partial(_alone, attempt, dataclasses.replace(needs, health_command="")))
     await disk.do(partial(reports.write_node, root, report))
-    part = Part(attempt, probes, disk)
+    part = NodePart(attempt, probes, disk)
     if attempt.who.is_head:
         await disk.do(partial(reports.write_group, root, await _lead(attempt, part, disk)))
     else:
@@ -102,7 +102,7 @@ def _alone(attempt: Attempt, needs: Needs) -> NodeReport:
     return NodeReport(node=attempt.who.node, checks=checks, facts=facts(gpus))
 
 
-async def _lead(attempt: Attempt, part: Part, disk: SharedDisk) -> GroupReport:
+async def _lead(attempt: Attempt, part: NodePart, disk: SharedDisk) -> GroupReport:
     """Meet the nodes that are present, and have all of them measure together."""
     who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
     wait_s = MEET_S + len(who.nodes) * MEET_NODE_S
@@ -125,7 +125,7 @@ def _parameters(_: object, address: str) -> LaunchParameters:
     )
 
 
-async def _follow(attempt: Attempt, part: Part, disk: SharedDisk) -> None:
+async def _follow(attempt: Attempt, part: NodePart, disk: SharedDisk) -> None:
     """Answer the head's questions until it ends the group."""
     who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
     wait_s = MEET_S + len(who.nodes) * MEET_NODE_S + LATE_S
