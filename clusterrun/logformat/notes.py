@@ -10,7 +10,7 @@ _MEMORY: Final = re.compile(
     r"cgroup: oom_kill \+(\d{1,9}), limit (\d{1,20}|unknown), peak (\d{1,20}|unknown)$"
 )
 _CHANGED: Final = re.compile(
-    r"preflight: ([a-z_]+\.[a-z_]+): (ok|note) at the start; now (note|fail): (.+)"
+    r"preflight: ([a-z_]+\.[a-z_]+): (ok|note) at the start; now (note|skip|fail): (.+)"
 )
 _NOTE: Final = re.compile(rf"({KERNEL}|{NVIDIA_SMI}): (.+)")
 _HELD: Final = re.compile(r"GPU (\d{1,4}) \(.{1,80}\): \d+ of \d+ MiB were in use before the ranks")

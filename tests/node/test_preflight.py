@@ -142,6 +142,7 @@ def test_what_became_worse_is_a_line(answer: Answer) -> None:
     answer(FULL, SMALL, late, fail("node.y", "1", "x"), note("node.z", "0", "x"), own)
     assert asyncio.run(found.changes()) == [
         "preflight: node.tmp: ok at the start; now fail: only 0.0 GiB are free",
+        "preflight: node.x: ok at the start; now skip: late",
         "preflight: node.z: ok at the start; now note: 0",
     ]
 

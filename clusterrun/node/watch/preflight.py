@@ -22,7 +22,8 @@ SITE_S: Final = 1.3  # for the site's command, which is killed then
 MOST: Final = 8  # checks in a report
 _OF_RANKS: Final = ("node.memory", "gpu.foreign")  # what the ranks use themselves, while they run
 _LETTERS: Final = 220  # of a text
-_WORSE: Final = (Status.OK, *reversed(BAD))
+# From good to bad: what could look before the launch and cannot now is a sign, too.
+_WORSE: Final = (Status.OK, Status.NOTE, Status.SKIP, Status.FAIL)
 
 
 class NodeChecks:
@@ -61,7 +62,7 @@ class NodeChecks:
 
     def _is_worse(self, now: Check) -> bool:
         before = self._before.get(now.id)
-        if before not in _WORSE or now.status not in _WORSE or now.id in _OF_RANKS:
+        if before not in (Status.OK, Status.NOTE) or now.id in _OF_RANKS:
             return False
         return _WORSE.index(now.status) > _WORSE.index(before)
 
