@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from clusterrun.config.spec import Cluster, Device
-from clusterrun.health import machine, network, paths, site
+from clusterrun.health import cuda, machine, nccl, network, paths, python, site
 from clusterrun.health.check import Check, Look
 from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names
 from clusterrun.health.gpus import gpu_checks
@@ -90,12 +91,25 @@ def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
         "node.clock": partial(paths.clock, needs.runs),
         "net.name": network.own_name,
         "net.ports": partial(network.free_ports, *needs.ports),
+        **({} if needs.gpus is None else {"cuda.driver": _driver, "cuda.nccl": _nccl}),
     }
 
 
 def site_checks(needs: Needs) -> list[Check]:
     """Return the verdict of the site's command alone; nothing if there is none."""
     return [look() for look in _verdict_of_site(needs).values()]
+
+
+def _driver() -> Check:
+    return cuda.driver(_cuda_of_torch())
+
+
+def _nccl() -> Check:
+    return nccl.library(sys.executable, _cuda_of_torch(), os.environ)
+
+
+def _cuda_of_torch() -> str | None:
+    return python.cuda_of_torch(python.ask(sys.executable), "")
 
 
 def _verdict_of_site(needs: Needs) -> dict[str, Look]:

@@ -19,7 +19,7 @@ from clusterrun.health.examine import examine
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, gpu_facts, read
 from clusterrun.health.gpus import gpu_checks, xid
 from clusterrun.health.kernel_log import lasting_xids
-from clusterrun.health.node import Needs, quick_looks
+from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.shared import shell
 from tests.health.stand_in import StandIn, stand_in
 from tests.patience import PATIENCE
@@ -252,6 +252,14 @@ def test_the_quick_checks_of_a_node_ask_once(
     found = examine({name: look for name, look in looks.items() if "gpu." in name}, PATIENT_S)
     assert [check.status for check in found][:4] == [Status.OK] * 4
     assert len(calls) == 1
+
+
+def test_nodes_of_a_job_with_gpus_also_look_at_cuda(tmp_path: Path) -> None:
+    with_gpus, without = (all_looks(Needs(runs=tmp_path, gpus=names)) for names in ((), None))
+    added = {"cuda.driver", "cuda.nccl"}
+    assert with_gpus.keys() - without.keys() == added
+    found = examine({name: with_gpus[name] for name in sorted(added)}, PATIENT_S)
+    assert {check.id for check in found} == added
 
 
 # Xids in the kernel log
