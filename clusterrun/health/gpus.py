@@ -102,7 +102,7 @@ def throttle(asked: GpuAnswer) -> Check:
     found = {gpu.name: [(text, False) for text in _slowdowns(gpu.reasons or 0)] for gpu in known}
     hint = f"{_LEAVE_OUT}: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
     silent = [gpu.name for gpu in asked.gpus if gpu.reasons is None]
-    return _judged("gpu.throttle", found, f"{_all(known)} not slowed down", hint, silent)
+    return _judged("gpu.throttle", found, f"no slowdown on {_all(known)}", hint, silent)
 
 
 def _slowdowns(reasons: int) -> list[str]:
@@ -119,7 +119,7 @@ def foreign(asked: GpuAnswer) -> Check:
     most = max((gpu.used or 0 for gpu in known), default=0)
     hint = "list them: nvidia-smi; end your own, or request whole nodes with --exclusive"
     silent = [gpu.name for gpu in asked.gpus if None in (gpu.pids, gpu.used)]
-    good = f"{_all(known)} without processes, at most {gib(most)} in use"
+    good = f"no processes on {_all(known)}, at most {gib(most)} in use"
     return _judged("gpu.foreign", found, good, hint, silent)
 
 
@@ -169,7 +169,7 @@ def xid(asked: GpuAnswer, device: Path = kernel_log.DEVICE) -> Check:
         found[gpu.name] = [(f"{text} in the kernel log", True)] if text else []
     if problem and not any(found.values()):
         raise UnknownError(problem)
-    return _judged(name, found, f"{_all(asked.gpus)} without need of a reset", hint)
+    return _judged(name, found, f"no reset is needed on {_all(asked.gpus)}", hint)
 
 
 def _action(recovery: int) -> list[Finding]:
