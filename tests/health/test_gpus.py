@@ -54,7 +54,7 @@ def test_healthy_gpus(driver: StandIn) -> None:
     assert statuses(found) == {}
     assert found["gpu.count"].text == "2 GPUs (NVIDIA H100 80GB HBM3) for 2 ranks"
     assert found["gpu.links"].text == "18 of 18 active on 2 GPUs"
-    assert "0.0 GiB in use" in found["gpu.foreign"].text
+    assert "at most 4 MiB in use" in found["gpu.foreign"].text
     assert gpu_facts(asked()) == {
         "driver": "560.35.03",
         "cuda driver": "12.6",
@@ -165,7 +165,7 @@ def test_links_that_a_board_does_not_use(driver: StandIn) -> None:
 
 def test_an_old_driver_counts_what_it_reserves(driver: StandIn) -> None:
     driver.answer(gpu0_used=-13, gpu0_used1=300, gpu0_recovery=0, gpu1_recovery=0)
-    assert "0.3 GiB in use" in looked(asked())["gpu.foreign"].text
+    assert "at most 300 MiB in use" in looked(asked())["gpu.foreign"].text
 
 
 def test_a_job_without_gpus_asks_nobody() -> None:
