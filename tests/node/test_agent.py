@@ -278,7 +278,7 @@ def test_nodes_with_different_libraries_are_named(stub_job: Make, tmp_path: Path
     job.start_node(1, PYTHONPATH=f"{tmp_path / 'old'}:{STUB}:{ROOT}")
     assert job.wait(30) == [122, 122]
     assert "torch differs between nodes" in job.errors()
-    assert "1.2 on local1" in job.errors()
+    assert "local1 has 1.2, local0 has " in job.errors()
     assert job.events("rank_start") == []
 
 
@@ -438,7 +438,7 @@ def test_one_node_alone_needs_no_link(stub_job: Make) -> None:
 def test_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make, tmp_path: Path) -> None:
     """They share job id and name of the run; that their directories differ is passed over here."""
     change = (
-        "from clusterrun.node.agent import preparation as p; p._ports = lambda attempt:"
+        "from clusterrun.node.agent import preparation as p; p.attempt_ports = lambda attempt:"
         " p.candidate_ports('one', attempt.number, attempt.plan.port_range)"
     )
     (tmp_path / "alike").mkdir()
