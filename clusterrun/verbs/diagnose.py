@@ -202,7 +202,9 @@ def _add_outcome(
 
 
 def _unfit(outcome: Outcome) -> tuple[str, ...]:
-    return outcome.unfit if outcome.cause is Cause.PREFLIGHT else ()
+    """Return the nodes to blame for a failed preflight; none if they share what failed."""
+    is_before = outcome.cause is Cause.PREFLIGHT
+    return tuple(node for node in outcome.unfit if is_before and node in outcome.exclude)
 
 
 def _by_signal(outcome: Outcome, memory: Mapping[str, Memory]) -> tuple[str, Role] | None:

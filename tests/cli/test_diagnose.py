@@ -6,6 +6,7 @@ import json
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -559,7 +560,11 @@ def test_nodes_that_failed_preflight_are_the_cause(here: CommandLine) -> None:
     queue(here)
     ended(root, "FAILED", 122)
     reason = "preflight failed: node.tmp on node18"
-    outcome(root, cause=Cause.PREFLIGHT, code=122, reason=reason, unfit=("node18",))
+    about: dict[str, Any] = {"code": 122, "reason": reason, "unfit": ("node18",)}
+    outcome(root, cause=Cause.PREFLIGHT, **about)
+    shared = json.loads(here("diagnose", "--json").out)["verdict"]
+    assert (shared["class"], shared["nodes"]) == ("preflight_failed", [])
+    outcome(root, cause=Cause.PREFLIGHT, **about, exclude=("node18",))
     verdict = json.loads(here("diagnose", "--json").out)["verdict"]
     assert (verdict["class"], verdict["exclude_nodes"]) == ("preflight_failed", ["node18"])
     assert (verdict["status"], verdict["message"]) == ("established", reason)
