@@ -74,7 +74,9 @@ VERBS: Final[dict[str, Verb]] = {
     "diagnose": Verb("clusterrun.cli.diagnose", "Watch", "Name why a run failed."),
     "init": Verb("clusterrun.cli.init", "Set up", "Write a starter clusterrun.yaml."),
     "config": Verb("clusterrun.cli.config", "Set up", "Show and check the configuration."),
-    "doctor": Verb("clusterrun.cli.doctor", "Set up", "Check this machine and Slurm for a job, or nodes."),
+    "doctor": Verb(
+        "clusterrun.cli.doctor", "Set up", "Check this machine and Slurm for a job, or nodes."
+    ),
     "completion": Verb(
         "clusterrun.cli.completion", "Set up", "Print a completion script for a shell."
     ),

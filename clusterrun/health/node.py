@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterrun.config.spec import Cluster, Device
-from clusterrun.health import cuda, machine, nccl, network, paths, python, site
+from clusterrun.health import cuda, machine, nccl, network, paths, python
 from clusterrun.health.check import Check, Look
 from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names
 from clusterrun.health.gpus import gpu_checks
@@ -27,8 +27,7 @@ class Needs:
     `runs` is the directory of the runs, `machines` of how many the job is, `files` how many files
     a process certainly opens, `host_bytes` the estimated memory of the machine (0: unknown).
     `gpus` are named as in CUDA_VISIBLE_DEVICES, () for all, None for none; they are for the
-    `node_ranks` of one node, of which a machine may simulate several. `health_command` gives the
-    site's own verdict, within `health_command_s`.
+    `node_ranks` of one node, of which a machine may simulate several.
     """
 
     runs: Path
@@ -39,8 +38,6 @@ class Needs:
     host_bytes: int = 0
     gpus: tuple[str, ...] | None = None
     node_ranks: int = 1
-    health_command: str = ""
-    health_command_s: float = 10.0
 
     @classmethod
     def of(cls, plan: Plan) -> Needs:
@@ -55,7 +52,6 @@ class Needs:
             host_bytes=plan.host_bytes * shared,
             gpus=tuple(device_names(os.environ)) if plan.device is Device.CUDA else None,
             node_ranks=plan.procs_per_node,
-            health_command=plan.health_command,
         )
 
     def gpu_answer(self, within_s: float = ANSWER_S) -> GpuAnswer | None:
@@ -78,7 +74,6 @@ def quick_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]
         "node.memlock": machine.memlock,
         "node.processes": partial(machine.processes, needs.ranks),
         "node.tmp": paths.scratch,
-        **_verdict_of_site(needs),
         "net.interface": partial(network.interface, needs.machines),
         **gpu_checks(asked or needs.gpu_answer(), needs.node_ranks),
     }
@@ -95,11 +90,6 @@ def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
     }
 
 
-def site_checks(needs: Needs) -> list[Check]:
-    """Return the verdict of the site's command alone; nothing if there is none."""
-    return [look() for look in _verdict_of_site(needs).values()]
-
-
 def _driver() -> Check:
     return cuda.driver(_cuda_of_torch())
 
@@ -110,9 +100,3 @@ def _nccl() -> Check:
 
 def _cuda_of_torch() -> str | None:
     return python.cuda_of_torch(python.ask(sys.executable), "")
-
-
-def _verdict_of_site(needs: Needs) -> dict[str, Look]:
-    if not needs.health_command:
-        return {}
-    return {site.NAME: partial(site.site_verdict, needs.health_command, needs.health_command_s)}

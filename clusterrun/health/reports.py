@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -82,17 +82,21 @@ def reported(run_dir: Path) -> set[str]:
     return {name[:-5] for name in names if name.endswith(".json") and not name.startswith(".")}
 
 
-def read_nodes(run_dir: Path) -> dict[str, NodeReport]:
-    """Return the nodes' reports; leave out damaged ones."""
-    found = {}
-    for node in sorted(reported(run_dir)):
-        data = read_json(run_dir / DIRECTORY / f"{node}.json") or {}
-        try:
-            checks = tuple(map(Check.from_data, data["checks"]))
-            found[node] = NodeReport(**{**data, "node": node, "checks": checks})
-        except (KeyError, TypeError, ValueError):
-            continue
-    return found
+def read_nodes(run_dir: Path, besides: Container[str] = ()) -> dict[str, NodeReport]:
+    """Return the nodes' reports; leave out damaged ones, and those of `besides`."""
+    nodes = (node for node in sorted(reported(run_dir)) if node not in besides)
+    found = {node: read_node(run_dir, node) for node in nodes}
+    return {node: report for node, report in found.items() if report is not None}
+
+
+def read_node(run_dir: Path, node: str) -> NodeReport | None:
+    """Return a node's report; None if there is none, or it is damaged."""
+    data = read_json(run_dir / DIRECTORY / f"{node}.json") or {}
+    try:
+        checks = tuple(map(Check.from_data, data["checks"]))
+        return NodeReport(**{**data, "node": node, "checks": checks})
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def read_group(run_dir: Path) -> GroupReport | None:

@@ -31,7 +31,7 @@ NAME: Final = "doctor"
 STAND_IN: Final = "__hello__"  # nothing trains; every Python has this module
 MINUTES: Final = 5
 BLOCKED_S: Final = 20.0  # for a job that may never start as things are
-LOOK_S: Final = 0.3
+LOOK_S, LOOK_NODE_S = 0.3, 0.001  # between two looks at the reports, and more for each node
 QUERY_S: Final = 2.0  # a scheduler's answer may be so old
 START_S: Final = 90.0  # from a job's start to that of its script: a prolog may be slow
 REPORT_S, NODE_S = 60.0, 0.1  # for the nodes of a job that runs, and more for each node
@@ -101,7 +101,7 @@ def _follow(record: JobRecord, progress: Callable[[str], None]) -> Smoke:
     gathering = _Gathering(record, progress)
     try:
         while not gathering.look():
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_S + record.nodes * LOOK_NODE_S)
         return gathering.result()
     finally:
         gathering.end()
@@ -120,6 +120,7 @@ class _Gathering:
         self._blocked = ""
         self._blocked_at: float | None = None
         self._has_all = False
+        self._done: dict[str, NodeReport] = {}
         self._told = ""
 
     def look(self) -> bool:
@@ -172,8 +173,12 @@ class _Gathering:
         group = reports.read_group(self._root)
         if group is None:
             return False
-        found = reports.read_nodes(self._root)
-        return all(node in found and found[node].computed is not None for node in group.shares)
+        for node in group.shares.keys() - self._done.keys():
+            report = reports.read_node(self._root, node)
+            if report is None or report.computed is None:
+                return False
+            self._done[node] = report
+        return True
 
     def _is_late(self) -> bool:
         passed_s = time.monotonic() - (self._started_at or time.monotonic())
@@ -189,7 +194,7 @@ class _Gathering:
 
     def result(self) -> Smoke:
         """Return what was gathered."""
-        found = reports.read_nodes(self._root)
+        found = {**reports.read_nodes(self._root, besides=self._done), **self._done}
         return Smoke(
             job_id=self._record.job_id,
             run_dir=self._root,

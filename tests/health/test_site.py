@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from clusterrun.health import site
 from clusterrun.health.check import Check
-from clusterrun.health.node import Needs, quick_looks, site_checks
 from clusterrun.health.site import site_verdict
 from tests.patience import PATIENCE
 
@@ -120,15 +119,6 @@ def test_slurms_words_are_a_verdict_too(tmp_path: Path) -> None:
 def test_no_shell_runs() -> None:
     found = site_verdict(f"{sys.executable} -c 'print(1)' ; exit 3", 20 * PATIENCE)
     assert found.status.value == "ok"
-
-
-def test_it_is_one_of_the_quick_checks_if_it_is_configured(tmp_path: Path) -> None:
-    assert site.NAME not in quick_looks(Needs(runs=tmp_path))
-    looks = quick_looks(Needs(runs=tmp_path, health_command="false"))
-    assert looks[site.NAME]().status.value == "fail"
-    assert site_checks(Needs(runs=tmp_path)) == []
-    (found,) = site_checks(Needs(runs=tmp_path, health_command="false"))
-    assert (found.id, found.status.value) == (site.NAME, "fail")
 
 
 VALUES = st.recursive(

@@ -40,7 +40,7 @@ class Questions:
         self._answered = asyncio.Event()
         self._lock = asyncio.Lock()
 
-    async def ask(self, what: str, *, within_s: float = ANSWER_S, **fields: Any) -> Answers:
+    async def ask(self, what: str, *, within_s: float | None = None, **fields: Any) -> Answers:
         """Return the answers of all present members, once all have answered or time is up."""
         async with self._lock:
             self._number += 1
@@ -49,7 +49,7 @@ class Questions:
             self._send("ask", question=self._number, what=what, **fields)
             self.look_around()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._answered.wait(), within_s)
+                await asyncio.wait_for(self._answered.wait(), within_s or ANSWER_S)
             return Answers(given=self._answers, silent=frozenset(self._missing))
 
     def take(self, member: int, message: dict[str, Any]) -> None:

@@ -54,7 +54,8 @@ class Probes:
 
     async def end(self) -> None:
         """End all processes."""
-        self._computed.cancel()
+        if self._processes:
+            self._computed.cancel()
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.health import reports
+from clusterrun.health.check import Check
 from clusterrun.health.examine import examine
 from clusterrun.health.facts import facts
 from clusterrun.health.gpu_answer import LONG_S, gpu_facts
-from clusterrun.health.node import Needs, all_looks, site_checks
+from clusterrun.health.node import Needs, all_looks
 from clusterrun.health.reports import GroupReport, NodeReport
+from clusterrun.health.site import site_verdict
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.preparation import attempt_ports
 from clusterrun.node.base.causes import Ending, NodeError
@@ -40,6 +42,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 
 CHECKS_S: Final = 4.0
+SITE_S: Final = 10.0
 MEET_S, MEET_NODE_S = 6.0, 0.03  # for the others to join, and more for each node
 LATE_S: Final = 20.0  # the head may start so much later than a member
 LIMIT_S: Final = 90.0
@@ -73,7 +76,6 @@ def _nodes(plan: Plan, env: Mapping[str, str]) -> int:
 
 async def _run(attempt: Attempt) -> None:
     probes = Probes(attempt.plan, attempt.paths.root)
-    await probes.start()
     try:
         await _examine(attempt, probes)
     finally:
@@ -81,10 +83,11 @@ async def _run(attempt: Attempt) -> None:
 
 
 async def _examine(attempt: Attempt, probes: Probes) -> None:
-    root, disk, needs = attempt.paths.root, SharedDisk(), Needs.of(attempt.plan)
-    verdict = asyncio.ensure_future(asyncio.to_thread(site_checks, needs))  # may take its time
-    report = await disk.do(partial(_alone, attempt, dataclasses.replace(needs, health_command="")))
+    root, disk = attempt.paths.root, SharedDisk()
+    verdict = asyncio.ensure_future(asyncio.to_thread(_of_site, attempt.plan))  # may take its time
+    report = await disk.do(partial(_alone, attempt))
     await disk.do(partial(reports.write_node, root, report))
+    await probes.start()  # no earlier: they use the GPUs
     part = NodePart(attempt, probes, disk)
     if attempt.who.is_head:
         await disk.do(partial(reports.write_group, root, await _lead(attempt, part, disk)))
@@ -95,7 +98,12 @@ async def _examine(attempt: Attempt, probes: Probes) -> None:
     await disk.do(partial(reports.write_node, root, report))
 
 
-def _alone(attempt: Attempt, needs: Needs) -> NodeReport:
+def _of_site(plan: Plan) -> list[Check]:
+    return [site_verdict(plan.health_command, SITE_S)] if plan.health_command else []
+
+
+def _alone(attempt: Attempt) -> NodeReport:
+    needs = Needs.of(attempt.plan)
     asked = needs.gpu_answer(LONG_S)
     checks = tuple(examine(all_looks(needs, asked), CHECKS_S))
     gpus = gpu_facts(asked) if asked else {}

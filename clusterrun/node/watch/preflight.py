@@ -8,7 +8,6 @@ from typing import Final
 
 from clusterrun.config.spec import Preflight
 from clusterrun.errors import shortened
-from clusterrun.health import site
 from clusterrun.health.check import Check, Status, note
 from clusterrun.health.examine import examine
 from clusterrun.health.findings import BAD
@@ -18,7 +17,6 @@ from clusterrun.launch.plan import Plan
 from clusterrun.logformat.notes import ChangedCheck, changed_line
 
 DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is skipped
-SITE_S: Final = 1.3  # for the site's command, which is killed then
 MOST: Final = 8  # checks in a report
 _OF_RANKS: Final = ("node.memory", "gpu.foreign")  # what the ranks use themselves, while they run
 _LETTERS: Final = 220  # of a text
@@ -31,8 +29,7 @@ class NodeChecks:
 
     def __init__(self, plan: Plan) -> None:
         self._is_on = plan.preflight is not Preflight.OFF
-        # No command may still run when the ranks start.
-        self._needs = dataclasses.replace(Needs.of(plan), health_command_s=SITE_S)
+        self._needs = Needs.of(plan)
         self._before: dict[str, Status] = {}
         self._asked: list[GpuAnswer] = []
 
@@ -73,7 +70,7 @@ class NodeChecks:
         self._asked += [asked] if asked else []
         try:
             looks = quick_looks(self._needs, asked)
-            return await asyncio.to_thread(examine, looks, DEADLINE_S, alone=(site.NAME,))
+            return await asyncio.to_thread(examine, looks, DEADLINE_S)
         except Exception as error:  # noqa: BLE001 - a fault of a check must not end the job
             text = f"cannot check this node: {error!r}"
             return [note("preflight", text, "start without these checks: --preflight off")]
