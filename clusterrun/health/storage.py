@@ -24,7 +24,7 @@ PIECE: Final = 1 << 20
 # A server that shares its capacity evenly serves all nodes together as fast as one node alone. It
 # breaks if it serves them much slower; short measurements vary by a factor of two.
 COLLAPSE: Final = 0.25
-LEAST: Final = 0.4  # of the median of the others, for the same reason
+LEAST: Final = 0.2  # of the median of the others, measured for half a second
 MARK: Final = "seen-"
 STATS: Final = 64  # names asked for one by one, when a cached listing lacks them
 SEEN_S: Final = 2.0
