@@ -1,0 +1,1 @@
+"""What the preflight adds to the start of a job."""
