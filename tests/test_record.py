@@ -317,6 +317,14 @@ def test_a_name_means_the_newest_of_its_runs_and_nothing_the_newest_of_all(runs:
     assert [found.job_id for found in record.list_records(runs)] == ["3", "2", "1"]
 
 
+def test_a_job_that_checks_nodes_is_not_the_newest(runs: RunsDir) -> None:
+    training = make(runs, run_id="r1", job_id="1", at=1.0)
+    smoke = dataclasses.replace(make(runs, "doctor", "r2", job_id="2", at=2.0), is_smoke=True)
+    record.write(smoke)
+    assert record.resolve_job(None, [runs]) == training
+    assert record.resolve_job("doctor", [runs]) == record.resolve_job("2", [runs]) == smoke
+
+
 def test_a_run_that_was_resumed_last_is_the_newest(runs: RunsDir) -> None:
     older = make(runs, run_id="a", job_id="1", at=10)
     make(runs, run_id="b", job_id="2", at=20)

@@ -45,7 +45,8 @@ class JobRecord:
     `job_id` is the run's newest job, or the next job of a chain; `chained_job_ids` follow it. It
     is empty until the scheduler has assigned one. `submitted_at` is in epoch seconds, as is
     `resumed_at`, when the run was last resumed by hand; 0 if never.
-    `time_minutes` is 0 without a limit, `chain_length` is 0 without a chain.
+    `time_minutes` is 0 without a limit, `chain_length` is 0 without a chain. A job that `is_smoke`
+    checks nodes and trains nothing.
     """
 
     job_id: str
@@ -72,6 +73,7 @@ class JobRecord:
     chained_job_ids: tuple[str, ...] = ()
     chain_length: int = 0
     resumed_at: float = 0.0
+    is_smoke: bool = False
 
     @property
     def age_key(self) -> tuple[float, str]:
@@ -116,6 +118,7 @@ def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) 
         git_commit=_git_commit(plan.workdir),
         user=current_user(),
         host=socket.gethostname(),
+        is_smoke=plan.is_smoke,
         **_shape(plan),
     )
 
@@ -351,7 +354,8 @@ def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
     Return the newest of several runs with a name. Raises JobNotFoundError.
     """
     if text is None:
-        newest = list_records(runs_dirs[0]) if runs_dirs else []
+        all_runs = list_records(runs_dirs[0]) if runs_dirs else []
+        newest = [record for record in all_runs if not record.is_smoke]
         if not newest:
             raise _not_found("no run yet", runs_dirs[:1])
         return newest[0]
