@@ -191,8 +191,13 @@ def _merged(name: str, by_node: Mapping[str, Mapping[str, Check]]) -> Iterator[M
             status=status,
             nodes=tuple(each for each, _ in members),
             text=f"{first.text}{where}",
-            hint=first.hint,
+            hint=_for_all(first.hint, node, [each for each, _ in members]),
         )
+
+
+def _for_all(hint: str, node: str, nodes: Sequence[str]) -> str:
+    """Return a hint of a node that names all of `nodes`."""
+    return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w.-])", lambda _: named(nodes), hint)
 
 
 def _rest(groups: Sequence[_Group]) -> list[_Group]:

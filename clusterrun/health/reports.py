@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -32,15 +32,16 @@ class Share:
     """What a node measured while all nodes did the same; None is not measured.
 
     `clock_s`: its clock is so far ahead of the head's. `metadata` and `read`: operations and MB per
-    second on the runs' file system; `visible`: whether it sees the others there (a Check).
-    `sent`: MB per second to `peer`; `link_error` if that failed. `reduced_s`: the time of an
-    all-reduce; `reduce_error` if it failed.
+    second on the runs' file system; `unseen`: the nodes whose files it does not see there;
+    `store_error` if it cannot use it. `sent`: MB per second to `peer`; `link_error` if that failed.
+    `reduced_s`: the time of an all-reduce; `reduce_error` if it failed.
     """
 
     clock_s: float = 0.0
     metadata: float | None = None
     read: float | None = None
-    visible: Mapping[str, Any] | None = None
+    unseen: Sequence[str] | None = None
+    store_error: str = ""
     peer: str = ""
     sent: float | None = None
     link_error: str = ""
@@ -52,12 +53,15 @@ class Share:
 class GroupReport:
     """What the head gathered: `shares` of the nodes that met, `alone`: the head before the others.
 
-    `problem`: why the nodes did not meet.
+    `lost`: nodes that met, and did not answer later. `problem`: why the nodes did not meet.
+    `took_s`: from their meeting to this report.
     """
 
     shares: Mapping[str, Share] = field(default_factory=dict)
     alone: Share = field(default_factory=Share)
+    lost: Sequence[str] = ()
     problem: str = ""
+    took_s: float = 0.0
 
 
 def write_node(run_dir: Path, report: NodeReport) -> None:
@@ -110,4 +114,4 @@ def read_group(run_dir: Path) -> GroupReport | None:
 
 def _group(data: Mapping[str, Any]) -> GroupReport:
     shares = {node: Share(**share) for node, share in data["shares"].items()}
-    return GroupReport(shares=shares, alone=Share(**data["alone"]), problem=str(data["problem"]))
+    return GroupReport(**{**data, "shares": shares, "alone": Share(**data["alone"])})

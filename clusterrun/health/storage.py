@@ -9,12 +9,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clusterrun.health.check import Check, fail, note, ok, skip
+from clusterrun.health.check import Check, Status, fail, note, ok, skip
 from clusterrun.health.compare import named
 from clusterrun.health.medians import slow
 from clusterrun.shared.wording import count
@@ -183,26 +184,45 @@ def mark(directory: Path, node: str) -> str:
     return ""
 
 
-def visible(directory: Path, nodes: Sequence[str], problem: str = "") -> Check:
-    """Look for the files of all nodes, after all have called `mark`; `problem` is its answer."""
-    name = "path.visible"
-    if problem:
-        return fail(name, f"this node cannot write {directory}: {problem}", OTHER)
+def unseen(directory: Path, nodes: Sequence[str]) -> list[str]:
+    """Return the nodes whose files are not seen, after all have called `mark`; wait for them.
+
+    Raises OSError if the directory can't be read.
+    """
     deadline = time.monotonic() + SEEN_S
     missing = list(nodes)
-    while (missing := sees(directory, missing)) and time.monotonic() < deadline:
+    while (missing := _unseen(directory, missing)) and time.monotonic() < deadline:
         time.sleep(PAUSE_S)
-    if missing:
-        text = f"this node does not see what {named(missing)} wrote in {directory}"
-        return fail(name, text, OTHER)
-    return ok(name, f"the files of {count(len(nodes), 'node')} are seen in {directory}")
+    return missing
 
 
-def sees(directory: Path, nodes: Sequence[str]) -> list[str]:
-    """Return the nodes whose files are not seen. Raises OSError if the directory can't be read.
+def visible(missed: Mapping[str, Collection[str]], number: int) -> dict[str, Check]:
+    """Judge which nodes do not see the files of which others of `number` nodes.
 
-    A listing that is cached may lack some: they are asked for by name, if they are few.
+    A node that has its directory for itself sees none of the others, and none of them sees it.
     """
+    name, most = "path.visible", (number + 1) // 2
+    unseen_by = Counter(node for missing in missed.values() for node in missing)
+    hidden = {node for node, times in unseen_by.items() if times >= most}
+    found = {}
+    for node, missing in missed.items():
+        theirs = list(missing) if len(missing) >= most else sorted(set(missing) - hidden)
+        if theirs:
+            text = f"it does not see what {named(theirs)} wrote in the directory of the runs"
+            found[node] = fail(name, text, OTHER)
+        else:
+            found[node] = ok(
+                name, "the files of the other nodes are seen in the directory of the runs"
+            )
+    for node in hidden:
+        if node not in found or found[node].status is Status.OK:
+            text = "what it writes in the directory of the runs is not seen by the others"
+            found[node] = fail(name, text, OTHER)
+    return found
+
+
+def _unseen(directory: Path, nodes: Sequence[str]) -> list[str]:
+    """A listing that is cached may lack some: they are asked for by name, if they are few."""
     listed = set(os.listdir(directory))
     missing = [node for node in nodes if f"{MARK}{node}" not in listed]
     asked = missing[:STATS]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from clusterrun.health import storage
@@ -10,42 +11,59 @@ from clusterrun.health.check import Check, fail, note, ok, skip
 from clusterrun.health.compare import differences, named
 from clusterrun.health.medians import slow
 from clusterrun.health.reports import GroupReport, NodeReport, Share
-from clusterrun.health.storage import StorageRates
+from clusterrun.health.storage import OTHER, StorageRates
 from clusterrun.shared.wording import count
 
 LEAST_SENT: Final = 0.4  # of the median: other jobs also send; a port at a lower speed is far below
 CLOCK_S: Final = 1.0  # logs of several nodes are hard to compare by eye beyond this
+OF_ALL: Final = "net.reduce"  # one node may make it fail on the others
+_TOGETHER: Final = ("path.visible", "net.link", OF_ALL)
 _LEAVE_OUT: Final = "leave it out with --exclude {}, and tell the administrator"
+_TRY: Final = "python -c 'import torch; print((torch.ones(9, 9) @ torch.ones(9, 9)).sum())'"
 
 
 def of_nodes(
-    nodes: Sequence[str], found: Mapping[str, NodeReport], group: GroupReport | None, unstarted: str
+    nodes: Sequence[str],
+    found: Mapping[str, NodeReport],
+    group: GroupReport | None,
+    problems: Mapping[str, str],
 ) -> dict[str, list[Check]]:
-    """Return the checks of each node."""
-    shares = group.shares if group else {}
+    """Return the checks of each node; `problems`: why some have no report, as far as known."""
+    group = group or GroupReport()
+    shares = group.shares
     rates = {each: rate for each, report in found.items() if (rate := _rate(report, "cuda"))}
-    sent = {node: share.sent for node, share in shares.items() if share.sent}
+    behind = slow(rates)
+    seen, links = _visible(shares), _links(shares)
     checks: dict[str, list[Check]] = {}
     for node in nodes:
         report = found.get(node)
-        checks[node] = [_reported(node, report, is_unstarted=node == unstarted)]
+        why = problems.get(node) or _silence(node in shares)
+        checks[node] = [_reported(node, why if report is None else "")]
         if report is None:
             continue
-        checks[node] += report.checks
-        checks[node].append(_computed(node, report, slow(rates)))
+        computed = _computed(node, report, behind)
+        checks[node] += [*report.checks, computed]
         if share := shares.get(node):
-            checks[node] += _shared(node, share, slow(sent, LEAST_SENT), is_alone=len(shares) < 2)
+            is_lost = node in group.lost
+            reduced = _reduced(share, has_computed=not computed.hint)
+            checks[node] += [_met(len(shares), is_lost=is_lost), seen[node], links[node], reduced]
+        elif shares:
+            checks[node] += [skip(name, "it did not meet the others") for name in _TOGETHER]
     return checks
 
 
-def _reported(node: str, report: NodeReport | None, *, is_unstarted: bool) -> Check:
+def _silence(has_joined: bool) -> str:
+    if has_joined:
+        return "no report, but it answered the first node: what it writes is not seen here"
+    return "no report: it is stuck, or the job's environment does not start there"
+
+
+def _reported(node: str, problem: str) -> Check:
     name = "node.report"
-    if report is not None:
+    if not problem:
         return ok(name, "reported")
     hint = f"look at it with: scontrol show node {node}; {_LEAVE_OUT.format(node)}"
-    if is_unstarted:
-        return fail(name, "Slurm could not start the job's script there", hint)
-    return fail(name, "no report: it is stuck, or the job's environment does not start there", hint)
+    return fail(name, problem, hint)
 
 
 def _rate(report: NodeReport, kind: str = "") -> float | None:
@@ -72,49 +90,92 @@ def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Che
     return ok(name, text)
 
 
-_TRY: Final = "python -c 'import torch; print((torch.ones(9, 9) @ torch.ones(9, 9)).sum())'"
+def _met(number: int, *, is_lost: bool) -> Check:
+    name = "net.meet"
+    if is_lost:
+        hint = "look for a process that hangs there, or a link that is cut"
+        return fail(name, "it met the others, then it stopped answering", hint)
+    if number < 2:
+        return skip(name, "no other node is there")
+    return ok(name, "met on a port of --port-range")
 
 
-def _shared(
-    node: str, share: Share, behind: Mapping[str, float], *, is_alone: bool
-) -> Iterator[Check]:
-    if share.visible is not None:
-        yield Check.from_data(share.visible)
-    if is_alone:
-        yield skip("net.link", "no other node is there")
-    elif share.link_error:
-        text = f"it cannot send to {share.peer} at {share.link_error}"
-        yield fail("net.link", text, f"try there: nc -vz {share.peer} PORT; see --port-range")
-    elif share.sent is None:
-        yield skip("net.link", "not measured")
-    else:
-        text = f"{share.sent:,.0f} MB/s to {share.peer} over TCP, all nodes at once"
-        if node in behind:
-            text = f"{text}: {behind[node]:.0%} of the median of the others"
-            yield note("net.link", text, _LEAVE_OUT.format(node))
-        else:
-            yield ok("net.link", text)
+def _visible(shares: Mapping[str, Share]) -> dict[str, Check]:
+    name = "path.visible"
+    missed = {node: share.unseen for node, share in shares.items() if share.unseen is not None}
+    return {
+        **{node: skip(name, "not measured") for node in shares},
+        **storage.visible(missed, len(shares)),
+        **{
+            node: fail(name, f"it cannot write there: {share.store_error}", OTHER)
+            for node, share in shares.items()
+            if share.store_error
+        },
+    }
+
+
+def _links(shares: Mapping[str, Share]) -> dict[str, Check]:
+    name = "net.link"
+    if len(shares) < 2:
+        return {node: skip(name, "no other node is there") for node in shares}
+    behind = _slow_ends(shares)
+    found = {node: _link(node, share, behind) for node, share in shares.items()}
+    first = next(iter(shares))
+    for node, share in shares.items():
+        if not share.link_error:
+            continue
+        # All nodes have reached the first one. Another that is not reached is at fault itself.
+        end, text = node, f"it cannot send to {share.peer} at {share.link_error}"
+        if share.peer != first:
+            end, text = share.peer, f"{node} cannot send to it at {share.link_error}"
+        hint = f"try on {node}: nc -vz {share.peer} PORT; choose ports with --port-range"
+        found[end] = fail(name, text, hint)
+    return found
+
+
+def _link(node: str, share: Share, behind: Mapping[str, float]) -> Check:
+    if share.sent is None:
+        return skip("net.link", "not measured")
+    text = f"{share.sent:,.0f} MB/s to {share.peer} over TCP, all nodes at once"
+    if node in behind:
+        text = f"{behind[node]:.0%} of the median of the others; {text}"
+        return note("net.link", text, _LEAVE_OUT.format(node))
+    return ok("net.link", text)
+
+
+def _slow_ends(shares: Mapping[str, Share]) -> dict[str, float]:
+    """Return the nodes with a slow link, and its rate as a share of the others' median.
+
+    A node that receives slowly also sends slowly if its own link is the slow one.
+    """
+    sent = {node: share.sent for node, share in shares.items() if share.sent}
+    behind = slow(sent, LEAST_SENT)
+    found: dict[str, float] = {}
+    for node, part in behind.items():
+        peer = shares[node].peer
+        end = peer if peer in behind else node
+        found[end] = min(part, found.get(end, part))
+    return found
+
+
+def _reduced(share: Share, *, has_computed: bool) -> Check:
     if share.reduce_error:
-        yield fail("net.reduce", f"an all-reduce failed: {share.reduce_error}", _FIND)
-    elif share.reduced_s is None:
-        yield skip("net.reduce", "not measured")
-    else:
-        yield ok("net.reduce", f"an all-reduce of 4 MiB took {share.reduced_s * 1000:.0f} ms")
-
-
-_FIND: Final = "look for net.link above; set NCCL_SOCKET_IFNAME, or --network-interface"
+        text = f"an all-reduce failed: {share.reduce_error}"
+        hint = "look for net.link above; name the interface with --network-interface"
+        return fail(OF_ALL, text, hint)
+    if share.reduced_s is None:
+        return skip(OF_ALL, "not measured" if has_computed else "its matrix product failed")
+    return ok(OF_ALL, f"an all-reduce of 4 MiB took {share.reduced_s * 1000:.0f} ms")
 
 
 def of_group(found: Mapping[str, NodeReport], group: GroupReport | None) -> list[Check]:
     """Return the checks that compare nodes."""
     checks = differences({node: report.facts for node, report in found.items()})
-    if group is None:
-        return [*checks, fail("net.meet", "the nodes did not meet", "see node.report above")]
-    if group.problem:
-        return [*checks, fail("net.meet", group.problem, "see node.report above")]
+    if group is None or group.problem:
+        problem = group.problem if group else "the nodes did not meet"
+        return [*checks, fail("net.meet", problem, "look for node.report above")]
     together = {node: _rates(share) for node, share in group.shares.items()}
-    met = ok("net.meet", f"{count(len(group.shares), 'node')} met on a port of --port-range")
-    return [*checks, met, _clock(group.shares), storage.rates(_rates(group.alone), together)]
+    return [*checks, _clock(group.shares), storage.rates(_rates(group.alone), together)]
 
 
 def _rates(share: Share) -> StorageRates:
@@ -123,12 +184,15 @@ def _rates(share: Share) -> StorageRates:
 
 def _clock(shares: Mapping[str, Share]) -> Check:
     name = "same.clock"
-    off = {node: share.clock_s for node, share in shares.items() if abs(share.clock_s) > CLOCK_S}
     if len(shares) < 2:
         return skip(name, "there is only one node")
+    middle = statistics.median_low(share.clock_s for share in shares.values())
+    ahead = {node: share.clock_s - middle for node, share in shares.items()}
+    off = {node: seconds for node, seconds in ahead.items() if abs(seconds) > CLOCK_S}
     if not off:
         return ok(name, f"all clocks are within {CLOCK_S:g} s")
     worst = max(off.values(), key=abs)
     side = "ahead of" if worst > 0 else "behind"
-    text = f"{named(list(off))}: up to {abs(worst):.1f} s {side} the first node"
+    upto = "up to " if len(off) > 1 else ""
+    text = f"{named(list(off))}: {upto}{abs(worst):.1f} s {side} the other nodes"
     return note(name, text, "tell the administrator; look there with: chronyc tracking")

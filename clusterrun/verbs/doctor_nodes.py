@@ -9,7 +9,9 @@ from typing import Final
 
 from clusterrun.health.check import Check, Status, fail
 from clusterrun.health.compare import MergedCheck, merged, to_exclude
-from clusterrun.health.together import of_group, of_nodes
+from clusterrun.health.together import OF_ALL, of_group, of_nodes
+from clusterrun.node.recovery.printed import last_reason, reason_of
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.verbs.doctor import Probe, Subject, examine
 from clusterrun.verbs.smoke import Smoke
 
@@ -40,20 +42,26 @@ def _as_guess(found: Check) -> Check:
 
 def findings(smoke: Smoke) -> tuple[list[NodesCheck], str]:
     """Return what the nodes found, and a host list of those to leave out."""
+    output = RunPaths(root=smoke.run_dir).batch_output
     if smoke.blocked:
         text = f"job {smoke.job_id} does not start: {smoke.blocked}"
         hint = "list the nodes with sinfo -N -l; request fewer with --nodes"
         return [NodesCheck(check=fail("node.report", text, hint))], ""
     if smoke.end is not None:
-        text = f"job {smoke.job_id} is {smoke.end.value}, and no node has reported"
-        hint = f"read its output: clusterrun logs {smoke.job_id}"
+        why = last_reason(output, 0, smoke.nodes) or "no node has reported"
+        text = f"job {smoke.job_id} is {smoke.end.value}: {why}"
+        hint = f"read its output: clusterrun logs {smoke.job_id} --stream batch"
         return [NodesCheck(check=fail("node.report", text, hint))], ""
-    by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, smoke.unstarted)
+    problems = {node: reason_of(output, node) for node in smoke.nodes}
+    if smoke.unstarted:
+        problems[smoke.unstarted] = "Slurm could not start the job's script there"
+    by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, problems)
     group = [NodesCheck(check=each) for each in of_group(smoke.found, smoke.group)]
     reports = {node: found[:1] for node, found in by_node.items()}
     others = {node: found[1:] for node, found in by_node.items() if node in smoke.found}
     nodes = map(_finding, (*merged(reports), *merged(others)))
-    return [*nodes, *group], to_exclude(by_node)
+    own = {node: [each for each in found if each.id != OF_ALL] for node, found in by_node.items()}
+    return [*nodes, *group], to_exclude(own)
 
 
 def _finding(each: MergedCheck) -> NodesCheck:

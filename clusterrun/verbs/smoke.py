@@ -173,9 +173,12 @@ class _Gathering:
         group = reports.read_group(self._root)
         if group is None:
             return False
-        for node in group.shares.keys() - self._done.keys():
+        awaited = (group.shares.keys() | reports.reported(self._root)) - set(group.lost)
+        for node in awaited - self._done.keys():
             report = reports.read_node(self._root, node)
             if report is None or report.computed is None:
+                return False
+            if node not in group.shares and not _has_met(report):
                 return False
             self._done[node] = report
         return True
@@ -211,6 +214,11 @@ class _Gathering:
         if not (self._has_all or self._now.state.is_terminal):
             with contextlib.suppress(ClusterrunError):
                 select.backend_of(self._record).cancel([self._record.job_id])
+
+
+def _has_met(report: NodeReport) -> bool:
+    """Return whether a node outside the group reported why."""
+    return any(each.id == "net.meet" for each in report.checks)
 
 
 def _status(record: JobRecord) -> JobStatus:

@@ -89,6 +89,11 @@ class Member:
             self._pong(channel, message)
         raise self._lost("disconnected before the launch")
 
+    @property
+    def last_problem(self) -> str:
+        """Why the head could not be reached the last time."""
+        return self._last
+
     def _lost(self, how: str) -> NodeError:
         text = f"{self._who.node}: the head {self._who.nodes[0]} {how}"
         return NodeError(NodeExit.RENDEZVOUS_FAILED, text)

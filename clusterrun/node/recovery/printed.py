@@ -20,6 +20,13 @@ def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
     return next((found[-1] for found in (own, _errors(lines)) if found), "")
 
 
+def reason_of(output: Path, node: str) -> str:
+    """Return clusterrun's last line for a node, without its name; "" if there is none."""
+    mark = f"{PREFIX}{node}: "
+    found = _own(_lines(output, 0), (mark,))
+    return found[-1].removeprefix(f"{node}: ") if found else ""
+
+
 def last_word(output: Path) -> str:
     """Return clusterrun's last line; "" if there is none."""
     return next(reversed(_own(_lines(output, 0), (PREFIX,))), "")

@@ -7,59 +7,82 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from clusterrun.health.reports import GroupReport, Share
-from clusterrun.node.base.ports import free_port
 from clusterrun.node.link.head import Head
 from clusterrun.node.smoke.part import NodePart
+from clusterrun.node.smoke.probes import COMPUTE_S, REDUCE_S
 
 ANSWER_S: Final = 12.0
-REDUCE_S: Final = 60.0  # the processes end earlier, with an error
-Found = dict[int, Mapping[str, Any]]
+SPARE_S: Final = 3.0  # the processes that compute end earlier, with an error
+Found = Mapping[int, Mapping[str, Any]]
 
 
 async def gather(head: Head, part: NodePart, address: str) -> GroupReport:
     """Have the nodes that are present measure the file system, their links and an all-reduce."""
-    addresses = {0: address, **head.addresses()}
-    names = {rank: part.nodes[rank] for rank in addresses}
+    group = _Group(head, part, address)
+    names = group.names
+    ready = await group.ask("ready", COMPUTE_S + SPARE_S)
     alone = await part.store({})
-    found = [await _all(head, part, "store", names=list(names.values()))]
-    if len(addresses) > 1:
-        listening = await _all(head, part, "listen")
-        ring = _ring(names, addresses, {rank: each["port"] for rank, each in listening.items()})
-        found.append(await _all(head, part, "send", targets=ring))
-    found.append(await _reduced(head, part, addresses))
+    found = [await group.ask("store", names=list(names.values()))]
+    if len(names) > 1:
+        listening = await group.ask("listen")
+        found.append(await group.ask("send", targets=group.ring(listening)))
+    found.append(await group.reduced(ready))
     shares = {
         name: _share(*(answers.get(rank, {}) for answers in found)) for rank, name in names.items()
     }
-    return GroupReport(shares=shares, alone=_share(alone))
+    lost = [name for rank, name in names.items() if rank not in group.answering]
+    return GroupReport(shares=shares, alone=_share(alone), lost=lost)
 
 
-async def _all(head: Head, part: NodePart, what: str, **fields: Any) -> Found:
-    """Return the answers of all nodes, this one included, by node rank."""
-    own, others = await asyncio.gather(
-        part.answerers[what](fields), head.questions.ask(what, within_s=ANSWER_S, **fields)
-    )
-    return {0: own, **others.given}
+class _Group:
+    """The nodes that have met; one that does not answer is not asked again."""
 
+    def __init__(self, head: Head, part: NodePart, address: str) -> None:
+        self._head, self._part = head, part
+        self._addresses = dict(sorted({0: address, **head.addresses()}.items()))
+        self.answering = set(self._addresses)
 
-def _ring(
-    names: Mapping[int, str], addresses: Mapping[int, str], ports: Mapping[int, int]
-) -> dict[str, tuple[str, str, int]]:
-    """Return the next node of each, by node rank."""
-    ranks = sorted(addresses)
-    pairs = zip(ranks, [*ranks[1:], ranks[0]], strict=True)
-    return {str(one): (names[two], addresses[two], ports.get(two, 0)) for one, two in pairs}
+    @property
+    def names(self) -> dict[int, str]:
+        """The nodes that met, by node rank."""
+        return {rank: self._part.nodes[rank] for rank in self._addresses}
 
+    async def ask(self, what: str, within_s: float = ANSWER_S, **fields: Any) -> Found:
+        """Return the answers of all nodes, this one included, by node rank."""
+        own, others = await asyncio.gather(
+            self._part.answerers[what](fields),
+            self._head.questions.ask(what, within_s=within_s, of=self.answering, **fields),
+        )
+        self.answering &= {0, *others.given}
+        return {0: own, **others.given}
 
-async def _reduced(head: Head, part: NodePart, addresses: Mapping[int, str]) -> Found:
-    firsts = {str(rank): n * part.devices for n, rank in enumerate(sorted(addresses))}
-    try:
-        port = free_port(part.ports)
-    except OSError as error:
-        return {0: {"reduce_error": f"no port is free: {error}"}}
-    world = len(addresses) * part.devices
-    return await _all(
-        head, part, "reduce", address=addresses[0], port=port, world=world, first=firsts
-    )
+    def ring(self, listening: Found) -> dict[str, tuple[str, str, int]]:
+        """Return the next node that listens, by node rank."""
+        ports = {rank: each["port"] for rank, each in sorted(listening.items()) if each["port"]}
+        ranks = list(ports)
+        pairs = zip(ranks, [*ranks[1:], *ranks[:1]], strict=True)
+        return {
+            str(one): (self.names[two], self._addresses[two], ports[two])
+            for one, two in pairs
+            if one != two
+        }
+
+    async def reduced(self, ready: Found) -> Found:
+        """Have the devices that computed reduce together; the others would hold them up."""
+        ranks = [rank for rank in sorted(self.answering) if ready.get(rank, {}).get("is_fit")]
+        if not ranks:
+            return {}
+        first, devices = ranks[0], self._part.devices
+        if not ready[first]["port"]:
+            return {first: {"reduce_error": "no port of --port-range is free"}}
+        return await self.ask(
+            "reduce",
+            REDUCE_S + SPARE_S,
+            address=self._addresses[first],
+            port=ready[first]["port"],
+            world=len(ranks) * devices,
+            first={str(rank): n * devices for n, rank in enumerate(ranks)},
+        )
 
 
 def _share(*answers: Mapping[str, Any]) -> Share:

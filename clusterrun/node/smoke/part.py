@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.health import reports, storage
-from clusterrun.health.check import fail
-from clusterrun.health.storage import OTHER, StorageRates
 from clusterrun.node.agent.preparation import attempt_ports
 from clusterrun.node.base.identity import LOOPBACK, Attempt
-from clusterrun.node.base.ports import listening_socket
+from clusterrun.node.base.ports import free_port, listening_socket
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link.clock import Offset
 from clusterrun.node.link.questions import Answerer
@@ -36,6 +34,7 @@ class NodePart:
         self._clock_s = 0.0
         self.interface = ""
         self.answerers: dict[str, Answerer] = {
+            "ready": self.ready,
             "store": self.store,
             "listen": self.listen,
             "send": self.send,
@@ -46,16 +45,24 @@ class NodePart:
         """Take how far this node's clock is ahead of the head's."""
         self._clock_s = offset.offset_us / 1e6
 
+    async def ready(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for the matrix products; return whether all succeeded, and a port for a group."""
+        found = await self._probes.computed()
+        try:
+            port = free_port(self._ports)
+        except OSError:
+            port = 0
+        return {"is_fit": all("error" not in each for each in found.values()), "port": port}
+
     async def store(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Measure the runs' file system; `names`: the nodes whose files must be seen."""
         names = [str(name) for name in message.get("names", ())]
         try:
             found = await self._disk.do(partial(storage.measure, self._where))
-            visible = await self._disk.do(partial(storage.visible, self._where, names))
+            unseen = await self._disk.do(partial(storage.unseen, self._where, names))
         except OSError as error:
-            visible, found = fail("path.visible", str(error), OTHER), StorageRates()
-        own = {"clock_s": self._clock_s, "visible": dataclasses.asdict(visible)}
-        return {**dataclasses.asdict(found), **own}
+            return {"clock_s": self._clock_s, "store_error": error.strerror or str(error)}
+        return {"clock_s": self._clock_s, "unseen": unseen, **dataclasses.asdict(found)}
 
     @property
     def _where(self) -> Path:
@@ -64,7 +71,7 @@ class NodePart:
     async def listen(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Listen for another node's data; return the port, 0 if none is free."""
         is_local = self._attempt.who.is_local  # simulated nodes share this machine's ports
-        for port in (0,) if is_local else self.ports:
+        for port in (0,) if is_local else self._ports:
             try:
                 listener = listening_socket(port, LOOPBACK if is_local else "")
             except OSError:
@@ -75,11 +82,14 @@ class NodePart:
 
     async def send(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send data to the next node of the ring, and measure the rate."""
-        name, address, port = message["targets"][str(self._attempt.who.node_rank)]
+        target = message["targets"].get(str(self._attempt.who.node_rank))
+        if target is None:
+            return {}
+        name, address, port = target
         try:
             rate = await asyncio.wait_for(_send(address, int(port)), CONNECT_S + SEND_S)
         except (OSError, asyncio.TimeoutError) as error:
-            text = str(error) or "no answer"
+            text = getattr(error, "strerror", "") or "no answer"
             return {"peer": name, "link_error": f"{address}:{port}: {text}"}
         return {"peer": name, "sent": rate}
 
@@ -87,7 +97,9 @@ class NodePart:
         """Take part in an all-reduce of all devices of all nodes."""
         if self._server is not None:
             self._server.close()
-        first = int(message["first"][str(self._attempt.who.node_rank)])
+        first = message["first"].get(str(self._attempt.who.node_rank))
+        if first is None:
+            return {}
         group = {name: message[name] for name in ("address", "port", "world")}
         ranks = range(first, first + len(self._probes))
         return dict(await self._probes.reduce({**group, "interface": self.interface}, ranks))
@@ -98,7 +110,7 @@ class NodePart:
         return self._attempt.who.nodes
 
     @property
-    def ports(self) -> tuple[int, ...]:
+    def _ports(self) -> tuple[int, ...]:
         """The ports that torch may use."""
         return attempt_ports(self._attempt).rendezvous
 

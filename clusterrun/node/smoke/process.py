@@ -9,13 +9,14 @@ import asyncio
 import dataclasses
 import os
 import socket
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from clusterrun.health import reports
-from clusterrun.health.check import Check
+from clusterrun.health.check import Check, fail, skip
 from clusterrun.health.examine import examine
 from clusterrun.health.facts import facts
 from clusterrun.health.gpu_answer import LONG_S, gpu_facts
@@ -24,13 +25,14 @@ from clusterrun.health.reports import GroupReport, NodeReport
 from clusterrun.health.site import site_verdict
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.preparation import attempt_ports
-from clusterrun.node.base.causes import Ending, NodeError
+from clusterrun.node.base.causes import Ending, NodeError, NodeExit
 from clusterrun.node.base.facts import interface_of
 from clusterrun.node.base.identity import Attempt, identity
 from clusterrun.node.base.processes import adopt_orphans, kill_descendants
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.base.stderr import say_on_stderr
+from clusterrun.node.base.tasks import guarded
 from clusterrun.node.link.clock import Clock
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
@@ -45,6 +47,8 @@ CHECKS_S: Final = 4.0
 SITE_S: Final = 10.0
 MEET_S, MEET_NODE_S = 6.0, 0.03  # for the others to join, and more for each node
 LATE_S: Final = 20.0  # the head may start so much later than a member
+LOOK_S: Final = 1.0
+TRIED_S: Final = 3.0  # to reach the head; a node that tried for less came late
 LIMIT_S: Final = 90.0
 
 
@@ -89,13 +93,18 @@ async def _examine(attempt: Attempt, probes: Probes) -> None:
     await disk.do(partial(reports.write_node, root, report))
     await probes.start()  # no earlier: they use the GPUs
     part = NodePart(attempt, probes, disk)
-    if attempt.who.is_head:
-        await disk.do(partial(reports.write_group, root, await _lead(attempt, part, disk)))
-    else:
-        await _follow(attempt, part, disk)
-    checks = (*report.checks, *await verdict)
-    report = dataclasses.replace(report, checks=checks, computed=await probes.computed())
-    await disk.do(partial(reports.write_node, root, report))
+    meeting = asyncio.ensure_future(
+        (_lead if attempt.who.is_head else _follow)(attempt, part, disk)
+    )
+    try:
+        checks = (*report.checks, *await verdict)
+        report = dataclasses.replace(report, checks=checks, computed=await probes.computed())
+        await disk.do(partial(reports.write_node, root, report))
+        if apart := await meeting:
+            report = dataclasses.replace(report, checks=(*report.checks, apart))
+            await disk.do(partial(reports.write_node, root, report))
+    finally:
+        meeting.cancel()
 
 
 def _of_site(plan: Plan) -> list[Check]:
@@ -110,7 +119,12 @@ def _alone(attempt: Attempt) -> NodeReport:
     return NodeReport(node=attempt.who.node, checks=checks, facts=facts(gpus))
 
 
-async def _lead(attempt: Attempt, part: NodePart, disk: SharedDisk) -> GroupReport:
+async def _lead(attempt: Attempt, part: NodePart, disk: SharedDisk) -> None:
+    found = await _led(attempt, part, disk)
+    await disk.do(partial(reports.write_group, attempt.paths.root, found))
+
+
+async def _led(attempt: Attempt, part: NodePart, disk: SharedDisk) -> GroupReport:
     """Meet the nodes that are present, and have all of them measure together."""
     who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
     wait_s = MEET_S + len(who.nodes) * MEET_NODE_S
@@ -120,7 +134,10 @@ async def _lead(attempt: Attempt, part: NodePart, disk: SharedDisk) -> GroupRepo
         parameters = await head.meet(_report(attempt))
     except NodeError as error:
         return GroupReport(problem=error.message)
+    part.interface = attempt.plan.network_interface or parameters.interface
+    began = time.monotonic()
     found = await gather(head, part, parameters.address)
+    found = dataclasses.replace(found, took_s=time.monotonic() - began)
     head.decision.make(Ending.completed())
     await head.ending()
     await head.leave()
@@ -133,19 +150,38 @@ def _parameters(_: object, address: str) -> LaunchParameters:
     )
 
 
-async def _follow(attempt: Attempt, part: NodePart, disk: SharedDisk) -> None:
-    """Answer the head's questions until it ends the group."""
+async def _follow(attempt: Attempt, part: NodePart, disk: SharedDisk) -> Check | None:
+    """Answer the head's questions until it ends the group; return why this node is not in it."""
     who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
     wait_s = MEET_S + len(who.nodes) * MEET_NODE_S + LATE_S
     ports = attempt_ports(attempt).link
     member = Member(who, realm, ports, wait_s, Clock(), part.clock_compared, part.answerers, disk)
     try:
-        part.interface = (await member.meet(_report(attempt))).interface
+        met = await guarded(member.meet(_report(attempt)), _others_end(attempt, disk))
+    except _LateError:
+        return skip("net.meet", "it started when the others had met")
     except NodeError as error:
-        say_on_stderr(error.message)
-        return
+        hint = f"try there: nc -vz {who.head_host} {ports[0]}; choose ports with --port-range"
+        text = f"it cannot reach the first node, {who.nodes[0]}: {member.last_problem}"
+        return fail("net.meet", error.message if error.is_told else text, hint)
+    part.interface = attempt.plan.network_interface or met.interface
     await member.ending()
     await member.leave()
+    return None
+
+
+class _LateError(Exception):
+    """The others met before this node came."""
+
+
+async def _others_end(attempt: Attempt, disk: SharedDisk) -> None:
+    """Wait until the others have measured, then raise why this node was not there."""
+    began = time.monotonic()
+    while (found := await disk.do(partial(reports.read_group, attempt.paths.root))) is None:
+        await asyncio.sleep(LOOK_S)
+    if time.monotonic() - began - found.took_s < TRIED_S:
+        raise _LateError
+    raise NodeError(NodeExit.RENDEZVOUS_FAILED, "the others met without it")
 
 
 def _report(attempt: Attempt) -> Report:
