@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clusterrun.health import storage
-from clusterrun.health.storage import StorageRates, mark, measure, rates, sees, visible
+from clusterrun.health.storage import StorageRates, mark, measure, rates, unseen, visible
 from tests.patience import PATIENCE
 
 ALONE = StorageRates(metadata=6000, read=800)
@@ -63,7 +63,7 @@ def test_a_server_that_breaks_under_load_is_found(
 
     monkeypatch.setattr(os, "rename", thrashing)
     alone = dataclasses.replace(measure(tmp_path, 0.1), read=None)
-    clients[0] = 6
+    clients[0] = 12
     together: dict[str, StorageRates] = {}
 
     def node(name: str) -> None:
@@ -111,31 +111,53 @@ def test_nodes_see_each_others_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(storage, "SEEN_S", 0.0)
     assert [mark(tmp_path, node) for node in NODES[:3]] == [""] * 3
     assert mark(tmp_path, NODES[0]) == ""
-    assert sees(tmp_path, NODES) == ["n3"]
-    found = visible(tmp_path, NODES)
-    assert (found.id, found.status.value) == ("path.visible", "fail")
-    assert found.text == f"this node does not see what n3 wrote in {tmp_path}"
-    assert found.hint
-    assert visible(tmp_path, NODES[:3]).status.value == "ok"
+    assert unseen(tmp_path, NODES) == ["n3"]
+    assert unseen(tmp_path, NODES[:3]) == []
+    assert mark(tmp_path / "gone", "n1") == "No such file or directory"
 
 
 def test_a_listing_that_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for node in NODES:
         mark(tmp_path, node)
     monkeypatch.setattr(os, "listdir", lambda _: [])
-    assert sees(tmp_path, NODES) == []
+    assert unseen(tmp_path, NODES) == []
 
 
 def test_a_node_whose_file_comes_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "PAUSE_S", 0.01)
     late = threading.Timer(0.05, mark, (tmp_path, "n1"))
     late.start()
-    assert visible(tmp_path, ["n1"]).status.value == "ok"
+    assert unseen(tmp_path, ["n1"]) == []
     late.join()
 
 
-def test_a_node_that_cannot_write(tmp_path: Path) -> None:
-    problem = mark(tmp_path / "gone", "n1")
-    found = visible(tmp_path / "gone", NODES, problem)
-    assert found.status.value == "fail"
-    assert found.text == f"this node cannot write {tmp_path}/gone: No such file or directory"
+ALL = "n0 n1 n2 n3"
+
+
+@pytest.mark.parametrize(
+    ("missed", "failed"),
+    [
+        ({"n0": "", "n1": "", "n2": "", "n3": ""}, ""),
+        ({"n0": "n2", "n1": "n2", "n2": "n0 n1 n3", "n3": "n2"}, "n2"),  # a directory of its own
+        ({"n0": "n2", "n1": "n2", "n2": "", "n3": "n2"}, "n2"),  # it writes to another directory
+        ({"n0": "n2", "n1": "n2"}, "n2"),  # and has not answered
+        ({"n0": "", "n1": "", "n2": "n0 n1 n3", "n3": ""}, "n2"),  # an old cache
+        ({"n0": "n2", "n1": "", "n2": "", "n3": ""}, "n0"),
+        ({"n0": "n1 n2 n3", "n1": "n0 n2 n3", "n2": "n0 n1 n3", "n3": "n0 n1 n2"}, ALL),
+    ],
+)
+def test_the_node_that_the_others_do_not_see_is_at_fault(
+    missed: dict[str, str], failed: str
+) -> None:
+    found = visible({node: names.split() for node, names in missed.items()}, 4)
+    fails = {node for node, each in found.items() if each.status.value == "fail"}
+    assert fails == set(failed.split())
+    assert all("--run-dir" in found[node].hint for node in fails)
+
+
+def test_one_of_three_or_two_nodes_has_a_directory_of_its_own() -> None:
+    found = visible({"n0": ["n2"], "n1": ["n2"], "n2": ["n0", "n1"]}, 3)
+    assert [each.status.value for each in found.values()] == ["ok", "ok", "fail"]
+    assert found["n2"].text == "it does not see what n[0-1] wrote in the directory of the runs"
+    found = visible({"n0": ["n1"], "n1": ["n0"]}, 2)
+    assert [each.status.value for each in found.values()] == ["fail", "fail"]

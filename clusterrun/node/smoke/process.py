@@ -93,9 +93,8 @@ async def _examine(attempt: Attempt, probes: Probes) -> None:
     await disk.do(partial(reports.write_node, root, report))
     await probes.start()  # no earlier: they use the GPUs
     part = NodePart(attempt, probes, disk)
-    meeting = asyncio.ensure_future(
-        (_lead if attempt.who.is_head else _follow)(attempt, part, disk)
-    )
+    meet = _lead if attempt.who.is_head else _follow
+    meeting = asyncio.ensure_future(meet(attempt, part, disk))
     try:
         checks = (*report.checks, *await verdict)
         report = dataclasses.replace(report, checks=checks, computed=await probes.computed())

@@ -65,7 +65,7 @@ class Saving:
         """Have all ranks save and exit at one call; return it, 0 if a node does not answer."""
         async with self._lock:
             self._request += 1
-            held = {"request": self._request}
+            held: dict[str, Any] = {"request": self._request}
             answers, own = await asyncio.gather(
                 self._questions.ask("hold", **held), self._page.hold(held)
             )
