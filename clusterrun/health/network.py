@@ -12,6 +12,7 @@ from clusterrun.health.check import Check, bad, fail, note, ok
 from clusterrun.health.machine import INFINIBAND
 
 INTERFACES: Final = Path("/sys/class/net")
+MOST: Final = 6  # interfaces that are named
 TRIED: Final = 32  # ports, spread over the range
 _IFF_UP: Final = 1
 _IFF_LOOPBACK: Final = 8
@@ -61,7 +62,10 @@ def interface(machines: int) -> Check:
         hint = "list the interfaces: ip -brief link"
         text = "no interface but loopback is up"
         return bad(name, text, hint, is_sure=machines > 1)
-    text = f"up: {', '.join([*map(_with_speed, found), *active])}"
+    found.sort(key=lambda each: not (INTERFACES / each / "device").exists())  # hardware first
+    shown = [*map(_with_speed, found[:MOST]), *active]
+    more = f" and {len(found) - MOST} more" if len(found) > MOST else ""
+    text = f"up: {', '.join(shown)}{more}"
     if active and (
         down := [f"{port} is {state}" for port, state in ports.items() if port not in active]
     ):

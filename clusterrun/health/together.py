@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -10,14 +11,18 @@ from clusterrun.health import storage
 from clusterrun.health.check import Check, fail, note, ok, skip
 from clusterrun.health.compare import differences, named
 from clusterrun.health.medians import slow
-from clusterrun.health.reports import GroupReport, NodeReport, Share
+from clusterrun.health.reports import NO_ANSWER, GroupReport, NodeReport, Share
 from clusterrun.health.storage import OTHER, StorageRates
 from clusterrun.shared.wording import count
 
 LEAST_SENT: Final = 0.4  # of the median: other jobs also send; a port at a lower speed is far below
 CLOCK_S: Final = 1.0  # logs of several nodes are hard to compare by eye beyond this
 OF_ALL: Final = "net.reduce"  # one node may make it fail on the others
+_MEET: Final = "net.meet"
 _TOGETHER: Final = ("path.visible", "net.link", OF_ALL)
+_SOURCE: Final = re.compile(r"^\w+: (\[[^]]*\] )?")  # gloo's source file
+_UNSTARTED: Final = "Slurm could not start the job's script there"
+_SILENT: Final = "no report: it is stuck, or the job's environment does not start there"
 _LEAVE_OUT: Final = "leave it out with --exclude {}, and tell the administrator"
 _TRY: Final = "python -c 'import torch; print((torch.ones(9, 9) @ torch.ones(9, 9)).sum())'"
 
@@ -26,44 +31,46 @@ def of_nodes(
     nodes: Sequence[str],
     found: Mapping[str, NodeReport],
     group: GroupReport | None,
-    problems: Mapping[str, str],
+    unstarted: str,
+    said: Mapping[str, str],
 ) -> dict[str, list[Check]]:
-    """Return the checks of each node; `problems`: why some have no report, as far as known."""
-    group = group or GroupReport()
-    shares = group.shares
+    """Return the checks of each node.
+
+    On `unstarted` Slurm could not start the job; `said`: why nodes could not take part, in their
+    own words.
+    """
+    shares = group.shares if group else {}
     rates = {each: rate for each, report in found.items() if (rate := _rate(report, "cuda"))}
     behind = slow(rates)
-    seen, links = _visible(shares), _links(shares)
+    seen, links, problem = _visible(shares), _links(shares), _reduce_problem(shares)
     checks: dict[str, list[Check]] = {}
     for node in nodes:
         report = found.get(node)
-        why = problems.get(node) or _silence(node in shares)
-        checks[node] = [_reported(node, why if report is None else "")]
         if report is None:
+            words = said.get(node, "") if node != unstarted else _UNSTARTED
+            checks[node] = [_missing(node, words, has_joined=node in shares)]
             continue
+        checks[node] = [ok("node.report", "reported")]
         computed = _computed(node, report, behind)
-        checks[node] += [*report.checks, computed]
-        if share := shares.get(node):
+        checks[node] += [*(each for each in report.checks if group or each.id != _MEET), computed]
+        if group and (share := shares.get(node)):
             is_lost = node in group.lost
-            reduced = _reduced(share, has_computed=not computed.hint)
+            reduced = _reduced(share, problem, has_computed=not computed.hint)
             checks[node] += [_met(len(shares), is_lost=is_lost), seen[node], links[node], reduced]
         elif shares:
             checks[node] += [skip(name, "it did not meet the others") for name in _TOGETHER]
     return checks
 
 
-def _silence(has_joined: bool) -> str:
-    if has_joined:
-        return "no report, but it answered the first node: what it writes is not seen here"
-    return "no report: it is stuck, or the job's environment does not start there"
-
-
-def _reported(node: str, problem: str) -> Check:
-    name = "node.report"
-    if not problem:
-        return ok(name, "reported")
-    hint = f"look at it with: scontrol show node {node}; {_LEAVE_OUT.format(node)}"
-    return fail(name, problem, hint)
+def _missing(node: str, words: str, *, has_joined: bool) -> Check:
+    name, hint = "node.report", f"look at it with: scontrol show node {node}"
+    hint = f"{hint}; {_LEAVE_OUT.format(node)}"
+    if words and words != _UNSTARTED:
+        hint = f"mend that, or leave it out with --exclude {node}"
+    elif has_joined:
+        words = "no report, but it answered the first node: what it writes is not seen here"
+        hint = OTHER
+    return fail(name, words or _SILENT, hint)
 
 
 def _rate(report: NodeReport, kind: str = "") -> float | None:
@@ -91,17 +98,18 @@ def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Che
 
 
 def _met(number: int, *, is_lost: bool) -> Check:
-    name = "net.meet"
     if is_lost:
         hint = "look for a process that hangs there, or a link that is cut"
-        return fail(name, "it met the others, then it stopped answering", hint)
+        return fail(_MEET, "it met the others, then it stopped answering", hint)
     if number < 2:
-        return skip(name, "no other node is there")
-    return ok(name, "met on a port of --port-range")
+        return skip(_MEET, "no other node is there")
+    return ok(_MEET, "met on a port of --port-range")
 
 
 def _visible(shares: Mapping[str, Share]) -> dict[str, Check]:
     name = "path.visible"
+    if len(shares) < 2:
+        return {node: skip(name, "no other node is there") for node in shares}
     missed = {node: share.unseen for node, share in shares.items() if share.unseen is not None}
     return {
         **{node: skip(name, "not measured") for node in shares},
@@ -128,7 +136,8 @@ def _links(shares: Mapping[str, Share]) -> dict[str, Check]:
         end, text = node, f"it cannot send to {share.peer} at {share.link_error}"
         if share.peer != first:
             end, text = share.peer, f"{node} cannot send to it at {share.link_error}"
-        hint = f"try on {node}: nc -vz {share.peer} PORT; choose ports with --port-range"
+        host, _, port = share.link_error.rpartition(": ")[0].rpartition(":")
+        hint = f"try on {node}: nc -vz {host} {port}; choose ports with --port-range"
         found[end] = fail(name, text, hint)
     return found
 
@@ -158,9 +167,16 @@ def _slow_ends(shares: Mapping[str, Share]) -> dict[str, float]:
     return found
 
 
-def _reduced(share: Share, *, has_computed: bool) -> Check:
+def _reduce_problem(shares: Mapping[str, Share]) -> str:
+    """Return one node's error for all: each node reports how it noticed the same."""
+    errors = [share.reduce_error for share in shares.values() if share.reduce_error]
+    told = [_SOURCE.sub("", each) for each in errors if not each.startswith(NO_ANSWER)]
+    return next(iter(told or errors), "")
+
+
+def _reduced(share: Share, problem: str, *, has_computed: bool) -> Check:
     if share.reduce_error:
-        text = f"an all-reduce failed: {share.reduce_error}"
+        text = f"an all-reduce failed: {problem}"
         hint = "look for net.link above; name the interface with --network-interface"
         return fail(OF_ALL, text, hint)
     if share.reduced_s is None:
@@ -168,12 +184,16 @@ def _reduced(share: Share, *, has_computed: bool) -> Check:
     return ok(OF_ALL, f"an all-reduce of 4 MiB took {share.reduced_s * 1000:.0f} ms")
 
 
-def of_group(found: Mapping[str, NodeReport], group: GroupReport | None) -> list[Check]:
+def of_group(
+    nodes: Sequence[str], found: Mapping[str, NodeReport], group: GroupReport | None
+) -> list[Check]:
     """Return the checks that compare nodes."""
     checks = differences({node: report.facts for node, report in found.items()})
+    if group is None and not found.keys() & nodes[:1]:
+        return [*checks, skip(_MEET, "the first node did not report")]
     if group is None or group.problem:
         problem = group.problem if group else "the nodes did not meet"
-        return [*checks, fail("net.meet", problem, "look for node.report above")]
+        return [*checks, fail(_MEET, problem, "choose ports with --port-range")]
     together = {node: _rates(share) for node, share in group.shares.items()}
     return [*checks, _clock(group.shares), storage.rates(_rates(group.alone), together)]
 

@@ -122,6 +122,9 @@ def _plain(spec: JobSpec) -> list[Directive]:
     ]
 
 
+KEEP_OTHERS, END_OTHERS = "--no-kill", "--kill-on-bad-exit=1"  # if a task of a step fails
+
+
 def srun_options(*, nodes: int, cpus: int, outlives_nodes: bool) -> tuple[str, ...]:
     """Return the options of each attempt's srun: one task per node.
 
@@ -135,7 +138,7 @@ def srun_options(*, nodes: int, cpus: int, outlives_nodes: bool) -> tuple[str, .
         *((f"--cpus-per-task={cpus}",) if cpus else ()),
         # Otherwise a site's SBATCH_EXPORT=NONE would reach the step.
         "--export=ALL",
-        "--no-kill" if outlives_nodes else "--kill-on-bad-exit=1",
+        KEEP_OTHERS if outlives_nodes else END_OTHERS,
         # The agents exit together; a limit would kill a node that is still saving.
         "--wait=0",
         "--unbuffered",

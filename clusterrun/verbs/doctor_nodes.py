@@ -10,7 +10,7 @@ from typing import Final
 from clusterrun.health.check import Check, Status, fail
 from clusterrun.health.compare import MergedCheck, merged, to_exclude
 from clusterrun.health.together import OF_ALL, of_group, of_nodes
-from clusterrun.node.recovery.printed import last_reason, reason_of
+from clusterrun.node.recovery.printed import last_reason, last_word, reason_of
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.verbs.doctor import Probe, Subject, examine
 from clusterrun.verbs.smoke import Smoke
@@ -48,15 +48,14 @@ def findings(smoke: Smoke) -> tuple[list[NodesCheck], str]:
         hint = "list the nodes with sinfo -N -l; request fewer with --nodes"
         return [NodesCheck(check=fail("node.report", text, hint))], ""
     if smoke.end is not None:
-        why = last_reason(output, 0, smoke.nodes) or "no node has reported"
+        said = last_reason(output, 0, smoke.nodes) or last_word(output)
+        why = said or "no node has reported"
         text = f"job {smoke.job_id} is {smoke.end.value}: {why}"
         hint = f"read its output: clusterrun logs {smoke.job_id} --stream batch"
         return [NodesCheck(check=fail("node.report", text, hint))], ""
-    problems = {node: reason_of(output, node) for node in smoke.nodes}
-    if smoke.unstarted:
-        problems[smoke.unstarted] = "Slurm could not start the job's script there"
-    by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, problems)
-    group = [NodesCheck(check=each) for each in of_group(smoke.found, smoke.group)]
+    said = {node: reason_of(output, node) for node in smoke.nodes if node not in smoke.found}
+    by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, smoke.unstarted, said)
+    group = [NodesCheck(check=each) for each in of_group(smoke.nodes, smoke.found, smoke.group)]
     reports = {node: found[:1] for node, found in by_node.items()}
     others = {node: found[1:] for node, found in by_node.items() if node in smoke.found}
     nodes = map(_finding, (*merged(reports), *merged(others)))

@@ -19,6 +19,7 @@ from clusterrun.config.spec import Cluster, OnInterrupt
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import reports
 from clusterrun.health.reports import GroupReport, NodeReport
+from clusterrun.launch.sbatch_header import END_OTHERS, KEEP_OTHERS
 from clusterrun.node.base.identity import local_node
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.rundir.record import JobRecord
@@ -91,7 +92,8 @@ def _submit(resolved: Resolved) -> JobRecord:
 
 
 def _as_smoke(prepared: Prepared) -> Prepared:
-    plan = dataclasses.replace(prepared.plan, is_smoke=True)
+    srun_args = (KEEP_OTHERS if each == END_OTHERS else each for each in prepared.plan.srun_args)
+    plan = dataclasses.replace(prepared.plan, is_smoke=True, srun_args=tuple(srun_args))
     bundle = render_bundle(plan, resolved_yaml=prepared.resolved.to_yaml())
     return dataclasses.replace(prepared, plan=plan, bundle=bundle)
 
@@ -119,7 +121,8 @@ class _Gathering:
         self._unstarted = ""
         self._blocked = ""
         self._blocked_at: float | None = None
-        self._has_all = False
+        self._ends_now = False  # all nodes are done
+        self._lost: set[str] = set()
         self._done: dict[str, NodeReport] = {}
         self._told = ""
 
@@ -133,7 +136,7 @@ class _Gathering:
         seen, number = reports.reported(self._root), self._record.nodes
         self._tell(f"job {self._record.job_id}: {len(seen)} of {number} nodes reported")
         if self._are_done():
-            self._has_all = len(seen) == number  # the job is about to end
+            self._ends_now = len(seen) == number and not self._lost
             return True
         if self._now.state.is_terminal:
             self._unstarted = "" if seen or self._has_begun() else self._first
@@ -173,7 +176,8 @@ class _Gathering:
         group = reports.read_group(self._root)
         if group is None:
             return False
-        awaited = (group.shares.keys() | reports.reported(self._root)) - set(group.lost)
+        self._lost = set(group.lost)
+        awaited = (group.shares.keys() | reports.reported(self._root)) - self._lost
         for node in awaited - self._done.keys():
             report = reports.read_node(self._root, node)
             if report is None or report.computed is None:
@@ -211,7 +215,7 @@ class _Gathering:
 
     def end(self) -> None:
         """End the job unless it ends now; also if the user interrupts."""
-        if not (self._has_all or self._now.state.is_terminal):
+        if not (self._ends_now or self._now.state.is_terminal):
             with contextlib.suppress(ClusterrunError):
                 select.backend_of(self._record).cancel([self._record.job_id])
 

@@ -119,28 +119,25 @@ def _alone(attempt: Attempt) -> NodeReport:
 
 
 async def _lead(attempt: Attempt, part: NodePart, disk: SharedDisk) -> None:
-    found = await _led(attempt, part, disk)
-    await disk.do(partial(reports.write_group, attempt.paths.root, found))
-
-
-async def _led(attempt: Attempt, part: NodePart, disk: SharedDisk) -> GroupReport:
     """Meet the nodes that are present, and have all of them measure together."""
-    who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
+    who, realm = attempt.who, _Realm(paths=attempt.paths, attempt=attempt.number)
     wait_s = MEET_S + len(who.nodes) * MEET_NODE_S
     ports = attempt_ports(attempt).link
+    write = partial(reports.write_group, attempt.paths.root)
     head = Head(who, realm, ports, wait_s, _parameters, disk, waits_for_all=False)
     try:
         parameters = await head.meet(_report(attempt))
     except NodeError as error:
-        return GroupReport(problem=error.message)
+        await disk.do(partial(write, GroupReport(problem=error.message)))
+        return
     part.interface = attempt.plan.network_interface or parameters.interface
     began = time.monotonic()
     found = await gather(head, part, parameters.address)
-    found = dataclasses.replace(found, took_s=time.monotonic() - began)
+    took_s = time.monotonic() - began
+    await disk.do(partial(write, dataclasses.replace(found, took_s=took_s)))
     head.decision.make(Ending.completed())
     await head.ending()
     await head.leave()
-    return found
 
 
 def _parameters(_: object, address: str) -> LaunchParameters:
@@ -151,7 +148,7 @@ def _parameters(_: object, address: str) -> LaunchParameters:
 
 async def _follow(attempt: Attempt, part: NodePart, disk: SharedDisk) -> Check | None:
     """Answer the head's questions until it ends the group; return why this node is not in it."""
-    who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
+    who, realm = attempt.who, _Realm(paths=attempt.paths, attempt=attempt.number)
     wait_s = MEET_S + len(who.nodes) * MEET_NODE_S + LATE_S
     ports = attempt_ports(attempt).link
     member = Member(who, realm, ports, wait_s, Clock(), part.clock_compared, part.answerers, disk)
@@ -167,6 +164,13 @@ async def _follow(attempt: Attempt, part: NodePart, disk: SharedDisk) -> Check |
     await member.ending()
     await member.leave()
     return None
+
+
+class _Realm(Realm):
+    """A group that a node that cannot take part does not end."""
+
+    async def watch(self, disk: SharedDisk, pause_s: float) -> None:
+        await asyncio.Event().wait()
 
 
 class _LateError(Exception):

@@ -1,0 +1,309 @@
+"""What the nodes of a smoke job found is judged, and the node at fault is the one that is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from clusterrun.health.check import Check, fail, ok, skip
+from clusterrun.health.compare import merged, to_exclude
+from clusterrun.health.reports import GroupReport, NodeReport, Share
+from clusterrun.health.together import OF_ALL, of_group, of_nodes
+
+NODES = ("n1", "n2", "n3", "n4")
+PEERS = dict(zip(NODES, (*NODES[1:], NODES[0]), strict=True))
+SHARES = {
+    node: Share(metadata=500, read=100, unseen=[], peer=PEERS[node], sent=1000.0, reduced_s=0.02)
+    for node in NODES
+}
+REPORTS = {
+    node: NodeReport(
+        node=node,
+        checks=(ok("node.shm", "fine"),),
+        facts={"versions.torch": "2.6.0"},
+        computed={"cuda:0": {"tflops": 100.0}, "cuda:1": {"tflops": 100.0}},
+    )
+    for node in NODES
+}
+ALONE = Share(metadata=2000, read=400)
+
+
+def group(changed: Mapping[str, Mapping[str, Any]] | None = None, **fields: Any) -> GroupReport:
+    """Return what a group found in which some nodes' shares differ."""
+    shares = {
+        node: dataclasses.replace(share, **(changed or {}).get(node, {}))
+        for node, share in SHARES.items()
+    }
+    return GroupReport(**{"shares": shares, "alone": ALONE, **fields})
+
+
+def reports(**changed: Mapping[str, Any]) -> dict[str, NodeReport]:
+    return {
+        node: dataclasses.replace(report, **changed.get(node, {}))
+        for node, report in REPORTS.items()
+    }
+
+
+def lines(
+    found: Mapping[str, NodeReport] | None = None,
+    met: GroupReport | None = None,
+    unstarted: str = "",
+    said: Mapping[str, str] | None = None,
+) -> tuple[list[str], str]:
+    """Return what is noted, failed and skipped, and the nodes to leave out."""
+    found = REPORTS if found is None else found
+    by_node = of_nodes(NODES, found, met, unstarted, said or {})
+    present = {node: checks for node, checks in by_node.items() if node in found}
+    reported = {node: checks[:1] for node, checks in by_node.items()}
+    rows = [
+        *((each.status, each.id, each.line, each.hint) for each in merged(reported)),
+        *((e.status, e.id, e.line, e.hint) for e in merged(present) if e.id != "node.report"),
+        *((each.status, each.id, each.text, each.hint) for each in of_group(NODES, found, met)),
+    ]
+    assert all(bool(hint) == (status.value in ("note", "fail")) for status, _, _, hint in rows)
+    own = {node: [c for c in checks if c.id != OF_ALL] for node, checks in by_node.items()}
+    bad = [f"{row[0].value} {row[1]} {row[2]}" for row in rows if row[0].value != "ok"]
+    return bad, to_exclude(own)
+
+
+def hint_of(name: str, checks: Mapping[str, list[Check]], node: str) -> str:
+    (found,) = (each for each in checks[node] if each.id == name)
+    return found.hint
+
+
+def test_nothing_is_noted_on_healthy_nodes() -> None:
+    assert lines(met=group()) == ([], "")
+    checks = of_nodes(NODES, REPORTS, group(), "", {})
+    assert [each.id for each in checks["n1"]] == [
+        *("node.report", "node.shm", "node.compute"),
+        *("net.meet", "path.visible", "net.link", "net.reduce"),
+    ]
+
+
+def test_a_loaded_machine_is_no_fault() -> None:
+    """CPUs that share a machine differ; so do links and clocks a little."""
+    cpu = [{"computed": {"cpu": {"tflops": rate}}} for rate in (0.01, 0.2, 0.2, 0.2)]
+    found = reports(**dict(zip(NODES, cpu, strict=True)))
+    changed = {"n2": {"sent": 410.0, "clock_s": 0.9}, "n3": {"metadata": 210.0}}
+    assert lines(found, group(changed)) == ([], "")
+
+
+# Nodes that do not report
+
+SILENT = "no report: it is stuck, or the job's environment does not start there"
+
+
+@pytest.mark.parametrize(
+    ("unstarted", "said", "has_met", "text", "hint"),
+    [
+        ("", "", False, SILENT, "look at it with: scontrol show node n2; leave it out with --ex"),
+        ("", "a setup line exited", False, "a setup line exited", "mend that, or leave it out wi"),
+        ("n2", "", False, "Slurm could not start the job's script there", "look at it with: scon"),
+        ("", "", True, "no report, but it answered the first node: what", "choose a directory"),
+    ],
+)
+def test_a_node_without_report(
+    unstarted: str, said: str, has_met: bool, text: str, hint: str
+) -> None:
+    found = {node: report for node, report in REPORTS.items() if node != "n2"}
+    met = group()
+    shares = {node: each for node, each in met.shares.items() if has_met or node != "n2"}
+    met = dataclasses.replace(met, shares=shares)
+    bad, exclude = lines(found, met, unstarted, {"n2": said})
+    assert len(bad) == 1
+    assert bad[0].startswith(f"fail node.report n2: {text}")
+    assert exclude == "n2"
+    checks = of_nodes(NODES, found, met, unstarted, {"n2": said})
+    assert hint_of("node.report", checks, "n2").startswith(hint)
+
+
+def test_the_first_node_did_not_report() -> None:
+    """The others could not meet; that is no fault of theirs."""
+    alone = fail("net.meet", "it cannot reach the first node", "look")
+    found = {node: dataclasses.replace(REPORTS[node], checks=(alone,)) for node in NODES[1:]}
+    bad, exclude = lines(found, None)
+    assert bad == [
+        f"fail node.report n1: {SILENT}",
+        "skip net.meet the first node did not report",
+    ]
+    assert exclude == "n1"
+
+
+def test_the_nodes_did_not_meet() -> None:
+    for met, why in (
+        (None, "the nodes did not meet"),
+        (GroupReport(problem="n1: no free port for the agents"), "n1: no free port for the agents"),
+    ):
+        assert lines(met=met) == ([f"fail net.meet {why}"], "")
+
+
+# Nodes that are not in the group
+
+
+@pytest.mark.parametrize(
+    ("own", "exclude"),
+    [
+        (fail("net.meet", "it cannot reach the first node, n1: no answer", "nc -vz n1"), "n4"),
+        (skip("net.meet", "it started when the others had met"), ""),
+    ],
+)
+def test_a_node_that_did_not_meet_the_others(own: Check, exclude: str) -> None:
+    found = reports(n4={"checks": (*REPORTS["n4"].checks, own)})
+    met = group()
+    met = dataclasses.replace(met, shares={node: met.shares[node] for node in NODES[:3]})
+    bad, left_out = lines(found, met)
+    assert left_out == exclude
+    assert bad == [
+        f"{own.status.value} net.meet n4: {own.text.replace('n4', '')}",
+        *(f"skip {name} n4: it did not meet the others" for name in ("path.visible", "net.link")),
+        "skip net.reduce n4: it did not meet the others",
+    ]
+
+
+def test_a_node_that_was_lost_while_all_measured() -> None:
+    gone = {"sent": None, "reduced_s": None}
+    bad, exclude = lines(met=group({"n3": gone}, lost=["n3"]))
+    assert bad == [
+        "fail net.meet n3: it met the others, then it stopped answering",
+        "skip net.link n3: not measured",
+        "skip net.reduce n3: not measured",
+    ]
+    assert exclude == "n3"
+
+
+# What they compute
+
+
+def test_torch_that_does_not_start_on_one_node() -> None:
+    error = {"error": "ImportError: libcudart.so.12"}
+    found = reports(n4={"computed": {"cuda:0": {"tflops": 100.0}, "cuda:1": error}})
+    bad, exclude = lines(found, group({"n4": {"reduced_s": None}}))
+    assert bad == [
+        "fail node.compute n4: cuda:1: ImportError: libcudart.so.12",
+        "skip net.reduce n4: its matrix product failed",
+    ]
+    assert exclude == "n4"
+    bad, _ = lines(reports(n4={"computed": None}), group())
+    assert bad == ["fail node.compute n4: torch did not answer in time"]
+
+
+def test_a_slow_gpu_is_compared_with_the_other_nodes() -> None:
+    slow = {"cuda:0": {"tflops": 100.0}, "cuda:1": {"tflops": 50.0}}
+    bad, exclude = lines(reports(n2={"computed": slow}), group())
+    assert bad == [
+        "note node.compute n2: a matrix product on 2 devices: 50 TFLOP/s, "
+        "50% of the median of the other nodes"
+    ]
+    assert exclude == ""
+
+
+# The directory of the runs
+
+
+def test_a_node_with_a_directory_of_its_own() -> None:
+    changed = {node: {"unseen": ["n3"]} for node in NODES}
+    changed["n3"] = {"unseen": ["n1", "n2", "n4"]}
+    text = "it does not see what n[1-2,4] wrote in the directory of the runs"
+    assert lines(met=group(changed)) == ([f"fail path.visible n3: {text}"], "n3")
+
+
+def test_a_directory_that_a_node_cannot_write() -> None:
+    changed = {"n3": {"unseen": None, "store_error": "Read-only file system"}}
+    text = "fail path.visible n3: it cannot write there: Read-only file system"
+    assert lines(met=group(changed)) == ([text], "n3")
+    bad, _ = lines(met=group({"n3": {"unseen": None}}))
+    assert bad == ["skip path.visible n3: not measured"]
+
+
+def test_a_file_server_that_breaks() -> None:
+    bad, exclude = lines(met=group({node: {"metadata": 100.0} for node in NODES}))
+    assert len(bad) == 1
+    assert bad[0].startswith("note path.rate metadata: 2,000 operations/s on one node alone, 100")
+    assert exclude == ""
+
+
+# Links
+
+
+@pytest.mark.parametrize(
+    ("slow", "named"),
+    [
+        ({"n2": 10.0, "n3": 12.0}, "n3: 1% of the median of the others; 12 MB/s to n4"),
+        ({"n3": 12.0}, "n3: 1% of the median of the others; 12 MB/s to n4"),
+        ({"n4": 10.0, "n1": 12.0}, "n1: 1% of the median of the others; 12 MB/s to n2"),
+    ],
+)
+def test_the_node_with_the_slow_link_is_named(slow: dict[str, float], named: str) -> None:
+    """A slow port receives as slowly as it sends: the node before it is not at fault."""
+    bad, exclude = lines(met=group({node: {"sent": rate} for node, rate in slow.items()}))
+    assert bad == [f"note net.link {named} over TCP, all nodes at once"]
+    assert exclude == ""
+
+
+@pytest.mark.parametrize(
+    ("sender", "text"),
+    [
+        ("n2", "n3: n2 cannot send to it at 10.0.0.9:20001: No route to host"),
+        ("n4", "n4: it cannot send to n1 at 10.0.0.9:20001: No route to host"),
+    ],
+)
+def test_a_blocked_port(sender: str, text: str) -> None:
+    """All nodes have reached the first one, so another that is not reached is at fault itself."""
+    error = "10.0.0.9:20001: No route to host"
+    met = group({sender: {"sent": None, "link_error": error}})
+    bad, exclude = lines(met=met)
+    assert bad[0] == f"fail net.link {text}"
+    assert bad[1:] == ([] if sender == "n4" else ["skip net.link n2: not measured"])
+    assert exclude == text[:2]
+    checks = of_nodes(NODES, REPORTS, met, "", {})
+    assert hint_of("net.link", checks, exclude).startswith(
+        f"try on {sender}: nc -vz 10.0.0.9 20001;"
+    )
+
+
+def test_an_all_reduce_that_fails_is_one_finding_and_leaves_out_no_node() -> None:
+    late = {"reduced_s": None, "reduce_error": "no answer within 15 s"}
+    gloo = "RuntimeError: [/build/gloo/pair.cc:537] Read error: Connection reset by peer"
+    changed = {"n1": late, "n2": {"reduced_s": None, "reduce_error": gloo}, "n3": late}
+    bad, exclude = lines(met=group(changed))
+    text = "an all-reduce failed: Read error: Connection reset by peer"
+    assert bad == [f"fail net.reduce n[1-3]: {text}"]
+    assert exclude == ""
+    bad, _ = lines(met=group(dict.fromkeys(NODES, late)))
+    assert bad == ["fail net.reduce n[1-4]: an all-reduce failed: no answer within 15 s"]
+
+
+# The nodes side by side
+
+
+@pytest.mark.parametrize(
+    ("clocks", "text"),
+    [
+        ({"n2": 5.0}, "n2: 5.0 s ahead of the other nodes"),
+        ({"n2": -5.0}, "n2: 5.0 s behind the other nodes"),
+        ({"n2": -5.0, "n3": -5.0, "n4": -5.0}, "n1: 5.0 s ahead of the other nodes"),
+        ({"n2": 3.0, "n3": 5.0}, "n[2-3]: up to 5.0 s ahead of the other nodes"),
+    ],
+)
+def test_a_clock_that_is_off(clocks: dict[str, float], text: str) -> None:
+    bad, exclude = lines(met=group({node: {"clock_s": off} for node, off in clocks.items()}))
+    assert (bad, exclude) == ([f"note same.clock {text}"], "")
+
+
+def test_a_version_on_one_node() -> None:
+    bad, _ = lines(reports(n2={"facts": {"versions.torch": "2.5.1"}}), group())
+    assert bad == ["fail same.versions torch: n2 has 2.5.1, the other 3 have 2.6.0"]
+
+
+def test_one_node_is_compared_with_none() -> None:
+    met = GroupReport(shares={"n1": dataclasses.replace(SHARES["n1"], sent=None)}, alone=ALONE)
+    found = {"n1": REPORTS["n1"]}
+    checks = of_nodes(["n1"], found, met, "", {})["n1"] + of_group(["n1"], found, met)
+    skipped = {each.id for each in checks if each.status.value == "skip"}
+    assert {each.status.value for each in checks} == {"ok", "skip"}
+    assert skipped == {
+        *("net.meet", "net.link", "path.visible", "path.rate", "same.clock", "same.versions")
+    }
