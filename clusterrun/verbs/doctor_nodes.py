@@ -48,8 +48,7 @@ def findings(smoke: Smoke) -> tuple[list[NodesCheck], str]:
         hint = "list the nodes with sinfo -N -l; request fewer with --nodes"
         return [NodesCheck(check=fail("node.report", text, hint))], ""
     if smoke.end is not None:
-        said = last_reason(output, 0, smoke.nodes) or last_word(output)
-        why = said or "no node has reported"
+        why = last_reason(output, 0, smoke.nodes) or last_word(output) or "no node has reported"
         text = f"job {smoke.job_id} is {smoke.end.value}: {why}"
         hint = f"read its output: clusterrun logs {smoke.job_id} --stream batch"
         return [NodesCheck(check=fail("node.report", text, hint))], ""

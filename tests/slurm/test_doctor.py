@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 from clusterrun.health.reports import reported
 from tests.cluster.cluster import Cluster
+from tests.cluster.small_disk import small_disk
 from tests.patience import PATIENCE, wait_for
 from tests.road import Project, project
 
@@ -120,6 +124,190 @@ def test_a_node_that_is_stuck_is_named_and_the_others_are_judged(
     for name in ("node.shm", "node.compute", "net.link", "net.reduce"):
         assert [each["status"] for each in found[name]] == ["ok"], found[name]
         assert set(others) < set(found[name][0]["nodes"])
+
+
+def bad_of(found: dict[str, list[dict[str, Any]]]) -> set[tuple[str, str, str]]:
+    """Return the status, id and nodes of what is noted or failed; what differs if none is named."""
+    return {
+        (each["status"], name, " ".join(each["nodes"]) or each["text"].split(":")[0])
+        for name, checks in found.items()
+        for each in checks
+        if each["hint"] and name != "path.runs"
+    }
+
+
+def by_node(*lines: str) -> tuple[str, str]:
+    """Return the option for setup lines, each `NODE) COMMANDS;;` of bash's case."""
+    return "--setup", "\n".join(("case $SLURMD_NODENAME in", *lines, "esac"))
+
+
+@contextmanager
+def slow_cable(cluster: Cluster, node: str) -> Iterator[None]:
+    """Let 40 Mbit/s through a node's cable, each way, in packets of at most 1,400 bytes."""
+    rate = ["root", "tbf", "rate", "40mbit", "burst", "64kb", "latency", "50ms"]
+    cable = cluster.shape.cable(node)
+    cluster.run(["tc", "qdisc", "add", "dev", cable, *rate])
+    cluster.run_on(node, ["tc", "qdisc", "add", "dev", "eth0", *rate])
+    cluster.run_on(node, ["ip", "link", "set", "eth0", "mtu", "1400"])
+    try:
+        yield
+    finally:
+        cluster.run(["tc", "qdisc", "del", "dev", cable, "root"])
+        cluster.run_on(node, ["tc", "qdisc", "del", "dev", "eth0", "root"])
+        cluster.run_on(node, ["ip", "link", "set", "eth0", "mtu", "1500"])
+
+
+def modules(path: Path, **files: str) -> Path:
+    """Write modules for a node's PYTHONPATH; `__` in a name is a directory."""
+    for name, text in files.items():
+        file = path / (name.replace("__", "/") + ".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return path
+
+
+# A clock that is off: only this node's Python sees it.
+FAST_CLOCK = """
+import time
+now, now_ns = time.time, time.time_ns
+time.time, time.time_ns = lambda: now() + 5, lambda: now_ns() + 5_000_000_000
+"""
+NO_TORCH = "raise ImportError('libcudart.so.12: cannot open shared object file')"
+
+
+def test_each_node_is_broken_in_its_own_way(
+    cluster: Cluster, here: Project, tmp_path: Path
+) -> None:
+    settle(cluster)
+    _, second, third, fourth = cluster.shape.node_names
+    about = tmp_path / "old" / "accelerate-0.1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 0.1\n")
+    broken = modules(tmp_path / "broken", torch=NO_TORCH, sitecustomize=FAST_CLOCK)
+    with small_disk(tmp_path / "small", 1) as disk, slow_cable(cluster, third):
+        disk.fill()
+        setup = by_node(
+            f"{second}) export PYTHONPATH={about.parent}; ulimit -n 300;;",
+            f"{third}) export TMPDIR={disk.root};;",
+            f"{fourth}) export PYTHONPATH={broken};;",
+        )
+        found, answer = checked(here, *setup)
+    assert bad_of(found) == {
+        ("note", "node.files", second),
+        ("fail", "same.versions", "accelerate"),
+        ("note", "same.limits", "open files"),
+        ("note", "node.tmp", third),
+        ("note", "net.link", third),
+        ("note", "same.network", "eth0"),
+        ("fail", "node.compute", fourth),
+        ("note", "same.clock", fourth),
+    }
+    texts = {name: checks[0]["text"] for name, checks in found.items()}
+    assert f"accelerate: {second} has 0.1, the other 3 have" in texts["same.versions"]
+    assert f"open files: {second} has 300" in texts["same.limits"]
+    assert f"eth0: {third} has " in texts["same.network"]
+    assert "libcudart" in texts["node.compute"]
+    assert {each["status"] for each in found["net.reduce"]} == {"ok", "skip"}
+    assert answer["exclude"] == fourth
+
+
+@pytest.mark.long
+def test_nodes_that_do_not_reach_each_other(cluster: Cluster, here: Project) -> None:
+    """The second and the third have no route to each other; a firewall is around the fourth."""
+    settle(cluster)
+    first, second, third, fourth = cluster.shape.node_names
+    address = {node: cluster.shape.address(node) for node in cluster.shape.node_names}
+    ports = f"to {address[first]} ipproto tcp dport 20000-29999 prohibit pref 100"
+    broken = (
+        (second, f"route {{}} unreachable {address[third]}/32"),
+        (third, f"route {{}} unreachable {address[second]}/32"),
+        (fourth, f"rule {{}} {ports}"),
+    )
+    for node, line in broken:
+        cluster.run_on(node, ["ip", *line.format("add").split()])
+    try:
+        found, answer = checked(here)
+    finally:
+        for node, line in broken:
+            cluster.run_on(node, ["ip", *line.format("del").split()])
+    assert {name for _, name, _ in bad_of(found)} == {"net.meet", "net.link", "net.reduce"}
+    assert (found["net.meet"][0]["nodes"], found["net.link"][0]["nodes"]) == ([fourth], [third])
+    assert f"it cannot reach the first node, {first}: " in found["net.meet"][0]["text"]
+    assert f"{second} cannot send to it at {address[third]}:" in found["net.link"][0]["text"]
+    assert set(found["net.reduce"][0]["nodes"]) <= {first, second, third}
+    assert answer["exclude"] == f"{third[:-1]}[3-4]"
+
+
+# It stops when the others ask it to listen.
+STOPS = """
+import os, signal, sys, threading, time
+
+async def listen(self, message):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def patch():
+    while not hasattr(sys.modules.get("clusterrun.node.smoke.part"), "_send"):
+        time.sleep(0.01)
+    sys.modules["clusterrun.node.smoke.part"].NodePart.listen = listen
+
+if "smoke" in sys.orig_argv:
+    threading.Thread(target=patch, daemon=True).start()
+"""
+# After its report, the node has a directory of its own in the place of the others'.
+HIDES = """
+until grep -q tflops $D/health/$SLURMD_NODENAME.json; do sleep 0.05; done 2> /dev/null
+mount -t tmpfs none $D/health
+"""
+
+
+@pytest.mark.long
+def test_nodes_that_leave_while_all_measure(
+    cluster: Cluster, here: Project, tmp_path: Path
+) -> None:
+    settle(cluster)
+    _, second, third, fourth = cluster.shape.node_names
+    (tmp_path / "hide").write_text(HIDES)
+    again = f'bash -c \'(. {tmp_path}/hide) & exec bash "$@"\' bash "$0" "$@"'
+    setup = by_node(
+        f"{second}) export PYTHONPATH={modules(tmp_path / 'stops', sitecustomize=STOPS)};;",
+        f"{third}) [[ -n $D ]] || {'{'} export D=$clusterrun_dir; exec unshare -m {again}; {'}'};;",
+        f"{fourth}) no_such_command || exit 3;;",
+    )
+    found, answer = checked(here, *setup)
+    assert bad_of(found) == {
+        ("fail", "net.meet", second),
+        ("fail", "path.visible", third),
+        ("fail", "node.report", fourth),
+    }
+    assert found["node.report"][0]["text"] == f"{fourth}: a setup line exited the shell"
+    assert "ok" in {each["status"] for each in found["net.reduce"]}
+    assert answer["exclude"] == f"{second[:-1]}[2-4]"
+    settle(cluster)
+
+
+@pytest.mark.long
+def test_a_job_that_fails_at_once(cluster: Cluster, here: Project) -> None:
+    settle(cluster)
+    found, answer = checked(here, "--setup", "exit 3")
+    assert bad_of(found) == {("fail", "node.report", f"job {answer['job_id']} is FAILED")}
+    text, hint = (found["node.report"][0][name] for name in ("text", "hint"))
+    assert text.endswith(": a setup line exited the shell")
+    assert hint.endswith(f": clusterrun logs {answer['job_id']} --stream batch")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("free", [True, False])
+def test_an_interrupt_cancels_the_job(cluster: Cluster, here: Project, *, free: bool) -> None:
+    settle(cluster)
+    if not free:
+        cluster.sbatch("-N4", "--exclusive", "-o", "/dev/null", "--wrap", "srun sleep 60")
+    watched = here.start("doctor", *NODES)
+    watched.wait_for("of 4 nodes reported" if free else "Ctrl-C cancels it")
+    watched.process.send_signal(signal.SIGINT)
+    assert watched.end() == 130
+    wait_for(lambda: "doctor" not in cluster.run(["squeue", "-h"]).stdout, "no job is left", 30)
+    cluster.run(["scancel", "--me"])
+    settle(cluster)
 
 
 @pytest.mark.long
