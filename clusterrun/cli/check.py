@@ -80,5 +80,4 @@ def _explain(name: str) -> None:
         near = difflib.get_close_matches(name, RULES, n=1)
         hint = f"use '{near[0]}'" if near else "list them with: clusterrun check --explain all"
         raise UsageError(f"no rule '{name}'", hint=hint)
-    output.answer(f"{rule.id}  {rule.reason}")
-    output.answer(f"  fix  {rule.fix}")
+    output.answer_page(f"{rule.id}  {rule.reason}", [("fix", rule.fix)])

@@ -143,11 +143,9 @@ def _explain(name: str) -> None:
     if cause is None:
         near = difflib.get_close_matches(name, known, n=1)
         raise UsageError(f"no cause '{name}'", hint=f"use '{near[0]}'" if near else _CAUSES_PAGE)
-    output.answer(f"{cause.id}  {cause.means}")
-    for text in cause.do:
-        output.answer(f"  do     {text}")
-    for sign in cause.signs:
-        output.answer(f"  sign   {sign.text.pattern}  [{sign.seen or 'any version'}]")
+    signs = [f"{sign.text.pattern}  [{sign.seen or 'any version'}]" for sign in cause.signs]
+    rows = [*(("do", text) for text in cause.do), *(("sign", text) for text in signs)]
+    output.answer_page(f"{cause.id}  {cause.means}", rows)
 
 
 def _lines(found: Diagnosis) -> Iterator[str]:

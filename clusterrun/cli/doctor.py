@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import click
@@ -13,12 +14,14 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
 from clusterrun.errors import Exit, UsageError
 from clusterrun.health.check import Check, Status
+from clusterrun.health.pages import CheckPage, pages
 from clusterrun.health.reports import DIRECTORY
-from clusterrun.verbs.doctor import ON_NODES, PROBES, chosen, examine, is_chosen, subject_of
+from clusterrun.verbs.doctor import chosen, examine, is_chosen, places, subject_of
 from clusterrun.verbs.doctor_nodes import NodesCheck, examine_here, findings
 from clusterrun.verbs.smoke import run
 
 SCHEMA: Final = "clusterrun.doctor/1"
+_WIDTH: Final = 90  # of a page's text
 _WORDS: Final = {
     Status.OK: ("ok", "green"),
     Status.NOTE: ("note", "cyan"),
@@ -37,7 +40,11 @@ _COUNTED: Final = {
 @job_options()
 @click.option("--only", metavar="PREFIX", multiple=True, help="run only these checks (repeatable)")
 @click.option("--skip", metavar="PREFIX", multiple=True, help="leave these checks out (repeatable)")
-@click.option("--explain", metavar="ID", help="explain a check instead; 'all' lists them")
+@click.option(
+    "--explain",
+    metavar="ID",
+    help="explain a check instead; 'all', or a beginning such as gpu, lists checks",
+)
 @json_option
 @click.pass_context
 def command(
@@ -145,12 +152,21 @@ def _object(finding: NodesCheck) -> dict[str, object]:
 
 
 def _explain(name: str) -> None:
-    known = {probe.id: probe.looks_at for probe in PROBES} | ON_NODES
-    if name == "all":
-        output.answer_table(("CHECK", "LOOKS AT"), list(known.items()))
+    known = pages()
+    if page := known.get(name):
+        output.answer_page(f"{name}  looks at {page.looks_at}", list(_rows(name, page)))
         return
-    if name not in known:
+    listed = [each for each in known if name == "all" or each.startswith(name)]
+    if not listed:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"use '{near[0]}'" if near else "list them with: clusterrun doctor --explain all"
         raise UsageError(f"no check '{name}'", hint=hint)
-    output.answer(f"{name}  looks at {known[name]}")
+    output.answer_table(("CHECK", "LOOKS AT"), [(each, known[each].looks_at) for each in listed])
+
+
+def _rows(name: str, page: CheckPage) -> Iterator[tuple[str, str]]:
+    for label, text in (("FAIL if", page.fails), ("note if", page.notes), ("then", page.why)):
+        for number, line in enumerate(textwrap.wrap(text, _WIDTH, break_on_hyphens=False)):
+            yield "" if number else label, line
+    yield from (("fix", text) for text in page.fix)  # never wrapped: they are copied
+    yield from (("runs on", text) for text in places(name))

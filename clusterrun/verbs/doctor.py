@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,7 +27,9 @@ from clusterrun.health import cuda, nccl, paths, python
 from clusterrun.health.check import Check, Look, Status, UnknownError, fail, note, ok
 from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
-from clusterrun.health.node import Needs, all_looks
+from clusterrun.health.node import Needs, all_looks, quick_looks
+from clusterrun.health.pages import pages
+from clusterrun.health.site import NAME as SITE
 from clusterrun.health.site import site_verdict
 from clusterrun.launch.inputs import runs_in_container
 from clusterrun.launch.packages import interpreter_problem, is_certain
@@ -302,79 +304,10 @@ def _submit(job: Subject) -> Check:
 
 
 class Probe(NamedTuple):
-    """A check: its id, what it looks at, and how."""
+    """A check: its id, and how it looks."""
 
     id: str
-    looks_at: str
     look: Callable[[Subject], Check]
-
-
-_LOOKS_AT: Final = """
-config.files       the configuration files: readable, keys and values known
-config.job         the job of options and files: it can be planned, its script is valid
-env.left_over      variables of another job or launcher in your shell, such as SBATCH_* or RANK
-python.version     the version of the job's interpreter
-python.clusterrun  clusterrun in the job's interpreter
-python.torch       torch in the job's interpreter
-python.accelerate  accelerate in the job's interpreter
-python.deepspeed   DeepSpeed, if the strategy needs it, and transformers
-python.compiler    the C++ compiler that builds the optimizer of DeepSpeed's offload
-python.ninja       ninja, which builds the optimizer of DeepSpeed's offload
-cuda.driver        NVIDIA's driver: it answers, and is new enough for torch's CUDA
-cuda.toolkit       the CUDA of nvcc against torch's, which must agree to build DeepSpeed's operators
-cuda.nccl          the NCCL that torch brings: it loads, and no other is found first
-gpu.count          the GPUs that answer, against the ranks of a node
-gpu.ecc            errors that the GPUs' memory could not correct, and parts of it to be replaced
-gpu.throttle       GPUs that the hardware slows down: heat, power
-gpu.foreign        processes and memory of others on the GPUs
-gpu.xid            GPUs that need a reset or a reboot, by the driver or Xids in the kernel log
-gpu.links          NVLinks that are down
-path.runs          the directory of the runs: writable, shared with the nodes, and not slow
-path.disk          free bytes in that directory
-path.inodes        free inodes in that directory
-path.quota         your quota, as the command quota reports it
-node.shm           the size of /dev/shm
-node.memory        free memory and the limit of this cgroup against the ranks of a node
-node.files         the limit of open files (ulimit -n) against the ranks of a node
-node.memlock       the limit of locked memory (ulimit -l), if there is InfiniBand
-node.processes     the limit of processes (ulimit -u) against the ranks of a node
-node.tmp           the directory of temporary files (TMPDIR): writable, free bytes and inodes
-node.clock         the clock of this machine against that of the file server of the runs
-node.site          the site's own verdict: the command in launch.health_command
-net.interface      an interface other than loopback that is up, and the ports of InfiniBand
-net.ports          free ports in the range that jobs use (--port-range)
-net.name           the name of this machine: it resolves, and its address resolves back
-slurm.client       Slurm's commands on PATH
-slurm.controller   slurmctld, with scontrol ping
-slurm.version      the versions of slurmctld and the commands
-slurm.accounting   slurmdbd
-slurm.partition    the job's partition: it exists and is up
-slurm.nodes        the partition's nodes that are down or drained, and whether enough are left
-slurm.limits       the job's nodes, time and GPUs against its partition
-slurm.account      the job's account: you may charge it
-slurm.submit       the job's script, with bash -n and sbatch --test-only
-"""
-_LOOKS_AT_ON_NODES: Final = """
-node.report        each node of the job: it started and reported
-node.compute       a matrix product on each device; of GPUs also the rate, against the other nodes
-path.visible       what the other nodes write in the directory of the runs: each node sees it
-path.rate          the file system's rates from all nodes at once, against those of one alone
-net.meet           the nodes that joined the first node on a port of --port-range
-net.link           the rate to the next node over TCP, against the median of the others
-net.reduce         an all-reduce of all devices, with NCCL or gloo
-same.versions      the versions of Python, torch, accelerate, NCCL and others on all nodes
-same.system        kernel, operating system and C library on all nodes
-same.hardware      CPUs and memory on all nodes
-same.limits        limits of files, locked memory and processes on all nodes
-same.network       interfaces, their speed, and InfiniBand on all nodes
-same.gpu           GPUs and their driver on all nodes
-same.clock         the clocks of all nodes
-"""
-
-
-def _rows(table: str) -> dict[str, str]:
-    rows = (line.partition(" ") for line in table.strip().splitlines())
-    return {name: text.strip() for name, _, text in rows}
 
 
 _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
@@ -422,18 +355,26 @@ _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "slurm.account": lambda job: slurm.account(job.site, current_user()),
     "slurm.submit": _submit,
 }
-PROBES: Final = tuple(
-    Probe(name, looks_at, _LOOKS[name]) for name, looks_at in _rows(_LOOKS_AT).items()
-)
-ON_NODES: Final = _rows(_LOOKS_AT_ON_NODES)
-"""What the checks look at that only a job of several nodes can run, by id."""
+PROBES: Final = tuple(Probe(name, look) for name, look in _LOOKS.items())
+
+
+def places(name: str) -> Iterator[str]:
+    """Yield where a check runs, in words."""
+    needs = Needs(runs=Path(), gpus=())
+    if name in _LOOKS:
+        is_guess = name.startswith(_OF_THIS_MACHINE)
+        but = "; if the job runs on Slurm, a failure here is a note" if is_guess else ""
+        yield f"this machine: clusterrun doctor{but}"
+    if name not in _LOOKS or name in all_looks(needs) or name == SITE:
+        yield "the nodes: clusterrun doctor --nodes N"
+    if name in quick_looks(needs):
+        yield "the nodes of each job, before the ranks start and after a failure: the preflight"
 
 
 def chosen(only: Sequence[str], without: Sequence[str]) -> list[Probe]:
     """Return the checks whose id begins with one of `only`, and with none of `without`."""
-    ids = [*(probe.id for probe in PROBES), *ON_NODES]
     for prefix in (*only, *without):
-        if not any(name.startswith(prefix) for name in ids):
+        if not any(name.startswith(prefix) for name in pages()):
             hint = "list them with: clusterrun doctor --explain all"
             raise UsageError(f"no check begins with '{prefix}'", hint=hint)
     return [probe for probe in PROBES if is_chosen(probe.id, only, without)]

@@ -25,6 +25,8 @@ from clusterrun.cli.main import EXIT_CODES, VERBS, group
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
 from clusterrun.diagnosis.table import built_in
+from clusterrun.health.pages import pages as check_pages
+from clusterrun.verbs.doctor import places
 
 HERE = Path(__file__).parent
 VALUES = {
@@ -53,6 +55,7 @@ def pages() -> dict[str, str]:
         "python.md": "\n".join(_python()),
         "json.md": "\n".join(_json()),
         "causes.md": "\n".join(_causes()),
+        "checks.md": "\n".join(_checks()),
     }
 
 
@@ -64,6 +67,22 @@ def _causes() -> Iterator[str]:
             yield f"## {cause.id}\n\n{cause.means} {RETRIES[cause.retry]}.\n"
             yield from (f"- {text}" for text in cause.do)
             yield ""
+
+
+def _checks() -> Iterator[str]:
+    known = check_pages()
+    yield f"{NOTICE}\n# Checks\n"
+    yield "What [`clusterrun doctor`](../doctor.md) checks. To print a page: `doctor --explain ID`."
+    yield "\n| check | looks at |\n|---|---|"
+    for name, page in known.items():
+        yield f"| [{name}](#{name.replace('.', '')}) | {_cell(page.looks_at)} |"
+    for name, page in known.items():
+        yield f"\n## {name}\n\nLooks at {page.looks_at}.\n".replace("*", r"\*")
+        results = {"FAIL": page.fails, "note": page.notes}
+        yield from (f"- **{word}** if {text}." for word, text in results.items() if text)
+        yield f"- Then: {page.why}".replace("*", r"\*")
+        yield from (f"- Fix: {text}".replace("*", r"\*") for text in page.fix)
+        yield from (f"- Runs on {text}." for text in places(name))
 
 
 def _commands() -> Iterator[str]:

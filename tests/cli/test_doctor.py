@@ -17,6 +17,7 @@ import pytest
 
 from clusterrun.backends import cache, interpreters, machine_facts
 from clusterrun.health import cuda, machine, paths, python
+from clusterrun.health.pages import pages
 from clusterrun.verbs import doctor
 from tests.cli.conftest import INSTALLED, CommandLine
 from tests.health.stand_in import stand_in
@@ -121,17 +122,23 @@ def test_what_is_printed(well: CommandLine) -> None:
 
 
 def test_explain(here: CommandLine) -> None:
-    assert (
-        here("doctor", "--explain", "node.shm").out == "node.shm  looks at the size of /dev/shm\n"
-    )
+    known = pages()
     listed = here("doctor", "--explain", "all").out.splitlines()[1:]
-    page = (ROOT / "docs" / "doctor.md").read_text()
-    rows = [f"| `{name}` | {text} |" for name, text in (line.split(maxsplit=1) for line in listed)]
-    assert [row for row in rows if row not in page] == []
-    assert len(rows) == len(doctor.PROBES) + len(doctor.ON_NODES)
+    rows = {name: page.looks_at for name, page in known.items()}
+    assert dict(line.split(maxsplit=1) for line in listed) == rows
+    assert [name for name in (probe.id for probe in doctor.PROBES) if name not in known] == []
+    for name, page in known.items():
+        said = here("doctor", "--explain", name).out
+        assert said.startswith(f"{name}  looks at {page.looks_at}\n")
+        texts = [page.fails, page.notes, page.why, *page.fix, *doctor.places(name)]
+        assert [text for text in texts if text not in " ".join(said.split())] == []
+        assert ("FAIL if" in said, "note if" in said) == (bool(page.fails), bool(page.notes))
+    of_gpus = here("doctor", "--explain", "gpu").out.splitlines()[1:]
+    assert [line.split()[0] for line in of_gpus] == [x for x in known if x.startswith("gpu.")]
+    assert here("doctor", "--explain", "node.shm").out in (ROOT / "docs" / "doctor.md").read_text()
     for words in (("--explain", "node.shn"), ("--only", "nod3")):
-        said = here("doctor", *words)
-        assert (said.code, "hint: " in said.err) == (2, True)
+        done = here("doctor", *words)
+        assert (done.code, "hint: " in done.err) == (2, True)
 
 
 # Programs, packages and files

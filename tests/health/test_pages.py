@@ -1,0 +1,151 @@
+"""Each check has a page, whose numbers are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from clusterrun.backends.slurm import health as slurm
+from clusterrun.health import (
+    compare,
+    cuda,
+    gpu_answer,
+    gpus,
+    machine,
+    medians,
+    network,
+    paths,
+    probe,
+    storage,
+    together,
+)
+from clusterrun.health.pages import pages
+from clusterrun.node.smoke import probes
+from clusterrun.shared import descriptors
+from clusterrun.verbs import doctor
+
+SOURCES = [*Path(machine.__file__).parent.glob("*.py"), Path(slurm.__file__)]
+OF_THIS_MACHINE = [probe.id for probe in doctor.PROBES]
+
+
+def size(number: int) -> str:
+    return f"{number >> 30} GiB" if number >= 1 << 30 else f"{number >> 20} MiB"
+
+
+def share(part: float) -> str:
+    return f"{part:.0%}".replace("%", " %")
+
+
+def seconds(number: float) -> str:
+    return f"{number:g} s"
+
+
+LEAST: Final = inspect.signature(medians.slow).parameters["least"].default
+# What the pages say of the numbers, and words with digits in them that are no limits of ours.
+NUMBERS: Final = {
+    "cuda.driver": [
+        seconds(cuda.ANSWER_S),
+        *(
+            f"CUDA {major} needs {first}.{second}"
+            for major, (first, second) in cuda._OLDEST.items()
+        ),
+    ],
+    "cuda.toolkit": ["DS_SKIP_CUDA_CHECK=1"],
+    "gpu.count": [seconds(gpu_answer.ANSWER_S), seconds(gpu_answer.LONG_S)],
+    "gpu.foreign": [share(gpus.HELD), size(gpus.FEW_BYTES)],
+    "gpu.xid": ["before 570"],
+    "path.runs": [*paths.PLACES_OF_ONE_MACHINE, seconds(doctor.DEADLINE_S), seconds(paths.SLOW_S)],
+    "path.disk": [size(paths.LEAST_BYTES), size(paths.FEW_BYTES)],
+    "path.inodes": [f"{paths.LEAST_INODES:,} inodes", f"{paths.FEW_INODES:,} inodes"],
+    "node.shm": [size(machine.LEAST_SHM_BYTES), size(machine.SHM_BYTES)],
+    "node.memory": [size(machine.LEAST_BYTES_OF_RANK), size(machine.BYTES_OF_RANK)],
+    "node.files": [
+        f"{descriptors.SPARE} others",
+        f"{machine.LEAST_FILES:,}",
+        f"{machine.FILES_OF_RANK} for each rank",
+    ],
+    "node.processes": [
+        f"{machine.FEWEST_PROCESSES_OF_RANK} for each rank",
+        f"{machine.LEAST_PROCESSES:,}",
+        f"{machine.PROCESSES_OF_RANK} for each rank",
+    ],
+    "node.tmp": [
+        f"{size(paths.SCRATCH_BYTES[0])} or {paths.SCRATCH_INODES[0]} inodes",
+        f"{size(paths.SCRATCH_BYTES[1])} or {paths.SCRATCH_INODES[1]:,} inodes",
+    ],
+    "node.clock": [seconds(paths.CLOCK_S)],
+    "node.site": ["another status than 0"],
+    "net.ports": [f"{network.TRIED} ports"],
+    "slurm.client": [*slurm.NEEDED, *slurm.USEFUL],
+    "slurm.version": ["{}.{:02}".format(*slurm.OLDEST)],
+    "node.compute": [seconds(probes.COMPUTE_S), share(LEAST), share(medians._LEAST_OF_TWO)],
+    "path.visible": [seconds(storage.SEEN_S)],
+    "path.rate": [share(storage.COLLAPSE), share(storage.LEAST)],
+    "net.link": [share(together.LEAST_SENT)],
+    "net.reduce": [seconds(probe.TIMEOUT_S)],
+    "same.hardware": [share(compare._CLOSE)],
+    "same.clock": [seconds(together.CLOCK_S)],
+}
+
+
+@pytest.mark.parametrize("name", pages())
+def test_the_numbers_of_a_page_are_those_of_the_code(name: str) -> None:
+    page = pages()[name]
+    text = f"{page.fails}; {page.notes}"
+    for words in NUMBERS.get(name, []):
+        text, found = re.subn(rf"(?<![\w.,]){re.escape(words)}(?!\w)", "", text)
+        assert found, words
+    assert re.findall(r"\d+", text) == [], "a number that is compared with none of the code"
+
+
+def test_the_pages_are_in_the_order_of_the_checks() -> None:
+    assert list(pages())[: len(OF_THIS_MACHINE)] == OF_THIS_MACHINE
+
+
+def test_each_check_of_nodes_has_a_page() -> None:
+    """The code has the ids as literals, but for those of compared facts."""
+    trees = (ast.parse(path.read_text()) for path in SOURCES)
+    texts = {
+        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
+    }
+    domains = "|".join({name.partition(".")[0] for name in pages()})
+    of_code = {x for x in texts if isinstance(x, str) and re.fullmatch(rf"({domains})\.\w+", x)}
+    assert of_code - set(pages()) == set()
+    of_code |= {f"same.{group}" for group in compare.HINTS}
+    assert set(pages()) - set(OF_THIS_MACHINE) == of_code - set(OF_THIS_MACHINE)
+
+
+@pytest.mark.parametrize("name", pages())
+def test_a_page_is_complete(name: str) -> None:
+    page = pages()[name]
+    assert page.fails or page.notes
+    assert page.fix
+    assert page.why.endswith(".")
+    texts = [page.looks_at, page.fails, page.notes, page.why, *page.fix]
+    assert [text for text in texts if text != " ".join(text.split())] == []
+    assert [text for text in texts[:3] if text.endswith(".")] == [], "they are parts of a sentence"
+    assert list(doctor.places(name))
+
+
+def test_where_a_check_runs() -> None:
+    words = {name: " ".join(doctor.places(name)) for name in pages()}
+    before = {name for name, text in words.items() if "preflight" in text}
+    assert {"node.shm", "gpu.xid", "path.disk"} <= before
+    assert {"node.clock", "net.name", "cuda.nccl", "node.site", "path.runs"}.isdisjoint(before)
+    nodes = {name for name, text in words.items() if "doctor --nodes" in text}
+    assert {"node.clock", "cuda.nccl", "node.site", "same.gpu", "net.meet"} <= nodes
+    assert {"path.runs", "slurm.nodes", "python.torch"}.isdisjoint(nodes)
+
+
+@pytest.mark.parametrize("module", ["clusterrun.cli.main", "clusterrun.node.agent.agent"])
+def test_agents_do_not_load_the_pages(module: str) -> None:
+    program = f"import sys, {module}; print('clusterrun.health.pages' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
+    assert done.stdout == b"False\n"
