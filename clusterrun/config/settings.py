@@ -28,6 +28,11 @@ class Origin:
     is_of_user: bool = False
     is_of_site: bool = False
 
+    @property
+    def is_typed(self) -> bool:
+        """Return whether the value is from the command line."""
+        return self.is_of_user and self.where is None
+
     def __str__(self) -> str:
         return self.text
 

@@ -21,8 +21,10 @@ OF_ALL: Final = "net.reduce"  # one node may make it fail on the others
 _MEET: Final = "net.meet"
 _TOGETHER: Final = ("path.visible", "net.link", OF_ALL)
 _SOURCE: Final = re.compile(r"^\w+: (\[[^]]*\] )?")  # gloo's source file
-_UNSTARTED: Final = "Slurm could not start the job's script there"
-_SILENT: Final = "no report: it is stuck, or the job's environment does not start there"
+UNSTARTED: Final = "Slurm could not start the job's script there"
+_SILENT: Final = (
+    "no report within {:.0f} s: it is stuck, or the job's environment does not start there"
+)
 _LEAVE_OUT: Final = "leave it out with --exclude {}, and tell the administrator"
 _TRY: Final = "python -c 'import torch; print((torch.ones(9, 9) @ torch.ones(9, 9)).sum())'"
 
@@ -33,11 +35,12 @@ def of_nodes(
     group: GroupReport | None,
     unstarted: str,
     said: Mapping[str, str],
+    waited_s: float,
 ) -> dict[str, list[Check]]:
     """Return the checks of each node.
 
     On `unstarted` Slurm could not start the job; `said`: why nodes could not take part, in their
-    own words.
+    own words. `waited_s`: for all of them.
     """
     shares = group.shares if group else {}
     rates = {each: rate for each, report in found.items() if (rate := _rate(report, "cuda"))}
@@ -47,8 +50,9 @@ def of_nodes(
     for node in nodes:
         report = found.get(node)
         if report is None:
-            words = said.get(node, "") if node != unstarted else _UNSTARTED
-            checks[node] = [_missing(node, words, has_joined=node in shares)]
+            words = UNSTARTED if node == unstarted else said.get(node, "")
+            has_joined = node in shares
+            checks[node] = [unreported(node, words, waited_s, has_joined=has_joined)]
             continue
         checks[node] = [ok("node.report", "reported")]
         computed = _computed(node, report, behind)
@@ -62,15 +66,16 @@ def of_nodes(
     return checks
 
 
-def _missing(node: str, words: str, *, has_joined: bool) -> Check:
+def unreported(node: str, words: str, waited_s: float = 0.0, *, has_joined: bool = False) -> Check:
+    """Return the failure of a node that did not report; `words`: why, if that is known."""
     name, hint = "node.report", f"look at it with: scontrol show node {node}"
     hint = f"{hint}; {_LEAVE_OUT.format(node)}"
-    if words and words != _UNSTARTED:
+    if words and words != UNSTARTED:
         hint = f"mend that, or leave it out with --exclude {node}"
     elif has_joined:
         words = "no report, but it answered the first node: what it writes is not seen here"
         hint = OTHER
-    return fail(name, words or _SILENT, hint)
+    return fail(name, words or _SILENT.format(waited_s), hint)
 
 
 def _rate(report: NodeReport, kind: str = "") -> float | None:

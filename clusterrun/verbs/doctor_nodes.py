@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from clusterrun.health.check import Check, Status, fail
-from clusterrun.health.compare import MergedCheck, merged, to_exclude
-from clusterrun.health.together import OF_ALL, of_group, of_nodes
+from clusterrun.health.compare import MergedCheck, merged, named, to_exclude
+from clusterrun.health.together import OF_ALL, UNSTARTED, of_group, of_nodes, unreported
 from clusterrun.node.recovery.printed import last_reason, last_word, reason_of
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.verbs.doctor import Probe, Subject, examine
@@ -45,15 +45,16 @@ def findings(smoke: Smoke) -> tuple[list[NodesCheck], str]:
     output = RunPaths(root=smoke.run_dir).batch_output
     if smoke.blocked:
         text = f"job {smoke.job_id} does not start: {smoke.blocked}"
-        hint = "list the nodes with sinfo -N -l; request fewer with --nodes"
-        return [NodesCheck(check=fail("node.report", text, hint))], ""
+        hint = "list the nodes with sinfo -N -l; request others, or fewer with --nodes"
+        return _without_nodes(smoke, text, hint)
     if smoke.end is not None:
         why = last_reason(output, 0, smoke.nodes) or last_word(output) or "no node has reported"
         text = f"job {smoke.job_id} is {smoke.end.value}: {why}"
         hint = f"read its output: clusterrun logs {smoke.job_id} --stream batch"
-        return [NodesCheck(check=fail("node.report", text, hint))], ""
+        return _without_nodes(smoke, text, hint)
     said = {node: reason_of(output, node) for node in smoke.nodes if node not in smoke.found}
-    by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, smoke.unstarted, said)
+    first, waited_s = smoke.unstarted, smoke.waited_s
+    by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, first, said, waited_s)
     group = [NodesCheck(check=each) for each in of_group(smoke.nodes, smoke.found, smoke.group)]
     reports = {node: found[:1] for node, found in by_node.items()}
     others = {node: found[1:] for node, found in by_node.items() if node in smoke.found}
@@ -62,6 +63,19 @@ def findings(smoke: Smoke) -> tuple[list[NodesCheck], str]:
     return [*nodes, *group], to_exclude(own)
 
 
+def _without_nodes(smoke: Smoke, text: str, hint: str) -> tuple[list[NodesCheck], str]:
+    """Return why no node reported, and the first node if an earlier job could not start on it."""
+    found = [NodesCheck(check=fail("node.report", text, hint))]
+    if first := smoke.unstarted:
+        found.insert(0, NodesCheck(check=unreported(first, UNSTARTED), nodes=(first,)))
+    return found, first
+
+
 def _finding(each: MergedCheck) -> NodesCheck:
-    check = Check(id=each.id, status=each.status, text=each.line, hint=each.hint)
+    text = f"{named(each.nodes)} reported" if _are_all_there(each) else each.line
+    check = Check(id=each.id, status=each.status, text=text, hint=each.hint)
     return NodesCheck(check=check, nodes=each.nodes)
+
+
+def _are_all_there(each: MergedCheck) -> bool:
+    return each.id == "node.report" and each.status is Status.OK

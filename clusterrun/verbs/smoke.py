@@ -14,7 +14,6 @@ from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.backends.waiting import explained
 from clusterrun.config import Resolved
-from clusterrun.config.settings import BUILT_IN
 from clusterrun.config.spec import Cluster, OnInterrupt
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import reports
@@ -34,15 +33,18 @@ MINUTES: Final = 5
 BLOCKED_S: Final = 20.0  # for a job that may never start as things are
 LOOK_S, LOOK_NODE_S = 0.3, 0.001  # between two looks at the reports, and more for each node
 QUERY_S: Final = 2.0  # a scheduler's answer may be so old
-START_S: Final = 90.0  # from a job's start to that of its script: a prolog may be slow
+QUERY_MOST_S: Final = 30.0  # the same for a job that has waited long
+START_S: Final = 300.0  # from a job's start to that of its script: a prolog may be slow
 REPORT_S, NODE_S = 60.0, 0.1  # for the nodes of a job that runs, and more for each node
+LATE_S, LATE = 5.0, 2.0  # how much later than the first node one may report, and as a factor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smoke:
     """What the nodes of a job found; on `unstarted`, the first, Slurm could not start its script.
 
-    `blocked`: why the job does not start. `end`: it ended before its nodes had reported.
+    `waited_s`: for nodes to report, after the job's start. `blocked`: why the job does not start.
+    `end`: it ended before its nodes had reported.
     """
 
     job_id: str
@@ -50,6 +52,7 @@ class Smoke:
     nodes: tuple[str, ...] = ()
     found: dict[str, NodeReport] = field(default_factory=dict)
     group: GroupReport | None = None
+    waited_s: float = 0.0
     unstarted: str = ""
     blocked: str = ""
     end: JobState | None = None
@@ -65,17 +68,19 @@ def run(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
     if not found.unstarted or len(found.nodes) < 2:
         return found
     progress(f"job {found.job_id} does not start on {found.unstarted}: another job without it")
-    spec = resolved.spec
-    without = ",".join(filter(None, (spec.exclude, found.unstarted)))
-    spec = dataclasses.replace(spec, nodes=len(found.nodes) - 1, exclude=without)
+    spec, (first, *rest) = resolved.spec, found.nodes
+    spec = dataclasses.replace(spec, nodes=len(rest))
+    if spec.nodelist:
+        spec = dataclasses.replace(spec, nodelist=",".join(rest))
+    else:
+        spec = dataclasses.replace(spec, exclude=",".join(filter(None, (spec.exclude, first))))
     others = _follow(_submit(dataclasses.replace(resolved, spec=spec)), progress)
-    nodes = (found.unstarted, *others.nodes)
-    return dataclasses.replace(others, nodes=nodes, unstarted=found.unstarted)
+    return dataclasses.replace(others, nodes=(first, *others.nodes), unstarted=first)
 
 
 def _submit(resolved: Resolved) -> JobRecord:
     spec = resolved.spec
-    has_limit = resolved.origins["slurm.time"] != BUILT_IN
+    has_limit = resolved.origins["slurm.time"].is_typed
     spec = dataclasses.replace(
         spec,
         script=None,
@@ -85,6 +90,10 @@ def _submit(resolved: Resolved) -> JobRecord:
         time_minutes=spec.time_minutes if has_limit else MINUTES,
         on_interrupt=OnInterrupt.STOP,
         requeue=False,
+        dependency=None,
+        begin=None,
+        hold=False,
+        mail_type=None,
         spare_nodes=0,
         max_restarts=0,
     )
@@ -116,8 +125,11 @@ class _Gathering:
         self._record, self._progress = record, progress
         self._root = record.paths.root
         self._nodes: tuple[str, ...] = ()
-        self._now = _status(record)
+        self._now = JobStatus(record=record, state=JobState.PENDING)
+        self._submitted_at = time.monotonic()
         self._started_at: float | None = None
+        self._first_after_s: float | None = None
+        self._done_at: float | None = None
         self._unstarted = ""
         self._blocked = ""
         self._blocked_at: float | None = None
@@ -128,20 +140,40 @@ class _Gathering:
 
     def look(self) -> bool:
         """Look once; return whether nothing more is to come."""
-        self._now = _status(self._record)
+        self._now = self._status()
         if self._now.state is JobState.PENDING:
             return self._waits()
         if self._now.state is JobState.RUNNING and not self._nodes:
             self._nodes, self._started_at = self._allocated(), time.monotonic()
         seen, number = reports.reported(self._root), self._record.nodes
         self._tell(f"job {self._record.job_id}: {len(seen)} of {number} nodes reported")
-        if self._are_done():
+        if seen and self._first_after_s is None:
+            self._first_after_s = self._waited_s
+        if self._are_done() and (len(seen) == number or self._are_others_late()):
             self._ends_now = len(seen) == number and not self._lost
             return True
         if self._now.state.is_terminal:
             self._unstarted = "" if seen or self._has_begun() else self._first
             return True
         return self._is_late()
+
+    @property
+    def _waited_s(self) -> float:
+        """Return for how long the job has run."""
+        return time.monotonic() - (self._started_at or time.monotonic())
+
+    def _are_others_late(self) -> bool:
+        """Return whether nodes that have not reported have had their time: setup lines vary."""
+        self._done_at = self._done_at or time.monotonic()
+        patience_s = LATE_S + LATE * (self._first_after_s or 0.0)
+        return time.monotonic() - self._done_at > patience_s
+
+    def _status(self) -> JobStatus:
+        waits = self._started_at is None
+        waited_s = time.monotonic() - self._submitted_at if waits else 0.0
+        age_s = min(QUERY_MOST_S, max(QUERY_S, waited_s / 20))
+        (found,) = statuses([self._record], select.backend_of, max_age_s=age_s)
+        return found
 
     @property
     def _first(self) -> str:
@@ -188,11 +220,10 @@ class _Gathering:
         return True
 
     def _is_late(self) -> bool:
-        passed_s = time.monotonic() - (self._started_at or time.monotonic())
-        if passed_s > START_S and not self._has_begun():
-            self._unstarted = self._first
-            return True
-        return passed_s > START_S + REPORT_S + NODE_S * self._record.nodes
+        if not self._has_begun():
+            self._unstarted = self._first if self._waited_s > START_S else ""
+            return bool(self._unstarted)
+        return self._waited_s > START_S + REPORT_S + NODE_S * self._record.nodes
 
     def _tell(self, text: str) -> None:
         if text != self._told:
@@ -208,6 +239,7 @@ class _Gathering:
             nodes=self._nodes or tuple(found),
             found=found,
             group=reports.read_group(self._root),
+            waited_s=self._waited_s,
             unstarted=self._unstarted,
             blocked=self._blocked,
             end=self._now.state if self._now.state.is_terminal and not found else None,
@@ -223,8 +255,3 @@ class _Gathering:
 def _has_met(report: NodeReport) -> bool:
     """Return whether a node outside the group reported why."""
     return any(each.id == "net.meet" for each in report.checks)
-
-
-def _status(record: JobRecord) -> JobStatus:
-    (found,) = statuses([record], select.backend_of, max_age_s=QUERY_S)
-    return found

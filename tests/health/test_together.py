@@ -55,7 +55,7 @@ def lines(
 ) -> tuple[list[str], str]:
     """Return what is noted, failed and skipped, and the nodes to leave out."""
     found = REPORTS if found is None else found
-    by_node = of_nodes(NODES, found, met, unstarted, said or {})
+    by_node = of_nodes(NODES, found, met, unstarted, said or {}, 12.3)
     present = {node: checks for node, checks in by_node.items() if node in found}
     reported = {node: checks[:1] for node, checks in by_node.items()}
     rows = [
@@ -76,7 +76,7 @@ def hint_of(name: str, checks: Mapping[str, list[Check]], node: str) -> str:
 
 def test_nothing_is_noted_on_healthy_nodes() -> None:
     assert lines(met=group()) == ([], "")
-    checks = of_nodes(NODES, REPORTS, group(), "", {})
+    checks = of_nodes(NODES, REPORTS, group(), "", {}, 12.3)
     assert [each.id for each in checks["n1"]] == [
         *("node.report", "node.shm", "node.compute"),
         *("net.meet", "path.visible", "net.link", "net.reduce"),
@@ -93,7 +93,7 @@ def test_a_loaded_machine_is_no_fault() -> None:
 
 # Nodes that do not report
 
-SILENT = "no report: it is stuck, or the job's environment does not start there"
+SILENT = "no report within 12 s: it is stuck, or the job's environment does not start there"
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_a_node_without_report(
     met = group()
     shares = {node: each for node, each in met.shares.items() if has_met or node != "n2"}
     met = dataclasses.replace(met, shares=shares)
-    bad, exclude = lines(found, met, unstarted, {"n2": said})
+    bad, exclude = lines(found, met, unstarted, {"n2": said}, 12.3)
     assert len(bad) == 1
     assert bad[0].startswith(f"fail node.report n2: {text}")
     assert exclude == "n2"
-    checks = of_nodes(NODES, found, met, unstarted, {"n2": said})
+    checks = of_nodes(NODES, found, met, unstarted, {"n2": said}, 12.3)
     assert hint_of("node.report", checks, "n2").startswith(hint)
 
 
@@ -258,7 +258,7 @@ def test_a_blocked_port(sender: str, text: str) -> None:
     assert bad[0] == f"fail net.link {text}"
     assert bad[1:] == ([] if sender == "n4" else ["skip net.link n2: not measured"])
     assert exclude == text[:2]
-    checks = of_nodes(NODES, REPORTS, met, "", {})
+    checks = of_nodes(NODES, REPORTS, met, "", {}, 12.3)
     assert hint_of("net.link", checks, exclude).startswith(
         f"try on {sender}: nc -vz 10.0.0.9 20001;"
     )
@@ -301,7 +301,7 @@ def test_a_version_on_one_node() -> None:
 def test_one_node_is_compared_with_none() -> None:
     met = GroupReport(shares={"n1": dataclasses.replace(SHARES["n1"], sent=None)}, alone=ALONE)
     found = {"n1": REPORTS["n1"]}
-    checks = of_nodes(["n1"], found, met, "", {})["n1"] + of_group(["n1"], found, met)
+    checks = of_nodes(["n1"], found, met, "", {}, 12.3)["n1"] + of_group(["n1"], found, met)
     skipped = {each.id for each in checks if each.status.value == "skip"}
     assert {each.status.value for each in checks} == {"ok", "skip"}
     assert skipped == {

@@ -46,7 +46,8 @@ from clusterrun.rundir.plan import read_plan
 CHECKS_S: Final = 4.0
 SITE_S: Final = 10.0
 MEET_S, MEET_NODE_S = 6.0, 0.03  # for the others to join, and more for each node
-LATE_S: Final = 20.0  # the head may start so much later than a member
+START_MOST_S: Final = 60.0  # the longest start that is taken into account
+LATE_S: Final = 60.0  # the head may start so much later than a member
 LOOK_S: Final = 1.0
 TRIED_S: Final = 3.0  # to reach the head; a node that tried for less came late
 LIMIT_S: Final = 90.0
@@ -121,7 +122,7 @@ def _alone(attempt: Attempt) -> NodeReport:
 async def _lead(attempt: Attempt, part: NodePart, disk: SharedDisk) -> None:
     """Meet the nodes that are present, and have all of them measure together."""
     who, realm = attempt.who, _Realm(paths=attempt.paths, attempt=attempt.number)
-    wait_s = MEET_S + len(who.nodes) * MEET_NODE_S
+    wait_s = MEET_S + len(who.nodes) * MEET_NODE_S + _started_s(attempt)
     ports = attempt_ports(attempt).link
     write = partial(reports.write_group, attempt.paths.root)
     head = Head(who, realm, ports, wait_s, _parameters, disk, waits_for_all=False)
@@ -138,6 +139,15 @@ async def _lead(attempt: Attempt, part: NodePart, disk: SharedDisk) -> None:
     head.decision.make(Ending.completed())
     await head.ending()
     await head.leave()
+
+
+def _started_s(attempt: Attempt) -> float:
+    """Return how long the first node needed to start: others may need twice as long."""
+    try:
+        began = attempt.paths.owner(attempt.number).stat().st_mtime
+    except OSError:
+        return 0.0
+    return min(START_MOST_S, max(0.0, time.time() - began))
 
 
 def _parameters(_: object, address: str) -> LaunchParameters:
