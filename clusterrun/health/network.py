@@ -63,9 +63,8 @@ def interface(machines: int) -> Check:
         text = "no interface but loopback is up"
         return bad(name, text, hint, is_sure=machines > 1)
     found.sort(key=lambda each: not (INTERFACES / each / "device").exists())  # hardware first
-    shown = [*map(_with_speed, found[:MOST]), *active]
-    more = f" and {len(found) - MOST} more" if len(found) > MOST else ""
-    text = f"up: {', '.join(shown)}{more}"
+    more = [f"{len(found) - MOST} more"] if len(found) > MOST else []
+    text = f"up: {', '.join([*map(_with_speed, found[:MOST]), *more, *active])}"
     if active and (
         down := [f"{port} is {state}" for port, state in ports.items() if port not in active]
     ):

@@ -14,7 +14,6 @@ from clusterrun.health.storage import mark
 from clusterrun.shared.files import read_json, write_whole
 
 DIRECTORY: Final = "health"  # in the run directory
-NO_ANSWER: Final = "no answer"  # of a process that computes
 _GROUP: Final = ".group.json"  # no host has such a name
 
 

@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from clusterrun.health.check import Check, Status, fail, note, ok, skip
+from clusterrun.health.check import Check, fail, note, ok, skip
 from clusterrun.health.compare import named
 from clusterrun.health.medians import slow
+from clusterrun.shared.hostlist import natural_key
 from clusterrun.shared.wording import count
 
 FILE_BYTES: Final = 8 << 20
@@ -43,12 +44,6 @@ class StorageRates:
 
     metadata: float | None = None
     read: float | None = None
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> StorageRates:
-        """Undo `asdict`. Raises KeyError, TypeError or ValueError for anything else."""
-        found = {name: data[name] for name in ("metadata", "read")}
-        return cls(**{name: None if x is None else float(x) for name, x in found.items()})
 
 
 def measure(directory: Path, seconds: float = 0.5) -> StorageRates:
@@ -177,13 +172,9 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
-def mark(directory: Path, node: str) -> str:
-    """Write the file that other nodes must see; return why that is impossible, else ""."""
-    try:
-        (directory / f"{MARK}{node}").touch()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+def mark(directory: Path, node: str) -> None:
+    """Write the file that other nodes must see. Raises OSError."""
+    (directory / f"{MARK}{node}").touch()
 
 
 def unseen(directory: Path, nodes: Sequence[str]) -> list[str]:
@@ -206,21 +197,14 @@ def visible(missed: Mapping[str, Collection[str]], number: int) -> dict[str, Che
     name, most = "path.visible", (number + 1) // 2
     unseen_by = Counter(node for missing in missed.values() for node in missing)
     hidden = {node for node, times in unseen_by.items() if times >= most}
-    found = {}
+    where = "in the directory of the runs"
+    bad = dict.fromkeys(hidden, f"the others do not see what it writes {where}")
     for node, missing in missed.items():
-        theirs = list(missing) if len(missing) >= most else sorted(set(missing) - hidden)
-        if theirs:
-            text = f"it does not see what {named(theirs)} wrote in the directory of the runs"
-            found[node] = fail(name, text, OTHER)
-        else:
-            found[node] = ok(
-                name, "the files of the other nodes are seen in the directory of the runs"
-            )
-    for node in hidden:
-        if node not in found or found[node].status is Status.OK:
-            text = "what it writes in the directory of the runs is not seen by the others"
-            found[node] = fail(name, text, OTHER)
-    return found
+        if theirs := set(missing) - (hidden if len(missing) < most else set()):
+            bad[node] = f"it does not see what {named(list(theirs))} wrote {where}"
+    good = ok(name, f"the files of the other nodes are seen {where}")
+    nodes = sorted({*missed, *bad}, key=natural_key)
+    return {node: fail(name, bad[node], OTHER) if node in bad else good for node in nodes}
 
 
 def _unseen(directory: Path, nodes: Sequence[str]) -> list[str]:

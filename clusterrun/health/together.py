@@ -11,7 +11,7 @@ from clusterrun.health import storage
 from clusterrun.health.check import Check, fail, note, ok, skip
 from clusterrun.health.compare import differences, named
 from clusterrun.health.medians import slow
-from clusterrun.health.reports import NO_ANSWER, GroupReport, NodeReport, Share
+from clusterrun.health.reports import GroupReport, NodeReport, Share
 from clusterrun.health.storage import OTHER, StorageRates
 from clusterrun.shared.wording import count
 
@@ -39,8 +39,8 @@ def of_nodes(
 ) -> dict[str, list[Check]]:
     """Return the checks of each node.
 
-    On `unstarted` Slurm could not start the job; `said`: why nodes could not take part, in their
-    own words. `waited_s`: for all of them.
+    On `unstarted` Slurm could not start the job; `said`: why nodes did not take part. `waited_s`:
+    for all of them.
     """
     shares = group.shares if group else {}
     rates = {each: rate for each, report in found.items() if (rate := _rate(report, "cuda"))}
@@ -68,14 +68,13 @@ def of_nodes(
 
 def unreported(node: str, words: str, waited_s: float = 0.0, *, has_joined: bool = False) -> Check:
     """Return the failure of a node that did not report; `words`: why, if that is known."""
-    name, hint = "node.report", f"look at it with: scontrol show node {node}"
-    hint = f"{hint}; {_LEAVE_OUT.format(node)}"
+    hint = f"look at it with: scontrol show node {node}; {_LEAVE_OUT.format(node)}"
     if words and words != UNSTARTED:
         hint = f"mend that, or leave it out with --exclude {node}"
     elif has_joined:
         words = "no report, but it answered the first node: what it writes is not seen here"
         hint = OTHER
-    return fail(name, words or _SILENT.format(waited_s), hint)
+    return fail("node.report", words or _SILENT.format(waited_s), hint)
 
 
 def _rate(report: NodeReport, kind: str = "") -> float | None:
@@ -173,10 +172,9 @@ def _slow_ends(shares: Mapping[str, Share]) -> dict[str, float]:
 
 
 def _reduce_problem(shares: Mapping[str, Share]) -> str:
-    """Return one node's error for all: each node reports how it noticed the same."""
-    errors = [share.reduce_error for share in shares.values() if share.reduce_error]
-    told = [_SOURCE.sub("", each) for each in errors if not each.startswith(NO_ANSWER)]
-    return next(iter(told or errors), "")
+    """Return the longest error for all: each node reports how it noticed the same."""
+    errors = (share.reduce_error for share in shares.values())
+    return _SOURCE.sub("", max(errors, key=len, default=""))
 
 
 def _reduced(share: Share, problem: str, *, has_computed: bool) -> Check:

@@ -102,6 +102,11 @@ def test_what_is_well_is_one_line() -> None:
     assert lines(nodes) == ["ok node.shm 4 nodes: 0 GiB are free (on n0)"]
 
 
+def test_a_hint_names_all_nodes_of_a_finding() -> None:
+    nodes = {f"n{n}": [note("net.link", "slow", f"--exclude n{n}, not an{n}")] for n in (1, 2)}
+    assert [each.hint for each in merged(nodes)] == ["--exclude n[1-2], not an1"]
+
+
 def test_each_finding_is_one_line_the_worst_first() -> None:
     small = [note("node.shm", f"only {size} MiB", f"use {size}") for size in (32, 64)]
     nodes = {

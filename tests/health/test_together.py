@@ -112,7 +112,7 @@ def test_a_node_without_report(
     met = group()
     shares = {node: each for node, each in met.shares.items() if has_met or node != "n2"}
     met = dataclasses.replace(met, shares=shares)
-    bad, exclude = lines(found, met, unstarted, {"n2": said}, 12.3)
+    bad, exclude = lines(found, met, unstarted, {"n2": said})
     assert len(bad) == 1
     assert bad[0].startswith(f"fail node.report n2: {text}")
     assert exclude == "n2"

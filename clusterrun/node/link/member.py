@@ -57,7 +57,7 @@ class Member:
         self.decided_alone = False
         self._host = who.head_host
         self._unanswered = 0
-        self._last = "it does not answer"
+        self.last_problem = "it does not answer"
         self._patience_s = PATIENCE_S + BUSY_S * len(who.nodes)
 
     async def meet(self, report: Report) -> LaunchParameters:
@@ -88,11 +88,6 @@ class Member:
                 return message
             self._pong(channel, message)
         raise self._lost("disconnected before the launch")
-
-    @property
-    def last_problem(self) -> str:
-        """Why the head could not be reached the last time."""
-        return self._last
 
     def _lost(self, how: str) -> NodeError:
         text = f"{self._who.node}: the head {self._who.nodes[0]} {how}"
@@ -144,7 +139,7 @@ class Member:
                 knock.cancel()
         head = self._who.nodes[0]
         text = f"{self._who.node}: cannot reach the head {head} within {self._timeout_s:.0f} s"
-        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}: {self._last}")
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}: {self.last_problem}")
 
     async def _answered(
         self, knocks: dict[int, asyncio.Task[Channel | None]], timeout_s: float
@@ -159,7 +154,7 @@ class Member:
                 if channel := knocks.pop(port).result():
                     return channel
             except Exception as error:  # noqa: BLE001 - a stranger's answer must not end us
-                self._last = str(error)
+                self.last_problem = str(error)
         return None
 
     async def _enter(self, port: int, report: Report) -> Channel | None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.config.spec import Device
-from clusterrun.health.reports import NO_ANSWER
 from clusterrun.launch.plan import Plan
 
 COMPUTE_S: Final = 40.0  # torch may be imported from a busy file system
@@ -89,7 +88,7 @@ async def _answer(process: Process, within_s: float) -> Mapping[str, Any]:
             return {"error": f"the process ended with status {await process.wait()}"}
         answer = json.loads(line)
     except asyncio.TimeoutError:
-        return {"error": f"{NO_ANSWER} within {within_s:.0f} s"}
+        return {"error": f"no answer within {within_s:.0f} s"}
     except ValueError:
         return {"error": f"unexpected output: {line[:80]!r}"}
     return answer if isinstance(answer, dict) else {"error": "unexpected output"}

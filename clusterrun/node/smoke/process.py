@@ -164,12 +164,12 @@ async def _follow(attempt: Attempt, part: NodePart, disk: SharedDisk) -> Check |
     member = Member(who, realm, ports, wait_s, Clock(), part.clock_compared, part.answerers, disk)
     try:
         met = await guarded(member.meet(_report(attempt)), _others_end(attempt, disk))
-    except _LateError:
-        return skip("net.meet", "it started when the others had met")
     except NodeError as error:
+        if error.is_told:
+            return skip("net.meet", error.message)
         hint = f"try there: nc -vz {who.head_host} {ports[0]}; choose ports with --port-range"
         text = f"it cannot reach the first node, {who.nodes[0]}: {member.last_problem}"
-        return fail("net.meet", error.message if error.is_told else text, hint)
+        return fail("net.meet", text, hint)
     part.interface = attempt.plan.network_interface or met.interface
     await member.ending()
     await member.leave()
@@ -183,18 +183,14 @@ class _Realm(Realm):
         await asyncio.Event().wait()
 
 
-class _LateError(Exception):
-    """The others met before this node came."""
-
-
 async def _others_end(attempt: Attempt, disk: SharedDisk) -> None:
     """Wait until the others have measured, then raise why this node was not there."""
     began = time.monotonic()
     while (found := await disk.do(partial(reports.read_group, attempt.paths.root))) is None:
         await asyncio.sleep(LOOK_S)
-    if time.monotonic() - began - found.took_s < TRIED_S:
-        raise _LateError
-    raise NodeError(NodeExit.RENDEZVOUS_FAILED, "the others met without it")
+    is_late = time.monotonic() - began - found.took_s < TRIED_S
+    text = "it started when the others had met"
+    raise NodeError(NodeExit.RENDEZVOUS_FAILED, text, is_told=is_late)
 
 
 def _report(attempt: Attempt) -> Report:
