@@ -72,6 +72,7 @@ def command(
     if explain is not None:
         _explain(explain)
         return
+    only, skip = (tuple(",".join(each).split(",")) if each else () for each in (only, skip))
     probes = chosen(only, skip)
     is_of_nodes = "nodes" in job.flags and not {"script", "module"} & job.flags.keys()
     report = _Report(as_json)
@@ -111,6 +112,8 @@ class _Report:
             data = {"schema": SCHEMA, "checks": rows, "counts": numbers, **self.facts}
             output.answer_json(data)
         output.say(", ".join(f"{counts[status]} {word}" for status, word in _COUNTED.items()))
+        if failed := [each.check.id for each in self._found if each.check.status is Status.FAIL]:
+            output.say(f"failed: {', '.join(dict.fromkeys(failed))}")
         if self.facts["exclude"]:
             output.say(f"leave out the nodes that failed: --exclude {self.facts['exclude']}")
         return Exit.NO if counts[Status.FAIL] else Exit.OK

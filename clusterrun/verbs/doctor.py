@@ -24,7 +24,7 @@ from clusterrun.errors import (
     describe,
 )
 from clusterrun.health import cuda, nccl, paths, python
-from clusterrun.health.check import Check, Look, Status, UnknownError, fail, note, ok
+from clusterrun.health.check import Check, Look, Status, UnknownError, bad, fail, note, ok
 from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.node import Needs, all_looks, quick_looks
@@ -44,6 +44,7 @@ SITE_S: Final = 3.5
 _ALONE: Final = ("slurm.submit", "net.name", "node.site", "cuda.nccl")  # each may be slow
 _OF_THIS_MACHINE: Final = ("cuda.driver", "cuda.nccl", "gpu.", "node.", "net.")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
+_EXPECTED: Final = re.compile(r"Job \d+ to start at (\S+) using .* nodes (\S+)")
 _NAMED: Final = 6  # variables, of those in the shell
 
 
@@ -190,7 +191,9 @@ def _job(job: Subject) -> Check:
         text = ": ".join(filter(None, (problem.where, describe(problem))))
         return fail("config.job", text, "; ".join(problem.hints) or "clusterrun render --help")
     plan = job.ready.plan
-    return ok("config.job", f"{plan.nodes} x {plan.procs_per_node} ranks, {plan.strategy.value}")
+    where = f", on this machine ({plan.device.value})" if plan.cluster is Cluster.LOCAL else ""
+    ranks = f"{plan.nodes} x {plan.procs_per_node} ranks"
+    return ok("config.job", f"{ranks}, {plan.strategy.value}{where}")
 
 
 def _left_over(_: Subject) -> Check:
@@ -206,6 +209,15 @@ def _left_over(_: Subject) -> Check:
 
 def _package(name: str, job: Subject, source: str = "") -> Check:
     return python.package(job.wanted, name, needed_by="every job", source=source)
+
+
+def _torch(job: Subject) -> Check:
+    found = _package("torch", job)
+    if found.status is Status.OK and job.cuda == "" and job.ready.plan.device is Device.CUDA:
+        text = f"{found.text} was built without CUDA; the job requests GPUs"
+        hint = "install a torch with CUDA: pytorch.org/get-started; or train on CPUs: --device cpu"
+        return bad(found.id, text, hint, is_sure=job.wanted.is_sure)
+    return found
 
 
 def _deepspeed(job: Subject) -> Check:
@@ -300,7 +312,9 @@ def _submit(job: Subject) -> Check:
     except ClusterrunError as error:
         hint = "; ".join(error.hints) or "print the script: clusterrun render"
         return fail("slurm.submit", describe(error), hint)
-    return ok("slurm.submit", answer or "sbatch accepts the job")
+    expected = _EXPECTED.match(answer)
+    when = f"; it expects a start at {expected[1]} on {expected[2]}" if expected else ""
+    return ok("slurm.submit", f"sbatch accepts the job{when}")
 
 
 class Probe(NamedTuple):
@@ -316,7 +330,7 @@ _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "env.left_over": _left_over,
     "python.version": lambda job: python.version(job.wanted),
     "python.clusterrun": partial(_package, "clusterrun", source=_CLONE),
-    "python.torch": partial(_package, "torch"),
+    "python.torch": _torch,
     "python.accelerate": partial(_package, "accelerate"),
     "python.deepspeed": _deepspeed,
     "python.compiler": _compiler,

@@ -114,6 +114,9 @@ def _follow(record: JobRecord, progress: Callable[[str], None]) -> Smoke:
         while not gathering.look():
             time.sleep(LOOK_S + record.nodes * LOOK_NODE_S)
         return gathering.result()
+    except KeyboardInterrupt:
+        progress(f"job {record.job_id} is cancelled")
+        raise
     finally:
         gathering.end()
 

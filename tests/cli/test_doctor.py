@@ -118,7 +118,7 @@ def test_what_is_printed(well: CommandLine) -> None:
         "      hint: try again later; look at it with: scontrol ping",
         "skip  slurm.version       slurmctld does not answer",
     ]
-    assert said.err == "1 ok, 0 noted, 1 failed, 1 skipped\n"
+    assert said.err == "1 ok, 0 noted, 1 failed, 1 skipped\nfailed: slurm.controller\n"
 
 
 def test_explain(here: CommandLine) -> None:
@@ -170,6 +170,22 @@ def extras(**fields: Any) -> Break:
 
 def text_of(path: str, text: str) -> Break:
     return lambda here, _: (here.path / path).write_text(text)
+
+
+def test_a_torch_without_cuda_for_a_job_with_gpus(
+    well: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = python.Extras(cuda="", has_transformers=True, has_ninja=True)
+    monkeypatch.setattr(python, "ask", lambda _: cpu)
+    found = look(well, *SLURM, "train.py")
+    assert found["python.torch"]["status"] == "fail"
+    assert "--device cpu" in found["python.torch"]["hint"]
+    assert look(well, *SLURM, "--device", "cpu", "train.py")["python.torch"]["status"] == "ok"
+
+
+def test_several_prefixes_in_one_option(well: CommandLine) -> None:
+    found = look(well, "--only", "config,net.name", "train.py")
+    assert list(found) == ["config.files", "config.job", "net.name"]
 
 
 BREAKS: list[tuple[str, str, str, Break]] = [
