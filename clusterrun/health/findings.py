@@ -50,8 +50,9 @@ def findings(checks: Mapping[str, Sequence[Check]]) -> list[NodeFinding]:
 
 
 def differing(facts: Mapping[str, Mapping[str, str]]) -> list[NodeFinding]:
-    """Return what differs between nodes."""
-    nodes = named(list(facts))
+    """Return what differs between the nodes whose facts are known."""
+    known = {node: found for node, found in facts.items() if found}
+    nodes = named(list(known))
     return [
-        NodeFinding(nodes=nodes, check=each) for each in differences(facts) if each.status in BAD
+        NodeFinding(nodes=nodes, check=each) for each in differences(known) if each.status in BAD
     ]

@@ -16,11 +16,10 @@ from clusterrun.health.check import Check, Look, Status, fail, note, ok, skip
 from clusterrun.health.findings import MOST as MOST_FINDINGS
 from clusterrun.health.findings import NodeFinding, differing, findings
 from clusterrun.health.gpu_answer import ANSWER_S
-from clusterrun.node.agent.preparation import short_facts
 from clusterrun.node.base.report import Report, unfit
 from clusterrun.node.link.connection import HELLO_CHARS, STRANGER_BYTES
 from clusterrun.node.watch import preflight
-from clusterrun.node.watch.preflight import NodeChecks
+from clusterrun.node.watch.preflight import NodeChecks, short_facts
 from clusterrun.shared import shell
 from tests.launch.samples import here
 
@@ -79,6 +78,35 @@ def test_the_command_of_the_site_does_not_run(tmp_path: Path) -> None:
     plan = here(nodes=2, nproc_per_node=2, health_command=f"touch {ran}")
     asyncio.run(NodeChecks(plan).report())
     assert not ran.exists()
+
+
+def test_facts_of_the_node_come_with_the_checks(answer: Answer) -> None:
+    answer(FULL)
+    found, off = checks(), checks(Preflight.OFF)
+    assert reported(of=found) == (FULL,)
+    assert "system.kernel" in found.facts
+    reported(of=off)
+    assert off.facts == {}
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_facts_that_cannot_be_read_are_left_out(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """As a metadata file that is not UTF-8, or a device that does not answer."""
+
+    def broken() -> dict[str, str]:
+        if is_late:
+            time.sleep(30)
+        return {"versions.torch": b"\xff".decode()}
+
+    monkeypatch.setattr(preflight, "DEADLINE_S", 0.1)
+    monkeypatch.setattr(preflight, "node_facts", broken)
+    answer(FULL)
+    found, start = checks(), time.monotonic()
+    assert reported(of=found) == (FULL,)
+    assert found.facts == {}
+    assert time.monotonic() - start < 10
 
 
 def test_a_fault_of_a_check_is_a_note_and_ends_nothing(answer: Answer) -> None:
@@ -178,7 +206,7 @@ def test_the_reports_of_a_thousand_nodes_are_a_few_lines_at_once() -> None:
 
 def test_what_differs_between_nodes_is_a_line() -> None:
     facts = {f"n{rank}": {"system.kernel": "6.1", "system.libc": "2.36"} for rank in range(1000)}
-    assert differing(facts) == []
+    assert differing({**facts, "unknown": {}}) == []
     facts["n7"] = {**facts["n7"], "system.kernel": "5.4"}
     (found,) = map(str, differing(facts))
     assert found.startswith("n[0-999]: same.system: kernel: n7 has 5.4, the other 999 have 6.1")

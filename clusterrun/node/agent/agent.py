@@ -153,7 +153,8 @@ class Agent:
         }
         compared = self._clock_compared
         link = open_link(self._attempt, self._clock, compared, answerers, self._disk, self._decided)
-        return link, await link.meet(replace(report, checks=await checking))
+        checks = await checking
+        return link, await link.meet(replace(report, checks=checks, facts=self._checks.facts))
 
     async def _train(self, link: Head | Member, parameters: LaunchParameters) -> int:
         ranks = self._ranks = Ranks(

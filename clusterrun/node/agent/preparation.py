@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from clusterrun.config.spec import Device, Preflight
-from clusterrun.health.facts import facts as node_facts
+from clusterrun.config.spec import Device
 from clusterrun.health.facts import installed_version, versions
 from clusterrun.health.findings import NodeFinding
 from clusterrun.launch.accelerate_argv import launch_argv
@@ -32,8 +31,6 @@ from clusterrun.rundir.world import write_world
 from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
 from clusterrun.shared.wording import count
 
-MOST_FACTS = 40
-
 
 def node_report(plan: Plan, who: Identity) -> Report:
     """Return this node's report to the head."""
@@ -45,18 +42,7 @@ def node_report(plan: Plan, who: Identity) -> Report:
         versions=versions(),
         capabilities=facts.gpu_capabilities(os.environ) if is_asked else (),
         problem=missing_packages(plan) or (gpu_problem(plan, os.environ) if is_cuda else ""),
-        facts={} if plan.preflight is Preflight.OFF else short_facts(node_facts()),
     )
-
-
-def short_facts(found: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts by which the head compares nodes, few and short enough for the link."""
-    kept = list(found.items())[:MOST_FACTS]
-    return {_ascii(name, 40): _ascii(value, 80) for name, value in kept}
-
-
-def _ascii(text: str, size: int) -> str:
-    return text[:size].encode("ascii", "replace").decode("ascii")
 
 
 def missing_packages(plan: Plan) -> str:

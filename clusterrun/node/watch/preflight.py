@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from clusterrun.config.spec import Preflight
 from clusterrun.errors import shortened
-from clusterrun.health.check import Check, Status, note
+from clusterrun.health.check import Check, Look, Status, note, ok
 from clusterrun.health.examine import examine
+from clusterrun.health.facts import facts as node_facts
 from clusterrun.health.findings import BAD
 from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.health.node import Needs, quick_looks
@@ -18,6 +22,7 @@ from clusterrun.logformat.notes import ChangedCheck, changed_line
 
 DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is skipped
 MOST: Final = 8  # checks in a report
+MOST_FACTS: Final = 40
 _OF_RANKS: Final = ("node.memory", "gpu.foreign")  # what the ranks use themselves, while they run
 _LETTERS: Final = 220  # of a text
 # From good to bad: what could look before the launch and cannot now is a sign, too.
@@ -25,13 +30,17 @@ _WORSE: Final = (Status.OK, Status.NOTE, Status.SKIP, Status.FAIL)
 
 
 class NodeChecks:
-    """The quick checks of this node, and what they found before the launch; none if off."""
+    """The quick checks of this node, and what they found before the launch; none if off.
+
+    `facts` are what the head compares nodes by: none if they could not be read in time.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._is_on = plan.preflight is not Preflight.OFF
         self._needs = Needs.of(plan)
         self._before: dict[str, Status] = {}
         self._asked: list[GpuAnswer] = []
+        self.facts: dict[str, str] = {}
 
     @property
     def pids(self) -> list[int]:
@@ -40,7 +49,7 @@ class NodeChecks:
 
     async def report(self) -> tuple[Check, ...]:
         """Run the checks before the launch; return notes and failures, for the head."""
-        found = await self._look()
+        found = await self._look({"facts": self._gather})
         self._before = {each.id: each.status for each in found}
         bad = sorted((c for c in found if c.status in BAD), key=lambda c: BAD.index(c.status))
         return tuple(map(_short, bad[:MOST]))
@@ -63,13 +72,19 @@ class NodeChecks:
             return False
         return _WORSE.index(now.status) > _WORSE.index(before)
 
-    async def _look(self) -> list[Check]:
+    def _gather(self) -> Check:
+        """Read the facts in a thread of their own: a fault of the system must not end the job."""
+        with contextlib.suppress(Exception):
+            self.facts = short_facts(node_facts())
+        return ok("facts", "")
+
+    async def _look(self, more: Mapping[str, Look] = MappingProxyType({})) -> list[Check]:
         if not self._is_on:
             return []
         asked = self._needs.gpu_answer()
         self._asked += [asked] if asked else []
         try:
-            looks = quick_looks(self._needs, asked)
+            looks = {**quick_looks(self._needs, asked), **more}
             return await asyncio.to_thread(examine, looks, DEADLINE_S)
         except Exception as error:  # noqa: BLE001 - a fault of a check must not end the job
             text = f"cannot check this node: {error!r}"
@@ -81,3 +96,13 @@ def _short(check: Check) -> Check:
     texts = (shortened(" ".join(text.split()), _LETTERS) for text in (check.text, check.hint))
     text, hint = texts
     return dataclasses.replace(check, text=text, hint=hint)
+
+
+def short_facts(found: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts by which the head compares nodes, few and short enough for the link."""
+    kept = list(found.items())[:MOST_FACTS]
+    return {_ascii(name, 40): _ascii(value, 80) for name, value in kept}
+
+
+def _ascii(text: str, size: int) -> str:
+    return text[:size].encode("ascii", "replace").decode("ascii")
