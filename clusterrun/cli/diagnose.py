@@ -113,7 +113,7 @@ def command(
     error = found.job.error if found.job else None
     if error is not None:
         output.note(f"Slurm's own state of the job is missing: {error.message}")
-    if found.verdict:
+    if found.verdict or found.failure:
         ctx.exit(Exit.NO)
     ctx.exit(error.exit_code if error else Exit.OK)
 
@@ -184,6 +184,11 @@ def _without_verdict(found: Diagnosis) -> Iterator[str]:
         yield f"DO      see where its ranks are: clusterrun diagnose {name} --stacks --fr"
     elif job is not None and job.state is JobState.PENDING:
         yield f"the job has not started; to see why: clusterrun status {job.record.job_id}"
+    elif failure := found.failure:
+        yield f"FAILED  exit {failure.code}: {_cut(failure.reason)}"
+        yield f"        no sign of a known cause in {count(found.lines, 'line')}"
+        name = job.record.job_id or job.record.run_dir if job else ""
+        yield f"DO      read all its lines: clusterrun logs {name} -a"
     else:
         yield f"no cause found in {count(found.lines, 'line')}"
 

@@ -107,6 +107,13 @@ class Diagnosis:
     memory: Mapping[str, Memory] = field(default_factory=dict)
     changes: tuple[notes.Worsened, ...] = ()
 
+    @property
+    def failure(self) -> Outcome | None:
+        """How the attempt failed, as its agents recorded it."""
+        attempts = self.job.attempts if self.job else ()
+        ends = (each.outcome for each in attempts if each.number == self.attempt)
+        return next((end for end in ends if end and end.cause.is_failure), None)
+
 
 def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnosis:
     """Diagnose a job by what Slurm, its agents and its logs report.

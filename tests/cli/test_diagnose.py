@@ -140,6 +140,23 @@ def test_a_job_that_trained_nothing_is_suspect(here: CommandLine) -> None:
     ]
 
 
+def test_a_failure_without_a_known_cause_keeps_its_reason(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 122)
+    reason = "node2: a setup line exited the shell"
+    outcome(root, cause=Cause.NODE_UNFIT, code=122, reason=reason)
+    done = here("diagnose")
+    assert (done.code, done.out.splitlines()[-3:]) == (
+        3,
+        [
+            f"FAILED  exit 122: {reason}",
+            "        no sign of a known cause in 1 line",
+            "DO      read all its lines: clusterrun logs 4711 -a",
+        ],
+    )
+
+
 def test_a_job_that_waits_has_not_failed(here: CommandLine) -> None:
     submitted(here)
     queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Priority")
