@@ -76,6 +76,16 @@ def test_interfaces_and_their_speed(devices: tuple[Path, Path]) -> None:
     )
 
 
+def test_hardware_is_named_before_the_interfaces_of_containers(
+    devices: tuple[Path, Path],
+) -> None:
+    interfaces(devices[0], eth0="0x1003", **{f"cali{n}": "0x1003" for n in range(8)})
+    (devices[0] / "eth0" / "device").mkdir()
+    text = network.interface(2).text
+    assert text.startswith("up: eth0 (25,000 Mbit/s), cali0, ")
+    assert text.endswith(", cali4, 3 more")
+
+
 def test_a_port_that_is_down_beside_one_that_is_active(devices: tuple[Path, Path]) -> None:
     interfaces(devices[0], ib0="0x1003")
     ports(devices[1], "4: ACTIVE", "1: DOWN")

@@ -52,6 +52,8 @@ def _all_reduce(device: str, group: dict[str, Any]) -> float:
     import torch.distributed as dist
 
     is_cuda = device.startswith("cuda")
+    if is_cuda:
+        torch.cuda.set_device(device)  # that synchronize() waits for
     rank, world = int(group["rank"]), int(group["world"])
     dist.init_process_group(
         "nccl" if is_cuda else "gloo",
