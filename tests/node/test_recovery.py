@@ -416,12 +416,44 @@ def test_a_node_that_started_in_spite_of_preflight_is_left_out_of_the_next_attem
     decision = after(end, allocated=(*NODES, "n3"))
     assert (decision.next, decision.exclude) == (RELAUNCH, ("n2",))
     assert decision.why == f"{KILLED['reason']}; n2 is left out: failed in preflight"
-    assert after(end).next is SUCCESSOR
     lost = after(ended(LOST, 100, unfit=("n2",)), allocated=(*NODES, "n3", "n4"), gone=("n1",))
     assert lost.exclude == ("n1", "n2")
     stopped = after(ended(KILLED, unfit=("n2",)))
     assert (stopped.next, stopped.exclude) == (STOP, ("n2",))
     assert after(ended(TIME_LIMIT, 100, unfit=("n2",))).next is REQUEUE
+
+
+ON_UNFIT = {"unfit": ("n2",), "node": "n2"}
+ONE = on_slurm(nodes=1, gpus_per_node=2, max_restarts=9)
+
+
+@pytest.mark.parametrize(
+    ("end", "plan", "next_step", "left_out"),
+    [
+        (ended(KILLED, 100, unfit=("n2",)), slurm(), RELAUNCH, ()),
+        (ended(KILLED, 100, unfit=("n2",), node="n1"), slurm(), RELAUNCH, ()),
+        (ended(KILLED, 100, **ON_UNFIT), slurm(), SUCCESSOR, ("n2",)),
+        (ended(KILLED, 100, **ON_UNFIT), slurm(on_interrupt=OnInterrupt.STOP), RELAUNCH, ()),
+        (ended(KILLED, unfit=("n2",)), slurm(max_restarts=9), SUCCESSOR, ("n2",)),
+        (ended(KILLED, unfit=("n2",), step=3), slurm(max_restarts=9), RELAUNCH, ()),
+        (ended(KILLED, 100, **ON_UNFIT, nodes=("n2",)), ONE, RELAUNCH, ()),
+        (ended(KILLED, **ON_UNFIT, nodes=("n2",)), ONE, RELAUNCH, ()),
+        (ended(FAILED_CHECK, 100, **ON_UNFIT, nodes=("n2",)), ONE, SUCCESSOR, ("n2",)),
+    ],
+)
+def test_a_warning_sends_a_job_into_the_queue_only_for_what_may_have_failed(
+    end: Outcome, plan: Plan, next_step: Next, left_out: tuple[str, ...]
+) -> None:
+    decision = after(end, plan=plan, allocated=end.nodes)
+    assert (decision.next, decision.exclude) == (next_step, left_out)
+
+
+def test_a_warning_does_not_change_how_a_job_that_slurm_ends_goes_on() -> None:
+    end = ended(KILLED, 100, unfit=("n2",))
+    ground = Ground(
+        plan=slurm(), allocated=(*NODES, "n3"), is_ending=True, unreachable=lambda _: ()
+    )
+    assert decide([end], ground).next is REQUEUE
 
 
 def test_preflight_that_fails_on_ever_new_nodes_comes_to_an_end() -> None:

@@ -88,14 +88,14 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
     )
     if newest.cause is Cause.PREFLIGHT and not bad.unfit:
         return _stop("the nodes share what failed in preflight; a restart would not help")
-    exclude = tuple(dict.fromkeys((*newest.exclude, *bad.lost, *bad.faulty, *bad.unfit)))
+    exclude = _left_out(newest, bad)
     is_of_nodes = bool(bad.lost or bad.faulty)
     if stop := None if is_of_nodes else verdicts.futile(history, ground.plan):
         return _stop(stop.why, exclude, stop.rule)
     reason = _futile(history, ground, is_lost=is_of_nodes)
     if reason:  # a person who resumes may want to know which nodes are bad
         return _stop(reason, exclude)
-    return _again(newest, ground, bad, exclude)
+    return _again(newest, ground, bad)
 
 
 def _never_started(history: Sequence[Outcome]) -> bool:
@@ -251,15 +251,39 @@ class _Bad(NamedTuple):
     unfit: tuple[str, ...]
 
 
-def _again(newest: Outcome, ground: Ground, bad: _Bad, exclude: tuple[str, ...]) -> Decision:
+def _left_out(newest: Outcome, bad: _Bad) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*newest.exclude, *bad.lost, *bad.faulty, *bad.unfit)))
+
+
+def _are_enough(ground: Ground, exclude: Sequence[str]) -> bool:
+    """Return whether a relaunch without these nodes has as many as the job needs."""
+    left = [node for node in ground.allocated if node not in exclude]
+    return len(left) >= ground.plan.nodes and not ground.is_ending
+
+
+def _leaves_unfit(newest: Outcome, ground: Ground, bad: _Bad) -> bool:
+    """Return whether the next attempt does without the nodes that failed preflight.
+
+    If they were only warned of, that must cost nothing, or they may be why the attempt failed.
+    """
+    if newest.cause is Cause.PREFLIGHT or _are_enough(ground, _left_out(newest, bad)):
+        return True
+    may_wait = len(newest.nodes) > 1 and ground.plan.on_interrupt is not OnInterrupt.STOP
+    has_trained = (newest.step, newest.checkpoint) != (None, None)
+    return may_wait and (newest.node in bad.unfit or not has_trained)
+
+
+def _again(newest: Outcome, ground: Ground, bad: _Bad) -> Decision:
     """Relaunch on the remaining nodes if they are enough, otherwise go through the queue."""
+    if not _leaves_unfit(newest, ground, bad):
+        bad = bad._replace(unfit=())
+    exclude = _left_out(newest, bad)
     if ground.is_ending:
         return _in_the_queue(ground, newest.reason, exclude)
     if not any(bad):
         return Decision(next=Next.RELAUNCH, why=newest.reason, exclude=exclude)
     why, rule = _why(newest, bad), VerdictRule.FAULTY_NODE if bad.faulty and not bad.lost else None
-    left = [node for node in ground.allocated if node not in exclude]
-    if len(left) >= ground.plan.nodes:
+    if _are_enough(ground, exclude):
         return Decision(next=Next.RELAUNCH, why=why, exclude=exclude, rule=rule)
     return dataclasses.replace(_in_the_queue(ground, why, exclude), rule=rule)
 
