@@ -25,7 +25,10 @@ _SLOWDOWNS: Final = {  # nvmlClocksEventReasons; idle GPUs and software's power 
 }
 # nvmlDeviceGpuRecoveryAction: until this is done, a GPU does not work, or not fully.
 _NEEDED: Final = {1: "a reset", 2: "a reboot of its node", 6: "a reset", 7: "a reboot of its node"}
-_WANTED: Final = {3: "an end of its peer-to-peer traffic", 4: "a reset when its jobs have ended"}
+_WANTED: Final = {
+    3: "its peer-to-peer traffic to be drained",
+    4: "a reset when its jobs have ended",
+}
 _MPS: Final = "nvidia-cuda-mps"  # NVIDIA's own server, as /proc shows its name
 _LEAVE_OUT: Final = "leave the node out with --exclude, and report it to the administrators"
 
@@ -73,7 +76,8 @@ def enough(asked: GpuAnswer, ranks: int) -> Check:
 def ecc(asked: GpuAnswer) -> Check:
     """Look at the errors of the GPUs' memory that ECC could not correct.
 
-    NVIDIA's table calls for a reset after an uncorrected error (Xid 48, 95) and after a failed
+    A GPU that remaps rows (Ampere and newer) contains most of them (Xid 94): they end one process,
+    and the driver asks for a reset if it is needed. Older ones need a reset (48), as after a failed
     remapping (64). After a remapping (63) a job can run: the reset is due when it has ended.
     """
     known = [gpu for gpu in asked.gpus if (gpu.errors, gpu.is_pending) != (None, None)]
@@ -87,9 +91,10 @@ def ecc(asked: GpuAnswer) -> Check:
 
 def _wear(gpu: NvmlGpu) -> list[Finding]:
     errors = count(gpu.errors or 0, "uncorrected ECC error")
+    is_lasting = gpu.is_worn is None or gpu.recovery in _NEEDED
     return [
         *([("remapping a row of its memory failed", True)] if gpu.is_worn else []),
-        *([(f"{errors} since its last reset", True)] if gpu.errors else []),
+        *([(f"{errors} since its last reset", is_lasting)] if gpu.errors else []),
         *([("a part of its memory waits for a reset", False)] if gpu.is_pending else []),
     ]
 

@@ -71,7 +71,8 @@ def test_healthy_gpus(driver: StandIn) -> None:
     [
         ("gpu.count", "fail", "--gpus-per-node", "1 GPU (NVIDIA H", {"gpus": 1}),
         ("gpu.count", "fail", "--exclude", "GPU 1: it does not", {"gpu1_handle": -15}),
-        ("gpu.ecc", "fail", "-d ECC", "GPU 1: 2 uncorrected ECC errors", {"gpu1_errors": 2}),
+        ("gpu.ecc", "note", "-d ECC", "GPU 1: 2 uncorrected ECC errors", {"gpu1_errors": 2}),
+        ("gpu.ecc", "fail", "-d ECC", "GPU 1: 2 unc", {"gpu1_errors": 2, "gpu1_pending": -3}),
         ("gpu.ecc", "fail", "-d ECC", "GPU 0: remapping a row of its", {"gpu0_failure": 1}),
         ("gpu.ecc", "note", "-d ECC", "GPU 1: a part of its memory", {"gpu1_pending": 1}),
         ("gpu.ecc", "note", "-d ECC", "GPU 1: a part of its memory", {"gpu1_retired": 1}),
@@ -113,7 +114,7 @@ def test_software_that_saves_power_is_no_fault(driver: StandIn) -> None:
 
 
 def test_only_the_jobs_gpus_are_looked_at(driver: StandIn) -> None:
-    driver.answer(gpu0_errors=3, gpu0_recovery=2, gpu1_recovery=0)
+    driver.answer(gpu0_errors=3, gpu0_recovery=2, gpu1_recovery=0)  # of the driver: a reboot
     assert statuses(looked(asked("1"), ranks=1)) == {}
     assert statuses(looked(asked("GPU-b"), ranks=1)) == {}
     assert statuses(looked(asked("1", "0"))) == {"gpu.ecc": "fail", "gpu.xid": "fail"}
@@ -123,7 +124,7 @@ def test_only_the_jobs_gpus_are_looked_at(driver: StandIn) -> None:
 def test_a_slice_of_a_gpu_has_its_own_memory(driver: StandIn) -> None:
     driver.answer(gpu1_recovery=0, gpu1_used=70_000, gpu1_mig=1, gpu1_errors=1)
     found = looked(asked("MIG-b"), ranks=1)
-    assert statuses(found) == {"gpu.ecc": "fail"}
+    assert statuses(found) == {"gpu.ecc": "note"}
     driver.answer(gpu1_part=9000)
     assert "8.8 GiB of 9.6 GiB" in looked(asked("MIG-b"), ranks=1)["gpu.foreign"].text
 
