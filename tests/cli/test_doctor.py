@@ -482,7 +482,7 @@ def test_a_gpu_with_errors(
     well.program("nvidia-smi", f"case $* in *-L*) {SMI};; *) echo '560.35.03, NVIDIA H100';; esac")
     job = ("--cluster", cluster, "--device", "cuda", "--gpus-per-node", "2", "--only", "gpu")
     before = look(well, *job)
-    driver.answer(gpu1_errors=2)
+    driver.answer(gpu1_failure=1)
     after = look(well, *job)
     assert changed(before, after) == {"gpu.ecc": status}
     assert "GPU 1" in after["gpu.ecc"]["text"]
