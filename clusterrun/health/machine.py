@@ -26,20 +26,23 @@ LEAST_BYTES_OF_RANK: Final = 144 << 20  # a process that has imported torch, and
 
 
 def shm(ranks: int) -> Check:
-    """Look at the size of /dev/shm, which loader workers and NCCL use."""
+    """Look at the size and the free bytes of /dev/shm, which loader workers and NCCL use."""
     name, is_sure = "node.shm", ranks > 1
     try:
         found = os.statvfs(SHM)
     except OSError as error:
         hint = "mount it, or set num_workers=0 in the data loader"
         return bad(name, f"{SHM} cannot be used: {error.strerror}", hint, is_sure=is_sure)
-    size = found.f_blocks * found.f_frsize
+    size, free = (blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail))
     if size < SHM_BYTES:
         text = f"{SHM} has only {size >> 20} MiB for loader workers and NCCL"
         hint = "start the container with --shm-size=16g"
         return bad(name, text, hint, is_sure=is_sure and size < LEAST_SHM_BYTES)
-    free = found.f_bavail * found.f_frsize
-    return ok("node.shm", f"{SHM}: {gib(free)} of {gib(size)} are free")
+    text = f"{gib(free)} of {gib(size)} are free"
+    if free < LEAST_SHM_BYTES:  # crashed jobs leave their files there
+        hint = f"remove your own files of ended jobs: ls -l {SHM}"
+        return bad(name, f"{SHM}: only {text}", hint, is_sure=is_sure)
+    return ok(name, f"{SHM}: {text}")
 
 
 def memory(ranks: int, planned: int) -> Check:

@@ -152,6 +152,7 @@ BREAKS = [
     Break("path.inodes", "fail", "delete old runs", "mount -o remount,nr_inodes=900 runs; {many}"),
     Break("node.shm", "note", "--shm-size", "mount -o remount,size=64m /dev/shm"),
     Break("node.shm", "fail", "--shm-size", "mount -o remount,size=32m /dev/shm"),
+    Break("node.shm", "fail", "ls -l /dev/shm", "{left}"),
     Break("node.files", "note", "ulimit -H -n", "ulimit -n 900"),
     Break("node.files", "fail", "ulimit -H -n", "ulimit -n 200"),
     Break("node.processes", "note", "ulimit -u 1024", "ulimit -Su 1000; ulimit -Hu 2000"),
@@ -167,7 +168,11 @@ BREAKS = [
     Break("net.name", "note", "/etc/hosts: 127.0.1.1 node2", "hostname node2"),
     Break("net.name", "note", "/etc/hosts: 10.0.0.2 10.0.0.2", "hostname 10.0.0.2"),
 ]
-FILL = {"full": "fallocate -l 64m runs/full", "many": "(cd runs; seq 899 | xargs touch)"}
+FILL = {
+    "full": "fallocate -l 64m runs/full",
+    "many": "(cd runs; seq 899 | xargs touch)",
+    "left": "mount -o remount,size=1025m /dev/shm; fallocate -l 962m /dev/shm/left_over",
+}
 
 
 @pytest.mark.parametrize(
