@@ -19,7 +19,7 @@ from clusterrun.shared.wording import count
 NAME: Final = "node.site"
 ADVICE: Final = "tell the administrator, and leave this node out with --exclude"
 LETTERS: Final = 200
-OUTPUT: Final = 1 << 20  # characters that are read
+OUTPUT: Final = 1 << 20  # bytes of each stream that are kept
 _MOST: Final = 10_000  # objects of an answer
 # DCGM (`dcgmi diag -j`), NVIDIA's health checks and those of sites name them so, in any case.
 _STATUSES: Final = frozenset({"status", "result", "health", "state", "verdict", "outcome"})
@@ -60,7 +60,7 @@ def site_verdict(command: str, timeout_s: float) -> Check:
         hint = "correct launch.health_command, or install it on this node"
         return note(NAME, f"{_line(argv[0])} was not found", hint)
     try:
-        done = shell.run_once(argv, timeout_s)
+        done = shell.run_once(argv, timeout_s, most=OUTPUT)
     except ClusterrunError as error:
         return skip(NAME, f"{program} did not start: {_line(str(error.cause))}")
     if done.rc == shell.TIMED_OUT:
@@ -69,11 +69,11 @@ def site_verdict(command: str, timeout_s: float) -> Check:
 
 
 def _judged(program: str, done: shell.Completed) -> Check:
-    found = _found(done.stdout[:OUTPUT])
+    found = _found(done.stdout)
     if failed := _worst(found, Status.FAIL):
         return fail(NAME, f"{program}: {failed}", ADVICE)
     if done.rc != 0:
-        words = done.stderr if found else f"{done.stdout[:OUTPUT]}\n{done.stderr}"
+        words = done.stderr if found else f"{done.stdout}\n{done.stderr}"
         first = next((_line(x) for x in words.splitlines() if _line(x)), "no message")
         return fail(NAME, f"{program} exited with status {done.rc}: {first}", ADVICE)
     if warned := _worst(found, Status.NOTE):

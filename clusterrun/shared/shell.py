@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
 import shutil
 import signal
 import subprocess
@@ -86,8 +88,11 @@ def run_once(
     input: str | None = None,
     cwd: Path | None = None,
     rest_s: float = REST_S,
+    most: int | None = None,
 ) -> Completed:
     """Run a command that is not of the scheduler; its status is TIMED_OUT if it was killed.
+
+    With `most`, only so many bytes of each stream are kept, and it has no input.
 
     One that the kernel blocks cannot be killed: nobody waits for it after `rest_s`. Raises
     SchedulerUnreachableError if it cannot be started.
@@ -110,7 +115,10 @@ def run_once(
         ) from error
     data = None if input is None else input.encode("utf-8", "surrogateescape")
     try:
-        stdout, stderr = process.communicate(data, timeout=timeout_s)
+        if most is None:
+            stdout, stderr = process.communicate(data, timeout=timeout_s)
+        else:
+            stdout, stderr = _beginnings(process, most, time.monotonic() + timeout_s)
     except subprocess.TimeoutExpired:
         _kill(process)
         stdout, stderr = _rest(process, rest_s)
@@ -142,6 +150,29 @@ def _rest(process: subprocess.Popen[bytes], within_s: float) -> tuple[bytes, byt
         for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
             pipe.close()
         return error.stdout or b"", error.stderr or b""
+
+
+def _beginnings(
+    process: subprocess.Popen[bytes], most: int, deadline: float
+) -> tuple[bytes, bytes]:
+    """Read all output, and keep its beginning. Raises TimeoutExpired at the deadline."""
+    pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe]
+    kept = [bytearray() for _ in pipes]
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for pipe, beginning in zip(pipes, kept, strict=True):
+            selector.register(stack.enter_context(pipe), selectors.EVENT_READ, beginning)
+        while selector.get_map():
+            if (left := deadline - time.monotonic()) <= 0:
+                raise subprocess.TimeoutExpired(process.args, 0)
+            for key, _ in selector.select(left):
+                data = os.read(key.fd, 1 << 16)
+                key.data.extend(data[: most - len(key.data)])
+                if not data:
+                    selector.unregister(key.fileobj)
+        process.wait(max(0.0, deadline - time.monotonic()))
+    stdout, stderr = map(bytes, kept)
+    return stdout, stderr
 
 
 def _text(data: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shlex
 import sys
 import time
@@ -97,6 +98,20 @@ def test_a_command_that_does_not_answer_is_killed() -> None:
     found = site_verdict("sleep 60", 0.2)
     assert time.monotonic() - begin < 10 * PATIENCE
     assert (found.status.value, found.text) == ("skip", "sleep did not answer within 0.2 s")
+
+
+def test_a_command_that_prints_without_end_takes_neither_memory_nor_time() -> None:
+    begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = site_verdict("yes", 1.0)
+    assert (found.status.value, found.text) == ("skip", "yes did not answer within 1 s")
+    assert time.monotonic() - begin < 10 * PATIENCE
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+def test_a_command_that_prints_much_is_judged_by_its_status(tmp_path: Path) -> None:
+    assert verdict(tmp_path, "[" + "1, " * site.OUTPUT).text == "bash: exit status 0"
+    found = verdict(tmp_path, "first line\n" * site.OUTPUT, 7)
+    assert found.text == "bash exited with status 7: first line"
 
 
 def test_a_command_that_is_missing(tmp_path: Path) -> None:
