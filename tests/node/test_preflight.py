@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clusterrun.config.spec import Device, Preflight
 from clusterrun.health.check import Check, Look, Status, fail, note, ok, skip
@@ -19,7 +21,7 @@ from clusterrun.health.gpu_answer import ANSWER_S
 from clusterrun.node.base.report import Report, unfit
 from clusterrun.node.link.connection import HELLO_CHARS, STRANGER_BYTES
 from clusterrun.node.watch import preflight
-from clusterrun.node.watch.preflight import NodeChecks, short_facts
+from clusterrun.node.watch.preflight import MOST_FACTS, NodeChecks, short_facts
 from clusterrun.shared import shell
 from tests.launch.samples import here
 
@@ -62,15 +64,12 @@ def test_nothing_is_checked_if_it_is_off(answer: Answer) -> None:
     assert reported(of=checks(Preflight.OFF)) == ()
 
 
-def test_a_check_that_is_late_delays_a_start_by_its_deadline_only(
-    answer: Answer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preflight, "DEADLINE_S", 0.1)
-    answer(FULL, lambda: time.sleep(5) or SMALL)  # type: ignore[func-returns-value]
+def test_a_check_that_is_late_delays_a_start_by_less_than_2_s(answer: Answer) -> None:
+    answer(FULL, lambda: time.sleep(30) or SMALL)  # type: ignore[func-returns-value]
     start = time.monotonic()
     assert reported() == (FULL,)
-    assert time.monotonic() - start < 4
     assert preflight.DEADLINE_S < 2
+    assert time.monotonic() - start < 2.9, "a busy machine adds to the deadline"
 
 
 def test_the_command_of_the_site_does_not_run(tmp_path: Path) -> None:
@@ -134,15 +133,25 @@ def test_a_driver_that_hangs_delays_neither_the_start_nor_the_end(
     assert ANSWER_S < preflight.DEADLINE_S, "else the check is skipped"
 
 
-def test_the_longest_report_fits_into_the_first_message(answer: Answer) -> None:
-    answer(*(fail(f"gpu.x{n}", "\U0001f525\n" * 5000, "\ud800" * 5000) for n in range(99)))
-    facts = short_facts({f"network.{n}" + "\u00e9" * 99: "\U0001f525" * 999 for n in range(99)})
-    about = {"problem": "\u00e9" * HELLO_CHARS, "checks": reported(), "facts": facts}
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f525", "\0", '"'])
+def test_the_longest_report_fits_into_the_first_message(answer: Answer, letter: str) -> None:
+    long = letter * 9999
+    answer(*(fail(f"gpu.x{n}", f"a\n{long}", long) for n in range(99)))
+    facts = short_facts({f"{n}.{long}": long for n in range(99)})
+    assert len(facts) == MOST_FACTS
+    about = {"problem": letter * HELLO_CHARS, "checks": reported(), "facts": facts}
     one = Report(node="n" * 64, node_rank=1, versions={}, **about)
     data = dataclasses.asdict(one)
     assert len(json.dumps(data)) < STRANGER_BYTES - 1000
     assert Report.from_data(json.loads(json.dumps(data))) == one
-    assert all("\n" not in each.text for each in one.checks)
+    assert all(each.text.startswith(f"a {letter}") for each in one.checks)
+
+
+@given(st.text(max_size=900), st.integers(40, 900))
+def test_a_text_is_cut_to_its_bytes(text: str, most: int) -> None:
+    fitted = preflight._fitted(text, most)
+    assert len(json.dumps(fitted)) <= most
+    assert fitted == text or len(json.dumps(text)) > most or len(text) > most
 
 
 def test_what_became_worse_is_a_line(answer: Answer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -24,7 +25,7 @@ DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is ski
 MOST: Final = 8  # checks in a report
 MOST_FACTS: Final = 40
 _OF_RANKS: Final = ("node.memory", "gpu.foreign")  # what the ranks use themselves, while they run
-_LETTERS: Final = 220  # of a text
+_BYTES: Final = 600  # of a text, in JSON
 # From good to bad: what could look before the launch and cannot now is a sign, too.
 _WORSE: Final = (Status.OK, Status.NOTE, Status.SKIP, Status.FAIL)
 
@@ -93,16 +94,19 @@ class NodeChecks:
 
 def _short(check: Check) -> Check:
     """Return a check on one line each, short enough for the link."""
-    texts = (shortened(" ".join(text.split()), _LETTERS) for text in (check.text, check.hint))
-    text, hint = texts
+    text, hint = (_fitted(" ".join(text.split()), _BYTES) for text in (check.text, check.hint))
     return dataclasses.replace(check, text=text, hint=hint)
+
+
+def _fitted(text: str, most: int) -> str:
+    """Return a text of so many bytes in JSON; only the beginning and end if it is long."""
+    text = shortened(text, most)
+    while (over := len(json.dumps(text)) - most) > 0:
+        text = shortened(text, len(text) - (over + 11) // 12)  # a letter is 12 bytes at most
+    return text
 
 
 def short_facts(found: Mapping[str, str]) -> dict[str, str]:
     """Return the facts by which the head compares nodes, few and short enough for the link."""
     kept = list(found.items())[:MOST_FACTS]
-    return {_ascii(name, 40): _ascii(value, 80) for name, value in kept}
-
-
-def _ascii(text: str, size: int) -> str:
-    return text[:size].encode("ascii", "replace").decode("ascii")
+    return {_fitted(name, 50): _fitted(value, 100) for name, value in kept}
