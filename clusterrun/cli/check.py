@@ -15,7 +15,7 @@ from clusterrun.errors import Exit, UsageError
 from clusterrun.linting.lint import Pitfall
 from clusterrun.linting.rule import RULES
 from clusterrun.shared.wording import count
-from clusterrun.verbs.check import find_pitfalls, place
+from clusterrun.verbs.check import find_pitfalls, is_unsized, place
 from clusterrun.verbs.render import prepare
 
 SCHEMA = "clusterrun.check/1"
@@ -60,7 +60,9 @@ def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json
             output.answer(f"{place(each, script)}: {each.what} ({each.rule.id})")
             output.answer(f"  {each.rule.reason}")
             output.answer(f"  fix: {each.rule.fix}")
-        output.say(count(len(found), "finding") if found else "no pitfall found")
+        number = count(len(found), "finding") if found else "no pitfall found"
+        is_assumed = is_unsized(resolved, prepared.plan)
+        output.say(f"{number}, assuming two nodes with two ranks each" if is_assumed else number)
     ctx.exit(Exit.NO if found else Exit.OK)
 
 

@@ -108,7 +108,7 @@ def _add(parser: _Parser, script: Script, call: ast.Call) -> bool:
     if has_unknown_arguments(call) or len(texts) != len(flags) or not texts:
         return False
     branches = (each for each in script.around(call) if isinstance(each, ast.If))
-    if script.function(call) is None and not all(is_main_guard(each.test) for each in branches):
+    if not all(is_main_guard(each.test) for each in branches):
         return False
     options: dict[str, Any] = {}
     for name in _LITERAL:

@@ -1,81 +1,14 @@
-"""The pitfalls of scripts that train with accelerate, Lightning or Weights & Biases."""
+"""The pitfalls of scripts that use Lightning or Weights & Biases."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from clusterrun.linting.rule import Found, Launch, rule
-from clusterrun.linting.rules import branch_of_one_rank, is_conditional, joins
-from clusterrun.linting.settings import section
+from clusterrun.linting.rules import branch_of_one_rank, is_closed, is_conditional, joins
 from clusterrun.linting.source import Script, constant, has_unknown_arguments, keyword
-
-
-@rule(
-    "optimizer-twice",
-    "accelerate refuses an optimizer or a scheduler that is both in the DeepSpeed JSON and in the "
-    "script",
-    "remove it from the DeepSpeed JSON, or create accelerate.utils.DummyOptim and DummyScheduler",
-)
-def _optimizer_twice(script: Script, launch: Launch) -> Iterator[Found]:
-    if (
-        "accelerate" not in script.packages
-        or not any(script.calls(".prepare"))
-        or "Dummy" in script.text
-    ):
-        return
-    for key, beginning in (("optimizer", "torch.optim."), ("scheduler", "torch.optim.lr_")):
-        calls = (call for call in _calls_of(script, beginning) if key in launch.deepspeed)
-        for call in calls:
-            is_scheduler = "lr_scheduler" in script.name(call.func)
-            if is_scheduler == (key == "scheduler") and not is_conditional(script, call):
-                yield call, f"the DeepSpeed JSON has {key}, and so has the script"
-                break
-
-
-def _calls_of(script: Script, beginning: str) -> Iterator[ast.Call]:
-    for node in script.nodes:
-        if isinstance(node, ast.Call) and script.name(node.func).startswith(beginning):
-            yield node
-
-
-@rule(
-    "cannot-gather-weights",
-    "accelerator.get_state_dict() fails at the end of the training: ZeRO-3 may not gather the "
-    "weights",
-    'write "stage3_gather_16bit_weights_on_model_save": true into zero_optimization, or '
-    "zero3_save_16bit_model: true into deepspeed_config",
-)
-def _cannot_gather(script: Script, launch: Launch) -> Iterator[Found]:
-    of_json = section(launch.deepspeed, "zero_optimization")
-    of_yaml = section(launch.accelerate, "deepspeed_config")
-    is_json = of_json.get("stage") == 3
-    may = of_json.get("stage3_gather_16bit_weights_on_model_save") is True
-    if not is_json and not launch.deepspeed:
-        is_json, may = of_yaml.get("zero_stage") == 3, of_yaml.get("zero3_save_16bit_model") is True
-    if is_json and not may and "accelerate" in script.packages:
-        for call in script.calls(".get_state_dict"):
-            tests = (getattr(each, "test", None) for each in script.around(call))
-            if not any("fsdp" in ast.unparse(test).lower() for test in tests if test):
-                yield call, "get_state_dict() is called"
-
-
-@rule(
-    "trains-on-cpu",
-    "the job has GPUs, and the script does not use them",
-    "remove it, or pass --device cpu",
-)
-def _trains_on_cpu(script: Script, launch: Launch) -> Iterator[Found]:
-    switches = {
-        "accelerate.Accelerator": ("cpu",),
-        "transformers.TrainingArguments": ("use_cpu", "no_cuda"),
-    }
-    for name, words in switches.items() if launch.has_gpus else ():
-        for call in script.calls(name):
-            for word in words:
-                if constant(keyword(call, word)) is True and not is_conditional(script, call):
-                    yield call, f"{word}=True is passed"
-
 
 _LIGHTNING = ("lightning", "lightning.pytorch", "pytorch_lightning", "lightning.fabric")
 
@@ -87,7 +20,7 @@ _LIGHTNING = ("lightning", "lightning.pytorch", "pytorch_lightning", "lightning.
 )
 def _lightning_size(script: Script, launch: Launch) -> Iterator[Found]:
     names = [f"{package}.{kind}" for package in _LIGHTNING for kind in ("Trainer", "Fabric")]
-    for call in script.calls(*names):
+    for call in script.calls(*names) if launch.is_sized else ():
         nodes, devices = keyword(call, "num_nodes"), keyword(call, "devices")
         is_other = keyword(call, "plugins") or keyword(call, "accelerator")
         if has_unknown_arguments(call) or is_conditional(script, call) or call.args:
@@ -118,23 +51,39 @@ def _devices(given: ast.expr | None, launch: Launch, *, is_plain: bool) -> int:
     "call wandb.init() on rank 0 only, or pass group=",
 )
 def _wandb_runs(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.world_size < 2 or not joins(script):
+    variables = " ".join((*launch.inherited, *launch.env, *launch.setup))
+    is_chosen = re.search("WANDB_(?:MODE|DISABLED|RUN_)", variables)
+    if launch.world_size < 2 or is_chosen or not joins(script):
         return
     for call in _wandb_calls(script):
-        if not keyword(call, "group") and not script.may_be_chosen(call):
+        is_shared = keyword(call, "group") or keyword(call, "id")
+        if not is_shared and not script.may_be_chosen(call):
             yield call, "wandb.init() is called on all ranks"
 
 
 @rule(
     "wandb-without-key",
-    "wandb.init() asks for a key, and a job has no terminal: it fails",
+    "wandb.init() asks for a key, and nobody can answer in a job",
     "run wandb login, pass --pass-env WANDB_API_KEY, or --env WANDB_MODE=offline",
 )
 def _wandb_key(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.has_wandb_key or any(script.calls("wandb.login")):
+    is_closed_but = is_closed(script, also=_TRAINING)
+    is_given = re.search(r"(?i)environ(?:\.update|\[\w)|netrc|dotenv|secret|api_key", script.text)
+    if launch.has_wandb_key or any(script.calls("wandb.login")) or is_given or not is_closed_but:
         return
     for call in _wandb_calls(script):
-        yield call, "no key of Weights & Biases was found"
+        yield call, "no key of Weights & Biases was found here"
+
+
+_TRAINING = [
+    "accelerate",
+    "deepspeed",
+    "lightning",
+    "peft",
+    "pytorch_lightning",
+    "transformers",
+    "trl",
+]
 
 
 def _wandb_calls(script: Script) -> Iterator[ast.Call]:
@@ -142,7 +91,8 @@ def _wandb_calls(script: Script) -> Iterator[ast.Call]:
     if "WANDB_" in script.text:
         return
     for call in script.calls("wandb.init"):
-        is_plain = keyword(call, "mode") is None and not has_unknown_arguments(call)
+        chosen = any(keyword(call, name) for name in ("mode", "settings", "anonymous"))
+        is_plain = not chosen and not has_unknown_arguments(call)
         branch = next(each for each in script.around(call) if isinstance(each, ast.If | ast.Module))
         is_plain_branch = isinstance(branch, ast.If) and not isinstance(branch.test, ast.BoolOp)
         at = branch if is_plain_branch and branch_of_one_rank(script, call) else call

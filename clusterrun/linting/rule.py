@@ -17,12 +17,12 @@ from clusterrun.linting.source import Script
 class Launch:
     """What the job gives the script; `cpus_per_node` is 0 if it is not known.
 
-    `lacks_bf16`: the GPU type is named and has no bf16 units. `mixed_precision` is "" if the user
-    did not choose it. `is_simulated`: all nodes are this machine. `shared_port` is the port that
-    the user chose, 0 if no other job can be on its nodes. `args` are the script's arguments, None
-    if they are not known. `env` are the variables that the user sets for the job, `inherited` those
-    of the shell; `setup` are the lines of bash that run before. `deepspeed` and `accelerate` are
-    what the user's own files contain; `missing` are those that do not exist.
+    `lacks_bf16`: the GPU type is named and has no bf16 units. `is_sized` is False if nodes and
+    ranks are an assumption. `is_simulated`: all nodes are this machine. `shared_port` is the port
+    that the user chose, 0 if no other job can be on its nodes. `args` are the script's arguments,
+    None if they are not known. `env` are the variables that the user sets for the job, `inherited`
+    those of the shell; `setup` are the lines of bash that run before. `deepspeed` and `accelerate`
+    are what the user's own files contain; `missing` are those that do not exist.
     """
 
     nodes: int = 2
@@ -30,7 +30,7 @@ class Launch:
     cpus_per_node: int = 0
     has_gpus: bool = True
     lacks_bf16: bool = False
-    mixed_precision: str = ""
+    is_sized: bool = True
     is_simulated: bool = False
     strategy: str = "ddp"
     max_restarts: int = 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from clusterrun.linting.arguments import refusal
 from clusterrun.linting.rule import Found, Launch, rule
 from clusterrun.linting.source import (
+    Function,
     Script,
     constant,
     has_unknown_arguments,
@@ -49,7 +50,7 @@ ONE_MACHINE: Final = re.compile(r"/(?:tmp|var/tmp|dev/shm)/")
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 _CHOOSES_GPU = re.compile(
     r"(?i)local_?rank|localid|set_device|device_count|visible_devices|device_mesh|gpu_?id|\bgpu\b|rpc"
-    r"|local_process_index|\b(?:cuda|to|device\w*)\s*[=(][^\n]*rank"
+    r"|local_process_index|cuda:[^0-9]|cuda\.device\(|\b(?:cuda|to|device\w*)\s*[=(][^\n]*rank"
 )
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|wandb_v\d_\w{30,}")
 
@@ -63,7 +64,8 @@ _TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|wandb_v\d_\w{30,}")
     "wrap the model in DistributedDataParallel after init_process_group(), or use accelerate",
 )
 def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.world_size < 2 or not is_closed(script) or "distributed" in script.text.lower():
+    joined = "distributed" in script.text.lower() or not is_closed(script)
+    if launch.world_size < 2 or joined or launch.strategy == "none":
         return
     if any(word in script.text for word in ("exec(", "import_module", "__import__", "device_mesh")):
         return
@@ -128,9 +130,9 @@ def _fixed_port(script: Script, launch: Launch) -> Iterator[Found]:
     "remove it: the launcher sets it for each rank",
 )
 def _fixed_rank(script: Script, launch: Launch) -> Iterator[Found]:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    names = ["RANK"] * (launch.world_size > 1) + ["LOCAL_RANK"] * (launch.ranks_per_node > 1)
     for name, value, node in unconditional_settings(script):
-        if name in names and constant(value) is not None and launch.world_size > 1:
+        if name in names and constant(value) is not None:
             yield node, f"{name} is set to {constant(value)}"
 
 
@@ -140,13 +142,17 @@ def _fixed_rank(script: Script, launch: Launch) -> Iterator[Found]:
     "call init_process_group() without world_size and rank: it reads the launcher's variables",
 )
 def _fixed_world_size(script: Script, launch: Launch) -> Iterator[Found]:
-    for call in script.calls(INIT):
+    for name, value, node in unconditional_settings(script) if launch.is_sized else ():
+        fixed = str(constant(value))
+        if name == "WORLD_SIZE" and fixed.isdecimal() and int(fixed) != launch.world_size:
+            yield node, f"WORLD_SIZE is set to {fixed}, the job has {launch.world_size} ranks"
+    for call in script.calls(INIT) if launch.is_sized else ():
         size = keyword(call, "world_size")
         if is_conditional(script, call):
             continue
-        value = constant(size)
-        if isinstance(value, int) and value not in (-1, launch.world_size):
-            yield call, f"world_size is {value}, the job has {launch.world_size} ranks"
+        number = constant(size)
+        if isinstance(number, int) and number not in (-1, launch.world_size):
+            yield call, f"world_size is {number}, the job has {launch.world_size} ranks"
         is_counted = isinstance(size, ast.Call) and script.name(size.func) == DEVICE_COUNT
         if is_counted and launch.nodes > 1:
             yield call, "world_size is the number of GPUs of one node"
@@ -158,7 +164,7 @@ def _fixed_world_size(script: Script, launch: Launch) -> Iterator[Found]:
     "call init_process_group() without a backend, or with gloo",
 )
 def _backend_without_gpu(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.has_gpus:
+    if launch.has_gpus or not launch.is_sized:
         return
     for call, backend in _backends(script):
         if backend == "nccl":
@@ -171,7 +177,8 @@ def _backend_without_gpu(script: Script, launch: Launch) -> Iterator[Found]:
     "use the backend nccl",
 )
 def _gloo_on_gpus(script: Script, launch: Launch) -> Iterator[Found]:
-    if not launch.has_gpus or not any(script.calls(*DDP)) or "nccl" in script.text:
+    is_on_gpus = launch.has_gpus and launch.is_sized and "cuda" in script.text
+    if not is_on_gpus or not any(script.calls(*DDP)) or "nccl" in script.text:
         return
     for call, backend in _backends(script):
         if backend == "gloo":
@@ -187,16 +194,14 @@ def _collective_on_one_rank(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size < 2:
         return
     joint = list(_joint_calls(script, launch))
-    guarded: dict[ast.AST | None, list[ast.Call]] = {}
-    for call in joint:
-        if keyword(call, "group") is None and branch_of_one_rank(script, call):
-            guarded.setdefault(script.function(call), []).append(call)
-    for function, calls in guarded.items():
-        others = [c for c in joint if script.function(c) is function and c not in calls]
-        if not any(_is_in_branch(script, other) for other in others):
-            for call in calls:
-                name = script.name(call.func).lstrip(".")
-                yield call, f"{name}() is called on one rank only"
+    is_local = launch.ranks_per_node > 1
+    guarded = [c for c in joint if branch_of_one_rank(script, c, may_be_local=is_local)]
+    if any(_is_in_branch(script, call) for call in joint if call not in guarded):
+        return  # the other ranks may meet it there
+    for call in guarded:
+        if not re.search("(?i)group|mesh|pg", ast.unparse(call)):
+            name = script.name(call.func).lstrip(".")
+            yield call, f"{name}() is called on one rank only"
 
 
 def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
@@ -204,9 +209,12 @@ def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
     yield from script.calls(*COLLECTIVES)
     if "accelerate" in script.packages:
         sharded = [".save_state"] * launch.is_sharded + [".get_state_dict"] * launch.splits_weights
-        yield from script.calls(".wait_for_everyone", ".gather_for_metrics", *sharded)
+        yield from script.calls(".wait_for_everyone", ".gather_for_metrics")
+        yield from (c for c in script.calls(*sharded) if "accel" in ast.unparse(c.func).lower())
     if "deepspeed" in script.packages:
-        yield from script.calls(".save_checkpoint")
+        for call in script.calls(".save_checkpoint"):
+            if re.search("(?i)engine|model", ast.unparse(call.func)):
+                yield call
 
 
 # Devices
@@ -221,6 +229,8 @@ def _rank_as_device(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.nodes < 2 or not launch.has_gpus:
         return
     for call in script.calls("torch.cuda.set_device", "torch.device", ".cuda", ".to", *DDP):
+        if is_conditional(script, call):
+            continue
         ids = keyword(call, "device_ids")
         of_list = ids.elts if isinstance(ids, ast.List) else []
         for given in of_list if script.name(call.func) in DDP else call.args[:2]:
@@ -244,7 +254,7 @@ def _one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
     for call in script.calls("torch.device", ".to", ".cuda"):
         named = {text_of(node) for each in call.args for node in ast.walk(each)}
         is_bare = script.name(call.func).endswith(".cuda") and not call.args
-        if is_bare or named & {"cuda", "cuda:0"}:
+        if (is_bare or named & {"cuda", "cuda:0"}) and not is_conditional(script, call):
             yield call, "no rank chooses its GPU"
             return
 
@@ -283,8 +293,10 @@ def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
     reads_it = any(
-        word in script.text for word in ("LOCAL_RANK", "get_local_rank", "SLURM_LOCALID")
+        word in script.text
+        for word in ("LOCAL_RANK", "get_local_rank", "SLURM_LOCALID", "device_count")
     )
+    reads_it |= not re.search(r"\.local_rank\b(?!\s*=[^=])", script.text)
     if reads_it or not is_closed(script) or launch.ranks_per_node < 2:
         return
     for call in script.calls(".add_argument"):
@@ -307,8 +319,11 @@ def _no_set_epoch(script: Script, launch: Launch) -> Iterator[Found]:
         return
     names = ("torch.utils.data.DistributedSampler", "torch.utils.data.distributed")
     for call in script.calls(names[0], f"{names[1]}.DistributedSampler"):
-        is_shuffled = constant(keyword(call, "shuffle")) is not False
-        if is_shuffled and not has_unknown_arguments(call):
+        shuffle = keyword(call, "shuffle")
+        is_shuffled = shuffle is None or constant(shuffle) is True
+        is_plain = not has_unknown_arguments(call) and len(call.args) < 4
+        is_of_validation = re.search("(?i)val|test", script.lines[call.lineno - 1])
+        if is_shuffled and is_plain and not keyword(call, "seed") and not is_of_validation:
             yield call, "the sampler's set_epoch() is never called"
 
 
@@ -318,12 +333,18 @@ def _no_set_epoch(script: Script, launch: Launch) -> Iterator[Found]:
     "pass sampler=DistributedSampler(dataset) instead of shuffle=True",
 )
 def _no_sampler(script: Script, launch: Launch) -> Iterator[Found]:
-    splits = re.search(r"[Ss]ampler|shard|split_dataset|prepare\(|\brank\s*::|Subset", script.text)
+    splits = re.search(_SPLITS, script.text) or not _trains_for_epochs(script)
     if launch.world_size < 2 or splits or not any(script.calls(*DDP)) or not is_closed(script):
         return
     for call in script.calls(*LOADER):
         if constant(keyword(call, "shuffle")) is True and not has_unknown_arguments(call):
             yield call, "the loader shuffles the whole dataset on each rank"
+
+
+_SPLITS = re.compile(
+    r"[Ss]ampler|shard|split_(?:dataset|between)|array_split|prepare\(|\brank\s*::|Subset"
+    r"|\w\[[^\]\n{\"']*rank|\{rank\}\.\w|(?:[Dd]ata(?!Parallel)\w*|[Ll]oad\w*|[Ff]iles?)\([^)\n]*rank"
+)
 
 
 @rule(
@@ -333,7 +354,7 @@ def _no_sampler(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _too_many_workers(script: Script, launch: Launch) -> Iterator[Found]:
     cpus = launch.cpus_per_node
-    for call in script.calls(*LOADER) if cpus else ():
+    for call in script.calls(*LOADER) if cpus and launch.is_sized else ():
         workers = constant(keyword(call, "num_workers"))
         if isinstance(workers, int) and workers > 1:
             total = workers * launch.ranks_per_node
@@ -343,7 +364,7 @@ def _too_many_workers(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "downloads-on-all-ranks",
-    "all ranks download into the same files at once, and read what others are still writing",
+    "unless it is there, all ranks download into the same files, and read what others still write",
     "download on one rank and let the others wait at a barrier, or before you submit",
 )
 def _downloads(script: Script, launch: Launch) -> Iterator[Found]:
@@ -351,9 +372,9 @@ def _downloads(script: Script, launch: Launch) -> Iterator[Found]:
         return
     names = ("MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN", "STL10")
     for call in script.calls(*(f"torchvision.datasets.{name}" for name in names)):
-        is_asked = constant(keyword(call, "download")) is True
+        is_asked = constant(keyword(call, "download")) is True and not differs(script, call)
         if is_asked and not _waits_in_function(script, call) and not script.may_be_chosen(call):
-            yield call, "the dataset is downloaded on each rank"
+            yield call, "download=True on each rank"
 
 
 # What it writes
@@ -370,7 +391,8 @@ def _saves_on_all_ranks(script: Script, launch: Launch) -> Iterator[Found]:
         return
     for call in script.calls("torch.save"):
         path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
-        if path is None or re.search("rank|buf|BytesIO", ast.unparse(path), re.IGNORECASE):
+        is_buffer = path is not None and re.search("(?i)buf|bytesio", ast.unparse(path))
+        if path is None or is_buffer or differs(script, path):
             continue
         is_computed = isinstance(path, ast.Name | ast.Attribute)
         if not is_computed and not script.may_be_chosen(call):
@@ -379,17 +401,20 @@ def _saves_on_all_ranks(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "loads-onto-one-gpu",
-    "the tensors return to the GPU that they were saved from: each rank fills the first GPU",
+    "tensors that were saved from a GPU return to it: each rank would fill the first GPU",
     'pass map_location="cpu", or the device of the rank',
 )
 def _loads_onto_one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
     is_distributed = any(script.calls(*DDP, INIT)) and any(script.calls("torch.save"))
-    is_placed = "map_location" in script.text or "cpu()" in script.text
-    if not is_distributed or is_placed or not launch.has_gpus or launch.ranks_per_node < 2:
+    is_placed = re.search(r"map_location|cpu\(\)|to\(.cpu|set_default", script.text)
+    if not is_distributed or is_placed or "cuda" not in script.text:
+        return
+    if not launch.has_gpus or launch.ranks_per_node < 2:
         return
     for call in script.calls("torch.load"):
-        is_model = re.search("(?i)ckpt|check|resume|snap|weights|model", ast.unparse(call))
-        if is_model and len(call.args) == 1 and not has_unknown_arguments(call):
+        is_model = re.search("(?i)ckpt|check|resume|snap", ast.unparse(call))
+        is_plain = len(call.args) == 1 and not has_unknown_arguments(call)
+        if is_model and is_plain and not branch_of_one_rank(script, call):
             yield call, "torch.load() has no map_location"
 
 
@@ -405,11 +430,11 @@ def _creates_directory(script: Script, launch: Launch) -> Iterator[Found]:
         is_of_os = script.name(call.func).startswith("os.")
         if bool(call.args) != is_of_os:
             continue
-        path = ast.unparse(call.args[0] if is_of_os else call.func.value)  # type: ignore[attr-defined]
-        if keyword(call, "exist_ok") or _OF_ONE_RANK.search(path) or script.is_tried(call):
+        path = call.args[0] if is_of_os else call.func.value  # type: ignore[attr-defined]
+        if keyword(call, "exist_ok") or differs(script, path) or script.is_tried(call):
             continue
         if not script.may_be_chosen(_existence_test(script, call) or call):
-            yield call, f"all ranks create the directory {path}"
+            yield call, f"all ranks create the directory {ast.unparse(path)}"
 
 
 @rule(
@@ -419,10 +444,10 @@ def _creates_directory(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
     is_alone = launch.world_size < 2 or not joins(script) or not is_closed(script)
-    if is_alone or "seed" in script.text:
+    if is_alone or re.search("seed|rng", script.text):
         return
     for call in script.calls("torch.utils.data.random_split"):
-        if len(call.args) == 2 and not call.keywords:
+        if len(call.args) == 2 and not call.keywords and not script.may_be_chosen(call):
             yield call, "random_split() has no generator, and no seed is set"
 
 
@@ -434,7 +459,7 @@ def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
 def _secret(script: Script, launch: Launch) -> Iterator[Found]:
     for node in script.nodes:
         is_token = isinstance(node, ast.Constant) and _TOKEN.fullmatch(text_of(node))
-        if is_token and _is_given_as_secret(script, node):
+        if is_token and len(set(text_of(node))) > 10 and _is_given_as_secret(script, node):
             yield node, "a token is written in the script"
 
 
@@ -450,7 +475,7 @@ def _waits_for_input(script: Script, launch: Launch) -> Iterator[Found]:
     for call in script.calls(
         "input", "breakpoint", "pdb.set_trace", "ipdb.set_trace", "IPython.embed"
     ):
-        if not is_conditional(script, call) and not _is_called_conditionally(script, call):
+        if not is_conditional(script, call):
             yield call, f"{script.name(call.func)}() waits for somebody"
 
 
@@ -460,9 +485,9 @@ def _waits_for_input(script: Script, launch: Launch) -> Iterator[Found]:
     "correct the arguments after the script",
 )
 def _refused_argument(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.args is None:
+    if launch.args is None or "sys.argv" in script.text:
         return
-    if found := refusal(script, launch.args):
+    if (found := refusal(script, launch.args)) and not is_conditional(script, found[0]):
         yield found
 
 
@@ -475,7 +500,22 @@ def joins(script: Script) -> bool:
     return any(script.calls(*DDP, INIT, *names, "deepspeed.initialize"))
 
 
-_OF_ONE_RANK = re.compile("(?i)rank|host|pid|uuid|te?mp|time|node")
+_OF_ONE_RANK = re.compile("(?i)rank|host|pid|uuid|te?mp|time|node|process_index|random")
+
+
+def differs(script: Script, node: ast.AST) -> bool:
+    """Return whether an expression may have another value on each rank."""
+    open_: list[ast.AST] = [node]
+    seen: set[str] = set()
+    while open_:
+        each = open_.pop()
+        if _OF_ONE_RANK.search(ast.unparse(each)):
+            return True
+        found = (n for n in ast.walk(each) if isinstance(n, ast.Name | ast.Attribute))
+        names = {script.name(n) for n in found} - seen
+        seen |= names
+        open_ += [value for name in names for value in script.values(name)]
+    return False
 
 
 def _existence_test(script: Script, call: ast.Call) -> ast.AST | None:
@@ -491,38 +531,47 @@ def _existence_test(script: Script, call: ast.Call) -> ast.AST | None:
 _EXISTS = re.compile(r"\.(?:exists|isdir|is_dir)$")
 
 
-def is_closed(script: Script) -> bool:
+def is_closed(script: Script, *, also: Collection[str] = ()) -> bool:
     """Return whether the whole training is in this file, as far as its imports show."""
-    return script.packages <= _KNOWN
+    return script.packages <= _KNOWN.union(also)
 
 
-def is_conditional(script: Script, node: ast.AST) -> bool:
-    """Return whether a branch, up to the function's begin, decides that a node runs."""
+def is_conditional(script: Script, node: ast.AST, seen: set[ast.AST] | None = None) -> bool:
+    """Return whether a node may not run: for a branch, an early return, or its function's callers.
+
+    A function that this file does not call may not run.
+    """
     child = node
     for parent in script.around(node):
-        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            return False
+        if isinstance(parent, ast.Lambda):
+            return True
         is_main = isinstance(parent, ast.If) and is_main_guard(parent.test)
-        if isinstance(parent, ast.If | ast.IfExp | ast.Try | ast.ExceptHandler | ast.BoolOp):
-            is_test = isinstance(parent, ast.If | ast.IfExp) and child is parent.test
-            if not is_main and not is_test:
-                return True
+        if isinstance(parent, _BRANCHES) and not is_main and child is not vars(parent).get("test"):
+            return True
+        if script.left_before(parent, child):
+            return True
+        if isinstance(parent, Function):
+            break
         child = parent
-    return False
-
-
-def _is_called_conditionally(script: Script, node: ast.AST) -> bool:
     function = script.function(node)
     if function is None:
         return False
-    callers = list(script.calls(function.name, f".{function.name}"))
-    return not callers or any(is_conditional(script, call) for call in callers)
+    seen = set() if seen is None else seen
+    if function in seen:
+        return True
+    seen.add(function)
+    is_class = function.name == "__init__"
+    name = getattr(next(script.around(function)), "name", "?") if is_class else function.name
+    return all(is_conditional(script, call, seen) for call in script.calls(name, f".{name}"))
+
+
+_BRANCHES = (ast.If, ast.IfExp, ast.While, ast.Try, ast.ExceptHandler, ast.BoolOp, ast.Match)
 
 
 def unconditional_settings(script: Script) -> Iterator[tuple[str, ast.expr, ast.AST]]:
     """Yield what is assigned to `os.environ` without a condition: variable, value, statement."""
     for name, value, node in script.settings():
-        if not is_conditional(script, node) and not _is_called_conditionally(script, node):
+        if not is_conditional(script, node):
             yield name, value, node
 
 
@@ -564,7 +613,7 @@ def _is_of_one_rank(test: str) -> bool:
 _NAMES_RANKS = re.compile("(?i)rank|main|master|primary|leader|chief|root")
 
 
-def branch_of_one_rank(script: Script, node: ast.AST) -> bool:
+def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = True) -> bool:
     """Return whether the innermost branch around a node is taken by one rank alone."""
     child = node
     for parent in script.around(node):
@@ -573,7 +622,8 @@ def branch_of_one_rank(script: Script, node: ast.AST) -> bool:
         if isinstance(parent, ast.If):
             is_and = isinstance(parent.test, ast.BoolOp) and isinstance(parent.test.op, ast.And)
             tests = parent.test.values if is_and else [parent.test]  # type: ignore[attr-defined]
-            is_one = any(_is_of_one_rank(ast.unparse(test)) for test in tests)
+            ones = [text for test in tests if _is_of_one_rank(text := ast.unparse(test))]
+            is_one = any(may_be_local or "local" not in text for text in ones)
             return is_one and child in parent.body and not parent.orelse
         child = parent
     return False
@@ -597,7 +647,14 @@ def _is_global_rank(script: Script, node: ast.AST, name: str) -> bool:
         if isinstance(each, ast.Assign)
         and any(isinstance(t, ast.Name) and t.id == name for t in each.targets)
     ]
-    return bool(values) and all(_reads_rank(script, value) for value in values)
+    bound = [
+        each
+        for each in ast.walk(scope)
+        if (isinstance(each, ast.arg) and each.arg == name)
+        or (isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store))
+    ]
+    is_all = len(bound) == len(values) > 0
+    return is_all and all(_reads_rank(script, value) for value in values)
 
 
 def _reads_rank(script: Script, value: ast.expr) -> bool:
@@ -615,9 +672,12 @@ def _reads_rank(script: Script, value: ast.expr) -> bool:
 
 def _is_given_as_secret(script: Script, node: ast.AST) -> bool:
     parent = next(script.around(node), None)
-    if isinstance(parent, ast.keyword):
-        return parent.arg in ("key", "token", "api_key", "use_auth_token", "hub_token")
+    is_hash = re.fullmatch("[0-9a-f]{40}", text_of(node))
     if isinstance(parent, ast.Assign):
-        target = ast.unparse(parent.targets[0])
-        return bool(re.search("token|key|secret", target, re.IGNORECASE))
-    return isinstance(parent, ast.Call) and script.name(parent.func).endswith("login")
+        wanted = "wandb.*key" if is_hash else "token|key|secret"
+        return bool(re.search(wanted, ast.unparse(parent.targets[0]), re.IGNORECASE))
+    call = next(script.around(parent), None) if isinstance(parent, ast.keyword) else parent
+    if isinstance(call, ast.Call) and script.name(call.func).endswith("login"):
+        return True
+    names = ("key", "token", "api_key", "use_auth_token", "hub_token")
+    return isinstance(parent, ast.keyword) and parent.arg in names and not is_hash

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -25,14 +24,16 @@ _RUNS: Final = (
     *("subprocess.Popen", "subprocess.check_output"),
 )
 _LAUNCHERS = re.compile(
-    r"\b(?:torchrun|accelerate launch|torch\.distributed\.(?:run|launch)|deepspeed .*\.py)\b"
+    r"(?:exec |(?:srun|mpirun|mpiexec) (?:-\S+ )*)?"
+    r"(torchrun|accelerate launch|python\S* -m torch\.distributed\.\w+|deepspeed)\s.*\.py\b"
 )
-_STEPS = re.compile(r"\b(?:srun|mpirun|mpiexec)\b")
-_PRINTS = re.compile(r"(?:set\s+-\w*x\w*|set\s+-o\s+xtrace|printenv|env|export|declare\s+-[px]+)$")
+_PRINTS = re.compile(r"(?:printenv|env|export|declare\s+-[px]+)$")
+_TRACES = re.compile(r"set\s+(?:-\w*x\w*|-o\s+xtrace)$")
+_SECRETS = re.compile(r"(?i)token|key|secret|passw|^\s*(?:source|\.)\s")
 _EXPORTS = re.compile(r"\s*(?:export|declare\s+-x)\s+(.*)")
 _TRAINERS: Final = (".TrainingArguments", ".SFTConfig", ".Trainer", ".ModelCheckpoint")
 _OUTPUT = re.compile(
-    r"(?i)--?(?:[a-z]+[_-])*(?:out|output|save|checkpoint|ckpt)s?(?:[_-](?:dir|path|folder|root))?"
+    r"(?i)--?(?:(?:model|checkpoint|ckpt)s?[_-])?(?:out|output|save)s?(?:[_-](?:dir|path|folder|root))?"
 )
 
 
@@ -56,8 +57,9 @@ def exported(setup: tuple[str, ...]) -> dict[str, str]:
 
 def _variables(script: Script, launch: Launch) -> Iterator[tuple[str, str, Found]]:
     """Yield each variable that reaches the ranks, with its value, and where it is set."""
+    lines = "\n".join(launch.setup)
     for name, text in launch.inherited.items():
-        if name not in launch.env and not name.endswith("_DISABLE"):  # a site's module may set it
+        if name not in launch.env and name not in lines:
             yield name, text, (None, f"{name}={text} in your shell")
     for name, text in {**exported(launch.setup), **launch.env}.items():
         yield name, text, (None, f"{name}={text}")
@@ -76,46 +78,43 @@ def _variables(script: Script, launch: Launch) -> Iterator[tuple[str, str, Found
 )
 def _starts_launcher(script: Script, launch: Launch) -> Iterator[Found]:
     for line in launch.setup:
-        if found := _LAUNCHERS.search(line) or _STEPS.match(line.strip()):
-            yield None, f"setup runs {found[0]}"
-    yield from _commands(script, _LAUNCHERS)
+        if found := _LAUNCHERS.match(line.strip()):
+            yield None, f"setup runs {found[1]}"
+    yield from _commands(script)
 
 
-@rule(
-    "requeues-itself",
-    "clusterrun requeues the job itself, without bad nodes; a requeue by the script bypasses that",
-    "remove it: see docs/recovery.md",
-)
-def _requeues(script: Script, launch: Launch) -> Iterator[Found]:
-    yield from _commands(script, re.compile(r"\bscontrol requeue\b"))
-
-
-def _commands(script: Script, wanted: re.Pattern[str]) -> Iterator[Found]:
+def _commands(script: Script) -> Iterator[Found]:
     for call in script.calls(*_RUNS):
         words = (text_of(node) for node in ast.walk(call.args[0])) if call.args else ()
-        if found := wanted.search(" ".join(filter(None, words))):
-            yield call, f"the script runs {found[0]}"
+        found = _LAUNCHERS.match(" ".join(filter(None, words)))
+        if found and not is_conditional(script, call):
+            yield call, f"the script runs {found[1]}"
 
 
 @rule(
     "prints-secrets",
-    "it prints variables into the log, tokens included",
+    "everybody who can read the log sees the tokens among the variables",
     "remove it",
 )
 def _prints(script: Script, launch: Launch) -> Iterator[Found]:
-    for line in launch.setup:
-        if _PRINTS.match(line.strip()):
+    for at, line in enumerate(launch.setup):
+        is_traced = _TRACES.match(line.strip()) and any(
+            map(_SECRETS.search, launch.setup[at + 1 :])
+        )
+        if _PRINTS.match(line.strip()) or is_traced:
             yield None, f"setup runs {line.strip()}"
 
 
 @rule(
     "fixed-gpus",
-    "all ranks of a node would use the same GPUs, and Slurm's choice is lost",
+    "the ranks of a node would share GPUs, or find none",
     "remove it: Slurm and the launcher choose the GPUs",
 )
 def _fixed_gpus(script: Script, launch: Launch) -> Iterator[Found]:
     for name, text, found in _variables(script, launch):
-        if name == "CUDA_VISIBLE_DEVICES" and text and launch.has_gpus:
+        count = len(text.split(","))
+        is_chosen = name == "CUDA_VISIBLE_DEVICES" and text not in ("", "-1") and launch.has_gpus
+        if is_chosen and count < launch.ranks_per_node:  # otherwise, each rank has a GPU
             yield found
 
 
@@ -130,7 +129,7 @@ def _nccl_timeout(script: Script, launch: Launch) -> Iterator[Found]:
             (launch.inherited, "in your shell"),
             ({**exported(launch.setup), **launch.env}, "for the job"),
         ):
-            if name in variables:
+            if name in variables and name not in script.text:  # a script may read it
                 yield None, f"{name} is set {where}"
         yield from ((node, f"{name} is set") for key, _, node in script.settings() if key == name)
 
@@ -141,10 +140,6 @@ SLOWS: Final = {
     ("TORCH_NCCL_NAN_CHECK", "1"): "each collective's input is searched for NaN",
     ("ACCELERATE_DEBUG_MODE", "1"): "the shapes of each collective are compared first",
     ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"): "each tensor is allocated by the driver",
-    ("NCCL_DEBUG", "TRACE"): "each rank prints every call of NCCL",
-    ("NCCL_P2P_DISABLE", "1"): "GPUs of a node talk through the host",
-    ("NCCL_SHM_DISABLE", "1"): "ranks of a node talk through the network",
-    ("NCCL_IB_DISABLE", "1"): "nodes talk over TCP",
 }
 
 
@@ -155,7 +150,8 @@ SLOWS: Final = {
 )
 def _slow(script: Script, launch: Launch) -> Iterator[Found]:
     for name, text, (node, what) in _variables(script, launch):
-        if why := SLOWS.get((name, text)):
+        is_read = launch.has_gpus or not re.search("CUDA|NCCL", name)
+        if is_read and (why := SLOWS.get((name, text))):
             yield node, f"{what}: {why}"
     for call in script.calls(
         "torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly"
@@ -165,24 +161,17 @@ def _slow(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, "autograd searches each gradient for NaN"
 
 
-_WATCHDOGS: Final = {
-    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),
-    ("NCCL_ASYNC_ERROR_HANDLING", "0"),
-    ("TORCH_NCCL_BLOCKING_WAIT", "1"),
-    ("NCCL_BLOCKING_WAIT", "1"),
-    ("TORCH_NCCL_ENABLE_MONITORING", "0"),
-}
-
-
 @rule(
     "no-watchdog",
-    "without torch's watchdog, ranks whose peers are lost wait longer, or forever",
-    "remove it: by default, torch ends these ranks",
+    "torch's watchdog would not end ranks whose peers are lost",
+    "remove it: by default, torch ends them at the timeout",
 )
 def _no_watchdog(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, text, found in _variables(script, launch):
-        if (name, text) in _WATCHDOGS:
-            yield found
+    found = [each for each in _variables(script, launch) if launch.has_gpus]
+    raises = any(name.endswith("NCCL_BLOCKING_WAIT") and text == "1" for name, text, _ in found)
+    for name, text, at in found:
+        if name.endswith("NCCL_ASYNC_ERROR_HANDLING") and text == "0" and not raises:
+            yield at
 
 
 @rule(
@@ -191,10 +180,13 @@ def _no_watchdog(script: Script, launch: Launch) -> Iterator[Found]:
     "remove it, or name the nodes' interface with --network-interface",
 )
 def _loopback(script: Script, launch: Launch) -> Iterator[Found]:
-    for name, text, found in _variables(script, launch) if launch.nodes > 1 else ():
-        names = text.lstrip("^=").split(",")
-        allows = "lo" not in names if text.startswith("^") else names[0] == "lo"
-        if re.fullmatch("(?:NCCL|GLOO|TP)_SOCKET_IFNAME", name) and allows:
+    is_several = launch.nodes > 1 and not launch.is_simulated
+    for name, text, found in _variables(script, launch) if is_several else ():
+        is_left = (
+            name == "NCCL_SOCKET_IFNAME" and text[:1] == "^" and not re.search(r"\blo\b", text)
+        )
+        is_named = re.fullmatch("(?:NCCL|GLOO|TP)_SOCKET_IFNAME", name) and text in ("lo", "=lo")
+        if is_named or is_left:  # "^docker0" leaves lo, which is the first
             yield found
 
 
@@ -207,19 +199,26 @@ def _loopback(script: Script, launch: Launch) -> Iterator[Found]:
     "save into a directory that all nodes share",
 )
 def _saves_on_one_machine(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.nodes < 2 or launch.is_simulated:
+    is_kept = _COPIES.search(script.text + " ".join(launch.args or ()))
+    if launch.nodes < 2 or launch.is_simulated or is_kept:
         return
     for name, value in options(launch.args or ()):
         if _OUTPUT.fullmatch(name) and ONE_MACHINE.match(value):
             yield None, f"{name} {value} is on the node's own disk"
     for call in script.calls("torch.save", ".save_pretrained", ".save_state", ".save_checkpoint"):
-        for given in call.args[:2]:
-            if ONE_MACHINE.match(text_of(given)):
-                yield call, f"{text_of(given)} is on the node's own disk"
+        for path in map(text_of, call.args[:2]):
+            if ONE_MACHINE.match(path) and script.text.count(path) == 1:  # it is not used again
+                yield call, f"{path} is on the node's own disk"
     for call in script.calls(*_TRAINERS):
         for name in ("output_dir", "default_root_dir", "dirpath"):
             if ONE_MACHINE.match(place := text_of(keyword(call, name))):
                 yield call, f"{place} is on the node's own disk"
+
+
+_COPIES = re.compile(
+    r"(?i)shutil|upload|push_to_hub|fsspec|boto|rsync|gsutil|s3|log_artifact|\bcp\b"
+    r"|save_strategy\W+no\b"
+)
 
 
 def options(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -246,7 +245,8 @@ def _emulated_bf16(script: Script, launch: Launch) -> Iterator[Found]:
         return
     for name, value in options(launch.args or ()):
         is_on = value.lower() in ("", "true", "1") and re.fullmatch("--bf16(?:_full_eval)?", name)
-        if is_on or value in ("bf16", "bfloat16"):
+        is_type = re.search("(?i)type|precision|amp", name)
+        if is_on or (is_type and value in ("bf16", "bfloat16")):
             yield None, f"the arguments contain {name} {value}".rstrip()
     if launch.accelerate.get("mixed_precision") == "bf16":
         yield None, "mixed_precision is bf16 in your accelerate YAML"
@@ -256,26 +256,16 @@ def _emulated_bf16(script: Script, launch: Launch) -> Iterator[Found]:
 
 
 def _bf16_in_script(script: Script) -> Iterator[Found]:
-    for node in script.nodes:
-        if isinstance(node, ast.Attribute) and script.name(node) == "torch.bfloat16":
-            if not is_conditional(script, node):
-                yield node, "torch.bfloat16 is used"
-                return
-        elif isinstance(node, ast.keyword) and node.arg == "bf16" and constant(node.value) is True:
-            yield node.value, "bf16=True is passed"
+    for call in script.nodes if "bf16_supported" not in script.text else ():
+        if not isinstance(call, ast.Call) or is_conditional(script, call):
+            continue
+        given = (*call.args, *(word.value for word in call.keywords))
+        if any(script.name(each) == "torch.bfloat16" for each in given):
+            yield call, "torch.bfloat16 is used"
             return
-
-
-@rule(
-    "other-precision",
-    "the precision in the script wins over --mixed-precision",
-    "drop one of them",
-)
-def _other_precision(script: Script, launch: Launch) -> Iterator[Found]:
-    for call in script.calls("accelerate.Accelerator"):
-        value = text_of(keyword(call, "mixed_precision"))
-        if launch.mixed_precision and value and value != launch.mixed_precision:
-            yield call, f"mixed_precision is {value}, but the launch has {launch.mixed_precision}"
+        if constant(keyword(call, "bf16")) is True:
+            yield call, "bf16=True is passed"
+            return
 
 
 @rule(
@@ -284,12 +274,17 @@ def _other_precision(script: Script, launch: Launch) -> Iterator[Found]:
     "load the newest checkpoint at the start: see docs/checkpoints.md",
 )
 def _starts_over(script: Script, launch: Launch) -> Iterator[Found]:
+    given = dict(options(launch.args or ()))
+    if any("resume" in name for name in given):
+        return
     reads_it = "get_last_checkpoint" in script.text and "overwrite_output_dir" in script.text
-    if reads_it and "--overwrite_output_dir" in dict(options(launch.args or ())):
+    if reads_it and "--overwrite_output_dir" in given:
         yield None, "the arguments contain --overwrite_output_dir"
     if launch.max_restarts < 1 or _RESUMES.search(script.text):
         return
-    trainers = script.calls("transformers.Trainer", "transformers.Seq2SeqTrainer")
+    trains = any("trainer" in ast.unparse(call.func).lower() for call in script.calls(".train"))
+    names = ("transformers.Trainer", "transformers.Seq2SeqTrainer")
+    trainers = script.calls(*names) if trains else ()
     loops = script.calls(".backward") if is_closed(script) else ()
     for call in (*trainers, *loops):
         yield call, f"the script loads no checkpoint, and max_restarts is {launch.max_restarts}"
@@ -315,56 +310,9 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 )
 def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:
     for path in launch.missing:
+        if path.rpartition("/")[2] in "\n".join((script.text, *launch.setup)):
+            continue  # it may be written first
         yield None, f"your accelerate YAML names {path}, which does not exist"
-
-
-@rule(
-    "unknown-key",
-    "accelerate refuses a YAML with a key that it does not know",
-    "correct the key, or move it into its section",
-)
-def _unknown_key(script: Script, launch: Launch) -> Iterator[Found]:
-    for key in map(str, launch.accelerate):
-        if key in ACCELERATE_KEYS:
-            continue
-        near = difflib.get_close_matches(key, ACCELERATE_KEYS, n=1, cutoff=0.85)
-        is_of_fsdp = key.startswith("fsdp_")
-        if is_of_fsdp or key in _OF_DEEPSPEED:
-            where = "fsdp_config" if is_of_fsdp else "deepspeed_config"
-            yield None, f"your accelerate YAML has {key} outside of {where}"
-        elif near:
-            yield None, f"your accelerate YAML has {key}, probably {near[0]}"
-
-
-ACCELERATE_KEYS: Final = frozenset(  # the last line: of older versions
-    (
-        *("compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug"),
-        *("num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip"),
-        *("main_process_port", "rdzv_backend", "same_network", "main_training_function"),
-        *("enable_cpu_affinity", "fp8_config", "deepspeed_config", "fsdp_config"),
-        *("parallelism_config", "megatron_lm_config", "mpirun_config", "downcast_bf16"),
-        *("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands"),
-        *("tpu_vm", "tpu_env", "dynamo_config"),
-        *("fp16", "dynamo_backend", "ipex_config", "xpu_config", "main_process_script"),
-    )
-)
-_OF_DEEPSPEED: Final = (
-    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_init_flag"),
-    *("zero3_save_16bit_model", "offload_optimizer_device", "offload_param_device"),
-    *("deepspeed_config_file", "deepspeed_multinode_launcher"),
-)
-
-
-@rule(
-    "ignored-section",
-    "accelerate reads a section only if distributed_type is its own",
-    "remove the section, or change distributed_type",
-)
-def _ignored_section(script: Script, launch: Launch) -> Iterator[Found]:
-    kind = launch.accelerate.get("distributed_type") or "NO"
-    for name, wanted in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED")):
-        if launch.accelerate and section(launch.accelerate, name) and kind != wanted:
-            yield None, f"your accelerate YAML has {name}, but distributed_type {kind}"
 
 
 @rule(
@@ -398,7 +346,7 @@ _TRAINER: Final = {  # what HfTrainerDeepSpeedConfig compares
     'write "auto" into the DeepSpeed JSON',
 )
 def _deepspeed_differs(script: Script, launch: Launch) -> Iterator[Found]:
-    if not re.search("HfArgumentParser|TrlParser", script.text):
+    if not re.search("(?s)(?=.*Train)(?:.*HfArgumentParser|.*TrlParser)", script.text):
         return
     given = dict(options(launch.args or ()))
     for name, keys in _TRAINER.items():

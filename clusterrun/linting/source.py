@@ -91,6 +91,24 @@ class Script:
                     pairs = zip(given.keys, given.values, strict=True)
                     yield from ((text_of(key), value, call) for key, value in pairs)
 
+    def values(self, name: str) -> Iterator[ast.AST]:
+        """Yield what decides the value of a name: assignments, callers of its function, itself."""
+        for node in self.nodes:
+            match node:
+                case ast.Assign(targets=targets, value=value):
+                    yield from (value for target in targets if name in _bound(target))
+                case (
+                    ast.AugAssign(target=target, value=value)
+                    | ast.For(target=target, iter=value)
+                    | ast.withitem(optional_vars=ast.expr() as target, context_expr=value)
+                ) if name in _bound(target):
+                    yield value
+                case ast.FunctionDef(name=own, args=given):
+                    if name in {n.arg for n in ast.walk(given) if isinstance(n, ast.arg)}:
+                        yield from self.calls(own, f".{own}")
+                    if own == name:
+                        yield node
+
     def function(self, node: ast.AST) -> Function | None:
         """Return the function around a node; None at the module's level."""
         return next((each for each in self.around(node) if isinstance(each, Function)), None)
@@ -129,7 +147,7 @@ class Script:
     def _is_guarded(self, node: ast.AST) -> bool:
         child = node
         for parent in self.around(node):
-            if self._chooses(parent, child) or self._left_before(parent, child):
+            if self._chooses(parent, child) or self.left_before(parent, child, is_progress=True):
                 return True
             if isinstance(parent, Function):
                 return False
@@ -161,25 +179,32 @@ class Script:
         words = [word for name in names for word in name.lower().split("_") if word != "save"]
         return all(_OF_PROGRESS.fullmatch(word) for word in words)
 
-    def _left_before(self, parent: ast.AST, child: ast.AST) -> bool:
-        """Return whether an earlier statement of the same block may have left it on some ranks."""
+    def left_before(self, parent: ast.AST, child: ast.AST, *, is_progress: bool = False) -> bool:
+        """Return whether an earlier statement of the same block may have left it.
+
+        `is_progress`: one that depends only on the training's progress does not count.
+        """
         for field in ("body", "orelse", "finalbody"):
             block = getattr(parent, field, None)
             if isinstance(block, list) and child in block:
-                return any(self._leaves(each) for each in block[: block.index(child)])
+                return any(
+                    isinstance(each, ast.If)
+                    and any(isinstance(jump, _JUMPS) for jump in each.body)
+                    and not (is_progress and self._is_harmless(each.test))
+                    for each in block[: block.index(child)]
+                )
         return False
-
-    def _leaves(self, statement: ast.stmt) -> bool:
-        if not isinstance(statement, ast.If):
-            return False
-        jumps = any(isinstance(each, _JUMPS) for each in statement.body)
-        return jumps and not self._is_harmless(statement.test)
 
     def is_ignored(self, line: int, rule: str) -> bool:
         """Return whether the line's comment is `# clusterrun: ignore RULE`."""
         text = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
         _, found, names = text.partition("clusterrun: ignore")
         return bool(found) and rule in re.split(r"[\s,]+", names)
+
+
+def _bound(target: ast.expr) -> set[str]:
+    """Return the names and attributes that an assignment changes."""
+    return {ast.unparse(n) for n in ast.walk(target) if isinstance(n, ast.Name | ast.Attribute)}
 
 
 def is_main_guard(test: ast.expr) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.config import Resolved
-from clusterrun.config.spec import Cluster, Device, MixedPrecision
+from clusterrun.config.spec import Cluster, Device
 from clusterrun.estimates.gpus import lacks_bf16
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.linting.lint import Pitfall, lint
@@ -27,10 +28,19 @@ def find_pitfalls(
     `of_many_ranks`: if the job sets no size, look for those of two nodes with two ranks each.
     """
     launch = launch_of(job, plan)
-    is_unsized = job.spec.nodes is job.spec.gpus_per_node is job.spec.nproc_per_node is None
-    if of_many_ranks and launch.world_size == 1 and is_unsized:
-        launch = dataclasses.replace(launch, nodes=2, ranks_per_node=2)
+    if of_many_ranks and is_unsized(job, plan):
+        has_gpus = job.spec.device is not Device.CPU
+        launch = dataclasses.replace(
+            launch, nodes=2, ranks_per_node=2, has_gpus=has_gpus, is_sized=False
+        )
     return lint(source or b"", launch)
+
+
+def is_unsized(job: Resolved, plan: Plan) -> bool:
+    """Return whether nothing sets the size of a job."""
+    spec = job.spec
+    is_unset = spec.nodes is spec.gpus_per_node is spec.nproc_per_node is None
+    return is_unset and plan.nodes * plan.procs_per_node == 1
 
 
 def launch_of(job: Resolved, plan: Plan) -> Launch:
@@ -39,17 +49,15 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
     accelerate = _mapping(plan.accelerate_text)
     zero, missing = _deepspeed(job, plan, accelerate)
     interface = {"NCCL_SOCKET_IFNAME": plan.network_interface} if plan.network_interface else {}
-    is_auto = spec.mixed_precision is MixedPrecision.AUTO
     env = {**interface, **spec.network_env, **spec.env}
     return Launch(
         nodes=plan.nodes,
         ranks_per_node=plan.procs_per_node,
-        cpus_per_node=int(plan.directive("cpus-per-task") or 0),
+        cpus_per_node=0 if spec.exclusive else int(plan.directive("cpus-per-task") or 0),
         has_gpus=plan.device is Device.CUDA,
         # If the plan has bf16, a note says so.
         lacks_bf16=plan.precision is not Precision.BF16
         and bool(lacks_bf16(spec.gpu_type or spec.gpu)),
-        mixed_precision="" if is_auto else spec.mixed_precision.value,
         is_simulated=spec.cluster is Cluster.LOCAL,
         strategy=plan.strategy.value,
         max_restarts=plan.max_restarts or 0,
@@ -61,7 +69,7 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
         deepspeed=zero,
         accelerate=accelerate,
         missing=missing,
-        has_wandb_key=_may_have_wandb_key({**os.environ, **env}, plan.setup),
+        has_wandb_key=_may_have_wandb_key({**os.environ, **env}, plan.setup, job.cwd),
     )
 
 
@@ -84,22 +92,33 @@ def _deepspeed(
         return json.loads(plan.deepspeed or "{}"), ()
     try:
         found = json.loads((job.cwd / named).read_text())
-    except OSError:
-        return {}, (named,)
-    except ValueError:  # DeepSpeed also reads HJSON
+    except FileNotFoundError:
+        is_here = (job.cwd / named).parent.is_dir()  # otherwise, perhaps only on the nodes
+        return {}, (named,) * is_here
+    except (OSError, ValueError):  # DeepSpeed also reads HJSON
         return {}, ()
     return found if isinstance(found, dict) else {}, ()
 
 
-def _may_have_wandb_key(environ: Mapping[str, str], setup: tuple[str, ...]) -> bool:
-    if any(name.startswith("WANDB_") for name in environ) or "WANDB_" in " ".join(setup):
+_SETS_NO_KEY: Final = re.compile(
+    r"(?:conda|venv|uv|modules): |(?:module|ml|ulimit|umask|cd|mkdir|echo|set) |export (?!\S*WANDB)"
+)
+
+
+def _may_have_wandb_key(environ: Mapping[str, str], setup: tuple[str, ...], cwd: Path) -> bool:
+    """Return whether wandb may find a key, or may need none: a sourced file can set both."""
+    if any(name.startswith("WANDB_") for name in environ):
+        return True
+    if not all(_SETS_NO_KEY.match(line) and "WANDB" not in line for line in setup):
         return True
     home = Path(environ.get("HOME", "/"))
+    netrc = Path(environ.get("NETRC") or home / ".netrc")
     try:
-        is_kept = "wandb" in Path(environ.get("NETRC") or home / ".netrc").read_text()
-    except OSError:
-        is_kept = False
-    return is_kept or (home / ".config/wandb").exists()
+        is_kept = bool(re.search("wandb|^default", netrc.read_text(), re.MULTILINE))
+    except OSError as error:
+        is_kept = not isinstance(error, FileNotFoundError)
+    settings = (home / ".config/wandb", cwd / "wandb/settings", cwd / ".env")
+    return is_kept or any(path.exists() for path in settings)
 
 
 def in_words(finding: Pitfall, script: str) -> str:

@@ -41,7 +41,9 @@ def test_nothing_of_the_script_is_executed(here: CommandLine) -> None:
 
 def test_a_script_without_a_size_is_checked_for_many_ranks(here: CommandLine) -> None:
     (here.path / "train.py").write_text('import os\nos.environ["MASTER_ADDR"] = "localhost"\n')
-    assert "fixed-address" in here("check", "train.py").out
+    said = here("check", "train.py")
+    assert "fixed-address" in said.out
+    assert "1 finding, assuming two nodes with two ranks each" in said.err
     assert here("check", "-N", "1", "train.py").code == 0
 
 
@@ -58,15 +60,25 @@ def test_submit_and_render_print_it_as_a_note(fixed: CommandLine, words: tuple[s
     assert "note: train.py:2: MASTER_PORT is set to 29500: two jobs" in said.err
 
 
+def test_nothing_is_claimed_of_a_size_that_nobody_gave(here: CommandLine) -> None:
+    (here.path / "train.py").write_text(
+        "import torch, lightning\nlightning.Trainer(devices=9)\n"
+        'torch.distributed.init_process_group("nccl", world_size=9, rank=0)\n'
+    )
+    assert here("check", "train.py").code == 0
+    found = _findings(here("check", "--json", *MANY, "train.py", "--epochs", "3"))
+    assert found == {"lightning-size", "fixed-world-size"}
+
+
 def test_json(fixed: CommandLine) -> None:
     found = json.loads(fixed("check", "--json", *MANY, "train.py").out)["findings"]
     assert [(each["id"], each["line"]) for each in found] == [("fixed-port", 2)]
 
 
 def test_a_setting_of_the_job_has_no_line(here: CommandLine) -> None:
-    said = here("check", *MANY, "--env", "NCCL_IB_DISABLE=1", "train.py")
+    said = here("check", *MANY, "--env", "CUDA_LAUNCH_BLOCKING=1", "train.py")
     assert said.code == 3
-    assert said.out.startswith("the job's settings: NCCL_IB_DISABLE=1")
+    assert said.out.startswith("the job's settings: CUDA_LAUNCH_BLOCKING=1")
 
 
 def _findings(said: Any) -> set[str]:
@@ -75,13 +87,13 @@ def _findings(said: Any) -> set[str]:
 
 def test_settings_and_files_of_the_job_are_read(here: CommandLine) -> None:
     (here.path / "own.yaml").write_text(
-        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n"
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\n"
         "deepspeed_config: {deepspeed_config_file: gone.json}\n"
     )
-    setup = ("--setup", "export TORCH_NCCL_BLOCKING_WAIT=1", "--network-interface", "lo")
+    setup = ("--setup", "export TORCH_NCCL_ASYNC_ERROR_HANDLING=0", "--network-interface", "lo")
     files = ("--accelerate-config", "own.yaml", "--gpu-type", "t4")
     said = here("check", "--json", *MANY, *setup, *files, "train.py", "--save-dir", "/tmp/out")
-    of_files = {"missing-file", "ignored-section", "emulated-bf16"}
+    of_files = {"missing-file", "emulated-bf16"}
     assert _findings(said) == of_files | {
         *("no-watchdog", "loopback-interface", "saves-on-one-machine"),
     }
@@ -101,10 +113,9 @@ def test_the_file_that_the_yaml_names_is_read(here: CommandLine) -> None:
     (here.path / "own.yaml").write_text(
         "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
     )
-    (here.path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
-    (here.path / "train.py").write_text("import accelerate\naccelerator.get_state_dict(model)\n")
-    said = here("check", "--json", *MANY, "--accelerate-config", "own.yaml", "train.py")
-    assert _findings(said) == {"cannot-gather-weights"}
+    (here.path / "ds.json").write_text('{"bf16": {"enabled": true}}')
+    words = ("--accelerate-config", "own.yaml", "--gpu-type", "t4", "train.py")
+    assert _findings(here("check", "--json", *MANY, *words)) == {"emulated-bf16"}
 
 
 def test_the_shell_and_a_module_are_read(
@@ -117,11 +128,15 @@ def test_the_shell_and_a_module_are_read(
 
 
 @pytest.mark.parametrize(
-    ("netrc", "variables", "code"),
+    ("netrc", "variables", "words", "code"),
     [
-        ("", {}, 3),
-        ("machine api.wandb.ai\n  login user\n  password 1\n", {}, 0),
-        ("", {"WANDB_API_KEY": "1"}, 0),
+        ("", {}, ("--setup", "conda: llm", "--setup", "export A=1"), 3),
+        ("machine api.wandb.ai\n  login user\n  password 1\n", {}, (), 0),
+        ("default login user password 1\n", {}, (), 0),
+        ("", {"WANDB_API_KEY": "1"}, (), 0),
+        ("", {}, ("--env", "WANDB_MODE=offline"), 0),
+        ("", {}, ("--setup", "source ~/secrets.sh"), 0),
+        ("", {}, ("--setup", "export A=1 WANDB_API_KEY=$KEY"), 0),
     ],
 )
 def test_a_key_of_wandb(
@@ -129,6 +144,7 @@ def test_a_key_of_wandb(
     monkeypatch: pytest.MonkeyPatch,
     netrc: str,
     variables: dict[str, str],
+    words: tuple[str, ...],
     code: int,
 ) -> None:
     (here.path / ".netrc").write_text(netrc)
@@ -136,7 +152,7 @@ def test_a_key_of_wandb(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     (here.path / "train.py").write_text("import wandb\nwandb.init()\n")
-    assert here("check", *MANY, "train.py").code == code
+    assert here("check", *MANY, *words, "train.py").code == code
 
 
 def test_explain(here: CommandLine) -> None:

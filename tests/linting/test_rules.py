@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import yaml
 
 from clusterrun.linting.lint import lint
 from clusterrun.linting.rule import RULES, Launch
-from clusterrun.linting.settings import ACCELERATE_KEYS
 from tests.linting.launches import LAUNCHES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,23 +39,6 @@ def test_each_rule_has_both_kinds_of_scripts() -> None:
 def test_each_rule_is_in_the_documentation() -> None:
     table = (ROOT / "docs/check.md").read_text()
     assert [name for name in RULES if f"`{name}`" not in table] == []
-
-
-def test_the_keys_of_accelerate_are_known() -> None:
-    spec = importlib.util.find_spec("accelerate")
-    assert spec is not None
-    assert spec.origin is not None
-    source = Path(spec.origin).parent / "commands/config/config_args.py"
-    classes = [n for n in ast.parse(source.read_text()).body if isinstance(n, ast.ClassDef)]
-    fields = {
-        ast.unparse(node.target)
-        for each in classes
-        if each.name in ("BaseConfig", "ClusterConfig")
-        for node in each.body
-        if isinstance(node, ast.AnnAssign)
-    }
-    assert fields
-    assert fields <= ACCELERATE_KEYS
 
 
 @pytest.mark.parametrize(("rule", "case"), FOUND, ids=[rule for rule, _ in FOUND])
