@@ -10,6 +10,8 @@ import pytest
 
 from clusterrun.health import cgroup, machine, network, paths
 from clusterrun.health.check import Check, Status
+from clusterrun.health.node import Needs
+from tests.launch.samples import on_slurm
 
 GIB = 1 << 30
 
@@ -129,3 +131,27 @@ def test_shared_memory_that_is_missing(
     monkeypatch.setattr(machine, "SHM", tmp_path / "shm")
     found: Check = machine.shm(ranks)
     assert found.status is status
+
+
+@pytest.mark.parametrize(
+    ("of_head", "hard", "status"),
+    [
+        (0, 250, Status.NOTE),  # enough for its own ranks
+        (0, 17, Status.FAIL),
+        (4000, 3999, Status.FAIL),
+        (4000, 4000, Status.NOTE),
+        (4000, 4255, Status.NOTE),
+        (4000, 4256, Status.OK),
+    ],
+)
+def test_only_the_heads_node_opens_a_file_for_each_node_and_rank(
+    monkeypatch: pytest.MonkeyPatch, of_head: int, hard: int, status: Status
+) -> None:
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (hard, hard))
+    assert machine.open_files(2, of_head).status is status
+
+
+def test_the_files_of_a_node_depend_on_whether_it_is_the_heads() -> None:
+    plan = on_slurm(nodes=1000, gpus_per_node=2)
+    assert Needs.of(plan).files == 0
+    assert Needs.of(plan, is_head=True).files == 4000

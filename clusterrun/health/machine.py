@@ -11,6 +11,7 @@ import psutil
 
 from clusterrun.health import cgroup
 from clusterrun.health.check import Check, bad, fail, note, ok, skip
+from clusterrun.shared.descriptors import SPARE
 
 SHM: Final = Path("/dev/shm")
 INFINIBAND: Final = Path("/sys/class/infiniband")
@@ -18,6 +19,7 @@ SHM_BYTES: Final = 1 << 30
 LEAST_SHM_BYTES: Final = 64 << 20  # the default of Docker
 LEAST_FILES: Final = 4096
 FILES_OF_RANK: Final = 512  # a rank with a few loader workers
+FEWEST_FILES: Final = 16  # an agent without ranks
 LEAST_PROCESSES: Final = 1024
 PROCESSES_OF_RANK: Final = 256  # threads count
 FEWEST_PROCESSES_OF_RANK: Final = 5  # the threads of a rank that trains with gloo
@@ -67,13 +69,14 @@ def memory(ranks: int, planned: int) -> Check:
     return ok(name, text)
 
 
-def open_files(ranks: int, certain: int) -> Check:
+def open_files(ranks: int, of_head: int) -> Check:
     """Compare the hard limit of open files with what ranks need: the agent raises the soft one.
 
-    With less than `certain`, the job does not start.
+    `of_head` is what connections take on the head's node, 0 on others.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    needed = max(LEAST_FILES, ranks * FILES_OF_RANK, certain)
+    certain = max(FEWEST_FILES + ranks, of_head)
+    needed = max(LEAST_FILES, ranks * FILES_OF_RANK, of_head + SPARE)
     return _limit("node.files", (hard, hard), needed, "open files", "n", certain=certain)
 
 

@@ -25,7 +25,7 @@ class Needs:
     """What the ranks of a machine need.
 
     `runs` is the directory of the runs, `machines` of how many the job is, `files` how many files
-    a process certainly opens, `host_bytes` the estimated memory of the machine (0: unknown).
+    the connections of a process take, `host_bytes` the machine's estimated memory (0: unknown).
     `gpus` are named as in CUDA_VISIBLE_DEVICES, () for all, None for none; they are for the
     `node_ranks` of one node, of which a machine may simulate several.
     """
@@ -40,15 +40,18 @@ class Needs:
     node_ranks: int = 1
 
     @classmethod
-    def of(cls, plan: Plan) -> Needs:
-        """Return what a plan's ranks need of each machine; simulated nodes share one."""
+    def of(cls, plan: Plan, *, is_head: bool = False) -> Needs:
+        """Return what a plan's ranks need of each machine; simulated nodes share one.
+
+        The head's machine connects to all the others.
+        """
         shared = plan.nodes if plan.cluster is Cluster.LOCAL else 1
         return cls(
             runs=Path(plan.runs_dir),
             ranks=plan.procs_per_node * shared,
             ports=plan.port_range,
             machines=plan.nodes // shared,
-            files=needed_descriptors(plan.nodes, plan.world_size),
+            files=needed_descriptors(plan.nodes, plan.world_size) if is_head else 0,
             host_bytes=plan.host_bytes * shared,
             gpus=tuple(device_names(os.environ)) if plan.device is Device.CUDA else None,
             node_ranks=plan.procs_per_node,

@@ -69,7 +69,8 @@ class Subject:
         """What a node needs; that of one rank if there is a mistake in the job."""
         if self.prepared is None:
             return Needs(runs=Path())
-        needs, named = Needs.of(self.prepared.plan), self.prepared.plan.gpu_ids
+        plan = self.prepared.plan
+        needs, named = Needs.of(plan, is_head=True), plan.gpu_ids
         return dataclasses.replace(needs, gpus=named) if named and needs.gpus is not None else needs
 
     @property

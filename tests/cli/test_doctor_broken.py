@@ -154,7 +154,6 @@ BREAKS = [
     Break("node.shm", "fail", "--shm-size", "mount -o remount,size=32m /dev/shm"),
     Break("node.shm", "fail", "ls -l /dev/shm", "{left}"),
     Break("node.files", "note", "ulimit -H -n", "ulimit -n 900"),
-    Break("node.files", "fail", "ulimit -H -n", "ulimit -n 200"),
     Break("node.processes", "note", "ulimit -u 1024", "ulimit -Su 1000; ulimit -Hu 2000"),
     Break("node.memlock", "note", "ulimit -H -l", INFINIBAND),
     Break("node.tmp", "fail", "--env TMPDIR", "mount -o remount,size=10m scratch"),
@@ -253,3 +252,10 @@ def test_a_node_without_an_interface(machine: Machine) -> None:
     assert {each["status"] for each in before.values()} == {"ok", "skip"}, before
     after = machine.look("ip link set eth0 down; ip link set eth1 down", program=OF_A_NODE)
     assert changed(before, after) == {"net.interface": "fail"}
+
+
+def test_the_node_of_the_head_may_open_too_few_files(machine: Machine) -> None:
+    before = machine.look(program=OF_A_NODE)
+    after = machine.look("ulimit -n 250", program=OF_A_NODE)
+    assert changed(before, after) == {"node.files": "fail"}
+    assert "ulimit -H -n" in after["node.files"]["hint"]

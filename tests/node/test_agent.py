@@ -686,45 +686,55 @@ def test_an_nvidia_smi_that_hangs_does_not_keep_the_agent(stub_job: Make, tmp_pa
     job.assert_clean()
 
 
-def few_files(job: AgentJob, rank: int) -> AgentJob:
-    """Start nodes of which one may open too few files."""
-    lower = job.tmp / "lower"
-    lower.write_text("ulimit -n 250")
+FULL_SHM = """
+import os
+statvfs = os.statvfs
+
+def full(path):
+    found = statvfs(path)
+    is_full = str(path) == "/dev/shm" and os.path.exists(os.environ["FULL"])
+    return os.statvfs_result([*found[:2], 1 << 30, 0, 0, *found[5:]]) if is_full else found
+
+os.statvfs = full
+"""
+SHM = "node.shm: /dev/shm: only 0 MiB of "
+
+
+def start_with_shm(job: AgentJob, rank: int, full: Path) -> AgentJob:
+    """Start nodes; /dev/shm of one is full as soon as a file exists."""
+    (job.tmp / "sitecustomize.py").write_text(FULL_SHM)
     for each in range(job.plan.nodes):
-        job.start_node(each, **({"BASH_ENV": str(lower)} if each == rank else {}))
+        path = f"{job.tmp}:{STUB}:{ROOT}"
+        job.start_node(each, **({"PYTHONPATH": path, "FULL": str(full)} if each == rank else {}))
     return job
 
 
-FEW_FILES = "node.files: only 250 open files are allowed"
-
-
 def test_a_node_that_fails_preflight_is_named_and_trains(stub_job: Make) -> None:
-    job = few_files(stub_job(HELLO), 1)
+    job = start_with_shm(stub_job(HELLO), 1, Path("/"))
     assert job.wait() == [0, 0]
-    assert f"clusterrun: preflight: local1: {FEW_FILES}" in job.errors()
+    assert f"clusterrun: preflight: local1: {SHM}" in job.errors()
     (found,) = job.events("preflight")[0]["findings"]
-    assert (found["nodes"], found["id"], found["status"]) == ("local1", "node.files", "fail")
+    assert (found["nodes"], found["id"], found["status"]) == ("local1", "node.shm", "fail")
     assert job.events("preflight")[0]["node"] == "local0"
     assert json.loads(job.paths.outcome(1).read_text())["unfit"] == ["local1"]
 
 
 def test_an_enforced_preflight_starts_no_rank(stub_job: Make) -> None:
-    job = few_files(stub_job(HELLO, preflight=Preflight.ENFORCE), 1)
+    job = start_with_shm(stub_job(HELLO, preflight=Preflight.ENFORCE), 1, Path("/"))
     assert job.wait() == [NodeExit.NODE_UNFIT] * 2
     end = json.loads(job.paths.outcome(1).read_text())
-    reason = "preflight failed: node.files on local1"
+    reason = "preflight failed: node.shm on local1"
     assert (end["cause"], end["unfit"], end["reason"]) == ("preflight", ["local1"], reason)
     assert job.events("rank_start") == []
-    assert f"local1: {FEW_FILES}" in job.errors()
+    assert f"local1: {SHM}" in job.errors()
     job.assert_clean()
 
 
-def test_a_check_that_fails_since_the_start_is_noted(stub_job: Make) -> None:
-    lower = "resource.prlimit(agent, resource.RLIMIT_NOFILE, (250, 250))"
-    deed = f"import resource; agent = int(os.environ['CLUSTERRUN_AGENT_PID']); {lower}; sys.exit(3)"
-    job = stub_job(victim(deed))
-    assert job.start().wait() == [3, 3]
-    line = f"preflight: {FEW_FILES.replace(': ', ': ok at the start; now fail: ', 1)}"
+def test_a_check_that_fails_since_the_start_is_noted(stub_job: Make, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    job = stub_job(victim(f"open({str(full)!r}, 'w').close(); sys.exit(3)"))
+    assert start_with_shm(job, 1, full).wait() == [3, 3]
+    line = f"preflight: {SHM.replace(': ', ': ok at the start; now fail: ', 1)}"
     assert [
         node
         for node in ("local0", "local1")

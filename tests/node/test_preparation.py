@@ -152,13 +152,13 @@ def test_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
 def test_a_head_that_may_not_open_enough_files_says_so_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("clusterrun.node.agent.preparation.raise_descriptor_limit", lambda: 4096)
+    monkeypatch.setattr("clusterrun.node.agent.preparation.raise_descriptor_limit", lambda: 3999)
     check_descriptors(attempt(nodes=900))
     with pytest.raises(NodeError) as caught:
         check_descriptors(attempt(nodes=1000))
     assert caught.value.code == 122
     assert caught.value.message == (
-        "n0: 2000 ranks need 4256 open files in one process; ulimit -Hn is 4096"
+        "n0: 2000 ranks need 4000 open files in one process; ulimit -Hn is 3999"
     )
 
 

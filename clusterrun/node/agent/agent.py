@@ -81,7 +81,7 @@ class Agent:
         self._plan, self._who = attempt.plan, attempt.who
         self._cancelled = asyncio.Event()
         self._account = Account(attempt)
-        self._checks = NodeChecks(attempt.plan)
+        self._checks = NodeChecks(attempt.plan, is_head=attempt.who.is_head)
         self._notes = NodeNotes(attempt, self._checks)
         self._page = page
         self._ranks: Ranks | None = None

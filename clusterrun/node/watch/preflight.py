@@ -36,9 +36,9 @@ class NodeChecks:
     `facts` are what the head compares nodes by: none if they could not be read in time.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, is_head: bool = False) -> None:
         self._is_on = plan.preflight is not Preflight.OFF
-        self._needs = Needs.of(plan)
+        self._needs = Needs.of(plan, is_head=is_head)
         self._before: dict[str, Status] = {}
         self._asked: list[GpuAnswer] = []
         self.facts: dict[str, str] = {}
