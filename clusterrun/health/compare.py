@@ -64,7 +64,7 @@ def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequenc
         return ok(name, f"{count(len(facts), 'node')} agree: {some(_values(by_fact), 3)}")
     hint = HINTS.get(group, HINTS["system"])
     broken = [fact for fact, holders in differing.items() if _breaks(fact, holders)]
-    text = some([f"{fact}: {told(differing[fact])}" for fact in _first(broken, differing)])
+    text = some([f"{fact}: {values_text(differing[fact])}" for fact in _first(broken, differing)])
     return fail(name, text, hint) if broken else note(name, text, hint)
 
 
@@ -115,10 +115,10 @@ def _short(text: str) -> str:
     return line if len(line) <= _VALUE else f"{line[: _VALUE - 3]}..."
 
 
-def told(holders: Mapping[str, Sequence[str]]) -> str:
+def values_text(holders: Mapping[str, Sequence[str]]) -> str:
     """Return which nodes have which value, those with a rare one first.
 
-    >>> told({"560": ["n1", "n2", "n4"], "550": ["n3"]})
+    >>> values_text({"560": ["n1", "n2", "n4"], "550": ["n3"]})
     'n3 has 550, the other 3 have 560'
     """
     ordered = sorted(holders.items(), key=lambda each: (len(each[1]), each[0]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterrun.estimates.gpus import has_bf16
 from clusterrun.health.check import Check, Status
-from clusterrun.health.compare import MISSING, told
+from clusterrun.health.compare import MISSING, values_text
 from clusterrun.shared.hostlist import fold_hosts
 
 
@@ -89,4 +89,4 @@ def _difference(library: str, reports: Sequence[Report]) -> str:
         nodes[report.versions.get(library) or MISSING].append(report.node)
     if len(nodes) == 1:
         return ""
-    return f"{library} differs between nodes: {told(nodes)}"
+    return f"{library} differs between nodes: {values_text(nodes)}"
