@@ -75,15 +75,10 @@ def _wandb_key(script: Script, launch: Launch) -> Iterator[Found]:
         yield call, "no key of Weights & Biases was found here"
 
 
-_TRAINING = [
-    "accelerate",
-    "deepspeed",
-    "lightning",
-    "peft",
-    "pytorch_lightning",
-    "transformers",
+_TRAINING = (
+    *("accelerate", "deepspeed", "lightning", "peft", "pytorch_lightning", "transformers"),
     "trl",
-]
+)
 
 
 def _wandb_calls(script: Script) -> Iterator[ast.Call]:

@@ -292,12 +292,9 @@ def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
     'read int(os.environ["LOCAL_RANK"])',
 )
 def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
-    reads_it = any(
-        word in script.text
-        for word in ("LOCAL_RANK", "get_local_rank", "SLURM_LOCALID", "device_count")
-    )
-    reads_it |= not re.search(r"\.local_rank\b(?!\s*=[^=])", script.text)
-    if reads_it or not is_closed(script) or launch.ranks_per_node < 2:
+    reads_it = re.search("LOCAL_RANK|get_local_rank|SLURM_LOCALID|device_count", script.text)
+    is_unused = not re.search(r"\.local_rank\b(?!\s*=[^=])", script.text)
+    if reads_it or is_unused or not is_closed(script) or launch.ranks_per_node < 2:
         return
     for call in script.calls(".add_argument"):
         if any(text_of(each) in ("--local_rank", "--local-rank") for each in call.args):
@@ -514,7 +511,7 @@ def differs(script: Script, node: ast.AST) -> bool:
         found = (n for n in ast.walk(each) if isinstance(n, ast.Name | ast.Attribute))
         names = {script.name(n) for n in found} - seen
         seen |= names
-        open_ += [value for name in names for value in script.values(name)]
+        open_ += [value for name in names for value in script.values.get(name, ())]
     return False
 
 

@@ -112,9 +112,8 @@ def _prints(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _fixed_gpus(script: Script, launch: Launch) -> Iterator[Found]:
     for name, text, found in _variables(script, launch):
-        count = len(text.split(","))
         is_chosen = name == "CUDA_VISIBLE_DEVICES" and text not in ("", "-1") and launch.has_gpus
-        if is_chosen and count < launch.ranks_per_node:  # otherwise, each rank has a GPU
+        if is_chosen and text.count(",") + 1 < launch.ranks_per_node:
             yield found
 
 
@@ -346,7 +345,7 @@ _TRAINER: Final = {  # what HfTrainerDeepSpeedConfig compares
     'write "auto" into the DeepSpeed JSON',
 )
 def _deepspeed_differs(script: Script, launch: Launch) -> Iterator[Found]:
-    if not re.search("(?s)(?=.*Train)(?:.*HfArgumentParser|.*TrlParser)", script.text):
+    if "Train" not in script.text or not re.search("HfArgumentParser|TrlParser", script.text):
         return
     given = dict(options(launch.args or ()))
     for name, keys in _TRAINER.items():

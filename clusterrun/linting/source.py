@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 # Words of tests that do not choose ranks: how far the training is, and how good.
@@ -91,23 +91,27 @@ class Script:
                     pairs = zip(given.keys, given.values, strict=True)
                     yield from ((text_of(key), value, call) for key, value in pairs)
 
-    def values(self, name: str) -> Iterator[ast.AST]:
-        """Yield what decides the value of a name: assignments, callers of its function, itself."""
+    @cached_property
+    def values(self) -> Mapping[str, list[ast.AST]]:
+        """What decides the value of a name: assignments, callers of its function, itself."""
+        found: defaultdict[str, list[ast.AST]] = defaultdict(list)
         for node in self.nodes:
             match node:
-                case ast.Assign(targets=targets, value=value):
-                    yield from (value for target in targets if name in _bound(target))
                 case (
-                    ast.AugAssign(target=target, value=value)
+                    ast.Assign(targets=[target], value=value)
+                    | ast.AugAssign(target=target, value=value)
                     | ast.For(target=target, iter=value)
                     | ast.withitem(optional_vars=ast.expr() as target, context_expr=value)
-                ) if name in _bound(target):
-                    yield value
-                case ast.FunctionDef(name=own, args=given):
-                    if name in {n.arg for n in ast.walk(given) if isinstance(n, ast.arg)}:
-                        yield from self.calls(own, f".{own}")
-                    if own == name:
-                        yield node
+                ):
+                    pass
+                case ast.FunctionDef(name=name, args=target):
+                    found[name].append(node)
+                    value = ast.Tuple(elts=[*self.calls(name, f".{name}")])
+                case _:
+                    continue
+            for each in ast.walk(target):
+                found[self.name(each) or getattr(each, "arg", "")].append(value)
+        return found
 
     def function(self, node: ast.AST) -> Function | None:
         """Return the function around a node; None at the module's level."""
@@ -200,11 +204,6 @@ class Script:
         text = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
         _, found, names = text.partition("clusterrun: ignore")
         return bool(found) and rule in re.split(r"[\s,]+", names)
-
-
-def _bound(target: ast.expr) -> set[str]:
-    """Return the names and attributes that an assignment changes."""
-    return {ast.unparse(n) for n in ast.walk(target) if isinstance(n, ast.Name | ast.Attribute)}
 
 
 def is_main_guard(test: ast.expr) -> bool:
