@@ -37,7 +37,7 @@ def test_a_healthy_site(cluster: Cluster, here: Project) -> None:
     del cluster
     found = looked(here)
     assert {each["status"] for each in found.values()} == {"ok"}, found
-    assert "nodes" in found["slurm.submit"]["text"]
+    assert "expects a start" in found["slurm.submit"]["text"]
 
 
 def test_a_request_that_slurm_would_refuse(cluster: Cluster, here: Project) -> None:
