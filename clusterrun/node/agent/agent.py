@@ -296,7 +296,7 @@ class Agent:
         failed = [each for each in found if each.check.status is Status.FAIL]
         differences = differing({report.node: report.facts for report in reports})
         for each in (*found, *differences):
-            self._forwarder.say(f"preflight: {each}")
+            self._forwarder.say(f"preflight: {each.check.status.value}: {each}")
         for each in failed:
             say_on_stderr(f"preflight: {each}")
         if failed:

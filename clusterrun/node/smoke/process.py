@@ -112,7 +112,7 @@ def _of_site(plan: Plan) -> list[Check]:
 
 
 def _alone(attempt: Attempt) -> NodeReport:
-    needs = Needs.of(attempt.plan)
+    needs = Needs.of(attempt.plan, is_head=attempt.who.is_head)
     asked = needs.gpu_answer(LONG_S)
     checks = tuple(examine(all_looks(needs, asked), CHECKS_S))
     gpus = gpu_facts(asked) if asked else {}
