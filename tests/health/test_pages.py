@@ -67,9 +67,10 @@ NUMBERS: Final = {
     "node.shm": [size(machine.LEAST_SHM_BYTES), size(machine.SHM_BYTES)],
     "node.memory": [size(machine.LEAST_BYTES_OF_RANK), size(machine.BYTES_OF_RANK)],
     "node.files": [
-        f"{descriptors.SPARE} others",
+        f"{machine.FEWEST_FILES} files",
         f"{machine.LEAST_FILES:,}",
         f"{machine.FILES_OF_RANK} for each rank",
+        f"{descriptors.SPARE} above",
     ],
     "node.processes": [
         f"{machine.FEWEST_PROCESSES_OF_RANK} for each rank",
