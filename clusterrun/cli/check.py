@@ -43,16 +43,22 @@ def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json
         _explain(explain)
         return
     resolved = job.load()
+    if not (resolved.spec.script or resolved.spec.module):
+        hint = "name it: clusterrun check train.py (or script: in clusterrun.yaml)"
+        raise UsageError("no training script given", hint=hint)
     prepared = prepare(resolved)
     prepared.refuse_problem()
     found = find_pitfalls(resolved, prepared.plan, read_script(resolved), of_many_ranks=True)
-    for text in prepared.notes:
+    is_assumed = is_unsized(resolved, prepared.plan)
+    of_one_rank = prepared.plan.notes if is_assumed else ()
+    said = [text for text in prepared.notes if text not in of_one_rank]
+    for text in said:
         output.note(text)
     variables = warn_of_sbatch_variables(prepared, keep=False)
     script = resolved.spec.script or resolved.spec.module or ""
     if as_json:
         objects = [finding_object(each) for each in found]
-        notes = [*prepared.notes, *(f"{found.name}={found.value}" for found in variables)]
+        notes = [*said, *(f"{found.name}={found.value}" for found in variables)]
         data = {"script": script, "findings": objects, "notes": notes}
         output.answer_json({"schema": SCHEMA, **data})
     else:
@@ -61,7 +67,6 @@ def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json
             output.answer(f"  {each.rule.reason}")
             output.answer(f"  fix: {each.rule.fix}")
         number = count(len(found), "finding") if found else "no pitfall found"
-        is_assumed = is_unsized(resolved, prepared.plan)
         output.say(f"{number}, assuming two nodes with two ranks each" if is_assumed else number)
     ctx.exit(Exit.NO if found else Exit.OK)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
+import re
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
@@ -49,10 +51,19 @@ def refusal(script: Script, args: Sequence[str]) -> tuple[ast.AST, str] | None:
     try:
         parser.parse_args(list(args))
     except _Refused as error:
-        return at, str(error)
+        return at, f"{error}{_near(parser, str(error))}"
     except (SystemExit, ValueError, TypeError):  # --help; a value that its own type refuses
         return None
     return None
+
+
+def _near(parser: _Parser, message: str) -> str:
+    """Return a question that names the parser's option nearest to one of a message; "" for none."""
+    known = [option for action in parser._actions for option in action.option_strings]
+    for word in re.findall(r"(?<= )--[\w-]+", message):
+        if word not in known and (near := difflib.get_close_matches(word, known, n=1)):
+            return f" (did you mean {near[0]}?)"
+    return ""
 
 
 def _parser(script: Script) -> tuple[_Parser, ast.AST] | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from clusterrun.linting.rule import Found, Launch, rule
-from clusterrun.linting.rules import branch_of_one_rank, is_closed, is_conditional, joins
+from clusterrun.linting.rules import TRAINING, is_closed, is_conditional, joins, one_rank_is_enough
 from clusterrun.linting.source import Script, constant, has_unknown_arguments, keyword
 
 _LIGHTNING = ("lightning", "lightning.pytorch", "pytorch_lightning", "lightning.fabric")
@@ -67,18 +67,12 @@ def _wandb_runs(script: Script, launch: Launch) -> Iterator[Found]:
     "run wandb login, pass --pass-env WANDB_API_KEY, or --env WANDB_MODE=offline",
 )
 def _wandb_key(script: Script, launch: Launch) -> Iterator[Found]:
-    is_closed_but = is_closed(script, also=_TRAINING)
+    is_closed_but = is_closed(script, also=TRAINING)
     is_given = re.search(r"(?i)environ(?:\.update|\[\w)|netrc|dotenv|secret|api_key", script.text)
     if launch.has_wandb_key or any(script.calls("wandb.login")) or is_given or not is_closed_but:
         return
     for call in _wandb_calls(script):
         yield call, "no key of Weights & Biases was found here"
-
-
-_TRAINING = (
-    *("accelerate", "deepspeed", "lightning", "peft", "pytorch_lightning", "transformers"),
-    "trl",
-)
 
 
 def _wandb_calls(script: Script) -> Iterator[ast.Call]:
@@ -88,8 +82,5 @@ def _wandb_calls(script: Script) -> Iterator[ast.Call]:
     for call in script.calls("wandb.init"):
         chosen = any(keyword(call, name) for name in ("mode", "settings", "anonymous"))
         is_plain = not chosen and not has_unknown_arguments(call)
-        branch = next(each for each in script.around(call) if isinstance(each, ast.If | ast.Module))
-        is_plain_branch = isinstance(branch, ast.If) and not isinstance(branch.test, ast.BoolOp)
-        at = branch if is_plain_branch and branch_of_one_rank(script, call) else call
-        if is_plain and not is_conditional(script, at):
+        if is_plain and not is_conditional(script, one_rank_is_enough(script, call)):
             yield call

@@ -17,19 +17,20 @@ from clusterrun.linting.source import Script
 class Launch:
     """What the job gives the script; `cpus_per_node` is 0 if it is not known.
 
-    `lacks_bf16`: the GPU type is named and has no bf16 units. `is_sized` is False if nodes and
+    `gpu_without_bf16` is the GPU type if it has no bf16 units. `is_sized` is False if nodes and
     ranks are an assumption. `is_simulated`: all nodes are this machine. `shared_port` is the port
     that the user chose, 0 if no other job can be on its nodes. `args` are the script's arguments,
     None if they are not known. `env` are the variables that the user sets for the job, `inherited`
     those of the shell; `setup` are the lines of bash that run before. `deepspeed` and `accelerate`
-    are what the user's own files contain; `missing` are those that do not exist.
+    are what the user's own files contain; `missing` are those that do not exist. `read` returns
+    what another JSON file contains: {} if that is not known, None if there is no such file.
     """
 
     nodes: int = 2
     ranks_per_node: int = 2
     cpus_per_node: int = 0
     has_gpus: bool = True
-    lacks_bf16: bool = False
+    gpu_without_bf16: str = ""
     is_sized: bool = True
     is_simulated: bool = False
     strategy: str = "ddp"
@@ -42,6 +43,7 @@ class Launch:
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     accelerate: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    read: Callable[[str], Mapping[str, Any] | None] = lambda path: {}
     has_wandb_key: bool = True
 
     @property

@@ -18,6 +18,7 @@ from clusterrun.linting.source import (
     keyword,
     text_of,
 )
+from clusterrun.shared.wording import count
 
 DDP: Final = (
     "torch.nn.parallel.DistributedDataParallel",
@@ -26,6 +27,10 @@ DDP: Final = (
 LOADER: Final = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 DEVICE_COUNT: Final = "torch.cuda.device_count"
 INIT: Final = "torch.distributed.init_process_group"
+ARGUMENTS: Final = (
+    *(".TrainingArguments", ".Seq2SeqTrainingArguments"),
+    *(".SFTConfig", ".DPOConfig", ".GRPOConfig", ".RewardConfig"),
+)
 COLLECTIVES: Final = tuple(
     f"torch.distributed.{name}"
     for name in (
@@ -188,14 +193,14 @@ def _gloo_on_gpus(script: Script, launch: Launch) -> Iterator[Found]:
 @rule(
     "collective-on-one-rank",
     "the other ranks never enter it: the ranks wait until the timeout",
-    "move it out of the branch, so that all ranks call it",
+    "move it to where all ranks call it",
 )
 def _collective_on_one_rank(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size < 2:
         return
     joint = list(_joint_calls(script, launch))
     is_local = launch.ranks_per_node > 1
-    guarded = [c for c in joint if branch_of_one_rank(script, c, may_be_local=is_local)]
+    guarded = [c for c in joint if _is_of_one_rank_only(script, c, may_be_local=is_local)]
     if any(_is_in_branch(script, call) for call in joint if call not in guarded):
         return  # the other ranks may meet it there
     for call in guarded:
@@ -210,7 +215,8 @@ def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
     if "accelerate" in script.packages:
         sharded = [".save_state"] * launch.is_sharded + [".get_state_dict"] * launch.splits_weights
         yield from script.calls(".wait_for_everyone", ".gather_for_metrics")
-        yield from (c for c in script.calls(*sharded) if "accel" in ast.unparse(c.func).lower())
+        own = script.calls(*sharded, ".gather", ".reduce", ".pad_across_processes")
+        yield from (c for c in own if "accel" in ast.unparse(c.func).lower())
     if "deepspeed" in script.packages:
         for call in script.calls(".save_checkpoint"):
             if re.search("(?i)engine|model", ast.unparse(call.func)):
@@ -237,7 +243,8 @@ def _rank_as_device(script: Script, launch: Launch) -> Iterator[Found]:
             names = [n for n in ast.walk(given) if isinstance(n, ast.Name)]
             is_plain = isinstance(given, ast.Name | ast.JoinedStr)
             if is_plain and len(names) == 1 and _is_global_rank(script, call, names[0].id):
-                yield call, f"{names[0].id} is the global rank"
+                yield call, f"the device index, {names[0].id}, is the global rank"
+                return
 
 
 @rule(
@@ -249,19 +256,29 @@ def _one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
     is_distributed = any(script.calls(*DDP, INIT)) and is_closed(script)
     if not (launch.has_gpus and launch.ranks_per_node > 1 and is_distributed):
         return
-    if _CHOOSES_GPU.search(script.text):
-        return
+    is_chosen = _CHOOSES_GPU.search(script.text)
     for call in script.calls("torch.device", ".to", ".cuda"):
         named = {text_of(node) for each in call.args for node in ast.walk(each)}
         is_bare = script.name(call.func).endswith(".cuda") and not call.args
-        if (is_bare or named & {"cuda", "cuda:0"}) and not is_conditional(script, call):
-            yield call, "no rank chooses its GPU"
+        is_plain = (is_bare or named & {"cuda", "cuda:0"}) and not is_chosen
+        is_first = _names_first_gpu(script, call) and "VISIBLE_DEVICES" not in script.text
+        if (is_plain or is_first) and not is_conditional(script, call):
+            yield call, "each rank uses GPU 0" if is_first else "no rank chooses its GPU"
             return
+
+
+def _names_first_gpu(script: Script, call: ast.Call) -> bool:
+    """Return whether a call is `.cuda(0)` or `.to("cuda:0")`."""
+    given = call.args[0] if call.args else keyword(call, "device")
+    is_number = script.name(call.func).endswith(".cuda") and constant(given) == 0
+    return isinstance(call.func, ast.Attribute) and (
+        is_number or (call.func.attr in ("to", "cuda") and text_of(given) == "cuda:0")
+    )
 
 
 @rule(
     "device-map",
-    "each rank would spread the model over all GPUs of its node",
+    "device_map ignores ranks: each would use all GPUs of its node, or the same one",
     'drop device_map, or pass {"": int(os.environ["LOCAL_RANK"])}',
 )
 def _device_map(script: Script, launch: Launch) -> Iterator[Found]:
@@ -269,9 +286,12 @@ def _device_map(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.ranks_per_node < 2 or not launch.has_gpus or not trains:
         return
     for call in script.calls(".from_pretrained"):
-        value = text_of(keyword(call, "device_map"))
-        if value in ("auto", "balanced", "sequential") and not is_conditional(script, call):
-            yield call, f'device_map is "{value}"'
+        given = keyword(call, "device_map")
+        is_spread = text_of(given) in ("auto", "balanced", "sequential")
+        values = [constant(each) for each in given.values] if isinstance(given, ast.Dict) else []
+        is_first = values in ([0], ["cuda:0"]) and "VISIBLE_DEVICES" not in script.text
+        if given and (is_spread or is_first) and not is_conditional(script, call):
+            yield call, f"device_map is {ast.unparse(given)}"
 
 
 @rule(
@@ -351,12 +371,13 @@ _SPLITS = re.compile(
 )
 def _too_many_workers(script: Script, launch: Launch) -> Iterator[Found]:
     cpus = launch.cpus_per_node
-    for call in script.calls(*LOADER) if cpus and launch.is_sized else ():
-        workers = constant(keyword(call, "num_workers"))
+    for call in script.calls(*LOADER, *ARGUMENTS) if cpus and launch.is_sized else ():
+        name = "num_workers" if script.name(call.func) in LOADER else "dataloader_num_workers"
+        workers = constant(keyword(call, name))
         if isinstance(workers, int) and workers > 1:
             total = workers * launch.ranks_per_node
             if total > cpus and not is_conditional(script, call):
-                yield call, f"{total} workers on a node with {cpus} CPUs for the job"
+                yield call, f"{total} workers on a node with {count(cpus, 'CPU')} for the job"
 
 
 @rule(
@@ -379,21 +400,32 @@ def _downloads(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "saves-on-all-ranks",
-    "all ranks write the same file at once: it may be torn",
+    "all ranks write the same file at once: it may be corrupted",
     "save on rank 0 only, or through clusterrun.runtime.Checkpoints",
 )
 def _saves_on_all_ranks(script: Script, launch: Launch) -> Iterator[Found]:
-    is_distributed = any(script.calls(*DDP, INIT))
-    if launch.world_size < 2 or launch.is_sharded or not is_distributed:
+    is_sharded = launch.is_sharded and not ignores_strategy(script)
+    if launch.world_size < 2 or is_sharded or not joins(script):
         return
-    for call in script.calls("torch.save"):
-        path = call.args[1] if len(call.args) > 1 else keyword(call, "f")
+    for call in _plain_saves(script):
+        at, name = (1, "f") if script.name(call.func) == "torch.save" else (0, "save_directory")
+        path = call.args[at] if len(call.args) > at else keyword(call, name)
         is_buffer = path is not None and re.search("(?i)buf|bytesio", ast.unparse(path))
         if path is None or is_buffer or differs(script, path):
             continue
         is_computed = isinstance(path, ast.Name | ast.Attribute)
         if not is_computed and not script.may_be_chosen(call):
-            yield call, "torch.save() runs on all ranks"
+            yield call, f"{script.name(call.func)}() runs on all ranks"
+
+
+def _plain_saves(script: Script) -> Iterator[ast.Call]:
+    """Yield the calls that write a file on whichever rank makes them."""
+    yield from script.calls("torch.save")
+    for call in script.calls(".save_pretrained") if not _SPLITS_MODEL.search(script.text) else ():
+        is_model = re.search("(?i)model", ast.unparse(call.func).removesuffix("save_pretrained"))
+        is_asked = keyword(call, "is_main_process") or keyword(call, "save_function")
+        if is_model and not is_asked and not has_unknown_arguments(call):
+            yield call
 
 
 @rule(
@@ -408,8 +440,10 @@ def _loads_onto_one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
         return
     if not launch.has_gpus or launch.ranks_per_node < 2:
         return
+    saved = {ast.unparse(call.args[1]) for call in script.calls("torch.save") if call.args[1:]}
     for call in script.calls("torch.load"):
-        is_model = re.search("(?i)ckpt|check|resume|snap", ast.unparse(call))
+        is_own = bool(call.args) and ast.unparse(call.args[0]) in saved
+        is_model = is_own or re.search("(?i)ckpt|check|resume|snap", ast.unparse(call))
         is_plain = len(call.args) == 1 and not has_unknown_arguments(call)
         if is_model and is_plain and not branch_of_one_rank(script, call):
             yield call, "torch.load() has no map_location"
@@ -437,12 +471,17 @@ def _creates_directory(script: Script, launch: Launch) -> Iterator[Found]:
 @rule(
     "different-splits",
     "each rank would split the data differently: some train on what others validate with",
-    "pass generator=torch.Generator().manual_seed(0)",
+    "pass a seed: seed=0, or generator=torch.Generator().manual_seed(0) for random_split()",
 )
 def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
-    is_alone = launch.world_size < 2 or not joins(script) or not is_closed(script)
-    if is_alone or re.search("seed|rng", script.text):
+    is_alone = launch.world_size < 2 or not joins(script) or not is_closed(script, also=TRAINING)
+    if is_alone or re.search("seed|rng|random_state", script.text):
         return
+    for call in script.calls(".train_test_split"):
+        is_asked = keyword(call, "generator") or keyword(call, "shuffle")
+        is_plain = not is_asked and not has_unknown_arguments(call)
+        if is_plain and not script.may_be_chosen(call):
+            yield call, "train_test_split() has no seed"
     for call in script.calls("torch.utils.data.random_split"):
         if len(call.args) == 2 and not call.keywords and not script.may_be_chosen(call):
             yield call, "random_split() has no generator, and no seed is set"
@@ -472,8 +511,16 @@ def _waits_for_input(script: Script, launch: Launch) -> Iterator[Found]:
     for call in script.calls(
         "input", "breakpoint", "pdb.set_trace", "ipdb.set_trace", "IPython.embed"
     ):
-        if not is_conditional(script, call):
+        is_certain = not is_conditional(script, one_rank_is_enough(script, call))
+        if is_certain or _is_at_a_step(script, call):
             yield call, f"{script.name(call.func)}() waits for somebody"
+
+
+def _is_at_a_step(script: Script, call: ast.Call) -> bool:
+    """Return whether a comparison with the progress decides, as in `if step == 100`."""
+    branch = next((each for each in script.around(call) if isinstance(each, ast.If)), None)
+    is_comparison = branch is not None and isinstance(branch.test, ast.Compare)
+    return is_comparison and not script.may_be_chosen(call)
 
 
 @rule(
@@ -526,6 +573,22 @@ def _existence_test(script: Script, call: ast.Call) -> ast.AST | None:
 
 
 _EXISTS = re.compile(r"\.(?:exists|isdir|is_dir)$")
+
+
+# What trains, and calls nothing of the user's that this file does not show.
+TRAINING: Final = (
+    *("accelerate", "deepspeed", "lightning", "peft", "pytorch_lightning", "transformers", "trl"),
+)
+_SPLITS_MODEL = re.compile("(?i)fsdp|fully_?shard|deepspeed|parallelism_?config|tp_plan|megatron")
+_SHARDS = re.compile(
+    r"(?i)fully_?shard|fsdp|accelerate|deepspeed|zero_?(?:redund|optim|stage|[123])"
+)
+
+
+def ignores_strategy(script: Script) -> bool:
+    """Return whether a script wraps its model in plain DDP, and uses nothing that shards it."""
+    is_plain = any(script.calls(*DDP)) and is_closed(script)
+    return is_plain and not _SHARDS.search(script.text)
 
 
 def is_closed(script: Script, *, also: Collection[str] = ()) -> bool:
@@ -597,16 +660,12 @@ def _trains_for_epochs(script: Script) -> bool:
     return False
 
 
-_ONE_RANK = re.compile(
-    r"(?:\w+\.)*(?:\w*rank|get_rank\(\)|is_main_process|is_local_main_process|is_master)"
-    r"(?: == 0)?"
-)
-
-
-def _is_of_one_rank(test: str) -> bool:
-    return bool(_ONE_RANK.fullmatch(test)) and ("== 0" in test or "is_" in test)
-
-
+_TEXT = r"(?:os\.)?(?:environ(?:\.get)?|getenv)[\[(]'(?:LOCAL_)?RANK'(?:, '?0'?)?[\])]"
+_NUMBER = rf"(?:(?:\w+\.)*(?:\w*rank|get_rank\(\))|int\({_TEXT}\))"
+_MAIN = r"(?:\w+\.)*(?:is_main_process|is_local_main_process|is_master)"
+_ONE_RANK = re.compile(rf"{_NUMBER} == 0|not {_NUMBER}|{_TEXT} == '0'|{_MAIN}")
+_OTHER_RANKS = re.compile(rf"{_NUMBER} (?:!=|>) 0|{_TEXT} != '0'|not {_MAIN}")
+_EXITS: Final = ("sys.exit", "exit", "quit", "os._exit")
 _NAMES_RANKS = re.compile("(?i)rank|main|master|primary|leader|chief|root")
 
 
@@ -619,11 +678,45 @@ def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = Tr
         if isinstance(parent, ast.If):
             is_and = isinstance(parent.test, ast.BoolOp) and isinstance(parent.test.op, ast.And)
             tests = parent.test.values if is_and else [parent.test]  # type: ignore[attr-defined]
-            ones = [text for test in tests if _is_of_one_rank(text := ast.unparse(test))]
-            is_one = any(may_be_local or "local" not in text for text in ones)
+            ones = [text for test in tests if _ONE_RANK.fullmatch(text := ast.unparse(test))]
+            is_one = any(may_be_local or "local" not in text.lower() for text in ones)
             return is_one and child in parent.body and not parent.orelse
         child = parent
     return False
+
+
+def one_rank_is_enough(script: Script, call: ast.Call) -> ast.AST:
+    """Return the `if rank == 0` around a call, the call itself without one."""
+    branch = next(each for each in script.around(call) if isinstance(each, ast.If | ast.Module))
+    is_plain = isinstance(branch, ast.If) and not isinstance(branch.test, ast.BoolOp)
+    return branch if is_plain and branch_of_one_rank(script, call) else call
+
+
+def _is_of_one_rank_only(script: Script, call: ast.Call, *, may_be_local: bool) -> bool:
+    """Return whether the other ranks take another branch, or have left."""
+    if branch_of_one_rank(script, call, may_be_local=may_be_local):
+        return True
+    child: ast.AST = call
+    for parent in script.around(call):
+        block = getattr(parent, "body", None)
+        earlier = block[: block.index(child)] if isinstance(block, list) and child in block else []
+        if any(_only_others_leave(script, each, may_be_local=may_be_local) for each in earlier):
+            return True
+        if isinstance(parent, Function):
+            return False
+        child = parent
+    return False
+
+
+def _only_others_leave(script: Script, node: ast.stmt, *, may_be_local: bool) -> bool:
+    if not isinstance(node, ast.If) or node.orelse or len(node.body) > 1:
+        return False
+    last, test = node.body[0], ast.unparse(node.test)
+    call = last.value if isinstance(last, ast.Expr) else None
+    is_exit = isinstance(call, ast.Call) and script.name(call.func) in _EXITS
+    is_left = isinstance(last, ast.Return | ast.Raise) or is_exit
+    is_others = _OTHER_RANKS.fullmatch(test) and (may_be_local or "local" not in test.lower())
+    return is_left and bool(is_others)
 
 
 def _is_in_branch(script: Script, node: ast.AST) -> bool:

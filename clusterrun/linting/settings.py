@@ -11,8 +11,10 @@ from typing import Any, Final
 from clusterrun.config.resolve import TIMEOUT_NAMES
 from clusterrun.linting.rule import Found, Launch, rule
 from clusterrun.linting.rules import (
+    ARGUMENTS,
     DDP,
     ONE_MACHINE,
+    ignores_strategy,
     is_closed,
     is_conditional,
     unconditional_settings,
@@ -194,7 +196,7 @@ def _loopback(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "saves-on-one-machine",
-    "the directory is on the node's own disk: the next attempt, or another node, does not see it",
+    "the next attempt, or another node, does not see it",
     "save into a directory that all nodes share",
 )
 def _saves_on_one_machine(script: Script, launch: Launch) -> Iterator[Found]:
@@ -236,12 +238,15 @@ def options(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 @rule(
     "emulated-bf16",
-    "this GPU has no bf16 units: bf16 is emulated, slowly, or refused",
-    "use fp16 with a gradient scaler, or --mixed-precision auto",
+    "the GPU has no bf16 units: bf16 is emulated, slowly, or refused",
+    "use fp16; a training loop of your own also needs torch.amp.GradScaler",
 )
 def _emulated_bf16(script: Script, launch: Launch) -> Iterator[Found]:
-    if not launch.lacks_bf16:
-        return
+    for node, what in _uses_of_bf16(script, launch) if launch.gpu_without_bf16 else ():
+        yield node, f"{what}, and the job's GPU is a {launch.gpu_without_bf16}"
+
+
+def _uses_of_bf16(script: Script, launch: Launch) -> Iterator[Found]:
     for name, value in options(launch.args or ()):
         is_on = value.lower() in ("", "true", "1") and re.fullmatch("--bf16(?:_full_eval)?", name)
         is_type = re.search("(?i)type|precision|amp", name)
@@ -262,9 +267,17 @@ def _bf16_in_script(script: Script) -> Iterator[Found]:
         if any(script.name(each) == "torch.bfloat16" for each in given):
             yield call, "torch.bfloat16 is used"
             return
-        if constant(keyword(call, "bf16")) is True:
-            yield call, "bf16=True is passed"
-            return
+        for name, values in _BF16.items():
+            if (value := constant(keyword(call, name))) in values:
+                yield call, f"{name}={value!r} is passed"
+                return
+
+
+_BF16: Final = {
+    "bf16": (True,),
+    "mixed_precision": ("bf16",),
+    "precision": ("bf16-mixed", "bf16-true", "bf16"),
+}
 
 
 @rule(
@@ -304,7 +317,7 @@ def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 @rule(
     "missing-file",
-    "accelerate would not find it on the nodes, after the job has waited in the queue",
+    "the ranks would not find it, after the job has waited in the queue",
     "correct the path, which starts from the directory of the submission",
 )
 def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:
@@ -312,6 +325,18 @@ def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:
         if path.rpartition("/")[2] in "\n".join((script.text, *launch.setup)):
             continue  # it may be written first
         yield None, f"your accelerate YAML names {path}, which does not exist"
+    for call, path in _own_deepspeed(script):
+        is_certain = "chdir" not in script.text and script.text.count(path) == 1
+        if is_certain and launch.read(path) is None:
+            yield call, f"deepspeed names {path}, which does not exist"
+
+
+def _own_deepspeed(script: Script) -> Iterator[tuple[ast.Call, str]]:
+    """Yield the Trainer's arguments that name a DeepSpeed JSON, and its path."""
+    for call in script.calls(*ARGUMENTS):
+        path = text_of(keyword(call, "deepspeed"))
+        if path.endswith(".json") and not is_conditional(script, call):
+            yield call, path
 
 
 @rule(
@@ -321,9 +346,7 @@ def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:
     "use accelerator.prepare() instead of DistributedDataParallel, or --strategy ddp",
 )
 def _strategy_unused(script: Script, launch: Launch) -> Iterator[Found]:
-    if not launch.is_sharded or not is_closed(script):
-        return
-    if re.search("(?i)fully_?shard|accelerate|deepspeed|Zero", script.text):
+    if not launch.is_sharded or not ignores_strategy(script):
         return
     for call in script.calls(*DDP):
         yield call, f"the strategy is {launch.strategy}, the model is wrapped in plain DDP"
@@ -345,16 +368,29 @@ _TRAINER: Final = {  # what HfTrainerDeepSpeedConfig compares
     'write "auto" into the DeepSpeed JSON',
 )
 def _deepspeed_differs(script: Script, launch: Launch) -> Iterator[Found]:
-    if "Train" not in script.text or not re.search("HfArgumentParser|TrlParser", script.text):
-        return
-    given = dict(options(launch.args or ()))
+    for call, path in _own_deepspeed(script):
+        given = {f"--{each.arg}": str(constant(each.value)) for each in call.keywords}
+        for what in _differences(given, launch.read(path) or {}):
+            yield call, what
+    if "Train" in script.text and re.search("HfArgumentParser|TrlParser", script.text):
+        for what in _differences(dict(options(launch.args or ())), launch.deepspeed):
+            yield None, what
+
+
+def _differences(given: Mapping[str, str], deepspeed: Mapping[str, Any]) -> Iterator[str]:
     for name, keys in _TRAINER.items():
-        config: Any = launch.deepspeed
+        config: Any = deepspeed
         for key in keys:
             config = config.get(key) if isinstance(config, dict) else None
         value = _number(given.get(name, ""))
         if value is not None and type(config) in (int, float) and value != config:
-            yield None, f"{name} is {given[name]}, the DeepSpeed JSON has {'.'.join(keys)} {config}"
+            yield f"{name} is {given[name]}, the DeepSpeed JSON has {'.'.join(keys)} {config}"
+    for name, other in (("fp16", "bf16"), ("bf16", "fp16")):
+        if (
+            given.get(f"--{name}") in ("", "true", "True")
+            and section(deepspeed, other).get("enabled") is True
+        ):
+            yield f"{name} is on, the DeepSpeed JSON enables {other}"
 
 
 def _number(text: str) -> float | None:

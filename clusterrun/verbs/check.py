@@ -50,14 +50,14 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
     zero, missing = _deepspeed(job, plan, accelerate)
     interface = {"NCCL_SOCKET_IFNAME": plan.network_interface} if plan.network_interface else {}
     env = {**interface, **spec.network_env, **spec.env}
+    gpu = spec.gpu_type or spec.gpu or ""
+    is_quiet = plan.precision is not Precision.BF16  # otherwise, a note says so
     return Launch(
         nodes=plan.nodes,
         ranks_per_node=plan.procs_per_node,
         cpus_per_node=0 if spec.exclusive else int(plan.directive("cpus-per-task") or 0),
         has_gpus=plan.device is Device.CUDA,
-        # If the plan has bf16, a note says so.
-        lacks_bf16=plan.precision is not Precision.BF16
-        and bool(lacks_bf16(spec.gpu_type or spec.gpu)),
+        gpu_without_bf16=gpu.upper() if is_quiet and lacks_bf16(gpu) else "",
         is_simulated=spec.cluster is Cluster.LOCAL,
         strategy=plan.strategy.value,
         max_restarts=plan.max_restarts or 0,
@@ -69,6 +69,7 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
         deepspeed=zero,
         accelerate=accelerate,
         missing=missing,
+        read=lambda path: _read(job.cwd / path),
         has_wandb_key=_may_have_wandb_key({**os.environ, **env}, plan.setup, job.cwd),
     )
 
@@ -90,14 +91,19 @@ def _deepspeed(
     named = section(accelerate, "deepspeed_config").get("deepspeed_config_file")
     if plan.deepspeed or not isinstance(named, str):
         return json.loads(plan.deepspeed or "{}"), ()
+    found = _read(job.cwd / named)
+    return found or {}, (named,) * (found is None)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return what a JSON file contains; {} if that is not known, None if there is no such file."""
     try:
-        found = json.loads((job.cwd / named).read_text())
+        found = json.loads(path.read_text())
     except FileNotFoundError:
-        is_here = (job.cwd / named).parent.is_dir()  # otherwise, perhaps only on the nodes
-        return {}, (named,) * is_here
+        return None if path.parent.is_dir() else {}  # perhaps the directory is on the nodes
     except (OSError, ValueError):  # DeepSpeed also reads HJSON
-        return {}, ()
-    return found if isinstance(found, dict) else {}, ()
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 _SETS_NO_KEY: Final = re.compile(

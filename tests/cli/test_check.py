@@ -44,6 +44,7 @@ def test_a_script_without_a_size_is_checked_for_many_ranks(here: CommandLine) ->
     said = here("check", "train.py")
     assert "fixed-address" in said.out
     assert "1 finding, assuming two nodes with two ranks each" in said.err
+    assert "process per node" not in said.err  # a note on another world
     assert here("check", "-N", "1", "train.py").code == 0
 
 
@@ -99,6 +100,19 @@ def test_settings_and_files_of_the_job_are_read(here: CommandLine) -> None:
     }
 
 
+def test_the_gpu_is_named(here: CommandLine) -> None:
+    said = here(
+        "check", *MANY, "--gpu-type", "v100", "--mixed-precision", "fp16", "train.py", "--bf16"
+    )
+    assert "--bf16, and the job's GPU is a V100 (emulated-bf16)" in said.out
+
+
+def test_without_a_script_it_names_itself(here: CommandLine) -> None:
+    said = here("check", *MANY)
+    assert said.code == 2
+    assert "clusterrun check train.py" in said.err
+
+
 def test_variables_that_submit_removes_are_notes(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +130,27 @@ def test_the_file_that_the_yaml_names_is_read(here: CommandLine) -> None:
     (here.path / "ds.json").write_text('{"bf16": {"enabled": true}}')
     words = ("--accelerate-config", "own.yaml", "--gpu-type", "t4", "train.py")
     assert _findings(here("check", "--json", *MANY, *words)) == {"emulated-bf16"}
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("ds.json", {"deepspeed-differs"}),
+        ("gone.json", {"missing-file"}),
+        ("elsewhere/ds.json", set()),
+        ("hjson.json", set()),
+    ],
+)
+def test_the_file_that_the_trainer_names_is_read(
+    here: CommandLine, path: str, found: set[str]
+) -> None:
+    (here.path / "ds.json").write_text('{"gradient_accumulation_steps": 2}')
+    (here.path / "hjson.json").write_text("gradient_accumulation_steps: 2")
+    (here.path / "train.py").write_text(
+        "from transformers import TrainingArguments\n"
+        f'TrainingArguments("out", gradient_accumulation_steps=4, deepspeed="{path}")\n'
+    )
+    assert _findings(here("check", "--json", *MANY, "train.py")) == found
 
 
 def test_the_shell_and_a_module_are_read(
