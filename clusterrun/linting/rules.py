@@ -660,7 +660,7 @@ def _trains_for_epochs(script: Script) -> bool:
     return False
 
 
-_TEXT = r"(?:os\.)?(?:environ(?:\.get)?|getenv)[\[(]'(?:LOCAL_)?RANK'(?:, '?0'?)?[\])]"
+_TEXT = r"(?:os\.)?(?:environ(?:\.get)?|getenv)[\[(]'(?:LOCAL_)?RANK'(?:, '?-?\d'?)?[\])]"
 _NUMBER = rf"(?:(?:\w+\.)*(?:\w*rank|get_rank\(\))|int\({_TEXT}\))"
 _MAIN = r"(?:\w+\.)*(?:is_main_process|is_local_main_process|is_master)"
 _ONE_RANK = re.compile(rf"{_NUMBER} == 0|not {_NUMBER}|{_TEXT} == '0'|{_MAIN}")

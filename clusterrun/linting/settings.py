@@ -371,7 +371,7 @@ def _deepspeed_differs(script: Script, launch: Launch) -> Iterator[Found]:
     for call, path in _own_deepspeed(script):
         given = {f"--{each.arg}": str(constant(each.value)) for each in call.keywords}
         for what in _differences(given, launch.read(path) or {}):
-            yield call, what
+            yield call, what.removeprefix("--")
     if "Train" in script.text and re.search("HfArgumentParser|TrlParser", script.text):
         for what in _differences(dict(options(launch.args or ())), launch.deepspeed):
             yield None, what
