@@ -27,11 +27,12 @@ def main() -> None:
     asked = _parser().parse_args()
     load = f"{os.getloadavg()[0]:.1f} at the start"
     rows = []
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         Path(place, "train.py").write_text("import time; time.sleep(600)\n")
         for nodes in asked.nodes:
             turns = [[_start_s(way, nodes, place) for way in WAYS] for _ in range(asked.runs)]
             rows.append(_row(nodes, turns))
+            print(rows[-1], flush=True)
     section = Section(
         title="A start with and without the preflight",
         about="Simulated nodes of one machine, each with an agent: from the first agent's start to "

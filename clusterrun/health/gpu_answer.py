@@ -41,7 +41,7 @@ class Answer:
 class GpuAnswer:
     """The GPUs that `names` lists as CUDA_VISIBLE_DEVICES, or all; asked when first needed.
 
-    `pid` is a process that may be stuck in the driver; nobody waits for it.
+    `pid` is a process that may be stuck in the driver; it is left alone.
     """
 
     def __init__(self, names: Sequence[str] = (), within_s: float = ANSWER_S) -> None:

@@ -1,4 +1,4 @@
-"""Judge what the nodes of a smoke job found: each by itself, and against the others."""
+"""Judge what the nodes of a smoke job found: alone, and against the others."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _wandb_runs(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "wandb-without-key",
-    "wandb.init() asks for a key, and nobody can answer in a job",
+    "wandb.init() asks for a key, and a job has no terminal",
     "run wandb login, pass --pass-env WANDB_API_KEY, or --env WANDB_MODE=offline",
 )
 def _wandb_key(script: Script, launch: Launch) -> Iterator[Found]:

@@ -94,7 +94,7 @@ def run_once(
 
     With `most`, only so many bytes of each stream are kept, and it has no input.
 
-    One that the kernel blocks cannot be killed: nobody waits for it after `rest_s`. Raises
+    One that the kernel blocks cannot be killed; it is left alone after `rest_s`. Raises
     SchedulerUnreachableError if it cannot be started.
     """
     try:

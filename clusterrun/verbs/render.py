@@ -183,7 +183,7 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
 
 
 def _notes_on_places(plan: Plan) -> Iterator[str]:
-    """Yield a note if the nodes probably don't see the runs, else the script or the interpreter.
+    """Yield a note if the nodes probably don't see the runs, the script or the interpreter.
 
     It may wait for a file system.
     """

@@ -57,7 +57,7 @@ def serve(device: int, delay_s: float, ahead_s: float) -> None:
     time.sleep(0 if code == INIT else delay_s)
     found = answer(code, node, ahead_s)
     error, data = (-found, b"") if isinstance(found, int) else (0, found)
-    with contextlib.suppress(FileNotFoundError):  # nobody waits for it
+    with contextlib.suppress(FileNotFoundError):  # it was not awaited
         os.write(device, struct.pack("=IiQ", 16 + len(data), error, unique) + data)
 
 
