@@ -36,7 +36,7 @@ print(json.dumps({"first": first, "own": own and look(own)}))
 """
 
 
-def library(python: str, cuda: str | None, environ: Mapping[str, str]) -> Check:
+def loaded(python: str, cuda: str | None, environ: Mapping[str, str]) -> Check:
     """Load NCCL with the job's interpreter; "" if it is unknown. Raises UnknownError."""
     if cuda == "":
         raise UnknownError("torch was built without CUDA")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from clusterrun.config.spec import Cluster, Device
@@ -98,8 +98,9 @@ def _driver() -> Check:
 
 
 def _nccl() -> Check:
-    return nccl.library(sys.executable, _cuda_of_torch(), os.environ)
+    return nccl.loaded(sys.executable, _cuda_of_torch(), os.environ)
 
 
+@cache
 def _cuda_of_torch() -> str | None:
     return python.cuda_of_torch(python.ask(sys.executable), "")

@@ -39,7 +39,7 @@ def _computed(device: str) -> dict[str, Any]:
 def _reduced(device: str, group: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"seconds": _all_reduce(device, group)}
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - as above
         return {"error": f"{type(error).__name__}: {error}"}
 
 

@@ -294,7 +294,7 @@ def _site(job: Subject) -> Check:
 def _nccl(job: Subject) -> Check:
     job.refuse_container()
     python = job.ready.python if job.extras else ""
-    return nccl.library(python, job.cuda, _environ(job))
+    return nccl.loaded(python, job.cuda, _environ(job))
 
 
 def _client(job: Subject) -> Check:

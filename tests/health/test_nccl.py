@@ -35,7 +35,7 @@ def _environ(tmp_path: Path) -> dict[str, str]:
 
 
 def look(environ: dict[str, str], cuda: str | None = "12.4") -> tuple[str, str, str]:
-    found = nccl.library(sys.executable, cuda, environ)
+    found = nccl.loaded(sys.executable, cuda, environ)
     assert found.id == "cuda.nccl"
     return found.status.value, found.text, found.hint
 
@@ -82,4 +82,4 @@ def test_what_cannot_be_known_is_skipped(environ: dict[str, str], tmp_path: Path
         (str(slow), "12.4", "did not load NCCL"),
     ):
         with pytest.raises(UnknownError, match=reason):
-            nccl.library(python, cuda, environ)
+            nccl.loaded(python, cuda, environ)
