@@ -21,6 +21,13 @@ class Cluster(str, Enum):
     AUTO = "auto"
     SLURM = "slurm"
     LOCAL = "local"
+    SSH = "ssh"
+    ALLOCATION = "allocation"
+
+    @property
+    def is_hosts(self) -> bool:
+        """Return whether the nodes are hosts that clusterrun itself starts processes on."""
+        return self in (Cluster.SSH, Cluster.ALLOCATION)
 
 
 class Device(str, Enum):

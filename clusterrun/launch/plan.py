@@ -61,7 +61,10 @@ class Plan:
     `max_restarts` None means no limit while each attempt saves something new. `warning_s` is how
     long before the time limit the ranks are asked to save and exit. `host_bytes` is the estimated
     memory of a node, 0 if the configuration names no model. With `is_smoke`, the nodes
-    are checked instead, and nothing trains.
+    are checked instead, and nothing trains. `hosts` are the machines of a job over ssh or in an
+    allocation, as given (`user@host:port`), spares last; `starter` is how an allocation starts
+    processes on them. A lost host may return within `wait_for_hosts_s`. Hosts that do not share the
+    run's directory keep their part in `hosts_dir`.
     """
 
     name: str
@@ -112,6 +115,10 @@ class Plan:
     host_bytes: int = 0
     notes: tuple[str, ...] = ()
     is_smoke: bool = False
+    hosts: tuple[str, ...] = ()
+    wait_for_hosts_s: int = 600
+    hosts_dir: str = ""
+    starter: str = ""
 
     @property
     def world_size(self) -> int:

@@ -1,0 +1,1 @@
+"""Run jobs on several machines without a queue: hosts over ssh, or an allocation's nodes."""
