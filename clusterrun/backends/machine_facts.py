@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,19 @@ from typing import Any, Final
 
 from clusterrun.backends import interpreters
 from clusterrun.config.environments import python_of
+from clusterrun.config.hosts import HostList, parse_hostfile
 from clusterrun.config.keys import nearest
-from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.config.spec import Cluster, JobSpec, Starter
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.facts import Facts
+from clusterrun.launch.hosts import (
+    FLUX_HOSTS,
+    Form,
+    NodeSource,
+    allocation_hosts,
+    allocation_source,
+    choose_starter,
+)
 from clusterrun.launch.inputs import is_of_one_machine, paths_to_look_for, runs_in_container
 from clusterrun.launch.script_args import is_for_deepspeed, named_json
 from clusterrun.shared import shell
@@ -64,7 +74,39 @@ def gather_facts(
         accelerate_config_text=_own_text(spec.accelerate_config, cwd, "accelerate configuration"),
         deepspeed_config_text=_own_text(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
         script_deepspeed_text=_script_json(spec, cwd, cluster),
+        hosts=_host_list(spec, cluster, cwd, environ) if cluster.is_hosts else HostList(),
+        starter=choose_starter(spec, cluster, environ, lambda name: shell.find(name) is not None)
+        if cluster.is_hosts
+        else Starter.SSH,
     )
+
+
+def _host_list(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str, str]) -> HostList:
+    if spec.hosts and spec.hostfile:
+        raise UsageError("hosts and hostfile cannot be combined", hint="keep one of them")
+    if spec.hosts:
+        return HostList(hosts=spec.hosts, slots=(0,) * len(spec.hosts), source="--hosts")
+    if spec.hostfile:
+        return parse_hostfile(_own_text(spec.hostfile, cwd, "hostfile"), shown=spec.hostfile)
+    if cluster is Cluster.SSH:
+        raise UsageError(
+            "--cluster ssh needs hosts",
+            hint="pass --hosts gpu1,gpu2 or --hostfile FILE, or write hosts: in clusterrun.yaml",
+        )
+    source = allocation_source(environ)
+    return allocation_hosts(source, _text_of(source, environ[source.variable], cwd))
+
+
+def _text_of(source: NodeSource, value: str, cwd: Path) -> str:
+    if source.form is Form.FILE:
+        return _own_text(value, cwd, f"file in ${source.variable}")
+    if source.form is not Form.COMMAND:
+        return value
+    done = shell.run(FLUX_HOSTS, timeout_s=SMI_TIMEOUT_S, tries=1)
+    if done.rc != 0:
+        text = f"{shlex.join(FLUX_HOSTS)} fails"
+        raise UsageError(text, cause=done.stderr.strip(), hint="name the nodes with --hosts")
+    return done.stdout
 
 
 def choose_cluster(asked: Cluster) -> Cluster:

@@ -10,6 +10,7 @@ from typing import Final
 
 from clusterrun.config.verdict_rules import check_rule
 from clusterrun.errors import UsageError
+from clusterrun.shared.host_specs import parse_host
 from clusterrun.shared.hostlist import parse_hostlist
 
 SLURM_MOST: Final = 65_533  # nodes of a job, CPUs of a task
@@ -118,6 +119,13 @@ def _run_name(label: str, value: str) -> None:
         )
 
 
+def _host(label: str, value: str) -> None:
+    try:
+        parse_host(value)
+    except UsageError as error:
+        raise UsageError(f"{label}: {error.message}", hint=error.hints) from error
+
+
 def _ports(label: str, value: str) -> None:
     port_range(value, label)
 
@@ -135,6 +143,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
     **dict.fromkeys(("mem", "mem_per_gpu", "mem_per_cpu"), _memory),
     **dict.fromkeys(("nodelist", "exclude"), _hosts),
     "dependency": _dependency,
+    "hosts": _host,
     "name": _run_name,
     "port_range": _ports,
     "ignore_rules": check_rule,

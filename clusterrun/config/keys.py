@@ -29,7 +29,8 @@ _ALIASES: Final = {
     **dict.fromkeys(("sp", "sp_size", "ulysses"), "launch.sequence_parallel"),
     **{"dp_shard_size": "launch.data_parallel_shard"},
     **{"dp_replicate_size": "launch.data_parallel_replicate"},
-    **{"distributed_type": "launch.strategy", "command": "script", "environment": "env"},
+    **{"distributed_type": "launch.strategy", "command": "script"},
+    **dict.fromkeys(("nodefile", "host_file", "machinefile"), "hostfile"),
 }
 
 _ENVIRONMENTS: Final = ("conda", "conda_env", "modules", "uv", "venv")

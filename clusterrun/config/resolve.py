@@ -38,6 +38,7 @@ _DISPLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{"epochs": ("max_steps",), "max_steps": ("epochs",)},
     **{"samples": ("tokens",), "tokens": ("samples",)},
     **{"effective_batch": ("accumulation",), "accumulation": ("effective_batch",)},
+    **{"hosts": ("hostfile",), "hostfile": ("hosts",)},
     "gpu": ("gpu_mem_bytes",),
 }
 # Neither NCCL nor torch reads them; users mean the process-group timeout.

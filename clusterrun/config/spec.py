@@ -111,6 +111,24 @@ class Network(str, Enum):
     EFA = "efa"
 
 
+class Starter(str, Enum):
+    """What starts processes on the nodes of an allocation."""
+
+    AUTO = "auto"
+    SSH = "ssh"
+    PBSDSH = "pbsdsh"
+    BLAUNCH = "blaunch"
+    FLUX = "flux"
+    SRUN = "srun"
+
+
+class Environment(str, Enum):
+    """Where the hosts' interpreter comes from: it is there, or it is built like this one."""
+
+    NONE = "none"
+    COPY = "copy"
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobSpec(Training):
     """The settings of a job; None means not set.
@@ -142,7 +160,8 @@ class JobSpec(Training):
         "cluster",
         Kind.ENUM,
         "--cluster",
-        "run on Slurm or on this machine; auto uses Slurm if sbatch is found",
+        "run on Slurm, on this machine, on hosts over ssh, or in an allocation that you are in; "
+        "auto uses Slurm if sbatch is found, else this machine",
         default=Cluster.AUTO,
         group="job",
         common=True,
@@ -155,6 +174,59 @@ class JobSpec(Training):
         default="runs",
         group="job",
         estimated=True,
+    )
+
+    hosts: tuple[str, ...] = declared(
+        "hosts",
+        Kind.TEXTS,
+        "--hosts",
+        "run on these hosts, e.g. gpu1,user@gpu2:2222 or gpu[1-4] (ssh, allocation)",
+        default=(),
+        group="hosts",
+        metavar="HOST,...",
+    )
+    hostfile: str | None = declared(
+        "hostfile",
+        Kind.PATH,
+        "--hostfile",
+        "read the hosts from a file: a host on each line, also with slots=GPUS",
+        group="hosts",
+        metavar="FILE",
+    )
+    wait_for_hosts_s: int = declared(
+        "wait_for_hosts",
+        Kind.DURATION,
+        "--wait-for-hosts",
+        "wait this long for a lost host to return; 0 stops the run at once  [default: 10m]",
+        default=600,
+        group="hosts",
+    )
+    hosts_dir: str = declared(
+        "hosts_dir",
+        Kind.TEXT,
+        "--hosts-dir",
+        "keep runs in this directory on hosts that do not share the run directory  "
+        "[default: ~/clusterrun]",
+        default="~/clusterrun",
+        group="hosts",
+        metavar="DIR",
+    )
+    starter: Starter = declared(
+        "starter",
+        Kind.ENUM,
+        "--starter",
+        "start processes in an allocation with this program  [default: auto]",
+        default=Starter.AUTO,
+        group="hosts",
+    )
+    environment: Environment = declared(
+        "environment",
+        Kind.ENUM,
+        "--environment",
+        "copy builds this virtual environment once on each host; none uses --python there  "
+        "[default: none]",
+        default=Environment.NONE,
+        group="hosts",
     )
 
     nodes: int | None = declared(

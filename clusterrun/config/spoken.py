@@ -108,7 +108,7 @@ def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]
             given.origin,
             anchor,
             label=given.flag or field.key,
-            adds=field.kind is Kind.TEXTS and field.name != "args",
+            adds=field.kind is Kind.TEXTS and field.name not in ("args", "hosts"),
         )
 
 

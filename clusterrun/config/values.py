@@ -11,6 +11,7 @@ from typing import Any, Final
 from clusterrun.config.checks import list_of
 from clusterrun.config.environments import in_place
 from clusterrun.config.fields import Field, Kind, check_value
+from clusterrun.config.hosts import split_hosts
 from clusterrun.config.keys import nearest
 from clusterrun.config.secrets import is_secret_name, is_secret_value, secret_assignments
 from clusterrun.errors import UsageError
@@ -175,6 +176,8 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
 
 
 def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
+    if field.name == "hosts" and not isinstance(raw, Mapping):
+        return tuple(host for text in _texts(raw) for host in split_hosts(text))
     if isinstance(raw, str | Mapping):
         leaf = field.key.rpartition(".")[2]
         items = list_of(field.name, raw) if isinstance(raw, str) and raw else ["first", "second"]

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clusterrun.config.spec import Cluster
+from clusterrun.config.hosts import HostList
+from clusterrun.config.spec import Cluster, Starter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,8 @@ class Facts:
     `oldest` are the oldest supported versions, including Python's.
     `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
     The three texts are the user's files, empty if there is none; the last is the DeepSpeed JSON in
-    the script's arguments (`launch.script_args`).
+    the script's arguments (`launch.script_args`). `hosts` and `starter` are those of a job over ssh
+    or in an allocation.
     """
 
     cluster: Cluster
@@ -51,6 +53,8 @@ class Facts:
     accelerate_config_text: str = ""
     deepspeed_config_text: str = ""
     script_deepspeed_text: str = ""
+    hosts: HostList = field(default_factory=HostList)
+    starter: Starter = Starter.SSH
 
     def __post_init__(self) -> None:
         if self.cluster is Cluster.AUTO:

@@ -10,11 +10,18 @@ from typing import Any
 from clusterrun.config.checks import RESERVED_NAMES, port_range
 from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.parallel import Parallel
-from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
+from clusterrun.config.spec import (
+    Cluster,
+    Device,
+    JobSpec,
+    MixedPrecision,
+    Strategy,
+)
 from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.errors import UsageError
 from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, is_older
+from clusterrun.launch.hosts import check_hosts, host_settings
 from clusterrun.launch.inputs import check_environments, input_notes
 from clusterrun.launch.interruption_policy import on_interrupt, survives_lost_nodes, warning_s
 from clusterrun.launch.own_world import notes_on_file, take_world
@@ -40,6 +47,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     """Decide all that a job needs. Raises UsageError, or ConfigError for a file of the user."""
     own, asked = read_own_files(spec, facts), spec
     spec = take_world(spec, own, facts)
+    host_notes = check_hosts(spec, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
     sizes = _check_engine(spec, facts, own, strategy, world)
@@ -92,7 +100,8 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
         health_command=spec.health_command or "",
-        notes=(*_notes(asked, own, facts, world, cpus, sizes), *environment.notes),
+        **host_settings(spec, facts, world.nodes),
+        notes=(*host_notes, *_notes(asked, own, facts, world, cpus, sizes), *environment.notes),
     )
 
 

@@ -64,7 +64,8 @@ class Plan:
     are checked instead, and nothing trains. `hosts` are the machines of a job over ssh or in an
     allocation, as given (`user@host:port`), spares last; `starter` is how an allocation starts
     processes on them. A lost host may return within `wait_for_hosts_s`. Hosts that do not share the
-    run's directory keep their part in `hosts_dir`.
+    run's directory keep their part in `hosts_dir`. With `copies_environment`, each host builds its
+    own environment, and `python` is the one that it is made with.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Plan:
     wait_for_hosts_s: int = 600
     hosts_dir: str = ""
     starter: str = ""
+    copies_environment: bool = False
 
     @property
     def world_size(self) -> int:

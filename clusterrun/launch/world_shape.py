@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clusterrun.config.hosts import one_count
 from clusterrun.config.spec import Cluster, Device, GpuRequest, JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
@@ -34,6 +35,8 @@ def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> W
     """
     if facts.cluster is Cluster.SLURM:
         world = _on_slurm(spec, cpu_by_file=cpu_by_file)
+    elif facts.cluster.is_hosts:
+        world = _on_hosts(spec, facts, cpu_by_file=cpu_by_file)
     else:
         world = _on_this_machine(spec, facts, cpu_by_file=cpu_by_file)
     check_sharing(world)
@@ -78,6 +81,33 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
         )
     return World(
         nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=gpus, device=device, notes=notes
+    )
+
+
+def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
+    """Take the GPUs of each host from the options or the hostfile: nobody has seen the hosts."""
+    if spec.gpu_ids is not None:
+        raise UsageError(
+            "--gpu-ids chooses among the GPUs of this machine, not of other hosts",
+            hint="pass --gpus-per-node: the first free GPUs of each host are used",
+        )
+    if spec.device is Device.MPS:
+        raise UsageError("--device mps is Apple's GPU; the hosts run Linux", hint="drop --device")
+    given = spec.gpus_per_node
+    is_auto = spec.device is Device.AUTO
+    is_cpu = spec.device is Device.CPU or (is_auto and (cpu_by_file or given == 0))
+    is_enough = is_cpu and spec.nproc_per_node is not None
+    gpus = one_count(facts.hosts) if given is None and not is_enough else given or 0
+    if not gpus and not is_cpu:
+        raise UsageError(
+            f"how many GPUs each host has is not known ({facts.hosts.source} does not state it)",
+            hint="pass --gpus-per-node COUNT, or --device cpu",
+        )
+    return World(
+        nodes=spec.nodes or len(facts.hosts.hosts) - spec.spare_nodes,
+        procs_per_node=spec.nproc_per_node or gpus or 1,
+        gpus_per_node=0 if is_cpu else gpus,
+        device=Device.CPU if is_cpu else Device.CUDA,
     )
 
 

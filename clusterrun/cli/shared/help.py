@@ -15,6 +15,7 @@ HELP_ALL: Final = "clusterrun.help_all"
 REPLACED: Final = "clusterrun.replaced"  # the script's new arguments, after `--`
 HEADINGS: Final = {
     "job": "Job",
+    "hosts": "Hosts",
     "slurm": "Slurm",
     "launch": "Training",
     "network": "Network",

@@ -1,0 +1,142 @@
+"""Decide the hosts of a job that runs without a queue, and what starts processes on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from clusterrun.config.hosts import (
+    HostList,
+    check_distinct,
+    parse_counted,
+    parse_hostfile,
+    parse_named,
+)
+from clusterrun.config.spec import Cluster, Environment, JobSpec, Starter
+from clusterrun.errors import UsageError
+from clusterrun.launch.facts import Facts
+from clusterrun.shared.wording import count
+
+
+class Form(str, Enum):
+    """What a variable contains: the name of a file, or the hosts themselves."""
+
+    FILE = "file"
+    COUNTED = "counted"
+    NAMED = "named"
+    COMMAND = "command"  # it only shows that FLUX_HOSTS answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSource:
+    """The variable of a scheduler that leads to an allocation's hosts."""
+
+    variable: str
+    form: Form
+
+
+SOURCES: Final = (
+    NodeSource(variable="PBS_NODEFILE", form=Form.FILE),
+    NodeSource(variable="LSB_DJOB_HOSTFILE", form=Form.FILE),
+    NodeSource(variable="LSB_MCPU_HOSTS", form=Form.COUNTED),
+    NodeSource(variable="SLURM_JOB_NODELIST", form=Form.NAMED),
+    NodeSource(variable="FLUX_URI", form=Form.COMMAND),
+)
+FLUX_HOSTS: Final = ("flux", "getattr", "hostlist")
+# The variable that a job has, and the program that starts processes on its nodes.
+_STARTERS: Final = (
+    ("PBS_JOBID", Starter.PBSDSH),
+    ("LSB_JOBID", Starter.BLAUNCH),
+    ("SLURM_JOB_ID", Starter.SRUN),
+    ("FLUX_URI", Starter.FLUX),
+)
+
+
+def allocation_source(environ: Mapping[str, str]) -> NodeSource:
+    """Return the first variable that is set. Raises UsageError if none is."""
+    found = next((source for source in SOURCES if environ.get(source.variable)), None)
+    if found is None:
+        names = ", ".join(f"${source.variable}" for source in SOURCES)
+        raise UsageError(
+            f"this shell is in no allocation: none of {names} is set",
+            hint="run this inside the allocation, or name its nodes with --hosts or --hostfile",
+        )
+    return found
+
+
+def allocation_hosts(source: NodeSource, text: str) -> HostList:
+    """Return the hosts in the file, the variable or the answer of `source`. Raises UsageError."""
+    read = {Form.FILE: parse_hostfile, Form.COUNTED: parse_counted}.get(source.form, parse_named)
+    return read(text, shown=f"${source.variable}")
+
+
+def choose_starter(
+    spec: JobSpec, cluster: Cluster, environ: Mapping[str, str], has: Callable[[str], bool]
+) -> Starter:
+    """Return what starts processes on the hosts; `has` looks for a program.
+
+    Raises UsageError if the starter that was asked for is missing, or can't be used.
+    """
+    asked = spec.starter
+    if cluster is Cluster.SSH and asked not in (Starter.AUTO, Starter.SSH):
+        raise UsageError(
+            f"--starter {asked.value} needs an allocation; --cluster ssh starts with ssh",
+            hint="pass --cluster allocation, or drop --starter",
+        )
+    own = [starter for name, starter in _STARTERS if environ.get(name) and has(starter.value)]
+    auto = own[0] if own and cluster is Cluster.ALLOCATION else Starter.SSH
+    chosen = auto if asked is Starter.AUTO else asked
+    if not has(chosen.value):
+        raise UsageError(
+            f"{chosen.value} was not found on this machine",
+            hint="put it on PATH, or choose another program with --starter",
+        )
+    return chosen
+
+
+def check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
+    """Refuse hosts that can't be used as requested; return notes on settings without effect.
+
+    Raises UsageError.
+    """
+    if not facts.cluster.is_hosts:
+        return _without_effect(spec, facts.cluster)
+    check_distinct(facts.hosts)
+    listed, spares = len(facts.hosts.hosts), spec.spare_nodes
+    if spares >= listed or (spec.nodes or 1) + spares > listed:
+        wanted = f"{count(spec.nodes or 1, 'node')} and {count(spares, 'spare node')} requested"
+        raise UsageError(
+            f"{wanted}, but {facts.hosts.source} lists {count(listed, 'host')}",
+            hint="list more hosts, or lower --nodes and --spare-nodes",
+        )
+    unused = listed - (spec.nodes or listed - spares) - spares
+    left = ", ".join(facts.hosts.hosts[listed - unused :])
+    return (f"not used: {left} (--nodes {spec.nodes})",) if unused else ()
+
+
+def _without_effect(spec: JobSpec, cluster: Cluster) -> tuple[str, ...]:
+    given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""
+    if given and (spec.cluster is not Cluster.LOCAL):
+        raise UsageError(
+            f"{given} is given, but the job would run on {_PLACES[cluster]}",
+            hint="pass --cluster ssh (or allocation), or drop the hosts",
+        )
+    return (f"{given} has no effect on this machine",) if given else ()
+
+
+_PLACES: Final = {Cluster.SLURM: "Slurm", Cluster.LOCAL: "this machine"}
+
+
+def host_settings(spec: JobSpec, facts: Facts, nodes: int) -> dict[str, Any]:
+    """Return the fields of a plan about its hosts; none for a job elsewhere."""
+    if not facts.cluster.is_hosts:
+        return {}
+    return {
+        "hosts": facts.hosts.hosts[: nodes + spec.spare_nodes],
+        "wait_for_hosts_s": spec.wait_for_hosts_s,
+        "hosts_dir": spec.hosts_dir,
+        "starter": facts.starter.value,
+        "copies_environment": spec.environment is Environment.COPY,
+    }

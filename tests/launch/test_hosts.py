@@ -1,0 +1,204 @@
+"""Hosts without Slurm: their lists, the allocation they come from, and the plan made for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterrun.config.hosts import HostList, parse_counted, parse_hostfile, split_hosts
+from clusterrun.config.spec import Cluster, Device, JobSpec, Starter
+from clusterrun.errors import UsageError
+from clusterrun.launch.facts import Facts
+from clusterrun.launch.hosts import (
+    SOURCES,
+    allocation_hosts,
+    allocation_source,
+    choose_starter,
+)
+from clusterrun.launch.make import make_plan
+from clusterrun.launch.plan import Plan
+from tests.launch.samples import here, on_slurm, slurm_facts
+
+
+def listed(*hosts: str, slots: tuple[int, ...] = ()) -> HostList:
+    """List hosts as `--hosts` does, or with the slots of a hostfile."""
+    return HostList(hosts=hosts, slots=slots or (0,) * len(hosts), source="--hosts")
+
+
+def host_facts(hosts: HostList, cluster: Cluster = Cluster.SSH) -> Facts:
+    """Describe a submission to hosts."""
+    return slurm_facts(cluster=cluster, hosts=hosts)
+
+
+def on_hosts(hosts: HostList, **asked: Any) -> Plan:
+    """Plan a job of train.py for hosts over ssh, on CPUs unless GPUs are asked for."""
+    asked.setdefault("device", Device.CPU if "gpus_per_node" not in asked else Device.AUTO)
+    return make_plan(JobSpec(**{"script": "train.py", **asked}), host_facts(hosts))
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts", "slots"),
+    [
+        ("gpu1\n\n# two\nann@gpu2:2222  # mine\n", ["gpu1", "ann@gpu2:2222"], [0, 0]),
+        ("gpu1 slots=4\ngpu2 slots=4\n", ["gpu1", "gpu2"], [4, 4]),
+        ("gpu1 slots=8 max_slots=8\r\ngpu2:2222 slots=8", ["gpu1", "gpu2:2222"], [8, 8]),
+        ("gpu1:4\ngpu[2-3]:4\n", ["gpu1", "gpu2", "gpu3"], [4, 4, 4]),
+        ("gpu1:22\n[2001:db8::1]:8\n", ["gpu1:22", "[2001:db8::1]"], [0, 8]),
+        ("n1\nn1\nn1\nn2\nn2\n", ["n1", "n2"], [0, 0]),
+        ("node[01-03]", ["node01", "node02", "node03"], [0, 0, 0]),
+    ],
+    ids=["plain", "deepspeed", "openmpi", "mpich", "port-22", "pbs", "slurm"],
+)
+def test_every_form_of_a_hostfile_is_read(text: str, hosts: list[str], slots: list[int]) -> None:
+    found = parse_hostfile(text, shown="hosts.txt")
+    assert (list(found.hosts), list(found.slots)) == (hosts, slots)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("gpu1\ngpu2 slots=many\n", "hosts.txt:2", "not a host with its slots"),
+        ("gpu1 slots=0", "hosts.txt:1", "0 slots"),
+        ("gpu1 4", "hosts.txt:1", "not a host with its slots"),
+        ("gpu1\n# fine\n-oProxyCommand=x\n", "hosts.txt:3", "not a host"),
+        ("gpu1:99999", "hosts.txt:1", "not a host"),
+        ("gpu[3-1]", "hosts.txt:1", "runs backwards"),
+        ("gpu1 slots=4\ngpu1 slots=8", "hosts.txt:2", "twice, with different slots"),
+        ("# none\n", "hosts.txt", "lists no hosts"),
+    ],
+)
+def test_a_bad_line_of_a_hostfile_is_named(text: str, line: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        parse_hostfile(text, shown="hosts.txt")
+    assert caught.value.where == line
+    assert caught.value.hints
+    assert "\n" not in caught.value.message
+
+
+def test_one_text_may_contain_many_hosts() -> None:
+    assert split_hosts("gpu[1,3],b:2222 [::1]") == ["gpu1", "gpu3", "b:2222", "[::1]"]
+    with pytest.raises(UsageError, match="not a list of hosts and counts"):
+        parse_counted("a 4 b", shown="$LSB_MCPU_HOSTS")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("PBS_NODEFILE", "n1\nn1\nn2\nn2\n"),
+        ("LSB_DJOB_HOSTFILE", "n1\nn2\nn2\n"),
+        ("LSB_MCPU_HOSTS", "n1 4 n2 8"),
+        ("SLURM_JOB_NODELIST", "n[1-2]"),
+        ("FLUX_URI", "n[1-2]\n"),
+    ],
+)
+def test_an_allocation_lists_its_nodes(variable: str, text: str) -> None:
+    source = allocation_source({variable: "x", "PATH": "/bin"})
+    assert source.variable == variable
+    found = allocation_hosts(source, text)
+    assert found.hosts == ("n1", "n2")
+    assert found.slots == (0, 0)  # CPUs
+    assert found.source == f"${variable}"
+
+
+def test_without_an_allocation_the_variables_are_listed() -> None:
+    with pytest.raises(UsageError) as caught:
+        allocation_source({"PBS_NODEFILE": ""})
+    assert all(f"${source.variable}" in caught.value.message for source in SOURCES)
+    assert "--hostfile" in caught.value.hints[0]
+
+
+@pytest.mark.parametrize(
+    ("environ", "programs", "starter"),
+    [
+        ({"PBS_JOBID": "1"}, {"pbsdsh", "ssh"}, Starter.PBSDSH),
+        ({"LSB_JOBID": "1"}, {"blaunch", "ssh"}, Starter.BLAUNCH),
+        ({"SLURM_JOB_ID": "1"}, {"srun", "ssh"}, Starter.SRUN),
+        ({"FLUX_URI": "local:"}, {"flux", "ssh"}, Starter.FLUX),
+        ({"PBS_JOBID": "1"}, {"ssh"}, Starter.SSH),
+        ({}, {"pbsdsh", "srun", "ssh"}, Starter.SSH),
+    ],
+)
+def test_the_starter_follows_the_allocation(
+    environ: dict[str, str], programs: set[str], starter: Starter
+) -> None:
+    chosen = choose_starter(JobSpec(), Cluster.ALLOCATION, environ, programs.__contains__)
+    assert chosen is starter
+    assert choose_starter(JobSpec(), Cluster.SSH, environ, programs.__contains__) is Starter.SSH
+
+
+def test_a_starter_that_cannot_start_is_refused() -> None:
+    asked = JobSpec(starter=Starter.PBSDSH)
+    with pytest.raises(UsageError, match="pbsdsh was not found"):
+        choose_starter(asked, Cluster.ALLOCATION, {}, {"ssh"}.__contains__)
+    with pytest.raises(UsageError, match="needs an allocation"):
+        choose_starter(asked, Cluster.SSH, {}, {"ssh", "pbsdsh"}.__contains__)
+
+
+def test_all_hosts_are_used_in_their_order() -> None:
+    plan = on_hosts(listed("b", "a", "c"), gpus_per_node=2)
+    assert (plan.hosts, plan.nodes, plan.world_size) == (("b", "a", "c"), 3, 6)
+    assert (plan.device, plan.gpus_per_node, plan.starter) == (Device.CUDA, 2, "ssh")
+    assert (plan.hosts_dir, plan.wait_for_hosts_s) == ("~/clusterrun", 600)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_spares_are_last_and_unused_hosts_are_noted() -> None:
+    plan = on_hosts(listed("a", "b", "c", "d"), spare_nodes=1)
+    assert (plan.nodes, plan.hosts) == (3, ("a", "b", "c", "d"))
+    plan = on_hosts(listed("a", "b", "c", "d"), spare_nodes=1, nodes=2)
+    assert (plan.nodes, plan.hosts) == (2, ("a", "b", "c"))
+    assert "not used: d (--nodes 2)" in plan.notes
+
+
+def test_the_slots_of_a_hostfile_are_gpus() -> None:
+    hosts = listed("a", "b", slots=(4, 4))
+    assert on_hosts(hosts, device=Device.AUTO).gpus_per_node == 4
+    cpu = on_hosts(hosts)
+    assert (cpu.gpus_per_node, cpu.procs_per_node, cpu.device) == (0, 4, Device.CPU)
+    assert on_hosts(listed("a", "b", slots=(4, 8)), gpus_per_node=2).world_size == 4
+
+
+def test_without_gpus_each_host_has_as_many_ranks_as_asked_for() -> None:
+    assert on_hosts(listed("a", "b")).procs_per_node == 1
+    assert on_hosts(listed("a", "b"), nproc_per_node=3).world_size == 6
+    both = on_hosts(listed("a", "b"), gpus_per_node=2, device=Device.CPU)
+    assert (both.procs_per_node, both.gpus_per_node) == (2, 0)
+    assert on_hosts(listed("a", "b", slots=(4, 8)), nproc_per_node=2).world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("hosts", "asked", "words"),
+    [
+        (listed("a", "b"), {"device": Device.AUTO}, "GPUs each host has is not known"),
+        (listed("a", "b"), {"device": Device.CUDA}, "GPUs each host has is not known"),
+        (listed("a", "b", slots=(4, 8)), {}, "a 4, b 8"),
+        (listed("a", "b"), {"nodes": 3}, "3 nodes and 0 spare nodes requested, but --hosts"),
+        (listed("a", "b"), {"spare_nodes": 2}, "lists 2 hosts"),
+        (listed("a", "ann@a"), {}, "the same host twice: a and ann@a"),
+        (listed("a", "A:22"), {}, "the same host twice"),
+        (listed("a", "b"), {"gpu_ids": "0"}, "--gpu-ids"),
+        (listed("a", "b"), {"device": Device.MPS}, "Apple"),
+    ],
+)
+def test_a_request_that_the_hosts_cannot_meet_is_refused(
+    hosts: HostList, asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        on_hosts(hosts, **asked)
+    assert caught.value.hints
+    assert "\n" not in caught.value.message
+
+
+def test_two_ports_of_an_address_are_two_hosts() -> None:
+    assert on_hosts(listed("a:2221", "a:2222")).nodes == 2
+
+
+def test_hosts_without_their_cluster_are_refused() -> None:
+    with pytest.raises(UsageError, match="--hosts is given, but the job would run on Slurm"):
+        on_slurm(hosts=("a",))
+    with pytest.raises(UsageError, match=r"--hostfile is given, but .* this machine"):
+        here(hostfile="hosts.txt")
+    plan = here(hosts=("a",), cluster=Cluster.LOCAL)
+    assert "--hosts has no effect on this machine" in plan.notes
+    assert plan.hosts == ()
