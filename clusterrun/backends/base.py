@@ -12,7 +12,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
-    from clusterrun.rundir.record import JobRecord
+    from clusterrun.rundir.record import Home, JobRecord
 
 
 class PerhapsSubmittedError(SchedulerUnreachableError):
@@ -23,12 +23,14 @@ class PerhapsSubmittedError(SchedulerUnreachableError):
 class Submission:
     """A submitted job; `slurm_cluster` is set only at sites that have several.
 
+    `home` is where the run's directory is if this machine does not see it.
     If the job should start but is held, `held` is the error to raise once it is recorded.
     """
 
     job_id: str
     slurm_cluster: str | None = None
     held: ClusterrunError | None = None
+    home: Home | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from clusterrun.shared.given import as_given
 SCRUBBED_PREFIXES = (
     *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCONTROL_"),
     "SINFO_",
-    *("PMI", "PET_", "TORCHELASTIC_", "SUBMITIT_", "CLUSTERRUN_LOCAL_"),
+    *("PMI", "PET_", "TORCHELASTIC_", "SUBMITIT_", "CLUSTERRUN_LOCAL_", "CLUSTERRUN_HOSTS_"),
 )
 SCRUBBED = {
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),

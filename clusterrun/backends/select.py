@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterrun.backends.base import Backend
+from clusterrun.backends.hosts.backend import HostsBackend
 from clusterrun.backends.local.backend import LocalBackend
 from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.config.spec import Cluster
@@ -16,6 +17,8 @@ def backend(cluster: Cluster, runs_dir: RunsDir, *, keep_sbatch_env: bool = Fals
     """Return the backend to submit to. Raises UsageError for Slurm without sbatch."""
     if cluster is Cluster.LOCAL:
         return LocalBackend(runs_dir=RunsDir(root=runs_dir.root.absolute()))
+    if cluster.is_hosts:
+        return HostsBackend(runs_dir=RunsDir(root=runs_dir.root.absolute()))
     refuse_missing_slurm()
     return SlurmBackend(keep_sbatch_env=keep_sbatch_env)
 
@@ -33,4 +36,6 @@ def backend_of(record: JobRecord) -> Backend:
     """Return the backend of a recorded job."""
     if record.cluster is Cluster.LOCAL:
         return LocalBackend(runs_dir=record.runs_dir)
+    if record.cluster.is_hosts:
+        return HostsBackend(runs_dir=record.runs_dir)
     return SlurmBackend(slurm_cluster=record.slurm_cluster)

@@ -96,6 +96,10 @@ class RunPaths:
         shell = (self.script, self.node_script, self.env_script)
         return (*shell, self.resolved, self.plan, self.accelerate, self.deepspeed)
 
+    def nonce(self, text: str) -> Path:
+        """A file that shows whether a host sees this directory and not another of its name."""
+        return self.root / f".home-{text}"
+
     def set_aside_dir(self, when: str) -> Path:
         """The directory for checkpoints that must not be preferred to an older one."""
         return self.checkpoints_dir / f"set-aside-{when}"

@@ -34,8 +34,17 @@ SCHEMA = "clusterrun.job/1"
 _JOB_LISTS = ("earlier_job_ids", "chained_job_ids")
 LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
 
-# 4711, L3; array tasks, components of heterogeneous jobs and steps belong to their job.
-_JOB_ID = re.compile(r"(L?[0-9]+)(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
+# 4711, L3, H4; array tasks, components of heterogeneous jobs and steps belong to their job.
+_JOB_ID = re.compile(r"([LH]?[0-9]+)(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """A run directory on another host: the host as ssh knows it, and the Python that reads it."""
+
+    host: str
+    run_dir: str
+    python: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,8 +290,14 @@ def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = 
     return record
 
 
+def job_id_in(environ: Mapping[str, str]) -> str:
+    """Return the id of the job that an environment belongs to; "" for none."""
+    names = ("CLUSTERRUN_HOSTS_JOB_ID", "SLURM_JOB_ID", "CLUSTERRUN_LOCAL_JOB_ID")
+    return next(filter(None, (environ.get(name) for name in names)), "")
+
+
 def _registered(record: JobRecord, environ: Mapping[str, str]) -> JobRecord:
-    job_id = environ.get("SLURM_JOB_ID") or environ.get("CLUSTERRUN_LOCAL_JOB_ID") or ""
+    job_id = job_id_in(environ)
     if not record.job_id:
         host = environ.get("SLURM_SUBMIT_HOST") or record.host
         return dataclasses.replace(record, job_id=job_id, host=host)

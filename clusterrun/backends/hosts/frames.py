@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 LINE_BYTES = 16 << 20  # a header may name many files
 DATA_BYTES = 1 << 20  # of one message
@@ -23,7 +24,7 @@ class Frame:
 class Pipe:
     """One end of a connection; several threads may send, one receives."""
 
-    def __init__(self, reader: BinaryIO, writer: BinaryIO) -> None:
+    def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
         self._reader, self._writer = reader, writer
         self._lock = threading.Lock()
 
@@ -43,3 +44,9 @@ class Pipe:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         return Frame(kind=kind, fields=fields, data=data) if len(data) == size else None
+
+    def close(self) -> None:
+        """Close both directions."""
+        for stream in (self._reader, self._writer):
+            with contextlib.suppress(OSError):
+                stream.close()

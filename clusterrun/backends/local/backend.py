@@ -88,36 +88,80 @@ class LocalBackend:
         """Read the state of jobs from their files and their controllers' processes."""
         del since, max_age_s, own  # reading files is cheap
         found = {job_id: self._paths(job_id) for job_id in job_ids}
-        return {job_id: _job(job_id, paths) for job_id, paths in found.items() if paths}
+        return {job_id: self._job(job_id, paths) for job_id, paths in found.items() if paths}
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Ask the controllers to end their jobs; they take at most their grace time."""
         for job_id in job_ids:
-            self._signal(job_id, signal.SIGTERM, f"clusterrun cancel {job_id}")
+            self.signal(job_id, signal.SIGTERM, f"clusterrun cancel {job_id}")
 
     def interrupt(self, job_id: str) -> None:
         """Signal the controller, which signals the agents."""
-        self._signal(job_id, signal.SIGUSR2, f"clusterrun cancel --checkpoint {job_id}")
+        self.signal(job_id, signal.SIGUSR2, f"clusterrun cancel --checkpoint {job_id}")
 
     def release(self, job_id: str) -> bool:
         """Return False: no job is held here."""
         del job_id
         return False
 
-    def _signal(self, job_id: str, number: int, command: str) -> None:
+    def signal(self, job_id: str, number: int, command: str = "") -> None:
         """Signal the controller of a job that has not ended; `command` is for the hint."""
         paths = self._paths(job_id)
         if paths is None:
             raise JobNotFoundError(f"no job {job_id} in {self.runs_dir.root}")
-        controller = _controller(paths)
+        controller = read_controller(paths)
         if controller is None or read_end(paths) is not None:
             return
-        if _is_elsewhere(controller):
+        if self._is_elsewhere(controller):
             raise ClusterrunError(
                 f"job {job_id} runs on {controller['host']}, not on this machine",
                 hint=f"run '{command}' there",
             )
         process.send_signal(controller["pid"], controller["identity"], number)
+
+    def _job(self, job_id: str, paths: RunPaths) -> SchedulerJob:
+        controller = read_controller(paths)
+        state, reason = self._state_of(paths, controller)
+        end = read_end(paths)  # after the process was checked, which writes it last
+        started = controller.get("started_at") if controller else None
+        if end is not None:
+            state, reason = end.state, ""
+        running = state is JobState.RUNNING
+        until = time.time() if running else end and end.ended_at
+        return SchedulerJob(
+            job_id=job_id,
+            source="files",
+            asked_at=time.time(),
+            state=state,
+            reason=reason,
+            nodelist=socket.gethostname() if running else "",
+            start=started,
+            end=end.ended_at if end else None,
+            exit_code=end.exit_code if end else None,
+            elapsed_s=int(until - started) if started and until else None,
+        )
+
+    def _state_of(self, paths: RunPaths, controller: dict[str, Any] | None) -> tuple[JobState, str]:
+        """Return the state of a job that has no end.json, and why."""
+        if controller is None:
+            with contextlib.suppress(OSError):
+                if time.time() - paths.root.stat().st_mtime < START_S:
+                    return JobState.PENDING, "its controller is starting"
+            return JobState.FAILED, "its controller never started"
+        if self._is_elsewhere(controller):
+            return self._state_elsewhere(paths, controller)
+        if process.identity(controller["pid"]) == controller["identity"]:
+            return JobState.RUNNING, ""
+        return JobState.FAILED, "its controller is gone: it was killed, or the machine went down"
+
+    def _is_elsewhere(self, controller: dict[str, Any]) -> bool:
+        """Return whether a controller runs on another machine, whose processes can't be seen."""
+        same_boot = controller.get("boot_id") == process.boot_id()
+        return not same_boot and controller.get("host") != socket.gethostname()
+
+    def _state_elsewhere(self, paths: RunPaths, controller: dict[str, Any]) -> tuple[JobState, str]:
+        del paths
+        return JobState.UNKNOWN, f"it runs on {controller['host']} and can't be checked from here"
 
     def _paths(self, job_id: str) -> RunPaths | None:
         link = self.runs_dir.job_link(job_id)
@@ -145,7 +189,7 @@ def _start_controller(plan: Plan, paths: RunPaths, job_id: str) -> Submission:
 
 def _stop_controller(paths: RunPaths) -> None:
     """End a controller whose submission failed or was interrupted."""
-    controller = _controller(paths)
+    controller = read_controller(paths)
     if controller is not None and process.send_signal(
         controller["pid"], controller["identity"], signal.SIGTERM
     ):
@@ -158,50 +202,7 @@ def _not_started(cause: str) -> SubmissionError:
     return SubmissionError("cannot start the job on this machine", cause=cause)
 
 
-def _controller(paths: RunPaths) -> dict[str, Any] | None:
+def read_controller(paths: RunPaths) -> dict[str, Any] | None:
     """Read controller.json: pid, identity, host, boot_id, started_at."""
     data = files.read_json(paths.controller)
     return data if data and {"pid", "identity"} <= data.keys() else None
-
-
-def _is_elsewhere(controller: dict[str, Any]) -> bool:
-    """Return whether a controller runs on another machine, whose processes can't be seen."""
-    same_boot = controller.get("boot_id") == process.boot_id()
-    return not same_boot and controller.get("host") != socket.gethostname()
-
-
-def _job(job_id: str, paths: RunPaths) -> SchedulerJob:
-    controller = _controller(paths)
-    state, reason = _state_of(paths, controller)
-    end = read_end(paths)  # after the process was checked, which writes it last
-    started = controller.get("started_at") if controller else None
-    if end is not None:
-        state, reason = end.state, ""
-    running = state is JobState.RUNNING
-    until = time.time() if running else end and end.ended_at
-    return SchedulerJob(
-        job_id=job_id,
-        source="files",
-        asked_at=time.time(),
-        state=state,
-        reason=reason,
-        nodelist=socket.gethostname() if running else "",
-        start=started,
-        end=end.ended_at if end else None,
-        exit_code=end.exit_code if end else None,
-        elapsed_s=int(until - started) if started and until else None,
-    )
-
-
-def _state_of(paths: RunPaths, controller: dict[str, Any] | None) -> tuple[JobState, str]:
-    """Return the state of a job that has no end.json, and why."""
-    if controller is None:
-        with contextlib.suppress(OSError):
-            if time.time() - paths.root.stat().st_mtime < START_S:
-                return JobState.PENDING, "its controller is starting"
-        return JobState.FAILED, "its controller never started"
-    if _is_elsewhere(controller):
-        return JobState.UNKNOWN, f"it runs on {controller['host']} and can't be checked from here"
-    if process.identity(controller["pid"]) == controller["identity"]:
-        return JobState.RUNNING, ""
-    return JobState.FAILED, "its controller is gone: it was killed, or the machine went down"

@@ -35,13 +35,14 @@ def conduct(paths: RunPaths, plan: Plan, job_id: str, ready: Callable[[], None])
     """Run a job's conductor; call `ready` once the job can be found and cancelled."""
     signals = Signals()
     adopt_orphans()
-    _write_controller(paths, job_id)
+    write_controller(paths, job_id)
     ready()
     host = LocalHost(paths, plan, job_id)
     Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
 
 
-def _write_controller(paths: RunPaths, job_id: str) -> None:
+def write_controller(paths: RunPaths, job_id: str) -> None:
+    """Record this process as the controller of a job."""
     data = {
         "schema": SCHEMA,
         "job_id": job_id,

@@ -1,4 +1,4 @@
-"""Ids of jobs on this machine: L1, L2, and so on, each used once per user."""
+"""Ids of jobs without a queue: L1 on this machine, H2 on hosts, each number used once per user."""
 
 from __future__ import annotations
 
@@ -13,22 +13,44 @@ from clusterrun.shared.files import write_whole
 from clusterrun.shared.locks import locked
 
 
-def take_job_id(runs_dir: RunsDir, paths: RunPaths) -> str:
+def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above: int = 0) -> str:
     """Take the next id by creating its link, which only one process can do.
+
+    Its number is larger than `above`.
 
     The user's counter makes ids unique across projects. If it is lost, the known projects show
     which ids were used. If it can't be written, ids are unique only within the project.
     """
     runs_dir.by_job.mkdir(mode=0o700, exist_ok=True)
-    counter = state_dir() / "local-job-id"
+    counter = _counter()
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.enter_context(locked(counter.with_suffix(".lock")))
-        number = _link_next(_last(counter, runs_dir), runs_dir, paths)
+        last = max(above, _last(counter, runs_dir))
+        number = _link_next(last, prefix, runs_dir, paths)
         with contextlib.suppress(OSError):
             write_whole(counter, f"{number}\n")
-    return f"L{number}"
+    return f"{prefix}{number}"
+
+
+def last_number(runs_dir: RunsDir) -> int:
+    """Return the number of the newest id that this machine has used."""
+    return _last(_counter(), runs_dir)
+
+
+def remember_number(number: int) -> None:
+    """Have ids that are taken here from now on be larger than `number`."""
+    with contextlib.suppress(OSError, ValueError):
+        counter = _counter()
+        counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(counter.with_suffix(".lock")):
+            known = int(counter.read_text(encoding="ascii")) if counter.exists() else 0
+            write_whole(counter, f"{max(known, number)}\n")
+
+
+def _counter() -> Path:
+    return state_dir() / "local-job-id"
 
 
 def _last(counter: Path, runs_dir: RunsDir) -> int:
@@ -43,13 +65,13 @@ def _newest_in(runs_dir: RunsDir) -> int:
         names = [entry.name for entry in os.scandir(runs_dir.by_job)]
     except OSError:
         return 0
-    return max((int(n[1:]) for n in names if n[:1] == "L" and n[1:].isdecimal()), default=0)
+    return max((int(n[1:]) for n in names if n[:1] in "LH" and n[1:].isdecimal()), default=0)
 
 
-def _link_next(last: int, runs_dir: RunsDir, paths: RunPaths) -> int:
+def _link_next(last: int, prefix: str, runs_dir: RunsDir, paths: RunPaths) -> int:
     number = last
     while True:
         number += 1
         with contextlib.suppress(FileExistsError):
-            runs_dir.job_link(f"L{number}").symlink_to(link_target(runs_dir, paths))
+            runs_dir.job_link(f"{prefix}{number}").symlink_to(link_target(runs_dir, paths))
             return number

@@ -136,7 +136,8 @@ def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
 
 def attempt_ports(attempt: Attempt) -> Ports:
     """Return the ports that an attempt tries."""
-    job = f"{attempt.who.job_id}:{attempt.paths.root}"
+    root = attempt.paths.root  # hosts that share nothing keep the run in different places
+    job = f"{attempt.who.job_id}:{root.parent.name}/{root.name}"
     return candidate_ports(job, attempt.number, attempt.plan.port_range)
 
 

@@ -49,11 +49,26 @@ def identity(env: Mapping[str, str], nodes: int) -> Identity:
     """
     if "CLUSTERRUN_LOCAL_NODE_RANK" in env:
         return _local(env, nodes)
+    if "CLUSTERRUN_HOSTS_NODE_RANK" in env:
+        return _of_hosts(env)
     if "SLURM_JOB_ID" in env:
         return _slurm(env, nodes)
     raise NodeError(
         NodeExit.RENDEZVOUS_FAILED,
         "this is not a task of a job: neither SLURM_JOB_ID nor CLUSTERRUN_LOCAL_NODE_RANK is set",
+    )
+
+
+def _of_hosts(env: Mapping[str, str]) -> Identity:
+    rank, names = _number(env, "CLUSTERRUN_HOSTS_NODE_RANK"), env["CLUSTERRUN_HOSTS_NODES"]
+    hosts = tuple(names.split(","))
+    return Identity(
+        job_id=env["CLUSTERRUN_HOSTS_JOB_ID"],
+        node=hosts[rank],
+        node_rank=rank,
+        nodes=hosts,
+        head_host=env["CLUSTERRUN_HOSTS_HEAD"],
+        is_local=False,
     )
 
 

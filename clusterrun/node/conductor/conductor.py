@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -60,11 +60,18 @@ class _OverError(Exception):
         self.finish = finish
 
 
-def ask_rule_book(run_dir: Path, attempt: int, code: int, environ: Mapping[str, str]) -> Decision:
+def ask_rule_book(
+    run_dir: Path,
+    attempt: int,
+    code: int,
+    environ: Mapping[str, str],
+    *,
+    unreachable: Callable[[Sequence[str]], tuple[str, ...]] | None = None,
+) -> Decision:
     """Return the decision after an attempt. Raises OSError and ValueError."""
     from clusterrun.node.recovery.conclude import conclude
 
-    return conclude(run_dir, attempt, code, environ)
+    return conclude(run_dir, attempt, code, environ, unreachable=unreachable)
 
 
 @dataclass(kw_only=True)
@@ -160,11 +167,11 @@ class Conductor:
         again = self.step is not None
         try:
             self.step = self.host.start(self.attempt, is_relaunch=again, excluded=self.excluded)
+            while (code := self.step.poll()) is None and not self.agents_left:
+                self._wait(LOOK_S)
         except (OSError, ClusterrunError) as error:
             say_on_stderr(f"cannot start attempt {self.attempt}: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=127)) from error
-        while (code := self.step.poll()) is None and not self.agents_left:
-            self._wait(LOOK_S)
         self.code = int(NodeExit.NODE_LOST) if code is None else code
         if self.code:
             self.code = self._agreed() or self.code

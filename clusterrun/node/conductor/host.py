@@ -12,7 +12,7 @@ class Step(Protocol):
     """One attempt's processes."""
 
     def poll(self) -> int | None:
-        """Return the exit status; None while it runs."""
+        """Return the exit status; None while it runs. Raises OSError and ClusterrunError."""
 
     def end(self) -> None:
         """End it with the job, first by SIGTERM; do nothing if Slurm does that."""

@@ -6,15 +6,14 @@ import contextlib
 import dataclasses
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.identity import local_node
-from clusterrun.node.recovery import printed
-from clusterrun.node.recovery.reach import unreachable
+from clusterrun.node.recovery import printed, reach
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.node.recovery.steps_on_disk import StepRecord
 from clusterrun.node.recovery.verdicts import judge
@@ -29,9 +28,11 @@ from clusterrun.rundir.outcome import (
 )
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.record import job_id_in
 from clusterrun.rundir.request import read_request
 from clusterrun.rundir.world import read_world
 from clusterrun.shared import checkpoint_files
+from clusterrun.shared.host_specs import node_names
 from clusterrun.shared.hostlist import parse_hostlist
 
 # The causes of exit statuses if the agents left no outcome, as after a failed setup line.
@@ -44,9 +45,17 @@ _INTERRUPTIONS = (Reason.TIME_LIMIT, Reason.PREEMPT, Reason.SIGNAL)  # the job g
 EARLY_S = 120.0  # Slurm warns up to a minute early, and the ranks need time to exit
 
 
-def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> Decision:
+def conclude(
+    run_dir: Path,
+    number: int,
+    code: int,
+    env: Mapping[str, str],
+    *,
+    unreachable: Callable[[Sequence[str]], tuple[str, ...]] | None = None,
+) -> Decision:
     """Decide what follows an attempt that ended with exit status `code`, and record it.
 
+    `unreachable` returns those of some nodes that can't be reached (default: by asking Slurm).
     Raises OSError or ValueError if the run's files can't be read.
     """
     paths = RunPaths(root=run_dir)
@@ -68,7 +77,7 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
         savers=record.savers,
         allocated=_allocated(plan, env),
         is_ending=read_request(paths.request(number)) in _INTERRUPTIONS,
-        unreachable=unreachable if plan.cluster is Cluster.SLURM else lambda nodes: (),
+        unreachable=unreachable or _unreachable(plan),
     )
     decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
     outcome = dataclasses.replace(
@@ -81,6 +90,10 @@ def conclude(run_dir: Path, number: int, code: int, env: Mapping[str, str]) -> D
     with contextlib.suppress(OSError):  # a full disk must not stop the run
         write_outcome(paths, outcome)
     return decision
+
+
+def _unreachable(plan: Plan) -> Callable[[Sequence[str]], tuple[str, ...]]:
+    return reach.unreachable if plan.cluster is Cluster.SLURM else lambda nodes: ()
 
 
 def past(paths: RunPaths, number: int) -> list[Outcome]:
@@ -118,7 +131,7 @@ def _unreported(paths: RunPaths, number: int, code: int, env: Mapping[str, str])
     message = printed.last_reason(paths.batch_output, printed_before(paths, number), hosts)
     return Outcome(
         attempt=number,
-        job_id=env.get("SLURM_JOB_ID") or env.get("CLUSTERRUN_LOCAL_JOB_ID", ""),
+        job_id=job_id_in(env),
         started_at=paths.owner(number).stat().st_mtime,
         ended_at=time.time(),
         nodes=nodes,
@@ -214,6 +227,8 @@ def _saved_before(paths: RunPaths, number: int) -> int:
 def _allocated(plan: Plan, env: Mapping[str, str]) -> tuple[str, ...]:
     if plan.cluster is Cluster.LOCAL:
         return tuple(map(local_node, range(plan.nodes)))
+    if plan.cluster.is_hosts:
+        return node_names(plan.hosts)
     return _hostlist(env)
 
 

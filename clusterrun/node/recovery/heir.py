@@ -35,6 +35,9 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
     Then cancel this job: nothing more can start in it. If no job can be submitted from here,
     requeue this one if Slurm keeps it. `say` writes to this node's log.
     """
+    if attempt.plan.cluster.is_hosts:
+        _end_on_hosts(attempt, say)
+        return
     is_ours = False
     try:
         is_ours = _is_orphaned(attempt) and claim(attempt.paths, attempt.number, attempt.who.node)
@@ -61,6 +64,20 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
             _scheduler(say, "scontrol", "requeue", attempt.who.job_id)
     else:
         _scheduler(say, "scancel", attempt.who.job_id)
+
+
+def _end_on_hosts(attempt: Attempt, say: Callable[[str], None]) -> None:
+    """Record that a run lost its first host: nothing can start from another one."""
+    paths, who = attempt.paths, attempt.who
+    try:
+        if paths.newest_attempt() > attempt.number or _is_ended(attempt):
+            return
+        if claim(paths, attempt.number, who.node):
+            write_end(paths, JobState.NODE_FAIL, LOST)
+    except OSError as error:
+        say(f"cannot write to {paths.root}: {error}")
+    what = f"{who.nodes[0]}, which conducts the run, is lost: the run has ended"
+    say(f"{what}; continue it with 'clusterrun resume {who.job_id}'")
 
 
 def _is_orphaned(attempt: Attempt) -> bool:

@@ -129,8 +129,8 @@ def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> De
     plan = ground.plan
     if plan.on_interrupt is OnInterrupt.STOP:
         return _stop(f"{why}; --on-interrupt stop", exclude)
-    if plan.cluster is Cluster.LOCAL:
-        return Decision(next=Next.RELAUNCH, why=why)
+    if plan.cluster is not Cluster.SLURM:  # no queue: hosts that are lost may come back
+        return Decision(next=Next.RELAUNCH, why=why, exclude=exclude)
     # A requeued job can't exclude nodes.
     wants_other_job = exclude or plan.on_interrupt is OnInterrupt.SUCCESSOR
     step = Next.SUCCESSOR if wants_other_job else Next.REQUEUE

@@ -1,0 +1,200 @@
+"""Run jobs on several machines: the first host's controller conducts each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterrun.backends.base import Submission
+from clusterrun.backends.environment import scrubbed
+from clusterrun.backends.hosts import openssh, project, refusals, start
+from clusterrun.backends.hosts.frames import Frame, Pipe
+from clusterrun.backends.hosts.starters import is_this_machine
+from clusterrun.backends.local.backend import LocalBackend, read_controller
+from clusterrun.backends.local.job_ids import last_number, remember_number
+from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.create import remove_run
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.record import Home
+from clusterrun.shared import files, shell
+from clusterrun.shared.state import JobState
+
+if TYPE_CHECKING:
+    from clusterrun.rundir.record import JobRecord
+
+SILENT_S = 120.0  # without a sign of life from a controller elsewhere
+CONTROLLER = "clusterrun.backends.hosts.controller"
+STOP_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsBackend(LocalBackend):
+    """The jobs of one directory of runs, on several machines."""
+
+    def submit(self, plan: Plan, paths: RunPaths) -> Submission:
+        """Start the controller on the first host and wait until it has accepted the job."""
+        try:
+            return self._send(plan, paths)
+        except BaseException:
+            remove_run(paths)
+            raise
+
+    def submit_again(
+        self,
+        plan: Plan,
+        record: JobRecord,
+        *,
+        after: str = "",
+        exclude: str = "",
+        chained: bool = False,
+        waits: bool = False,
+    ) -> Submission:
+        """Start another controller for a run, under a new id."""
+        del after, chained, waits  # there is no queue
+        left_out = set(exclude.split(","))
+        hosts = tuple(host for host in plan.hosts if host not in left_out)
+        return self._send(replace(plan, hosts=hosts), record.paths)
+
+    def _send(self, plan: Plan, paths: RunPaths) -> Submission:
+        process = _start_controller(plan, paths)
+        assert process.stdin
+        assert process.stdout
+        pipe = Pipe(process.stdout, process.stdin)
+        try:
+            answer = _negotiate(pipe, plan, paths, last_number(self.runs_dir))
+        except BaseException:
+            pipe.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            process.kill()
+            raise
+        if answer is None or answer.kind == "refused":
+            pipe.close()
+            raise _refusal(plan, process, answer)
+        process.wait()
+        fields = answer.fields
+        remember_number(int(fields["job_id"][1:]))
+        for note in fields["notes"]:
+            print(f"note: {note}", file=sys.stderr)  # noqa: T201
+        home = None
+        if not fields["is_here"]:
+            python = fields["python"]
+            home = Home(host=plan.hosts[0], run_dir=fields["run_dir"], python=python)
+        return Submission(job_id=fields["job_id"], home=home)
+
+    def interrupt(self, job_id: str) -> None:
+        """Do nothing: the head's agent looks for requests."""
+        del job_id
+
+    def signal(self, job_id: str, number: int, command: str = "") -> None:
+        """Signal the controller of a job, on its own host."""
+        paths = self._paths(job_id)
+        controller = read_controller(paths) if paths else None
+        if paths is None or controller is None or not self._is_elsewhere(controller):
+            super().signal(job_id, number, command)
+            return
+        plan = read_plan(paths)
+        done = shell.run_once(
+            openssh.ssh(plan.hosts[0], start.READ),
+            STOP_S,
+            input=start.script(
+                "clusterrun.backends.hosts.tell",
+                str(paths.root),
+                job_id,
+                str(number),
+                python=plan.python,
+                env_sh=paths.env_script.read_text() if plan.setup else "",
+            ).decode(),
+        )
+        if done.rc:
+            raise refusals.why(plan.hosts[0], done.rc, done.stderr)
+
+    def _is_elsewhere(self, controller: dict[str, Any]) -> bool:
+        return bool(controller.get("host") != socket.gethostname())
+
+    def _state_elsewhere(self, paths: RunPaths, controller: dict[str, Any]) -> tuple[JobState, str]:
+        host = controller["host"]
+        age = time.time() - paths.controller.stat().st_mtime
+        if age < SILENT_S:
+            return JobState.RUNNING, ""
+        return JobState.UNKNOWN, f"its controller on {host} was last heard of {age:.0f} s ago"
+
+
+def _start_controller(plan: Plan, paths: RunPaths) -> subprocess.Popen[bytes]:
+    """Start the shell that becomes the controller, on the first host."""
+    host = plan.hosts[0]
+    is_here = is_this_machine(host)
+    argv = list(start.READ) if is_here else openssh.ssh(host, start.READ)
+    process = subprocess.Popen(
+        argv,
+        env=scrubbed(os.environ) if is_here else None,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    env_sh = paths.env_script.read_text() if plan.setup else ""
+    assert process.stdin
+    with contextlib.suppress(OSError):  # `_refusal` reports why it ended
+        process.stdin.write(start.script(CONTROLLER, python=plan.python, env_sh=env_sh))
+    return process
+
+
+def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, last_id: int) -> Frame | None:
+    """Send the job; return the answer, None if the connection ended."""
+    nonce = secrets.token_hex(16)
+    mark = paths.nonce(nonce)
+    files.write_whole(mark, "")
+    texts = {path.name: path.read_text() for path in paths.config_files if path.exists()}
+    texts[paths.plan.name] = plan.to_json()
+    values = {name: os.environ[name] for name in plan.pass_env if name in os.environ}
+    with contextlib.suppress(OSError):
+        pipe.send(
+            "submit",
+            run_dir=str(paths.root),
+            nonce=nonce,
+            files=texts,
+            values=values,
+            argv=(files.read_json(paths.record) or {}).get("argv", []),
+            last_id=last_id,
+        )
+    place = pipe.receive()
+    mark.unlink(missing_ok=True)
+    if place is None or place.kind != "place":
+        return place
+    if not place.fields["is_here"]:
+        with tempfile.TemporaryFile() as packed:
+            project.pack(project.find_project(Path(plan.workdir)), packed)
+            packed.seek(0)
+            project.send_project(pipe, packed)
+    answer = pipe.receive()
+    if answer is not None:
+        answer.fields["is_here"] = place.fields["is_here"]
+    return answer
+
+
+def _refusal(plan: Plan, process: subprocess.Popen[bytes], answer: Frame | None) -> ClusterrunError:
+    """Return why the job was not accepted."""
+    if answer is not None:
+        given = answer.fields
+        kinds = {int(Exit.UNREACHABLE): SchedulerUnreachableError}
+        error = kinds.get(given["exit"], SubmissionError)(
+            given["message"], hint=tuple(given["hints"]), cause=given["cause"]
+        )
+        error.exit_code = Exit(given["exit"])
+        return error
+    assert process.stderr
+    code = process.wait()
+    stderr = process.stderr.read().decode(errors="replace")
+    return refusals.why(plan.hosts[0], code, stderr)

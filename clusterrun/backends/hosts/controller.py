@@ -1,0 +1,276 @@
+"""The controller of a job on several machines: the conductor's process, on the first host.
+
+`submit` sends it the job through stdin. It reaches and examines all hosts, answers whether the job
+runs, and detaches: from then on it needs the submitting machine no longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from clusterrun.backends.hosts import crew, judge, mirror, project, start
+from clusterrun.backends.hosts.crew import Link
+from clusterrun.backends.hosts.frames import Pipe
+from clusterrun.backends.hosts.host import HostsHost
+from clusterrun.backends.hosts.starters import host_command
+from clusterrun.backends.local.controller import detach, write_controller
+from clusterrun.backends.local.job_ids import take_job_id
+from clusterrun.config.spec import Device
+from clusterrun.errors import ClusterrunError, Exit, SubmissionError
+from clusterrun.launch.plan import Plan
+from clusterrun.node.base.processes import adopt_orphans
+from clusterrun.node.base.stderr import say_on_stderr
+from clusterrun.node.conductor.conductor import Conductor, ask_rule_book
+from clusterrun.node.conductor.signals import Signals
+from clusterrun.rendering.bundle import Bundle
+from clusterrun.rundir import create, record
+from clusterrun.rundir.known_roots import remember_root
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.shared import files
+from clusterrun.shared.host_specs import node_names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A submission; `run_dir` is the submitter's, and `is_new` if this controller created it here.
+
+    `last_id` is the newest job id that the submitting machine knows.
+    """
+
+    plan: Plan
+    paths: RunPaths
+    values: Mapping[str, str]
+    last_id: int
+    is_new: bool
+
+
+def receive(pipe: Pipe) -> Wanted:
+    """Receive a submission; create its run directory if this host does not see the submitter's.
+
+    Raises ClusterrunError.
+    """
+    message = pipe.receive()
+    if message is None or message.kind != "submit":
+        raise SubmissionError("the submission was interrupted")
+    given = message.fields
+    plan = Plan.from_json(given["files"]["plan.json"])
+    paths = RunPaths(root=Path(given["run_dir"]))
+    is_here = paths.nonce(given["nonce"]).exists()
+    if not is_here:
+        runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
+        paths = create.create_run(runs_dir, plan.name, paths.root.name, Bundle(files=given["files"]))
+        now = time.time()
+        record.write(record.new_record(plan, paths, argv=given["argv"], now=now))
+        remember_root(runs_dir)
+    pipe.send("place", is_here=is_here)
+    if not is_here:
+        with tempfile.TemporaryFile() as packed:
+            receiver = project.ProjectReceiver(packed, paths.root / "project")
+            while (frame := pipe.receive()) is not None and not receiver.take(frame):
+                continue
+    return Wanted(
+        plan=plan,
+        paths=paths,
+        values=given["values"],
+        last_id=given["last_id"],
+        is_new=not is_here,
+    )
+
+
+class Controller:
+    """One job: its hosts, until it has ended on all of them."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.plan, self.paths, self._wanted = wanted.plan, wanted.paths, wanted
+        names = node_names(self.plan.hosts)
+        env_sh = self.paths.env_script.read_text() if self.plan.setup else ""
+        script = start.script(
+            "clusterrun.backends.hosts.courier", python=self.plan.python, env_sh=env_sh
+        )
+        self.links = [
+            Link(name=name, host=host, argv=host_command(self.plan, rank), script=script)
+            for rank, (name, host) in enumerate(zip(names, self.plan.hosts, strict=True))
+        ]
+        self.job_id = ""
+        self.nonce = secrets.token_hex(16)
+        files.create(self.paths.nonce(self.nonce), "")
+
+    def assemble(self) -> list[str]:
+        """Reach all hosts and make them ready; return notes. Raises ClusterrunError."""
+        _, errors = crew.on_all(self.links, self._open)
+        if errors:
+            raise _first_of(errors)
+        facts = {link.name: link.facts for link in self.links}
+        judge.refuse(self.plan, facts)
+        self.job_id = take_job_id(
+            self.paths_of_runs, self.paths, prefix="H", above=self._wanted.last_id
+        )
+        _, errors = crew.on_all(self.links, self._take)
+        if errors:
+            raise _first_of(errors)
+        return judge.notes(self.plan, facts)
+
+    @property
+    def paths_of_runs(self) -> RunsDir:
+        """The directory of runs of this job's home."""
+        return RunsDir(root=self.paths.root.parent.parent)
+
+    def admit(self, link: Link) -> None:
+        """Make a host usable that was lost. Raises ClusterrunError."""
+        self._open(link)
+        try:
+            judge.refuse(self.plan, {each.name: each.facts for each in (self.links[0], link)})
+            self._take(link)
+        except ClusterrunError:
+            link.close()
+            raise
+
+    def _open(self, link: Link) -> None:
+        link.open(
+            home=str(self.paths.root),
+            nonce=self.nonce,
+            run_dir=str(self.paths.root),
+            paths=[self.plan.workdir],
+            device=self.plan.device.value,
+        )
+
+    def _take(self, link: Link) -> None:
+        """Lock a host's GPUs and place the run there. Raises ClusterrunError."""
+        is_cuda = self.plan.device is Device.CUDA
+        about = {"job": self.job_id, "run": f"{self.plan.name}/{self.paths.root.name}"}
+        count = (self.plan.gpus_per_node or self.plan.procs_per_node) if is_cuda else 0
+        gpus = judge.free_gpus(link.facts) if is_cuda else []
+        locked = link.ask("lock", about=about, gpus=gpus, count=count)
+        if locked.get("is_twice"):
+            raise judge.twice(link.name)
+        if len(locked["gpus"]) < count:
+            raise judge.too_few_gpus(link.name, count, link.facts, locked["busy"])
+        link.gpus = tuple(locked["gpus"])
+        self._place(link)
+        link.is_lost = False
+
+    def _place(self, link: Link) -> None:
+        """Have a host use the home, or bring the run to a directory of its own."""
+        if link.facts["sees_home"]:
+            link.ask("place", home=str(self.paths.root))
+            return
+        link.receiver = mirror.Receiver(
+            root=self.paths.root, nodes=[link.name], say=say_on_stderr
+        )
+        root = f"{self.plan.hosts_dir}/runs/{self.paths.root.parent.name}/{self.paths.root.name}"
+        placed = link.ask(
+            "place",
+            root=root,
+            node=link.name,
+            files=mirror.bundle(self.paths),
+            known=mirror.sizes(self.paths.root, link.name),
+        )
+        if not placed["has_project"]:
+            link.send_project(self._packed())
+
+    def _packed(self) -> BinaryIO:
+        """Return the project of the run, packed."""
+        own = self.paths.root / "project"
+        packed = tempfile.TemporaryFile()
+        project.pack(project.find_project(own if own.is_dir() else Path(self.plan.workdir)), packed)
+        packed.seek(0)
+        return packed
+
+    def conduct(self, hear: Callable[[float], list[int]]) -> int:
+        """Run the job's conductor to the end; no process is left on any host that answers."""
+        host = HostsHost(
+            self.paths,
+            self.plan,
+            self.job_id,
+            self.links,
+            values=self._wanted.values,
+            admit=self.admit,
+        )
+        decide = functools.partial(ask_rule_book, unreachable=host.unreachable)
+        conductor = Conductor(paths=self.paths, plan=self.plan, host=host, hear=hear, decide=decide)
+        try:
+            return conductor.run()
+        finally:
+            crew.end_all(self.links)
+
+    def give_up(self) -> None:
+        """End all couriers and remove what was written for the job."""
+        crew.end_all(self.links, forget=True)
+        if self.job_id:
+            self.paths_of_runs.job_link(self.job_id).unlink(missing_ok=True)
+        if self._wanted.is_new:
+            create.remove_run(self.paths)
+
+
+def _first_of(errors: Mapping[str, ClusterrunError]) -> ClusterrunError:
+    """Return the error of one host, which also names the other hosts that have errors."""
+    first, *others = errors.items()
+    error = first[1]
+    if others:
+        error.message += f" (errors also on {', '.join(name for name, _ in others)})"
+    return error
+
+
+def conduct(wanted: Wanted, pipe: Pipe, ready: Callable[[], None]) -> None:
+    """Assemble the hosts, answer the submitter, then run the job."""
+    signals = Signals()
+    adopt_orphans()
+    controller = Controller(wanted)
+    try:
+        notes = controller.assemble()
+        write_controller(wanted.paths, controller.job_id)
+        pipe.send(
+            "ready",
+            job_id=controller.job_id,
+            run_dir=str(wanted.paths.root),
+            python=sys.executable,
+            notes=notes,
+        )
+    except BaseException as error:
+        controller.give_up()
+        if not isinstance(error, ClusterrunError):
+            raise
+        with contextlib.suppress(OSError):
+            pipe.send("refused", **_as_data(error))
+        ready()
+        return
+    pipe.close()
+    ready()
+    controller.conduct(signals.wait)
+
+
+def _as_data(error: ClusterrunError) -> dict[str, Any]:
+    return {
+        "message": error.message,
+        "hints": list(error.hints),
+        "cause": error.cause,
+        "exit": int(error.exit_code),
+    }
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Receive a submission and run it in a process of its own."""
+    del argv
+    os.environ.update(start.environ_before_setup())
+    reader, writer = start.take_streams()
+    pipe = Pipe(open(reader, "rb"), open(writer, "wb"))  # noqa: SIM115 - closed by `conduct`
+    try:
+        wanted = receive(pipe)
+    except ClusterrunError as error:
+        pipe.send("refused", **_as_data(error))
+        return int(Exit.FAILED)
+    return detach(functools.partial(conduct, wanted, pipe), wanted.paths.batch_output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

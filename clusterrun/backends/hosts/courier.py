@@ -1,0 +1,221 @@
+"""One host's part of a job: start, watch and end its node, as the controller demands.
+
+It talks through stdin and stdout. When stdin ends or the controller is silent, it ends everything
+that it started here, and exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from clusterrun.backends.environment import scrubbed
+from clusterrun.backends.hosts import facts, mirror
+from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
+from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, holder_of, job_lock
+from clusterrun.backends.hosts.project import ProjectReceiver
+from clusterrun.backends.hosts.start import environ_before_setup, take_streams
+from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
+from clusterrun.rundir.create import remove_run
+from clusterrun.rundir.paths import RunPaths
+
+POLL_S = 0.1
+ALIVE_S = 10.0  # between two signs of life of the controller
+SILENCE_S = 100.0  # after which the controller is considered lost; its agents' link gives up first
+GRACE_S = 12.0  # from SIGTERM to SIGKILL: an agent needs some of it to write its logs
+DRAIN_S = 20.0
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Courier:
+    """Handles the controller's messages; one node runs at a time."""
+
+    def __init__(self, pipe: Pipe, environ: Mapping[str, str]) -> None:
+        self._pipe, self._environ = pipe, environ
+        self._messages: queue.Queue[Frame | None] = queue.Queue()
+        self._locks: list[Locks] = []
+        self._paths: RunPaths | None = None
+        self._sender: mirror.Sender | None = None
+        self._project: ProjectReceiver | None = None
+        self._node: subprocess.Popen[bytes] | None = None
+        self._made: RunPaths | None = None  # a run directory of this job that only this host has
+        self._kill_by = float("inf")
+        self._is_over = False
+
+    def run(self) -> None:
+        """Serve until the controller is gone or says goodbye."""
+        threading.Thread(target=self._receive, daemon=True).start()
+        heard = time.monotonic()
+        try:
+            while not self._is_over and time.monotonic() - heard < SILENCE_S:
+                with contextlib.suppress(queue.Empty):
+                    message = self._messages.get(timeout=POLL_S)
+                    if message is None:
+                        break
+                    heard = time.monotonic()
+                    getattr(self, f"_on_{message.kind.replace('-', '_')}")(message)
+                self._look()
+        except (OSError, ValueError) as error:
+            print(f"clusterrun: {os.uname().nodename}: {error}", file=sys.stderr)  # noqa: T201
+        finally:
+            self._end()
+
+    def stop(self, *_: object) -> None:
+        """End as if the controller were gone."""
+        self._messages.put(None)
+
+    def _receive(self) -> None:
+        while (message := self._pipe.receive()) is not None:
+            self._messages.put(message)
+        self._messages.put(None)
+
+    def _answer(self, **fields: Any) -> None:
+        self._pipe.send("answer", **fields)
+
+    # Messages
+
+    def _on_alive(self, message: Frame) -> None:
+        self._pipe.send("alive")
+
+    def _on_facts(self, message: Frame) -> None:
+        self._answer(facts=facts.gather(message.fields))
+
+    def _on_lock(self, message: Frame) -> None:
+        """Lock this host for the job, and as many of the given GPUs as it needs."""
+        about, count = message.fields["about"], message.fields["count"]
+        held: list[str] = []
+        try:
+            self._locks.append(Locks.take([job_lock(about["job"])], about))
+        except Busy:
+            self._answer(is_twice=True)
+            return
+        for gpu in message.fields["gpus"]:
+            with contextlib.suppress(Busy):
+                if len(held) < count:
+                    self._locks.append(Locks.take([gpu_lock(gpu)], about))
+                    held.append(gpu)
+        holders = {gpu: holder_of(gpu_lock(gpu)) for gpu in message.fields["gpus"]}
+        busy = {gpu: str(holder) for gpu, holder in holders.items() if holder and gpu not in held}
+        self._answer(gpus=held, busy=busy)
+
+    def _on_place(self, message: Frame) -> None:
+        """Use the home if this host sees it, else a run directory of its own."""
+        fields = message.fields
+        if home := fields.get("home"):
+            self._paths = RunPaths(root=Path(home))
+        else:
+            root = Path(fields["root"]).expanduser()
+            paths = RunPaths(root=root)
+            if not root.exists():
+                self._made = paths
+            mirror.write_bundle(root, fields["files"])
+            self._paths = paths
+            self._sender = mirror.Sender(root, fields["node"], fields["known"])
+        self._answer(has_project=(self._paths.root / "project").is_dir())
+
+    def _on_project(self, message: Frame) -> None:
+        assert self._paths is not None
+        if self._project is None:
+            packed = tempfile.TemporaryFile()
+            self._project = ProjectReceiver(packed, self._paths.root / "project")
+        if self._project.take(message):
+            self._project = None
+            self._answer()
+
+    _on_project_end = _on_project
+
+    def _on_start(self, message: Frame) -> None:
+        assert self._paths is not None
+        fields, paths = message.fields, self._paths
+        if self._sender is not None:
+            mirror.write_bundle(paths.root, fields["files"])
+        environ = {**scrubbed(self._environ), **fields["environ"]}
+        self._kill_by = float("inf")
+        self._node = subprocess.Popen(
+            ["bash", str(paths.node_script), str(paths.root), str(fields["attempt"])],
+            cwd=paths.root,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
+        )
+
+    def _on_end(self, message: Frame) -> None:
+        if self._node is not None:
+            self._kill_by = min(self._kill_by, time.monotonic() + GRACE_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._node.pid, signal.SIGTERM)
+
+    def _on_kill(self, message: Frame) -> None:
+        kill_descendants()
+
+    def _on_forget(self, message: Frame) -> None:
+        """Remove what was written here for a job that will not run."""
+        if self._made is not None:
+            remove_run(self._made)
+
+    def _on_rewind(self, message: Frame) -> None:
+        if self._sender is not None:
+            self._sender.rewind(message.fields["known"])
+
+    def _on_bye(self, message: Frame) -> None:
+        self._is_over = True
+
+    # The node
+
+    def _look(self) -> None:
+        if self._sender is not None:
+            self._send(self._sender.chunks(8 * DATA_BYTES))
+        if self._node is None:
+            return
+        if time.monotonic() > self._kill_by:
+            kill_descendants()
+        if (code := self._node.poll()) is not None:
+            self._node = None
+            kill_descendants()
+            if self._sender is not None:
+                self._send(self._sender.drain(time.monotonic() + DRAIN_S))
+            self._pipe.send("ended", code=code)
+
+    def _send(self, chunks: Iterable[mirror.Chunk]) -> None:
+        for chunk in chunks:
+            self._pipe.send("file", chunk.data, **chunk.fields)
+
+    def _end(self) -> None:
+        """End the node as Slurm would: SIGTERM, then SIGKILL to all that is left."""
+        if self._node is not None:
+            self._on_end(Frame(kind="end", fields={}))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._node.wait(max(0.0, self._kill_by - time.monotonic()))
+        kill_descendants()
+        for locks in self._locks:
+            locks.free()
+
+
+def main() -> int:
+    """Run a host's courier."""
+    environ = environ_before_setup()
+    reader, writer = take_streams()
+    adopt_orphans()
+    with open(reader, "rb") as source, open(writer, "wb") as sink:
+        courier = Courier(Pipe(source, sink), environ)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, courier.stop)
+        courier.run()
+        os._exit(0)  # the receiving thread may still wait for a message
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

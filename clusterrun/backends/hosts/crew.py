@@ -1,0 +1,197 @@
+"""The controller's connections to the couriers of its hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, TypeVar
+
+from clusterrun.backends.hosts import mirror, project, refusals
+from clusterrun.backends.hosts.frames import Frame, Pipe
+from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError
+
+AT_ONCE = 32
+MEET_S = 60.0  # for a host to start Python on a slow disk and report
+ANSWER_S = 30.0
+BYE_S = 15.0
+PROJECT_S = 600.0
+LINES = 20  # of stderr to explain why a host could not be used
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(kw_only=True)
+class Link:
+    """One host's courier; `argv` starts a shell there that reads `script`.
+
+    `code` is how its node ended, None while it runs. `receiver` gets the files of a host that does
+    not share the run directory.
+    """
+
+    name: str
+    host: str
+    argv: Sequence[str]
+    script: bytes
+    code: int | None = 0
+    is_lost: bool = True
+    receiver: mirror.Receiver | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+    _answers: queue.Queue[Frame | None] = field(default_factory=queue.Queue)
+    _lines: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
+    _is_met: bool = False
+    _heard: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_apart(self) -> bool:
+        """Return whether the host keeps a run directory of its own."""
+        return self.receiver is not None
+
+    def open(self, **wanted: Any) -> None:
+        """Start the courier and ask for the host's facts. Raises ClusterrunError."""
+        self._answers, self._is_met = queue.Queue(), False
+        self._lines.clear()
+        try:
+            process = self.process = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SchedulerUnreachableError(
+                f"cannot start {self.argv[0]}", cause=str(error)
+            ) from error
+        assert process.stdin
+        assert process.stdout
+        self._pipe = Pipe(process.stdout, process.stdin)
+        self.is_lost = False
+        speaker = threading.Thread(target=self._pass_on, args=(process,), daemon=True)
+        speaker.start()
+        threading.Thread(target=self._receive, args=(process,), daemon=True).start()
+        try:
+            process.stdin.write(self.script)
+            self.facts = self.ask("facts", within_s=MEET_S, **wanted)["facts"]
+        except (OSError, ClusterrunError) as error:
+            if process.poll() is None and isinstance(error, SchedulerUnreachableError):
+                self._lines.append(str(error))
+            code = self.close(within_s=1.0)
+            speaker.join(1.0)
+            raise refusals.why(self.host, code, "\n".join(self._lines)) from error
+        self._is_met = True
+
+    def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> dict[str, Any]:
+        """Send a message and return the answer. Raises SchedulerUnreachableError without one."""
+        self.send(kind, **fields)
+        return self._answered(within_s)
+
+    def _answered(self, within_s: float) -> dict[str, Any]:
+        with contextlib.suppress(queue.Empty):
+            answer = self._answers.get(timeout=within_s)
+            if answer is not None:
+                return answer.fields
+        raise SchedulerUnreachableError(f"{self.name} does not answer")
+
+    def send(self, kind: str, /, data: bytes = b"", **fields: Any) -> None:
+        """Send a message; do nothing if the host is lost."""
+        with contextlib.suppress(OSError, ValueError):
+            self._pipe.send(kind, data, **fields)
+
+    def send_project(self, packed: BinaryIO) -> None:
+        """Bring the project to the host. Raises SchedulerUnreachableError."""
+        try:
+            project.send_project(self._pipe, packed)
+        except (OSError, ValueError) as error:
+            raise SchedulerUnreachableError(f"{self.name} is lost", cause=str(error)) from error
+        self._answered(PROJECT_S)
+
+    def answers(self, within_s: float) -> bool:
+        """Return whether the courier is alive."""
+        if self.is_lost:
+            return False
+        self._heard.clear()
+        self.send("alive")
+        return self._heard.wait(within_s)
+
+    def close(self, within_s: float = BYE_S) -> int:
+        """Let the courier end; return the exit status of the command that reached the host."""
+        process = self.process
+        if process is None:
+            return 0
+        self.send("bye")
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        try:
+            return process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+        finally:
+            self.is_lost = True
+
+    def _receive(self, process: subprocess.Popen[bytes]) -> None:
+        pipe = self._pipe
+        while (message := pipe.receive()) is not None:
+            self._heard.set()
+            if message.kind == "answer":
+                self._answers.put(message)
+            elif message.kind == "ended":
+                self.code = message.fields["code"]
+            elif message.kind == "file" and self.receiver is not None:
+                self.receiver.take(mirror.Chunk.of(message))
+        if self.process is process:
+            self.is_lost = True
+            if self.code is None:
+                self.code = int(NodeExit.NODE_LOST)
+            self._answers.put(None)
+
+    def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
+        """Print what the host reports; until it has met us, keep it to explain a refusal."""
+        assert process.stderr
+        for line in process.stderr:
+            text = line.decode(errors="replace")
+            if self._is_met:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+            else:
+                self._lines.append(text.rstrip("\n"))
+
+
+def on_all(
+    links: Iterable[Link], deed: Callable[[Link], _Result]
+) -> tuple[list[_Result], dict[str, ClusterrunError]]:
+    """Do something with all hosts at once; return the results, and the errors by host."""
+    links = list(links)
+
+    def one(link: Link) -> tuple[list[_Result], dict[str, ClusterrunError]]:
+        try:
+            return [deed(link)], {}
+        except ClusterrunError as error:
+            return [], {link.name: error}
+
+    with ThreadPoolExecutor(min(AT_ONCE, max(1, len(links)))) as pool:
+        done = list(pool.map(one, links))
+    errors = {name: error for _, failed in done for name, error in failed.items()}
+    return [result for results, _ in done for result in results], errors
+
+
+def end_all(links: Iterable[Link], *, forget: bool = False) -> None:
+    """Let all couriers end at once; with `forget` they remove what they wrote for this job."""
+    links = list(links)
+    for link in links:
+        if forget:
+            link.send("forget")
+        link.send("bye")
+    until = time.monotonic() + BYE_S
+    for link in links:
+        link.close(max(0.5, until - time.monotonic()))

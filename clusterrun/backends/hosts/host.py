@@ -1,0 +1,202 @@
+"""Several machines as the conductor's host: each node of a job is a host with a courier."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterrun.backends.hosts import crew, mirror
+from clusterrun.backends.hosts.courier import ALIVE_S, VISIBLE
+from clusterrun.backends.hosts.crew import Link
+from clusterrun.backends.local.host import exit_code
+from clusterrun.config.spec import Device
+from clusterrun.errors import ClusterrunError, NodeExit
+from clusterrun.launch.plan import Plan
+from clusterrun.node.base.stderr import say_on_stderr
+from clusterrun.node.conductor.host import Host
+from clusterrun.node.link.handshake import Realm
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import register_run
+from clusterrun.rundir.request import Reason, write_request
+from clusterrun.shared.wording import count
+
+LEAVE_TOGETHER_S = 20.0  # for agents to end each other over their link; then we end them
+GRACE_S = 15.0  # after a courier's own
+RETRY_S = 10.0  # between two tries to reach a lost host
+PING_S = 5.0
+
+
+@dataclass(kw_only=True)
+class HostsStep:
+    """One attempt's nodes; they start once there are enough, and end together."""
+
+    host: HostsHost
+    attempt: int
+    excluded: tuple[str, ...]
+    links: Sequence[Link] = ()
+    code: int = 0
+    end_by: float = float("inf")
+    kill_by: float = float("inf")
+
+    def poll(self) -> int | None:
+        """Return the exit status once all nodes have ended or the grace time is over; else None.
+
+        Raises ClusterrunError if too few hosts can be used.
+        """
+        self.host.keep_alive()
+        now = time.monotonic()
+        if not self.links and now < self.kill_by:
+            self.links = self.host.begin(self.attempt, self.excluded)
+            return None
+        codes = [link.code for link in self.links if link.code is not None]
+        if len(codes) == len(self.links) or now > self.kill_by:
+            return self.code or exit_code(codes)
+        if any(codes):
+            self.end_by = min(self.end_by, now + LEAVE_TOGETHER_S)
+        if now > self.end_by:
+            self.end()
+        return None
+
+    def end(self) -> None:
+        """End all nodes within the grace time."""
+        if self.kill_by < float("inf"):
+            return
+        # What this causes comes later and is not the reason.
+        self.code = exit_code([link.code for link in self.links if link.code is not None])
+        if not self.links:
+            self.code = int(NodeExit.CANCELLED)
+        self.kill_by = time.monotonic() + (GRACE_S if self.links else 0.0)
+        write_request(self.host.paths.request(self.attempt), Reason.END)
+        for link in self.links:
+            link.send("end")
+
+    def kill(self) -> None:
+        """Kill what is left on all hosts that can be reached."""
+        for link in self.links:
+            if link.code is None:
+                link.send("kill")
+
+
+class HostsHost(Host):
+    """The hosts of one job; only end.json records how it ended.
+
+    `links` are those of all hosts, spares last; `values` are the variables passed by name. `admit`
+    makes a lost host usable again, or raises ClusterrunError.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        plan: Plan,
+        job_id: str,
+        links: Sequence[Link],
+        *,
+        values: Mapping[str, str],
+        admit: Callable[[Link], None],
+    ) -> None:
+        self.paths, self.plan, self.job_id, self.links = paths, plan, job_id, links
+        self.environ = {"CLUSTERRUN_HOSTS_JOB_ID": job_id}
+        self.time_limit_s = plan.time_minutes * 60 or float("inf")
+        self._values, self._admit = values, admit
+        self._next_sign = self._wait_until = 0.0
+        self._opener: threading.Thread | None = None
+
+    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> HostsStep:
+        """Start an attempt: its nodes start as soon as there are enough hosts."""
+        del is_relaunch
+        self._wait_until = time.monotonic() + self.plan.wait_for_hosts_s
+        unfit = [name for name in excluded if name not in self._lost_names()]
+        return HostsStep(host=self, attempt=attempt, excluded=tuple(unfit))
+
+    def begin(self, attempt: int, unfit: Sequence[str]) -> list[Link]:
+        """Start every node; return none while lost hosts are awaited. Raises ClusterrunError."""
+        chosen = self._choose(unfit)
+        is_apart = any(link.is_apart for link in chosen)
+        if is_apart:
+            Realm(paths=self.paths, attempt=attempt).create_secret()
+        files = mirror.bundle(self.paths) if is_apart else []
+        for rank, link in enumerate(chosen):
+            link.code = None
+            link.send(
+                "start",
+                attempt=attempt,
+                environ=self._environ_of(link, rank, chosen),
+                files=files if link.is_apart else [],
+            )
+        return chosen
+
+    def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return the nodes whose host is lost."""
+        asked = [link for link in self.links if link.name in nodes]
+        answers, _ = crew.on_all(asked, lambda link: link.answers(PING_S))
+        lost = [link for link, alive in zip(asked, answers, strict=True) if not alive]
+        for link in lost:
+            link.close(within_s=0.0)
+        return tuple(link.name for link in lost)
+
+    def keep_alive(self) -> None:
+        """Show the couriers that this process lives."""
+        if time.monotonic() >= self._next_sign:
+            self._next_sign = time.monotonic() + ALIVE_S
+            os.utime(self.paths.controller)  # for readers on other machines
+            for link in self.links:
+                if not link.is_lost:
+                    link.send("alive")
+
+    def register(self) -> None:
+        """Record the job if its submitter was lost before it could."""
+        register_run(self.paths.root, self.environ)
+
+    def _choose(self, unfit: Sequence[str]) -> list[Link]:
+        """Return the hosts of the next attempt, the first ones that are fit; none to wait.
+
+        Raises ClusterrunError if too few are left.
+        """
+        usable = [link for link in self.links if not (link.is_lost or link.name in unfit)]
+        if len(usable) >= self.plan.nodes:
+            return usable[: self.plan.nodes]
+        lost = self._lost_names()
+        if lost and time.monotonic() < self._wait_until:
+            self._await(lost)
+            return []
+        why = [f"{name} does not answer" for name in lost] + [f"{name} is unfit" for name in unfit]
+        few = f"only {count(len(usable), 'host')} of {self.plan.nodes} can be used"
+        raise ClusterrunError(f"{few}: {', '.join(why)}")
+
+    def _lost_names(self) -> list[str]:
+        return [link.name for link in self.links if link.is_lost]
+
+    def _await(self, names: Sequence[str]) -> None:
+        """Try now and then to reach lost hosts, in the background."""
+        if self._opener is not None and self._opener.is_alive():
+            return
+        if self._opener is None:
+            minutes = f"{(self._wait_until - time.monotonic()) / 60:.0f}"
+            say_on_stderr(f"waiting up to {minutes} minutes for {', '.join(names)}")
+        lost = [link for link in self.links if link.name in names]
+
+        def open_lost() -> None:
+            crew.on_all(lost, self._admit)
+            time.sleep(RETRY_S)
+
+        self._opener = threading.Thread(target=open_lost, daemon=True)
+        self._opener.start()
+
+    def _environ_of(self, link: Link, rank: int, chosen: Sequence[Link]) -> dict[str, str]:
+        environ: dict[str, Any] = {
+            **self._values,
+            "CLUSTERRUN_HOSTS_JOB_ID": self.job_id,
+            "CLUSTERRUN_HOSTS_NODE_RANK": str(rank),
+            "CLUSTERRUN_HOSTS_NODES": ",".join(node.name for node in chosen),
+            "CLUSTERRUN_HOSTS_HEAD": link.facts.get("client") or chosen[0].host,
+            "CLUSTERRUN_BATCH_PID": str(os.getpid()) if link is self.links[0] else "",
+        }
+        if any(node.is_apart for node in chosen):
+            environ["CLUSTERRUN_HOSTS_APART"] = "1"
+        if self.plan.device is Device.CUDA:
+            environ[VISIBLE] = ",".join(link.gpus)
+        return environ

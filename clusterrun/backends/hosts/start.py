@@ -1,0 +1,56 @@
+"""Start one of our processes on a host: a shell there reads from its stdin what to run.
+
+So nothing of a job appears in a command line, and any login shell will do.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from clusterrun.launch.accelerate_argv import RUN_MODULE
+
+READ = ("bash", "-c", 'IFS= read -r -d "" script && eval "$script"')
+
+# Setup lines get no input and print to stderr. The process starts with the shell's own streams;
+# on ENVIRON it finds the environment from before the setup lines.
+_SCRIPT = """\
+exec 3<&0 4>&1 5< <(exec env -0) 0</dev/null 1>&2
+clusterrun_setup() {{ eval "$1"; }}
+clusterrun_setup {setup} || exit 122
+clusterrun_python={python}
+[[ $clusterrun_python != '~/'* ]] || clusterrun_python=$HOME/${{clusterrun_python:2}}
+exec "$clusterrun_python" -c {run} {words} 0<&3 1>&4 3<&- 4>&-
+"""
+ENVIRON = 5
+
+
+def script(module: str, *words: str, python: str, env_sh: str = "") -> bytes:
+    """Return what the shell reads to run a module of ours after the setup lines in `env_sh`."""
+    text = _SCRIPT.format(
+        setup=shlex.quote(env_sh),
+        python=shlex.quote(python),
+        run=shlex.quote(RUN_MODULE),
+        words=" ".join(map(shlex.quote, (module, *words))),
+    )
+    return text.encode() + b"\0"
+
+
+def environ_before_setup() -> dict[str, str]:
+    """Return, in a process that `script` started, the environment before the setup lines."""
+    with open(ENVIRON, "rb") as pipe:
+        pairs = [entry.partition(b"=") for entry in pipe.read().split(b"\0") if entry]
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def take_streams() -> tuple[int, int]:
+    """Return copies of stdin and stdout for messages, which nothing that runs here can disturb.
+
+    From now on, stdin is empty and stdout goes where stderr goes.
+    """
+    reader, writer = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return reader, writer
