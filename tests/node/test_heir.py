@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from clusterrun.config.spec import Cluster
 from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.recovery import conclude as conclude_module
 from clusterrun.node.recovery import heir
@@ -36,8 +37,11 @@ class Heirs:
         self.asked: list[list[str]] = []
         self.said: list[str] = []
 
-    def lose_head(self, rank: int = 1, attempt: int = 1, **asked: Any) -> Heirs:
+    def lose_head(
+        self, rank: int = 1, attempt: int = 1, cluster: Cluster = Cluster.SLURM, **asked: Any
+    ) -> Heirs:
         plan = on_slurm(nodes=3, gpus_per_node=1, **asked)
+        plan = dataclasses.replace(plan, cluster=cluster)
         self.paths.plan.write_text(plan.to_json())
         self.paths.attempt(attempt).mkdir(exist_ok=True)
         who = Identity(
@@ -162,6 +166,10 @@ def test_a_run_that_somebody_ends_is_not_gone_on_with(scene: Heirs, request_: st
     scene.paths.request(1).write_text(f"{request_}\n")
     assert scene.lose_head().asked == []
     assert not scene.paths.followed(1).exists()
+
+
+def test_hosts_within_an_allocation_have_no_heir(scene: Heirs) -> None:
+    assert scene.lose_head(cluster=Cluster.ALLOCATION).asked == []
 
 
 def test_a_head_that_is_not_the_first_node_has_no_batch_script_to_lose(

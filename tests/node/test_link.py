@@ -526,6 +526,13 @@ def test_a_head_waits_for_a_disk_that_is_full(
     run(story())
 
 
+def test_a_secret_that_is_there_is_kept(tmp_path: Path) -> None:
+    secret = realm(tmp_path).create_secret()
+    assert realm(tmp_path).create_secret() == secret
+    (file := realm(tmp_path).secret_file).write_bytes(b"")
+    assert len(realm(tmp_path).create_secret()) == len(secret) == file.stat().st_size
+
+
 def test_a_head_whose_disk_stays_full_says_so(tmp_path: Path) -> None:
     (tmp_path / "job").touch()
 

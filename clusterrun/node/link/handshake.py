@@ -24,14 +24,14 @@ from clusterrun.shared.files import write_whole
 
 @dataclass(frozen=True, kw_only=True)
 class Realm:
-    """The attempt whose agents may connect: all can read the secret in its directory."""
+    """The attempt whose agents may connect: all can read its secret."""
 
     paths: RunPaths
     attempt: int
 
     @property
     def secret_file(self) -> Path:
-        """The file in which the head writes the secret."""
+        """The file of the secret."""
         return self.paths.link_secret(self.attempt)
 
     async def watch(self, disk: SharedDisk, pause_s: float) -> None:
@@ -57,7 +57,13 @@ class Realm:
         return all(message.get(name) == value for name, value in self.label.items())
 
     def create_secret(self) -> bytes:
-        """Write the attempt's secret, as the head; only its owner can read it."""
+        """Write the attempt's secret, which only its owner can read; keep one that is there.
+
+        The controller of hosts writes it before they start, the head otherwise.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if secret := self.read_secret():
+                return secret
         secret = secrets.token_hex(32).encode()
         self.secret_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(self.secret_file, secret)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery.conclude import conclude
@@ -86,7 +87,7 @@ def _is_orphaned(attempt: Attempt) -> bool:
     If an earlier attempt lost its first node, the conductor is not on the head's node.
     """
     who = attempt.who
-    if not 0 < who.node_rank <= HEIRS:
+    if attempt.plan.cluster is not Cluster.SLURM or not 0 < who.node_rank <= HEIRS:
         return False
     is_batch_host = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))[:1] == [who.nodes[0]]
     has_gone_on = attempt.paths.newest_attempt() > attempt.number

@@ -1,0 +1,463 @@
+"""What an agent writes on a host of its own arrives in the home byte for byte, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.backends.hosts import mirror
+from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
+from clusterrun.backends.hosts.mirror import HOME, Chunk, Receiver, RefusedError, Sender, sizes
+from clusterrun.logformat.lines import INDEX_ENTRY
+from clusterrun.logs.catalogue import RunFiles
+from clusterrun.logs.follow import follow
+from clusterrun.node.forward.logfile import NodeLog
+from clusterrun.node.forward.stamp import Piece
+from clusterrun.node.link.handshake import Realm
+from clusterrun.rundir.claims import take_attempt
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.request import Reason, write_request
+from clusterrun.shared import files
+
+NODE = "gpu2"
+
+
+class Pair:
+    """A host of its own and the home, without what lies between."""
+
+    def __init__(self, root: Path, attempts: int = 1) -> None:
+        self.host, self.home = RunPaths(root=root / "host"), RunPaths(root=root / "home")
+        self.said: list[str] = []
+        for paths in (self.host, self.home):
+            for number in range(1, attempts + 1):
+                paths.attempt(number).mkdir(parents=True)
+        self.connect()
+        self.receiver = Receiver(root=self.home.root, nodes=(NODE,), say=self.said.append)
+
+    def connect(self) -> None:
+        """Start a sender, as after a lost link."""
+        self.sender = Sender(self.host.root, NODE, sizes(self.home.root, NODE))
+
+    def move(self, limit: int = 1 << 30) -> None:
+        self.take(self.sender.chunks(limit))
+
+    def take(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            self.receiver.take(chunk)
+
+    def finish(self) -> None:
+        """Drain until the receiver asks for no more."""
+        while True:
+            self.take(self.sender.drain(time.monotonic() + 60))
+            if not (asked := self.receiver.again()):
+                return
+            self.sender.rewind(asked)
+
+    def append(self, path: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+
+
+def copied(root: Path) -> dict[str, bytes]:
+    """Return all files below a directory."""
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def names(paths: RunPaths, number: int) -> list[Path]:
+    logs = (paths.log, paths.log_index, paths.log_errors, paths.nccl_log, paths.rank_errors)
+    return [paths.events(NODE), *(of(number, NODE) for of in logs)]
+
+
+def wholes(paths: RunPaths, number: int) -> list[Path]:
+    return [of(number, NODE) for of in (paths.flight_dumps, paths.live_dumps)]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(0, 11), st.integers(1, 3000)),
+        st.tuples(st.just("replace"), st.integers(0, 3), st.integers(1, 3000)),
+        st.tuples(st.just("move"), st.integers(1, 4000), st.integers(0, 5)),
+        st.tuples(st.just("lose"), st.integers(1, 4000), st.integers(0, 5)),
+        st.tuples(st.just("full"), st.integers(0, 2000), st.just(0)),
+        st.tuples(st.just("again"), st.just(0), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(acts=ACTS)
+def test_the_home_equals_the_host_after_any_cuts(
+    acts: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pair, rng = Pair(tmp_path_factory.mktemp("pair"), attempts=2), random.Random(1)
+    written: dict[Path, bytes] = {}
+    growing = [path for number in (1, 2) for path in names(pair.host, number)]
+    whole = [path for number in (1, 2) for path in wholes(pair.host, number)]
+    room: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        append = mirror._append
+
+        def scarce(path: Path, chunk: Chunk) -> bool:
+            if not room:
+                return append(path, chunk)
+            fits = Chunk(path=chunk.path, at=chunk.at, data=chunk.data[: room[0]], size=chunk.size)
+            room[0] -= len(fits.data)
+            if append(path, fits) and len(fits.data) < len(chunk.data):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return len(fits.data) == len(chunk.data)
+
+        patch.setattr(mirror, "_append", scarce)
+        for act, first, second in acts:
+            if act == "append":
+                data = rng.randbytes(second)
+                pair.append(growing[first], data)
+                written[growing[first]] = written.get(growing[first], b"") + data
+            elif act == "replace":
+                whole[first].parent.mkdir(parents=True, exist_ok=True)
+                data = written[whole[first]] = rng.randbytes(second)
+                files.write_whole(whole[first], data)
+            elif act == "move":
+                pair.move(first)
+            elif act == "lose":  # what is on the way is lost with the link
+                chunks: Iterator[Chunk] = pair.sender.chunks(first)
+                pair.take(chunk for chunk, _ in zip(chunks, range(second), strict=False))
+                list(pair.sender.chunks(first))
+                pair.connect()
+            elif act == "full":
+                room[:] = [first]
+            elif act == "again":
+                room.clear()
+                pair.sender.rewind(pair.receiver.again())
+        room.clear()
+        pair.finish()
+    assert not pair.receiver.is_behind
+    assert copied(pair.home.root) == {
+        str(path.relative_to(pair.host.root)): data for path, data in written.items()
+    }
+
+
+def test_all_that_an_agent_writes_arrives_and_nothing_else(pair: Pair) -> None:
+    host = pair.host
+    for path in (*names(host, 1), *wholes(host, 1), host.status(1), host.outcome(1)):
+        pair.append(path, path.name.encode())
+    expected = copied(host.root)
+    others = (host.link_secret(1), host.head_pid(1), host.owner(1), host.plan, host.world(1))
+    for path in (*others, host.checkpoints_dir / "step-1" / "model.pt", host.log(1, "gpu3")):
+        pair.append(path, b"secret")
+    pair.finish()
+    assert copied(pair.home.root) == expected
+    found = [path for path in pair.home.root.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
+
+
+def test_the_files_of_the_head_arrive_from_its_host_only(pair: Pair) -> None:
+    for path in (pair.host.world(1), pair.host.resumed(1), pair.host.stacks(1)):
+        path.write_text("{}")
+    pair.finish()
+    assert not pair.home.world(1).exists()
+    pair.receiver.leads = {1}
+    pair.connect()
+    pair.finish()
+    assert set(copied(pair.home.root)) == {
+        f"attempts/1/{n}" for n in ("world.json", "resumed", "stacks.json")
+    }
+
+
+def test_the_first_status_decides(pair: Pair) -> None:
+    files.create(pair.home.status(1), "1\n")
+    files.create(pair.host.status(1), "121\n")
+    pair.finish()
+    assert pair.home.status(1).read_text() == "1\n"
+    assert not pair.receiver.is_behind
+    assert len(list(pair.home.attempt(1).iterdir())) == 1
+
+
+HOSTILE = (
+    "../x",
+    "/etc/x",
+    "",
+    ".",
+    "job.json",
+    "plan.json",
+    "events/gpu3.jsonl",
+    "events/../events/gpu2.jsonl",
+    "logs/a1/gpu3.log",
+    "logs/a01/gpu2.log",
+    "logs/a0/gpu2.log",
+    "logs/a1/../../x",
+    "logs//a1/gpu2.log",
+    "attempts/0/status",
+    "attempts/1/link.secret",
+    "attempts/1/head.pid",
+    "attempts/1/owner",
+    "attempts/1/followed",
+    "attempts/\u0661/status",
+    "logs/a1/gpu2.log\0",
+    "checkpoints/step-1",
+)
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_a_host_can_write_nothing_but_its_own_files(pair: Pair, path: str) -> None:
+    with pytest.raises(RefusedError, match="not its own"):
+        pair.receiver.take(Chunk(path=path, at=0, data=b"x"))
+    assert copied(pair.home.root.parent) == {}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"path": 1, "at": 0, "of": 0},
+        {"path": "x", "at": -1, "of": 0},
+        {"path": "x", "at": True, "of": 0},
+        {"path": "x", "at": 0, "of": 1 << 80},
+        {"path": "x", "at": 0.5, "of": 0},
+    ],
+)
+def test_a_damaged_message_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(RefusedError, match="damaged"):
+        Chunk.of(Frame(kind="file", fields=fields))
+
+
+def test_a_gap_is_never_written(pair: Pair) -> None:
+    path = "logs/a1/gpu2.log"
+    pair.receiver.take(Chunk(path=path, at=5, data=b"later"))
+    assert copied(pair.home.root) in ({}, {path: b""})
+    assert pair.receiver.again() == {path: 0}
+    pair.receiver.take(Chunk(path=path, at=0, data=b"first"))
+    pair.receiver.take(Chunk(path=path, at=3, data=b"stlater"))
+    assert copied(pair.home.root) == {path: b"firstlater"}
+    assert not pair.receiver.again()
+
+
+def test_an_attempt_that_the_home_does_not_know_is_not_begun(pair: Pair) -> None:
+    pair.receiver.take(Chunk(path="attempts/7/status", at=0, data=b"0\n", size=2))
+    assert pair.home.newest_attempt() == 1
+
+
+@pytest.mark.parametrize("link", ["logs", "logs/a1", "logs/a1/gpu2.log", "logs/a1/gpu2.fifo"])
+def test_a_link_at_home_is_not_followed(pair: Pair, tmp_path: Path, link: str) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (place := pair.home.root / link).parent.mkdir(parents=True, exist_ok=True)
+    if link.endswith("fifo"):
+        os.mkfifo(place.with_suffix(".log"))
+    else:
+        place.symlink_to(elsewhere / "f" if link.endswith("log") else elsewhere)
+    for _ in range(2):
+        pair.receiver.take(Chunk(path="logs/a1/gpu2.log", at=0, data=b"x"))
+    assert list(elsewhere.iterdir()) == []
+    assert len(pair.said) == 1
+
+
+def test_a_link_on_the_host_is_not_read(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("key")
+    pair.host.status(1).symlink_to(tmp_path / "private")
+    os.mkfifo(pair.host.outcome(1))
+    pair.finish()
+    assert copied(pair.home.root) == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
+def test_a_full_home_is_reported_once_and_loses_nothing(tmp_path: Path) -> None:
+    (disk := tmp_path / "home").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this container cannot mount")
+    try:
+        pair = Pair(tmp_path)
+        (ballast := disk / "ballast").write_bytes(bytes(100_000))
+        data = random.Random(1).randbytes(240_000)
+        for start in range(0, len(data), 60_000):
+            pair.append(pair.host.log(1, NODE), data[start : start + 60_000])
+            pair.append(pair.host.log_index(1, NODE), b"%16d" % start)
+            pair.move()
+            assert pair.receiver.again() == {}
+        assert pair.said == [
+            f"cannot write {pair.home.log(1, NODE)}: No space left on device; retrying"
+        ]
+        assert pair.receiver.is_behind
+        ballast.unlink()
+        pair.finish()
+        assert copied(pair.home.root) == copied(pair.host.root)
+        assert pair.said[1:] == [f"{disk} can be written again"]
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_flood_in_one_file_does_not_hold_up_the_others(pair: Pair) -> None:
+    with (path := pair.host.nccl_log(1, NODE)).parent.mkdir(parents=True) or path.open(
+        "wb"
+    ) as file:
+        file.truncate(64 << 20)
+    pair.append(pair.host.events(NODE), b"{}\n")
+    sent = list(pair.sender.chunks(3 << 20))
+    assert sum(len(chunk.data) for chunk in sent) <= 3 << 20
+    assert max(len(chunk.data) for chunk in sent) <= DATA_BYTES
+    assert f"events/{NODE}.jsonl" in {chunk.path for chunk in sent}
+    pair.take(sent)
+    pair.finish()
+    assert pair.home.nccl_log(1, NODE).stat().st_size == 64 << 20
+
+
+def test_a_look_at_nothing_new_costs_a_few_stats(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in names(pair.host, 1):
+        pair.append(path, b"x")
+    pair.finish()
+    calls: list[str] = []
+    for name in ("lstat", "open", "listdir"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *a, _r=real, _n=name, **k: (calls.append(_n), _r(*a, **k))[1]
+        )
+    assert [list(pair.sender.chunks(1 << 20)) for _ in range(10)] == [[]] * 10
+    assert calls.count("lstat") <= 10 * 2 * len(mirror._ways(NODE, 1))
+    assert calls.count("open") == 0
+    assert calls.count("listdir") <= 1
+
+
+def test_no_index_entry_points_beyond_the_log_while_it_grows(pair: Pair) -> None:
+    host, home = pair.host, pair.home
+    log = NodeLog(host.log(1, NODE), host.log_index(1, NODE), host.log_errors(1, NODE))
+    rng, at = random.Random(2), 10**15
+    for _ in range(300):
+        for _ in range(rng.randrange(20)):
+            at += 6_000_000
+            log.add(Piece(b"%d\n" % at * rng.randrange(1, 400), is_cut=False), at, "0", "o")
+        log.flush()
+        pair.take(pair.sender.chunks(rng.randrange(1, 100_000)))
+        if rng.random() < 0.1:
+            pair.connect()
+        size, index = files.size_of(home.log(1, NODE)), home.log_index(1, NODE)
+        data = index.read_bytes() if index.exists() else b""
+        whole = data[: len(data) // INDEX_ENTRY.size * INDEX_ENTRY.size]
+        assert all(offset < size for _, offset, _ in INDEX_ENTRY.iter_unpack(whole))
+
+
+def test_logs_of_the_home_can_be_followed_while_they_grow(pair: Pair) -> None:
+    log = NodeLog(
+        *(of(1, NODE) for of in (pair.host.log, pair.host.log_index, pair.host.log_errors))
+    )
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(2000):
+            log.add(Piece(b"line %d\n" % number, is_cut=False), 10**15 + number, "0", "o")
+            if number % 50 == 0:
+                log.flush()
+                pair.move(997)
+        log.add_end(0, "", 10**15 + 2000)
+        log.flush()
+        pair.finish()
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    entries = follow(RunFiles(paths=pair.home), ended=done.is_set, interval_s=0.001)
+    lines = [entry.text for entry in entries if hasattr(entry, "text")]
+    writer.join()
+    assert lines == [b"line %d" % number for number in range(2000)]
+
+
+def test_chunks_travel_over_a_pipe(pair: Pair, tmp_path: Path) -> None:
+    pair.append(pair.host.log(1, NODE), bytes(3 << 20))
+    (wire := tmp_path / "wire").touch()
+    with wire.open("rb") as reader, wire.open("wb") as writer:
+        pipe = Pipe(reader, writer)
+        for chunk in pair.sender.drain(time.monotonic() + 60):
+            pipe.send("file", chunk.data, **chunk.fields)
+        while frame := pipe.receive():
+            pair.receiver.take(Chunk.of(frame))
+    assert copied(pair.home.root) == copied(pair.host.root)
+
+
+def test_requests_and_the_status_reach_the_host(pair: Pair) -> None:
+    down = Sender(pair.home.root, HOME, {})
+    receiver = Receiver(root=pair.host.root, nodes=(HOME,), say=pair.said.append)
+    for reason in (Reason.CANCEL, Reason.END):
+        write_request(pair.home.request(1), reason)
+        for chunk in down.chunks(1 << 20):
+            receiver.take(chunk)
+        assert pair.host.request(1).read_text() == f"{reason.value}\n"
+    files.create(pair.home.status(1), "121\n")
+    for chunk in down.drain(time.monotonic() + 60):
+        receiver.take(chunk)
+    assert pair.host.status(1).read_text() == "121\n"
+    pair.finish()
+    assert pair.home.request(1).read_text() == "end\n"
+
+
+def test_the_home_keeps_what_a_host_has_lost(pair: Pair) -> None:
+    home, path = pair.home.events(NODE), pair.host.events(NODE)
+    pair.append(path, b"1\n2\n")
+    pair.finish()
+    files.write_whole(path, b"3\n")  # another file
+    pair.finish()
+    assert home.read_bytes() == b"1\n2\n3\n"
+    path.write_bytes(b"4")
+    pair.finish()
+    assert home.read_bytes() == b"1\n2\n3\n4"
+
+
+def test_a_host_that_crashed_goes_on_after_what_is_left(pair: Pair) -> None:
+    home, path = pair.home.events(NODE), pair.host.events(NODE)
+    pair.append(path, b"1\n2\n")
+    pair.finish()
+    path.write_bytes(b"1\n")  # its disk had not written the rest
+    pair.connect()
+    pair.finish()
+    pair.append(path, b"3\n")
+    pair.finish()
+    assert home.read_bytes() == b"1\n2\n3\n"
+
+
+def test_what_came_in_part_is_removed(pair: Pair) -> None:
+    pair.receiver.take(Chunk(path=f"fr/a1/{NODE}.tar", at=0, data=b"x", size=2))
+    assert len(copied(pair.home.root)) == 1
+    pair.receiver.close()
+    assert copied(pair.home.root) == {}
+
+
+def test_a_bundle_is_what_a_host_needs(tmp_path: Path) -> None:
+    paths = RunPaths(root=tmp_path / "home")
+    paths.root.mkdir()
+    paths.attempts_dir.mkdir()
+    take_attempt(paths, 1, "owner")
+    for path, mode in ((paths.plan, 0o600), (paths.node_script, 0o700), (paths.record, 0o600)):
+        files.write_whole(path, f"{path.name} \udcff", mode=mode)
+    secret = Realm(paths=paths, attempt=1).create_secret()
+    host = RunPaths(root=tmp_path / "host" / "runs" / "train" / "1")
+    for _ in range(2):
+        mirror.write_bundle(host.root, mirror.bundle(paths))
+        assert set(copied(host.root)) == {"plan.json", "node.sh", "attempts/1/link.secret"}
+        assert host.plan.read_bytes() == paths.plan.read_bytes()
+        assert os.access(host.node_script, os.X_OK)
+        assert stat.S_IMODE(host.root.stat().st_mode) == 0o700
+        assert Realm(paths=host, attempt=1).create_secret() == secret
+    assert os.listdir(host.root.parent) == ["1"]
+
+
+def test_a_bundle_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "runs" / "train" / "1"
+    with pytest.raises(OSError, match="too long"):
+        mirror.write_bundle(root, [("plan.json", "{}", 0o600), ("x" * 300, "", 0o600)])
+    assert os.listdir(root.parent) == []
