@@ -60,7 +60,9 @@ class Pair:
         """Drain until the receiver asks for no more."""
         while True:
             self.take(self.sender.drain(time.monotonic() + 60))
-            if not (asked := self.receiver.again()):
+            asked = self.receiver.again()
+            assert asked is not None
+            if not asked:
                 return
             self.sender.rewind(asked)
 
@@ -144,10 +146,9 @@ def test_the_home_equals_the_host_after_any_cuts(
                 room[:] = [first]
             elif act == "again":
                 room.clear()
-                pair.sender.rewind(pair.receiver.again())
+                pair.sender.rewind(pair.receiver.again() or {})
         room.clear()
         pair.finish()
-    assert not pair.receiver.is_behind
     assert copied(pair.home.root) == {
         str(path.relative_to(pair.host.root)): data for path, data in written.items()
     }
@@ -185,7 +186,6 @@ def test_the_first_status_decides(pair: Pair) -> None:
     files.create(pair.host.status(1), "121\n")
     pair.finish()
     assert pair.home.status(1).read_text() == "1\n"
-    assert not pair.receiver.is_behind
     assert len(list(pair.home.attempt(1).iterdir())) == 1
 
 
@@ -245,7 +245,7 @@ def test_a_gap_is_never_written(pair: Pair) -> None:
     pair.receiver.take(Chunk(path=path, at=0, data=b"first"))
     pair.receiver.take(Chunk(path=path, at=3, data=b"stlater"))
     assert copied(pair.home.root) == {path: b"firstlater"}
-    assert not pair.receiver.again()
+    assert pair.receiver.again() == {}
 
 
 def test_an_attempt_that_the_home_does_not_know_is_not_begun(pair: Pair) -> None:
@@ -289,15 +289,14 @@ def test_a_full_home_is_reported_once_and_loses_nothing(tmp_path: Path) -> None:
             pair.append(pair.host.log(1, NODE), data[start : start + 60_000])
             pair.append(pair.host.log_index(1, NODE), b"%16d" % start)
             pair.move()
-            assert pair.receiver.again() == {}
+            assert pair.receiver.again() == (None if pair.said else {})
         assert pair.said == [
             f"cannot write {pair.home.log(1, NODE)}: No space left on device; retrying"
         ]
-        assert pair.receiver.is_behind
         ballast.unlink()
         pair.finish()
         assert copied(pair.home.root) == copied(pair.host.root)
-        assert pair.said[1:] == [f"{disk} can be written again"]
+        assert len(pair.said) == 1
     finally:
         subprocess.run(["umount", disk], check=True)
 

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import threading
 import time
 from collections import deque
@@ -32,9 +31,11 @@ HOME = ""  # the node whose files travel from the home to the hosts
 POLL_S = 0.25
 LIST_S = 1.0
 _DRAIN_BYTES = 16 << 20  # between two looks
-_KEPT_BYTES = 64 << 10
+_KEPT_BYTES = 64 << 10  # of what a full disk did not take
 _MOST = 1 << 62
 _ATTEMPT = re.compile(r"[a-z]+/a?([1-9][0-9]{0,5})/")
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _RUN = RunPaths(root=Path())
 
 
@@ -51,7 +52,7 @@ class _Way(Enum):
 
 @lru_cache(maxsize=8192)
 def _ways(node: str, attempt: int) -> dict[str, _Way]:
-    """Return what a node writes, a log before what points into it.
+    """Return what a node writes.
 
     Not head.pid: on the home's host, another process may have that pid.
     """
@@ -66,27 +67,21 @@ def _ways(node: str, attempt: int) -> dict[str, _Way]:
     return {str(path): way for way, paths in found for path in paths}
 
 
+def _all_ways(root: Path, node: str) -> Iterator[tuple[str, _Way]]:
+    for attempt in range(1, RunPaths(root=root).newest_attempt() + 1):
+        yield from _ways(node, attempt).items()
+
+
 def _leader(path: str) -> str:
     """Return the log that an index or a side file points into; else the path itself."""
     is_side = path.startswith("logs/") and path.endswith((".idx", ".err"))
     return f"{path[:-4]}.log" if is_side else path
 
 
-def _attempts(root: Path) -> list[int]:
-    with contextlib.suppress(OSError):
-        names = os.listdir(RunPaths(root=root).attempts_dir)
-        return sorted(int(name) for name in names if name.isdecimal())
-    return []
-
-
 def sizes(root: Path, node: str) -> dict[str, int]:
     """Return how much the home has of each growing file of a node."""
-    found = (path for n in _attempts(root) for path in _growing(node, n))
+    found = (path for path, way in _all_ways(root, node) if way is _Way.GROWS)
     return {path: size for path in found if (size := files.size_of(root / path))}
-
-
-def _growing(node: str, attempt: int) -> list[str]:
-    return [path for path, way in _ways(node, attempt).items() if way is _Way.GROWS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +115,7 @@ class _Source:
     path: str
     file: Path
     grows: bool
-    sent: int = 0
+    sent: int
     until: int = 0
     shift: int = 0
     version: tuple[int, int] | None = None  # inode, and the mtime of a file that is replaced
@@ -128,30 +123,25 @@ class _Source:
     def look(self) -> None:
         """Notice that the file has grown or was replaced."""
         with contextlib.suppress(OSError):
-            self._see(os.lstat(self.file))
-
-    def _version(self, found: os.stat_result) -> tuple[int, int]:
-        return found.st_ino, 0 if self.grows else found.st_mtime_ns
-
-    def _see(self, found: os.stat_result) -> None:
-        is_other = self.version not in (None, self._version(found))
-        if not self.grows:
-            self.sent = self.sent if self.version == self._version(found) else 0
-        elif is_other or (self.version and found.st_size < self.sent):
-            self.shift, self.sent = self.shift + self.sent, 0  # the home keeps what it has
-        elif found.st_size < self.sent:  # a crash of the host has taken its end
-            self.shift, self.sent = self.sent - found.st_size, found.st_size
-        self.version, self.until = self._version(found), found.st_size
+            found = os.lstat(self.file)
+            version, size = self._version(found), found.st_size
+            if self.version and (version != self.version or size < self.sent):
+                self.shift += self.sent if self.grows else 0  # the home keeps what it has
+                self.sent = 0
+            elif size < self.sent:  # a crash of the host has taken its end
+                self.shift, self.sent = self.sent - size, size
+            self.version, self.until = version, size
 
     def take(self, limit: int) -> Chunk | None:
         """Return the next part; None if there is none, or if the file can't be read now."""
-        if self.sent >= self.until:
-            return None
         with contextlib.suppress(OSError):
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            with open(os.open(self.file, flags), "rb", buffering=0) as file:
-                return self._read(file.fileno(), limit)
+            if self.sent < self.until:
+                with open(os.open(self.file, _READ), "rb", buffering=0) as file:
+                    return self._read(file.fileno(), limit)
         return None
+
+    def _version(self, found: os.stat_result) -> tuple[int, int]:
+        return found.st_ino, 0 if self.grows else found.st_mtime_ns
 
     def _read(self, file: int, limit: int) -> Chunk | None:
         if self._version(os.fstat(file)) != self.version:
@@ -160,10 +150,6 @@ class _Source:
         self.sent += len(data)
         size = 0 if self.grows else self.until
         return Chunk(path=self.path, at=at + self.shift, data=data, size=size) if data else None
-
-    def rewind(self, known: int) -> None:
-        """Continue with what the home does not have."""
-        self.sent = max(0, known - self.shift) if self.grows else 0
 
 
 class Sender:
@@ -183,7 +169,7 @@ class Sender:
         while idle < len(self._turns) and limit > 0:
             source = self._turns[0]
             self._turns.rotate(-1)
-            is_early = self._leader_of(source).sent < self._needs.get(source.path, 0)
+            is_early = self._log_of(source).sent < self._needs.get(source.path, 0)
             chunk = None if is_early else source.take(min(limit, DATA_BYTES))
             idle = 0 if chunk else idle + 1
             if chunk:
@@ -201,33 +187,31 @@ class Sender:
 
     def rewind(self, known: Mapping[str, int]) -> None:
         """Send again what the other end asks for (`Receiver.again`)."""
-        for path, size in known.items():
-            if path in self._sources:
-                self._sources[path].rewind(size)
+        for path in known.keys() & self._sources.keys():
+            source = self._sources[path]
+            source.sent = max(0, known[path] - source.shift) if source.grows else 0
 
-    def _leader_of(self, source: _Source) -> _Source:
+    def _log_of(self, source: _Source) -> _Source:
         return self._sources[_leader(source.path)]
 
     def _look(self) -> None:
         """Look at what points into a log before the log: that has all of it then."""
         if time.monotonic() - self._listed >= LIST_S:
             self._listed = time.monotonic()
-            for attempt in _attempts(self._root):
-                self._add(attempt)
-        for source in reversed(self._sources.values()):
-            log = self._leader_of(source)
-            if log is source:
+            self._find()
+        for source in self._sources.values():
+            if self._log_of(source) is not source and source.sent >= source.until:
                 source.look()
-            elif source.sent >= source.until:
+                self._needs[source.path] = files.size_of(self._log_of(source).file)
+        for source in self._sources.values():
+            if self._log_of(source) is source:
                 source.look()
-                log.look()
-                self._needs[source.path] = log.until
 
-    def _add(self, attempt: int) -> None:
-        for path, way in _ways(self._node, attempt).items():
+    def _find(self) -> None:
+        for path, way in _all_ways(self._root, self._node):
             if path not in self._sources:
-                source = _Source(path=path, file=self._root / path, grows=way is _Way.GROWS)
-                source.rewind(self._known.get(path, 0))
+                grows, known = way is _Way.GROWS, self._known.get(path, 0)
+                source = _Source(path=path, file=self._root / path, grows=grows, sent=known)
                 self._sources[path] = source
                 self._turns.append(source)
 
@@ -247,18 +231,12 @@ class Receiver:
     _is_told: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def is_behind(self) -> bool:
-        """Return whether something that was sent is not written."""
-        return bool(self._lags)
-
     def take(self, chunk: Chunk) -> None:
         """Write a part. Raises RefusedError for a file that is not the host's own."""
         number, way = self._way(chunk.path)
-        if way is _Way.HEADS and number not in self.leads:
+        is_known = not number or RunPaths(root=self.root).attempt(number).is_dir()
+        if not is_known or (way is _Way.HEADS and number not in self.leads):
             return
-        if number and not RunPaths(root=self.root).attempt(number).is_dir():
-            return  # not an attempt of this side
         with self._lock:
             if self._write(chunk):
                 self._lags.pop(chunk.path, None)
@@ -266,29 +244,25 @@ class Receiver:
                 kept = dataclasses.replace(chunk, data=chunk.data[:_KEPT_BYTES])
                 self._lags.setdefault(chunk.path, kept)
 
-    def again(self) -> dict[str, int]:
-        """Return to what the sender must rewind, once the disk has room; ask every second."""
+    def again(self) -> dict[str, int] | None:
+        """Return to what the sender must rewind; None while the disk is full. Ask every second."""
         with self._lock:
-            # A log before what points into it.
-            tried = [self._write(self._lags[path]) for path in sorted(self._lags, reverse=True)]
-            if None in tried:
-                return {}
-            if self._is_told:
-                self.say(f"{self.root} can be written again")
-            lags, self._lags, self._is_told = self._lags, {}, False
-            return {path: files.size_of(self.root / path) for path in lags}
+            full = {path for path, chunk in self._lags.items() if self._write(chunk) is None}
+            self._is_told = bool(full)
+            asked = [path for path in self._lags if not {path, _leader(path)} & full]
+            for path in asked:
+                del self._lags[path]
+            return {p: files.size_of(self.root / p) for p in asked} if asked or not full else None
 
     def close(self) -> None:
         """Remove what came only in part."""
-        found = (way for node in self.nodes for n in _attempts(self.root) for way in _ways(node, n))
-        for path in found:
+        for path, _ in (each for node in self.nodes for each in _all_ways(self.root, node)):
             with contextlib.suppress(OSError):
                 _part(self.root / path).unlink()
 
     def _way(self, path: str) -> tuple[int, _Way]:
         number = int(match[1]) if (match := _ATTEMPT.match(path)) else 0
-        found = (_ways(node, number).get(path) for node in self.nodes)
-        way = next(filter(None, found), None)
+        way = next((w for node in self.nodes if (w := _ways(node, number).get(path))), None)
         if way is None or not (number or path.startswith("events/")):
             raise RefusedError(f"a host sent {path!r}, which is not its own")
         return number, way
@@ -299,8 +273,7 @@ class Receiver:
             return False
         path = self.root / chunk.path
         try:
-            _make_parent(self.root, path)
-            return _write(path, chunk, self._way(chunk.path)[1])
+            return _write(self.root, path, chunk, self._way(chunk.path)[1])
         except OSError as error:
             if not self._is_told:
                 self.say(f"cannot write {path}: {error.strerror or error}; retrying")
@@ -308,15 +281,25 @@ class Receiver:
             return None
 
 
-def _make_parent(root: Path, path: Path) -> None:
+def _write(root: Path, path: Path, chunk: Chunk, way: _Way) -> bool:
     if path.parent.resolve() != root.resolve() / path.parent.relative_to(root):
         raise OSError(errno.ELOOP, "its directory is a symbolic link")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if way is _Way.GROWS:
+        return _append(path, chunk)
+    part = _part(path)
+    if not chunk.at:
+        part.unlink(missing_ok=True)
+    is_written = _append(part, chunk)
+    if is_written and chunk.at + len(chunk.data) >= chunk.size:
+        with contextlib.suppress(FileExistsError):
+            (os.rename if way is _Way.WHOLE else os.link)(part, path)
+        part.unlink(missing_ok=True)
+    return is_written
 
 
 def _append(path: Path, chunk: Chunk) -> bool:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(path, flags, files.PRIVATE), "ab", buffering=0) as file:
+    with open(os.open(path, _APPEND, files.PRIVATE), "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         data = memoryview(chunk.data)[max(0, size - chunk.at) :]
         while chunk.at <= size and data:
@@ -328,44 +311,26 @@ def _part(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def _write(path: Path, chunk: Chunk, way: _Way) -> bool:
-    part = path if way is _Way.GROWS else _part(path)
-    if part != path and not chunk.at:
-        part.unlink(missing_ok=True)
-    is_written = _append(part, chunk)
-    if is_written and part != path and chunk.at + len(chunk.data) >= chunk.size:
-        with contextlib.suppress(FileExistsError):
-            (os.rename if way is _Way.WHOLE else os.link)(part, path)
-        part.unlink(missing_ok=True)
-    return is_written
-
-
 def bundle(paths: RunPaths) -> list[tuple[str, str, int]]:
     """Return what a host needs for the newest attempt: relative path, text and mode."""
-    wanted = (*paths.config_files, paths.link_secret(paths.newest_attempt()))
-    return [
-        (
-            str(path.relative_to(paths.root)),
-            path.read_text(encoding="utf-8", errors="surrogateescape"),
-            stat.S_IMODE(path.stat().st_mode),
-        )
-        for path in wanted
-        if path.is_file()
-    ]
+    secret = paths.link_secret(paths.newest_attempt())
+    found = []
+    for path in filter(Path.is_file, (*paths.config_files, secret)):
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        mode = stat.S_IMODE(path.stat().st_mode)
+        found.append((str(path.relative_to(paths.root)), text, mode))
+    return found
 
 
 def write_bundle(root: Path, found: Iterable[tuple[str, str, int]]) -> None:
-    """Write what `bundle` returned; create a run directory completely or not at all."""
-    root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Write what `bundle` returned; an error leaves no new run directory."""
     is_new = not root.exists()
-    place = Path(tempfile.mkdtemp(prefix=".", dir=root.parent)) if is_new else root
     try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text, mode in found:
-            (place / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.write_whole(place / name, text, mode=mode)
-        if is_new:
-            place.rename(root)
+            (root / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.write_whole(root / name, text, mode=mode)
     except BaseException:
         if is_new:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(root, ignore_errors=True)
         raise

@@ -136,7 +136,7 @@ def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
 
 def attempt_ports(attempt: Attempt) -> Ports:
     """Return the ports that an attempt tries."""
-    root = attempt.paths.root  # hosts that share nothing keep the run in different places
+    root = attempt.paths.root  # hosts may have it in different places
     job = f"{attempt.who.job_id}:{root.parent.name}/{root.name}"
     return candidate_ports(job, attempt.number, attempt.plan.port_range)
 
