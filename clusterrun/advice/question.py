@@ -423,7 +423,7 @@ def _runs_here(spec: JobSpec) -> bool:
 def _writes_here(spec: JobSpec) -> bool:
     """Return whether the job writes to a disk that this machine sees: its own, or a cluster's."""
     has_slurm = choose_cluster(Cluster.AUTO) is Cluster.SLURM
-    return _runs_here(spec) or (has_slurm and spec.cluster is not Cluster.LOCAL)
+    return _runs_here(spec) or (has_slurm and spec.cluster in (Cluster.AUTO, Cluster.SLURM))
 
 
 def _slurm_bytes(text: str) -> int:

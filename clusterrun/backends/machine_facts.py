@@ -54,7 +54,7 @@ def gather_facts(
     Raises UsageError for a file that can't be read.
     """
     cluster = choose_cluster(spec.cluster)
-    python = _interpreter(spec, cwd)
+    python = _interpreter(spec, cwd, home="" if cluster.is_hosts else environ.get("HOME", ""))
     is_local = cluster is Cluster.LOCAL
     file = interpreters.path_of(python, spec, environ)
     interpreter = interpreters.look_at(file, may_run=may_run, environ=environ)
@@ -143,10 +143,13 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _interpreter(spec: JobSpec, cwd: Path) -> str:
+def _interpreter(spec: JobSpec, cwd: Path, *, home: str) -> str:
+    """Return the job's interpreter; without `home`, each host expands `~/`."""
     python = spec.python or python_of(spec.setup)
     if not python:
         return sys.executable
+    if python.startswith("~/"):
+        return home.rstrip("/") + python[1:] if home else python
     # The node looks up a bare name, after the setup lines.
     return os.path.normpath(cwd / python) if "/" in python else python
 

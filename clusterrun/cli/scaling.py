@@ -133,7 +133,7 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
     except KeyboardInterrupt:
         output.say("\nsubmitted jobs keep running")
         output.say("  run the same command with --collect to wait for them and print the table")
-        if worlds[0].plan.cluster is Cluster.LOCAL and begun < len(worlds):
+        if worlds[0].plan.cluster is not Cluster.SLURM and begun < len(worlds):
             missing = ", ".join(str(world.plan.nodes) for world in worlds[begun:])
             output.say(f"  not started: the runs on {missing} nodes")
             output.say("  run the same command without --collect to run all node counts")

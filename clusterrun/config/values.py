@@ -100,6 +100,8 @@ def anchored(field: Field, value: Any, *, directory: str | None, home: str | Non
     if field.name == "setup":
         return tuple(in_place(line, absolute) for line in value)
     is_program = field.name == "python" and isinstance(value, str) and "/" in value
+    if is_program and value.startswith("~/"):
+        return value  # the home of whichever machine runs it
     return absolute(value) if field.kind is Kind.PATH or is_program else value
 
 

@@ -177,8 +177,10 @@ def _setup(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
 
 
 def _python(spec: JobSpec, facts: Facts) -> str:
-    python = spec.python or facts.python
-    return posixpath.join(facts.workdir, python) if "/" in python else python
+    is_known = spec.python and not spec.python.startswith("~/")
+    python = spec.python if spec.python and is_known else facts.python
+    is_path = "/" in python and not python.startswith("~/")
+    return posixpath.join(facts.workdir, python) if is_path else python
 
 
 def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
@@ -260,7 +262,7 @@ def _only(precisions: frozenset[Precision]) -> Precision:
 def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
     if spec.threads_per_process:
         return spec.threads_per_process
-    if facts.cluster is Cluster.SLURM:
+    if facts.cluster is not Cluster.LOCAL:  # 0: the node knows its CPUs
         return max(1, cpus // world.procs_per_node) if cpus else 0
     return max(1, facts.local_cpus // world.size)
 
@@ -316,15 +318,16 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = [*notes_on_file(spec, own, facts, world), *own.notes, *world.notes]
     notes += notes_on_sizes(sizes, world)
-    is_local = facts.cluster is Cluster.LOCAL
+    is_local, is_slurm = facts.cluster is Cluster.LOCAL, facts.cluster is Cluster.SLURM
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
         notes.append(f"{idle} of the {world.gpus_per_node} GPUs of each node stay idle")
-    if is_local and spec.sbatch_args:
-        notes.append("--sbatch-arg has no effect on this machine")
-    if is_local and spec.srun_args:
-        notes.append("--srun-arg has no effect on this machine")
-    if not is_local and world.gpus_per_node and not cpus and not spec.exclusive:
+    where = "on this machine" if is_local else "without Slurm"
+    if not is_slurm and spec.sbatch_args:
+        notes.append(f"--sbatch-arg has no effect {where}")
+    if not is_slurm and spec.srun_args:
+        notes.append(f"--srun-arg has no effect {where}")
+    if is_slurm and world.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
             "no CPUs requested: without a site default, Slurm gives one per node (--cpus-per-gpu)"
         )

@@ -44,9 +44,9 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
         taken["nproc_per_node"] = each
     if not _is_cpu(spec, own):
         ranks = spec.nproc_per_node or each
-        on_slurm = facts.cluster is Cluster.SLURM
-        taken |= _slurm_gpus(spec, ranks) if on_slurm and each else {}
-        taken |= {} if on_slurm else {"gpu_ids": spec.gpu_ids or _gpu_ids(spec, own)}
+        is_elsewhere = facts.cluster is not Cluster.LOCAL
+        taken |= _gpus_elsewhere(spec, ranks) if is_elsewhere and each else {}
+        taken |= {} if is_elsewhere else {"gpu_ids": spec.gpu_ids or _gpu_ids(spec, own)}
     return dataclasses.replace(spec, **taken)
 
 
@@ -129,7 +129,7 @@ def _is_cpu(spec: JobSpec, own: OwnFiles) -> bool:
     return spec.device is Device.CPU or (spec.device is Device.AUTO and own.use_cpu)
 
 
-def _slurm_gpus(spec: JobSpec, ranks: int | None) -> dict[str, Any]:
+def _gpus_elsewhere(spec: JobSpec, ranks: int | None) -> dict[str, Any]:
     if spec.gpus_per_node is not None:
         return {}
     if any(map(asks_for_gpus, spec.sbatch_args)):

@@ -19,7 +19,7 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
     if runs_in_container(spec):
         return None
     if not found.path:
-        return _absent(spec, facts)
+        return None if facts.cluster.is_hosts else _absent(spec, facts)
     if too_old := list(_too_old(facts)):
         return UsageError(f"{found.path} {too_old[0]}", hint=f"upgrade it, {_OTHER}")
     wanted = ["clusterrun", "torch", "accelerate", *(["deepspeed"] * strategy.is_deepspeed)]
@@ -36,6 +36,8 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
 
 def is_certain(spec: JobSpec, facts: Facts) -> bool:
     """Return whether the nodes will find the same: bash or a module may add packages."""
+    if facts.cluster.is_hosts:
+        return False  # they have disks of their own
     steps = [read_step(line) for line in spec.setup]
     is_plain = all(step.tool in (Tool.VENV, Tool.CONDA) for step in steps)
     is_here = bool(facts.interpreter.path) or facts.cluster is Cluster.LOCAL

@@ -54,7 +54,7 @@ def change(
     """
     frozen = configuration(record)
     new = _load(record, flags, overrides)
-    bad = bad_nodes(record.paths) if exclude_bad and record.cluster is not Cluster.LOCAL else ()
+    bad = bad_nodes(record.paths) if exclude_bad and record.cluster is Cluster.SLURM else ()
     if bad:
         known = parse_hostlist(new.spec.exclude) if new.spec.exclude else []
         nodes = fold_hosts((*known, *bad))

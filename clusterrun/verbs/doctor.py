@@ -35,6 +35,7 @@ from clusterrun.launch.inputs import runs_in_container
 from clusterrun.launch.packages import interpreter_problem, is_certain
 from clusterrun.rundir.record import current_user
 from clusterrun.shared import shell
+from clusterrun.shared.wording import count
 from clusterrun.verbs.render import Prepared, check, prepare
 
 DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks is left behind
@@ -140,6 +141,8 @@ class Subject:
     def refuse_other_cluster(self) -> None:
         """Raise UnknownError if the job does not run on Slurm."""
         asked = self.resolved.spec.cluster if self.resolved else Cluster.AUTO
+        if asked.is_hosts:
+            raise UnknownError(f"the job does not run on Slurm (--cluster {asked.value})")
         if choose_cluster(asked) is Cluster.LOCAL:
             is_asked = asked is Cluster.LOCAL
             raise UnknownError("the job runs on this machine" if is_asked else "no sbatch here")
@@ -193,6 +196,7 @@ def _job(job: Subject) -> Check:
         return fail("config.job", text, "; ".join(problem.hints) or "clusterrun render --help")
     plan = job.ready.plan
     where = f", on this machine ({plan.device.value})" if plan.cluster is Cluster.LOCAL else ""
+    where = f", on {count(len(plan.hosts), 'host')}" if plan.hosts else where
     ranks = f"{plan.nodes} x {plan.procs_per_node} ranks"
     return ok("config.job", f"{ranks}, {plan.strategy.value}{where}")
 
@@ -270,7 +274,7 @@ def _quick(name: str, job: Subject) -> Check:
     of_gpus = name.startswith("gpu.")
     if of_gpus or name.startswith("path.") or name == "node.clock":
         _ = job.ready  # knows the directory of the runs, and the device
-    if name in ("node.memory", "gpu.count") and job.ready.plan.cluster is Cluster.SLURM:
+    if name in ("node.memory", "gpu.count") and job.ready.plan.cluster is not Cluster.LOCAL:
         raise UnknownError("the job runs on other machines")
     return all_looks(job.needs, job.gpus if of_gpus else None)[name]()
 
@@ -283,7 +287,7 @@ def _site(job: Subject) -> Check:
     plan = job.ready.plan
     if not plan.health_command:
         raise UnknownError("the configuration names no launch.health_command")
-    if plan.cluster is Cluster.SLURM:
+    if plan.cluster is not Cluster.LOCAL:
         raise UnknownError("the command is for nodes, not for this machine")
     origin = job.ready.resolved.origins["launch.health_command"]
     if not (origin.is_of_user or origin.is_of_site):
@@ -410,7 +414,7 @@ def examine(job: Subject, probes: Iterable[Probe]) -> list[Check]:
 
 def _for_job(found: Check, job: Subject) -> Check:
     """Lower a failure of this machine to a note if the job runs on others."""
-    is_elsewhere = job.prepared is not None and job.prepared.plan.cluster is Cluster.SLURM
+    is_elsewhere = job.prepared is not None and job.prepared.plan.cluster is not Cluster.LOCAL
     if found.status is Status.FAIL and is_elsewhere and found.id.startswith(_OF_THIS_MACHINE):
         return dataclasses.replace(found, status=Status.NOTE)
     return found

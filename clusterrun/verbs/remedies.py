@@ -136,7 +136,7 @@ def _is_of_use(text: str, run: Run) -> bool:
     """Return whether advice applies: to a job that runs, to Slurm, to a failure that is over."""
     if "--stacks" in text and run.job.state is not JobState.RUNNING:
         return False
-    if run.plan.cluster is Cluster.LOCAL and _SLURM.search(text):
+    if run.plan.cluster is not Cluster.SLURM and _SLURM.search(text):
         return False
     return not (_AS_IT_IS.fullmatch(text) and _retry(run) is Retry.NO)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -202,3 +203,18 @@ def test_hosts_without_their_cluster_are_refused() -> None:
     plan = here(hosts=("a",), cluster=Cluster.LOCAL)
     assert "--hosts has no effect on this machine" in plan.notes
     assert plan.hosts == ()
+
+
+def test_what_only_slurm_reads_is_noted_and_what_only_the_host_knows_is_left_to_it() -> None:
+    plan = on_hosts(listed("a", "b"), sbatch_args=("--nice",), srun_args=("--mpi=none",))
+    assert "--sbatch-arg has no effect without Slurm" in plan.notes
+    assert "--srun-arg has no effect without Slurm" in plan.notes
+    assert plan.threads_per_process == 0
+    gpus = on_hosts(listed("a", "b"), gpus_per_node=2)
+    assert not [note for note in gpus.notes if "Slurm" in note]
+
+
+def test_the_home_of_an_interpreter_is_that_of_the_host() -> None:
+    facts = dataclasses.replace(host_facts(listed("a")), python="~/env/bin/python")
+    asked = JobSpec(script="train.py", device=Device.CPU, python="~/env/bin/python")
+    assert make_plan(asked, facts).python == "~/env/bin/python"

@@ -105,11 +105,19 @@ def print_changes(changes: Sequence[Change]) -> None:
         output.detail("" if index else "changes", f"{change.key}: {old} -> {new}")
 
 
+_PLACES: Final = {
+    Cluster.SLURM: "Slurm",
+    Cluster.LOCAL: "simulated on this machine",
+    Cluster.SSH: "over ssh",
+    Cluster.ALLOCATION: "in this allocation",
+}
+
+
 def print_plan(plan: Plan) -> None:
     """Print what will run before it is sent."""
     nodes = count(plan.nodes, "node")
     ranks = count(plan.world_size, "rank")
-    where = "simulated on this machine" if plan.cluster is Cluster.LOCAL else "Slurm"
+    where = _PLACES[plan.cluster]
     output.detail("world", f"{ranks} = {nodes} x {plan.procs_per_node}, {where}")
     sizes = dataclasses.asdict(plan.parallel)
     if plan.parallel.model > 1 or (plan.strategy.is_fsdp and plan.parallel.replicate > 1):
