@@ -52,7 +52,8 @@ def command(
 ) -> None:
     """Print the batch script that submit sends.
 
-    submit sends the same bytes; you can also pass them to sbatch yourself.
+    submit sends the same bytes; you can also pass them to sbatch yourself. For hosts (--cluster
+    ssh, allocation), it prints a command for each host that starts the training by hand.
 
     \b
     clusterrun render -N 2 --gpus-per-node 4 train.py | less
@@ -125,4 +126,5 @@ def _write_files(prepared: Prepared, directory: Path) -> None:
             f"cannot write into '{directory}'", cause=str(error), hint="choose another directory"
         ) from error
     output.detail("wrote", f"{len(written)} files to {directory}")
-    output.detail("submit", shlex.join(["sbatch", str(directory / "job.sbatch")]))
+    if not prepared.plan.hosts:
+        output.detail("submit", shlex.join(["sbatch", str(directory / "job.sbatch")]))

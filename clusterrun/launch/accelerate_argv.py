@@ -44,12 +44,35 @@ def launch_argv(
     the configuration file decides. `deepspeed_file` is empty if the run has none.
     `worker_argv` is usually `plan.entry`; the interpreter `python` runs it.
     """
+    worker = ("--no_python", *module_argv(python, WORKER_MODULE, *worker_argv))
+    where = launch_options(
+        plan,
+        config_file=config_file,
+        deepspeed_file=deepspeed_file,
+        machine_rank=machine_rank,
+        address=address,
+        port=port,
+        precision=precision,
+    )
+    return (*where, *worker)
+
+
+def launch_options(
+    plan: Plan,
+    *,
+    config_file: str,
+    deepspeed_file: str,
+    machine_rank: int,
+    address: str,
+    port: int | str,
+    precision: str,
+) -> tuple[str, ...]:
+    """Return the options of `accelerate launch`, without what it starts."""
     return (
         *("--config_file", config_file),
         *_machine_facts(plan, machine_rank, address, port),
         *(() if precision in ("", "file") else ("--mixed_precision", precision)),
         *_strategy_flags(plan, deepspeed_file),
-        *("--no_python", *module_argv(python, WORKER_MODULE, *worker_argv)),
     )
 
 

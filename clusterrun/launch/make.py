@@ -262,7 +262,9 @@ def _only(precisions: frozenset[Precision]) -> Precision:
 def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
     if spec.threads_per_process:
         return spec.threads_per_process
-    if facts.cluster is not Cluster.LOCAL:  # 0: the node knows its CPUs
+    if facts.cluster.is_hosts:
+        return 0  # each host knows its CPUs
+    if facts.cluster is Cluster.SLURM:
         return max(1, cpus // world.procs_per_node) if cpus else 0
     return max(1, facts.local_cpus // world.size)
 

@@ -14,6 +14,7 @@ from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.estimates import steps
 from clusterrun.launch.plan import Plan
+from clusterrun.rendering.by_hand import by_hand
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.changes import Change
@@ -84,7 +85,10 @@ def print_check(answer: str) -> None:
 
 
 def print_files(prepared: Prepared, *, as_json: bool) -> None:
-    """Print only the batch script, or all files as one object."""
+    """Print only the batch script, for hosts a command for each; or all files as one object."""
+    if not as_json and prepared.plan.hosts:
+        output.answer("\n".join(by_hand(prepared.plan, prepared.bundle)))
+        return
     if not as_json:
         output.answer_exactly(prepared.bundle.script)
         return
