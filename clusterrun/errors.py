@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 
@@ -88,8 +89,26 @@ class JobNotFoundError(ClusterrunError):
     exit_code = Exit.NOT_FOUND
 
 
+class ElsewhereError(ClusterrunError):
+    """The run directory is on another host; the command line runs its command there.
+
+    `runs` are the run directories there, by the words that name them here ("" for none). The
+    command there finds them in `VARIABLE`, as JSON.
+    """
+
+    VARIABLE = "CLUSTERRUN_FORWARDED"
+    code = "elsewhere"
+
+    def __init__(self, host: str, python: str, runs: Mapping[str, str], job: str) -> None:
+        super().__init__(
+            f"the run directory of job {job} is on {host}",
+            hint=f"use the command line, which asks {host}: clusterrun status {job}",
+        )
+        self.host, self.python, self.runs, self.job = host, python, runs, job
+
+
 class SchedulerUnreachableError(ClusterrunError):
-    """The scheduler did not answer; the job itself is not affected."""
+    """The scheduler or host did not answer; the job itself is not affected."""
 
     code = "unreachable"
     exit_code = Exit.UNREACHABLE

@@ -11,7 +11,7 @@ import click
 from clusterrun.backends.evidence import read_evidence
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.job_text import find_announced
+from clusterrun.cli.shared.job_text import find_all_announced
 from clusterrun.errors import Exit, UsageError
 from clusterrun.shared.durations import clock, parse_seconds
 from clusterrun.shared.wording import count
@@ -62,7 +62,7 @@ def command(
     if timeout is not None and not checkpoint:
         raise UsageError("--timeout requires --checkpoint", hint="pass both, or drop --timeout")
     timeout_s = parse_seconds(timeout or DEFAULT)
-    chosen = map(find_announced, jobs) if all(jobs) else jobs
+    chosen = find_all_announced(jobs) if all(jobs) else jobs
     found = cancel.look_before_cancel(*chosen)
     _confirm([status for status in found if not status.state.is_terminal], yes=yes)
     unheard_s = timeout_s if timeout else min(cancel.UNHEARD_S, timeout_s)

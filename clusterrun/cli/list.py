@@ -13,6 +13,7 @@ from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import brief, failure_lines, verdict_line, where_or_why
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
 from clusterrun.cli.shared.times import local_time
+from clusterrun.errors import describe
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
@@ -126,6 +127,8 @@ def _row(job: JobStatus) -> tuple[str, ...]:
 def _why_or_where(job: JobStatus) -> str:
     if job.suspicions:
         return brief(f"suspect: {job.suspicions[0].text}")
+    if job.error and job.record.home:
+        return brief(describe(job.error))
     if job.failure is None or job.pending:
         return where_or_why(job)
     verdict = job.failure.verdict
@@ -145,8 +148,9 @@ def _step(job: JobStatus) -> str:
 
 
 def _report_silence(ctx: click.Context, found: list[JobStatus]) -> None:
-    """Report once that a scheduler did not answer; the table comes from the files."""
-    errors = [job.error for job in found if job.error is not None]
-    if errors:
-        output.print_error_text(errors[0])
-        ctx.exit(errors[0].exit_code)
+    """Report once that a scheduler or host did not answer; the table comes from the rest."""
+    errors = {str(job.error): job.error for job in found if job.error is not None}
+    for error in errors.values():
+        output.print_error_text(error)
+    for error in errors.values():
+        ctx.exit(error.exit_code)

@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 import clusterrun
 from clusterrun.cli.shared import output, spellings
 from clusterrun.cli.shared.help import HELP_ALL, GroupedCommand, under
-from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.errors import ClusterrunError, ElsewhereError, Exit, UsageError
 from clusterrun.shared import files
 
 COLOURS: Final = ("auto", "always", "never")
@@ -36,7 +36,7 @@ EXIT_CODES: Final = """\
 2    the command line or the configuration is invalid; nothing was started
 3    done, and the answer is no (status --exit-status of a job that did not complete)
 4    no such job or run
-5    Slurm did not answer; jobs in the queue are not affected
+5    Slurm or a host did not answer; jobs are not affected
 130  interrupted by Ctrl-C
 141  the reader closed the pipe
 
@@ -84,6 +84,9 @@ VERBS: Final[dict[str, Verb]] = {
 }
 
 
+_HIDDEN: Final = {"await-end": "clusterrun.cli.await_end"}  # for another machine's clusterrun
+
+
 class LazyGroup(click.Group):
     """The verbs of the table, each imported when it is used; help reads only the table."""
 
@@ -94,10 +97,11 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the verb's module and take its command."""
         verb = VERBS.get(cmd_name)
-        if verb is None:
+        module = verb.module if verb else _HIDDEN.get(cmd_name)
+        if module is None:
             return None
         name = "help_command" if cmd_name == "help" else "command"
-        found: click.Command = getattr(importlib.import_module(verb.module), name)
+        found: click.Command = getattr(importlib.import_module(module), name)
         return _with_global_options(found)
 
     def resolve_command(
@@ -105,7 +109,11 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb. Raises UsageError, with the nearest name, for an unknown one."""
         name = args[0]
-        if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
+        if (
+            not {name} & {*VERBS, *_HIDDEN}
+            and not name.startswith("-")
+            and not ctx.resilient_parsing
+        ):
             hint = spellings.hint_for_command(name, args, list(VERBS))
             raise UsageError(f"no command '{name}'", hint=hint)
         return super().resolve_command(ctx, args)
@@ -298,10 +306,26 @@ def _invoke(args: list[str], session: output.Session) -> int:
         return _complete(instruction)
     try:
         with group.make_context("clusterrun", list(args), obj=session) as ctx:
-            result = group.invoke(ctx)
+            result = _invoke_here(ctx, args)
     except ClickExit as leaving:
         return leaving.exit_code
     return result if isinstance(result, int) else Exit.OK
+
+
+def _invoke_here(ctx: click.Context, args: list[str]) -> Any:
+    """Run the verb here, or on the host that has the run."""
+    if ElsewhereError.VARIABLE in os.environ:
+        from clusterrun.cli.shared.forward import arrive
+
+        arrive()
+    try:
+        return group.invoke(ctx)
+    except ElsewhereError as there:
+        from clusterrun.cli.shared import forward  # imports what runs commands
+
+        if ctx.invoked_subcommand not in forward.VERBS:  # it would start another run there
+            raise
+        return forward.forward(args, there, ctx.invoked_subcommand)
 
 
 def _complete(instruction: str) -> int:

@@ -7,7 +7,7 @@ import sys
 import click
 
 from clusterrun.cli.shared import complete, output, submission
-from clusterrun.cli.shared.job_text import find_announced
+from clusterrun.cli.shared.job_text import locate_announced
 from clusterrun.cli.shared.options import (
     ContinueCommand,
     JobOptions,
@@ -63,7 +63,7 @@ def command(
     output.expect_json(as_json)
     submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
     prepared, changed = prepare_resubmit(
-        find_announced(run), flags=job.flags, overrides=job.overrides, exclude_bad=exclude_bad
+        locate_announced(run), flags=job.flags, overrides=job.overrides, exclude_bad=exclude_bad
     )
     prepared.refuse_problem()
     warnings = submission.print_notes(prepared)

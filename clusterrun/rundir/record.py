@@ -48,6 +48,15 @@ class Home:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Home:
+    """A run directory on another host: the host as ssh knows it, and the Python that reads it."""
+
+    host: str
+    run_dir: str
+    python: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobRecord:
     """The contents of job.json: where a run was submitted and what was requested, never its state.
 
@@ -55,7 +64,8 @@ class JobRecord:
     is empty until the scheduler has assigned one. `submitted_at` is in epoch seconds, as is
     `resumed_at`, when the run was last resumed by hand; 0 if never.
     `time_minutes` is 0 without a limit, `chain_length` is 0 without a chain. A job that `is_smoke`
-    checks nodes and trains nothing.
+    checks nodes and trains nothing. If `home` is set, the run is there, and this directory has
+    little more than the record.
     """
 
     job_id: str
@@ -83,6 +93,7 @@ class JobRecord:
     chain_length: int = 0
     resumed_at: float = 0.0
     is_smoke: bool = False
+    home: Home | None = None
 
     @property
     def age_key(self) -> tuple[float, str]:
@@ -256,8 +267,14 @@ def _from_data(data: dict[str, Any], paths: RunPaths) -> JobRecord:
     kept |= {
         "cluster": Cluster(kept["cluster"]),
         "run_dir": str(paths.root.absolute()),
+        "home": _home(kept.get("home")),
     }
     return JobRecord(**kept)
+
+
+def _home(data: Mapping[str, str] | None) -> Home | None:
+    names = (field.name for field in dataclasses.fields(Home))
+    return Home(**{name: data[name] for name in names}) if data else None
 
 
 def link_job(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from clusterrun.backends.machine_facts import working_directory
 from clusterrun.backends.slurm import foreign, query
 from clusterrun.config.spec import JobSpec
-from clusterrun.errors import JobNotFoundError, UsageError
+from clusterrun.errors import ElsewhereError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.known_roots import remembered_roots
-from clusterrun.rundir.paths import RunsDir
+from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.config import load_spec
 
@@ -22,14 +24,48 @@ if TYPE_CHECKING:
 Which: TypeAlias = "str | JobRecord | Job"
 """A job: its id, name or path, its record, or its handle."""
 
+FORWARDED: Final[dict[str, str]] = {}
+"""Run directories by the words for them, if another machine forwarded this command line."""
+
 
 def find_record(job: Which | None = None) -> JobRecord:
     """Find a run by job id, SLUID, name, run id or a path in it; None is this project's newest.
 
-    Raises JobNotFoundError, and SchedulerUnreachableError if only Slurm could know the job.
+    Raises JobNotFoundError, SchedulerUnreachableError if only Slurm could know the job, and
+    ElsewhereError if its run directory is on another host.
     """
+    record = locate(job)
+    refuse_elsewhere([(job if isinstance(job, str) else "", record)])
+    return record
+
+
+def refuse_elsewhere(found: Sequence[tuple[str, JobRecord]]) -> None:
+    """Raise ElsewhereError if runs, each with the word that names it, are on another host.
+
+    Raises UsageError if they are on several.
+    """
+    homes = {record.home.host if record.home else "": record.home for _, record in found}
+    if len(homes) > 1:
+        places = ", ".join(name or "this machine" for name in sorted(homes))
+        raise UsageError(
+            f"the run directories are on several hosts: {places}",
+            hint=tuple(f"pass one host's jobs: {_ids(found, name)}" for name in sorted(homes)),
+        )
+    for home in filter(None, homes.values()):
+        runs = {word: record.home.run_dir for word, record in found if record.home}
+        raise ElsewhereError(home.host, home.python, runs, found[0][1].job_id)
+
+
+def _ids(found: Sequence[tuple[str, JobRecord]], host: str) -> str:
+    return " ".join(r.job_id for _, r in found if (r.home.host if r.home else "") == host)
+
+
+def locate(job: Which | None) -> JobRecord:
+    """Find a run as `find_record` does, wherever its run directory is."""
     if job is not None and not isinstance(job, str):
         return job if isinstance(job, JobRecord) else job.record
+    if (run_dir := FORWARDED.get(job or "")) is not None:
+        return _handed(RunPaths(root=Path(run_dir)))
     places = places_of_runs()
     try:
         return records.resolve_job(job, places)
@@ -40,6 +76,15 @@ def find_record(job: Which | None = None) -> JobRecord:
         if foreign.is_job_id(job or "") and (parts := foreign.ask(job or "")):
             raise _not_ours(job or "", parts[0].user) from None
         raise
+
+
+def _handed(paths: RunPaths) -> JobRecord:
+    if not paths.record.exists():
+        raise JobNotFoundError(
+            f"the run directory {paths.root} is gone from {socket.gethostname()}",
+            hint="choose another run; clusterrun list shows them",
+        )
+    return records.read(paths)
 
 
 def _not_ours(job_id: str, user: str) -> JobNotFoundError:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.verbs.changes import Changed, change
-from clusterrun.verbs.find import Which, find_record
+from clusterrun.verbs.find import Which, locate
 from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.submit import submit_prepared
 
@@ -33,5 +33,5 @@ def prepare_resubmit(
 
     Raises UsageError if the job cannot run.
     """
-    changed = change(find_record(job), flags or {}, overrides, exclude_bad=exclude_bad)
+    changed = change(locate(job), flags or {}, overrides, exclude_bad=exclude_bad)
     return prepare(changed.resolved, is_again=True), changed

@@ -16,7 +16,7 @@ from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, Usage
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
-from clusterrun.verbs.find import find_record, places_of_runs
+from clusterrun.verbs.find import FORWARDED, find_record, places_of_runs, refuse_elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ def find_log_job(name: str | None) -> Named:
 
     Raises JobNotFoundError, and SchedulerUnreachableError if only Slurm could find it.
     """
-    if name is None:
-        return Named(job=RunLogs(record=find_announced(None)))
+    if name is None or name in FORWARDED:
+        return Named(job=RunLogs(record=find_announced(name)))
     if _is_file(name):
         return _find_by_path(Path(os.path.abspath(name)))
     try:
@@ -76,8 +76,10 @@ def _find_run(name: str) -> Named:
         if not parts:
             raise
         return _named_by_slurm(name, parts)
-    if name not in record.job_ids or _is_same(record.runs_dir.root, places[0].root):
+    is_here = _is_same(record.runs_dir.root, places[0].root)
+    if name not in record.job_ids or is_here or record.home:
         announce(name, record)
+        refuse_elsewhere([(name, record)])
         return Named(job=RunLogs(record=record))
     parts = _ask_for_own_job(name)
     if parts and not _is_same(_run_of(parts[0]).root, record.paths.root):

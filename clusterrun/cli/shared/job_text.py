@@ -17,7 +17,7 @@ from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.record import JobRecord, count_namesakes
 from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
-from clusterrun.verbs.find import find_record, is_elsewhere
+from clusterrun.verbs.find import FORWARDED, is_elsewhere, locate, refuse_elsewhere
 
 BRIEF_LETTERS = 100
 _TRACEBACK = "Traceback (most recent call last):"
@@ -25,17 +25,31 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 def find_announced(job: str | None) -> JobRecord:
     """Find a job; print which one, unless the name can mean only this run of this project."""
-    record = find_record(job)
-    if job is None:
+    return find_all_announced([job])[0]
+
+
+def find_all_announced(jobs: Sequence[str | None]) -> list[JobRecord]:
+    """Find jobs as `find_announced` does. Raises ElsewhereError if they are on another host."""
+    found = [(job or "", locate_announced(job)) for job in jobs]
+    refuse_elsewhere(found)
+    return [record for _, record in found]
+
+
+def locate_announced(job: str | None) -> JobRecord:
+    """Find a job as `find_announced` does, wherever its run directory is."""
+    record = locate(job)
+    if job is None and not FORWARDED:
         where = os.path.relpath(record.runs_dir.root)
         output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
     else:
-        announce(job, record)
+        announce(job or "", record)
     return record
 
 
 def announce(job: str, record: JobRecord) -> None:
     """Print which run a name means, if several have it or it belongs to another project."""
+    if job in FORWARDED:  # the machine that forwarded it has announced it
+        return
     number = 1 if job != record.name or job in record.job_ids else count_namesakes(record)
     newest = f", newest of {number} runs of this name" if number > 1 else ""
     place = f" of {record.workdir}" if not os.path.exists(job) and is_elsewhere(record) else ""

@@ -12,8 +12,9 @@ from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.job_json import end_object
 from clusterrun.cli.shared.job_text import failure_lines, say_released, say_suspicions, say_why
 from clusterrun.cli.shared.wait_text import warn_stuck
-from clusterrun.errors import Exit
+from clusterrun.errors import ElsewhereError, Exit
 from clusterrun.rundir.record import JobRecord
+from clusterrun.verbs.find import refuse_elsewhere
 from clusterrun.verbs.status import wait as wait_until_ended
 
 
@@ -30,12 +31,40 @@ def answer_and_wait(
     """Print the submission; with `wait` or `follow`, exit with the job's status after its end."""
     if as_json and wait:
         submission.print_where(record)
+    else:
+        submission.answer(record, data, as_json=as_json, parsable=parsable)
+    if not (wait or follow):
+        return
+    try:
+        refuse_elsewhere([("", record)])
+    except ElsewhereError as there:
+        ctx.exit(_await_there(there, data, as_json=as_json, follow=follow))
+    await_end(ctx, record, data, as_json=as_json, follow=follow)
+
+
+def await_end(
+    ctx: click.Context, record: JobRecord, data: dict[str, Any], *, as_json: bool, follow: bool
+) -> None:
+    """Follow or wait for a job, and exit with its status."""
+    if as_json:
         ctx.exit(_wait_for_json(record, data))
-    submission.answer(record, data, as_json=as_json, parsable=parsable)
     if follow:
         _follow(ctx, record)
-    if wait or follow:
-        ctx.exit(_exit_code(_wait(record, is_followed=follow)))
+    ctx.exit(_exit_code(_wait(record, is_followed=follow)))
+
+
+def _await_there(
+    there: ElsewhereError, data: dict[str, Any], *, as_json: bool, follow: bool
+) -> int:
+    """Wait on the host that has the run: `await-end` is this module's part there."""
+    from clusterrun.cli.shared import forward  # most submissions need none of it
+
+    args = ["await-end", *["--follow"] * follow, *["--json"] * as_json]
+    if not as_json:
+        return forward.forward(args, there)
+    status, ended = forward.ask(args, there)
+    output.answer_json({**data, **(ended or end_object(None))})
+    return status
 
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:

@@ -1,0 +1,142 @@
+"""Ask the hosts that have the run directories for the status of their runs, all at once.
+
+`python -m clusterrun.backends.hosts.homes` answers there, on its standard output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.backends import select
+from clusterrun.backends.hosts import passing
+from clusterrun.backends.hosts.openssh import ssh
+from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.errors import ClusterrunError
+from clusterrun.rundir import record as records
+from clusterrun.rundir.known_roots import remembered_roots
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.record import Home, JobRecord
+from clusterrun.shared import shell
+from clusterrun.shared.state import JobState
+
+ANSWER_S: Final = 10.0
+AT_ONCE: Final = 32
+MARK: Final = "clusterrun.homes/1 "  # a login script there may print lines of its own
+
+
+def ask(found: Sequence[JobRecord]) -> list[JobStatus]:
+    """Return the status of runs with a home elsewhere; UNKNOWN and `error` if it does not answer.
+
+    Record here which jobs have continued them.
+    """
+    hosts: dict[tuple[str, str], list[JobRecord]] = {}
+    for record in found:
+        home = _home(record)
+        hosts.setdefault((home.host, home.python), []).append(record)
+    if not hosts:
+        return []
+    with ThreadPoolExecutor(min(AT_ONCE, len(hosts))) as pool:
+        answers = list(pool.map(lambda item: _ask_for(*item), hosts.items()))
+    by_record = {id(record): status for answer in answers for record, status in answer}
+    return [by_record[id(record)] for record in found]
+
+
+def _home(record: JobRecord) -> Home:
+    if record.home is None:
+        raise ValueError(f"the run {record.run_id} is here")
+    return record.home
+
+
+def _ask_for(
+    place: tuple[str, str], group: Sequence[JobRecord]
+) -> list[tuple[JobRecord, JobStatus]]:
+    host, python = place
+    try:
+        answer = _answer(host, python, [_home(record).run_dir for record in group])
+    except ClusterrunError as error:
+        return [(r, JobStatus(record=r, state=JobState.UNKNOWN, error=error)) for r in group]
+    known = {status.record.run_dir: status for status in answer}
+    return [(record, _here(record, known.get(_home(record).run_dir))) for record in group]
+
+
+def _here(record: JobRecord, there: JobStatus | None) -> JobStatus:
+    """Return a status with the run's record here, brought up to date."""
+    if there is None:
+        note = f"its run directory is gone from {_home(record).host}"
+        return JobStatus(record=record, state=JobState.UNKNOWN, notes=(note,))
+    own = {name: getattr(record, name) for name in ("run_dir", "workdir", "home")}
+    new = dataclasses.replace(there.record, **own)
+    if new.job_ids != record.job_ids:
+        remember(new)
+    return dataclasses.replace(there, record=new)
+
+
+def remember(record: JobRecord) -> None:
+    """Record here which jobs continue a run, so that their ids name it."""
+    try:
+        records.update(record.paths, lambda _: record)
+        for job_id in record.job_ids:
+            records.link_job(record.runs_dir, job_id, record.paths)
+    except OSError:  # not writable; the run keeps its other names
+        return
+
+
+def _answer(host: str, python: str, run_dirs: Sequence[str] | None) -> list[JobStatus]:
+    """Ask one host; None asks for all runs. Raises SchedulerUnreachableError, ClusterrunError."""
+    argv = ssh(host, passing.module(python, __name__))
+    done = shell.run_once(argv, ANSWER_S, input=json.dumps(run_dirs))
+    if done.rc == shell.TIMED_OUT:
+        raise passing.silent(host, done.stderr or f"no answer within {ANSWER_S:.0f} s")
+    if done.rc == passing.SSH_FAILED:
+        raise passing.silent(host, done.stderr)
+    try:
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+        return [decoded(JobStatus, each) for each in json.loads(line.removeprefix(MARK))]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ClusterrunError(
+            f"clusterrun does not run on {host}, or is of another version",
+            cause=(done.stderr.strip().splitlines() or [str(error)])[-1],
+            hint=f"its Python is {python}",
+        ) from error
+
+
+# At the other end
+
+
+def answer(run_dirs: Iterable[str] | None) -> str:
+    """Return the status of runs of this host, None: of all, as one line of text."""
+    if run_dirs is None:
+        found = [record for place in remembered_roots() for record in records.list_records(place)]
+    else:
+        paths = [RunPaths(root=Path(each)) for each in run_dirs]
+        found = [records.read(each) for each in paths if each.record.exists()]
+    known = statuses([record for record in found if record.home is None], select.backend_of)
+    plain = [dataclasses.asdict(dataclasses.replace(status, error=None)) for status in known]
+    return MARK + json.dumps(plain)
+
+
+def decoded(kind: Any, value: Any) -> Any:
+    """Return what `dataclasses.asdict` and JSON made plain as a value of a type again."""
+    outer, inner = typing.get_origin(kind), typing.get_args(kind)
+    if outer in (typing.Union, types.UnionType):
+        return None if value is None else decoded(inner[0], value)
+    if outer is tuple:
+        return tuple(decoded(inner[0], each) for each in value)
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        hints = typing.get_type_hints(kind)
+        names = [field.name for field in dataclasses.fields(kind) if field.name in value]
+        return typing.cast(type, kind)(**{n: decoded(hints[n], value[n]) for n in names})
+    return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
+
+
+if __name__ == "__main__":
+    sys.stdout.write(answer(json.load(sys.stdin)) + "\n")

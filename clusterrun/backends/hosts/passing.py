@@ -1,0 +1,78 @@
+"""Run a command on a host as if it ran here: its input, output, exit status and Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import IO, Final
+
+from clusterrun.backends.hosts.openssh import ssh
+from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError
+
+SSH_FAILED: Final = 255
+LAST_WORDS_S: Final = 5.0  # after Ctrl-C
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def module(python: str, name: str, *args: str, env: Mapping[str, str] = _NONE) -> list[str]:
+    """Return the command for a module there; `python -m` looks for modules in its directory."""
+    settings = [f"{key}={value}" for key, value in env.items()]
+    return ["sh", "-c", 'cd / && exec env "$@"', "sh", *settings, python, "-m", name, *args]
+
+
+def silent(host: str, said: str) -> SchedulerUnreachableError:
+    """Return the error for a host that ssh did not reach; `said` is what ssh printed."""
+    lines = [line.strip().removeprefix("ssh: ") for line in said.splitlines() if line.strip()]
+    return SchedulerUnreachableError(
+        f"{host} does not answer",
+        cause=lines[-1] if lines else None,
+        hint=f"its jobs are not affected; check it with: ssh {host} true",
+    )
+
+
+def run(
+    host: str, words: Sequence[str], *, is_terminal: bool, answer: IO[bytes] | None = None
+) -> int:
+    """Run a command there with this process's streams, and return its exit status.
+
+    With `answer`, its output goes to that file. Without a terminal, the end of its input is
+    Ctrl-C: sshd would only close its pipes. Raises SchedulerUnreachableError, KeyboardInterrupt.
+    """
+    with tempfile.NamedTemporaryFile(prefix="clusterrun-ssh-") as log:
+        argv = ssh(host, words, terminal=is_terminal)
+        argv[1:1] = ["-E", log.name, "-oLogLevel=ERROR"]  # its own messages, not the command's
+        status = _status(_started(argv, is_terminal, answer), is_terminal)
+        said = log.read().decode("utf-8", "replace").strip()
+    if status == SSH_FAILED and said:
+        raise silent(host, said)
+    return status if status >= 0 else 128 - status
+
+
+def _started(
+    argv: Sequence[str], is_terminal: bool, answer: IO[bytes] | None
+) -> subprocess.Popen[bytes]:
+    given = None if is_terminal else subprocess.PIPE
+    try:
+        return subprocess.Popen(argv, stdin=given, stdout=answer, start_new_session=not is_terminal)
+    except OSError as error:
+        raise ClusterrunError(
+            "ssh cannot be started", cause=str(error), hint="install the OpenSSH client"
+        ) from error
+
+
+def _status(process: subprocess.Popen[bytes], is_terminal: bool) -> int:
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        if process.stdin:
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_S)
+        if is_terminal:  # it had not connected yet: afterwards the terminal is raw
+            raise
+        return Exit.INTERRUPTED
+    finally:
+        process.kill()

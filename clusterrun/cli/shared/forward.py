@@ -1,0 +1,95 @@
+"""Run a command on the host that has the run directory, as if it ran here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import IO, Any, Final
+
+from clusterrun.backends.hosts import homes, passing
+from clusterrun.cli.shared import output
+from clusterrun.errors import ElsewhereError, Exit, UsageError
+from clusterrun.verbs import find
+
+VERBS: Final = ("status", "logs", "cancel", "resume", "diagnose", "plan")
+_WRITE_FILES: Final = {
+    "--save": "redirect the lines: clusterrun logs {job} -a -n all --no-dedup > FILE",
+    "--bundle": "log in to {host} and run it there; the run directory is {run_dir}",
+}
+_DISPLAY: Final = ("TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE")
+
+
+def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
+    """Run a command line there and return its exit status.
+
+    Raises UsageError for an option that writes files, SchedulerUnreachableError.
+    """
+    own = takewhile(lambda word: word != "--", args)
+    for option in (word.partition("=")[0] for word in own):
+        if option in _WRITE_FILES:
+            values = {**vars(there), "run_dir": next(iter(there.runs.values()))}
+            hint = _WRITE_FILES[option].format(**values)
+            raise UsageError(f"{option} writes a file here, but {there.message}", hint=hint)
+    status = _run(args, there)
+    if verb == "resume":  # record the new job's id here as well
+        homes.ask([find.locate(word or None) for word in there.runs])
+    return status
+
+
+def ask(args: Sequence[str], there: ElsewhereError) -> tuple[int, dict[str, Any]]:
+    """Run a command there and return its exit status and the JSON object that it prints."""
+    with tempfile.TemporaryFile() as file:
+        status = _run(args, there, file)
+        file.seek(0)
+        with contextlib.suppress(ValueError):
+            return status, dict(json.loads(file.read()))
+    return status, {}
+
+
+def _run(args: Sequence[str], there: ElsewhereError, answer: IO[bytes] | None = None) -> int:
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    is_terminal = answer is None and all(each and each.isatty() for each in streams)
+    words = passing.module(there.python, "clusterrun", *args, env=_settings(there))
+    for stream in streams[1:]:
+        stream.flush()
+    return passing.run(there.host, words, is_terminal=is_terminal, answer=answer)
+
+
+def _settings(there: ElsewhereError) -> dict[str, str]:
+    """Return what decides which run is meant, and how its text looks."""
+    display = {name: os.environ[name] for name in _DISPLAY if name in os.environ}
+    if sys.stdout.isatty():
+        display.setdefault("COLUMNS", str(os.get_terminal_size(sys.stdout.fileno()).columns))
+        session = output.current_session()
+        if sys.stderr.isatty() and output.wants_colour(sys.stdout, session.color, os.environ):
+            display.setdefault("FORCE_COLOR", "1")
+    return {ElsewhereError.VARIABLE: json.dumps(dict(there.runs)), **display}
+
+
+# At the other end
+
+
+def arrive() -> None:
+    """Take the run directories that this forwarded command line means."""
+    with contextlib.suppress(ValueError):
+        find.FORWARDED.update(json.loads(os.environ.pop(ElsewhereError.VARIABLE)))
+    if not sys.stdin.isatty():
+        threading.Thread(target=_end_with_input, daemon=True).start()
+
+
+def _end_with_input() -> None:
+    """Interrupt this process when the connection ends."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 1 << 12):
+            pass
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    time.sleep(2 * passing.LAST_WORDS_S)
+    os._exit(Exit.INTERRUPTED)
