@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from clusterrun.cli.shared import output
@@ -11,9 +13,9 @@ from clusterrun.verbs.find import find_record
 
 @click.command()
 @click.option("--follow", is_flag=True)
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "submission", help="the object to complete")
 @click.pass_context
-def command(ctx: click.Context, *, follow: bool, as_json: bool) -> None:
+def command(ctx: click.Context, *, follow: bool, submission: str | None) -> None:
     """Follow or wait for the forwarded run, and exit with its status."""
-    output.expect_json(as_json)
-    await_end(ctx, find_record(), {}, as_json=as_json, follow=follow)
+    output.expect_json(submission is not None)
+    await_end(ctx, find_record(), json.loads(submission or "null"), follow=follow)

@@ -13,12 +13,12 @@ from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import brief, failure_lines, verdict_line, where_or_why
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
 from clusterrun.cli.shared.times import local_time
-from clusterrun.errors import describe
+from clusterrun.errors import ClusterrunError, describe
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import is_elsewhere
-from clusterrun.verbs.list import list_jobs
+from clusterrun.verbs.list import list_jobs, list_on_hosts
 
 HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "START", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
 ENDED_SHOWN = 5
@@ -40,6 +40,7 @@ NEWEST_LOOKED_AT = 200  # without --all; active jobs are among the newest
     metavar="STATE",
     help="list runs in this state, e.g. FAILED (repeatable)",
 )
+@click.option("--all-hosts", is_flag=True, help="also list all runs on the configured hosts")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--ids-only", is_flag=True, help="print only job ids, one per line")
 @click.pass_context
@@ -48,6 +49,7 @@ def command(
     *,
     everything: bool,
     newest: int | None,
+    all_hosts: bool,
     states: tuple[str, ...],
     as_json: bool,
     ids_only: bool,
@@ -63,7 +65,10 @@ def command(
     """
     output.expect_json(as_json)
     limit = newest or (None if everything or states else NEWEST_LOOKED_AT)
-    found = list_jobs(limit=limit)
+    found, silent = list_jobs(limit=limit), list[ClusterrunError]()
+    if all_hosts:
+        found, silent = list_on_hosts(found)
+        found = found[:limit]
     shown = [job for job in found if not states or job.state.value in states]
     if not (everything or newest or states):
         shown = [with_last_step(job) for job in _recent(shown)]
@@ -77,7 +82,7 @@ def command(
     else:
         left_out = 0 if states else len(found) - len(shown)
         _print_table(shown, is_empty=not found, left_out=left_out)
-    _report_silence(ctx, found)
+    _report_silence(ctx, [*(job.error for job in found if job.error), *silent])
 
 
 def _recent(found: list[JobStatus]) -> list[JobStatus]:
@@ -91,7 +96,7 @@ def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> No
         output.say("no runs yet" if is_empty else "no runs to show")
         return
     rows = [_row(job) for job in shown]
-    if is_elsewhere(shown[0].record):  # then all are
+    if any(is_elsewhere(job.record) for job in shown):
         projects = (_short(job.record.workdir) for job in shown)
         rows = [(project, *row) for project, row in zip(projects, rows, strict=True)]
     output.answer_table(HEAD if len(HEAD) == len(rows[0]) else ("PROJECT", *HEAD), rows)
@@ -147,9 +152,9 @@ def _step(job: JobStatus) -> str:
     return " ".join(filter(None, (steps_done(job.progress) + mark, facts))) or "-"
 
 
-def _report_silence(ctx: click.Context, found: list[JobStatus]) -> None:
+def _report_silence(ctx: click.Context, found: list[ClusterrunError]) -> None:
     """Report once that a scheduler or host did not answer; the table comes from the rest."""
-    errors = {str(job.error): job.error for job in found if job.error is not None}
+    errors = {str(error): error for error in found}
     for error in errors.values():
         output.print_error_text(error)
     for error in errors.values():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from clusterrun.backends import select
 from clusterrun.backends.hosts import homes
 from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.rundir.record import JobRecord, list_records
+from clusterrun.verbs.config import load_spec
 from clusterrun.verbs.find import places_of_runs
 
 
@@ -22,6 +25,17 @@ def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
         known = [record for place in others for record in list_records(place)]
         found = sorted(known, key=lambda record: record.age_key, reverse=True)
     return _statuses(found[:limit])
+
+
+def list_on_hosts(known: Sequence[JobStatus]) -> tuple[list[JobStatus], list[ClusterrunError]]:
+    """Add the other runs that the configured hosts have; also return why hosts did not answer."""
+    spec = load_spec().spec
+    if not spec.hosts:
+        raise UsageError("no hosts are configured", hint="list them as hosts: in clusterrun.yaml")
+    found, errors = homes.runs_on(spec.hosts, spec.python or sys.executable)
+    by_id = {job.record.run_id: job for job in (*found, *known)}
+    jobs = sorted(by_id.values(), key=lambda job: job.record.age_key, reverse=True)
+    return jobs, errors
 
 
 def _statuses(found: Sequence[JobRecord]) -> list[JobStatus]:

@@ -36,7 +36,8 @@ args = sys.argv[1:]
 at = args.index("--")
 host, command = args[at - 1], args[at + 1]
 with open(f"{root}/asked", "a") as file:
-    file.write(f"{host} {args[0]} {command}\n")
+    tty = "-t" if "-t" in args else "-T"
+    file.write(f"{host} {tty}\n")
 if not os.path.isdir(f"{root}/{host}"):
     log = args[args.index("-E") + 1] if "-E" in args else "/dev/stderr"
     with open(log, "a") as file:
@@ -96,7 +97,7 @@ class Here:
     @property
     def asked(self) -> list[str]:
         path = self.root / "hosts" / "asked"
-        return path.read_text().split("gpu")[1:] if path.exists() else []
+        return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.fixture(name="here")
@@ -320,6 +321,91 @@ def test_list_asks_each_home_once(here: Here) -> None:
     assert err.count("gpu3 does not answer") == 1
     assert len(here.asked) == 3
     assert here("status", "L7", "--json")[0] == 0  # the new job's id names the run here too
+
+
+def test_list_shows_the_runs_that_other_machines_submitted(here: Here) -> None:
+    end(here.run("gpu1", "L1"))
+    other = here.run("gpu2", "L2")
+    end(other, "FAILED", 1)
+    shutil.rmtree(here.runs.run("demo", "run-L2").root)
+    for host in ("gpu1", "gpu2"):
+        roots = here.root / "hosts" / host / ".local/state/clusterrun/roots.json"
+        roots.parent.mkdir(parents=True)
+        roots.write_text(json.dumps({"roots": [str(here.root / "hosts" / host / "runs")]}))
+    text = f"hosts: [gpu1, gpu2, gpu3]\nlaunch: {{python: {sys.executable}}}\n"
+    (here.root / "project/clusterrun.yaml").write_text(text)
+    code, out, _ = here("list", "--json")
+    assert (code, [job["job_id"] for job in json.loads(out)["jobs"]]) == (0, ["L1"])
+    code, out, err = here("list", "--all-hosts", "--json")
+    assert code == Exit.UNREACHABLE
+    found = [(job["job_id"], job["state"], job["run_dir"]) for job in json.loads(out)["jobs"]]
+    assert found[0] == ("L2", "FAILED", other.run_dir)
+    assert [job_id for job_id, _, _ in found] == ["L2", "L1"]
+    assert "gpu3 does not answer" in err
+
+
+WAIT = """
+import click, sys
+from pathlib import Path
+from clusterrun.cli.shared.waiting import answer_and_wait
+from clusterrun.rundir import record
+from clusterrun.rundir.paths import RunsDir
+
+@click.command()
+@click.pass_context
+def command(ctx):
+    (made,) = record.list_records(RunsDir(root=Path("runs")))
+    options = {name: name in sys.argv for name in ("as_json", "parsable", "wait", "follow")}
+    answer_and_wait(ctx, made, {"job_id": "L1", "state": None}, **options)
+
+command([])
+"""
+
+
+@pytest.mark.parametrize("options", [("wait",), ("wait", "as_json"), ("follow",)])
+def test_submit_waits_there_and_exits_with_the_jobs_status(
+    here: Here, options: tuple[str, ...]
+) -> None:
+    made = here.run("gpu1", "L1")
+    write_log(made.paths, 1, "gpu1", [raw(T0, 0, "o", "hello")])
+    end(made, "FAILED", 7)
+    argv = [sys.executable, "-c", WAIT, *options]
+    done = subprocess.run(
+        argv, cwd=here.root / "project", env=here.environ, capture_output=True, check=False
+    )
+    assert done.returncode == 7, done.stderr
+    if "as_json" in options:
+        answer = json.loads(done.stdout)
+        assert (answer["job_id"], answer["state"]) == ("L1", "FAILED")
+        assert answer["exit"]["code"] == 7
+    else:
+        assert b"Submitted batch job L1" in done.stdout
+        assert (b"hello" in done.stdout) is ("follow" in options)
+        assert b"job L1 FAILED" in done.stderr
+
+
+def test_a_terminal_is_passed_on(here: Here) -> None:
+    sleepers = [start(here.run("gpu1", job_id)) for job_id in ("L1", "L2")]
+    end_of_terminal, terminal = os.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    env = {"TERM": "xterm"}
+    try:
+        asking = here.popen("cancel", "L1", "L2", env=env, **streams)
+        shown = b""
+        while b"Cancel 2 jobs" not in shown:
+            shown += os.read(end_of_terminal, 1000)
+        os.write(end_of_terminal, b"n\n")
+        assert asking.wait(20 * PATIENCE) == Exit.FAILED
+        assert [sleeper.poll() for sleeper in sleepers] == [None, None]
+        assert here.popen("status", "L1", env=env, **streams).wait(20 * PATIENCE) == 0
+        assert b"\x1b[" in os.read(end_of_terminal, 10_000).split(b"state")[1]
+        assert here.asked == ["gpu1 -t", "gpu1 -t"]
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+        os.close(terminal)
+        os.close(end_of_terminal)
 
 
 def test_a_status_survives_the_way(tmp_path: Path) -> None:

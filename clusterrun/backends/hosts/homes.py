@@ -90,6 +90,26 @@ def remember(record: JobRecord) -> None:
         return
 
 
+def runs_on(hosts: Iterable[str], python: str) -> tuple[list[JobStatus], list[ClusterrunError]]:
+    """Return the status of all runs of this user that hosts have, and why others did not answer."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda host: _all_of(host, python), hosts))
+    found = [status for each in answers if isinstance(each, list) for status in each]
+    return found, [each for each in answers if isinstance(each, ClusterrunError)]
+
+
+def _all_of(host: str, python: str) -> list[JobStatus] | ClusterrunError:
+    try:
+        return [_named_by(status, host, python) for status in _answer(host, python, None)]
+    except ClusterrunError as error:
+        return error
+
+
+def _named_by(status: JobStatus, host: str, python: str) -> JobStatus:
+    home = Home(host=host, run_dir=status.record.run_dir, python=python)
+    return dataclasses.replace(status, record=dataclasses.replace(status.record, home=home))
+
+
 def _answer(host: str, python: str, run_dirs: Sequence[str] | None) -> list[JobStatus]:
     """Ask one host; None asks for all runs. Raises SchedulerUnreachableError, ClusterrunError."""
     argv = ssh(host, passing.module(python, __name__))

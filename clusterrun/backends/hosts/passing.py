@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import IO, Final
+from typing import Final
 
 from clusterrun.backends.hosts.openssh import ssh
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError
@@ -33,30 +34,27 @@ def silent(host: str, said: str) -> SchedulerUnreachableError:
     )
 
 
-def run(
-    host: str, words: Sequence[str], *, is_terminal: bool, answer: IO[bytes] | None = None
-) -> int:
-    """Run a command there with this process's streams, and return its exit status.
+def run(host: str, words: Sequence[str], *, is_terminal: bool) -> int:
+    """Run a command there with this process's output, and return its exit status.
 
-    With `answer`, its output goes to that file. Without a terminal, the end of its input is
-    Ctrl-C: sshd would only close its pipes. Raises SchedulerUnreachableError, KeyboardInterrupt.
+    Without a terminal, the end of its input is Ctrl-C: sshd would only close its pipes.
+    Raises SchedulerUnreachableError, KeyboardInterrupt.
     """
+    sys.stdout.flush()
     with tempfile.NamedTemporaryFile(prefix="clusterrun-ssh-") as log:
         argv = ssh(host, words, terminal=is_terminal)
         argv[1:1] = ["-E", log.name, "-oLogLevel=ERROR"]  # its own messages, not the command's
-        status = _status(_started(argv, is_terminal, answer), is_terminal)
+        status = _status(_started(argv, is_terminal), is_terminal)
         said = log.read().decode("utf-8", "replace").strip()
     if status == SSH_FAILED and said:
         raise silent(host, said)
     return status if status >= 0 else 128 - status
 
 
-def _started(
-    argv: Sequence[str], is_terminal: bool, answer: IO[bytes] | None
-) -> subprocess.Popen[bytes]:
+def _started(argv: Sequence[str], is_terminal: bool) -> subprocess.Popen[bytes]:
     given = None if is_terminal else subprocess.PIPE
     try:
-        return subprocess.Popen(argv, stdin=given, stdout=answer, start_new_session=not is_terminal)
+        return subprocess.Popen(argv, stdin=given, start_new_session=not is_terminal)
     except OSError as error:
         raise ClusterrunError(
             "ssh cannot be started", cause=str(error), hint="install the OpenSSH client"

@@ -7,12 +7,11 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import IO, Any, Final
+from typing import Final
 
 from clusterrun.backends.hosts import homes, passing
 from clusterrun.cli.shared import output
@@ -38,29 +37,13 @@ def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
             values = {**vars(there), "run_dir": next(iter(there.runs.values()))}
             hint = _WRITE_FILES[option].format(**values)
             raise UsageError(f"{option} writes a file here, but {there.message}", hint=hint)
-    status = _run(args, there)
+    words = passing.module(there.python, "clusterrun", *args, env=_settings(there))
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    is_terminal = all(each is not None and each.isatty() for each in streams)
+    status = passing.run(there.host, words, is_terminal=is_terminal)
     if verb == "resume":  # record the new job's id here as well
         homes.ask([find.locate(word or None) for word in there.runs])
     return status
-
-
-def ask(args: Sequence[str], there: ElsewhereError) -> tuple[int, dict[str, Any]]:
-    """Run a command there and return its exit status and the JSON object that it prints."""
-    with tempfile.TemporaryFile() as file:
-        status = _run(args, there, file)
-        file.seek(0)
-        with contextlib.suppress(ValueError):
-            return status, dict(json.loads(file.read()))
-    return status, {}
-
-
-def _run(args: Sequence[str], there: ElsewhereError, answer: IO[bytes] | None = None) -> int:
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    is_terminal = answer is None and all(each and each.isatty() for each in streams)
-    words = passing.module(there.python, "clusterrun", *args, env=_settings(there))
-    for stream in streams[1:]:
-        stream.flush()
-    return passing.run(there.host, words, is_terminal=is_terminal, answer=answer)
 
 
 def _settings(there: ElsewhereError) -> dict[str, str]:

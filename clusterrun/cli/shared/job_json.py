@@ -20,7 +20,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "job_id": record.job_id or None,
         "name": record.name,
         "run_id": record.run_id,
-        "run_dir": record.run_dir,
+        "run_dir": (record.home or record).run_dir,
         "backend": record.cluster.value,
         "cluster": record.slurm_cluster,
         "state": job.state.value,

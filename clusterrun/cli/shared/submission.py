@@ -163,7 +163,8 @@ def answer(record: JobRecord, data: dict[str, Any], *, as_json: bool, parsable: 
 
 def print_where(record: JobRecord) -> None:
     """Print the run directory, and how to follow and cancel the job."""
-    output.detail("run dir", record.run_dir)
+    host = f"{record.home.host}:" if record.home else ""
+    output.detail("run dir", f"{host}{(record.home or record).run_dir}")
     output.detail("follow", f"clusterrun logs -f {record.job_id}")
     if record.chained_job_ids:
         output.detail("chain", f"continues as {', '.join(record.chained_job_ids)}")
@@ -182,7 +183,7 @@ def submission_object(
         "chained_job_ids": list(record.chained_job_ids),
         "name": record.name,
         "run_id": record.run_id,
-        "run_dir": record.run_dir,
+        "run_dir": (record.home or record).run_dir,
         "script": str(record.paths.script),
         "log_dir": str(record.paths.logs_dir),
         "world_size": record.world_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -38,33 +39,22 @@ def answer_and_wait(
     try:
         refuse_elsewhere([("", record)])
     except ElsewhereError as there:
-        ctx.exit(_await_there(there, data, as_json=as_json, follow=follow))
-    await_end(ctx, record, data, as_json=as_json, follow=follow)
+        from clusterrun.cli.shared import forward  # most submissions need none of it
+
+        options = ["--follow"] * follow + ["--json", json.dumps(data)] * as_json
+        ctx.exit(forward.forward(["await-end", *options], there))
+    await_end(ctx, record, data if as_json else None, follow=follow)
 
 
 def await_end(
-    ctx: click.Context, record: JobRecord, data: dict[str, Any], *, as_json: bool, follow: bool
+    ctx: click.Context, record: JobRecord, data: dict[str, Any] | None, *, follow: bool
 ) -> None:
-    """Follow or wait for a job, and exit with its status."""
-    if as_json:
+    """Follow or wait for a job, and exit with its status; `data` is of its submission, for JSON."""
+    if data is not None:
         ctx.exit(_wait_for_json(record, data))
     if follow:
         _follow(ctx, record)
     ctx.exit(_exit_code(_wait(record, is_followed=follow)))
-
-
-def _await_there(
-    there: ElsewhereError, data: dict[str, Any], *, as_json: bool, follow: bool
-) -> int:
-    """Wait on the host that has the run: `await-end` is this module's part there."""
-    from clusterrun.cli.shared import forward  # most submissions need none of it
-
-    args = ["await-end", *["--follow"] * follow, *["--json"] * as_json]
-    if not as_json:
-        return forward.forward(args, there)
-    status, ended = forward.ask(args, there)
-    output.answer_json({**data, **(ended or end_object(None))})
-    return status
 
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:
@@ -72,7 +62,7 @@ def _follow(ctx: click.Context, record: JobRecord) -> None:
     from clusterrun.cli.logs import command as logs
 
     try:
-        with logs.command.make_context("logs", ["--follow", record.job_id], parent=ctx) as inner:
+        with logs.command.make_context("logs", ["--follow", record.run_dir], parent=ctx) as inner:
             status = logs.command.invoke(inner)
     except ClickExit as leaving:
         status = leaving.exit_code
