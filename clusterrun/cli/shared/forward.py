@@ -37,24 +37,25 @@ def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
             values = {**vars(there), "run_dir": next(iter(there.runs.values()))}
             hint = _WRITE_FILES[option].format(**values)
             raise UsageError(f"{option} writes a file here, but {there.message}", hint=hint)
-    words = passing.module(there.python, "clusterrun", *args, env=_settings(there))
     streams = (sys.stdin, sys.stdout, sys.stderr)
     is_terminal = all(each is not None and each.isatty() for each in streams)
+    env = {ElsewhereError.VARIABLE: json.dumps(dict(there.runs)), **_display(is_terminal)}
+    words = passing.module(there.python, "clusterrun", *args, env=env)
     status = passing.run(there.host, words, is_terminal=is_terminal)
     if verb == "resume":  # record the new job's id here as well
         homes.ask([find.locate(word or None) for word in there.runs])
     return status
 
 
-def _settings(there: ElsewhereError) -> dict[str, str]:
-    """Return what decides which run is meant, and how its text looks."""
+def _display(is_terminal: bool) -> dict[str, str]:
+    """Return the variables that decide how text looks; a terminal there has the width of ours."""
     display = {name: os.environ[name] for name in _DISPLAY if name in os.environ}
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and not is_terminal:
         display.setdefault("COLUMNS", str(os.get_terminal_size(sys.stdout.fileno()).columns))
         session = output.current_session()
         if sys.stderr.isatty() and output.wants_colour(sys.stdout, session.color, os.environ):
             display.setdefault("FORCE_COLOR", "1")
-    return {ElsewhereError.VARIABLE: json.dumps(dict(there.runs)), **display}
+    return display
 
 
 # At the other end
