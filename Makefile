@@ -6,7 +6,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-FAST := not slurm and not torch and not agents and not install and not long
+FAST := not slurm and not torch and not agents and not ssh and not install and not long
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 # Workers mostly wait, for Slurm or for processes: there are more of them than cores.

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # In the order in which they begin.
 LONG = (
     *("tests/chaos/", "tests/rank/test_hf.py", "tests/slurm/", "tests/examples/"),
-    *("tests/cluster/", "tests/local/"),
+    *("tests/cluster/", "tests/local/", "tests/ssh/"),
 )
 TORCH = ("tests/estimates/", "tests/launch/", "tests/cli/")
 

@@ -17,7 +17,7 @@ from tests.cluster.shape import Shape, default_state_dir, own_slot
 
 
 def _install(_: Shape) -> int:
-    if packages.missing_programs():
+    if packages.missing_programs(packages.ALL):
         _need_root()
     asked = packages.install()
     newer = NewerSlurm.default()

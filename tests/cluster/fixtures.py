@@ -59,7 +59,7 @@ def newer_slurm_cluster() -> Iterator[Cluster]:
     _need_a_fit_machine()
     newer = NewerSlurm.default()
     if not newer.installed:
-        _absent(f"missing {newer.prefix}: python -m tests.cluster install")
+        absent(f"missing {newer.prefix}: python -m tests.cluster install")
     slot = own_slot(NEWER)
     shape = Shape(state_dir=default_state_dir(slot), slot=slot, newer_slurm=newer.prefix)
     third = Cluster(shape=shape)
@@ -103,14 +103,15 @@ def _serves(found: Shape, wanted: Shape) -> bool:
 
 def _need_a_fit_machine() -> None:
     if os.geteuid() != 0:
-        _absent("the test cluster needs root")
+        absent("the test cluster needs root")
     if missing := packages.missing_programs():
-        _absent(f"missing {', '.join(missing)}: python -m tests.cluster install")
+        absent(f"missing {', '.join(missing)}: python -m tests.cluster install")
     if refused := network.refusal():
-        _absent(f"no network namespaces here: {refused}")
+        absent(f"no network namespaces here: {refused}")
 
 
-def _absent(reason: str) -> None:
+def absent(reason: str) -> None:
+    """Skip the test, or fail where the machine was promised to be fit."""
     if os.environ.get(REQUIRE) == "1":
         pytest.fail(f"{reason} ({REQUIRE}=1 makes this a failure)")
     pytest.skip(reason)

@@ -1,9 +1,9 @@
-"""Install the Debian packages that the test cluster needs."""
+"""Install the Debian packages that the test cluster and the test hosts need."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,18 +26,29 @@ PROGRAMS = {
     "umount": "mount",
     "hostname": "hostname",
 }
+OF_HOSTS = {
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "pivot_root": "util-linux",
+    "umount": "mount",
+}
+ALL = PROGRAMS | OF_HOSTS
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
-def missing_programs() -> list[str]:
-    """Return the programs of the cluster that are not there."""
+def missing_programs(programs: Iterable[str] = tuple(PROGRAMS)) -> list[str]:
+    """Return the programs, of the cluster unless others are named, that are not there."""
     path = whole_path()
-    return [program for program in PROGRAMS if shutil.which(program, path=path) is None]
+    return [program for program in programs if shutil.which(program, path=path) is None]
 
 
 def install() -> list[str]:
     """Install what is missing and return the packages that were asked for."""
-    packages = sorted({PROGRAMS[program] for program in missing_programs()})
+    packages = sorted({ALL[program] for program in missing_programs(ALL)})
     if packages:
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
         run(["apt-get", "update", "-q"], env=quiet, timeout_s=600)

@@ -1,0 +1,13 @@
+"""Four hosts with a real sshd, and a laptop, on one machine: each is a set of namespaces.
+
+python -m tests.hosts up
+python -m tests.hosts shell laptop
+ssh h1 hostname
+python -m tests.hosts down
+"""
+
+from tests.hosts.hosts import Hosts
+from tests.hosts.machine import Machine
+from tests.hosts.people import HOSTS, LAPTOP, MACHINES
+
+__all__ = ["HOSTS", "LAPTOP", "MACHINES", "Hosts", "Machine"]

@@ -1,0 +1,133 @@
+"""Who may log in where, and which host keys are known: the files of ssh on all machines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.cluster.commands import ClusterError
+from tests.hosts.people import HOSTS, LAPTOP, MACHINES, Account, accounts, address
+
+SSHD_CONFIG = """\
+HostKey /etc/ssh/ssh_host_ed25519_key
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+UseDNS no
+PidFile none
+AcceptEnv LANG LC_*
+Subsystem sftp internal-sftp
+"""
+
+
+@dataclass
+class Access:
+    """The files follow from the fields; `write` writes them all anew."""
+
+    state_dir: Path
+    revoked: set[tuple[str, str]] = field(default_factory=set)  # (client, host)
+    forgotten: set[tuple[str, str]] = field(default_factory=set)  # (client, host)
+    aliases: dict[str, str] = field(default_factory=dict)  # another name of a host
+    unknown: set[str] = field(default_factory=set)  # names that no known_hosts has
+
+    def make_keys(self) -> None:
+        """Make a key of each account and of each host."""
+        files = [self._key(machine, a) for machine in MACHINES for a in accounts(machine).values()]
+        files += [self._host_key(host) for host in HOSTS]
+        make_keys(files)
+        for machine in MACHINES:
+            for account in accounts(machine).values():
+                for name in ("id_ed25519", "id_ed25519.pub"):
+                    os.chown(self._key(machine, account).with_name(name), account.uid, account.uid)
+
+    def change_host_key(self, host: str) -> None:
+        """Give a host another key; nobody is told."""
+        make_keys([self._host_key(host)])
+
+    def write(self) -> None:
+        """Write /etc/hosts and the files in ~/.ssh of each account."""
+        known = {host: self._host_key(host).with_suffix(".pub").read_text() for host in HOSTS}
+        self._remember(known)
+        for machine in MACHINES:
+            put(self.etc(machine) / "hosts", self._hosts())
+            for account in accounts(machine).values():
+                self._write_account(machine, account)
+
+    def reset(self) -> None:
+        """Let everybody log in everywhere, as at first. Changed host keys stay, known to all."""
+        for fields in (self.revoked, self.forgotten, self.aliases, self.unknown):
+            fields.clear()
+        self.known.clear()
+        self.write()
+
+    known: dict[str, str] = field(default_factory=dict)
+
+    def _remember(self, keys: dict[str, str]) -> None:
+        """Keep the key that is known of a host, also after the host got another."""
+        for host, key in keys.items():
+            self.known.setdefault(host, " ".join(key.split()[:2]))
+
+    def _hosts(self) -> str:
+        names = {machine: [machine] for machine in MACHINES}
+        for alias, host in self.aliases.items():
+            names[host].append(alias)
+        lines = [f"{address(machine)} {' '.join(all_)}" for machine, all_ in names.items()]
+        return "\n".join(["127.0.0.1 localhost", *lines, ""])
+
+    def _write_account(self, machine: str, account: Account) -> None:
+        others = [host for host in HOSTS if account.person in accounts(host)]
+        known = [
+            f"{','.join([*self._names(host), address(host)])} {self.known[host]}\n"
+            for host in HOSTS
+            if (machine, host) not in self.forgotten
+        ]
+        config = [
+            f"Host {' '.join([*self._names(host, also_unknown=True), address(host)])}\n"
+            f"    User {accounts(host)[account.person].name}\n"
+            for host in others
+        ]
+        texts = {"known_hosts": "".join(known), "config": "".join(config)}
+        if machine != LAPTOP:
+            allowed = [client for client in MACHINES if (client, machine) not in self.revoked]
+            texts["authorized_keys"] = "".join(
+                self._key(client, accounts(client)[account.person])
+                .with_suffix(".pub")
+                .read_text()
+                for client in allowed
+                if account.person in accounts(client)
+            )
+        for name, text in texts.items():
+            put(self._key(machine, account).with_name(name), text, account.uid)
+
+    def _names(self, host: str, *, also_unknown: bool = False) -> list[str]:
+        named = [alias for alias, of in self.aliases.items() if of == host]
+        return [host, *(n for n in named if also_unknown or n not in self.unknown)]
+
+    def etc(self, machine: str) -> Path:
+        return self.state_dir / machine / "etc"
+
+    def _host_key(self, host: str) -> Path:
+        return self.etc(host) / "ssh" / "ssh_host_ed25519_key"
+
+    def _key(self, machine: str, account: Account) -> Path:
+        return self.state_dir / machine / account.home[1:] / ".ssh" / "id_ed25519"
+
+
+def make_keys(files: list[Path]) -> None:
+    """Make key pairs, all at the same time."""
+    running = []
+    for file in files:
+        file.unlink(missing_ok=True)
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(file)]
+        running.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL))
+    if any([process.wait() for process in running]):
+        raise ClusterError("ssh-keygen failed")
+
+
+def put(path: Path, text: str, uid: int = 0) -> None:
+    """Write a file in its place: some are mounts."""
+    path.write_text(text)
+    path.chmod(0o600 if uid else 0o644)
+    os.chown(path, uid, uid)

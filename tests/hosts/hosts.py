@@ -1,0 +1,308 @@
+"""Four hosts and a laptop on one switch, in one slot of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster import processes
+from tests.cluster.commands import run, whole_path
+from tests.hosts.access import SSHD_CONFIG, Access
+from tests.hosts.machine import Machine, Program, mark
+from tests.hosts.people import HOSTS, LAPTOP, MACHINES, accounts, mac
+from tests.patience import wait_for
+
+
+def default_state_dir(slot: int) -> Path:
+    """Return where the hosts in `slot` keep everything."""
+    base = os.environ.get("CLUSTERRUN_HOSTS_DIR", "/tmp/clusterrun-hosts")
+    return Path(base if slot == 0 else f"{base}-{slot}")
+
+
+def refusal() -> str:
+    """Return why this machine can't have such hosts; empty if it can."""
+    script = "ip link add v0 type veth peer name v1 && mount -t tmpfs none /mnt"
+    argv = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "sh", "-c", script]
+    return run(argv, check=False).stderr.strip()
+
+
+class Hosts:
+    """All machines of one slot. They need no name or file of the real machine but `state_dir`."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.machines = {name: Machine(name, state_dir) for name in MACHINES}
+        self.access = Access(state_dir)
+        self.sharing: tuple[str, ...] = MACHINES
+        self._baseline: dict[str, set[str]] = {}
+
+    def __getitem__(self, name: str) -> Machine:
+        return self.machines[name]
+
+    @property
+    def laptop(self) -> Machine:
+        return self.machines[LAPTOP]
+
+    @property
+    def shared(self) -> Path:
+        """Where the real machine finds /shared."""
+        return self.state_dir / "shared"
+
+    # -- up and down
+
+    def up(self, sharing: tuple[str, ...] = MACHINES) -> None:
+        """Bring all machines up, in the place of what an earlier session left."""
+        self.down()
+        self.sharing = sharing
+        self._write_files()
+        self.access.make_keys()
+        self.access.write()
+        self._start_switch()
+        self._boot(MACHINES)
+
+    def down(self) -> None:
+        """End everything; nothing remains, whatever state it was in."""
+        processes.kill(processes.marked(mark(self.state_dir)))
+        shutil.rmtree(self.state_dir, ignore_errors=True)
+
+    @property
+    def is_up(self) -> bool:
+        return all(machine.is_up for machine in self.machines.values())
+
+    def share(self, *names: str) -> None:
+        """Let only these machines see /shared; those for which that is a change are rebooted."""
+        changed = [name for name in MACHINES if (name in names) != (name in self.sharing)]
+        self.sharing = names
+        for name in changed:
+            self._cut_off(name)
+        self._boot(changed)
+
+    def reset(self) -> None:
+        """Undo all that a test has done: no program, no file, no fault remains."""
+        for name in MACHINES:
+            if self[name].is_up:
+                self[name].thaw()
+                self[name].kill_programs()
+        self.share(*MACHINES)
+        self._boot([name for name in MACHINES if not self[name].is_up])
+        for name in MACHINES:
+            self.heal(name)
+            self._empty(name)
+        empty(self.shared)
+        self.access.reset()
+
+    def _write_files(self) -> None:
+        self.shared.mkdir(parents=True)
+        self.shared.chmod(0o1777)
+        for name in MACHINES:
+            etc = self.access.etc(name)
+            (etc / "ssh").mkdir(parents=True)
+            (self[name].directory / "root").mkdir()
+            for file, text in etc_files(name).items():
+                (etc / file).write_text(text)
+            for account in self[name].accounts.values():
+                home = self[name].directory / account.home[1:]
+                (home / ".ssh").mkdir(parents=True, mode=0o700)
+                home.chmod(0o700)
+                for path in (home, home / ".ssh"):
+                    os.chown(path, account.uid, account.uid)
+
+    def _start_switch(self) -> None:
+        script = "ip link add br0 type bridge && ip link set br0 up && echo up && exec sleep inf"
+        switch = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", script],
+            env={**os.environ, "PATH": whole_path(), processes.MARK: mark(self.state_dir)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert switch.stdout
+        switch.stdout.readline()
+        switch.stdout.close()
+        (self.state_dir / "switch").write_text(str(switch.pid))
+
+    @property
+    def _switch(self) -> int:
+        return int((self.state_dir / "switch").read_text())
+
+    def _set_port(self, *arguments: str, check: bool = True) -> None:
+        argv = ["nsenter", f"--net=/proc/{self._switch}/ns/net", "ip", "link", *arguments]
+        run(argv, check=check)
+
+    def _boot(self, names: tuple[str, ...] | list[str]) -> None:
+        for name in names:
+            shared = self.shared if name in self.sharing else None
+            self[name].boot(shared=shared, switch=self._switch)
+        for name in names:
+            self[name].wait()
+
+    def _empty(self, name: str) -> None:
+        for account in self[name].accounts.values():
+            empty(self[name].home(account.person), besides=".ssh")
+        for directory in ("/tmp", "/var/tmp", "/dev/shm"):
+            empty(self[name].path(directory))
+
+    # -- faults
+
+    def cut(self, name: str) -> None:
+        """Cut a machine off: its peers see silence, and its own cable looks fine."""
+        self._set_port("set", name, "type", "bridge_slave", "state", "0")
+
+    def heal(self, name: str) -> None:
+        """Undo `cut`."""
+        self._set_port("set", name, "type", "bridge_slave", "state", "3")
+
+    def cut_between(self, one: str, other: str) -> None:
+        """Let two machines lose each other, and nobody else."""
+        self._set_neighbour(one, other, "02:18:00:00:00:ff")
+        self._set_neighbour(other, one, "02:18:00:00:00:ff")
+
+    def heal_between(self, one: str, other: str) -> None:
+        """Undo `cut_between`."""
+        self._set_neighbour(one, other, mac(other))
+        self._set_neighbour(other, one, mac(one))
+
+    def _set_neighbour(self, name: str, peer: str, lladdr: str) -> None:
+        argv = ["ip", "neigh", "replace", self[peer].address, "lladdr", lladdr, "dev", "eth0"]
+        self[name].as_root([*argv, "nud", "permanent"])
+
+    def crash(self, name: str) -> None:
+        """Lose a machine as a power cut does: peers see silence. Its home stays, its memory not."""
+        self._cut_off(name)
+
+    def _cut_off(self, name: str) -> None:
+        self.cut(name)
+        self[name].kill()
+        self._set_port("delete", name, check=False)
+        wait_for(lambda: not self._has_port(name), f"the cable of {name} to go", every_s=0.01)
+
+    def _has_port(self, name: str) -> bool:
+        devices = Path(f"/proc/{self._switch}/net/dev").read_text()
+        return re.search(rf"^\s*{name}:", devices, re.MULTILINE) is not None
+
+    def boot(self, name: str) -> None:
+        """Start a machine that was lost: same home and address, another boot id, empty /tmp."""
+        self._boot([name])
+
+    # -- who may log in, and which host keys are known
+
+    def revoke(self, client: str, host: str) -> None:
+        """Let a host refuse the keys of all users of `client`."""
+        self.access.revoked.add((client, host))
+        self.access.write()
+
+    def forget(self, client: str, host: str) -> None:
+        """Take a host out of the known_hosts of all users of `client`."""
+        self.access.forgotten.add((client, host))
+        self.access.write()
+
+    def change_host_key(self, host: str) -> None:
+        """Give a host another key than the one that everybody knows."""
+        self.access.change_host_key(host)
+        self[host].reload_sshd()
+
+    def add_name(self, name: str, host: str, *, known: bool = True) -> None:
+        """Give a host another name, everywhere; its key is known by that name, or not."""
+        self.access.aliases[name] = host
+        if not known:
+            self.access.unknown.add(name)
+        self.access.write()
+
+    # -- what remains
+
+    def processes(self) -> dict[str, list[Program]]:
+        """Return what runs on each machine besides the system, where anything does."""
+        found = {name: machine.processes() for name, machine in self.machines.items()}
+        return {name: programs for name, programs in found.items() if programs}
+
+    def leftovers(self, *besides: str) -> list[str]:
+        """Return what remains on all machines after a run, one line each.
+
+        Programs, abstract sockets of clusterrun, and every file in /tmp, /var/tmp, /dev/shm,
+        /run/lock, /shared and the homes that no pattern in `besides` names.
+        """
+        found = [
+            f"{name}: runs {' '.join(program.argv) or program.name}"
+            for name, programs in self.processes().items()
+            for program in programs
+        ]
+        for name, machine in self.machines.items():
+            if machine.is_up:
+                found += [f"{name}: socket {socket}" for socket in abstract_sockets(machine)]
+                found += [f"{name}: file {file}" for file in files(machine)]
+        return [line for line in found if not any(re.search(b, line) for b in besides)]
+
+    @contextmanager
+    def all_command_lines(self) -> Iterator[set[str]]:
+        """Collect the command lines of all machines for a while, some ten times a second."""
+        found: set[str] = set()
+        ended = threading.Event()
+
+        def collect() -> None:
+            while not ended.wait(0.02):
+                for machine in self.machines.values():
+                    found.update(" ".join(p.argv) for p in machine.all_processes())
+
+        thread = threading.Thread(target=collect, daemon=True)
+        thread.start()
+        try:
+            yield found
+        finally:
+            ended.set()
+            thread.join()
+
+
+def etc_files(machine: str) -> dict[str, str]:
+    """Return the files that a machine has in the place of the real machine's."""
+    people = accounts(machine).values()
+    names = re.sub(r"^hosts:.*\n", "", Path("/etc/nsswitch.conf").read_text(), flags=re.MULTILINE)
+    return {
+        "passwd": Path("/etc/passwd").read_text()
+        + "".join(f"{a.name}:*:{a.uid}:{a.uid}:{a.person}:{a.home}:/bin/bash\n" for a in people),
+        "group": Path("/etc/group").read_text() + "".join(f"{a.name}:x:{a.uid}:\n" for a in people),
+        "nsswitch.conf": f"{names}hosts: files\n",
+        "hostname": f"{machine}\n",
+        "hosts": "",
+        "machine-id": f"{os.urandom(16).hex()}\n",
+        "ssh/sshd_config": SSHD_CONFIG if machine in HOSTS else "",
+        "ssh/ssh_config": "",
+    }
+
+
+def abstract_sockets(machine: Machine) -> list[str]:
+    """Return clusterrun's abstract sockets: they belong to a network namespace."""
+    text = Path(f"/proc/{machine.pid}/net/unix").read_text()
+    return sorted({line.split()[-1] for line in text.splitlines() if "@clusterrun" in line})
+
+
+def files(machine: Machine) -> Iterator[str]:
+    """Yield the files of a machine in which runs may leave something."""
+    places = ["/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/shared"]
+    places += [account.home for account in machine.accounts.values()]
+    for place in places:
+        top = machine.path(place)
+        for directory, _, names in os.walk(top):
+            for name in names:
+                path = Path(place) / (Path(directory) / name).relative_to(top)
+                if ".ssh" not in path.parts or name not in SSH_FILES:
+                    yield str(path)
+
+
+SSH_FILES = {"authorized_keys", "config", "id_ed25519", "id_ed25519.pub", "known_hosts"}
+
+
+def empty(directory: Path, besides: str = "") -> None:
+    """Remove what is in a directory."""
+    for path in directory.iterdir():
+        if path.name == besides:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -1,0 +1,5 @@
+"""Give these tests four hosts with a real sshd, and a laptop."""
+
+from tests.hosts.fixtures import hosts, standing_hosts
+
+__all__ = ["hosts", "standing_hosts"]
