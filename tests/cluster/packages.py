@@ -33,6 +33,7 @@ OF_HOSTS = {
     "ip": "iproute2",
     "unshare": "util-linux",
     "nsenter": "util-linux",
+    "bridge": "iproute2",
     "pivot_root": "util-linux",
     "umount": "mount",
 }

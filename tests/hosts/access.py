@@ -92,9 +92,7 @@ class Access:
         if machine != LAPTOP:
             allowed = [client for client in MACHINES if (client, machine) not in self.revoked]
             texts["authorized_keys"] = "".join(
-                self._key(client, accounts(client)[account.person])
-                .with_suffix(".pub")
-                .read_text()
+                self._key(client, accounts(client)[account.person]).with_suffix(".pub").read_text()
                 for client in allowed
                 if account.person in accounts(client)
             )

@@ -131,9 +131,8 @@ class Hosts:
     def _switch(self) -> int:
         return int((self.state_dir / "switch").read_text())
 
-    def _set_port(self, *arguments: str, check: bool = True) -> None:
-        argv = ["nsenter", f"--net=/proc/{self._switch}/ns/net", "ip", "link", *arguments]
-        run(argv, check=check)
+    def _at_switch(self, *argv: str, check: bool = True) -> None:
+        run(["nsenter", f"--net=/proc/{self._switch}/ns/net", *argv], check=check)
 
     def _boot(self, names: tuple[str, ...] | list[str]) -> None:
         for name in names:
@@ -152,11 +151,11 @@ class Hosts:
 
     def cut(self, name: str) -> None:
         """Cut a machine off: its peers see silence, and its own cable looks fine."""
-        self._set_port("set", name, "type", "bridge_slave", "state", "0")
+        self._at_switch("bridge", "link", "set", "dev", name, "state", "0")
 
     def heal(self, name: str) -> None:
         """Undo `cut`."""
-        self._set_port("set", name, "type", "bridge_slave", "state", "3")
+        self._at_switch("bridge", "link", "set", "dev", name, "state", "3")
 
     def cut_between(self, one: str, other: str) -> None:
         """Let two machines lose each other, and nobody else."""
@@ -179,7 +178,7 @@ class Hosts:
     def _cut_off(self, name: str) -> None:
         self.cut(name)
         self[name].kill()
-        self._set_port("delete", name, check=False)
+        self._at_switch("ip", "link", "delete", name, check=False)
         wait_for(lambda: not self._has_port(name), f"the cable of {name} to go", every_s=0.01)
 
     def _has_port(self, name: str) -> bool:

@@ -209,11 +209,11 @@ class Machine:
 
     def freeze(self) -> None:
         """Stop every process, sshd included; the kernel still answers for them."""
-        self.as_root(["kill", "-STOP", "-1"])
+        self.as_root(["kill", "-STOP", "--", "-1"])
 
     def thaw(self) -> None:
         """Undo `freeze`."""
-        self.as_root(["kill", "-CONT", "-1"], check=False)
+        self.as_root(["kill", "-CONT", "--", "-1"], check=False)
 
 
 CD = 'cd "$0" && exec "$@"'
