@@ -34,6 +34,7 @@ OF_HOSTS = {
     "unshare": "util-linux",
     "nsenter": "util-linux",
     "bridge": "iproute2",
+    "nft": "nftables",
     "pivot_root": "util-linux",
     "umount": "mount",
 }

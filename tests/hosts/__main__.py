@@ -30,10 +30,10 @@ def _down(hosts: Hosts, asked: argparse.Namespace) -> int:
 def _shell(hosts: Hosts, asked: argparse.Namespace) -> int:
     machine = hosts[asked.machine]
     account = machine.accounts[asked.user]
-    who = [f"--setgid={account.uid}", f"--setuid={account.uid}"]
+    who = [f"--setgid={account.uid}", f"--setuid={account.uid}", "--"]
     argv = asked.command or ["bash", "-i"]
     env = {**environment(account), "TERM": os.environ.get("TERM", "dumb")}
-    whole = machine.enter([*who, "--", "sh", "-c", CD, account.home, *argv])
+    whole = machine.enter([*who, "sh", "-c", CD, account.home, *argv])
     return subprocess.run(whole, env=env, check=False).returncode
 
 

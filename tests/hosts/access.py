@@ -31,6 +31,8 @@ class Access:
     forgotten: set[tuple[str, str]] = field(default_factory=set)  # (client, host)
     aliases: dict[str, str] = field(default_factory=dict)  # another name of a host
     unknown: set[str] = field(default_factory=set)  # names that no known_hosts has
+    looped: set[str] = field(default_factory=set)  # machines whose own name is 127.0.1.1 to them
+    known: dict[str, str] = field(default_factory=dict)  # the key that is known of each host
 
     def make_keys(self) -> None:
         """Make a key of each account and of each host."""
@@ -51,29 +53,29 @@ class Access:
         known = {host: self._host_key(host).with_suffix(".pub").read_text() for host in HOSTS}
         self._remember(known)
         for machine in MACHINES:
-            put(self.etc(machine) / "hosts", self._hosts())
+            put(self.etc(machine) / "hosts", self._hosts(machine))
             for account in accounts(machine).values():
                 self._write_account(machine, account)
 
     def reset(self) -> None:
         """Let everybody log in everywhere, as at first. Changed host keys stay, known to all."""
-        for fields in (self.revoked, self.forgotten, self.aliases, self.unknown):
+        for fields in (self.revoked, self.forgotten, self.aliases, self.unknown, self.looped):
             fields.clear()
         self.known.clear()
         self.write()
-
-    known: dict[str, str] = field(default_factory=dict)
 
     def _remember(self, keys: dict[str, str]) -> None:
         """Keep the key that is known of a host, also after the host got another."""
         for host, key in keys.items():
             self.known.setdefault(host, " ".join(key.split()[:2]))
 
-    def _hosts(self) -> str:
+    def _hosts(self, machine: str) -> str:
         names = {machine: [machine] for machine in MACHINES}
         for alias, host in self.aliases.items():
             names[host].append(alias)
-        lines = [f"{address(machine)} {' '.join(all_)}" for machine, all_ in names.items()]
+        lines = [f"{address(of)} {' '.join(all_)}" for of, all_ in names.items()]
+        if machine in self.looped:
+            lines.insert(0, f"127.0.1.1 {machine}")
         return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
     def _write_account(self, machine: str, account: Account) -> None:
@@ -120,7 +122,7 @@ def make_keys(files: list[Path]) -> None:
         file.unlink(missing_ok=True)
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(file)]
         running.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL))
-    if any([process.wait() for process in running]):
+    if any(status != 0 for status in [process.wait() for process in running]):
         raise ClusterError("ssh-keygen failed")
 
 

@@ -40,7 +40,7 @@ class Hosts:
         self.machines = {name: Machine(name, state_dir) for name in MACHINES}
         self.access = Access(state_dir)
         self.sharing: tuple[str, ...] = MACHINES
-        self._baseline: dict[str, set[str]] = {}
+        self._switch_process: subprocess.Popen[bytes] | None = None
 
     def __getitem__(self, name: str) -> Machine:
         return self.machines[name]
@@ -63,12 +63,14 @@ class Hosts:
         self._write_files()
         self.access.make_keys()
         self.access.write()
-        self._start_switch()
+        self._switch_process = self._start_switch()
         self._boot(MACHINES)
 
     def down(self) -> None:
         """End everything; nothing remains, whatever state it was in."""
         processes.kill(processes.marked(mark(self.state_dir)))
+        if self._switch_process is not None:
+            self._switch_process.wait()
         shutil.rmtree(self.state_dir, ignore_errors=True)
 
     @property
@@ -89,6 +91,8 @@ class Hosts:
             if self[name].is_up:
                 self[name].thaw()
                 self[name].kill_programs()
+                self[name].restore_disks()
+                self.open_ports(name)
         self.share(*MACHINES)
         self._boot([name for name in MACHINES if not self[name].is_up])
         for name in MACHINES:
@@ -113,7 +117,7 @@ class Hosts:
                 for path in (home, home / ".ssh"):
                     os.chown(path, account.uid, account.uid)
 
-    def _start_switch(self) -> None:
+    def _start_switch(self) -> subprocess.Popen[bytes]:
         script = "ip link add br0 type bridge && ip link set br0 up && echo up && exec sleep inf"
         switch = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", script],
@@ -126,6 +130,7 @@ class Hosts:
         switch.stdout.readline()
         switch.stdout.close()
         (self.state_dir / "switch").write_text(str(switch.pid))
+        return switch
 
     @property
     def _switch(self) -> int:
@@ -171,6 +176,18 @@ class Hosts:
         argv = ["ip", "neigh", "replace", self[peer].address, "lladdr", lladdr, "dev", "eth0"]
         self[name].as_root([*argv, "nud", "permanent"])
 
+    def close_ports(self, name: str, ports: str, *, silently: bool = True) -> None:
+        """Let a host's firewall drop, or reject, what comes to these ports, as "1024-65535"."""
+        verdict = "drop" if silently else "reject with tcp reset"
+        hook = "{ type filter hook input priority 0; }"
+        self[name].as_root(["nft", f"add table ip walls; add chain ip walls input {hook}"])
+        rule = f'iifname "eth0" tcp dport {ports} tcp flags syn / syn,ack {verdict}'
+        self[name].as_root(["nft", f"add rule ip walls input {rule}"])
+
+    def open_ports(self, name: str) -> None:
+        """Undo `close_ports`."""
+        self[name].as_root(["nft", "delete table ip walls"], check=False)
+
     def crash(self, name: str) -> None:
         """Lose a machine as a power cut does: peers see silence. Its home stays, its memory not."""
         self._cut_off(name)
@@ -205,6 +222,11 @@ class Hosts:
         """Give a host another key than the one that everybody knows."""
         self.access.change_host_key(host)
         self[host].reload_sshd()
+
+    def loop_own_name(self, name: str) -> None:
+        """Let a machine's /etc/hosts say 127.0.1.1 of its own name, as Debian's installer does."""
+        self.access.looped.add(name)
+        self.access.write()
 
     def add_name(self, name: str, host: str, *, known: bool = True) -> None:
         """Give a host another name, everywhere; its key is known by that name, or not."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +23,6 @@ PYTHON = Path(sys.prefix) / "bin" / "python"
 SSH_PATH = "/usr/local/bin:/usr/bin:/bin"
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 LISTENS_AT_22 = ":0016 00000000:0000 0A"
-# Files in /tmp that nobody of clusterrun makes.
-SYSTEM_FILES: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,9 @@ class Machine:
         self.accounts = accounts(name)
         self.address = address(name)
         self._state_dir = state_dir
+        self._unshare: subprocess.Popen[bytes] | None = None
+        self._started: list[subprocess.Popen[str]] = []
+        self._small_disks: list[str] = []
 
     # -- what happens there
 
@@ -70,7 +72,7 @@ class Machine:
         try:
             out, err = process.communicate(stdin, timeout=timeout_s * PATIENCE)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            self.signal(process, signal.SIGKILL)
             process.communicate()
             raise
         if check and process.returncode:
@@ -87,9 +89,8 @@ class Machine:
     ) -> subprocess.Popen[str]:
         """Start a program as one of the people, in a session of its own, with pipes."""
         account = self.accounts[user]
-        who = [f"--setgid={account.uid}", f"--setuid={account.uid}"]
-        return subprocess.Popen(
-            self.enter([*who, "--", "sh", "-c", CD, cwd or account.home, *argv]),
+        process = subprocess.Popen(
+            self.enter(as_person(account, argv, cwd)),
             env={**environment(account), **(env or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -97,6 +98,20 @@ class Machine:
             text=True,
             start_new_session=True,
         )
+        self._started.append(process)
+        return process
+
+    def signal(self, process: subprocess.Popen[str], number: int) -> None:
+        """Send a signal to what `start` started and to its group, as a terminal does."""
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        with suppress(OSError):  # it ended meanwhile
+            for child in children.read_text().split():
+                os.killpg(int(child), number)
+
+    def write(self, path: str, text: str, *, user: str = "ann") -> None:
+        """Write a file as one of the people; a relative path is below their home."""
+        argv = ["sh", "-c", 'mkdir -p "$(dirname "$0")" && cat > "$0"', path]
+        self.run(argv, user=user, stdin=text, check=True)
 
     def as_root(self, argv: Sequence[str], *, check: bool = True) -> str:
         """Run a short program as root; return its output."""
@@ -176,7 +191,7 @@ class Machine:
         wait_for(self._ready, f"{self.name} to be up", timeout_s=30, every_s=0.01)
 
     def _ready(self) -> bool:
-        if self._unshare.poll() is not None:
+        if self._unshare is not None and self._unshare.poll() is not None:
             raise ClusterError(f"{self.name}: {(self.directory / 'console').read_text()}")
         if not self.is_up:
             return False
@@ -188,14 +203,25 @@ class Machine:
         if self.is_up:
             processes.kill([self.pid])
         (self.directory / "pid").unlink(missing_ok=True)
+        if self._unshare is not None:
+            self._unshare.wait()
+        self._small_disks.clear()
+        self._reap()
 
     def kill_programs(self) -> None:
         """End everything besides the system; sessions of ssh end with it."""
         for _ in range(20):
             found = [p for p in self.all_processes() if p.pid != 1 and not self._is_daemon(p)]
             if not found:
+                self._reap()
                 return
             self.as_root(["kill", "-9", *(str(p.pid) for p in found)], check=False)
+
+    def _reap(self) -> None:
+        for process in self._started:
+            with suppress(OSError, ValueError):  # its pipes may be closed or broken
+                process.communicate(timeout=10)
+        self._started.clear()
 
     @staticmethod
     def _is_daemon(program: Program) -> bool:
@@ -207,6 +233,18 @@ class Machine:
             if self._is_daemon(program):
                 self.as_root(["kill", "-HUP", str(program.pid)])
 
+    def small_disk(self, directory: str, mib: int, *, user: str = "ann") -> None:
+        """Put a disk of this size on a directory, which is then empty."""
+        owner = f"uid={self.accounts[user].uid},gid={self.accounts[user].uid}"
+        self.as_root(["mkdir", "-p", directory])
+        self.as_root(["mount", "-t", "tmpfs", "-o", f"size={mib}m,{owner}", "none", directory])
+        self._small_disks.append(directory)
+
+    def restore_disks(self) -> None:
+        """Undo `small_disk`."""
+        while self._small_disks:
+            self.as_root(["umount", "--lazy", self._small_disks.pop()])
+
     def freeze(self) -> None:
         """Stop every process, sshd included; the kernel still answers for them."""
         self.as_root(["kill", "-STOP", "--", "-1"])
@@ -217,6 +255,12 @@ class Machine:
 
 
 CD = 'cd "$0" && exec "$@"'
+
+
+def as_person(account: Account, argv: Sequence[str], cwd: str | None = None) -> list[str]:
+    """Return the arguments of nsenter that start `argv` as a person, in a session of its own."""
+    who = [f"--setgid={account.uid}", f"--setuid={account.uid}"]
+    return [*who, "--", "setsid", "sh", "-c", CD, cwd or account.home, *argv]
 
 
 def mark(state_dir: Path) -> str:

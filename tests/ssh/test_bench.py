@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -160,6 +161,46 @@ def test_a_crash_is_silent_and_a_boot_brings_back_the_home(hosts: Hosts) -> None
     assert (after[:4], after[5]) == (before[:4], before[5])
     assert after[4] != before[4]
     assert host.run(["ls", "/home/ann2", "/tmp"]).stdout.split() == ["/home/ann2:", "kept", "/tmp:"]
+
+
+def test_a_firewall_closes_ports(hosts: Hosts) -> None:
+    serve = "import socket; s = socket.create_server(('', 3456)); print(flush=True); input()"
+    server = hosts["h1"].start(["python", "-c", serve])
+    assert server.stdout
+    assert server.stdout.readline() == "\n"
+    connect = "import socket; socket.create_connection(('h1', 3456), 1)"
+    assert hosts["h2"].run(["python", "-c", connect]).returncode == 0
+    for silently, told in ((True, "timed out"), (False, "refused")):
+        hosts.close_ports("h1", "1024-65535", silently=silently)
+        assert told in hosts["h2"].run(["python", "-c", connect]).stderr
+        assert over_ssh(hosts, "h1", "true").returncode == 0
+        hosts.open_ports("h1")
+    assert hosts["h2"].run(["python", "-c", connect]).returncode == 0
+
+
+def test_a_disk_is_full_and_a_name_is_looped(hosts: Hosts) -> None:
+    hosts["h1"].small_disk("/home/ann1/clusterrun", 1)
+    argv = ["dd", "if=/dev/zero", "of=clusterrun/x", "bs=1M", "count=2"]
+    assert "No space left" in hosts["h1"].run(argv).stderr
+    hosts.loop_own_name("h1")
+    assert hosts["h1"].run(["getent", "hosts", "h1"]).stdout.split()[:2] == ["127.0.1.1", "h1"]
+    hosts.reset()
+    assert hosts["h1"].run(["getent", "hosts", "h1"]).stdout.split() == ["10.18.0.11", "h1"]
+    assert hosts.leftovers() == []
+
+
+def test_a_signal_reaches_the_program_and_not_its_starter(hosts: Hosts) -> None:
+    code = (
+        "import time\ntry: print(flush=True); time.sleep(99)\nexcept KeyboardInterrupt: exit(130)"
+    )
+    process = hosts.laptop.start(["python", "-c", code])
+    assert process.stdout
+    assert process.stdout.readline() == "\n"
+    hosts.laptop.signal(process, signal.SIGINT)
+    assert process.wait(10) == 130
+    with pytest.raises(subprocess.TimeoutExpired):
+        hosts.laptop.run(["sleep", "99"], timeout_s=0.1)
+    assert hosts.processes() == {}
 
 
 def test_a_frozen_host_accepts_and_never_answers(hosts: Hosts) -> None:
