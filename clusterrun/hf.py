@@ -19,13 +19,11 @@ from transformers import TrainerCallback
 
 from clusterrun import runtime
 from clusterrun.errors import ClusterrunError
+from clusterrun.rank.apart import Sharing, is_apart
+from clusterrun.rank.collectives import agreed_problem, broadcast, gathered, joined_world
 from clusterrun.rank.emit import say
 from clusterrun.rank.save_together import (
-    agreed_problem,
-    broadcast,
-    gathered,
     is_superseded,
-    joined_world,
     mark,
     overridden,
     say_unsaved,
@@ -63,6 +61,10 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
                 f"save_total_limit={limit}: the Trainer may remove the last complete checkpoint "
                 "before it has saved another; set it to 3 or more"
             )
+        if is_apart() and not args.save_on_each_node:
+            args.save_on_each_node = True  # else other nodes than the first never remove old ones
+            if here == 0:
+                say("save_on_each_node=True: the nodes share no directory")
         path = _checkpoint(args, state)
         if found := broadcast(_saved(path) if here == 0 else None):
             _refuse_batch_of_checkpoint(args, state, kwargs.get("train_dataloader"))
@@ -87,11 +89,16 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         path = _checkpoint(args, state)
         here, world_size = joined_world()
         gathered(None)
-        files, problem = settled_together(path)
+        sharing = Sharing.of_this_rank()
+        parts, problem = settled_together(path, sharing)
         settings = _settings(args, world_size)
-        publish = partial(mark, path, state.global_step, settings, files, self._overrides)
+        publish = partial(
+            mark, path, state.global_step, settings, parts, self._overrides, sharing=sharing
+        )
         if not is_superseded():
-            problem = problem or agreed_problem(publish if here == 0 else None)
+            problem = problem or agreed_problem(publish if sharing.is_first else None)
+            if problem and sharing.is_apart and sharing.is_first:
+                checkpoint_files.unmark(path)  # on all nodes or none
             if not problem:
                 runtime.checkpoint(path, state.global_step)
             elif here == 0:

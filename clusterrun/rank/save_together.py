@@ -10,26 +10,27 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from clusterrun.errors import ClusterrunError
+from clusterrun.rank import apart
+from clusterrun.rank.apart import NodePart, Sharing
+from clusterrun.rank.collectives import (
+    agreed_problem,
+    broadcast,
+    disk_problem,
+    gathered_parts,
+    joined_world,
+)
 from clusterrun.rank.emit import emit, say, say_once
 from clusterrun.rank.tidying import Tidying
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError, Sums
-from clusterrun.shared.files import DISK_FAULTS
 
 # A shared file system may show late a directory that another node created.
 SHOWN_WITHIN_S = 120.0
-# The words of torch (without an errno) and safetensors (written in Rust) for disk errors.
-_WORDS = (
-    *("PytorchStreamWriter", "inline_container.cc"),
-    *(f"(os error {number})" for number in DISK_FAULTS),
-    *(os.strerror(number) for number in DISK_FAULTS),
-)
-_Part = TypeVar("_Part")
 
 
 class Checkpoints:
@@ -72,10 +73,10 @@ class Checkpoints:
 
     def _newest(self) -> Checkpoint | None:
         here, _ = joined_world()
+        sharing = Sharing.of_this_rank()
         found = None
-        listed = checkpoint_files.listed(self.directory) if here == 0 else []
-        for path in broadcast([path for _, path in listed]):
-            found, problem = _verified(path)
+        for path in self._listed(sharing):
+            found, problem = _verified(path, sharing)
             if found is not None:
                 break
             if here == 0:
@@ -83,6 +84,16 @@ class Checkpoints:
         if here == 0:
             emit("resumed", step=found.step if found else 0)
         return found
+
+    def _listed(self, sharing: Sharing) -> list[Path]:
+        """Return the checkpoints of all nodes, newest first."""
+        listed = checkpoint_files.listed(self.directory) if sharing.is_first else []
+        every = sharing.each([path for _, path in listed])
+        if not sharing.is_apart:
+            return every[0]
+        names = {path.name for paths in every for path in paths}
+        found = checkpoint_files.newest_first(self.directory / name for name in names)
+        return [path for _, path in found]
 
     def _note_overrides(self, found: Checkpoint | None) -> None:
         if found is not None:
@@ -125,16 +136,12 @@ class Checkpoints:
         if is_superseded():
             return None
         here, _ = joined_world()
+        sharing = Sharing.of_this_rank()
         unfinished = checkpoint_files.unfinished_directory(self.directory, step, _own_attempt())
         final = checkpoint_files.step_directory(self.directory, step)
-
-        def publish() -> None:
-            mark(unfinished, step, self._settings, files, self._overrides)
-            checkpoint_files.publish(unfinished, final)
-
-        files, problem = self._written(step, unfinished, write)
-        if not (files or problem):
-            if here == 0:
+        parts, problem = self._written(step, unfinished, write, sharing)
+        if not (any(parts) or problem):
+            if sharing.is_first:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise ClusterrunError(
                 f"step {step} was not saved: nothing was written to {unfinished} "
@@ -142,21 +149,25 @@ class Checkpoints:
             )
         is_late = is_superseded()  # check again: writing takes long
         if not (problem or is_late):
-            problem = agreed_problem(publish if here == 0 else None)
+            marked = functools.partial(
+                mark, unfinished, step, self._settings, parts, self._overrides, sharing=sharing
+            )
+            problem = _published(unfinished, final, marked, sharing)
         if problem or is_late:
-            if here == 0:
+            if sharing.is_first:
                 shutil.rmtree(unfinished, ignore_errors=True)
-                if problem:
-                    say_unsaved(step, problem)
+            if problem and here == 0:
+                say_unsaved(step, problem)
             return None
         if here == 0:
             emit("checkpoint", path=str(final), step=step)
+        if sharing.is_first:
             self._tidying.start(up_to=step)
         return final
 
     def _written(
-        self, step: int, unfinished: Path, write: Callable[[Path], object]
-    ) -> tuple[Sums, str]:
+        self, step: int, unfinished: Path, write: Callable[[Path], object], sharing: Sharing
+    ) -> tuple[Sequence[Sums], str]:
         """Have all ranks write and sync their files; return what `settled_together` returns."""
 
         def begin() -> None:
@@ -176,9 +187,31 @@ class Checkpoints:
             if refused:
                 raise OSError(errno.ENOSPC, refused[0])
 
-        here, _ = joined_world()
-        problem = agreed_problem(begin if here == 0 else None) or agreed_problem(fill)
-        return ({}, problem) if problem else settled_together(unfinished)
+        problem = agreed_problem(begin if sharing.is_first else None) or agreed_problem(fill)
+        return ((), problem) if problem else settled_together(unfinished, sharing)
+
+
+def _published(
+    unfinished: Path, final: Path, marked: Callable[[], object], sharing: Sharing
+) -> str:
+    """Mark and publish a checkpoint, on apart nodes on all or none; return the error."""
+    done = []
+
+    def publish() -> None:
+        checkpoint_files.publish(unfinished, final)
+        done.append(final)
+
+    def both() -> None:
+        marked()
+        publish()
+
+    if not sharing.is_apart:
+        return agreed_problem(both if sharing.is_first else None)
+    problem = agreed_problem(marked if sharing.is_first else None)
+    problem = problem or agreed_problem(publish if sharing.is_first else None)
+    for path in done if problem else ():
+        shutil.rmtree(path, ignore_errors=True)
+    return problem
 
 
 def overridden(
@@ -255,88 +288,39 @@ def _refusals() -> Iterator[list[str]]:
         torch.save = save
 
 
-def joined_world() -> tuple[int, int]:
-    """Return this process's rank and the size of the world that it has joined."""
-    distributed = _distributed()
-    if distributed is not None:
-        return distributed.get_rank(), distributed.get_world_size()
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size != "1":
-        raise ClusterrunError(
-            f"this rank has not joined the {size} ranks with which it saves and resumes: "
-            "call torch.distributed.init_process_group or create the Accelerator first"
-        )
-    return 0, 1
-
-
-def gathered(value: Any) -> list[Any]:
-    """Return the values of all ranks in order, once all have called."""
-    distributed = _distributed()
-    if distributed is None:
-        return [value]
-    values = [None] * distributed.get_world_size()
-    distributed.all_gather_object(values, value)
-    return values
-
-
-def broadcast(value: _Part) -> _Part:
-    """Return rank 0's value on all ranks."""
-    distributed = _distributed()
-    if distributed is None:
-        return value
-    box = [value]
-    distributed.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def gathered_parts(part: Callable[[], _Part]) -> tuple[list[_Part], str]:
-    """Call `part` on this rank; on all ranks return the parts of all, and the first error.
-
-    If only one rank raised, the others would wait.
-    """
-    done, problem = [], ""
-    try:
-        done = [part()]
-    except Exception as error:  # noqa: BLE001 - all ranks return it
-        is_ours = isinstance(error, ClusterrunError)
-        words = str(error) if is_ours else f"{type(error).__name__}: {error}"
-        problem = disk_problem(error) or words
-    parts = gathered((done, problem))
-    return [value for done, _ in parts for value in done], _first(text for _, text in parts)
-
-
-def _first(problems: Iterable[str]) -> str:
-    return next((f"{text} (rank {n})" for n, text in enumerate(problems) if text), "")
-
-
-def settled_together(path: Path) -> tuple[Sums, str]:
+def settled_together(path: Path, sharing: Sharing) -> tuple[Sequence[Sums], str]:
     """Sync all files below a directory to the disk, each rank its share, once all have written.
 
-    On all ranks return their sizes and checksums, and the error ("" for none).
+    On all ranks return their sizes and checksums, in one part for each node if nodes are apart, and
+    the error ("" for none).
     """
-    here, world_size = joined_world()
-    names, problem = broadcast(_named(path) if here == 0 else ([], ""))
+    listings = sharing.each(_named(path) if sharing.is_first else ([], ""))
+    if problem := next(filter(None, (problem for _, problem in listings)), ""):
+        return (), problem
+    mine = sharing.own_share(listings[sharing.number][0])
+    parts, problem = gathered_parts(lambda: (sharing.number, checkpoint_files.settled(path, mine)))
     if problem:
-        return {}, problem
-    mine = checkpoint_files.own_share(names, here, world_size)
-    parts, problem = gathered_parts(lambda: checkpoint_files.settled(path, mine))
-    found = {name: sums for part in parts for name, sums in part.items()}
-    return ({} if problem else {name: found[name] for name in names}), problem
+        return (), problem
+    found = {(number, name): sums for number, part in parts for name, sums in part.items()}
+    return [{name: found[n, name] for name in names} for n, (names, _) in enumerate(listings)], ""
 
 
 def _named(path: Path) -> tuple[list[str], str]:
     try:
         return checkpoint_files.file_names(path), ""
     except OSError as error:
-        return [], f"{disk_problem(error) or error} (rank 0)"
+        here, _ = joined_world()
+        return [], f"{disk_problem(error) or error} (rank {here})"
 
 
 def mark(
     path: Path,
     step: int,
     settings: Mapping[str, Any],
-    files: Sums,
+    parts: Sequence[Sums],
     overrides: Sequence[Mapping[str, Any]] = (),
+    *,
+    sharing: Sharing,
 ) -> None:
     """Mark a directory as a complete checkpoint of this attempt."""
     _, size = joined_world()
@@ -347,7 +331,9 @@ def mark(
         attempt=_own_attempt(),
         settings=settings,
         overrides=overrides,
-        files=files,
+        nodes=dict(zip(sharing.nodes, map(list, parts), strict=True)) if sharing.is_apart else None,
+        saved_at=sharing.at,
+        files=parts[sharing.number],
     )
 
 
@@ -382,23 +368,25 @@ def say_unsaved(step: int, problem: str) -> None:
     emit("unsaved", step=step, reason=problem)
 
 
-def _verified(path: Path) -> tuple[Checkpoint | None, str]:
+def _verified(path: Path, sharing: Sharing) -> tuple[Checkpoint | None, str]:
     """Verify a checkpoint, each rank its share of the files; return it, or None and the problem.
 
     Raises ClusterrunError on all ranks if one of them can't read its share.
     """
-    here, world_size = joined_world()
-    found, files, problem = broadcast(_marker(path) if here == 0 else (None, {}, ""))
-    if problem:
+    markers = sharing.each(NodePart.read(path, sharing.node) if sharing.is_first else None)
+    parts = [part for part in markers if part]
+    own = parts[sharing.number]
+    if problem := apart.problem_of(parts) if sharing.is_apart else own.problem:
         return None, problem
-    mine = {name: files[name] for name in checkpoint_files.own_share(list(files), here, world_size)}
+    mine = {name: own.files[name] for name in sharing.own_share(list(own.files))}
 
     def fault_by(check: Callable[[Path, Sums], None]) -> str:
-        _await_directory(path)
+        if not sharing.is_apart:
+            _await_directory(path)
         try:
             check(path, mine)
         except IncompleteError as fault:
-            return str(fault)
+            return apart.at(sharing.node, str(fault))
         return ""
 
     for check in (checkpoint_files.check_sizes, checkpoint_files.check_contents):
@@ -407,46 +395,7 @@ def _verified(path: Path) -> tuple[Checkpoint | None, str]:
             raise ClusterrunError(f"{path.name} can't be read: {problem}")
         if any(faults):
             return None, min(filter(None, faults))  # in file order, as with one rank
-    return found, ""
-
-
-def _marker(path: Path) -> tuple[Checkpoint | None, Sums, str]:
-    try:
-        return *checkpoint_files.read_marker(path), ""
-    except IncompleteError as problem:
-        return None, {}, str(problem)
-
-
-def disk_problem(error: BaseException) -> str:
-    """Return in one line why the disk failed; "" for any other error."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in DISK_FAULTS:
-            return cause.strerror or str(cause)
-        cause = cause.__cause__ or cause.__context__
-    text = str(error)
-    is_disk = any(words in text for words in _WORDS)
-    return f"the disk refused a write ({text.splitlines()[0]})" if is_disk else ""
-
-
-def _distributed() -> Any:
-    """Return torch.distributed if this process has joined a group; never import it."""
-    module: Any = sys.modules.get("torch.distributed")
-    is_joined = module is not None and module.is_available() and module.is_initialized()
-    return module if is_joined else None
-
-
-def agreed_problem(deed: Callable[[], object] | None) -> str:
-    """Call `deed` on this rank; on all ranks return the first disk error of any rank."""
-    problem = ""
-    try:
-        if deed is not None:
-            deed()
-    except Exception as error:
-        problem = disk_problem(error)
-        if not problem:
-            raise
-    return _first(gathered(problem))
+    return apart.completed(parts, sharing) if sharing.is_apart else own.found, ""
 
 
 def _await_directory(path: Path) -> None:

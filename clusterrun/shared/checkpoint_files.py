@@ -16,7 +16,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +45,8 @@ class Checkpoint:
     """A complete checkpoint; `settings` are those of the script when it saved.
 
     `overrides` lists the resumes that changed settings on purpose, oldest first, each setting with
-    its old and new value: {"step": 60, "settings": {"lr": [0.0001, 5e-05]}}.
+    its old and new value: {"step": 60, "settings": {"lr": [0.0001, 5e-05]}}. If the nodes share no
+    directory, `nodes` lists the files that each of them wrote.
     """
 
     path: Path
@@ -55,6 +56,7 @@ class Checkpoint:
     saved_at: float
     settings: Mapping[str, Any]
     overrides: Sequence[Mapping[str, Any]] = ()
+    nodes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def changed(self, settings: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return the settings that differ, each with its old and new value (None: not set)."""
@@ -105,7 +107,12 @@ def listed(directory: Path) -> list[tuple[int, Path]]:
     """Return the step and path of all checkpoints, complete or not, newest first."""
     if not directory.is_dir():
         return []
-    matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return newest_first(directory.iterdir())
+
+
+def newest_first(paths: Iterable[Path]) -> list[tuple[int, Path]]:
+    """Return the step and path of those that are named as checkpoints, newest first."""
+    matches = ((_NAME.fullmatch(path.name), path) for path in paths)
     return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
 
@@ -154,11 +161,14 @@ def mark(
     attempt: int = 1,
     settings: Mapping[str, Any],
     overrides: Sequence[Mapping[str, Any]] = (),
+    nodes: Mapping[str, Sequence[str]] | None = None,
+    saved_at: float | None = None,
     files: Sums | None = None,
 ) -> None:
     """Write the marker of a checkpoint after its files are on the disk.
 
-    `files` is the result of `settled` for all of them, if it was called already.
+    `files` is the result of `settled` for all of them, if it was called already. Nodes that share
+    no directory each write a marker: `saved_at` is the same in all, and `files` are the node's own.
     Raises OSError if the disk is full.
     """
     marker = {
@@ -166,9 +176,10 @@ def mark(
         "step": step,
         "world_size": world_size,
         "attempt": attempt,
-        "saved_at": round(time.time(), 6),
+        "saved_at": round(time.time() if saved_at is None else saved_at, 6),
         "settings": dict(settings),
         "overrides": list(overrides),
+        **({"nodes": dict(nodes)} if nodes else {}),
         "files": dict(files if files is not None else settled(path, file_names(path))),
     }
     text = json.dumps(marker, indent=1, default=str)
@@ -177,6 +188,11 @@ def mark(
         file.flush()
         os.fsync(file.fileno())
     _sync_directory(path)
+
+
+def unmark(path: Path) -> None:
+    """Remove the marker of a checkpoint, if there is one."""
+    (path / MARKER).unlink(missing_ok=True)
 
 
 def publish(unfinished: Path, final: Path) -> None:
@@ -253,6 +269,7 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
             saved_at=float(marker["saved_at"]),
             settings=dict(marker["settings"]),
             overrides=tuple(marker.get("overrides", ())),
+            nodes=dict(marker.get("nodes", {})),
         )
         if marker["schema"] != SCHEMA:
             raise IncompleteError(f"its {MARKER} has an unknown schema: {marker['schema']}")
