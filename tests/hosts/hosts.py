@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster import processes
-from tests.cluster.commands import run, whole_path
+from tests.cluster.commands import ClusterError, run, whole_path
 from tests.hosts.access import SSHD_CONFIG, Access
 from tests.hosts.machine import Machine, Program, mark
 from tests.hosts.people import HOSTS, LAPTOP, MACHINES, accounts, mac
@@ -30,6 +30,10 @@ def refusal() -> str:
     script = "ip link add v0 type veth peer name v1 && mount -t tmpfs none /mnt"
     argv = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "sh", "-c", script]
     return run(argv, check=False).stderr.strip()
+
+
+# The file by which a directory is known to be one of these.
+OURS = "clusterrun-test-hosts"
 
 
 class Hosts:
@@ -59,6 +63,8 @@ class Hosts:
     def up(self, sharing: tuple[str, ...] = MACHINES) -> None:
         """Bring all machines up, in the place of what an earlier session left."""
         self.down()
+        if self.state_dir.exists() and any(self.state_dir.iterdir()):
+            raise ClusterError(f"{self.state_dir} holds other files, which would be lost")
         self.sharing = sharing
         self._write_files()
         self.access.make_keys()
@@ -71,7 +77,8 @@ class Hosts:
         processes.kill(processes.marked(mark(self.state_dir)))
         if self._switch_process is not None:
             self._switch_process.wait()
-        shutil.rmtree(self.state_dir, ignore_errors=True)
+        if (self.state_dir / OURS).exists():
+            shutil.rmtree(self.state_dir)
 
     @property
     def is_up(self) -> bool:
@@ -102,7 +109,9 @@ class Hosts:
         self.access.reset()
 
     def _write_files(self) -> None:
-        self.shared.mkdir(parents=True)
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        (self.state_dir / OURS).touch()
+        self.shared.mkdir()
         self.shared.chmod(0o1777)
         for name in MACHINES:
             etc = self.access.etc(name)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.commands import ClusterError
 from tests.hosts import HOSTS, LAPTOP, MACHINES, Hosts
 from tests.patience import wait_for
 
@@ -232,6 +233,14 @@ def test_down_leaves_no_trace(hosts: Hosts, tmp_path: Path) -> None:
     assert not (tmp_path / "second").exists()
     assert traces() == before
     assert over_ssh(hosts, "h1", "hostname").stdout == "h1\n"
+
+
+def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ClusterError, match="holds other files"):
+        Hosts(tmp_path).up()
+    Hosts(tmp_path).down()
+    assert (tmp_path / "thesis.tex").exists()
 
 
 def echo(talk: subprocess.Popen[str], text: str) -> str:
