@@ -48,15 +48,6 @@ class Home:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Home:
-    """A run directory on another host: the host as ssh knows it, and the Python that reads it."""
-
-    host: str
-    run_dir: str
-    python: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobRecord:
     """The contents of job.json: where a run was submitted and what was requested, never its state.
 
@@ -160,10 +151,12 @@ def _shape(plan: Plan) -> dict[str, Any]:
     }
 
 
-def submitted_as(record: JobRecord, job_id: str, slurm_cluster: str | None) -> JobRecord:
+def submitted_as(
+    record: JobRecord, job_id: str, slurm_cluster: str | None, home: Home | None = None
+) -> JobRecord:
     """Add a run's first job; the job may have recorded itself already."""
     own = job_id if job_id not in record.job_ids else record.job_id
-    return dataclasses.replace(record, job_id=own, slurm_cluster=slurm_cluster)
+    return dataclasses.replace(record, job_id=own, slurm_cluster=slurm_cluster, home=home)
 
 
 def chained_by(record: JobRecord, job_id: str) -> JobRecord:

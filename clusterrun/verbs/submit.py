@@ -58,7 +58,9 @@ def submit_prepared(
     _write_first_record(plan, paths, argv)
     new = scheduler.submit(plan, paths)
     record = remember(
-        paths, new.job_id, lambda now: records.submitted_as(now, new.job_id, new.slurm_cluster)
+        paths,
+        new.job_id,
+        lambda now: records.submitted_as(now, new.job_id, new.slurm_cluster, new.home),
     )
     return _chain(scheduler, plan, record, chain) if chain else record
 

@@ -175,7 +175,9 @@ def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, last_id: int) -> Frame |
         return place
     if not place.fields["is_here"]:
         with tempfile.TemporaryFile() as packed:
-            project.pack(project.find_project(Path(plan.workdir)), packed)
+            project.pack(
+                project.find_project(Path(plan.workdir), leave_out=[Path(plan.runs_dir)]), packed
+            )
             packed.seek(0)
             project.send_project(pipe, packed)
     answer = pipe.receive()

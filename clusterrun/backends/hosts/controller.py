@@ -68,7 +68,9 @@ def receive(pipe: Pipe) -> Wanted:
     is_here = paths.nonce(given["nonce"]).exists()
     if not is_here:
         runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
-        paths = create.create_run(runs_dir, plan.name, paths.root.name, Bundle(files=given["files"]))
+        paths = create.create_run(
+            runs_dir, plan.name, paths.root.name, Bundle(files=given["files"])
+        )
         now = time.time()
         record.write(record.new_record(plan, paths, argv=given["argv"], now=now))
         remember_root(runs_dir)
@@ -164,9 +166,7 @@ class Controller:
         if link.facts["sees_home"]:
             link.ask("place", home=str(self.paths.root))
             return
-        link.receiver = mirror.Receiver(
-            root=self.paths.root, nodes=[link.name], say=say_on_stderr
-        )
+        link.receiver = mirror.Receiver(root=self.paths.root, nodes=[link.name], say=say_on_stderr)
         root = f"{self.plan.hosts_dir}/runs/{self.paths.root.parent.name}/{self.paths.root.name}"
         placed = link.ask(
             "place",
@@ -180,9 +180,10 @@ class Controller:
 
     def _packed(self) -> BinaryIO:
         """Return the project of the run, packed."""
-        own = self.paths.root / "project"
-        packed = tempfile.TemporaryFile()
-        project.pack(project.find_project(own if own.is_dir() else Path(self.plan.workdir)), packed)
+        own, runs = self.paths.root / "project", Path(self.plan.runs_dir)
+        found = own if own.is_dir() else Path(self.plan.workdir)
+        packed = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is sent
+        project.pack(project.find_project(found, leave_out=[runs]), packed)
         packed.seek(0)
         return packed
 
