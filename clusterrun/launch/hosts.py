@@ -88,7 +88,7 @@ def choose_starter(
     own = [starter for name, starter in _STARTERS if environ.get(name) and has(starter.value)]
     auto = own[0] if own and cluster is Cluster.ALLOCATION else Starter.SSH
     chosen = auto if asked is Starter.AUTO else asked
-    if not has(chosen.value):
+    if asked is not Starter.AUTO and not has(chosen.value):
         raise UsageError(
             f"{chosen.value} was not found on this machine",
             hint="put it on PATH, or choose another program with --starter",
