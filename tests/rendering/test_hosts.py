@@ -98,7 +98,8 @@ def typed(plan: Plan, root: Path) -> list[str]:
 def test_the_commands_to_type_by_hand_are_complete_and_take_any_text_as_data(
     tmp_path: Path,
 ) -> None:
-    args = ("--prompt", 'it\'s $HOME `id` "x" \\ !', "", "two\nlines", "*; touch /tmp/x #")
+    alone = ("$HOME", "`id`", "a\\b", 'a"b', "!!", "a b")
+    args = (*alone, "--prompt", 'it\'s $HOME `id` "x" \\ !', "", "two\nlines", "*; touch /tmp/x #")
     plan = plan_for(tmp_path, args=args, env={"GREETING": "it's $(id)"}, setup=("true # fine",))
     calls = typed(plan, tmp_path)
     assert [line.split(" cd ")[0] for line in calls if " cd " in line] == [
@@ -110,7 +111,7 @@ def test_the_commands_to_type_by_hand_are_complete_and_take_any_text_as_data(
         words = rest.split("\0")[:-1]
         assert (cwd, greeting) == (plan.workdir, "it's $(id)")
         assert words[:2] == ["-m", "accelerate.commands.launch"]
-        assert words[-6:] == ["train.py", *args]
+        assert words[-len(args) - 1 :] == ["train.py", *args]
         options = dict(itertools.pairwise(words[: words.index("train.py")]))
         assert options["--machine_rank"] == rank
         assert options["--num_machines"] == "2"
