@@ -248,6 +248,45 @@ def test_a_gap_is_never_written(pair: Pair) -> None:
     assert pair.receiver.again() == {}
 
 
+def test_nothing_points_into_a_log_that_is_behind(pair: Pair) -> None:
+    log, index = "logs/a1/gpu2.log", "logs/a1/gpu2.idx"
+    pair.receiver.take(Chunk(path=log, at=5, data=b"later"))
+    pair.receiver.take(Chunk(path=index, at=0, data=b"entry"))
+    assert not pair.home.log_index(1, NODE).exists()
+    assert pair.receiver.again() == {log: 0, index: 0}
+
+
+def test_what_was_sent_again_is_not_asked_for(pair: Pair) -> None:
+    path = "logs/a1/gpu2.log"
+    pair.receiver.take(Chunk(path=path, at=5, data=b"later"))
+    pair.receiver.take(Chunk(path=path, at=0, data=b"firstlater"))
+    assert pair.receiver.again() == {}
+
+
+def test_a_file_that_is_replaced_on_the_way_is_never_mixed(pair: Pair) -> None:
+    path, home = pair.host.flight_dumps(1, NODE), pair.home.flight_dumps(1, NODE)
+    path.parent.mkdir(parents=True)
+    texts = [letter * (5 << 19) for letter in (b"a", b"b")]
+    for text in texts:
+        files.write_whole(path, text)
+        pair.move(1 << 20)
+        assert not home.exists()
+    files.write_whole(path, texts[0])
+    for chunk in pair.sender.chunks(1 << 30):
+        pair.receiver.take(chunk)
+        files.write_whole(path, texts[1])
+        assert not home.exists() or home.read_bytes() in texts
+    pair.finish()
+    assert home.read_bytes() == texts[1]
+
+
+def test_a_part_of_an_earlier_file_is_forgotten(pair: Pair) -> None:
+    path = f"fr/a1/{NODE}.tar"
+    pair.receiver.take(Chunk(path=path, at=0, data=b"old", size=9))
+    pair.receiver.take(Chunk(path=path, at=0, data=b"newer", size=5))
+    assert copied(pair.home.root) == {path: b"newer"}
+
+
 def test_an_attempt_that_the_home_does_not_know_is_not_begun(pair: Pair) -> None:
     pair.receiver.take(Chunk(path="attempts/7/status", at=0, data=b"0\n", size=2))
     assert pair.home.newest_attempt() == 1

@@ -102,7 +102,7 @@ class Chunk:
     def of(cls, frame: Frame) -> Chunk:
         """Read a message. Raises RefusedError."""
         path, *rest = (frame.fields.get(name) for name in ("path", "at", "of"))
-        at, size = (n if type(n) is int and 0 <= n < _MOST else -1 for n in rest)
+        at, size = (n if type(n) is int and n < _MOST else -1 for n in rest)
         if not isinstance(path, str) or min(at, size) < 0:
             raise RefusedError("a host sent a damaged message")
         return cls(path=path, at=at, data=frame.data, size=size)
