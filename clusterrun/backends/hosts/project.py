@@ -1,0 +1,287 @@
+"""The project of a job: which of its files are copied to hosts that do not have them."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import gzip
+import itertools
+import os
+import shutil
+import stat
+import subprocess
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final
+
+from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.launch.inputs import inputs
+from clusterrun.shared.checkpoint_files import MARKER
+from clusterrun.shared.files import PRIVATE, PRIVATE_EXECUTABLE
+
+MOST_BYTES: Final = 200 * 10**6
+MOST_FILES: Final = 20_000
+GIT_S: Final = 60.0
+PART, END = "project", "project-end"  # kinds of frames
+
+_OTHERS = frozenset({".git", ".hg", ".svn", "__pycache__", "node_modules"})
+_SECRETS: Final = (
+    *(".env", ".env.local", "*.pem", "*.key", "*.p12", "id_*sa", "id_ed25519", "id_*_sk"),
+    *(".netrc", ".pypirc", ".npmrc", ".git-credentials", "credentials.json"),
+)
+_BAD_STREAM = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """The files of a directory that are copied, by their names relative to it."""
+
+    root: Path
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def find_project(root: Path, *, leave_out: Collection[Path] = ()) -> Project:
+    """Return the project of a working directory: what git would commit, else all files.
+
+    Raises ClusterrunError if it is too large or links to other places.
+    """
+    skips = functools.partial(_is_no_source, leave_out=frozenset(leave_out))
+    is_git = any((place / ".git").exists() for place in (root, *root.parents))
+    tracked, others = _git_files(root) if is_git else ([], _all_files(root, skips))
+    cached = functools.cache(skips)
+    others = [
+        name
+        for name in others
+        if not any(cached(root / place) for place in list(PurePosixPath(name).parents)[:-1])
+    ]
+    secrets = {name for name in others if _is_secret(name)} - {*tracked}
+    notes = [f"{name} is not copied: it may hold a secret" for name in sorted(secrets)]
+    sizes = dict(_sizes(root, sorted({*tracked, *others} - secrets), notes))
+    _check_size(sizes, is_git=is_git)
+    return Project(root=root, names=tuple(sizes), notes=tuple(notes))
+
+
+def check_paths(project: Project, script: str, args: Sequence[str]) -> list[str]:
+    """Return notes on paths that the hosts must have. Raises UsageError for one they cannot have.
+
+    Only paths that exist here are judged.
+    """
+    notes = []
+    root = str(project.root)
+    named = [("the script", script), *((found.flag, found.path) for found in inputs(args))]
+    for what, path in named:
+        inside = os.path.relpath(os.path.join(root, path), root)
+        is_outside = inside.split("/")[0] == ".."
+        if not os.path.exists(os.path.join(root, path)):
+            continue
+        if os.path.isabs(path) and is_outside:
+            notes.append(f"{what}: {path} is not copied; every host must have it")
+        elif os.path.isabs(path):
+            hint = f"write {inside}, since the job runs in a copy of the project"
+            raise UsageError(f"{what}: {path} exists only on this machine", hint=hint)
+        elif is_outside:
+            hint = "submit from a directory that contains it, or name a path that every host has"
+            raise UsageError(f"{what}: {path} is outside of the project and not copied", hint=hint)
+        elif inside != "." and not any(f"{n}/".startswith(f"{inside}/") for n in project.names):
+            hint = "name a path that every host has; or, if git ignores it, 'git add -f' it"
+            raise UsageError(f"{what}: {path} is not copied to the hosts", hint=hint)
+    return notes
+
+
+def _git_files(root: Path) -> tuple[list[str], list[str]]:
+    """Return tracked files, and others that are not ignored; also those of repositories within."""
+    tracked, others = (_git(root, kind) for kind in ("--cached", "--others"))
+    for name in [*tracked, *others]:
+        if (root / name / ".git").exists():
+            for found, more in zip((tracked, others), _git_files(root / name), strict=True):
+                found += (os.path.join(name, inner) for inner in more)
+    return tracked, others
+
+
+def _git(root: Path, kind: str) -> list[str]:
+    argv = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", kind, "--exclude-standard"]
+    try:
+        done = subprocess.run(argv, cwd=root, capture_output=True, timeout=GIT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        cause = os.fsdecode(getattr(error, "stderr", None) or str(error).encode()).strip()
+        text = f"cannot list the files of {root}"
+        raise ClusterrunError(text, cause=cause, hint="run 'git ls-files' there") from error
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+
+
+def _all_files(root: Path, skips: functools.partial[bool]) -> list[str]:
+    def walk() -> Iterator[str]:
+        for place, directories, files in os.walk(root):
+            links = [name for name in directories if os.path.islink(os.path.join(place, name))]
+            directories[:] = [name for name in directories if not skips(Path(place, name))]
+            yield from (os.path.relpath(os.path.join(place, n), root) for n in (*files, *links))
+
+    return list(itertools.islice(walk(), MOST_FILES + 1))
+
+
+def _is_no_source(directory: Path, leave_out: Collection[Path]) -> bool:
+    """Return whether a directory holds no source: an environment, a checkpoint, runs."""
+    is_made = any((directory / name).exists() for name in ("pyvenv.cfg", "conda-meta", MARKER))
+    return is_made or directory.name in _OTHERS or directory in leave_out
+
+
+def _is_secret(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(os.path.basename(name), pattern) for pattern in _SECRETS)
+
+
+def _sizes(root: Path, names: Sequence[str], notes: list[str]) -> Iterator[tuple[str, int]]:
+    for name in names:
+        try:
+            info = os.lstat(root / name)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # removed, but still in git's index
+        if stat.S_ISLNK(info.st_mode):
+            _check_link(root, name)
+        if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
+            yield name, info.st_size
+        elif not stat.S_ISDIR(info.st_mode):
+            notes.append(f"{name} is not copied: it is a socket, a pipe or a device")
+
+
+def _check_link(root: Path, name: str) -> None:
+    target = os.readlink(root / name)
+    real = Path(os.path.realpath(root / name))
+    if os.path.isabs(target) or not real.is_relative_to(os.path.realpath(root)):
+        raise UsageError(
+            f"the project has a link that is broken on other hosts: {name} -> {target}",
+            hint="let git ignore it, and name the target itself in the script's arguments",
+        )
+
+
+def _check_size(sizes: dict[str, int], *, is_git: bool) -> None:
+    total = sum(sizes.values())
+    if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
+        return
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:5]
+    listed = ", ".join(f"{name} ({sizes[name] / 1e6:.1f} MB)" for name in largest)
+    size = f"{total / 1e6:.0f} MB" if total > MOST_BYTES else f"more than {MOST_FILES:,} files"
+    ignore = "list what the job does not need in .gitignore"
+    raise UsageError(
+        f"the project is too large to copy to the hosts: {size}",
+        cause=f"the largest files: {listed}",
+        hint=(
+            ignore if is_git else f"run 'git init' and {ignore}",
+            f"put data on the hosts: at most {MOST_BYTES // 10**6} MB are copied",
+        ),
+    )
+
+
+# As one stream: a compressed tar, the same bytes for the same files
+
+
+def pack(project: Project, stream: BinaryIO) -> None:
+    """Write a project. Raises ClusterrunError if a file can't be read."""
+    zipped = gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=stream, mtime=0)
+    with zipped, tarfile.open(fileobj=zipped, mode="w|", format=tarfile.GNU_FORMAT) as tar:
+        for name in project.names:
+            try:
+                _add(tar, project.root / name, name)
+            except OSError as error:  # also: shorter than it was when it was opened
+                raise ClusterrunError(
+                    f"cannot copy {name}",
+                    cause=error.strerror or str(error),
+                    hint="submit again if it is being written; otherwise check its permissions",
+                ) from error
+
+
+def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
+    member = tarfile.TarInfo(name)
+    info = os.lstat(path)
+    member.mtime = int(info.st_mtime)
+    if stat.S_ISLNK(info.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(path)
+        tar.addfile(member)
+        return
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        member.size = os.fstat(file.fileno()).st_size
+        member.mode = 0o755 if info.st_mode & 0o100 else 0o644
+        tar.addfile(member, file)
+
+
+def unpack(stream: BinaryIO, target: Path) -> None:
+    """Unpack a project into a new private directory, whole or not at all.
+
+    Raises ClusterrunError, also for a member that would be outside of it.
+    """
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=os.path.realpath(target.parent)))
+    try:
+        with tarfile.open(fileobj=stream, mode="r|gz") as tar:
+            links = [member for member in tar if not _extracted(tar, member, made)]
+        for link in links:
+            os.symlink(link.linkname, _place(made, link.name))
+        for link in links:
+            _check_link(made, link.name)
+        made.rename(target)
+    except _BAD_STREAM as error:
+        raise _not_unpacked(target, error) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _not_unpacked(target: Path, error: Exception) -> ClusterrunError:
+    return ClusterrunError(f"cannot write the project to {target}", cause=str(error))
+
+
+def _extracted(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> bool:
+    """Write a file; return False for a link."""
+    if member.issym():
+        return False
+    source = tar.extractfile(member) if member.isreg() else None
+    if source is None:
+        raise ValueError(f"{member.name!r} is not a file")
+    mode = PRIVATE_EXECUTABLE if member.mode & 0o100 else PRIVATE
+    path = _place(root, member.name)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        shutil.copyfileobj(source, file, DATA_BYTES)
+    os.utime(path, (member.mtime, member.mtime))
+    return True
+
+
+def _place(root: Path, name: str) -> Path:
+    if name.startswith("/") or {"", ".", ".."} & {*name.split("/")}:
+        raise ValueError(f"{name!r} is not a name in the project")
+    path = root / name
+    if os.path.realpath(path.parent) != str(path.parent):
+        raise ValueError(f"{name!r} is behind a link")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+# Over a courier's pipe
+
+
+def send_project(pipe: Pipe, packed: BinaryIO) -> None:
+    """Send a packed project. Raises OSError and ValueError if the other end is gone."""
+    while data := packed.read(DATA_BYTES):
+        pipe.send(PART, data)
+    pipe.send(END)
+
+
+class ProjectReceiver:
+    """Collects a packed project in a file, which the caller opened to keep it or not."""
+
+    def __init__(self, packed: BinaryIO, target: Path) -> None:
+        self._packed, self._target = packed, target
+
+    def take(self, frame: Frame) -> bool:
+        """Take a PART or END; return whether it is complete and unpacked. Raises ClusterrunError."""
+        try:
+            if frame.kind == PART:
+                self._packed.write(frame.data)
+                return False
+            self._packed.seek(0)
+        except OSError as error:
+            raise _not_unpacked(self._target, error) from error
+        unpack(self._packed, self._target)
+        return True
