@@ -275,7 +275,7 @@ class ProjectReceiver:
         self._packed, self._target = packed, target
 
     def take(self, frame: Frame) -> bool:
-        """Take a PART or END; return whether it is complete and unpacked. Raises ClusterrunError."""
+        """Take a PART or END; return whether all is unpacked. Raises ClusterrunError."""
         try:
             if frame.kind == PART:
                 self._packed.write(frame.data)
