@@ -1,0 +1,199 @@
+"""Which files of a project are copied to hosts, and that they arrive whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from clusterrun.backends.hosts import project as module
+from clusterrun.backends.hosts.frames import Pipe
+from clusterrun.backends.hosts.project import (
+    Project,
+    ProjectReceiver,
+    check_paths,
+    find_project,
+    pack,
+    send_project,
+    unpack,
+)
+from clusterrun.errors import ClusterrunError, UsageError
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+
+
+def git(root: Path, *words: str) -> None:
+    subprocess.run(["git", "-c", "init.defaultBranch=main", *words], cwd=root, check=True)
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+def packed(root: Path) -> io.BytesIO:
+    stream = io.BytesIO()
+    pack(find_project(root), stream)
+    stream.seek(0)
+    return stream
+
+
+def test_without_git_all_files_but_those_that_are_no_source(root: Path) -> None:
+    write(root, "a.py", "lib/b.py", "runs/x/job.json", "env/pyvenv.cfg", "env/lib/c.py", ".env")
+    write(root, "out/step-1/.complete", "out/step-1/model.pt", "lib/__pycache__/b.pyc")
+    os.mkfifo(root / "pipe")
+    found = find_project(root, leave_out=[root / "runs"])
+    assert found.names == ("a.py", "lib/b.py")
+    assert found.notes == (
+        ".env is not copied: it may hold a secret",
+        "pipe is not copied: it is a socket, a pipe or a device",
+    )
+
+
+def test_with_git_what_it_tracks_and_does_not_ignore(root: Path) -> None:
+    write(root, "a.py", "gone.py", "sub/b.py", "data/x.bin", "new.py", "key.pem", "old.pem")
+    write(root, "clone/c.py", "clone/d.tmp", "env/pyvenv.cfg", "env/c.py")
+    (root / ".gitignore").write_text("data/\n*.tmp\n")
+    for place, names in (
+        (root, ("a.py", "gone.py", "sub", "old.pem")),
+        (root / "clone", ("c.py",)),
+    ):
+        git(place, "init", "-q")
+        git(place, "add", *names)
+    (root / "gone.py").unlink()
+    found = find_project(root)
+    names = (".gitignore", "a.py", "clone/c.py", "clone/d.tmp", "new.py", "old.pem", "sub/b.py")
+    assert found.names == names
+    assert found.notes == ("key.pem is not copied: it may hold a secret",)
+    assert find_project(root / "sub").names == ("b.py",)
+
+
+def test_a_project_that_is_too_large_names_its_largest_files(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 2_000_000)
+    with open(root / "big.bin", "wb") as file:
+        file.truncate(3_000_000)
+    write(root, "a.py")
+    with pytest.raises(UsageError, match="too large to copy to the hosts: 3 MB") as caught:
+        find_project(root)
+    assert caught.value.cause == "the largest files: big.bin (3.0 MB), a.py (0.0 MB)"
+    assert "git init" in caught.value.hint
+
+
+def test_a_link_to_another_place_is_refused(root: Path) -> None:
+    write(root, "a.py", "lib/b.py")
+    (root / "same.py").symlink_to("lib/b.py")
+    assert "same.py" in find_project(root).names
+    (root / "data").symlink_to("/usr")
+    with pytest.raises(UsageError, match="data -> /usr"):
+        find_project(root)
+
+
+def test_arguments_that_only_work_here_are_refused(root: Path, tmp_path: Path) -> None:
+    write(root, "a.py", "conf/a.yaml", "left.csv")
+    write(tmp_path, "up.csv")
+    found = Project(root=root, names=("a.py", "conf/a.yaml"))
+    assert check_paths(found, "a.py", ["--config", "conf/a.yaml", "--data", "conf/none.csv"]) == []
+    assert check_paths(found, "a.py", ["--data", "/usr"]) == [
+        "--data: /usr is not copied; every host must have it"
+    ]
+    for path, words in (
+        (f"{root}/conf/a.yaml", "exists only on this machine"),
+        ("../up.csv", "outside of the project"),
+        ("left.csv", "not copied to the hosts"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            check_paths(found, "a.py", ["--data", path])
+    with pytest.raises(UsageError, match=r"the script: left.csv is not copied"):
+        check_paths(found, "left.csv", [])
+
+
+def test_a_project_arrives_as_it_was_through_a_pipe(root: Path, tmp_path: Path) -> None:
+    write(root, "a.py", "lib/b.sh")
+    (root / "lib/b.sh").chmod(0o755)
+    os.utime(root / "a.py", (1_000_000, 1_000_000))
+    (root / "big").write_bytes(os.urandom(3 << 20))
+    (root / "lib/link").symlink_to("../a.py")
+    stream = packed(root)
+    assert stream.getvalue() == packed(root).getvalue()
+    wire = io.BytesIO()
+    send_project(Pipe(wire, wire), stream)
+    wire.seek(0)
+    pipe = Pipe(wire, wire)
+    target = tmp_path / "project"
+    receiver = ProjectReceiver(io.BytesIO(), target)
+    while (frame := pipe.receive()) and not receiver.take(frame):
+        assert not target.exists()
+    assert {str(path.relative_to(target)) for path in target.rglob("*")} == {
+        *("a.py", "big", "lib", "lib/b.sh", "lib/link")
+    }
+    assert (target / "big").read_bytes() == (root / "big").read_bytes()
+    assert os.access(target / "lib/b.sh", os.X_OK)
+    assert (target / "a.py").stat().st_mtime == 1_000_000
+    assert target.stat().st_mode & 0o77 == 0
+    assert (target / "lib/link").read_text() == "a.py"
+    assert sorted(os.listdir(tmp_path)) == ["project", "work"]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [member("../a")],
+        [member("/tmp/a")],
+        [member("a/../../b")],
+        [member("dev", tarfile.CHRTYPE)],
+        [member("hard", tarfile.LNKTYPE, "/etc/passwd")],
+        [member("l", tarfile.SYMTYPE, "/etc")],
+        [member("l", tarfile.SYMTYPE, "..")],
+        [member("l", tarfile.SYMTYPE, ".."), member("l/x", tarfile.SYMTYPE, "y")],
+        [member("a", tarfile.SYMTYPE, "b/.."), member("b", tarfile.SYMTYPE, ".")],
+        [member("a"), member("a")],
+    ],
+)
+def test_a_hostile_stream_leaves_nothing(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        tar.addfile(member("good"))
+        for info in members:
+            tar.addfile(info)
+    stream.seek(0)
+    (tmp_path / "in").mkdir()
+    with pytest.raises(ClusterrunError):
+        unpack(stream, tmp_path / "in" / "project")
+    assert [path.name for path in tmp_path.rglob("*")] == ["in"]
+
+
+def test_a_stream_that_is_cut_leaves_nothing(root: Path, tmp_path: Path) -> None:
+    (root / "big").write_bytes(os.urandom(1 << 20))
+    (tmp_path / "in").mkdir()
+    with pytest.raises(ClusterrunError, match="cannot write the project"):
+        unpack(io.BytesIO(packed(root).getvalue()[:-1000]), tmp_path / "in" / "project")
+    assert not any((tmp_path / "in").iterdir())
+
+
+def test_a_file_that_shrinks_while_it_is_packed_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(root, "a.py")
+    found = find_project(root)
+    real = os.fstat
+    longer = os.stat_result((*real(0)[:6], 100, *real(0)[7:]))
+    monkeypatch.setattr(module.os, "fstat", lambda fd: longer)
+    with pytest.raises(ClusterrunError, match=r"cannot copy a\.py"):
+        pack(found, io.BytesIO())
