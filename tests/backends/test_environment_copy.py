@@ -92,8 +92,8 @@ def test_problems_of_a_host_are_named(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"platform": "linux-vax"}, r"gpu2: the environment is for linux-vax, and this host is"),
         ({"python": "3.99"}, r"gpu2: there is no python3\.99"),
     ):
+        changed = json.dumps({**lock, **change}).encode()
         with pytest.raises(ClusterrunError, match=words):
-            changed = json.dumps({**lock, **change}).encode()
             ensure_environment("gpu2", list, changed, print)
     with pytest.raises(ClusterrunError, match="gpu2: cannot build") as caught:
         ensure_environment(

@@ -111,7 +111,7 @@ def _ask(
 
 
 def _distributions() -> Iterator[metadata.Distribution]:
-    """Yield the installed packages, those that are imported last."""
+    """Return the installed packages; of two with one name, the one that is imported is last."""
     return reversed([dist for dist in metadata.distributions() if dist.metadata["Name"]])
 
 

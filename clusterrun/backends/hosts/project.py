@@ -13,9 +13,9 @@ import subprocess
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, Final
 
 from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
@@ -51,15 +51,10 @@ def find_project(root: Path, *, leave_out: Collection[Path] = ()) -> Project:
 
     Raises ClusterrunError if it is too large or links to other places.
     """
-    skips = functools.partial(_is_no_source, leave_out=frozenset(leave_out))
+    skips = functools.cache(functools.partial(_is_no_source, leave_out=frozenset(leave_out)))
     is_git = any((place / ".git").exists() for place in (root, *root.parents))
     tracked, others = _git_files(root) if is_git else ([], _all_files(root, skips))
-    cached = functools.cache(skips)
-    others = [
-        name
-        for name in others
-        if not any(cached(root / place) for place in list(PurePosixPath(name).parents)[:-1])
-    ]
+    others = [n for n in others if not any(map(skips, (root / n).parents[: n.count("/")]))]
     secrets = {name for name in others if _is_secret(name)} - {*tracked}
     notes = [f"{name} is not copied: it may hold a secret" for name in sorted(secrets)]
     sizes = dict(_sizes(root, sorted({*tracked, *others} - secrets), notes))
@@ -115,7 +110,7 @@ def _git(root: Path, kind: str) -> list[str]:
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _all_files(root: Path, skips: functools.partial[bool]) -> list[str]:
+def _all_files(root: Path, skips: Callable[[Path], bool]) -> list[str]:
     def walk() -> Iterator[str]:
         for place, directories, files in os.walk(root):
             links = [name for name in directories if os.path.islink(os.path.join(place, name))]
