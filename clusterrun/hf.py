@@ -31,7 +31,7 @@ from clusterrun.rank.save_together import (
 )
 from clusterrun.rank.trainers import logged
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError
+from clusterrun.shared.checkpoint_files import MARKER, Checkpoint, IncompleteError
 
 
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
@@ -98,7 +98,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         if not is_superseded():
             problem = problem or agreed_problem(publish if sharing.is_first else None)
             if problem and sharing.is_apart and sharing.is_first:
-                checkpoint_files.unmark(path)  # on all nodes or none
+                (path / MARKER).unlink(missing_ok=True)  # on all nodes or none
             if not problem:
                 runtime.checkpoint(path, state.global_step)
             elif here == 0:

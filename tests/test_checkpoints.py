@@ -323,3 +323,19 @@ def test_a_disk_that_lacks_little_room_is_described_in_numbers_that_differ(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, free=900))
     with pytest.raises(OSError, match=told):
         checkpoint_files.check_room(tmp_path)
+
+
+def test_a_node_needs_room_for_its_own_part_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "step-00000001"
+    saved.mkdir()
+    for name, size in (("own", 900), ("fetched", 9000)):
+        (saved / name).write_bytes(b"x" * size)
+    nodes = {"h1": ["own"], "h2": ["fetched"]}
+    checkpoint_files.mark(saved, 1, world_size=2, settings={}, nodes=nodes)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, free=900))
+    for node in ("h1", "spare"):
+        checkpoint_files.check_room(tmp_path, node)
+    with pytest.raises(OSError, match="are needed"):
+        checkpoint_files.check_room(tmp_path, "h2")

@@ -19,20 +19,27 @@ from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError, Sums
 
 CHUNK = 16 << 20
+APART = "CLUSTERRUN_HOSTS_APART"  # 1, or the node whose directory this one shares
 _Value = TypeVar("_Value")
 
 
 def is_apart() -> bool:
-    """Return whether each node has its own checkpoint directory."""
-    return os.environ.get("CLUSTERRUN_HOSTS_APART") == "1"
+    """Return whether nodes have checkpoint directories of their own."""
+    return bool(os.environ.get(APART))
+
+
+def _own_node() -> str:
+    """Return this node's name, or that of the node whose directory it shares."""
+    owner = os.environ[APART]
+    return owner if owner != "1" else os.environ.get("CLUSTERRUN_NODE") or os.uname().nodename
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
     """The ranks that share this rank's checkpoint directory: all, or those of its node.
 
-    `groups` are the ranks of each such directory, and `nodes` their nodes if they are apart; `at`
-    is then rank 0's time.
+    `groups` are the ranks of each such directory. If nodes are apart, `nodes` are the directories'
+    nodes, and `at` is rank 0's time.
     """
 
     here: int
@@ -46,8 +53,7 @@ class Sharing:
         here, world_size = joined_world()
         if not is_apart():
             return cls(here=here, groups=(range(world_size),))
-        own = (os.environ.get("CLUSTERRUN_NODE") or os.uname().nodename, time.time())
-        every = gathered(own)
+        every = gathered((_own_node(), time.time()))
         groups: dict[str, list[int]] = {}
         for rank, (node, _) in enumerate(every):
             groups.setdefault(node, []).append(rank)
@@ -87,7 +93,7 @@ class Sharing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodePart:
+class SavedPart:
     """What one node has of a checkpoint; nothing if there is a problem with its marker."""
 
     node: str
@@ -97,7 +103,7 @@ class NodePart:
     problem: str
 
     @classmethod
-    def read(cls, path: Path, node: str) -> NodePart:
+    def read(cls, path: Path, node: str) -> SavedPart:
         """Read the marker of this node's part."""
         try:
             found, files = checkpoint_files.read_marker(path)
@@ -112,7 +118,7 @@ def at(node: str, problem: str) -> str:
     return f"{node}: {problem}" if node else problem
 
 
-def problem_of(parts: Sequence[NodePart]) -> str:
+def problem_of(parts: Sequence[SavedPart]) -> str:
     """Return why these nodes can't use a checkpoint, to look for an older one; "" if they can.
 
     Raises ClusterrunError if they lack files that only other nodes have. A node that took no part
@@ -137,7 +143,7 @@ def _save(found: Checkpoint) -> tuple[object, ...]:
     return found.attempt, found.saved_at, found.world_size, found.nodes
 
 
-def _refuse_without_owners(found: Checkpoint, parts: Sequence[NodePart]) -> None:
+def _refuse_without_owners(found: Checkpoint, parts: Sequence[SavedPart]) -> None:
     held = {name for part in parts for name in part.files}
     lost = {node: {*names} - held for node, names in found.nodes.items()}
     if not (owners := [node for node, names in lost.items() if names]):
@@ -162,7 +168,7 @@ class _Transfer:
     sums: tuple[int, int]
 
 
-def completed(parts: Sequence[NodePart], sharing: Sharing) -> Checkpoint:
+def completed(parts: Sequence[SavedPart], sharing: Sharing) -> Checkpoint:
     """Have each node fetch the files that it lacks; return this node's checkpoint.
 
     Every rank takes part. Raises ClusterrunError on all ranks if a node could not write its files.
@@ -188,7 +194,7 @@ def completed(parts: Sequence[NodePart], sharing: Sharing) -> Checkpoint:
     return found
 
 
-def _transfers(parts: Sequence[NodePart], sharing: Sharing) -> list[_Transfer]:
+def _transfers(parts: Sequence[SavedPart], sharing: Sharing) -> list[_Transfer]:
     """Return the files that some nodes lack, each from the first node that has it."""
     sources: dict[str, _Transfer] = {}
     for part, ranks in zip(parts, sharing.groups, strict=True):
@@ -237,27 +243,23 @@ def _chunk(file: Path, offset: int, source: int) -> bytes:
         return b""
 
 
-def _keep(found: Checkpoint, own: NodePart, mine: Sums, fault: OSError | None) -> None:
+def _keep(found: Checkpoint, own: SavedPart, mine: Sums, fault: OSError | None) -> None:
     """Sync what this node received, compare it with what was sent, and list it in the marker."""
     try:
         if fault:
             raise fault
-        _mark(found, own, _received(own.path, mine))
+        _mark(found, own, mine)
     except Exception:
         for name in mine:
             (own.path / name).unlink(missing_ok=True)
         raise
 
 
-def _received(path: Path, files: Sums) -> Sums:
-    received = checkpoint_files.settled(path, list(files))
-    if wrong := [name for name in files if received[name] != files[name]]:
-        raise ClusterrunError(f"{wrong[0]} did not arrive as it was sent")
-    return received
-
-
-def _mark(found: Checkpoint, own: NodePart, received: Sums) -> None:
+def _mark(found: Checkpoint, own: SavedPart, mine: Sums) -> None:
     own.path.mkdir(parents=True, exist_ok=True)  # a save may have written no file here
+    received = checkpoint_files.settled(own.path, list(mine))
+    if wrong := [name for name in mine if received[name] != mine[name]]:
+        raise ClusterrunError(f"{wrong[0]} did not arrive as it was sent")
     checkpoint_files.mark(
         own.path,
         found.step,

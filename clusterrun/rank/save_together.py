@@ -16,7 +16,7 @@ from typing import Any
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.rank import apart
-from clusterrun.rank.apart import NodePart, Sharing
+from clusterrun.rank.apart import SavedPart, Sharing
 from clusterrun.rank.collectives import (
     agreed_problem,
     broadcast,
@@ -174,11 +174,11 @@ class Checkpoints:
             checkpoint_files.set_unfinished_aside(self.directory, _own_attempt())
             unfinished.mkdir(parents=True)
             try:
-                checkpoint_files.check_room(self.directory)
+                checkpoint_files.check_room(self.directory, sharing.node)
             except OSError:
                 self._tidying.start(up_to=step)  # may make room
                 self._tidying.wait()
-                checkpoint_files.check_room(self.directory)
+                checkpoint_files.check_room(self.directory, sharing.node)
 
         def fill() -> None:
             _await_directory(unfinished)
@@ -373,7 +373,7 @@ def _verified(path: Path, sharing: Sharing) -> tuple[Checkpoint | None, str]:
 
     Raises ClusterrunError on all ranks if one of them can't read its share.
     """
-    markers = sharing.each(NodePart.read(path, sharing.node) if sharing.is_first else None)
+    markers = sharing.each(SavedPart.read(path, sharing.node) if sharing.is_first else None)
     parts = [part for part in markers if part]
     own = parts[sharing.number]
     if problem := apart.problem_of(parts) if sharing.is_apart else own.problem:
@@ -381,7 +381,7 @@ def _verified(path: Path, sharing: Sharing) -> tuple[Checkpoint | None, str]:
     mine = {name: own.files[name] for name in sharing.own_share(list(own.files))}
 
     def fault_by(check: Callable[[Path, Sums], None]) -> str:
-        if not sharing.is_apart:
+        if own.found:
             _await_directory(path)
         try:
             check(path, mine)

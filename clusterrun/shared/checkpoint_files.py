@@ -135,13 +135,13 @@ def passed_over(path: Path, problem: str) -> str:
     return f"checkpoint {path.name} is incomplete and was skipped: {problem}"
 
 
-def check_room(directory: Path) -> None:
-    """Raise OSError if the disk has less room than the newest checkpoint takes.
+def check_room(directory: Path, node: str = "") -> None:
+    """Raise OSError if the newest checkpoint, or this node's part of it, takes more than is free.
 
     Check before a save: if one rank fails during a save, the others wait in the collectives of
     DeepSpeed and FSDP.
     """
-    markers = (_marked(path) for _, path in listed(directory))
+    markers = (_marked(path, node) for _, path in listed(directory))
     last = next(filter(None, markers), None)
     if last is None:
         return
@@ -188,11 +188,6 @@ def mark(
         file.flush()
         os.fsync(file.fileno())
     _sync_directory(path)
-
-
-def unmark(path: Path) -> None:
-    """Remove the marker of a checkpoint, if there is one."""
-    (path / MARKER).unlink(missing_ok=True)
 
 
 def publish(unfinished: Path, final: Path) -> None:
@@ -320,12 +315,14 @@ def _refuse(error: OSError) -> None:
     raise error
 
 
-def _marked(path: Path) -> Sums | None:
-    """Return the files that the marker lists; None if it is not valid."""
+def _marked(path: Path, node: str) -> Sums | None:
+    """Return the files that the marker lists, or this node's; None if it is not valid."""
     try:
-        return read_marker(path)[1]
+        found, files = read_marker(path)
     except IncompleteError:
         return None
+    names = found.nodes.get(node, ()) if found.nodes else files
+    return {name: files[name] for name in names if name in files}
 
 
 def _has_all(path: Path) -> bool:

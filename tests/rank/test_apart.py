@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.rank.apart import NodePart, problem_of
+from clusterrun.rank.apart import SavedPart, problem_of
 from clusterrun.shared.checkpoint_files import Checkpoint
 from tests.patience import PATIENCE
 from tests.ports import free_port
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAVED = {"h1": ["model", "random_0"], "h2": ["random_1"]}
 
 
-def part(node: str, *names: str, saved_at: float = 1.0) -> NodePart:
+def part(node: str, *names: str, saved_at: float = 1.0) -> SavedPart:
     """What a node has of the save of SAVED; without names it has nothing."""
     path = Path("/disk", node, "step-00000040")
     found = Checkpoint(
@@ -32,7 +32,7 @@ def part(node: str, *names: str, saved_at: float = 1.0) -> NodePart:
     )
     files = dict.fromkeys(names, (1, 1))
     problem = "" if names else f"{node}: this node does not have it"
-    return NodePart(
+    return SavedPart(
         node=node, path=path, found=found if names else None, files=files, problem=problem
     )
 
@@ -57,7 +57,7 @@ ALL = ("model", "random_0", "random_1")
     ],
 )
 def test_a_checkpoint_needs_a_part_of_the_same_save_from_each_node_that_saved_it(
-    parts: tuple[NodePart, ...], problem: str
+    parts: tuple[SavedPart, ...], problem: str
 ) -> None:
     assert problem_of(parts) == problem
 
@@ -72,7 +72,7 @@ def test_a_checkpoint_needs_a_part_of_the_same_save_from_each_node_that_saved_it
     ],
 )  # fmt: skip
 def test_other_nodes_are_refused_if_they_lack_files(
-    parts: tuple[NodePart, ...], words: str, hint: str
+    parts: tuple[SavedPart, ...], words: str, hint: str
 ) -> None:
     with pytest.raises(ClusterrunError) as refused:
         problem_of(parts)
@@ -218,6 +218,11 @@ for step in (1, 2, 3):
     pruned._tidying.wait()
 dist.barrier()
 told["kept"] = sorted(path.name for path in pruned.directory.iterdir())
+
+os.environ["CLUSTERRUN_HOSTS_APART"] = "h1"  # as two nodes that share a directory, beside others
+os.environ["CLUSTERRUN_NODE"] = "x1"
+both = Checkpoints(disk.parent / "both")
+told["both"] = [step_of(lambda: bool(both.save(1, only_first))), step_of(both.newest)]
 print(json.dumps(told))
 dist.barrier()
 dist.destroy_process_group()
@@ -390,3 +395,10 @@ def test_a_trainer_ends_in_the_same_weights_and_saves_on_each_node(tmp_path: Pat
         marker = json.loads((tmp_path / node / "out/checkpoint-9/.complete").read_text())
         assert [*marker["nodes"]] == ["h1", "h2"]
         assert "model.safetensors" in marker["nodes"][node]
+
+
+@pytest.mark.torch
+def test_nodes_that_share_a_directory_beside_others_keep_one_part(course: Course) -> None:
+    assert course.every("both") == [True, 1]
+    marker = json.loads((course.folder / "both/step-00000001/.complete").read_text())
+    assert marker["nodes"] == {"h1": ["model"]}
