@@ -148,13 +148,14 @@ def _refuse_without_owners(found: Checkpoint, parts: Sequence[SavedPart]) -> Non
     lost = {node: {*names} - held for node, names in found.nodes.items()}
     if not (owners := [node for node, names in lost.items() if names]):
         return
-    nodes, owner = [part.node for part in parts], ", ".join(owners)
+    nodes = ", ".join(filter(None, (part.node for part in parts)))
+    owner, where = ", ".join(owners), f" ({nodes})" if nodes else ""
     count = len(set().union(*lost.values()))
     bare = next((part for part in parts if part.found is None), None)
     copy = f", or copy its {found.path.name} to {bare.path} on {bare.node}" if bare else ""
     raise ClusterrunError(
         f"can't resume from {found.path.name}: {owner} has {count} of its files that no other node "
-        f"has, and is not one of this job's nodes ({', '.join(nodes)})",
+        f"has, and is not one of this job's nodes{where}",
         hint=f"run on the nodes that saved it: --hosts {','.join(found.nodes)}{copy}",
     )
 

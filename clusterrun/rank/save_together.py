@@ -376,7 +376,7 @@ def _verified(path: Path, sharing: Sharing) -> tuple[Checkpoint | None, str]:
     markers = sharing.each(SavedPart.read(path, sharing.node) if sharing.is_first else None)
     parts = [part for part in markers if part]
     own = parts[sharing.number]
-    if problem := apart.problem_of(parts) if sharing.is_apart else own.problem:
+    if problem := apart.problem_of(parts):
         return None, problem
     mine = {name: own.files[name] for name in sharing.own_share(list(own.files))}
 

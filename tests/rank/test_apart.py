@@ -68,6 +68,7 @@ def test_a_checkpoint_needs_a_part_of_the_same_save_from_each_node_that_saved_it
         ((H1,), "h2 has 1 of its files that no other node has", "--hosts h1,h2"),
         ((H1, part("h3")), "is not one of this job's nodes (h1, h3)",
          "--hosts h1,h2, or copy its step-00000040 to /disk/h3/step-00000040 on h3"),
+        ((dataclasses.replace(H1, node=""),), "is not one of this job's nodes", "--hosts h1,h2"),
         ((part("h3"), H2), "h1 has 2 of its files", "--hosts h1,h2, or copy its step-00000040 to"),
     ],
 )  # fmt: skip

@@ -196,7 +196,8 @@ class HostsHost(Host):
             "CLUSTERRUN_BATCH_PID": str(os.getpid()) if link is self.links[0] else "",
         }
         if any(node.is_apart for node in chosen):
-            environ["CLUSTERRUN_HOSTS_APART"] = "1"
+            # Hosts that share the home's directory keep one part of a checkpoint together.
+            environ["CLUSTERRUN_HOSTS_APART"] = "1" if link.is_apart else self.links[0].name
         if self.plan.device is Device.CUDA:
             environ[VISIBLE] = ",".join(link.gpus)
         return environ
