@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 ASKS, ABSENT, PROBLEM, SYSTEM, GPU = "asks", "absent", "problem", "system", "gpu"
+NO_DRIVER: Final = "this machine has no NVIDIA driver"
 _NO_DRIVER: Final = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 
 
@@ -19,7 +20,8 @@ _NO_DRIVER: Final = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOAD
 class NvmlGpu:
     """A GPU as NVML describes it; None: NVML does not report it. `problem`: it does not answer.
 
-    `name` is as in CUDA_VISIBLE_DEVICES. `errors` are uncorrected ECC errors since its last reset.
+    `name` is as in CUDA_VISIBLE_DEVICES. `held` is the memory of each of `pids`.
+    `errors` are uncorrected ECC errors since its last reset.
     `is_pending`: a part of its memory waits for its replacement. `is_worn`: none is left.
     `reasons` are bits of nvmlClocksEventReasons, `recovery` is an nvmlDeviceGpuRecoveryAction.
     """
@@ -36,6 +38,8 @@ class NvmlGpu:
     reasons: int | None = None
     recovery: int | None = None
     pids: Sequence[int] | None = None
+    held: Sequence[int | None] | None = None
+    uuid: str | None = None
     links: Sequence[bool] | None = None
     is_switched: bool = False
     has_ecc: bool | None = None
@@ -84,6 +88,8 @@ class Driver:
             reasons=self._ask("DeviceGetCurrentClocksThrottleReasons", whole),
             recovery=self._recovery(whole),
             pids=None if processes is None else [process.pid for process in processes],
+            held=None if processes is None else [each.usedGpuMemory for each in processes],
+            uuid=_text(self._ask("DeviceGetUUID", part)),
             has_ecc=ecc and bool(ecc[0]),
             has_mig=mig and bool(mig[0]),
             is_persistent=self._ask("DeviceGetPersistenceMode", whole, read=bool),
@@ -170,7 +176,7 @@ def main(names: Sequence[str]) -> None:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         if error.value in [getattr(pynvml, name) for name in _NO_DRIVER]:
-            return _say({ABSENT: "this machine has no NVIDIA driver"})
+            return _say({ABSENT: NO_DRIVER})
         return _say({PROBLEM: f"NVIDIA's driver cannot be used: {error}"})
     driver = Driver(pynvml)
     _say({SYSTEM: driver.systems()})

@@ -121,7 +121,15 @@ def stranger(name: str, listens: int, answer: Callable[[socket.socket], object])
 
 
 NONSENSE = [
-    *(b"", b"\n", b"\xff\xfe\x00\n", b"[1, 2]\n", b"7", b"{" * 5000, b'{"run": 1}\n'),
+    *(
+        b"",
+        b"\n",
+        b"\xff\xfe\x00\n",
+        b"[1, 2]\n",
+        b"7",
+        b"{" * 5000,
+        b'{"run": "a", "since": []}\n',
+    ),
     *(b"[" * 4000 + b"\n", b'{"run": "a", "job": "b", "since": "soon"}\n'),
 ]
 

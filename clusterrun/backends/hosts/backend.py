@@ -190,7 +190,7 @@ def _refusal(plan: Plan, process: subprocess.Popen[bytes], answer: Frame | None)
     """Return why the job was not accepted."""
     if answer is not None:
         given = answer.fields
-        kinds = {int(Exit.UNREACHABLE): SchedulerUnreachableError}
+        kinds: dict[int, type[ClusterrunError]] = {int(Exit.UNREACHABLE): SchedulerUnreachableError}
         error = kinds.get(given["exit"], SubmissionError)(
             given["message"], hint=tuple(given["hints"]), cause=given["cause"]
         )

@@ -18,16 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clusterrun.backends.hosts import crew, judge, mirror, project, start
+from clusterrun.backends.hosts import crew, judge, mirror, project, reach, start
 from clusterrun.backends.hosts.crew import Link
 from clusterrun.backends.hosts.frames import Pipe
 from clusterrun.backends.hosts.host import HostsHost
+from clusterrun.backends.hosts.locks import Holder, job_lock
 from clusterrun.backends.hosts.starters import host_command
 from clusterrun.backends.local.controller import detach, write_controller
 from clusterrun.backends.local.job_ids import take_job_id
-from clusterrun.config.spec import Device
 from clusterrun.errors import ClusterrunError, Exit, SubmissionError
 from clusterrun.launch.plan import Plan
+from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.processes import adopt_orphans
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.conductor import Conductor, ask_rule_book
@@ -100,7 +101,13 @@ class Controller:
             "clusterrun.backends.hosts.courier", python=self.plan.python, env_sh=env_sh
         )
         self.links = [
-            Link(name=name, host=host, argv=host_command(self.plan, rank), script=script)
+            Link(
+                name=name,
+                host=host,
+                first=names[0] if rank else "",
+                argv=host_command(self.plan, rank),
+                script=script,
+            )
             for rank, (name, host) in enumerate(zip(names, self.plan.hosts, strict=True))
         ]
         self.job_id = ""
@@ -109,18 +116,47 @@ class Controller:
 
     def assemble(self) -> list[str]:
         """Reach all hosts and make them ready; return notes. Raises ClusterrunError."""
-        _, errors = crew.on_all(self.links, self._open)
-        if errors:
-            raise _first_of(errors)
-        facts = {link.name: link.facts for link in self.links}
-        judge.refuse(self.plan, facts)
+        self._do(self._open, self.links)
+        notes = self._judge(self.links)
         self.job_id = take_job_id(
             self.paths_of_runs, self.paths, prefix="H", above=self._wanted.last_id
         )
-        _, errors = crew.on_all(self.links, self._take)
+        self._do(self._lock, self.links)
+        self._do(self._place, self.links)
+        return notes
+
+    @staticmethod
+    def _do(deed: Callable[[Link], None], links: Sequence[Link]) -> None:
+        """Do something on all hosts at once. Raises ClusterrunError."""
+        _, errors = crew.on_all(links, deed)
         if errors:
             raise _first_of(errors)
-        return judge.notes(self.plan, facts)
+
+    def _judge(self, links: Sequence[Link]) -> list[str]:
+        """Return notes on the hosts. Raises ClusterrunError if the run can't start on them."""
+        facts = {link.name: link.facts for link in links}
+        ahead = {link.name: link.ahead_s for link in links}
+        found = judge.problems(self.plan, facts, ahead) or self._closed_ports(links[1:])
+        if found:
+            raise judge.error_of(found)
+        return [str(note) for note in judge.notes(self.plan, facts, ahead)]
+
+    def _closed_ports(self, others: Sequence[Link]) -> list[judge.Problem]:
+        """Return which hosts do not reach a port of this one."""
+        first = self.links[0].name
+        ports = candidate_ports(self.nonce, 0, self.plan.port_range).link
+        with reach.listen(ports) as listener:
+            port = listener.getsockname()[1]
+
+            def problem(link: Link) -> list[judge.Problem]:
+                address = link.facts["client"] or self.links[0].host
+                closed = link.ask("connect", address=address, port=port)["closed"]
+                return [reach.closed(link.name, first, port, closed)] if closed else []
+
+            found, errors = crew.on_all(others, problem)
+        if errors:
+            raise _first_of(errors)
+        return [each for problems in found for each in problems]
 
     @property
     def paths_of_runs(self) -> RunsDir:
@@ -131,8 +167,9 @@ class Controller:
         """Make a host usable that was lost. Raises ClusterrunError."""
         self._open(link)
         try:
-            judge.refuse(self.plan, {each.name: each.facts for each in (self.links[0], link)})
-            self._take(link)
+            self._judge((self.links[0], link))
+            self._lock(link)
+            self._place(link)
         except ClusterrunError:
             link.close()
             raise
@@ -146,25 +183,26 @@ class Controller:
             device=self.plan.device.value,
         )
 
-    def _take(self, link: Link) -> None:
-        """Lock a host's GPUs and place the run there. Raises ClusterrunError."""
-        is_cuda = self.plan.device is Device.CUDA
-        about = {"job": self.job_id, "run": f"{self.plan.name}/{self.paths.root.name}"}
-        count = (self.plan.gpus_per_node or self.plan.procs_per_node) if is_cuda else 0
-        gpus = judge.free_gpus(link.facts) if is_cuda else []
-        locked = link.ask("lock", about=about, gpus=gpus, count=count)
-        if locked.get("is_twice"):
-            raise judge.twice(link.name)
-        if len(locked["gpus"]) < count:
-            raise judge.too_few_gpus(link.name, count, link.facts, locked["busy"])
+    def _lock(self, link: Link) -> None:
+        """Lock a host for this job, and its GPUs. Raises ClusterrunError."""
+        is_known = "all" in link.facts["gpus"]
+        count = judge.gpus_needed(self.plan) if is_known else 0
+        run = f"{self.plan.name}/{self.paths.root.name}"
+        about = {"job": self.job_id, "run": run, "host": link.name}
+        locked = link.ask("lock", about=about, gpus=judge.free_gpus(link.facts), count=count)
         link.gpus = tuple(locked["gpus"])
-        self._place(link)
-        link.is_lost = False
+        is_twice = job_lock(self.job_id) in locked["busy"]
+        if is_twice or len(link.gpus) < count:
+            raise judge.error_of(
+                judge.busy(link.name, lock, Holder(**holder), self.job_id)
+                for lock, holder in locked["busy"].items()
+            )
 
     def _place(self, link: Link) -> None:
         """Have a host use the home, or bring the run to a directory of its own."""
         if link.facts["sees_home"]:
             link.ask("place", home=str(self.paths.root))
+            link.is_lost = False
             return
         link.receiver = mirror.Receiver(root=self.paths.root, nodes=[link.name], say=say_on_stderr)
         root = f"{self.plan.hosts_dir}/runs/{self.paths.root.parent.name}/{self.paths.root.name}"
@@ -177,6 +215,7 @@ class Controller:
         )
         if not placed["has_project"]:
             link.send_project(self._packed())
+        link.is_lost = False
 
     def _packed(self) -> BinaryIO:
         """Return the project of the run, packed."""

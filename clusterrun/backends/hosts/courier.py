@@ -7,6 +7,7 @@ that it started here, and exits.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import queue
@@ -21,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.hosts import facts, mirror
+from clusterrun.backends.hosts import facts, mirror, reach
 from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
-from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, holder_of, job_lock
+from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, job_lock
 from clusterrun.backends.hosts.project import ProjectReceiver
 from clusterrun.backends.hosts.start import environ_before_setup, take_streams
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
@@ -95,19 +96,27 @@ class Courier:
         """Lock this host for the job, and as many of the given GPUs as it needs."""
         about, count = message.fields["about"], message.fields["count"]
         held: list[str] = []
+        busy: dict[str, Any] = {}
         try:
             self._locks.append(Locks.take([job_lock(about["job"])], about))
-        except Busy:
-            self._answer(is_twice=True)
-            return
-        for gpu in message.fields["gpus"]:
-            with contextlib.suppress(Busy):
-                if len(held) < count:
-                    self._locks.append(Locks.take([gpu_lock(gpu)], about))
+            for gpu in message.fields["gpus"]:
+                if len(held) < count and self._lock_gpu(gpu, about, busy):
                     held.append(gpu)
-        holders = {gpu: holder_of(gpu_lock(gpu)) for gpu in message.fields["gpus"]}
-        busy = {gpu: str(holder) for gpu, holder in holders.items() if holder and gpu not in held}
+        except Busy as error:
+            busy[error.name] = dataclasses.asdict(error.holder)
         self._answer(gpus=held, busy=busy)
+
+    def _lock_gpu(self, gpu: str, about: Mapping[str, Any], busy: dict[str, Any]) -> bool:
+        try:
+            self._locks.append(Locks.take([gpu_lock(gpu)], about))
+        except Busy as error:
+            busy[error.name] = dataclasses.asdict(error.holder)
+            return False
+        return True
+
+    def _on_connect(self, message: Frame) -> None:
+        fields = message.fields
+        self._answer(closed=reach.can_connect(fields["address"], fields["port"]))
 
     def _on_place(self, message: Frame) -> None:
         """Use the home if this host sees it, else a run directory of its own."""
@@ -127,7 +136,7 @@ class Courier:
     def _on_project(self, message: Frame) -> None:
         assert self._paths is not None
         if self._project is None:
-            packed = tempfile.TemporaryFile()
+            packed = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is unpacked
             self._project = ProjectReceiver(packed, self._paths.root / "project")
         if self._project.take(message):
             self._project = None

@@ -32,12 +32,14 @@ _Result = TypeVar("_Result")
 class Link:
     """One host's courier; `argv` starts a shell there that reads `script`.
 
-    `code` is how its node ended, None while it runs. `receiver` gets the files of a host that does
+    `first` is the name of the first host, "" for that one. `code` is how its node ended, None while
+    it runs; `ahead_s` is how far its clock is ahead. `receiver` gets the files of a host that does
     not share the run directory.
     """
 
     name: str
     host: str
+    first: str
     argv: Sequence[str]
     script: bytes
     code: int | None = 0
@@ -45,6 +47,7 @@ class Link:
     receiver: mirror.Receiver | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
+    ahead_s: float = 0.0
     process: subprocess.Popen[bytes] | None = None
     _answers: queue.Queue[Frame | None] = field(default_factory=queue.Queue)
     _lines: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
@@ -87,7 +90,11 @@ class Link:
                 self._lines.append(str(error))
             code = self.close(within_s=1.0)
             speaker.join(1.0)
-            raise refusals.why(self.host, code, "\n".join(self._lines)) from error
+            said = "\n".join(self._lines)
+            if not self.first:
+                raise refusals.why(self.name, code, said) from error
+            raise refusals.between(self.first, self.name, code, said) from error
+        self.ahead_s = self.facts["time"] - time.time()
         self._is_met = True
 
     def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from clusterrun.backends.hosts import crew, mirror
 from clusterrun.backends.hosts.courier import ALIVE_S, VISIBLE
 from clusterrun.backends.hosts.crew import Link
 from clusterrun.backends.local.host import exit_code
-from clusterrun.config.spec import Device
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import say_on_stderr
@@ -198,6 +197,6 @@ class HostsHost(Host):
         if any(node.is_apart for node in chosen):
             # Hosts that share the home's directory keep one part of a checkpoint together.
             environ["CLUSTERRUN_HOSTS_APART"] = "1" if link.is_apart else self.links[0].name
-        if self.plan.device is Device.CUDA:
+        if link.gpus:
             environ[VISIBLE] = ",".join(link.gpus)
         return environ

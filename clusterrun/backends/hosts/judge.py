@@ -1,21 +1,221 @@
-"""Draft."""
+"""Decide by the facts of all hosts whether a run can start there; nothing is looked up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from clusterrun.backends.hosts.locks import Holder, job_lock
+from clusterrun.config.spec import Device
+from clusterrun.errors import Exit, SubmissionError
+from clusterrun.health.compare import named
+from clusterrun.health.machine import gib
+from clusterrun.launch.facts import parse_version
+from clusterrun.launch.plan import Plan
+from clusterrun.shared.wording import count
+
+NEEDED: Final = ("clusterrun", "torch", "accelerate")
+CLOCK_NOTE_S: Final = 1.0
+CLOCK_S: Final = 60.0  # no time service runs there: certificates and file times mislead
+SMALL_BYTES: Final = 1 << 30
+_SCREENS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sddm"})
+_FREE_GPUS: Final = "end them, leave the host out, or choose other GPUs with --gpu-ids"
 
 
-def refuse(plan, facts):
-    pass
+class Order(IntEnum):
+    """What is reported first."""
+
+    SAME_HOST = 0
+    PYTHON = 1
+    PACKAGE = 2
+    FILES = 3
+    DISK = 4
+    GPUS = 5
+    BUSY = 6
+    CLOCK = 7
+    CLOSED_PORTS = 8
+    NOTE = 9
 
 
-def notes(plan, facts):
-    return []
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is wrong with hosts; of order NOTE, the run starts anyway."""
+
+    hosts: tuple[str, ...]
+    text: str
+    hint: str
+    order: Order
+    exit_code: Exit = Exit.FAILED
+
+    def __str__(self) -> str:
+        """Return the line for people."""
+        return f"{named(self.hosts)}: {self.text}"
 
 
-def free_gpus(facts):
-    return [gpu["uuid"] or gpu["name"] for gpu in facts["gpus"].get("all", [])]
+Facts = Mapping[str, Any]
+Found = tuple[Order, str, str]  # what is wrong with one host, and what to do
 
 
-def twice(name):
-    raise NotImplementedError
+def judged(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float]) -> list[Problem]:
+    """Return all problems and notes, the most telling first, alike ones of several hosts as one.
+
+    `facts` are by name, the first host first; `ahead_s`: how far clocks are ahead of its own.
+    """
+    first = next(iter(facts))
+    hosts: dict[Found, list[str]] = defaultdict(list)
+    for host, each in facts.items():
+        for found in (
+            *_software(each, facts[first], first),
+            *_files(each),
+            *_gpus(plan, each),
+            *_clock(ahead_s.get(host, 0.0), first),
+        ):
+            hosts[found].append(host)
+    for found, names in _mixed(facts):
+        hosts[found] = names
+    problems = [
+        Problem(hosts=tuple(names), order=order, text=text, hint=hint)
+        for (order, text, hint), names in hosts.items()
+    ]
+    return sorted(problems, key=lambda problem: problem.order)
 
 
-def too_few_gpus(*a):
-    raise NotImplementedError
+def problems(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float]) -> list[Problem]:
+    """Return why the run cannot start; [] if it can."""
+    return [each for each in judged(plan, facts, ahead_s) if each.order is not Order.NOTE]
+
+
+def notes(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float]) -> list[Problem]:
+    """Return what the user should know although the run starts."""
+    return [each for each in judged(plan, facts, ahead_s) if each.order is Order.NOTE]
+
+
+def error_of(found: Iterable[Problem]) -> SubmissionError:
+    """Return the error for problems: the first is the message, the others are hints."""
+    first, *others = found
+    error = SubmissionError(str(first), hint=(first.hint, *(f"also {each}" for each in others)))
+    error.exit_code = first.exit_code
+    return error
+
+
+def busy(host: str, lock: str, holder: Holder, job_id: str) -> Problem:
+    """Explain a lock that a host could not take: a GPU's, or the one of this job."""
+    if lock == job_lock(job_id):
+        other = holder.host or str(holder)
+        return Problem(
+            hosts=(host,),
+            text=f"the same machine as {other}",
+            hint="name each machine once in hosts:",
+            order=Order.SAME_HOST,
+            exit_code=Exit.USAGE,
+        )
+    text = f"GPU {lock.removeprefix('clusterrun-gpu-')} is held by {holder}"
+    hint = "wait until that run ends, or choose other hosts or GPUs (--hosts, --gpu-ids)"
+    return Problem(hosts=(host,), text=text, hint=hint, order=Order.BUSY)
+
+
+def free_gpus(facts: Facts) -> list[str]:
+    """Return the UUIDs (or names) of the GPUs that a run may use on a host; [] if unknown."""
+    known = facts["gpus"].get("all", [])
+    free = [gpu for gpu in known if not gpu["problem"] and not _user(gpu)]
+    return [gpu["uuid"] or gpu["name"] for gpu in free]
+
+
+def _software(facts: Facts, first: Facts, first_name: str) -> Iterator[Found]:
+    python, wanted = facts["python"], first["python"]
+    if parse_version(python) != parse_version(wanted):
+        text = f"Python {python} ({facts['executable']}), but {wanted} on {first_name}"
+        yield Order.PYTHON, text, "name the same version on all hosts with --python"
+    for name in NEEDED if "versions" not in facts["late"] else ():
+        version, other = facts["versions"].get(name, ""), first["versions"].get(name, "")
+        if not version:
+            hint = f"install it there: {facts['executable']} -m pip install {name}; or --python"
+            yield Order.PACKAGE, f"{facts['executable']} has no {name}", hint
+        elif other and version != other:  # an attempt does not start with different versions
+            hint = f"install there: {facts['executable']} -m pip install {name}=={other}"
+            yield Order.PACKAGE, f"{name} {version}, but {other} on {first_name}", hint
+
+
+def _files(facts: Facts) -> Iterator[Found]:
+    for path in facts["missing"]:
+        hint = "use a directory that all hosts share, or copy it there"
+        yield Order.FILES, f"{path} does not exist there", hint
+    for check in facts["checks"]:
+        yield Order.DISK, check["text"], check["hint"]
+    if {"missing", "checks", "sees_home"}.intersection(facts["late"]):
+        yield Order.FILES, "a file system does not answer there", "look there: df; ls"
+
+
+def _clock(ahead_s: float, first: str) -> Iterator[Found]:
+    if abs(ahead_s) >= CLOCK_NOTE_S:
+        order = Order.CLOCK if abs(ahead_s) > CLOCK_S else Order.NOTE
+        text = f"its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
+        yield order, f"{text} that of {first}", "set it there: chronyc makestep, or timedatectl"
+
+
+def _gpus(plan: Plan, facts: Facts) -> Iterator[Found]:
+    if plan.device is not Device.CUDA:
+        return
+    found, needed = facts["gpus"], gpus_needed(plan)
+    known = found.get("all", [])
+    usable = [gpu for gpu in known if not gpu["problem"]]
+    free = [gpu for gpu in usable if not _user(gpu)]
+    driver = found.get("problem", "")
+    if "gpus" in facts["late"]:
+        yield Order.GPUS, "NVIDIA's driver does not answer there", "look there: nvidia-smi"
+    elif found.get("unknown"):
+        text = f"its GPUs are not checked: {found['unknown']}"
+        yield Order.NOTE, text, "install clusterrun[train] there"
+    elif len(usable) < needed:
+        silent = [f"GPU {gpu['name']}: {gpu['problem']}" for gpu in known if gpu["problem"]]
+        why = "; ".join(filter(None, [driver, *silent]))
+        text = f"{count(len(usable), 'GPU')}, but {needed} are needed{f' ({why})' if why else ''}"
+        yield Order.GPUS, text, "use as many as each host has with --gpus-per-node, or leave it out"
+    elif len(free) < needed:
+        users = "; ".join(f"GPU {gpu['name']}: {_user(gpu)}" for gpu in usable if _user(gpu))
+        text = f"{len(free)} of {count(len(usable), 'GPU')} free, but {needed} are needed: {users}"
+        yield Order.BUSY, text, _FREE_GPUS
+    for gpu in free:
+        for process in gpu["processes"]:
+            text = f"GPU {gpu['name']} also serves a screen: {_described(process)}"
+            yield Order.NOTE, text, _FREE_GPUS
+
+
+def gpus_needed(plan: Plan) -> int:
+    """Return how many GPUs each host must have free."""
+    return plan.gpus_per_node or plan.procs_per_node
+
+
+def _user(gpu: Facts) -> str:
+    """Return who uses a GPU; "" if it is free."""
+    if gpu["holder"]:
+        return str(Holder(**gpu["holder"]))
+    users = [_described(each) for each in gpu["processes"] if not _is_screen(each)]
+    return ", ".join(users)
+
+
+def _is_screen(process: Facts) -> bool:
+    return process["command"] in _SCREENS and process["bytes"] < SMALL_BYTES
+
+
+def _described(process: Facts) -> str:
+    owner = f"{process['command']} of {process['user']}" if process["user"] else "not visible there"
+    return f"process {process['pid']} ({owner}, {gib(process['bytes'])})"
+
+
+def _mixed(facts: Mapping[str, Facts]) -> Iterator[tuple[Found, list[str]]]:
+    """Yield what differs between hosts without harm."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for host, each in facts.items():
+        for model in sorted({gpu["model"] or "" for gpu in each["gpus"].get("all", [])}):
+            kinds[model].append(host)
+    if len(kinds) > 1:
+        text = ", ".join(f"{model} on {named(names)}" for model, names in kinds.items())
+        yield (Order.NOTE, f"GPUs differ: {text}", "the slowest one sets the pace"), [*facts]
+    apart = [host for host, each in facts.items() if not each["sees_home"]]
+    if apart and len(apart) < len(facts) - 1:
+        text = "they do not share the run directory, others do"
+        yield (Order.NOTE, text, "checkpoints are saved on each host"), apart

@@ -23,6 +23,7 @@ ANSWER_S: Final = 1.0
 PAUSE_S: Final = 0.02
 _BYTES: Final = 4096  # of an answer
 _LETTERS: Final = 200  # of a value in it
+_KEYS: Final = ("run", "job", "host")
 _BACKLOG: Final = 64
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
@@ -42,12 +43,14 @@ class Holder:
     """The process that holds a lock: user and process are the kernel's, the rest is its own answer.
 
     What did not answer has no run; `pid` is 0 and `user` "" if not even the process is known.
+    `host` is the name that the run uses for this machine.
     """
 
     pid: int = 0
     user: str = ""
     run: str = ""
     job: str = ""
+    host: str = ""
     since: float = 0.0
 
     def __str__(self) -> str:
@@ -69,13 +72,13 @@ class Locks:
     """Locks that this process holds until `free` or its end."""
 
     def __init__(self, about: Mapping[str, Any]) -> None:
-        texts = {key: str(about[key])[:_LETTERS] for key in ("run", "job") if key in about}
+        texts = {key: str(about[key])[:_LETTERS] for key in _KEYS if key in about}
         self._answer = json.dumps({**texts, "since": time.time()}).encode() + b"\n"
         self._held: list[tuple[socket.socket, threading.Thread]] = []
 
     @classmethod
     def take(cls, names: Iterable[str], about: Mapping[str, Any]) -> Locks:
-        """Take all locks or none; `about` has the run and the job. Raises Busy and OSError.
+        """Take all locks or none; `about` has run, job and host. Raises Busy and OSError.
 
         All take them in the same order, so of several at the same moment one gets all of its own.
         """
@@ -160,9 +163,9 @@ def _answer(asker: socket.socket) -> dict[str, Any]:
                 break
     try:
         found = json.loads(data.partition(b"\n")[0])
-        texts = {key: _plain(str(found[key])) for key in ("run", "job")}
+        texts = {key: _plain(str(found.get(key, ""))) for key in _KEYS}
         return {**texts, "since": float(found["since"])}
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
 
 

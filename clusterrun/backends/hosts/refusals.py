@@ -1,7 +1,122 @@
-"""Draft."""
+"""What ssh means if it does not run a command on a host: one error, one hint."""
 
-from clusterrun.errors import SchedulerUnreachableError
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from clusterrun.errors import ClusterrunError, Exit
+
+SSH_FAILED: Final = 255  # ssh's own status; any other is the command's
+NOT_FOUND: Final = 127  # bash's
 
 
-def why(host, rc, stderr):
-    return SchedulerUnreachableError(f"{host}: {rc}", cause=stderr)
+class Refusal(Enum):
+    """Why a host cannot be used."""
+
+    CHANGED_KEY = "its host key has changed"
+    UNKNOWN_KEY = "its host key is not known here"
+    KEY_FILE = "others can read the file of your key, so ssh ignores it"
+    CONFIGURATION = "ssh's configuration has a mistake"
+    TOO_MANY_KEYS = "ssh offered too many keys"
+    DENIED = "permission denied"
+    UNKNOWN_HOST = "no host of this name is known"
+    REFUSED = "nothing listens at its ssh port"
+    SILENT = "it does not answer"
+    CLOSED = "the connection was closed"
+    NO_PYTHON = "Python was not found there"
+    NO_CLUSTERRUN = "clusterrun is not installed there"
+    OTHER = "ssh failed"
+
+
+# Parts of ssh's messages in lower case; the first refusal of which one matches wins. A message on
+# the way (the key of a jump host) precedes what follows from it (a closed connection).
+SIGNS: Final[tuple[tuple[Refusal, tuple[str, ...]], ...]] = (
+    (Refusal.CHANGED_KEY, ("remote host identification has changed", "has changed and you have")),
+    (Refusal.UNKNOWN_KEY, ("host key is known for", "host key verification failed")),
+    (Refusal.CONFIGURATION, ("bad configuration option", "terminating,", "bad owner or permiss")),
+    (Refusal.CONFIGURATION, ("unsupported option", "missing argument", "invalid argument.")),
+    (Refusal.TOO_MANY_KEYS, ("too many authentication failures",)),
+    (Refusal.KEY_FILE, ("unprotected private key file",)),
+    (Refusal.DENIED, ("permission denied (", "no supported authentication", "access denied")),
+    (Refusal.UNKNOWN_HOST, ("could not resolve hostname", "name or service not known")),
+    (Refusal.REFUSED, ("connection refused",)),
+    (Refusal.SILENT, ("timed out", "no route to host", "network is unreachable", "host is down")),
+    (Refusal.CLOSED, ("kex_exchange_identification", "connection closed", "connection reset")),
+    (Refusal.CLOSED, ("broken pipe", "not responding", "exited on signal", "banner exchange")),
+)
+HINTS: Final[dict[Refusal, str]] = {
+    Refusal.CHANGED_KEY: (
+        "ask who administers HOST whether its key was replaced, and compare the fingerprint; only "
+        "then remove the old one with ssh-keygen -R"
+    ),
+    Refusal.UNKNOWN_KEY: "run once: ssh HOST, and compare the fingerprint before you accept it",
+    Refusal.KEY_FILE: "make it yours alone: chmod 600 on the file that ssh names",
+    Refusal.CONFIGURATION: "check it with: ssh -G HOST",
+    Refusal.TOO_MANY_KEYS: "name its key in ~/.ssh/config: IdentityFile, IdentitiesOnly yes",
+    Refusal.DENIED: (
+        "copy your key with ssh-copy-id HOST; if it has a passphrase, load it with ssh-add: no "
+        "passphrase is asked for"
+    ),
+    Refusal.UNKNOWN_HOST: "check the name: ssh HOST; an alias belongs in ~/.ssh/config",
+    Refusal.REFUSED: "check that sshd runs there, and its port: USER@HOST:PORT",
+    Refusal.SILENT: "check that it runs and that no firewall is between: ssh HOST",
+    Refusal.CLOSED: "look at its sshd or at the jump host: ssh -v HOST",
+    Refusal.NO_PYTHON: "name an interpreter that exists on all hosts with --python",
+    Refusal.NO_CLUSTERRUN: "install clusterrun there, or name another interpreter with --python",
+    Refusal.OTHER: "try: ssh -v HOST",
+}
+_OURS: Final = (Refusal.NO_PYTHON, Refusal.NO_CLUSTERRUN)
+
+
+class HostError(ClusterrunError):
+    """A host cannot be used; `refusal` is the reason."""
+
+    def __init__(self, message: str, *, refusal: Refusal, hint: str, cause: str) -> None:
+        super().__init__(message, hint=hint, cause=cause)
+        self.refusal = refusal
+        self.code = "refused" if refusal in _OURS else "unreachable"
+        self.exit_code = Exit.FAILED if refusal in _OURS else Exit.UNREACHABLE
+
+
+def why(host: str, rc: int, stderr: str) -> HostError:
+    """Explain the exit status and messages of ssh."""
+    refusal = refusal_of(rc, stderr)
+    return _error(f"{host}: {refusal.value}", host, refusal, stderr)
+
+
+def between(first: str, host: str, rc: int, stderr: str) -> HostError:
+    """Explain why the first host cannot use another one: it starts the run there."""
+    refusal = refusal_of(rc, stderr)
+    if refusal in _OURS:
+        return why(host, rc, stderr)
+    error = _error(f"{first} cannot log in to {host}: {refusal.value}", host, refusal, stderr)
+    error.hints = (f"on {first}: {error.hint}",)
+    return error
+
+
+def refusal_of(rc: int, stderr: str) -> Refusal:
+    """Return why a command did not run on a host.
+
+    >>> refusal_of(255, "ssh: connect to host h port 22: Connection refused").name
+    'REFUSED'
+    """
+    words = stderr.lower()
+    if rc == SSH_FAILED:
+        found = (each for each, signs in SIGNS if any(sign in words for sign in signs))
+        return next(found, Refusal.OTHER)
+    if "no module named" in words and "clusterrun" in words:
+        return Refusal.NO_CLUSTERRUN
+    missing = rc in (NOT_FOUND, NOT_FOUND - 1)  # 126: not executable
+    return Refusal.NO_PYTHON if missing else Refusal.OTHER
+
+
+def _error(message: str, host: str, refusal: Refusal, stderr: str) -> HostError:
+    hint = HINTS[refusal].replace("HOST", host) if host else HINTS[refusal]
+    return HostError(message, refusal=refusal, hint=hint, cause=_last_line(stderr))
+
+
+def _last_line(stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    text = lines[-1][:500] if lines else "no message"
+    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,0 +1,154 @@
+"""What a host knows about itself, asked before a run starts there: `judge` decides by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.backends.hosts.locks import gpu_lock, holder_of
+from clusterrun.backends.local.process import boot_id
+from clusterrun.health import paths
+from clusterrun.health.check import Look, Status
+from clusterrun.health.examine import examine
+from clusterrun.health.facts import PACKAGES, installed_version
+from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
+from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
+from clusterrun.node.base.facts import allocated_cpus
+from clusterrun.rundir.record import current_user, user_name
+
+SEEN_S: Final = 1.0  # for a file server to show a new file
+PAUSE_S: Final = 0.1
+DEADLINE_S: Final = LONG_S + 1.0
+_CHECKS_S: Final = 2.0
+_AMD: Final = Path("/dev/kfd")
+
+
+def nonce_file(home: str, nonce: str) -> Path:
+    """Return the file that tells whether a host sees the home of the run."""
+    return Path(home) / f".home-{nonce}"
+
+
+def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Return this host's facts; JSON can hold them. A stuck file system or driver is in `late`.
+
+    `ask` has `home` and `nonce`; `run_dir`: where this host would write; `paths`: what must exist;
+    `device`: "cuda" if GPUs are needed; `gpus`: their names, if any were named.
+    """
+    parts: dict[str, Callable[[], Any]] = {
+        "sees_home": partial(_sees, nonce_file(ask["home"], ask["nonce"])),
+        "missing": partial(_missing, [*ask.get("paths", ())]),
+        "versions": _versions,
+        "checks": partial(_checks, Path(ask["run_dir"])),
+        "gpus": partial(_gpus, ask),
+    }
+    found = _side_by_side(parts)
+    return {
+        **{"sees_home": False, "missing": [], "versions": {}, "checks": [], "gpus": {}},
+        **found,
+        "late": sorted({*parts} - {*found}),
+        "hostname": socket.gethostname(),
+        "user": current_user(),
+        "boot_id": boot_id(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "cpus": allocated_cpus(os.environ),
+        "client": os.environ.get("SSH_CONNECTION", "").partition(" ")[0],
+        "time": time.time(),
+    }
+
+
+def _side_by_side(parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Run each part in a thread; leave out those that are late."""
+    found: dict[str, Any] = {}
+
+    def answer(name: str, part: Callable[[], Any]) -> None:
+        found[name] = part()
+
+    threads = [threading.Thread(target=answer, args=each, daemon=True) for each in parts.items()]
+    deadline = time.monotonic() + DEADLINE_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
+
+
+def _sees(file: Path) -> bool:
+    """Return whether a file is seen that another host has just written."""
+    deadline = time.monotonic() + SEEN_S
+    while not file.exists():
+        if time.monotonic() > deadline or not file.parent.parent.is_dir():
+            return False
+        for place in (file.parent.parent, file.parent):  # NFS asks the server again
+            _listed(place)
+        time.sleep(PAUSE_S)
+    return True
+
+
+def _listed(place: Path) -> None:
+    try:
+        os.listdir(place)
+    except OSError:
+        return
+
+
+def _missing(names: list[str]) -> list[str]:
+    return [name for name in names if not os.path.exists(name)]
+
+
+def _versions() -> dict[str, str]:
+    found = {name: installed_version(name) for name in PACKAGES}
+    return {name: version for name, version in found.items() if version}
+
+
+def _checks(run_dir: Path) -> list[dict[str, str]]:
+    """Return what would fail with this host's directories, as `Check`s."""
+    looks: dict[str, Look] = {
+        "path.runs": partial(paths.runs, run_dir, is_shared=False),
+        "path.disk": partial(paths.disk, run_dir),
+        "path.inodes": partial(paths.inodes, run_dir),
+        "node.tmp": paths.scratch,
+    }
+    late = {"path.runs": paths.slow(run_dir)}
+    found = examine(looks, _CHECKS_S, late=late)
+    return [dataclasses.asdict(each) for each in found if each.status is Status.FAIL]
+
+
+def _gpus(ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the GPUs that this host may use; `unknown` tells why they cannot be looked at."""
+    if ask.get("device") != "cuda":
+        return {}
+    answer = GpuAnswer(ask.get("gpus") or device_names(os.environ), LONG_S).any
+    if answer.absent and (answer.absent != NO_DRIVER or _AMD.exists()):
+        return {"unknown": answer.absent}
+    return {"problem": answer.problem or answer.absent, "all": [_gpu(gpu) for gpu in answer.gpus]}
+
+
+def _gpu(gpu: NvmlGpu) -> dict[str, Any]:
+    holder = holder_of(gpu_lock(gpu.uuid or gpu.name))
+    held = zip(gpu.pids or (), gpu.held or (), strict=True)
+    return {
+        **{"name": gpu.name, "uuid": gpu.uuid or "", "problem": gpu.problem, "model": gpu.model},
+        **{"used": gpu.used or 0, "total": gpu.total or 0},
+        "holder": dataclasses.asdict(holder) if holder else None,
+        "processes": [{**_process(pid), "pid": pid, "bytes": size or 0} for pid, size in held],
+    }
+
+
+def _process(pid: int) -> dict[str, str]:
+    """Return user and command of a process; a container may not show it."""
+    place = Path(f"/proc/{pid}")
+    try:
+        user = user_name(place.stat().st_uid)
+        return {"user": user, "command": (place / "comm").read_text(errors="replace").strip()}
+    except OSError:
+        return {"user": "", "command": ""}

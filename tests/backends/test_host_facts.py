@@ -1,0 +1,67 @@
+"""What a host answers before a run starts there, with a stand-in for NVIDIA's driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterrun.backends.hosts import facts
+from clusterrun.backends.hosts.facts import gather, nonce_file
+from clusterrun.backends.hosts.locks import Locks, gpu_lock
+from clusterrun.rundir.record import current_user
+from tests.health.stand_in import stand_in
+
+
+def ask(tmp_path: Path, **more: object) -> dict[str, object]:
+    home = tmp_path / "runs" / "r1"
+    home.mkdir(parents=True, exist_ok=True)
+    return {"home": str(home), "nonce": "7", "run_dir": str(home), **more}
+
+
+def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "SEEN_S", 0.1)
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 4000 10.0.0.1 22")
+    script = tmp_path / "train.py"
+    found = gather(ask(tmp_path, paths=[str(tmp_path), str(script)]))
+    assert json.loads(json.dumps(found)) == found
+    assert (found["executable"], found["client"]) == (sys.executable, "10.0.0.9")
+    assert found["user"] == current_user()
+    assert "clusterrun" in found["versions"]
+    assert abs(found["time"] - time.time()) < 60
+    assert (found["missing"], found["sees_home"], found["late"]) == ([str(script)], False, [])
+    assert (found["checks"], found["gpus"]) == ([], {})
+    nonce_file(str(tmp_path / "runs" / "r1"), "7").touch()
+    assert gather(ask(tmp_path))["sees_home"] is True
+
+
+def test_a_directory_that_cannot_be_one_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = gather(ask(tmp_path, run_dir=str(tmp_path / "file" / "r1")))
+    assert [each["id"] for each in found["checks"]] == ["path.runs"]
+
+
+def test_a_stuck_file_system_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(facts, "_missing", lambda _: time.sleep(30))
+    nonce_file(str(tmp_path / "runs" / "r1"), "7")
+    assert "missing" in gather(ask(tmp_path))["late"]
+
+
+def test_gpus_name_the_processes_that_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = stand_in(tmp_path / "lib", tmp_path / "says", monkeypatch)
+    driver.answer(gpu1_pid=os.getpid())
+    held = Locks.take([gpu_lock("GPU-a")], {"run": "lm/1", "job": "7"})
+    first, second = gather(ask(tmp_path, device="cuda"))["gpus"]["all"]
+    held.free()
+    assert (first["uuid"], first["holder"]["run"], first["processes"]) == ("GPU-a", "lm/1", [])
+    process = second["processes"][0]
+    assert (process["pid"], process["user"]) == (os.getpid(), current_user())
+    assert process["command"]
+    assert second["holder"] is None

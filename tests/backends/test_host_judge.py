@@ -1,0 +1,113 @@
+"""What hosts' facts mean for a run: who is named, what to do, and what only is noted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.backends.hosts.judge import Order, Problem, busy, chosen_gpus, notes, problems
+from clusterrun.backends.hosts.locks import Holder, gpu_lock, job_lock
+from clusterrun.config.spec import Device
+from clusterrun.errors import Exit
+from clusterrun.launch.plan import Plan
+from tests.backends.builders import make_plan
+
+VERSIONS = {"clusterrun": "1.0", "torch": "2.6.0", "accelerate": "1.5"}
+
+
+def plan(**more: Any) -> Plan:
+    fields: dict[str, Any] = {"device": Device.CUDA, "gpus_per_node": 2, "procs_per_node": 2}
+    return make_plan(Path("/r"), **{**fields, **more})
+
+
+def gpu(name: str, *processes: dict[str, Any], **more: Any) -> dict[str, Any]:
+    fields = {"name": name, "uuid": f"GPU-{name}", "problem": "", "model": "H100", "holder": None}
+    return {**fields, "processes": [*processes], "used": 0, "total": 1 << 36, **more}
+
+
+def process(command: str = "python", size: int = 3 << 30) -> dict[str, Any]:
+    return {"pid": 42, "user": "ann", "command": command, "bytes": size}
+
+
+def host(**more: Any) -> dict[str, Any]:
+    found = {"python": "3.11.2", "executable": "/py", "versions": VERSIONS, "late": []}
+    found |= {"missing": [], "checks": [], "sees_home": True}
+    return {**found, "gpus": {"all": [gpu("0"), gpu("1")]}, **more}
+
+
+FULL = {"id": "path.disk", "status": "fail", "text": "only 1 MiB are free for /r", "hint": "delete"}
+CASES = [
+    (host(python="3.12.1"), Order.PYTHON, "Python 3.12.1 (/py), but 3.11.2 on h1"),
+    (host(versions={**VERSIONS, "torch": ""}), Order.PACKAGE, "/py has no torch"),
+    (host(versions={**VERSIONS, "clusterrun": "2"}), Order.PACKAGE, "clusterrun 2, but 1.0 on h1"),
+    (host(missing=["/w/t.py"]), Order.FILES, "/w/t.py does not exist there"),
+    (host(late=["missing"]), Order.FILES, "a file system does not answer there"),
+    (host(checks=[FULL]), Order.DISK, "only 1 MiB are free for /r"),
+    (host(gpus={"all": [gpu("0")]}), Order.GPUS, "1 GPU, but 2 are needed"),
+    (host(gpus={"problem": "no driver", "all": []}), Order.GPUS, "needed (no driver)"),
+    (host(late=["gpus"], gpus={}), Order.GPUS, "NVIDIA's driver does not answer"),
+    (
+        host(gpus={"all": [gpu("0"), gpu("1", process())]}),
+        *(Order.BUSY, "2 are needed: GPU 1: process 42 (python of ann, 3.0 GiB)"),
+    ),
+    (
+        host(gpus={"all": [gpu("0"), gpu("1", holder={"pid": 7, "user": "bob", "run": "lm/1"})]}),
+        *(Order.BUSY, "GPU 1: run lm/1 of bob (process 7)"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("bad", "order", "words"), CASES)
+def test_a_bad_host_is_named(bad: dict[str, Any], order: Order, words: str) -> None:
+    [found] = problems(plan(), {"h1": host(), "h2": bad, "h3": bad}, {})
+    assert (found.hosts, found.order, found.exit_code) == (("h2", "h3"), order, Exit.FAILED)
+    assert words in str(found)
+    assert str(found).startswith("h[2-3]: ")
+    assert found.hint
+
+
+def test_good_hosts_have_neither_problem_nor_note() -> None:
+    facts = {"h1": host(), "h2": host(python="3.11.9")}
+    assert problems(plan(), facts, {"h2": 0.2}) == notes(plan(), facts, {"h2": -0.2}) == []
+
+
+@pytest.mark.parametrize(("ahead_s", "expected"), [(-61, 1), (61, 1), (59, 0), (-2, 0)])
+def test_clocks_far_apart_are_refused_and_others_noted(ahead_s: float, expected: int) -> None:
+    facts = {"h1": host(), "h2": host()}
+    assert len(problems(plan(), facts, {"h2": ahead_s})) == expected
+    assert len(notes(plan(), facts, {"h2": ahead_s})) == 1 - expected
+
+
+def test_what_does_no_harm_is_noted() -> None:
+    screen = process("Xorg", 100 << 20)
+    mixed = {
+        "h1": host(gpus={"all": [gpu("0", screen), gpu("1")]}),
+        "h2": host(gpus={"all": [gpu("0", model="A100"), gpu("1", model="A100")]}),
+        "h3": host(sees_home=False, gpus={"unknown": "nvidia-ml-py is not installed"}),
+    }
+    assert problems(plan(), mixed, {}) == []
+    text = "\n".join(map(str, notes(plan(), mixed, {})))
+    assert "h1: GPU 0 also serves a screen: process 42 (Xorg of ann, 100 MiB)" in text
+    assert "GPUs differ: H100 on h1, A100 on h2" in text
+    assert "h3: they do not share the run directory" in text
+    assert "h3: its GPUs are not checked" in text
+
+
+def test_free_gpus_are_chosen() -> None:
+    facts = host(gpus={"all": [gpu("0", process()), gpu("1"), gpu("2", problem="x"), gpu("3")]})
+    assert chosen_gpus(plan(), facts) == ["GPU-1", "GPU-3"]
+    assert problems(plan(), {"h1": facts}, {}) == []
+
+
+def test_a_job_without_gpus_ignores_them() -> None:
+    assert problems(plan(device=Device.CPU), {"h1": host(gpus={})}, {}) == []
+
+
+def test_a_lock_of_the_job_is_the_same_host_twice() -> None:
+    holder = Holder(pid=7, user="ann", run="lm/1", job="9", host="h1")
+    twice: Problem = busy("h2", job_lock("9"), holder, "9")
+    assert (str(twice), twice.exit_code) == ("h2: the same machine as h1", Exit.USAGE)
+    other = busy("h2", gpu_lock("GPU-1"), holder, "10")
+    assert str(other) == "h2: GPU GPU-1 is held by run lm/1 of ann (process 7)"
