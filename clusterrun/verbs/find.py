@@ -98,8 +98,8 @@ def _not_ours(job_id: str, user: str) -> JobNotFoundError:
 
 
 def is_elsewhere(record: JobRecord) -> bool:
-    """Return whether a run belongs to another project."""
-    return record.runs_dir.root.resolve() != _own_runs().root.resolve()
+    """Return whether a run belongs to another project; the machine that forwards decides that."""
+    return not FORWARDED and record.runs_dir.root.resolve() != _own_runs().root.resolve()
 
 
 def places_of_runs() -> list[RunsDir]:

@@ -290,6 +290,7 @@ def test_cancel_takes_several_jobs_of_one_host(here: Here) -> None:
         code, out, err = here("cancel", "-y", "L1", "L2")
         assert code == 0, err
         assert [line.split()[1] for line in out.splitlines()] == ["L1", "L2"]
+        assert ", in " not in out
         assert [sleeper.wait(10 * PATIENCE) for sleeper in sleepers] == [-signal.SIGTERM] * 2
     finally:
         for sleeper in sleepers:
