@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.backends.hosts.judge import Order, Problem, busy, chosen_gpus, notes, problems
+from clusterrun.backends.hosts.judge import Order, Problem, busy, free_gpus, notes, problems
 from clusterrun.backends.hosts.locks import Holder, gpu_lock, job_lock
 from clusterrun.config.spec import Device
 from clusterrun.errors import Exit
@@ -97,7 +97,7 @@ def test_what_does_no_harm_is_noted() -> None:
 
 def test_free_gpus_are_chosen() -> None:
     facts = host(gpus={"all": [gpu("0", process()), gpu("1"), gpu("2", problem="x"), gpu("3")]})
-    assert chosen_gpus(plan(), facts) == ["GPU-1", "GPU-3"]
+    assert free_gpus(facts) == ["GPU-1", "GPU-3"]
     assert problems(plan(), {"h1": facts}, {}) == []
 
 

@@ -154,7 +154,7 @@ def test_the_answer_of_a_holder_is_shown_as_plain_text(names: list[str]) -> None
     assert (found.run, len(found.job)) == ("[31mrednext", 200)
 
 
-@pytest.mark.parametrize(("listens", "pid"), [(1, os.getpid()), (0, 0)])
+@pytest.mark.parametrize(("listens", "pid"), [(1, os.getpid()), (0, 0)], ids=["listens", "deaf"])
 def test_a_holder_that_never_answers_is_still_a_holder(
     names: list[str], monkeypatch: pytest.MonkeyPatch, listens: int, pid: int
 ) -> None:

@@ -121,7 +121,8 @@ class Controller:
         self.job_id = take_job_id(
             self.paths_of_runs, self.paths, prefix="H", above=self._wanted.last_id
         )
-        self._do(self._lock, self.links)
+        for link in sorted(self.links, key=_machine):  # of two runs one gets all its locks
+            self._lock(link)
         self._do(self._place, self.links)
         return notes
 
@@ -250,6 +251,11 @@ class Controller:
             self.paths_of_runs.job_link(self.job_id).unlink(missing_ok=True)
         if self._wanted.is_new:
             create.remove_run(self.paths)
+
+
+def _machine(link: Link) -> tuple[str, str]:
+    """Return what identifies a machine, however it is called."""
+    return link.facts["boot_id"], link.facts["hostname"]
 
 
 def _first_of(errors: Mapping[str, ClusterrunError]) -> ClusterrunError:

@@ -48,6 +48,7 @@ class Courier:
         self._locks: list[Locks] = []
         self._paths: RunPaths | None = None
         self._sender: mirror.Sender | None = None
+        self._orders: mirror.Receiver | None = None
         self._project: ProjectReceiver | None = None
         self._node: subprocess.Popen[bytes] | None = None
         self._made: RunPaths | None = None  # a run directory of this job that only this host has
@@ -68,7 +69,7 @@ class Courier:
                     getattr(self, f"_on_{message.kind.replace('-', '_')}")(message)
                 self._look()
         except (OSError, ValueError) as error:
-            print(f"clusterrun: {os.uname().nodename}: {error}", file=sys.stderr)  # noqa: T201
+            _say(str(error))
         finally:
             self._end()
 
@@ -131,6 +132,7 @@ class Courier:
             mirror.write_bundle(root, fields["files"])
             self._paths = paths
             self._sender = mirror.Sender(root, fields["node"], fields["known"])
+            self._orders = mirror.Receiver(root=root, nodes=[mirror.HOME], say=_say)
         self._answer(has_project=(self._paths.root / "project").is_dir())
 
     def _on_project(self, message: Frame) -> None:
@@ -174,6 +176,10 @@ class Courier:
         if self._made is not None:
             remove_run(self._made)
 
+    def _on_order(self, message: Frame) -> None:
+        if self._orders is not None:
+            self._orders.take(mirror.Chunk.of(message))
+
     def _on_rewind(self, message: Frame) -> None:
         if self._sender is not None:
             self._sender.rewind(message.fields["known"])
@@ -210,6 +216,10 @@ class Courier:
         kill_descendants()
         for locks in self._locks:
             locks.free()
+
+
+def _say(text: str) -> None:
+    print(f"clusterrun: {os.uname().nodename}: {text}", file=sys.stderr)  # noqa: T201
 
 
 def main() -> int:

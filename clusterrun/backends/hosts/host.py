@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 from clusterrun.backends.hosts import crew, mirror
 from clusterrun.backends.hosts.courier import ALIVE_S, VISIBLE
 from clusterrun.backends.hosts.crew import Link
+from clusterrun.backends.hosts.frames import DATA_BYTES
 from clusterrun.backends.local.host import exit_code
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
@@ -103,6 +105,7 @@ class HostsHost(Host):
         self._values, self._admit = values, admit
         self._next_sign = self._wait_until = 0.0
         self._opener: threading.Thread | None = None
+        self._orders = mirror.Sender(paths.root, mirror.HOME, {})
 
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> HostsStep:
         """Start an attempt: its nodes start as soon as there are enough hosts."""
@@ -118,6 +121,8 @@ class HostsHost(Host):
         if is_apart:
             Realm(paths=self.paths, attempt=attempt).create_secret()
         files = mirror.bundle(self.paths) if is_apart else []
+        if chosen and chosen[0].receiver:
+            chosen[0].receiver.leads = (attempt,)
         for rank, link in enumerate(chosen):
             link.code = None
             link.send(
@@ -138,13 +143,24 @@ class HostsHost(Host):
         return tuple(link.name for link in lost)
 
     def keep_alive(self) -> None:
-        """Show the couriers that this process lives."""
+        """Show the couriers, and readers on other machines, that this process lives.
+
+        Pass the run's requests on to hosts that do not share its directory, and have them send
+        again what could not be written.
+        """
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + ALIVE_S
-            os.utime(self.paths.controller)  # for readers on other machines
+            with contextlib.suppress(OSError):
+                os.utime(self.paths.controller)
             for link in self.links:
                 if not link.is_lost:
                     link.send("alive")
+                if link.receiver and (known := link.receiver.again()):
+                    link.send("rewind", known=known)
+        apart = [link for link in self.links if link.receiver and not link.is_lost]
+        for chunk in self._orders.chunks(DATA_BYTES) if apart else ():
+            for link in apart:
+                link.send("order", chunk.data, **chunk.fields)
 
     def register(self) -> None:
         """Record the job if its submitter was lost before it could."""
