@@ -20,7 +20,7 @@ from tests.health.stand_in import stand_in
 def ask(tmp_path: Path, **more: object) -> dict[str, object]:
     home = tmp_path / "runs" / "r1"
     home.mkdir(parents=True, exist_ok=True)
-    return {"home": str(home), "nonce": "7", "run_dir": str(home), **more}
+    return {"home": str(home), "nonce": "7", "own_dir": str(home), **more}
 
 
 def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_directory_that_cannot_be_one_fails(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    found = gather(ask(tmp_path, run_dir=str(tmp_path / "file" / "r1")))
+    found = gather(ask(tmp_path, own_dir=str(tmp_path / "file" / "r1")))
     assert [each["id"] for each in found["checks"]] == ["path.runs"]
 
 

@@ -42,7 +42,7 @@ from clusterrun.shared.host_specs import node_names
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SentJob:
     """A submission; `run_dir` is the submitter's, and `is_new` if this controller created it here.
 
     `last_id` is the newest job id that the submitting machine knows.
@@ -55,7 +55,7 @@ class Wanted:
     is_new: bool
 
 
-def receive(pipe: Pipe) -> Wanted:
+def receive(pipe: Pipe) -> SentJob:
     """Receive a submission; create its run directory if this host does not see the submitter's.
 
     Raises ClusterrunError.
@@ -81,7 +81,7 @@ def receive(pipe: Pipe) -> Wanted:
             receiver = project.ProjectReceiver(packed, paths.root / "project")
             while (frame := pipe.receive()) is not None and not receiver.take(frame):
                 continue
-    return Wanted(
+    return SentJob(
         plan=plan,
         paths=paths,
         values=given["values"],
@@ -93,8 +93,8 @@ def receive(pipe: Pipe) -> Wanted:
 class Controller:
     """One job: its hosts, until it has ended on all of them."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.plan, self.paths, self._wanted = wanted.plan, wanted.paths, wanted
+    def __init__(self, sent: SentJob) -> None:
+        self.plan, self.paths, self._sent = sent.plan, sent.paths, sent
         names = node_names(self.plan.hosts)
         env_sh = self.paths.env_script.read_text() if self.plan.setup else ""
         script = start.script(
@@ -119,7 +119,7 @@ class Controller:
         self._do(self._open, self.links)
         notes = self._judge(self.links)
         self.job_id = take_job_id(
-            self.paths_of_runs, self.paths, prefix="H", above=self._wanted.last_id
+            self.paths_of_runs, self.paths, prefix="H", above=self._sent.last_id
         )
         for link in sorted(self.links, key=_machine):  # of two runs one gets all its locks
             self._lock(link)
@@ -179,10 +179,16 @@ class Controller:
         link.open(
             home=str(self.paths.root),
             nonce=self.nonce,
-            run_dir=str(self.paths.root),
-            paths=[self.plan.workdir],
+            own_dir=self._own_dir,
+            paths=[] if (self.paths.root / "project").is_dir() else [self.plan.workdir],
             device=self.plan.device.value,
         )
+
+    @property
+    def _own_dir(self) -> str:
+        """The run directory of a host that does not see the home, as that host expands it."""
+        root = self.paths.root
+        return f"{self.plan.hosts_dir}/runs/{root.parent.name}/{root.name}"
 
     def _lock(self, link: Link) -> None:
         """Lock a host for this job, and its GPUs. Raises ClusterrunError."""
@@ -206,10 +212,9 @@ class Controller:
             link.is_lost = False
             return
         link.receiver = mirror.Receiver(root=self.paths.root, nodes=[link.name], say=say_on_stderr)
-        root = f"{self.plan.hosts_dir}/runs/{self.paths.root.parent.name}/{self.paths.root.name}"
         placed = link.ask(
             "place",
-            root=root,
+            root=self._own_dir,
             node=link.name,
             files=mirror.bundle(self.paths),
             known=mirror.sizes(self.paths.root, link.name),
@@ -234,10 +239,10 @@ class Controller:
             self.plan,
             self.job_id,
             self.links,
-            values=self._wanted.values,
+            values=self._sent.values,
             admit=self.admit,
         )
-        decide = functools.partial(ask_rule_book, unreachable=host.unreachable)
+        decide = functools.partial(ask_rule_book, lost=host.unreachable)
         conductor = Conductor(paths=self.paths, plan=self.plan, host=host, hear=hear, decide=decide)
         try:
             return conductor.run()
@@ -249,7 +254,7 @@ class Controller:
         crew.end_all(self.links, forget=True)
         if self.job_id:
             self.paths_of_runs.job_link(self.job_id).unlink(missing_ok=True)
-        if self._wanted.is_new:
+        if self._sent.is_new:
             create.remove_run(self.paths)
 
 
@@ -267,18 +272,18 @@ def _first_of(errors: Mapping[str, ClusterrunError]) -> ClusterrunError:
     return error
 
 
-def conduct(wanted: Wanted, pipe: Pipe, ready: Callable[[], None]) -> None:
+def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
     """Assemble the hosts, answer the submitter, then run the job."""
     signals = Signals()
     adopt_orphans()
-    controller = Controller(wanted)
+    controller = Controller(sent)
     try:
         notes = controller.assemble()
-        write_controller(wanted.paths, controller.job_id)
+        write_controller(sent.paths, controller.job_id)
         pipe.send(
             "ready",
             job_id=controller.job_id,
-            run_dir=str(wanted.paths.root),
+            run_dir=str(sent.paths.root),
             python=sys.executable,
             notes=notes,
         )
@@ -311,11 +316,11 @@ def main(argv: Sequence[str] = ()) -> int:
     reader, writer = start.take_streams()
     pipe = Pipe(open(reader, "rb"), open(writer, "wb"))  # noqa: SIM115 - closed by `conduct`
     try:
-        wanted = receive(pipe)
+        sent = receive(pipe)
     except ClusterrunError as error:
         pipe.send("refused", **_as_data(error))
         return int(Exit.FAILED)
-    return detach(functools.partial(conduct, wanted, pipe), wanted.paths.batch_output)
+    return detach(functools.partial(conduct, sent, pipe), sent.paths.batch_output)
 
 
 if __name__ == "__main__":

@@ -40,19 +40,22 @@ def nonce_file(home: str, nonce: str) -> Path:
 def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
     """Return this host's facts; JSON can hold them. A stuck file system or driver is in `late`.
 
-    `ask` has `home` and `nonce`; `run_dir`: where this host would write; `paths`: what must exist;
-    `device`: "cuda" if GPUs are needed; `gpus`: their names, if any were named.
+    `ask` has `home` and `nonce`; `own_dir`: where this host would write without the home; `paths`:
+    what must exist if it sees the home; `device`: "cuda" if GPUs are needed; `gpus`: their names,
+    if any were named.
     """
+    is_seen = partial(_sees, nonce_file(ask["home"], ask["nonce"]))
+    sees_home = bool(_side_by_side({"sees_home": is_seen}).get("sees_home"))
+    run_dir = Path(ask["home"] if sees_home else ask["own_dir"]).expanduser()
     parts: dict[str, Callable[[], Any]] = {
-        "sees_home": partial(_sees, nonce_file(ask["home"], ask["nonce"])),
-        "missing": partial(_missing, [*ask.get("paths", ())]),
+        "missing": partial(_missing, [*ask.get("paths", ())] if sees_home else []),
         "versions": _versions,
-        "checks": partial(_checks, Path(ask["run_dir"])),
+        "checks": partial(_checks, run_dir),
         "gpus": partial(_gpus, ask),
     }
     found = _side_by_side(parts)
     return {
-        **{"sees_home": False, "missing": [], "versions": {}, "checks": [], "gpus": {}},
+        **{"sees_home": sees_home, "missing": [], "versions": {}, "checks": [], "gpus": {}},
         **found,
         "late": sorted({*parts} - {*found}),
         "hostname": socket.gethostname(),

@@ -66,12 +66,12 @@ def ask_rule_book(
     code: int,
     environ: Mapping[str, str],
     *,
-    unreachable: Callable[[Sequence[str]], tuple[str, ...]] | None = None,
+    lost: Callable[[Sequence[str]], tuple[str, ...]] | None = None,
 ) -> Decision:
     """Return the decision after an attempt. Raises OSError and ValueError."""
     from clusterrun.node.recovery.conclude import conclude
 
-    return conclude(run_dir, attempt, code, environ, unreachable=unreachable)
+    return conclude(run_dir, attempt, code, environ, lost=lost)
 
 
 @dataclass(kw_only=True)

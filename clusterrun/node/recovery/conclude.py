@@ -13,7 +13,8 @@ from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.identity import local_node
-from clusterrun.node.recovery import printed, reach
+from clusterrun.node.recovery import printed
+from clusterrun.node.recovery.reach import unreachable
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.node.recovery.steps_on_disk import StepRecord
 from clusterrun.node.recovery.verdicts import judge
@@ -51,11 +52,11 @@ def conclude(
     code: int,
     env: Mapping[str, str],
     *,
-    unreachable: Callable[[Sequence[str]], tuple[str, ...]] | None = None,
+    lost: Callable[[Sequence[str]], tuple[str, ...]] | None = None,
 ) -> Decision:
     """Decide what follows an attempt that ended with exit status `code`, and record it.
 
-    `unreachable` returns those of some nodes that can't be reached (default: by asking Slurm).
+    `lost` returns those of some nodes that can't be reached; by default Slurm is asked.
     Raises OSError or ValueError if the run's files can't be read.
     """
     paths = RunPaths(root=run_dir)
@@ -77,7 +78,7 @@ def conclude(
         savers=record.savers,
         allocated=_allocated(plan, env),
         is_ending=read_request(paths.request(number)) in _INTERRUPTIONS,
-        unreachable=unreachable or _unreachable(plan),
+        unreachable=lost or (unreachable if plan.cluster is Cluster.SLURM else lambda nodes: ()),
     )
     decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
     outcome = dataclasses.replace(
@@ -90,10 +91,6 @@ def conclude(
     with contextlib.suppress(OSError):  # a full disk must not stop the run
         write_outcome(paths, outcome)
     return decision
-
-
-def _unreachable(plan: Plan) -> Callable[[Sequence[str]], tuple[str, ...]]:
-    return reach.unreachable if plan.cluster is Cluster.SLURM else lambda nodes: ()
 
 
 def past(paths: RunPaths, number: int) -> list[Outcome]:
