@@ -27,16 +27,17 @@ def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(facts, "SEEN_S", 0.1)
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 4000 10.0.0.1 22")
     script = tmp_path / "train.py"
-    found = gather(ask(tmp_path, paths=[str(tmp_path), str(script)]))
+    wanted = ask(tmp_path, paths=[str(tmp_path), str(script)])
+    assert (gather(wanted)["sees_home"], gather(wanted)["missing"]) == (False, [])
+    nonce_file(str(tmp_path / "runs" / "r1"), "7").touch()
+    found = gather(wanted)
     assert json.loads(json.dumps(found)) == found
     assert (found["executable"], found["client"]) == (sys.executable, "10.0.0.9")
     assert found["user"] == current_user()
     assert "clusterrun" in found["versions"]
     assert abs(found["time"] - time.time()) < 60
-    assert (found["missing"], found["sees_home"], found["late"]) == ([str(script)], False, [])
+    assert (found["missing"], found["sees_home"], found["late"]) == ([str(script)], True, [])
     assert (found["checks"], found["gpus"]) == ([], {})
-    nonce_file(str(tmp_path / "runs" / "r1"), "7").touch()
-    assert gather(ask(tmp_path))["sees_home"] is True
 
 
 def test_a_directory_that_cannot_be_one_fails(tmp_path: Path) -> None:
