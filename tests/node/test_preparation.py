@@ -142,7 +142,7 @@ def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:
 def test_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
     """Each directory of runs counts its own jobs on this machine: L1, L2, …"""
     here = attempt()
-    there = dataclasses.replace(here, paths=RunPaths(root=Path("/elsewhere/job/r1")))
+    there = dataclasses.replace(here, paths=RunPaths(root=Path("/elsewhere/job/r2")))
     ports = [
         decided_parameters(one, reports(H100, H100), "127.0.0.1").port for one in (here, there)
     ]

@@ -21,7 +21,7 @@ class Ports(NamedTuple):
 def candidate_ports(job: str, attempt: int, within: tuple[int, int]) -> Ports:
     """Derive the ports to try from job and attempt; `within` is the range, inclusive.
 
-    `job` is the id and the run directory, since local ids are unique only in one runs directory.
+    `job` is the id and the run, since local ids are unique only in one runs directory.
     """
     first, last = within
     size = last - first + 1
