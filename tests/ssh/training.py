@@ -1,0 +1,126 @@
+"""Train the example on the hosts from the laptop, and read from the real machine what becomes of it.
+
+With /shared, project and run are there. Without it, the project is in a home directory of the
+laptop, and the run's home on the first host.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+from tests.chaos.training import SAVE_EVERY, SCRIPT, STEPS, Training, add_scripts, arguments
+from tests.hosts import LAPTOP, Hosts
+from tests.hosts.machine import Program
+from tests.patience import wait_for
+from tests.road import EXAMPLES, STUB, Project
+
+ONE_EACH = ("--gpus-per-node", "1", "--device", "cpu", "--threads-per-process", "1")
+RESTARTS = ("--max-restarts", "3")
+TRAIN = (SCRIPT, *arguments())
+# Without torch: in its first attempt it waits, in the next it is done.
+WAITER = """\
+import sys, time
+from clusterrun import runtime
+print(f"attempt {runtime.info().attempt}", flush=True)
+time.sleep(600 if runtime.info().attempt == 1 else 0)
+"""
+WAIT = ("--no-world-contract", "--env", f"PYTHONPATH={STUB}", "waiter.py")
+IN_BETWEEN = SAVE_EVERY * 3 // 2  # a step in the middle between two checkpoints
+FILES = ("/shared/", "clusterrun/", "/proj/", "/.local/state/")  # where a run may leave files
+
+
+@dataclass
+class Job:
+    """One run on the hosts, its newest job `id`."""
+
+    hosts: Hosts
+    directory: str
+    id: str
+    training: Training
+    is_shared: bool
+
+    def cli(self, *argv: str, machine: str = LAPTOP, **how: Any) -> CompletedProcess[str]:
+        return self.hosts[machine].run(["clusterrun", *argv], cwd=self.directory, **how)
+
+    def status(self) -> dict[str, Any]:
+        done = self.cli("status", self.id, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def end(self, timeout_s: float = 240) -> str:
+        """Wait for its end, without looking too often, and return the state."""
+        wait_for((self.training.root / "end.json").exists, f"the end of {self.id}", timeout_s)
+        self.cli("status", self.id, "--wait", timeout_s=timeout_s)
+        return str(self.status()["state"])
+
+    def batch_output(self) -> str:
+        return (self.training.root / "slurm" / "batch.out").read_text()
+
+    def is_said(self, text: str) -> bool:
+        return text in self.batch_output()
+
+    # -- what runs
+
+    def kill_rank(self, rank: int, host: str, attempt: int = 1) -> None:
+        kill(self.hosts, host, self.training.rank_pid(rank, attempt))
+
+    def kill_agent(self, host: str, attempt: int = 1) -> None:
+        kill(self.hosts, host, self.training.agent_pid(host, attempt))
+
+
+def kill(hosts: Hosts, host: str, pid: int, number: int = signal.SIGKILL) -> None:
+    hosts[host].as_root(["kill", f"-{number}", str(pid)])
+
+
+def running(hosts: Hosts, host: str, text: str) -> list[Program]:
+    """Return the programs of a host whose command line contains a text."""
+    return [found for found in hosts[host].processes() if text in " ".join(found.argv)]
+
+
+def submit(
+    hosts: Hosts, names: Sequence[str], *options: str, command: Sequence[str] = TRAIN
+) -> Job:
+    """Submit a job from the laptop: the shared directory of the hosts decides how."""
+    is_shared = "h1" in hosts.sharing
+    here = prepare(hosts, is_shared=is_shared)
+    argv = ["submit", "--parsable", "--cluster", "ssh", "--hosts", ",".join(names), *ONE_EACH]
+    done = hosts.laptop.run(["clusterrun", *argv, *options, *command], cwd=here)
+    assert done.returncode == 0, done.stderr
+    return job_of(hosts, done.stdout.strip(), is_shared=is_shared)
+
+
+def job_of(hosts: Hosts, job_id: str, *, is_shared: bool = True) -> Job:
+    """Return a job by its id."""
+    directory = "/shared/proj" if is_shared else f"{hosts.laptop.accounts['ann'].home}/proj"
+    home = hosts.shared / "proj" if is_shared else hosts["h1"].home() / "clusterrun"
+    root = (home / "runs" / "by-job" / job_id).resolve()
+    project = Project(path=home, environ={})
+    training = Training(project=project, root=root, steps=STEPS, save_every=SAVE_EVERY)
+    return Job(hosts, directory, job_id, training, is_shared)
+
+
+def prepare(hosts: Hosts, *, is_shared: bool) -> str:
+    """Put the example on the laptop; return its directory there."""
+    account = hosts.laptop.accounts["ann"]
+    path = hosts.shared / "proj" if is_shared else hosts.laptop.home() / "proj"
+    if not path.exists():
+        hosts.laptop.run(["mkdir", "/shared/proj" if is_shared else "proj"], check=True)
+        add_scripts(Project(path=path, environ={}))
+        for example in EXAMPLES.glob("*.py"):
+            shutil.copy(example, path)
+        (path / "waiter.py").write_text(WAITER)
+    return "/shared/proj" if is_shared else f"{account.home}/proj"
+
+
+def nothing_left(hosts: Hosts) -> None:
+    """Wait until no process, no lock and no temporary file is left on any host that is up."""
+    wait_for(lambda: not hosts.processes(), "all processes to end", 30)
+    assert hosts.leftovers(*FILES) == []
