@@ -202,7 +202,8 @@ class Hosts:
         self._cut_off(name)
 
     def _cut_off(self, name: str) -> None:
-        self.cut(name)
+        if self._has_port(name):  # else it has crashed
+            self.cut(name)
         self[name].kill()
         self._at_switch("ip", "link", "delete", name, check=False)
         wait_for(lambda: not self._has_port(name), f"the cable of {name} to go", every_s=0.01)

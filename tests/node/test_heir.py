@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from clusterrun.node.recovery import conclude as conclude_module
 from clusterrun.node.recovery import heir
 from clusterrun.rundir.outcome import Cause, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.files import write_whole
 from clusterrun.shared.shell import Completed
 from tests.launch.samples import on_slurm
 
@@ -217,3 +219,25 @@ def test_an_heir_that_cannot_decide_leaves_it_to_the_batch_script(
     assert scene.asked == []
     assert "no such file system" in scene.said[-1]
     assert not scene.paths.followed(1).exists()
+
+
+def on_hosts(scene: Heirs, monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> bool:
+    """Lose the agent of the first host; return whether the run has ended."""
+    write_whole(scene.paths.controller, "{}")
+    os.utime(scene.paths.controller, (1.0, 1.0))
+    monkeypatch.setattr(heir.time, "sleep", sleep)
+    monkeypatch.setattr(heir, "SIGN_S", 0.05)
+    scene.lose_head(cluster=Cluster.SSH)
+    return scene.paths.end.exists()
+
+
+def test_a_lost_first_host_ends_the_run(scene: Heirs, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_hosts(scene, monkeypatch, lambda _: None)
+    assert "n1, which conducts the run, is lost: the run has ended" in scene.said[-1]
+
+
+def test_a_conductor_that_is_alive_decides_itself(
+    scene: Heirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not on_hosts(scene, monkeypatch, lambda _: os.utime(scene.paths.controller))
+    assert (scene.said, scene.paths.followed(1).exists()) == ([], False)

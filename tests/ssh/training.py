@@ -1,4 +1,4 @@
-"""Train the example on the hosts from the laptop, and read from the real machine what becomes of it.
+"""Train the example on the hosts, and read from the real machine what becomes of it.
 
 With /shared, project and run are there. Without it, the project is in a home directory of the
 laptop, and the run's home on the first host.
@@ -11,7 +11,6 @@ import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -60,6 +59,11 @@ class Job:
         wait_for((self.training.root / "end.json").exists, f"the end of {self.id}", timeout_s)
         self.cli("status", self.id, "--wait", timeout_s=timeout_s)
         return str(self.status()["state"])
+
+    def wait_for_ranks(self, number: int) -> None:
+        """Wait until so many ranks of the first attempt run."""
+        started = self.training.events
+        wait_for(lambda: len(started("rank_start", attempt=1)) >= number, "the ranks to start")
 
     def batch_output(self) -> str:
         return (self.training.root / "slurm" / "batch.out").read_text()

@@ -121,13 +121,13 @@ class HostsBackend(LocalBackend):
             raise refusals.why(plan.hosts[0], done.rc, done.stderr)
 
     def _is_elsewhere(self, controller: dict[str, Any]) -> bool:
-        return bool(controller.get("host") != socket.gethostname())
+        return not controller.get("is_gone") and controller["host"] != socket.gethostname()
 
     def _state_elsewhere(self, paths: RunPaths, controller: dict[str, Any]) -> tuple[JobState, str]:
         host = controller["host"]
         age = time.time() - paths.controller.stat().st_mtime
         if age < SILENT_S:
-            return JobState.RUNNING, ""
+            return JobState.RUNNING, controller.get("waits", "")
         return JobState.UNKNOWN, f"its controller on {host} was last heard of {age:.0f} s ago"
 
 

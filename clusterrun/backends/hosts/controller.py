@@ -208,7 +208,7 @@ class Controller:
     def _place(self, link: Link) -> None:
         """Have a host use the home, or bring the run to a directory of its own."""
         if link.facts["sees_home"]:
-            link.ask("place", home=str(self.paths.root))
+            link.ask("place", home=str(self.paths.root), is_first=not link.first)
             link.is_lost = False
             return
         link.receiver = mirror.Receiver(root=self.paths.root, nodes=[link.name], say=say_on_stderr)
@@ -248,10 +248,12 @@ class Controller:
             return conductor.run()
         finally:
             crew.end_all(self.links)
+            self.paths.nonce(self.nonce).unlink(missing_ok=True)
 
     def give_up(self) -> None:
         """End all couriers and remove what was written for the job."""
         crew.end_all(self.links, forget=True)
+        self.paths.nonce(self.nonce).unlink(missing_ok=True)
         if self.job_id:
             self.paths_of_runs.job_link(self.job_id).unlink(missing_ok=True)
         if self._sent.is_new:

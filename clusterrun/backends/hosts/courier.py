@@ -27,12 +27,13 @@ from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
 from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, job_lock
 from clusterrun.backends.hosts.project import ProjectReceiver
 from clusterrun.backends.hosts.start import environ_before_setup, take_streams
+from clusterrun.backends.local.controller import amend_controller
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
 from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.paths import RunPaths
 
 POLL_S = 0.1
-ALIVE_S = 10.0  # between two signs of life of the controller
+ALIVE_S = 5.0  # between two signs of life of the controller
 SILENCE_S = 100.0  # after which the controller is considered lost; its agents' link gives up first
 GRACE_S = 12.0  # from SIGTERM to SIGKILL: an agent needs some of it to write its logs
 DRAIN_S = 20.0
@@ -51,6 +52,8 @@ class Courier:
         self._orders: mirror.Receiver | None = None
         self._project: ProjectReceiver | None = None
         self._node: subprocess.Popen[bytes] | None = None
+        self._parent = os.getppid()
+        self._is_first = False
         self._made: RunPaths | None = None  # a run directory of this job that only this host has
         self._kill_by = float("inf")
         self._is_over = False
@@ -123,6 +126,7 @@ class Courier:
         """Use the home if this host sees it, else a run directory of its own."""
         fields = message.fields
         if home := fields.get("home"):
+            self._is_first = fields["is_first"]
             self._paths = RunPaths(root=Path(home))
         else:
             root = Path(fields["root"]).expanduser()
@@ -216,6 +220,8 @@ class Courier:
         kill_descendants()
         for locks in self._locks:
             locks.free()
+        if self._paths and self._is_first and os.getppid() != self._parent:
+            amend_controller(self._paths, is_gone=True)
 
 
 def _say(text: str) -> None:

@@ -78,7 +78,6 @@ class Link:
         assert process.stdin
         assert process.stdout
         self._pipe = Pipe(process.stdout, process.stdin)
-        self.is_lost = False
         speaker = threading.Thread(target=self._pass_on, args=(process,), daemon=True)
         speaker.start()
         threading.Thread(target=self._receive, args=(process,), daemon=True).start()

@@ -14,6 +14,7 @@ from clusterrun.backends.hosts import crew, mirror
 from clusterrun.backends.hosts.courier import ALIVE_S, VISIBLE
 from clusterrun.backends.hosts.crew import Link
 from clusterrun.backends.hosts.frames import DATA_BYTES
+from clusterrun.backends.local.controller import amend_controller
 from clusterrun.backends.local.host import exit_code
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
@@ -23,6 +24,8 @@ from clusterrun.node.link.handshake import Realm
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import register_run
 from clusterrun.rundir.request import Reason, write_request
+from clusterrun.shared import checkpoint_files
+from clusterrun.shared.durations import format_seconds
 from clusterrun.shared.wording import count
 
 LEAVE_TOGETHER_S = 20.0  # for agents to end each other over their link; then we end them
@@ -105,18 +108,24 @@ class HostsHost(Host):
         self._values, self._admit = values, admit
         self._next_sign = self._wait_until = 0.0
         self._opener: threading.Thread | None = None
+        self._is_waiting = False
         self._orders = mirror.Sender(paths.root, mirror.HOME, {})
+        self._were_lost: set[str] = set()
+        self._errors: dict[str, ClusterrunError] = {}
 
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> HostsStep:
         """Start an attempt: its nodes start as soon as there are enough hosts."""
         del is_relaunch
         self._wait_until = time.monotonic() + self.plan.wait_for_hosts_s
-        unfit = [name for name in excluded if name not in self._lost_names()]
+        unfit = [name for name in excluded if name not in self._were_lost]
         return HostsStep(host=self, attempt=attempt, excluded=tuple(unfit))
 
     def begin(self, attempt: int, unfit: Sequence[str]) -> list[Link]:
         """Start every node; return none while lost hosts are awaited. Raises ClusterrunError."""
         chosen = self._choose(unfit)
+        if chosen and self._is_waiting:
+            self._is_waiting = False
+            amend_controller(self.paths, waits="")
         is_apart = any(link.is_apart for link in chosen)
         if is_apart:
             Realm(paths=self.paths, attempt=attempt).create_secret()
@@ -140,6 +149,7 @@ class HostsHost(Host):
         lost = [link for link, alive in zip(asked, answers, strict=True) if not alive]
         for link in lost:
             link.close(within_s=0.0)
+            self._were_lost.add(link.name)  # it is fit if it comes back
         return tuple(link.name for link in lost)
 
     def keep_alive(self) -> None:
@@ -172,15 +182,28 @@ class HostsHost(Host):
         Raises ClusterrunError if too few are left.
         """
         usable = [link for link in self.links if not (link.is_lost or link.name in unfit)]
-        if len(usable) >= self.plan.nodes:
-            return usable[: self.plan.nodes]
+        savers = self._savers()
+        missing = [n for n in savers if n not in [link.name for link in usable]]
+        if len(usable) >= self.plan.nodes and not missing:
+            return sorted(usable, key=lambda link: link.name not in savers)[: self.plan.nodes]
         lost = self._lost_names()
         if lost and time.monotonic() < self._wait_until:
             self._await(lost)
             return []
-        why = [f"{name} does not answer" for name in lost] + [f"{name} is unfit" for name in unfit]
+        why = [str(self._errors.get(name, f"{name} does not answer")) for name in lost]
+        why += [f"{name} is unfit" for name in unfit]
         few = f"only {count(len(usable), 'host')} of {self.plan.nodes} can be used"
+        if missing:
+            few = f"{', '.join(missing)} has a part of the newest checkpoint that no other host has"
         raise ClusterrunError(f"{few}: {', '.join(why)}")
+
+    def _savers(self) -> list[str]:
+        """Return the hosts that have a part of the newest checkpoint which others may lack."""
+        if not any(link.is_apart for link in self.links):
+            return []
+        newest, _ = checkpoint_files.newest(self.paths.checkpoints_dir, contents=False)
+        nodes = newest.nodes if newest else {}
+        return [link.name for link in self.links if nodes.get(link.name)]
 
     def _lost_names(self) -> list[str]:
         return [link.name for link in self.links if link.is_lost]
@@ -189,13 +212,16 @@ class HostsHost(Host):
         """Try now and then to reach lost hosts, in the background."""
         if self._opener is not None and self._opener.is_alive():
             return
-        if self._opener is None:
-            minutes = f"{(self._wait_until - time.monotonic()) / 60:.0f}"
-            say_on_stderr(f"waiting up to {minutes} minutes for {', '.join(names)}")
+        if not self._is_waiting:
+            self._is_waiting = True
+            patience = format_seconds(self.plan.wait_for_hosts_s)
+            waits = f"waiting up to {patience} for {', '.join(names)}"
+            say_on_stderr(waits)
+            amend_controller(self.paths, waits=waits)
         lost = [link for link in self.links if link.name in names]
 
         def open_lost() -> None:
-            crew.on_all(lost, self._admit)
+            _, self._errors = crew.on_all(lost, self._admit)
             time.sleep(RETRY_S)
 
         self._opener = threading.Thread(target=open_lost, daemon=True)

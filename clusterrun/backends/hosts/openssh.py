@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from clusterrun.shared.host_specs import parse_host
 
 CONNECT_S = 10
-LINK_S = 60  # a connection that is silent for longer is lost, as the agents' link is
-_PINGS = 4
+LINK_S = 100  # a connection that is silent for longer is lost; the agents' link gives up first
+_PINGS = 5
 
 OPTIONS = (
     *("-oBatchMode=yes", "-oStrictHostKeyChecking=yes", f"-oConnectTimeout={CONNECT_S}"),

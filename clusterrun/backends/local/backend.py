@@ -151,7 +151,7 @@ class LocalBackend:
         if self._is_elsewhere(controller):
             return self._state_elsewhere(paths, controller)
         if process.identity(controller["pid"]) == controller["identity"]:
-            return JobState.RUNNING, ""
+            return JobState.RUNNING, controller.get("waits", "")
         return JobState.FAILED, "its controller is gone: it was killed, or the machine went down"
 
     def _is_elsewhere(self, controller: dict[str, Any]) -> bool:

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from clusterrun.backends.local import process
 from clusterrun.backends.local.host import LocalHost
@@ -25,7 +26,7 @@ from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.signals import Signals
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
-from clusterrun.shared.files import write_whole
+from clusterrun.shared.files import read_json, write_whole
 
 SCHEMA = "clusterrun.controller/1"
 READY = b"ready"
@@ -53,6 +54,15 @@ def write_controller(paths: RunPaths, job_id: str) -> None:
         "started_at": time.time(),
     }
     write_whole(paths.controller, json.dumps(data, indent=2) + "\n")
+
+
+def amend_controller(paths: RunPaths, **fields: Any) -> None:
+    """Add to what is recorded of a controller, for readers on other machines.
+
+    `is_gone`: it was killed; `waits`: what it waits for.
+    """
+    if data := read_json(paths.controller):
+        write_whole(paths.controller, json.dumps({**data, **fields}, indent=2) + "\n")
 
 
 def detach(work: Callable[[Callable[[], None]], None], output: Path) -> int:

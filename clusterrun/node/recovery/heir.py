@@ -6,8 +6,10 @@ nodes (--no-kill), although nothing runs in it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 
 from clusterrun.config.spec import Cluster
@@ -19,6 +21,7 @@ from clusterrun.node.recovery.rules import Decision
 from clusterrun.rundir.claims import claim
 from clusterrun.rundir.end import write_end
 from clusterrun.rundir.outcome import Next
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason
 from clusterrun.shared import shell
 from clusterrun.shared.hostlist import parse_hostlist
@@ -26,6 +29,8 @@ from clusterrun.shared.state import JobState
 
 HEIRS = 3  # nodes after the head's: more are rarely lost together, and each one asks Slurm
 SUBMIT_S = 60.0
+SIGN_S = 20.0  # a conductor on hosts gives a sign of life every 5 s
+LOOK_S = 0.5
 LOST = int(NodeExit.NODE_LOST)
 ENDING = (Reason.CANCEL.value, Reason.END.value)
 
@@ -71,14 +76,33 @@ def _end_on_hosts(attempt: Attempt, say: Callable[[str], None]) -> None:
     """Record that a run lost its first host: nothing can start from another one."""
     paths, who = attempt.paths, attempt.who
     try:
-        if paths.newest_attempt() > attempt.number or _is_ended(attempt):
+        if _is_conducted(attempt) or not claim(paths, attempt.number, who.node):
             return
-        if claim(paths, attempt.number, who.node):
-            write_end(paths, JobState.NODE_FAIL, LOST)
+        write_end(paths, JobState.NODE_FAIL, LOST)
     except OSError as error:
         say(f"cannot write to {paths.root}: {error}")
     what = f"{who.nodes[0]}, which conducts the run, is lost: the run has ended"
     say(f"{what}; continue it with 'clusterrun resume {who.job_id}'")
+
+
+def _is_conducted(attempt: Attempt) -> bool:
+    """Wait for a sign of the conductor on the first host; return whether there is one."""
+    paths, until = attempt.paths, time.monotonic() + SIGN_S
+    before = _signed_at(paths)
+    while _signed_at(paths) == before:
+        if paths.newest_attempt() > attempt.number or _is_ended(attempt):
+            return True
+        if before is None or time.monotonic() > until:
+            return False
+        time.sleep(LOOK_S)
+    return True
+
+
+def _signed_at(paths: RunPaths) -> float | None:
+    """Return when the conductor last touched its file; None if this host does not see it."""
+    with contextlib.suppress(FileNotFoundError), open(paths.controller) as file:
+        return os.fstat(file.fileno()).st_mtime  # NFS looks anew at what is opened
+    return None
 
 
 def _is_orphaned(attempt: Attempt) -> bool:
