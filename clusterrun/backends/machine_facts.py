@@ -26,6 +26,7 @@ from clusterrun.launch.hosts import (
     allocation_hosts,
     allocation_source,
     choose_starter,
+    without_excluded,
 )
 from clusterrun.launch.inputs import is_of_one_machine, paths_to_look_for, runs_in_container
 from clusterrun.launch.script_args import is_for_deepspeed, named_json
@@ -82,6 +83,11 @@ def gather_facts(
 
 
 def _host_list(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str, str]) -> HostList:
+    listed = _all_hosts(spec, cluster, cwd, environ)
+    return without_excluded(listed, spec.exclude) if spec.exclude else listed
+
+
+def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str, str]) -> HostList:
     if spec.hosts and spec.hostfile:
         raise UsageError("hosts and hostfile cannot be combined", hint="keep one of them")
     if spec.hosts:

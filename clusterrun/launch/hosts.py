@@ -17,6 +17,8 @@ from clusterrun.config.hosts import (
 from clusterrun.config.spec import Cluster, Environment, JobSpec, Starter
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
+from clusterrun.shared.host_specs import node_names, parse_host
+from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.wording import count
 
 
@@ -94,6 +96,17 @@ def choose_starter(
             hint="put it on PATH, or choose another program with --starter",
         )
     return chosen
+
+
+def without_excluded(listed: HostList, exclude: str) -> HostList:
+    """Return the list without the hosts that --exclude names. Raises UsageError if none is left."""
+    excluded = parse_hostlist(exclude)
+    names = zip(node_names(listed.hosts), listed.hosts, listed.slots, strict=True)
+    left = [row[1:] for row in names if not {*row[:2], parse_host(row[1]).host} & {*excluded}]
+    if not left:
+        raise UsageError(f"--exclude {exclude} leaves none of the hosts", hint="list more hosts")
+    hosts, slots = zip(*left, strict=True)
+    return HostList(hosts=hosts, slots=slots, source=f"{listed.source} without --exclude")
 
 
 def check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ class RunPaths:
     deepspeed = FileIn("ds_config.json")  # DeepSpeed's configuration, if there is one
     slurm_dir = FileIn("slurm")  # of submitit and of the batch script's output
     batch_output = FileIn("slurm/batch.out")  # of the batch script, or of the local controller
+    project = FileIn("project")  # a copy, on hosts that do not see the submitting machine's
     controller = FileIn("controller.json")  # pid and start time of the local backend's controller
     end = FileIn("end.json")  # how the run ended, written last
     attempts_dir = FileIn("attempts")  # one directory for each attempt: attempts/1

@@ -218,8 +218,13 @@ def user_name(user_id: int) -> str:
 
 def write(record: JobRecord) -> None:
     """Write job.json atomically, readable by its owner only."""
+    files.write_whole(record.paths.record, as_text(record))
+
+
+def as_text(record: JobRecord) -> str:
+    """Return the text of job.json."""
     data = {"schema": SCHEMA, **dataclasses.asdict(record)}
-    files.write_whole(record.paths.record, json.dumps(data, indent=2, sort_keys=True) + "\n")
+    return json.dumps(data, indent=2, sort_keys=True) + "\n"
 
 
 def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobRecord:

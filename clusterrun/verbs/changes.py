@@ -16,7 +16,9 @@ from clusterrun.config.spec import Cluster, Strategy
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
+from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint
+from clusterrun.shared.host_specs import node_names
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 
 _SIZES = tuple(f"launch.{field}" for field in FIELDS.values())
@@ -54,7 +56,7 @@ def change(
     """
     frozen = configuration(record)
     new = _load(record, flags, overrides)
-    bad = bad_nodes(record.paths) if exclude_bad and record.cluster is Cluster.SLURM else ()
+    bad = bad_nodes(record.paths) if exclude_bad and record.cluster is not Cluster.LOCAL else ()
     if bad:
         known = parse_hostlist(new.spec.exclude) if new.spec.exclude else []
         nodes = fold_hosts((*known, *bad))
@@ -70,7 +72,7 @@ def configuration(record: JobRecord) -> Resolved:
 
 
 def _load(record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str]) -> Resolved:
-    path = record.paths.resolved
+    path, project = record.paths.resolved, record.paths.project
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -82,7 +84,7 @@ def _load(record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str])
         flags,
         shown=str(path),
         environ=os.environ,
-        cwd=Path(record.workdir),
+        cwd=project if project.is_dir() else Path(record.workdir),
         typed_in=working_directory(os.environ),
         overrides=overrides,
     )
@@ -120,6 +122,27 @@ def refuse_other_world(
         f"shards can't be read by {plan.world_size} with {plan.strategy.value}",
         hint="keep nodes, ranks and strategy, or start over with --from scratch",
     )
+
+
+def refuse_other_hosts(checkpoint: Checkpoint, plan: Plan) -> None:
+    """Refuse hosts of which none has all files of a checkpoint that hosts saved apart.
+
+    The first host has what it wrote or received. Raises UsageError.
+    """
+    if not checkpoint.nodes or not plan.hosts:
+        return
+    _, files = checkpoint_files.read_marker(checkpoint.path)
+    parts = {node: {*names} - files.keys() for node, names in checkpoint.nodes.items()}
+    missing = [node for node, part in parts.items() if part and node not in node_names(plan.hosts)]
+    if missing:
+        raise UsageError(
+            f"parts of {checkpoint.path.name} are only on {', '.join(missing)}, which this job "
+            "would not use",
+            hint=(
+                f"use the hosts that saved it: --hosts {','.join(checkpoint.nodes)}",
+                "or start over with --from scratch",
+            ),
+        )
 
 
 def _is_sharded(strategy: str) -> bool:

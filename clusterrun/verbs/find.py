@@ -99,17 +99,18 @@ def _not_ours(job_id: str, user: str) -> JobNotFoundError:
 
 def is_elsewhere(record: JobRecord) -> bool:
     """Return whether a run belongs to another project; the machine that forwards decides that."""
-    return not FORWARDED and record.runs_dir.root.resolve() != _own_runs().root.resolve()
+    return not FORWARDED and record.runs_dir.root.resolve() != own_runs().root.resolve()
 
 
 def places_of_runs() -> list[RunsDir]:
     """List the directories of runs: this project's, then all that were used before."""
-    own = _own_runs()
+    own = own_runs()
     real = own.root.resolve()
     return [own, *(p for p in remembered_roots() if p.root.resolve() != real)]
 
 
-def _own_runs() -> RunsDir:
+def own_runs() -> RunsDir:
+    """Return this project's directory of runs."""
     cwd = working_directory(os.environ)
     try:
         run_dir = load_spec().spec.run_dir

@@ -26,7 +26,7 @@ from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import active_chain
-from clusterrun.verbs.changes import Changed, change, refuse_other_world
+from clusterrun.verbs.changes import Changed, change, refuse_other_hosts, refuse_other_world
 from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.start_point import LATEST, StartPoint, choose, set_aside
@@ -101,6 +101,7 @@ def prepare_resume(
     point = _newest(record) if is_complete else choose(record.paths, start)
     if not is_complete and point.checkpoint is not None:
         refuse_other_world(point.checkpoint, record, prepared.plan, changed.changes)
+        refuse_other_hosts(point.checkpoint, prepared.plan)
     return Resumption(
         status=status,
         prepared=prepared,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,18 +61,18 @@ class HostsBackend(LocalBackend):
         waits: bool = False,
     ) -> Submission:
         """Start another controller for a run, under a new id."""
-        del after, chained, waits  # there is no queue
-        left_out = set(exclude.split(","))
-        hosts = tuple(host for host in plan.hosts if host not in left_out)
-        return self._send(replace(plan, hosts=hosts), record.paths)
+        del after, exclude, chained, waits  # there is no queue
+        return self._send(plan, record.paths, is_again=True)
 
-    def _send(self, plan: Plan, paths: RunPaths) -> Submission:
+    def _send(self, plan: Plan, paths: RunPaths, *, is_again: bool = False) -> Submission:
         process = _start_controller(plan, paths)
         assert process.stdin
         assert process.stdout
         pipe = Pipe(process.stdout, process.stdin)
         try:
-            answer = _negotiate(pipe, plan, paths, last_number(self.runs_dir))
+            answer = _negotiate(
+                pipe, plan, paths, is_again=is_again, last_id=last_number(self.runs_dir)
+            )
         except BaseException:
             pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -120,6 +120,9 @@ class HostsBackend(LocalBackend):
         if done.rc:
             raise refusals.why(plan.hosts[0], done.rc, done.stderr)
 
+    def _nodelist(self) -> str:
+        return ""  # its agents' events have it
+
     def _is_elsewhere(self, controller: dict[str, Any]) -> bool:
         return not controller.get("is_gone") and controller["host"] != socket.gethostname()
 
@@ -151,7 +154,7 @@ def _start_controller(plan: Plan, paths: RunPaths) -> subprocess.Popen[bytes]:
     return process
 
 
-def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, last_id: int) -> Frame | None:
+def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, **about: Any) -> Frame | None:
     """Send the job; return the answer, None if the connection ended."""
     nonce = secrets.token_hex(16)
     mark = paths.nonce(nonce)
@@ -167,7 +170,7 @@ def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, last_id: int) -> Frame |
             files=texts,
             values=values,
             argv=(files.read_json(paths.record) or {}).get("argv", []),
-            last_id=last_id,
+            **about,
         )
     place = pipe.receive()
     mark.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from clusterrun.backends.hosts.locks import Holder, job_lock
 from clusterrun.backends.hosts.starters import host_command
 from clusterrun.backends.local.controller import detach, write_controller
 from clusterrun.backends.local.job_ids import take_job_id
-from clusterrun.errors import ClusterrunError, Exit, SubmissionError
+from clusterrun.errors import ClusterrunError, SubmissionError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.processes import adopt_orphans
@@ -67,6 +67,11 @@ def receive(pipe: Pipe) -> SentJob:
     plan = Plan.from_json(given["files"]["plan.json"])
     paths = RunPaths(root=Path(given["run_dir"]))
     is_here = paths.nonce(given["nonce"]).exists()
+    if not is_here and given["is_again"]:
+        raise UsageError(
+            f"{plan.hosts[0]} does not see the run directory {paths.root}",
+            hint="the first of --hosts must be one that does, as in the run's earlier attempts",
+        )
     if not is_here:
         runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
         paths = create.create_run(
@@ -78,7 +83,7 @@ def receive(pipe: Pipe) -> SentJob:
     pipe.send("place", is_here=is_here)
     if not is_here:
         with tempfile.TemporaryFile() as packed:
-            receiver = project.ProjectReceiver(packed, paths.root / "project")
+            receiver = project.ProjectReceiver(packed, paths.project)
             while (frame := pipe.receive()) is not None and not receiver.take(frame):
                 continue
     return SentJob(
@@ -180,7 +185,7 @@ class Controller:
             home=str(self.paths.root),
             nonce=self.nonce,
             own_dir=self._own_dir,
-            paths=[] if (self.paths.root / "project").is_dir() else [self.plan.workdir],
+            paths=[] if self.paths.project.is_dir() else [self.plan.workdir],
             device=self.plan.device.value,
         )
 
@@ -225,7 +230,7 @@ class Controller:
 
     def _packed(self) -> BinaryIO:
         """Return the project of the run, packed."""
-        own, runs = self.paths.root / "project", Path(self.plan.runs_dir)
+        own, runs = self.paths.project, Path(self.plan.runs_dir)
         found = own if own.is_dir() else Path(self.plan.workdir)
         packed = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is sent
         project.pack(project.find_project(found, leave_out=[runs]), packed)
@@ -247,17 +252,19 @@ class Controller:
         try:
             return conductor.run()
         finally:
-            crew.end_all(self.links)
-            self.paths.nonce(self.nonce).unlink(missing_ok=True)
+            self._close()
 
     def give_up(self) -> None:
         """End all couriers and remove what was written for the job."""
-        crew.end_all(self.links, forget=True)
-        self.paths.nonce(self.nonce).unlink(missing_ok=True)
+        self._close(forget=True)
         if self.job_id:
             self.paths_of_runs.job_link(self.job_id).unlink(missing_ok=True)
         if self._sent.is_new:
             create.remove_run(self.paths)
+
+    def _close(self, *, forget: bool = False) -> None:
+        crew.end_all(self.links, forget=forget)
+        self.paths.nonce(self.nonce).unlink(missing_ok=True)
 
 
 def _machine(link: Link) -> tuple[str, str]:
@@ -321,7 +328,7 @@ def main(argv: Sequence[str] = ()) -> int:
         sent = receive(pipe)
     except ClusterrunError as error:
         pipe.send("refused", **_as_data(error))
-        return int(Exit.FAILED)
+        return int(error.exit_code)
     return detach(functools.partial(conduct, sent, pipe), sent.paths.batch_output)
 
 

@@ -30,7 +30,9 @@ from clusterrun.backends.hosts.start import environ_before_setup, take_streams
 from clusterrun.backends.local.controller import amend_controller
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
 from clusterrun.rundir.create import remove_run
-from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.known_roots import remember_root
+from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.record import link_job
 
 POLL_S = 0.1
 ALIVE_S = 5.0  # between two signs of life of the controller
@@ -137,13 +139,13 @@ class Courier:
             self._paths = paths
             self._sender = mirror.Sender(root, fields["node"], fields["known"])
             self._orders = mirror.Receiver(root=root, nodes=[mirror.HOME], say=_say)
-        self._answer(has_project=(self._paths.root / "project").is_dir())
+        self._answer(has_project=(self._paths.project).is_dir())
 
     def _on_project(self, message: Frame) -> None:
         assert self._paths is not None
         if self._project is None:
             packed = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is unpacked
-            self._project = ProjectReceiver(packed, self._paths.root / "project")
+            self._project = ProjectReceiver(packed, self._paths.project)
         if self._project.take(message):
             self._project = None
             self._answer()
@@ -155,6 +157,9 @@ class Courier:
         fields, paths = message.fields, self._paths
         if self._sender is not None:
             mirror.write_bundle(paths.root, fields["files"])
+            with contextlib.suppress(OSError):
+                link_job(_runs_dir(paths), fields["environ"]["CLUSTERRUN_HOSTS_JOB_ID"], paths)
+        remember_root(_runs_dir(paths))
         environ = {**scrubbed(self._environ), **fields["environ"]}
         self._kill_by = float("inf")
         self._node = subprocess.Popen(
@@ -222,6 +227,10 @@ class Courier:
             locks.free()
         if self._paths and self._is_first and os.getppid() != self._parent:
             amend_controller(self._paths, is_gone=True)
+
+
+def _runs_dir(paths: RunPaths) -> RunsDir:
+    return RunsDir(root=paths.root.parent.parent)
 
 
 def _say(text: str) -> None:

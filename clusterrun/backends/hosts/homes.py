@@ -19,6 +19,7 @@ from typing import Any, Final
 from clusterrun.backends import select
 from clusterrun.backends.hosts import passing
 from clusterrun.backends.hosts.openssh import ssh
+from clusterrun.backends.local.job_ids import remember_number
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir import record as records
@@ -81,7 +82,8 @@ def _here(record: JobRecord, there: JobStatus | None) -> JobStatus:
 
 
 def remember(record: JobRecord) -> None:
-    """Record here which jobs continue a run, so that their ids name it."""
+    """Record here which jobs continue a run, so that their ids name it and are not used again."""
+    remember_number(int(record.job_id[1:]))
     try:
         records.update(record.paths, lambda _: record)
         for job_id in record.job_ids:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +25,12 @@ from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.host import Host
 from clusterrun.node.link.handshake import Realm
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.record import register_run
+from clusterrun.rundir.record import Home, as_text, register_run
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.durations import format_seconds
+from clusterrun.shared.files import PRIVATE
+from clusterrun.shared.host_specs import parse_host
 from clusterrun.shared.wording import count
 
 LEAVE_TOGETHER_S = 20.0  # for agents to end each other over their link; then we end them
@@ -129,7 +134,7 @@ class HostsHost(Host):
         is_apart = any(link.is_apart for link in chosen)
         if is_apart:
             Realm(paths=self.paths, attempt=attempt).create_secret()
-        files = mirror.bundle(self.paths) if is_apart else []
+        files = [*mirror.bundle(self.paths), *self._record()] if is_apart else []
         if chosen and chosen[0].receiver:
             chosen[0].receiver.leads = (attempt,)
         for rank, link in enumerate(chosen):
@@ -141,6 +146,16 @@ class HostsHost(Host):
                 files=files if link.is_apart else [],
             )
         return chosen
+
+    def _record(self) -> list[tuple[str, str, int]]:
+        """Return job.json for hosts that have only a part of the run: it names the home."""
+        host = self.plan.hosts[0]
+        host = socket.gethostname() if parse_host(host).host == "localhost" else host
+        home = Home(host=host, run_dir=str(self.paths.root), python=sys.executable)
+        with contextlib.suppress(OSError, ClusterrunError):  # a training needs no record
+            record = dataclasses.replace(register_run(self.paths.root, self.environ), home=home)
+            return [(self.paths.record.name, as_text(record), PRIVATE)]
+        return []
 
     def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes whose host is lost."""

@@ -134,12 +134,15 @@ class LocalBackend:
             asked_at=time.time(),
             state=state,
             reason=reason,
-            nodelist=socket.gethostname() if running else "",
+            nodelist=self._nodelist() if running else "",
             start=started,
             end=end.ended_at if end else None,
             exit_code=end.exit_code if end else None,
             elapsed_s=int(until - started) if started and until else None,
         )
+
+    def _nodelist(self) -> str:
+        return socket.gethostname()
 
     def _state_of(self, paths: RunPaths, controller: dict[str, Any] | None) -> tuple[JobState, str]:
         """Return the state of a job that has no end.json, and why."""

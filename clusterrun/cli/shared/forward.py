@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Final
 
 from clusterrun.backends.hosts import homes, passing
+from clusterrun.backends.local.job_ids import last_number, remember_number
 from clusterrun.cli.shared import output
 from clusterrun.errors import ElsewhereError, Exit, UsageError
 from clusterrun.verbs import find
@@ -23,6 +24,7 @@ _WRITE_FILES: Final = {
     "--save": "redirect the lines: clusterrun logs {job} -a -n all --no-dedup > FILE",
     "--bundle": "log in to {host} and run it there; the run directory is {run_dir}",
 }
+_LAST_ID: Final = "CLUSTERRUN_LAST_JOB_ID"  # here; the next one there must be larger
 _DISPLAY: Final = ("TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE")
 
 
@@ -40,6 +42,8 @@ def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
     streams = (sys.stdin, sys.stdout, sys.stderr)
     is_terminal = all(each is not None and each.isatty() for each in streams)
     env = {ElsewhereError.VARIABLE: json.dumps(dict(there.runs)), **_display(is_terminal)}
+    if verb == "resume":
+        env[_LAST_ID] = str(last_number(find.own_runs()))
     words = passing.module(there.python, "clusterrun", *args, env=env)
     status = passing.run(there.host, words, is_terminal=is_terminal)
     if verb == "resume":  # record the new job's id here as well
@@ -63,6 +67,8 @@ def _display(is_terminal: bool) -> dict[str, str]:
 
 def arrive() -> None:
     """Take the run directories that this forwarded command line means."""
+    with contextlib.suppress(KeyError, ValueError):
+        remember_number(int(os.environ.pop(_LAST_ID)))
     with contextlib.suppress(ValueError):
         find.FORWARDED.update(json.loads(os.environ.pop(ElsewhereError.VARIABLE)))
     if not sys.stdin.isatty():
