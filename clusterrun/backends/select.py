@@ -13,12 +13,17 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 
 
-def backend(cluster: Cluster, runs_dir: RunsDir, *, keep_sbatch_env: bool = False) -> Backend:
-    """Return the backend to submit to. Raises UsageError for Slurm without sbatch."""
+def backend(
+    cluster: Cluster, runs_dir: RunsDir, *, keep_sbatch_env: bool = False, is_shared: bool = False
+) -> Backend:
+    """Return the backend to submit to. Raises UsageError for Slurm without sbatch.
+
+    `is_shared`: hosts that do not see `runs_dir` are refused.
+    """
     if cluster is Cluster.LOCAL:
         return LocalBackend(runs_dir=RunsDir(root=runs_dir.root.absolute()))
     if cluster.is_hosts:
-        return HostsBackend(runs_dir=RunsDir(root=runs_dir.root.absolute()))
+        return HostsBackend(runs_dir=RunsDir(root=runs_dir.root.absolute()), is_shared=is_shared)
     refuse_missing_slurm()
     return SlurmBackend(keep_sbatch_env=keep_sbatch_env)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from clusterrun.backends.status import JobStatus
+from clusterrun.config.spec import Cluster
 from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
 from clusterrun.diagnosis.table import Role
@@ -157,7 +158,8 @@ def diagnose_attempt(
     changes = notes.changes_of(noted)
     notes.add_changes(scanner, changes)
     if state in _BY_STATE:
-        line = PrintedLine(number=0, text=f"the job is {state.value}", source=SLURM)
+        source = SLURM if record.cluster is Cluster.SLURM else AGENTS
+        line = PrintedLine(number=0, text=f"the job is {state.value}", source=source)
         scanner.add(_BY_STATE[state], Role.ROOT, line)
     verdict = verdict_of(scanner)
     if verdict and verdict.cause.id == "peer_died":  # nothing shows why it died

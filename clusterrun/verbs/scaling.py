@@ -121,7 +121,7 @@ def _submitting(
     worlds: Sequence[Prepared], argv: Sequence[str], submitted: Callable[[JobRecord], None]
 ) -> Iterator[JobRecord]:
     for world in worlds:
-        record = submit_prepared(world, argv=argv)
+        record = submit_prepared(world, argv=argv, is_shared=True)
         submitted(record)
         yield record
 

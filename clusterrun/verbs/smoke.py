@@ -97,7 +97,9 @@ def _submit(resolved: Resolved) -> JobRecord:
         spare_nodes=0,
         max_restarts=0,
     )
-    return submit_prepared(_as_smoke(prepare(dataclasses.replace(resolved, spec=spec))))
+    return submit_prepared(
+        _as_smoke(prepare(dataclasses.replace(resolved, spec=spec))), is_shared=True
+    )
 
 
 def _as_smoke(prepared: Prepared) -> Prepared:

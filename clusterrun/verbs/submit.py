@@ -44,15 +44,25 @@ def submit(
 
 
 def submit_prepared(
-    prepared: Prepared, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False, chain: int = 0
+    prepared: Prepared,
+    *,
+    argv: Sequence[str] = (),
+    keep_sbatch_env: bool = False,
+    chain: int = 0,
+    is_shared: bool = False,
 ) -> JobRecord:
-    """Start a job that was prepared; otherwise as `submit`."""
+    """Start a job that was prepared; otherwise as `submit`.
+
+    `is_shared`: refuse hosts that do not see the run directory, which the caller reads.
+    """
     prepared.refuse_problem()
     plan = prepared.plan
     if chain:
         _refuse_chain(plan)
     runs_dir = RunsDir(root=Path(plan.runs_dir))
-    scheduler = select.backend(plan.cluster, runs_dir, keep_sbatch_env=keep_sbatch_env)
+    scheduler = select.backend(
+        plan.cluster, runs_dir, keep_sbatch_env=keep_sbatch_env, is_shared=is_shared
+    )
     run_id = create.new_run_id(datetime.now(), random.SystemRandom())
     paths = create.create_run(runs_dir, plan.name, run_id, prepared.bundle)
     _write_first_record(plan, paths, argv)

@@ -40,12 +40,22 @@ STOP_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostsBackend(LocalBackend):
-    """The jobs of one directory of runs, on several machines."""
+    """The jobs of one directory of runs, on several machines.
+
+    `is_shared`: new jobs need hosts that see it.
+    """
+
+    is_shared: bool = False
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Start the controller on the first host and wait until it has accepted the job."""
         try:
-            return self._send(plan, paths)
+            return self._send(
+                plan,
+                paths,
+                must_see=plan.hosts if self.is_shared else (),
+                must_see_hint="this command needs a --run-dir that all hosts share",
+            )
         except BaseException:
             remove_run(paths)
             raise
@@ -62,17 +72,21 @@ class HostsBackend(LocalBackend):
     ) -> Submission:
         """Start another controller for a run, under a new id."""
         del after, exclude, chained, waits  # there is no queue
-        return self._send(plan, record.paths, is_again=True)
+        return self._send(
+            plan,
+            record.paths,
+            must_see=plan.hosts[:1],
+            must_see_hint="the first of --hosts must be one that sees it",
+        )
 
-    def _send(self, plan: Plan, paths: RunPaths, *, is_again: bool = False) -> Submission:
+    def _send(self, plan: Plan, paths: RunPaths, **about: Any) -> Submission:
         process = _start_controller(plan, paths)
         assert process.stdin
         assert process.stdout
         pipe = Pipe(process.stdout, process.stdin)
         try:
-            answer = _negotiate(
-                pipe, plan, paths, is_again=is_again, last_id=last_number(self.runs_dir)
-            )
+            last_id = last_number(self.runs_dir)
+            answer = _negotiate(pipe, plan, paths, last_id=last_id, **about)
         except BaseException:
             pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):

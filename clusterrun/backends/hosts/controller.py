@@ -45,13 +45,16 @@ from clusterrun.shared.host_specs import node_names
 class SentJob:
     """A submission; `run_dir` is the submitter's, and `is_new` if this controller created it here.
 
-    `last_id` is the newest job id that the submitting machine knows.
+    `last_id` is the newest job id that the submitting machine knows; `must_see` are hosts that are
+    refused if they do not see the run directory.
     """
 
     plan: Plan
     paths: RunPaths
     values: Mapping[str, str]
     last_id: int
+    must_see: Sequence[str]
+    must_see_hint: str
     is_new: bool
 
 
@@ -67,11 +70,8 @@ def receive(pipe: Pipe) -> SentJob:
     plan = Plan.from_json(given["files"]["plan.json"])
     paths = RunPaths(root=Path(given["run_dir"]))
     is_here = paths.nonce(given["nonce"]).exists()
-    if not is_here and given["is_again"]:
-        raise UsageError(
-            f"{plan.hosts[0]} does not see the run directory {paths.root}",
-            hint="the first of --hosts must be one that does, as in the run's earlier attempts",
-        )
+    if not is_here and given["must_see"]:
+        raise _unseen(plan.hosts[:1], paths, given["must_see_hint"])
     if not is_here:
         runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
         paths = create.create_run(
@@ -91,6 +91,8 @@ def receive(pipe: Pipe) -> SentJob:
         paths=paths,
         values=given["values"],
         last_id=given["last_id"],
+        must_see=given["must_see"],
+        must_see_hint=given["must_see_hint"],
         is_new=not is_here,
     )
 
@@ -122,6 +124,9 @@ class Controller:
     def assemble(self) -> list[str]:
         """Reach all hosts and make them ready; return notes. Raises ClusterrunError."""
         self._do(self._open, self.links)
+        needed = [link for link in self.links if link.host in self._sent.must_see]
+        if blind := [link.host for link in needed if not link.facts["sees_home"]]:
+            raise _unseen(blind, self.paths, self._sent.must_see_hint)
         notes = self._judge(self.links)
         self.job_id = take_job_id(
             self.paths_of_runs, self.paths, prefix="H", above=self._sent.last_id
@@ -265,6 +270,10 @@ class Controller:
     def _close(self, *, forget: bool = False) -> None:
         crew.end_all(self.links, forget=forget)
         self.paths.nonce(self.nonce).unlink(missing_ok=True)
+
+
+def _unseen(hosts: Sequence[str], paths: RunPaths, hint: str) -> UsageError:
+    return UsageError(f"{', '.join(hosts)} can't see the run directory {paths.root}", hint=hint)
 
 
 def _machine(link: Link) -> tuple[str, str]:
