@@ -1,0 +1,234 @@
+"""The commands on a run over ssh: from the laptop and from its hosts, with /shared and without."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.hosts import LAPTOP, Hosts
+from tests.hosts.machine import ROOT
+from tests.patience import wait_for
+
+pytestmark = [pytest.mark.ssh, pytest.mark.torch]
+
+TWO = ("--cluster", "ssh", "--hosts", "h1,h2", "--gpus-per-node", "2", "--device", "cpu")
+TINY = ("--width", "16", "--layers", "1", "--log-every", "5")
+ENDLESS = ("--max-steps", "100000", "--save-every", "20", *TINY)
+# Ranks that train nothing, and save nothing when they are asked to.
+IDLE = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
+KEPT = (r" file (/shared|/home/\w+)/(proj|two|clusterrun)/", r" file /home/\w+/\.local/state/")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The hosts, and where the project is on the laptop."""
+
+    hosts: Hosts
+    project: str
+
+    @property
+    def is_shared(self) -> bool:
+        return self.project.startswith("/shared")
+
+    def try_to(
+        self, *words: str, on: str = LAPTOP, cwd: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run clusterrun in the project, or elsewhere in the home on a host that has none."""
+        here = self.project if on == LAPTOP or self.is_shared else None
+        return self.hosts[on].run(["clusterrun", *words], cwd=cwd or here, timeout_s=120)
+
+    def do(self, *words: str, on: str = LAPTOP, cwd: str | None = None) -> str:
+        done = self.try_to(*words, on=on, cwd=cwd)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        return done.stdout
+
+    def status(self, job_id: str, *, on: str = LAPTOP) -> Any:
+        return json.loads(self.do("status", "--json", job_id, on=on))
+
+    def listed(self, *, on: str = LAPTOP) -> dict[str, str]:
+        jobs = json.loads(self.do("list", "--all", "--json", on=on))["jobs"]
+        return {job["job_id"]: job["state"] for job in jobs}
+
+    def submit(self, *words: str, cwd: str | None = None) -> str:
+        return self.do("submit", "--parsable", *words, cwd=cwd).strip()
+
+    def wait_for_step(self, job_id: str, step: int) -> None:
+        wait_for(lambda: (self.status(job_id)["progress"]["step"] or 0) >= step, f"step {step}")
+
+    def wait_for_end(self, job_id: str) -> str:
+        def ended() -> str:
+            state = str(self.status(job_id)["state"])
+            return state if state not in ("PENDING", "RUNNING", "COMPLETING") else ""
+
+        return wait_for(ended, f"{job_id} to end")
+
+    def leftovers(self) -> list[str]:
+        """Return all but the run directories, the projects and what clusterrun remembers."""
+        found = self.hosts.leftovers(*KEPT)
+        return found + [line for line in self.hosts.leftovers() if "/.home-" in line]
+
+
+@pytest.fixture(params=["shared", "apart"])
+def bench(request: pytest.FixtureRequest, hosts: Hosts) -> Bench:
+    is_shared = request.param == "shared"
+    if not is_shared:
+        hosts.share()
+    project = "/shared/proj" if is_shared else "/home/ann/proj"
+    hosts.laptop.run(["cp", "-r", str(ROOT / "examples"), project], check=True)
+    hosts.laptop.write(f"{project}/idle.py", IDLE)
+    return Bench(hosts=hosts, project=project)
+
+
+@pytest.mark.parametrize("bench", ["apart"], indirect=True)
+def test_two_hosts_form_one_world_of_four_ranks(bench: Bench) -> None:
+    done = bench.try_to("submit", *TWO, "--follow", "train_lm.py", "--max-steps", "5", *TINY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "world 4 ranks on 2 hosts" in done.stdout
+    assert "step 5/5" in done.stdout
+    job = bench.status("train-lm")
+    assert (job["state"], job["proven_world_size"], job["nodelist"]) == ("COMPLETED", 4, "h[1-2]")
+    assert bench.status(job["job_id"], on="h2")["run_id"] == job["run_id"]
+    assert bench.leftovers() == []
+
+
+@pytest.mark.long
+def test_a_training_is_stopped_and_resumed_from_every_machine(bench: Bench) -> None:
+    first = bench.submit(*TWO, "train_lm.py", *ENDLESS)
+    bench.wait_for_step(first, 5)
+    for machine in (LAPTOP, "h1", "h2"):
+        job = bench.status(first, on=machine)
+        assert (job["state"], job["nodelist"], job["world_size"]) == ("RUNNING", "h[1-2]", 4)
+        assert "step 5/" in bench.do("logs", "-n", "all", first, on=machine)
+        assert bench.listed(on=machine) == {first: "RUNNING"}
+    refused = bench.try_to("resume", first, on="h2")
+    assert (refused.returncode, "still RUNNING" in refused.stderr) == (2, True)
+
+    follower = bench.hosts.laptop.start(["clusterrun", "logs", "-f", first], cwd=bench.project)
+    bench.do("cancel", "--checkpoint", first, on="h2")
+    assert bench.wait_for_end(first) == "CANCELLED"
+    assert "asked to save and exit" in follower.communicate(timeout=60)[0]
+    saved = bench.status(first)["attempts"][0]["checkpoint"]
+    assert saved
+
+    second = bench.do("resume", "--parsable", first, on=LAPTOP).strip()
+    bench.wait_for_step(second, saved + 1)
+    assert f"at step {saved}" in bench.do("logs", "-n", "all", second)
+    bench.do("cancel", second, on="h2")
+    assert bench.wait_for_end(second) == "CANCELLED"
+    assert "cancelled the job" in bench.do("diagnose", second, on="h2")
+
+    # Other settings and another host; the first host has all parts of the newest checkpoint.
+    words = ("--hosts", "h1,h3", "--override", "max_steps", "--max-steps", str(saved + 30), *TINY)
+    done = bench.try_to(
+        *("resume", "--wait", second, "--hosts", "h1,h3", "--exclude", "h2", "--", *words[2:])
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    third = bench.status(second)
+    assert (third["state"], third["nodelist"]) == ("COMPLETED", "h[1,3]")
+    assert len({first, second, third["job_id"]}) == 3
+    assert bench.leftovers() == []
+
+
+@pytest.mark.long
+def test_a_run_resumes_on_hosts_that_have_it(bench: Bench) -> None:
+    job_id = bench.submit(*TWO, "train_lm.py", *ENDLESS)
+    bench.wait_for_step(job_id, 25)
+    bench.do("cancel", job_id, on="h1")
+    assert bench.wait_for_end(job_id) == "CANCELLED"
+    before = bench.hosts.leftovers()
+    if bench.is_shared:
+        resumed = bench.do("resume", "--parsable", job_id, "--hosts", "h2,h3").strip()
+        bench.wait_for_step(resumed, 30)
+        assert bench.status(resumed)["nodelist"] == "h[2-3]"
+        bench.do("cancel", resumed)
+        assert bench.wait_for_end(resumed) == "CANCELLED"
+        return
+    unseen = bench.try_to("resume", job_id, "--hosts", "h2,h1")
+    assert unseen.returncode == 2
+    assert "h2 can't see the run directory" in unseen.stderr
+    apart = bench.try_to("resume", job_id, "--hosts", "h1,h3")
+    assert apart.returncode == 2
+    assert "are only on h2" in apart.stderr
+    assert "--hosts h1,h2" in apart.stderr
+    left_out = bench.try_to("resume", job_id, "--exclude", "h1,h2")
+    assert "leaves none of the hosts" in left_out.stderr
+    changed = set(bench.hosts.leftovers()) - set(before)
+    assert [line for line in changed if "/by-job/" in line or "/.home-" in line] == []
+    assert bench.listed() == {job_id: "CANCELLED"}
+
+
+@pytest.mark.long
+def test_the_time_limit_saves_and_continues(bench: Bench) -> None:
+    job_id = bench.submit(*TWO, "--time", "1", "train_lm.py", *ENDLESS)
+    wait_for(lambda: bench.status(job_id)["attempt"] == 2, "the second attempt")
+    first = bench.status(job_id)["attempts"][0]
+    assert first["checkpoint"]
+    bench.wait_for_step(job_id, first["checkpoint"] + 1)
+    bench.do("cancel", job_id)
+    assert bench.wait_for_end(job_id) == "CANCELLED"
+
+
+@pytest.mark.long
+def test_two_projects_run_on_the_same_hosts(bench: Bench) -> None:
+    other = bench.project.replace("proj", "two")
+    bench.hosts.laptop.run(["mkdir", other], check=True)
+    bench.hosts.laptop.write(f"{other}/idle.py", IDLE)
+    jobs = [bench.submit(*TWO, "idle.py", cwd=cwd) for cwd in (bench.project, other)]
+    assert len({*jobs}) == 2
+    home = bench.hosts.laptop.accounts["ann"].home
+    rows = json.loads(bench.do("list", "--json", cwd=home))["jobs"]
+    assert sorted(row["job_id"] for row in rows) == sorted(jobs)
+    for job_id in jobs:
+        wait_for(lambda j=job_id: "begun" in bench.do("logs", j, cwd=home), f"{job_id} to begin")
+    bench.do("cancel", *jobs, on="h2", cwd="/")
+    assert {bench.wait_for_end(job_id) for job_id in jobs[:1]} == {"CANCELLED"}
+    wait_for(lambda: not bench.hosts.processes(), "both runs to end")
+    assert bench.leftovers() == []
+
+
+@pytest.mark.long
+def test_what_needs_a_queue_or_a_shared_directory(bench: Bench) -> None:
+    chain = bench.try_to("submit", *TWO, "--chain", "2", "idle.py")
+    assert (chain.returncode, "a chain needs Slurm" in chain.stderr) == (2, True)
+    words = ("--nodes", "1,2", "--yes", "train_lm.py", "--max-steps", "40", *TINY)
+    scaling = bench.try_to("scaling", *TWO, *words)
+    doctor = bench.try_to("doctor", "--nodes", "2", *TWO, "--json")
+    if bench.is_shared:
+        assert scaling.returncode == 0, scaling.stderr
+        assert doctor.returncode == 0, doctor.stderr
+        return
+    for done in (scaling, doctor):
+        assert done.returncode == 2
+        assert "h1 can't see the run directory" in done.stderr
+    assert bench.hosts.leftovers(r"laptop: file ") == []
+    first = bench.submit(*TWO, "idle.py")
+    bench.do("cancel", first)
+    assert bench.wait_for_end(first) == "CANCELLED"
+    again = bench.do("resubmit", "--parsable", first).strip()
+    assert again != first
+    bench.do("cancel", again)
+    assert bench.wait_for_end(again) == "CANCELLED"
+
+
+@pytest.mark.long
+def test_a_home_that_does_not_answer(bench: Bench) -> None:
+    job_id = bench.submit(*TWO, "idle.py")
+    wait_for(lambda: "begun" in bench.do("logs", job_id), "the ranks")
+    bench.hosts.cut("h1")
+    if bench.is_shared:
+        assert bench.status(job_id)["state"] == "RUNNING"  # its newest sign of life is recent
+        assert bench.try_to("cancel", job_id).returncode == 5
+    else:
+        for verb in ("status", "cancel"):
+            done = bench.try_to(verb, job_id)
+            assert (done.returncode, "h1 does not answer" in done.stderr) == (5, True)
+        listed = bench.try_to("list", "--json")
+        assert listed.returncode == 5
+        assert [job["state"] for job in json.loads(listed.stdout)["jobs"]] == ["UNKNOWN"]
+    bench.hosts.heal("h1")
+    bench.do("cancel", job_id)
+    assert bench.wait_for_end(job_id) == "CANCELLED"
