@@ -15,6 +15,6 @@ def test_a_port_is_reached_while_somebody_listens() -> None:
 
 
 def test_closed_ports_are_named() -> None:
-    problem = closed("gpu2", "gpu1", 20001, "timed out")
-    assert str(problem) == "gpu2: it does not reach port 20001 of gpu1 (timed out)"
+    problem = closed(["gpu2", "gpu3"], "gpu1", 20001, "timed out")
+    assert str(problem) == "gpu[2-3]: port 20001 of gpu1 cannot be reached (timed out)"
     assert "--port-range" in problem.hint

@@ -58,6 +58,10 @@ CASES = [
     (Refusal.NO_PYTHON, 127, "bash: line 1: /opt/py/bin/python: No such file or directory"),
     (Refusal.NO_PYTHON, 126, "bash: line 1: /opt/py/bin/python: Permission denied"),
     (Refusal.NO_CLUSTERRUN, 1, "/usr/bin/python3: No module named clusterrun"),
+    (Refusal.NO_CLUSTERRUN, 1, "Traceback (most recent call last):\nImportError: TypeAlias"),
+    (Refusal.SETUP, 122, "clusterrun: gpu1: setup line 1 failed with status 1: false"),
+    (Refusal.ENDED, 0, ""),
+    (Refusal.SILENT, -9, "Welcome to gpu1"),
 ]
 
 
@@ -66,7 +70,7 @@ def test_the_reason_is_named(refusal: Refusal, rc: int, stderr: str) -> None:
     error = why("gpu1", rc, stderr)
     assert error.refusal is refusal
     assert error.message == f"gpu1: {refusal.value}"
-    assert error.exit_code is (Exit.UNREACHABLE if rc == 255 else Exit.FAILED)
+    assert error.exit_code is (Exit.UNREACHABLE if rc in (255, -9) else Exit.FAILED)
     assert error.hint
     assert "HOST" not in error.hint.replace("USER@", "")
 

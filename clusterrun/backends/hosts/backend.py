@@ -85,13 +85,15 @@ class HostsBackend(LocalBackend):
         assert process.stdout
         pipe = Pipe(process.stdout, process.stdin)
         try:
+            start.skip_greeting(process.stdout)
             last_id = last_number(self.runs_dir)
             answer = _negotiate(pipe, plan, paths, last_id=last_id, **about)
         except BaseException:
             pipe.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 process.wait(STOP_S)
-            process.kill()
+            finally:
+                process.kill()
             raise
         if answer is None or answer.kind == "refused":
             pipe.close()
@@ -165,6 +167,7 @@ def _start_controller(plan: Plan, paths: RunPaths) -> subprocess.Popen[bytes]:
     assert process.stdin
     with contextlib.suppress(OSError):  # `_refusal` reports why it ended
         process.stdin.write(start.script(CONTROLLER, python=plan.python, env_sh=env_sh))
+        process.stdin.flush()
     return process
 
 
@@ -198,7 +201,8 @@ def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, **about: Any) -> Frame |
             packed.seek(0)
             project.send_project(pipe, packed)
     answer = pipe.receive()
-    if answer is not None:
+    if answer is not None and answer.kind == "ready":
+        pipe.send("go")
         answer.fields["is_here"] = place.fields["is_here"]
     return answer
 

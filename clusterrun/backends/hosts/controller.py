@@ -12,15 +12,17 @@ import os
 import secrets
 import sys
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from clusterrun.backends.hosts import crew, judge, mirror, project, reach, start
 from clusterrun.backends.hosts.crew import Link
-from clusterrun.backends.hosts.frames import Pipe
+from clusterrun.backends.hosts.frames import Frame, Pipe
 from clusterrun.backends.hosts.host import HostsHost
 from clusterrun.backends.hosts.locks import Holder, job_lock
 from clusterrun.backends.hosts.starters import host_command
@@ -38,7 +40,11 @@ from clusterrun.rundir import create, record
 from clusterrun.rundir.known_roots import remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import files
-from clusterrun.shared.host_specs import node_names
+from clusterrun.shared.host_specs import node_names, parse_host
+
+GO_S = 30.0  # for the submitter to confirm that it knows of the job
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,29 +69,24 @@ def receive(pipe: Pipe) -> SentJob:
 
     Raises ClusterrunError.
     """
-    message = pipe.receive()
-    if message is None or message.kind != "submit":
-        raise SubmissionError("the submission was interrupted")
-    given = message.fields
+    given = _next(pipe).fields
     plan = Plan.from_json(given["files"]["plan.json"])
     paths = RunPaths(root=Path(given["run_dir"]))
     is_here = paths.nonce(given["nonce"]).exists()
     if not is_here and given["must_see"]:
         raise _unseen(plan.hosts[:1], paths, given["must_see_hint"])
-    if not is_here:
-        runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
-        paths = create.create_run(
-            runs_dir, plan.name, paths.root.name, Bundle(files=given["files"])
-        )
-        now = time.time()
-        record.write(record.new_record(plan, paths, argv=given["argv"], now=now))
-        remember_root(runs_dir)
-    pipe.send("place", is_here=is_here)
-    if not is_here:
-        with tempfile.TemporaryFile() as packed:
-            receiver = project.ProjectReceiver(packed, paths.project)
-            while (frame := pipe.receive()) is not None and not receiver.take(frame):
-                continue
+    try:
+        if not is_here:
+            paths = _create(plan, paths.root.name, given)
+        pipe.send("place", is_here=is_here)
+        if not is_here:
+            _take_project(pipe, paths)
+    except (ClusterrunError, OSError) as error:
+        if str(paths.root) != given["run_dir"]:
+            create.remove_run(paths)
+        if isinstance(error, ClusterrunError):
+            error.message, error.hints = f"{plan.hosts[0]}: {error.message}", (judge.ELSEWHERE,)
+        raise _of_host(plan.hosts[0], error) from error
     return SentJob(
         plan=plan,
         paths=paths,
@@ -97,10 +98,43 @@ def receive(pipe: Pipe) -> SentJob:
     )
 
 
+def _create(plan: Plan, run_id: str, given: Mapping[str, Any]) -> RunPaths:
+    runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
+    paths = create.create_run(runs_dir, plan.name, run_id, Bundle(files=given["files"]))
+    record.write(record.new_record(plan, paths, argv=given["argv"], now=time.time()))
+    remember_root(runs_dir)
+    return paths
+
+
+def _take_project(pipe: Pipe, paths: RunPaths) -> None:
+    with tempfile.TemporaryFile() as packed:
+        receiver = project.ProjectReceiver(packed, paths.project)
+        while not receiver.take(_next(pipe)):
+            continue
+
+
+def _next(pipe: Pipe) -> Frame:
+    message = pipe.receive()
+    if message is None:
+        raise _interrupted()
+    return message
+
+
+def _interrupted() -> SubmissionError:
+    return SubmissionError("the submission was interrupted")
+
+
+def _of_host(host: str, error: ClusterrunError | OSError) -> ClusterrunError:
+    """Return what went wrong on this host as an error for the submitter."""
+    if isinstance(error, ClusterrunError):
+        return error
+    return SubmissionError(f"{host}: cannot write the run", cause=str(error), hint=judge.ELSEWHERE)
+
+
 class Controller:
     """One job: its hosts, until it has ended on all of them."""
 
-    def __init__(self, sent: SentJob) -> None:
+    def __init__(self, sent: SentJob, pipe: Pipe) -> None:
         self.plan, self.paths, self._sent = sent.plan, sent.paths, sent
         names = node_names(self.plan.hosts)
         env_sh = self.paths.env_script.read_text() if self.plan.setup else ""
@@ -119,11 +153,20 @@ class Controller:
         ]
         self.job_id = ""
         self.nonce = secrets.token_hex(16)
-        files.create(self.paths.nonce(self.nonce), "")
+        self.listener = threading.Thread(target=self._listen, args=(pipe,), daemon=True)
+        self._last_word: Frame | None = None
+
+    def _listen(self, pipe: Pipe) -> None:
+        """Wait for the submitter's last word; all couriers end if it is gone."""
+        self._last_word = pipe.receive()
+        if self._last_word is None:
+            crew.end_all(self.links)
 
     def assemble(self) -> list[str]:
-        """Reach all hosts and make them ready; return notes. Raises ClusterrunError."""
-        self._do(self._open, self.links)
+        """Reach all hosts and make them ready; return notes. Raises ClusterrunError, OSError."""
+        self.listener.start()
+        files.create(self.paths.nonce(self.nonce), "")
+        _on_all(self.links, self._open)
         needed = [link for link in self.links if link.host in self._sent.must_see]
         if blind := [link.host for link in needed if not link.facts["sees_home"]]:
             raise _unseen(blind, self.paths, self._sent.must_see_hint)
@@ -133,41 +176,38 @@ class Controller:
         )
         for link in sorted(self.links, key=_machine):  # of two runs one gets all its locks
             self._lock(link)
-        self._do(self._place, self.links)
+        _on_all(self.links, self._place)
         return notes
-
-    @staticmethod
-    def _do(deed: Callable[[Link], None], links: Sequence[Link]) -> None:
-        """Do something on all hosts at once. Raises ClusterrunError."""
-        _, errors = crew.on_all(links, deed)
-        if errors:
-            raise _first_of(errors)
 
     def _judge(self, links: Sequence[Link]) -> list[str]:
         """Return notes on the hosts. Raises ClusterrunError if the run can't start on them."""
         facts = {link.name: link.facts for link in links}
         ahead = {link.name: link.ahead_s for link in links}
-        found = judge.problems(self.plan, facts, ahead) or self._closed_ports(links[1:])
+        found = judge.problems(self.plan, facts, ahead) or self._closed_ports(links)
         if found:
             raise judge.error_of(found)
         return [str(note) for note in judge.notes(self.plan, facts, ahead)]
 
-    def _closed_ports(self, others: Sequence[Link]) -> list[judge.Problem]:
-        """Return which hosts do not reach a port of this one."""
-        first = self.links[0].name
-        ports = candidate_ports(self.nonce, 0, self.plan.port_range).link
-        with reach.listen(ports) as listener:
-            port = listener.getsockname()[1]
+    def _closed_ports(self, links: Sequence[Link]) -> list[judge.Problem]:
+        """Return which hosts do not reach a port of the first one, or of the next one."""
+        wanted = candidate_ports(self.nonce, 0, self.plan.port_range).link
+        ports = _on_all(links, lambda link: link.ask("listen", ports=wanted)["port"])
+        port_of = dict(zip([link.name for link in links], ports, strict=True))
+        after = dict(zip([link.name for link in links], [*links[1:], links[0]], strict=True))
+        closed: dict[tuple[str, str], list[str]] = defaultdict(list)
 
-            def problem(link: Link) -> list[judge.Problem]:
-                address = link.facts["client"] or self.links[0].host
-                closed = link.ask("connect", address=address, port=port)["closed"]
-                return [reach.closed(link.name, first, port, closed)] if closed else []
+        def connect(link: Link) -> None:
+            ends = {end.name: end for end in (links[0], after[link.name]) if end is not link}
+            addresses = [(_address(end, link), port_of[name]) for name, end in ends.items()]
+            answer = link.ask("connect", addresses=addresses)
+            for name, reason in zip(ends, answer["closed"], strict=True):
+                if reason:
+                    closed[name, reason].append(link.name)
 
-            found, errors = crew.on_all(others, problem)
-        if errors:
-            raise _first_of(errors)
-        return [each for problems in found for each in problems]
+        _on_all(links, connect)
+        return [
+            reach.closed(names, to, port_of[to], reason) for (to, reason), names in closed.items()
+        ]
 
     @property
     def paths_of_runs(self) -> RunsDir:
@@ -242,6 +282,12 @@ class Controller:
         packed.seek(0)
         return packed
 
+    def await_go(self) -> None:
+        """Wait until the submitter knows of the job. Raises SubmissionError if it is gone."""
+        self.listener.join(GO_S)
+        if self._last_word is None:
+            raise _interrupted()
+
     def conduct(self, hear: Callable[[float], list[int]]) -> int:
         """Run the job's conductor to the end; no process is left on any host that answers."""
         host = HostsHost(
@@ -276,6 +322,20 @@ def _unseen(hosts: Sequence[str], paths: RunPaths, hint: str) -> UsageError:
     return UsageError(f"{', '.join(hosts)} can't see the run directory {paths.root}", hint=hint)
 
 
+def _on_all(links: Sequence[Link], deed: Callable[[Link], _Result]) -> list[_Result]:
+    """Do something on all hosts at once. Raises ClusterrunError."""
+    results, errors = crew.on_all(links, deed)
+    if errors:
+        raise _first_of(errors)
+    return results
+
+
+def _address(host: Link, other: Link) -> str:
+    """Return the address by which another host reaches a host."""
+    known = host.facts["server"] if host.first else other.facts["client"]
+    return str(known or parse_host(host.host).host)
+
+
 def _machine(link: Link) -> tuple[str, str]:
     """Return what identifies a machine, however it is called."""
     return link.facts["boot_id"], link.facts["hostname"]
@@ -294,7 +354,7 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
     """Assemble the hosts, answer the submitter, then run the job."""
     signals = Signals()
     adopt_orphans()
-    controller = Controller(sent)
+    controller = Controller(sent, pipe)
     try:
         notes = controller.assemble()
         write_controller(sent.paths, controller.job_id)
@@ -305,26 +365,32 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
             python=sys.executable,
             notes=notes,
         )
+        controller.await_go()
     except BaseException as error:
         controller.give_up()
-        if not isinstance(error, ClusterrunError):
+        if not isinstance(error, (ClusterrunError, OSError)):
             raise
-        with contextlib.suppress(OSError):
-            pipe.send("refused", **_as_data(error))
+        _refuse(pipe, _of_host(sent.plan.hosts[0], error))
+        controller.listener.join(GO_S)
         ready()
         return
     pipe.close()
     ready()
+    if sent.is_new:
+        remember_root(controller.paths_of_runs)
     controller.conduct(signals.wait)
 
 
-def _as_data(error: ClusterrunError) -> dict[str, Any]:
-    return {
+def _refuse(pipe: Pipe, error: ClusterrunError) -> None:
+    """Send an error to the submitter if it still listens."""
+    data: dict[str, Any] = {
         "message": error.message,
         "hints": list(error.hints),
         "cause": error.cause,
         "exit": int(error.exit_code),
     }
+    with contextlib.suppress(OSError, ValueError):
+        pipe.send("refused", **data)
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -336,7 +402,7 @@ def main(argv: Sequence[str] = ()) -> int:
     try:
         sent = receive(pipe)
     except ClusterrunError as error:
-        pipe.send("refused", **_as_data(error))
+        _refuse(pipe, error)
         return int(error.exit_code)
     return detach(functools.partial(conduct, sent, pipe), sent.paths.batch_output)
 

@@ -12,6 +12,7 @@ import functools
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, job_lock
 from clusterrun.backends.hosts.project import ProjectReceiver
 from clusterrun.backends.hosts.start import environ_before_setup, take_streams
 from clusterrun.backends.local.controller import amend_controller
+from clusterrun.errors import ClusterrunError
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
 from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.known_roots import remember_root
@@ -57,6 +59,7 @@ class Courier:
         self._parent = os.getppid()
         self._is_first = False
         self._made: RunPaths | None = None  # a run directory of this job that only this host has
+        self._listener: socket.socket | None = None
         self._kill_by = float("inf")
         self._is_over = False
 
@@ -73,8 +76,10 @@ class Courier:
                     heard = time.monotonic()
                     getattr(self, f"_on_{message.kind.replace('-', '_')}")(message)
                 self._look()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ClusterrunError) as error:
             _say(str(error))
+            with contextlib.suppress(OSError, ValueError):
+                self._answer(failed=str(error))
         finally:
             self._end()
 
@@ -120,13 +125,22 @@ class Courier:
             return False
         return True
 
+    def _on_listen(self, message: Frame) -> None:
+        """Listen until this host gets its place, for other hosts to try."""
+        with contextlib.suppress(OSError):
+            self._listener = reach.listen(message.fields["ports"])
+        self._answer(port=self._listener.getsockname()[1] if self._listener else 0)
+
     def _on_connect(self, message: Frame) -> None:
-        fields = message.fields
-        self._answer(closed=reach.can_connect(fields["address"], fields["port"]))
+        """Answer which of some addresses are not reached, and why."""
+        closed = [reach.can_connect(*address) for address in message.fields["addresses"]]
+        self._answer(closed=closed)
 
     def _on_place(self, message: Frame) -> None:
         """Use the home if this host sees it, else a run directory of its own."""
         fields = message.fields
+        if self._listener is not None:
+            self._listener.close()
         if home := fields.get("home"):
             self._is_first = fields["is_first"]
             self._paths = RunPaths(root=Path(home))

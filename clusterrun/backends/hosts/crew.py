@@ -14,14 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeVar
 
-from clusterrun.backends.hosts import mirror, project, refusals
+from clusterrun.backends.hosts import judge, mirror, project, refusals, start
 from clusterrun.backends.hosts.frames import Frame, Pipe
-from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError
+from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError, SubmissionError
 
 AT_ONCE = 32
 MEET_S = 60.0  # for a host to start Python on a slow disk and report
 ANSWER_S = 30.0
 BYE_S = 15.0
+LAST_WORDS_S = 2.0  # for ssh to print why it failed
 PROJECT_S = 600.0
 LINES = 20  # of stderr to explain why a host could not be used
 
@@ -85,10 +86,8 @@ class Link:
             process.stdin.write(self.script)
             self.facts = self.ask("facts", within_s=MEET_S, **wanted)["facts"]
         except (OSError, ClusterrunError) as error:
-            if process.poll() is None and isinstance(error, SchedulerUnreachableError):
-                self._lines.append(str(error))
-            code = self.close(within_s=1.0)
-            speaker.join(1.0)
+            code = self.close(within_s=LAST_WORDS_S)
+            speaker.join(LAST_WORDS_S)
             said = "\n".join(self._lines)
             if not self.first:
                 raise refusals.why(self.name, code, said) from error
@@ -104,8 +103,13 @@ class Link:
     def _answered(self, within_s: float) -> dict[str, Any]:
         with contextlib.suppress(queue.Empty):
             answer = self._answers.get(timeout=within_s)
-            if answer is not None:
+            if answer is not None and "failed" not in answer.fields:
                 return answer.fields
+            if answer is not None:
+                why = answer.fields["failed"]
+                raise SubmissionError(
+                    f"{self.name}: cannot write the run", cause=why, hint=judge.ELSEWHERE
+                )
         raise SchedulerUnreachableError(f"{self.name} does not answer")
 
     def send(self, kind: str, /, data: bytes = b"", **fields: Any) -> None:
@@ -147,6 +151,7 @@ class Link:
 
     def _receive(self, process: subprocess.Popen[bytes]) -> None:
         pipe = self._pipe
+        start.skip_greeting(process.stdout)  # type: ignore[arg-type]
         while (message := pipe.receive()) is not None:
             self._heard.set()
             if message.kind == "answer":

@@ -54,6 +54,7 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
         "gpus": partial(_gpus, ask),
     }
     found = _side_by_side(parts)
+    connection = [*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""]
     return {
         **{"sees_home": sees_home, "missing": [], "versions": {}, "checks": [], "gpus": {}},
         **found,
@@ -64,7 +65,8 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "cpus": allocated_cpus(os.environ),
-        "client": os.environ.get("SSH_CONNECTION", "").partition(" ")[0],
+        "client": connection[0],  # the address of the first host as this one sees it
+        "server": connection[2],  # and of this one as the first host reached it
         "time": time.time(),
     }
 

@@ -20,9 +20,10 @@ from clusterrun.shared.wording import count
 NEEDED: Final = ("clusterrun", "torch", "accelerate")
 CLOCK_NOTE_S: Final = 1.0
 CLOCK_S: Final = 60.0  # no time service runs there: certificates and file times mislead
+ELSEWHERE: Final = "free space there, or name another directory: --hosts-dir"
 SMALL_BYTES: Final = 1 << 30
 _SCREENS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sddm"})
-_FREE_GPUS: Final = "end them, leave the host out, or choose other GPUs with --gpu-ids"
+_FREE_GPUS: Final = "end them, or leave the host out"
 
 
 class Order(IntEnum):
@@ -113,7 +114,7 @@ def busy(host: str, lock: str, holder: Holder, job_id: str) -> Problem:
             exit_code=Exit.USAGE,
         )
     text = f"GPU {lock.removeprefix('clusterrun-gpu-')} is held by {holder}"
-    hint = "wait until that run ends, or choose other hosts or GPUs (--hosts, --gpu-ids)"
+    hint = "wait until that run ends, or choose other hosts (--hosts)"
     return Problem(hosts=(host,), text=text, hint=hint, order=Order.BUSY)
 
 
@@ -144,7 +145,8 @@ def _files(facts: Facts) -> Iterator[Found]:
         hint = "use a directory that all hosts share, or copy it there"
         yield Order.FILES, f"{path} does not exist there", hint
     for check in facts["checks"]:
-        yield Order.DISK, check["text"], check["hint"]
+        is_own = not facts["sees_home"] and check["id"].startswith("path.")
+        yield Order.DISK, check["text"], ELSEWHERE if is_own else check["hint"]
     if {"missing", "checks", "sees_home"}.intersection(facts["late"]):
         yield Order.FILES, "a file system does not answer there", "look there: df; ls"
 
@@ -173,7 +175,7 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Found]:
         silent = [f"GPU {gpu['name']}: {gpu['problem']}" for gpu in known if gpu["problem"]]
         why = "; ".join(filter(None, [driver, *silent]))
         text = f"{count(len(usable), 'GPU')}, but {needed} are needed{f' ({why})' if why else ''}"
-        yield Order.GPUS, text, "use as many as each host has with --gpus-per-node, or leave it out"
+        yield Order.GPUS, text, "use as many as each host has with --gpus-per-node"
     elif len(free) < needed:
         users = "; ".join(f"GPU {gpu['name']}: {_user(gpu)}" for gpu in usable if _user(gpu))
         text = f"{len(free)} of {count(len(usable), 'GPU')} free, but {needed} are needed: {users}"

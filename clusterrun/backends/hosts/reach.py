@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import Final
 
 from clusterrun.backends.hosts.judge import Order, Problem
@@ -31,8 +32,8 @@ def can_connect(address: str, port: int, timeout_s: float = CONNECT_S) -> str:
     return ""
 
 
-def closed(host: str, to: str, port: int, reason: str) -> Problem:
-    """Explain that a host does not reach a port of another."""
-    text = f"it does not reach port {port} of {to} ({reason})"
+def closed(hosts: Sequence[str], to: str, port: int, reason: str) -> Problem:
+    """Explain that hosts do not reach a port of another."""
+    text = f"port {port} of {to} cannot be reached ({reason})"
     hint = "open ports between the hosts in their firewalls, and name them: --port-range LOW-HIGH"
-    return Problem(hosts=(host,), text=text, hint=hint, order=Order.CLOSED_PORTS)
+    return Problem(hosts=tuple(hosts), text=text, hint=hint, order=Order.CLOSED_PORTS)

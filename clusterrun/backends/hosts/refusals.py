@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
+from clusterrun.backends.hosts.start import SETUP_FAILED
 from clusterrun.errors import ClusterrunError, Exit
 
 SSH_FAILED: Final = 255  # ssh's own status; any other is the command's
@@ -25,7 +26,9 @@ class Refusal(Enum):
     SILENT = "it does not answer"
     CLOSED = "the connection was closed"
     NO_PYTHON = "Python was not found there"
-    NO_CLUSTERRUN = "clusterrun is not installed there"
+    NO_CLUSTERRUN = "clusterrun does not run there"
+    SETUP = "its setup lines failed"
+    ENDED = "its shell ended early"
     OTHER = "ssh failed"
 
 
@@ -64,9 +67,11 @@ HINTS: Final[dict[Refusal, str]] = {
     Refusal.CLOSED: "look at its sshd or at the jump host: ssh -v HOST",
     Refusal.NO_PYTHON: "name an interpreter that exists on all hosts with --python",
     Refusal.NO_CLUSTERRUN: "install clusterrun there, or name another interpreter with --python",
+    Refusal.SETUP: "run the lines of setup: there: ssh HOST",
+    Refusal.ENDED: "look for exit and exec in ~/.bashrc there; try: ssh HOST bash -c true",
     Refusal.OTHER: "try: ssh -v HOST",
 }
-_OURS: Final = (Refusal.NO_PYTHON, Refusal.NO_CLUSTERRUN)
+_OURS: Final = (Refusal.NO_PYTHON, Refusal.NO_CLUSTERRUN, Refusal.SETUP, Refusal.ENDED)
 
 
 class HostError(ClusterrunError):
@@ -105,10 +110,13 @@ def refusal_of(rc: int, stderr: str) -> Refusal:
     if rc == SSH_FAILED:
         found = (each for each, signs in SIGNS if any(sign in words for sign in signs))
         return next(found, Refusal.OTHER)
-    if "no module named" in words and "clusterrun" in words:
+    if rc < 0:  # we killed it
+        return Refusal.SILENT
+    if "no module named" in words or "traceback (" in words or "syntaxerror" in words:
         return Refusal.NO_CLUSTERRUN
-    missing = rc in (NOT_FOUND, NOT_FOUND - 1)  # 126: not executable
-    return Refusal.NO_PYTHON if missing else Refusal.OTHER
+    if rc in (NOT_FOUND, NOT_FOUND - 1):  # 126: not executable
+        return Refusal.NO_PYTHON
+    return Refusal.SETUP if rc == SETUP_FAILED else Refusal.ENDED
 
 
 def _error(message: str, host: str, refusal: Refusal, stderr: str) -> HostError:

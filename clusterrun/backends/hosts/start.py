@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from typing import IO, Final
 
 from clusterrun.launch.accelerate_argv import RUN_MODULE
 
@@ -16,24 +17,37 @@ READ = ("bash", "-c", 'IFS= read -r -d "" script && eval "$script"')
 # on ENVIRON it finds the environment from before the setup lines.
 _SCRIPT = """\
 exec 3<&0 4>&1 5< <(exec env -0) 0</dev/null 1>&2
+echo {mark} >&4
 clusterrun_setup() {{ eval "$1"; }}
-clusterrun_setup {setup} || exit 122
+clusterrun_setup {setup} || exit {setup_failed}
 clusterrun_python={python}
 [[ $clusterrun_python != '~/'* ]] || clusterrun_python=$HOME/${{clusterrun_python:2}}
 exec "$clusterrun_python" -c {run} {words} 0<&3 1>&4 3<&- 4>&-
 """
 ENVIRON = 5
+SETUP_FAILED: Final = 122
+MARK: Final = "clusterrun-output"
+_LINE_BYTES: Final = 1 << 16
 
 
 def script(module: str, *words: str, python: str, env_sh: str = "") -> bytes:
     """Return what the shell reads to run a module of ours after the setup lines in `env_sh`."""
     text = _SCRIPT.format(
+        mark=MARK,
+        setup_failed=SETUP_FAILED,
         setup=shlex.quote(env_sh),
         python=shlex.quote(python),
         run=shlex.quote(RUN_MODULE),
         words=" ".join(map(shlex.quote, (module, *words))),
     )
     return text.encode() + b"\0"
+
+
+def skip_greeting(stream: IO[bytes]) -> None:
+    """Read up to the output of the module: a login script may print lines of its own."""
+    end = f"{MARK}\n".encode()
+    while (line := stream.readline(_LINE_BYTES)) and not line.endswith(end):
+        continue
 
 
 def environ_before_setup() -> dict[str, str]:
