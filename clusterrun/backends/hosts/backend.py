@@ -147,7 +147,7 @@ class HostsBackend(LocalBackend):
         age = time.time() - paths.controller.stat().st_mtime
         if age < SILENT_S:
             return JobState.RUNNING, controller.get("waits", "")
-        return JobState.UNKNOWN, f"its controller on {host} was last heard of {age:.0f} s ago"
+        return JobState.UNKNOWN, f"its controller on {host} has been silent for {age:.0f} s"
 
 
 def _start_controller(plan: Plan, paths: RunPaths) -> subprocess.Popen[bytes]:
@@ -193,18 +193,25 @@ def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, **about: Any) -> Frame |
     mark.unlink(missing_ok=True)
     if place is None or place.kind != "place":
         return place
-    if not place.fields["is_here"]:
-        with tempfile.TemporaryFile() as packed:
-            project.pack(
-                project.find_project(Path(plan.workdir), leave_out=[Path(plan.runs_dir)]), packed
-            )
-            packed.seek(0)
-            project.send_project(pipe, packed)
+    notes = [] if place.fields["is_here"] else _send_project(pipe, plan)
     answer = pipe.receive()
     if answer is not None and answer.kind == "ready":
         pipe.send("go")
         answer.fields["is_here"] = place.fields["is_here"]
+        answer.fields["notes"] = [*notes, *answer.fields.get("notes", ())]
     return answer
+
+
+def _send_project(pipe: Pipe, plan: Plan) -> list[str]:
+    """Send the project; return notes on what is not copied. Raises ClusterrunError."""
+    found = project.find_project(Path(plan.workdir), leave_out=[Path(plan.runs_dir)])
+    notes = project.check_paths(found, plan.entry[0], plan.entry[1:])
+    with tempfile.TemporaryFile() as packed:
+        project.pack(found, packed)
+        packed.seek(0)
+        with contextlib.suppress(OSError, ValueError):  # its answer tells why it ended
+            project.send_project(pipe, packed)
+    return [*found.notes, *notes]
 
 
 def _refusal(plan: Plan, process: subprocess.Popen[bytes], answer: Frame | None) -> ClusterrunError:

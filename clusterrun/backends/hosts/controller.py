@@ -358,6 +358,8 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
     try:
         notes = controller.assemble()
         write_controller(sent.paths, controller.job_id)
+        if sent.is_new:
+            remember_root(controller.paths_of_runs)
         pipe.send(
             "ready",
             job_id=controller.job_id,

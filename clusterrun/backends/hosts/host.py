@@ -243,12 +243,14 @@ class HostsHost(Host):
         self._opener.start()
 
     def _environ_of(self, link: Link, rank: int, chosen: Sequence[Link]) -> dict[str, str]:
+        head = chosen[0]
+        reached = link.facts["client"] if head is self.links[0] else ""  # from the first host
         environ: dict[str, Any] = {
             **self._values,
             "CLUSTERRUN_HOSTS_JOB_ID": self.job_id,
             "CLUSTERRUN_HOSTS_NODE_RANK": str(rank),
             "CLUSTERRUN_HOSTS_NODES": ",".join(node.name for node in chosen),
-            "CLUSTERRUN_HOSTS_HEAD": link.facts.get("client") or chosen[0].host,
+            "CLUSTERRUN_HOSTS_HEAD": reached or parse_host(head.host).host,
             "CLUSTERRUN_BATCH_PID": str(os.getpid()) if link is self.links[0] else "",
         }
         if any(node.is_apart for node in chosen):
