@@ -145,7 +145,7 @@ def _show_unsent(prepared: Prepared, answer: str, *, test_only: bool, as_json: b
         submission.print_files(prepared, as_json=as_json)
     elif not answer:
         raise UsageError(
-            "--test-only asks Slurm, but this job runs on this machine",
+            "--test-only asks Slurm, but this job does not run on Slurm",
             hint="pass --cluster slurm on a login node",
         )
     elif as_json:

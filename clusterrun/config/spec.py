@@ -189,7 +189,7 @@ class JobSpec(Training):
         "hostfile",
         Kind.PATH,
         "--hostfile",
-        "read the hosts from a file: a host on each line, also with slots=GPUS",
+        "read the hosts from a file: one on each line, as gpu1 or gpu1 slots=4",
         group="hosts",
         metavar="FILE",
     )

@@ -23,6 +23,7 @@ def by_hand(plan: Plan, bundle: Bundle) -> Iterator[str]:
     Each is complete: it needs the project, the interpreter and a POSIX shell on its host.
     """
     yield "# Run each line in a terminal of its own. Nothing watches or restarts these processes."
+    yield f"# Each host needs the project in {plan.workdir!r}. Nothing is copied."
     if plan.precision is Precision.HEAD:
         yield "# On GPUs without bf16, write --mixed_precision fp16."
     if plan.pass_env:

@@ -91,7 +91,7 @@ def test_what_does_no_harm_is_noted() -> None:
     text = "\n".join(map(str, notes(plan(), mixed, {})))
     assert "h1: GPU 0 also serves a screen: process 42 (Xorg of ann, 100 MiB)" in text
     assert "GPUs differ: H100 on h1, A100 on h2" in text
-    assert "h3: they do not share the run directory" in text
+    assert "h3: the run directory is not shared there" in text
     assert "h3: its GPUs are not checked" in text
 
 

@@ -207,7 +207,7 @@ def test_test_only_on_this_machine_has_nobody_to_ask(here: CommandLine) -> None:
     said = here("submit", "--cluster", "local", "--test-only", "train.py")
     assert (said.code, said.out) == (2, "")
     assert said.err.endswith(
-        "error: --test-only asks Slurm, but this job runs on this machine\n"
+        "error: --test-only asks Slurm, but this job does not run on Slurm\n"
         "  hint: pass --cluster slurm on a login node\n"
     )
 

@@ -128,4 +128,5 @@ def test_what_to_do_before_typing_is_a_comment(tmp_path: Path) -> None:
     lines = list(by_hand(plan, render_bundle(plan, resolved_yaml=RESOLVED)))
     assert "# On each host, set HF_TOKEN first, e.g. in ~/.bashrc." in lines
     assert "# On GPUs without bf16, write --mixed_precision fp16." in lines
+    assert f"# Each host needs the project in {plan.workdir!r}. Nothing is copied." in lines
     assert len([line for line in lines if line.startswith("ssh ")]) == 2

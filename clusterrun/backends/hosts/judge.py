@@ -129,11 +129,15 @@ def _software(facts: Facts, first: Facts, first_name: str) -> Iterator[Found]:
     python, wanted = facts["python"], first["python"]
     if parse_version(python) != parse_version(wanted):
         text = f"Python {python} ({facts['executable']}), but {wanted} on {first_name}"
-        yield Order.PYTHON, text, "name the same version on all hosts with --python"
+        yield (
+            Order.PYTHON,
+            text,
+            "name an interpreter of the same version on all hosts with --python",
+        )
     for name in NEEDED if "versions" not in facts["late"] else ():
         version, other = facts["versions"].get(name, ""), first["versions"].get(name, "")
         if not version:
-            hint = f"install it there: {facts['executable']} -m pip install {name}; or --python"
+            hint = f"install it there: {facts['executable']} -m pip install {name}"
             yield Order.PACKAGE, f"{facts['executable']} has no {name}", hint
         elif other and version != other:  # an attempt does not start with different versions
             hint = f"install there: {facts['executable']} -m pip install {name}=={other}"
@@ -142,20 +146,20 @@ def _software(facts: Facts, first: Facts, first_name: str) -> Iterator[Found]:
 
 def _files(facts: Facts) -> Iterator[Found]:
     for path in facts["missing"]:
-        hint = "use a directory that all hosts share, or copy it there"
+        hint = "copy it there, or submit from a directory that all hosts share"
         yield Order.FILES, f"{path} does not exist there", hint
     for check in facts["checks"]:
         is_own = not facts["sees_home"] and check["id"].startswith("path.")
         yield Order.DISK, check["text"], ELSEWHERE if is_own else check["hint"]
     if {"missing", "checks", "sees_home"}.intersection(facts["late"]):
-        yield Order.FILES, "a file system does not answer there", "look there: df; ls"
+        yield Order.FILES, "a file system does not answer there", "run df there to find it"
 
 
 def _clock(ahead_s: float, first: str) -> Iterator[Found]:
     if abs(ahead_s) >= CLOCK_NOTE_S:
         order = Order.CLOCK if abs(ahead_s) > CLOCK_S else Order.NOTE
         text = f"its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
-        yield order, f"{text} that of {first}", "set it there: chronyc makestep, or timedatectl"
+        yield order, f"{text} that of {first}", "set it there with chronyc makestep or timedatectl"
 
 
 def _gpus(plan: Plan, facts: Facts) -> Iterator[Found]:
@@ -167,7 +171,7 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Found]:
     free = [gpu for gpu in usable if not _user(gpu)]
     driver = found.get("problem", "")
     if "gpus" in facts["late"]:
-        yield Order.GPUS, "NVIDIA's driver does not answer there", "look there: nvidia-smi"
+        yield Order.GPUS, "NVIDIA's driver does not answer there", "run nvidia-smi there"
     elif found.get("unknown"):
         text = f"its GPUs are not checked: {found['unknown']}"
         yield Order.NOTE, text, "install clusterrun[train] there"
@@ -175,7 +179,7 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Found]:
         silent = [f"GPU {gpu['name']}: {gpu['problem']}" for gpu in known if gpu["problem"]]
         why = "; ".join(filter(None, [driver, *silent]))
         text = f"{count(len(usable), 'GPU')}, but {needed} are needed{f' ({why})' if why else ''}"
-        yield Order.GPUS, text, "use as many as each host has with --gpus-per-node"
+        yield Order.GPUS, text, "lower --gpus-per-node, or leave the host out"
     elif len(free) < needed:
         users = "; ".join(f"GPU {gpu['name']}: {_user(gpu)}" for gpu in usable if _user(gpu))
         text = f"{len(free)} of {count(len(usable), 'GPU')} free, but {needed} are needed: {users}"
@@ -219,5 +223,5 @@ def _mixed(facts: Mapping[str, Facts]) -> Iterator[tuple[Found, list[str]]]:
         yield (Order.NOTE, f"GPUs differ: {text}", "the slowest one sets the pace"), [*facts]
     apart = [host for host, each in facts.items() if not each["sees_home"]]
     if apart and len(apart) < len(facts) - 1:
-        text = "they do not share the run directory, others do"
-        yield (Order.NOTE, text, "checkpoints are saved on each host"), apart
+        text = "the run directory is not shared there, so checkpoints stay there"
+        yield (Order.NOTE, text, ""), apart

@@ -35,5 +35,5 @@ def can_connect(address: str, port: int, timeout_s: float = CONNECT_S) -> str:
 def closed(hosts: Sequence[str], to: str, port: int, reason: str) -> Problem:
     """Explain that hosts do not reach a port of another."""
     text = f"port {port} of {to} cannot be reached ({reason})"
-    hint = "open ports between the hosts in their firewalls, and name them: --port-range LOW-HIGH"
+    hint = "open a range of ports between the hosts, and pass it with --port-range LOW-HIGH"
     return Problem(hosts=tuple(hosts), text=text, hint=hint, order=Order.CLOSED_PORTS)

@@ -17,12 +17,12 @@ class Refusal(Enum):
 
     CHANGED_KEY = "its host key has changed"
     UNKNOWN_KEY = "its host key is not known here"
-    KEY_FILE = "others can read the file of your key, so ssh ignores it"
-    CONFIGURATION = "ssh's configuration has a mistake"
+    KEY_FILE = "ssh ignores your key because others can read its file"
+    CONFIGURATION = "ssh cannot read its configuration"
     TOO_MANY_KEYS = "ssh offered too many keys"
     DENIED = "permission denied"
-    UNKNOWN_HOST = "no host of this name is known"
-    REFUSED = "nothing listens at its ssh port"
+    UNKNOWN_HOST = "its name cannot be resolved"
+    REFUSED = "nothing listens on its ssh port"
     SILENT = "it does not answer"
     CLOSED = "the connection was closed"
     NO_PYTHON = "Python was not found there"
@@ -50,26 +50,26 @@ SIGNS: Final[tuple[tuple[Refusal, tuple[str, ...]], ...]] = (
 )
 HINTS: Final[dict[Refusal, str]] = {
     Refusal.CHANGED_KEY: (
-        "ask who administers HOST whether its key was replaced, and compare the fingerprint; only "
-        "then remove the old one with ssh-keygen -R"
+        "ask the administrator of HOST whether its key was replaced, and compare the fingerprint; "
+        "only then remove the old one with ssh-keygen -R HOST"
     ),
-    Refusal.UNKNOWN_KEY: "run once: ssh HOST, and compare the fingerprint before you accept it",
-    Refusal.KEY_FILE: "make it yours alone: chmod 600 on the file that ssh names",
+    Refusal.UNKNOWN_KEY: "run 'ssh HOST' once, and compare the fingerprint before you accept it",
+    Refusal.KEY_FILE: "run chmod 600 on the file that ssh names",
     Refusal.CONFIGURATION: "check it with: ssh -G HOST",
     Refusal.TOO_MANY_KEYS: "name its key in ~/.ssh/config: IdentityFile, IdentitiesOnly yes",
     Refusal.DENIED: (
-        "copy your key with ssh-copy-id HOST; if it has a passphrase, load it with ssh-add: no "
-        "passphrase is asked for"
+        "copy your key with ssh-copy-id HOST; if it has a passphrase, load it with "
+        "ssh-add: clusterrun never asks for one"
     ),
-    Refusal.UNKNOWN_HOST: "check the name: ssh HOST; an alias belongs in ~/.ssh/config",
+    Refusal.UNKNOWN_HOST: "check the name with: ssh HOST; define aliases in ~/.ssh/config",
     Refusal.REFUSED: "check that sshd runs there, and its port: USER@HOST:PORT",
-    Refusal.SILENT: "check that it runs and that no firewall is between: ssh HOST",
-    Refusal.CLOSED: "look at its sshd or at the jump host: ssh -v HOST",
+    Refusal.SILENT: "check that it is up and that no firewall blocks ssh: ssh HOST",
+    Refusal.CLOSED: "check its sshd, and the jump host if there is one, with: ssh -v HOST",
     Refusal.NO_PYTHON: "name an interpreter that exists on all hosts with --python",
     Refusal.NO_CLUSTERRUN: "install clusterrun there, or name another interpreter with --python",
     Refusal.SETUP: "run the lines of setup: there: ssh HOST",
     Refusal.ENDED: "look for exit and exec in ~/.bashrc there; try: ssh HOST bash -c true",
-    Refusal.OTHER: "try: ssh -v HOST",
+    Refusal.OTHER: "look for the reason with: ssh -v HOST",
 }
 _OURS: Final = (Refusal.NO_PYTHON, Refusal.NO_CLUSTERRUN, Refusal.SETUP, Refusal.ENDED)
 
