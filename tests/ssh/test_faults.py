@@ -217,10 +217,10 @@ def test_without_its_controller_a_run_ends_on_all_hosts(hosts: Hosts) -> None:
 def test_a_run_that_waits_for_a_host_says_so_and_can_be_cancelled(hosts: Hosts) -> None:
     job = submit(hosts, PAIR, *RESTARTS, command=WAIT)
     job.wait_for_ranks(2)
-    (courier,) = running(hosts, "h2", "hosts.courier")
     hosts.revoke("h1", "h2")
-    kill(hosts, "h2", courier.pid)
-    wait_for(lambda: job.status()["reason"] == "waiting up to 10m for h2", "the run to wait")
+    (client,) = running(hosts, "h1", "ssh ")
+    kill(hosts, "h1", client.pid)
+    wait_for(lambda: job.waits_for() == "waiting up to 10m for h2", "the run to wait")
     assert job.cli("cancel", "--yes", job.id).returncode == 0
     assert job.end() == "CANCELLED"
 

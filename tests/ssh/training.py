@@ -54,6 +54,9 @@ class Job:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
+    def waits_for(self) -> str:
+        return str((self.status()["reason"] or {}).get("text"))
+
     def end(self, timeout_s: float = 240) -> str:
         """Wait for its end, without looking too often, and return the state."""
         wait_for((self.training.root / "end.json").exists, f"the end of {self.id}", timeout_s)
@@ -127,4 +130,5 @@ def prepare(hosts: Hosts, *, is_shared: bool) -> str:
 def nothing_left(hosts: Hosts) -> None:
     """Wait until no process, no lock and no temporary file is left on any host that is up."""
     wait_for(lambda: not hosts.processes(), "all processes to end", 30)
-    assert hosts.leftovers(*FILES) == []
+    found = hosts.leftovers(*FILES)
+    assert not found, found
