@@ -256,20 +256,15 @@ def test_the_agent_of_the_first_host_is_no_host_that_is_lost(hosts: Hosts) -> No
 
 @pytest.mark.long
 @BOTH
-@pytest.mark.parametrize("moment", ["hosts.courier", "rank"])
-def test_a_submission_may_be_killed(hosts: Hosts, moment: str, is_shared: bool) -> None:
-    """Early, nothing remains; once the job runs, it needs the submitter no longer."""
+def test_a_job_needs_its_submitter_no_longer(hosts: Hosts, is_shared: bool) -> None:
     with_and_without_shared(hosts, is_shared)
     here = prepare(hosts, is_shared=is_shared)
     argv = ["submit", "--wait", "--cluster", "ssh", "--hosts", ",".join(PAIR), *ONE_EACH, *WAIT]
     client = hosts.laptop.start(["clusterrun", *argv], cwd=here)
-    text = "waiter.py" if moment == "rank" else moment
-    wait_for(lambda: running(hosts, "h2", text), f"{text} on h2", every_s=0.01)
+    wait_for(lambda: running(hosts, "h2", "waiter.py"), "a rank on h2")
     hosts.laptop.signal(client, signal.SIGKILL)
-    if moment == "rank":
-        time.sleep(5)
-        assert running(hosts, "h2", text)
-        job = job_of(hosts, "H1", is_shared=is_shared)
-        cancelled = job.cli("cancel", "--yes", job.id, machine=LAPTOP if is_shared else "h1")
-        assert cancelled.returncode == 0, cancelled.stderr
-        assert json.loads((job.training.root / "end.json").read_text())["state"] == "CANCELLED"
+    job = job_of(hosts, "H1", is_shared=is_shared)
+    time.sleep(5)
+    assert running(hosts, "h2", "waiter.py"), job.batch_output()
+    job.hosts["h1"].run(["clusterrun", "cancel", "--yes", str(job.root_there)], check=True)
+    assert job.ended()["state"] == "CANCELLED"

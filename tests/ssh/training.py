@@ -54,6 +54,16 @@ class Job:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
+    def ended(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.training.root / "end.json").read_text())
+        return found
+
+    @property
+    def root_there(self) -> str:
+        """The run's home, as the first host sees it."""
+        top = self.hosts.state_dir if self.is_shared else self.hosts["h1"].directory
+        return f"/{self.training.root.relative_to(top)}"
+
     def waits_for(self) -> str:
         return str((self.status()["reason"] or {}).get("text"))
 
