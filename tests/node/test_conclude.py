@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from clusterrun.config.spec import Cluster
 from clusterrun.node.recovery import conclude as module
 from clusterrun.node.recovery.conclude import conclude, past
 from clusterrun.node.recovery.rules import Decision
@@ -419,6 +421,13 @@ def test_what_a_person_ends_does_not_go_on_where_its_save_failed(
     decision, outcome = run.conclude(1)
     assert (decision.next, decision.why, outcome.state) == (Next.STOP, "cancelled", "CANCELLED")
     assert (outcome.code, outcome.reason) == (137, "rank 1 on n2: killed by SIGKILL")
+
+
+def test_a_host_that_lost_the_controller_did_not_cancel_the_run(run: EndedAttempts) -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=2)
+    run.plan(dataclasses.replace(plan, cluster=Cluster.SSH, hosts=("n1", "n2")).to_json())
+    run.attempt(1, {"code": 124, "cause": Cause.CANCELLED, "reason": "n2: cancelled"})
+    assert run.conclude(1, 124)[0].next is Next.RELAUNCH
 
 
 def test_agents_that_were_ended_without_a_request_were_preempted(run: EndedAttempts) -> None:

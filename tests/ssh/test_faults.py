@@ -214,6 +214,7 @@ def test_without_its_controller_a_run_ends_on_all_hosts(hosts: Hosts) -> None:
     assert "controller" in json.dumps(status)
 
 
+@pytest.mark.long
 def test_a_run_that_waits_for_a_host_says_so_and_can_be_cancelled(hosts: Hosts) -> None:
     job = submit(hosts, PAIR, *RESTARTS, command=WAIT)
     job.wait_for_ranks(2)

@@ -213,12 +213,13 @@ class HostsHost(Host):
         raise ClusterrunError(f"{few}: {', '.join(why)}")
 
     def _savers(self) -> list[str]:
-        """Return the hosts that have a part of the newest checkpoint which others may lack."""
-        if not any(link.is_apart for link in self.links):
-            return []
+        """Return the hosts that have files of the newest checkpoint which this one lacks."""
         newest, _ = checkpoint_files.newest(self.paths.checkpoints_dir, contents=False)
-        nodes = newest.nodes if newest else {}
-        return [link.name for link in self.links if nodes.get(link.name)]
+        if newest is None or not newest.nodes:
+            return []
+        _, here = checkpoint_files.read_marker(newest.path)
+        names = [link.name for link in self.links]
+        return [name for name in names if {*newest.nodes.get(name, ())} - {*here}]
 
     def _lost_names(self) -> list[str]:
         return [link.name for link in self.links if link.is_lost]

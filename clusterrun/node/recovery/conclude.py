@@ -150,8 +150,9 @@ def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Ou
         return dataclasses.replace(found, cause=Cause.CANCELLED)
     if found.cause not in _KILLED:
         return found
-    # Slurm signals a preemption to the agents only, all other ends also to the conductor.
-    if requested is None and found.cause is Cause.CANCELLED and cluster is Cluster.SLURM:
+    # Slurm signals a preemption to the agents only, all other ends also to the conductor. A host
+    # that loses the controller also signals its agent.
+    if requested is None and found.cause is Cause.CANCELLED and cluster is not Cluster.LOCAL:
         requested = Reason.PREEMPT
     return _interrupted(found, requested) if requested in _INTERRUPTIONS else found
 
