@@ -142,6 +142,7 @@ def test_a_record_keeps_its_home(here: Here) -> None:
     assert record.read(made.paths).home is None
 
 
+COUNTER = ".local/state/clusterrun/local-job-id"
 HOSTILE = ("a'b\"c", "two\nlines", "$(touch /tmp/never)", "-x `id` ; ls", "~", "\\", "caf\u00e9")
 
 
@@ -238,6 +239,19 @@ def test_ctrl_c_ends_the_command_on_both_machines(here: Here) -> None:
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_job_ids_are_used_once_on_both_machines(here: Here) -> None:
+    made = here.run("gpu1", "H7")
+    end(made)
+    changed = dataclasses.replace(made, job_id="H9", earlier_job_ids=("H7",))
+    record.write(changed)  # as a `resume` there does
+    counters = [here.root / place / COUNTER for place in ("laptop", "hosts/gpu1")]
+    assert here("list")[0] == 0
+    assert counters[0].read_text() == "9\n"
+    counters[0].write_text("20\n")
+    here("resume", "H9")
+    assert counters[1].read_text() == "20\n"
 
 
 def test_a_command_that_dies_here_ends_there(here: Here) -> None:

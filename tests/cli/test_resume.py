@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ import pytest
 from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.cli.shared import waiting
-from clusterrun.errors import ClusterrunError
+from clusterrun.config.spec import Cluster
+from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.node.recovery.conclude import past
 from clusterrun.rundir.outcome import Cause
 from clusterrun.rundir.paths import RunPaths
@@ -22,6 +25,8 @@ from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord, read
 from clusterrun.shared import checkpoint_files, locks
 from clusterrun.verbs import resume
+from clusterrun.verbs.changes import refuse_other_hosts
+from tests.backends.builders import make_plan
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, queue, running, submitted
@@ -566,3 +571,22 @@ def test_resume_waits_for_the_job_if_asked(
     monkeypatch.setattr(waiting, "_wait", lambda record, *, is_followed: record)
     monkeypatch.setattr(waiting, "_exit_code", lambda ended: int(ended.job_id))
     assert here("resume", "4711", "--wait").code == 4714
+
+
+def test_a_checkpoint_whose_parts_are_on_other_hosts_is_refused(tmp_path: Path) -> None:
+    path = checkpoint_files.step_directory(tmp_path, 20)
+    path.mkdir()
+    nodes = {"gpu1": ["model"], "gpu2": ["moments"]}
+    plan = dataclasses.replace(make_plan(tmp_path), cluster=Cluster.SSH)
+
+    def refuse(*hosts: str, files: Sequence[str] = ("model",)) -> None:
+        sums = dict.fromkeys(files, (0, 0))
+        checkpoint_files.mark(path, 20, world_size=2, settings={}, nodes=nodes, files=sums)
+        found, _ = checkpoint_files.read_marker(path)
+        refuse_other_hosts(found, dataclasses.replace(plan, hosts=hosts))
+
+    refuse("ann@gpu1", "gpu2:2222")
+    refuse("gpu1", "gpu3", files=("model", "moments"))  # a resume has completed it
+    with pytest.raises(UsageError, match="parts of step-00000020 are only on gpu2") as refused:
+        refuse("gpu1", "gpu3")
+    assert "--hosts gpu1,gpu2" in refused.value.hints[0]

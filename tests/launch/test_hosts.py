@@ -16,6 +16,7 @@ from clusterrun.launch.hosts import (
     allocation_hosts,
     allocation_source,
     choose_starter,
+    without_excluded,
 )
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
@@ -193,6 +194,14 @@ def test_a_request_that_the_hosts_cannot_meet_is_refused(
 
 def test_two_ports_of_an_address_are_two_hosts() -> None:
     assert on_hosts(listed("a:2221", "a:2222")).nodes == 2
+
+
+def test_excluded_hosts_are_left_out_by_either_name() -> None:
+    hosts = listed("ann@gpu1", "gpu2:2222", "gpu2:2223", "gpu3", slots=(1, 2, 3, 4))
+    left = without_excluded(hosts, "gpu[1,3],gpu2-2223")
+    assert (left.hosts, left.slots) == (("gpu2:2222",), (2,))
+    with pytest.raises(UsageError, match="leaves none of the hosts"):
+        without_excluded(hosts, "gpu[1-3]")
 
 
 def test_hosts_without_their_cluster_are_refused() -> None:
