@@ -18,7 +18,7 @@ def backend(
 ) -> Backend:
     """Return the backend to submit to. Raises UsageError for Slurm without sbatch.
 
-    `is_shared`: hosts that do not see `runs_dir` are refused.
+    `is_shared`: a first host that does not see `runs_dir` is refused.
     """
     if cluster is Cluster.LOCAL:
         return LocalBackend(runs_dir=RunsDir(root=runs_dir.root.absolute()))

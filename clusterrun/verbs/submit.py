@@ -53,7 +53,7 @@ def submit_prepared(
 ) -> JobRecord:
     """Start a job that was prepared; otherwise as `submit`.
 
-    `is_shared`: refuse hosts that do not see the run directory, which the caller reads.
+    `is_shared`: refuse a first host that does not see the run directory, which the caller reads.
     """
     prepared.refuse_problem()
     plan = prepared.plan

@@ -187,7 +187,7 @@ def test_two_projects_run_on_the_same_hosts(bench: Bench) -> None:
     assert sorted(row["job_id"] for row in rows) == sorted(jobs)
     for job_id in jobs:
         wait_for(lambda j=job_id: "begun" in bench.do("logs", j, cwd=home), f"{job_id} to begin")
-    bench.do("cancel", *jobs, on="h2", cwd="/")
+    bench.do("cancel", "-y", *jobs, on="h2", cwd="/")
     assert {bench.wait_for_end(job_id) for job_id in jobs[:1]} == {"CANCELLED"}
     wait_for(lambda: not bench.hosts.processes(), "both runs to end")
     assert bench.leftovers() == []

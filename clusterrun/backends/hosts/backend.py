@@ -42,19 +42,20 @@ STOP_S = 60.0
 class HostsBackend(LocalBackend):
     """The jobs of one directory of runs, on several machines.
 
-    `is_shared`: new jobs need hosts that see it.
+    `is_shared`: the first host of a new job must see it, and all hosts of a smoke job.
     """
 
     is_shared: bool = False
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Start the controller on the first host and wait until it has accepted the job."""
+        needed = plan.hosts if plan.is_smoke else plan.hosts[:1]
         try:
             return self._send(
                 plan,
                 paths,
-                must_see=plan.hosts if self.is_shared else (),
-                must_see_hint="this command needs a --run-dir that all hosts share",
+                must_see=needed if self.is_shared else (),
+                must_see_hint="pass a --run-dir that all hosts share",
             )
         except BaseException:
             remove_run(paths)
