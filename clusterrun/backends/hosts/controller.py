@@ -102,7 +102,6 @@ def _create(plan: Plan, run_id: str, given: Mapping[str, Any]) -> RunPaths:
     runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
     paths = create.create_run(runs_dir, plan.name, run_id, Bundle(files=given["files"]))
     record.write(record.new_record(plan, paths, argv=given["argv"], now=time.time()))
-    remember_root(runs_dir)
     return paths
 
 
@@ -358,8 +357,6 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
     try:
         notes = controller.assemble()
         write_controller(sent.paths, controller.job_id)
-        if sent.is_new:
-            remember_root(controller.paths_of_runs)
         pipe.send(
             "ready",
             job_id=controller.job_id,
