@@ -36,7 +36,7 @@ def stand_in(place: Path, says: Path, monkeypatch: pytest.MonkeyPatch) -> StandI
         pytest.skip("nvidia-ml-py is not installed")
     if not GCC:
         pytest.skip("gcc was not found, which builds the stand-in for NVML")
-    _build(place)
+    build(place)
     says.write_text("")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
     monkeypatch.setenv("NVML_STAND_IN", str(says))
@@ -44,7 +44,7 @@ def stand_in(place: Path, says: Path, monkeypatch: pytest.MonkeyPatch) -> StandI
 
 
 @cache
-def _build(place: Path) -> None:
+def build(place: Path) -> None:
     place.mkdir(exist_ok=True)
     out = place / "libnvidia-ml.so.1"
     argv = [str(GCC), "-shared", "-fPIC", "-w", "-o", os.fspath(out), os.fspath(SOURCE)]

@@ -175,6 +175,7 @@ class Controller:
         )
         for link in sorted(self.links, key=_machine):  # of two runs one gets all its locks
             self._lock(link)
+        self._try_ports(self.links)
         _on_all(self.links, self._place)
         return notes
 
@@ -182,13 +183,12 @@ class Controller:
         """Return notes on the hosts. Raises ClusterrunError if the run can't start on them."""
         facts = {link.name: link.facts for link in links}
         ahead = {link.name: link.ahead_s for link in links}
-        found = judge.problems(self.plan, facts, ahead) or self._closed_ports(links)
-        if found:
+        if found := judge.problems(self.plan, facts, ahead):
             raise judge.error_of(found)
         return [str(note) for note in judge.notes(self.plan, facts, ahead)]
 
-    def _closed_ports(self, links: Sequence[Link]) -> list[judge.Problem]:
-        """Return which hosts do not reach a port of the first one, or of the next one."""
+    def _try_ports(self, links: Sequence[Link]) -> None:
+        """Have each host reach a port of the first and the next one. Raises ClusterrunError."""
         wanted = candidate_ports(self.nonce, 0, self.plan.port_range).link
         ports = _on_all(links, lambda link: link.ask("listen", ports=wanted)["port"])
         port_of = dict(zip([link.name for link in links], ports, strict=True))
@@ -204,9 +204,11 @@ class Controller:
                     closed[name, reason].append(link.name)
 
         _on_all(links, connect)
-        return [
-            reach.closed(names, to, port_of[to], reason) for (to, reason), names in closed.items()
-        ]
+        if closed:
+            raise judge.error_of(
+                reach.closed(names, to, port_of[to], reason)
+                for (to, reason), names in closed.items()
+            )
 
     @property
     def paths_of_runs(self) -> RunsDir:
@@ -219,6 +221,7 @@ class Controller:
         try:
             self._judge((self.links[0], link))
             self._lock(link)
+            self._try_ports((self.links[0], link))
             self._place(link)
         except ClusterrunError:
             link.close()
@@ -373,10 +376,10 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
         controller.listener.join(GO_S)
         ready()
         return
-    pipe.close()
-    ready()
     if sent.is_new:
         remember_root(controller.paths_of_runs)
+    pipe.close()
+    ready()
     controller.conduct(signals.wait)
 
 

@@ -8,10 +8,13 @@ from clusterrun.backends.hosts import openssh, start
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.host_specs import parse_host
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
 
 def host_command(plan: Plan, rank: int) -> list[str]:
     """Return the command that starts a shell on a host; on the first one, where this runs."""
-    return list(start.READ) if rank == 0 else openssh.ssh(plan.hosts[rank], start.READ)
+    is_here = rank == 0 or plan.hosts[rank] in LOOPBACK
+    return list(start.READ) if is_here else openssh.ssh(plan.hosts[rank], start.READ)
 
 
 def is_this_machine(host: str) -> bool:
@@ -19,7 +22,7 @@ def is_this_machine(host: str) -> bool:
     spec = parse_host(host)
     if spec.user or spec.port:
         return False
-    if spec.host in ("localhost", socket.gethostname()):
+    if spec.host in (*LOOPBACK, socket.gethostname()):
         return True
     try:
         found = socket.getaddrinfo(spec.host, 0, type=socket.SOCK_STREAM)

@@ -1,0 +1,256 @@
+"""What cannot run is refused in one line that names the host; nothing is left anywhere."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import time
+
+import pytest
+
+from tests.hosts import LAPTOP, Hosts
+from tests.hosts.machine import PYTHON, ROOT
+from tests.patience import PATIENCE, wait_for
+from tests.ssh.submitting import (
+    QUICK_S,
+    gpus,
+    nothing_left,
+    refusal,
+    refusals,
+    start,
+    submit,
+    wrap,
+)
+
+pytestmark = pytest.mark.ssh
+
+UNKNOWN = "no host of this name is known: .*h9.*"
+NO_KEY = "its host key is not known here: Host key verification failed."
+CHANGED = "its host key has changed: Host key verification failed."
+SAME = "name each machine once in hosts:"
+
+
+def test_logins_that_fail_are_named(hosts: Hosts) -> None:
+    hosts.revoke("h1", "h4")
+    hosts.forget(LAPTOP, "h2")
+    hosts.change_host_key("h3")
+    hosts.add_name("gpu1", "h1")
+    wait_for(lambda: "CHANGED" in hosts.laptop.run(["ssh", "h3", "true"]).stderr, "another key")
+    refusals(
+        hosts,
+        {
+            "h9,h1": (5, f"h9: {UNKNOWN}"),
+            "h1,h9": (5, f"h1 cannot log in to h9: {UNKNOWN}"),
+            "h2,h1": (5, f"h2: {NO_KEY}"),
+            "h1,h3": (5, f"h1 cannot log in to h3: {CHANGED}"),
+            "h1,h4": (5, r"h1 cannot log in to h4: permission denied: ann4@h4: .*publickey.*"),
+            "h1,gpu1": (2, "gpu1: the same machine as h1"),
+        },
+    )
+
+
+@pytest.mark.long
+def test_all_other_logins_that_fail(hosts: Hosts) -> None:
+    hosts.revoke(LAPTOP, "h4")
+    hosts.forget("h1", "h2")
+    hosts.change_host_key("h3")
+    hosts.close_ports("h3", "22", silently=False)
+    refusals(
+        hosts,
+        {
+            "h4,h1": (5, "h4: permission denied: .*"),
+            "h1,h2": (5, f"h1 cannot log in to h2: {NO_KEY}"),
+            "h3,h1": (5, "h3: nothing listens at its ssh port: .*Connection refused"),
+            "h1,h3": (5, "h1 cannot log in to h3: nothing listens at its ssh port: .*"),
+            "h1,h1:22": (2, "--hosts lists the same host twice: h1 and h1:22"),
+            "h1,localhost": (2, "localhost: the same machine as h1"),
+        },
+    )
+    hosts.open_ports("h3")
+    refusals(hosts, {"h3,h1": (5, f"h3: {CHANGED}")})
+    refused = submit(hosts, "--hosts", "h1,h9", machine="h1")
+    assert refusal(refused)[0] == 5
+    refused = submit(hosts, "--hosts", "h1,localhost", machine="h1")
+    assert refusal(refused) == (2, "localhost: the same machine as h1", SAME)
+    nothing_left(hosts)
+
+
+@pytest.mark.long
+def test_a_silent_host_is_named_soon(hosts: Hosts) -> None:
+    hosts.cut("h2")
+    hosts["h3"].freeze()
+    for names, error in {
+        "h1,h2": "h1 cannot log in to h2: it does not answer: .*timed out",
+        "h2,h1": "h2: it does not answer: .*timed out",
+        "h1,h3": "h1 cannot log in to h3: it does not answer: .*",
+    }.items():
+        begin = time.monotonic()
+        refusals(hosts, {names: (5, error)})
+        assert time.monotonic() - begin < QUICK_S * PATIENCE
+
+
+def test_closed_ports_are_named(hosts: Hosts) -> None:
+    hosts.close_ports("h2", "1024-65535", silently=False)
+    done = submit(hosts, "--hosts", "h1,h2,h3")
+    code, error, hint = refusal(done)
+    assert code == 1
+    assert error.startswith("h1: port ")
+    assert error.endswith(" of h2 cannot be reached (Connection refused)")
+    assert "--port-range" in hint
+    nothing_left(hosts)
+
+
+@pytest.mark.long
+def test_a_firewall_that_drops_is_named_with_all_hosts_before_it(hosts: Hosts) -> None:
+    hosts.close_ports("h1", "1024-65535")
+    done = submit(hosts, "--hosts", "h1,h2,h3", "--port-range", "5000-5010")
+    code, error, _ = refusal(done)
+    assert code == 1
+    assert error.startswith("h[2-3]: port 50")
+    assert error.endswith(" of h1 cannot be reached (timed out)")
+    nothing_left(hosts)
+    hosts.open_ports("h1")
+    for closed in ("1024-4999", "5011-65535"):
+        hosts.close_ports("h1", closed)
+    assert submit(hosts, "--hosts", "h1,h2", "--port-range", "5000-5010").returncode == 0
+
+
+def test_software_that_differs_is_named(hosts: Hosts) -> None:
+    wrap(hosts, ("h1",), f'exec {PYTHON} "$@"')
+    other = "import platform\nplatform.python_version = lambda: '3.12.1'\n"
+    hosts["h2"].write("fake/sitecustomize.py", other)
+    wrap(hosts, ("h2",), f'PYTHONPATH=$HOME/fake exec {PYTHON} "$@"')
+    code, error, hint = refusal(submit(hosts, "--hosts", "h1,h2", "--python", "~/py"))
+    assert (code, error) == (
+        1,
+        f"h2: Python 3.12.1 ({PYTHON}), but {platform.python_version()} on h1",
+    )
+    assert "--python" in hint
+    wrap(hosts, ("h2",), 'exec /usr/bin/python3 -I -S "$@"')
+    code, error, hint = refusal(submit(hosts, "--hosts", "h1,h2", "--python", "~/py"))
+    assert (code, error.partition(": /")[0]) == (1, "h2: clusterrun does not run there")
+    assert hint == "install clusterrun there, or name another interpreter with --python"
+    nothing_left(hosts)
+
+
+@pytest.mark.long
+def test_all_other_software_that_differs(hosts: Hosts) -> None:
+    metadata = "Metadata-Version: 2.1\nName: torch\nVersion: 2.0.1\n"
+    hosts["h2"].write("fake/torch-2.0.1.dist-info/METADATA", metadata)
+    wrap(hosts, ("h1", "h3"), f'exec {PYTHON} "$@"')
+    wrap(hosts, ("h2",), f'PYTHONPATH=$HOME/fake exec {PYTHON} "$@"')
+    option = ("--python", "~/py")
+    refusals(hosts, {"h1,h2": (1, r"h2: torch 2\.0\.1, but 2\..* on h1")}, *option)
+    absent = "import importlib.metadata as m, builtins\nv = m.version\n"
+    absent += "def version(name):\n if name == 'torch': raise m.PackageNotFoundError(name)\n"
+    hosts["h2"].write("fake/sitecustomize.py", f"{absent} return v(name)\nm.version = version\n")
+    refusals(hosts, {"h1,h2": (1, r"h2: .*/python has no torch")}, *option)
+    for line, names, error in (
+        (f'PYTHONPATH={ROOT} exec /usr/bin/python3 -S "$@"', "h2,h1", "clusterrun does not run.*"),
+        ("exit 3", "h1,h2", "its shell ended early: no message"),
+        ("exec python9", "h1,h2", "Python was not found there: .*"),
+    ):
+        wrap(hosts, ("h2",), line)
+        refusals(hosts, {names: (1, f"h2: {error}")}, *option)
+    hosts["h2"].run(["rm", "py"], check=True)
+    refusals(hosts, {"h1,h2": (1, "h2: Python was not found there: .*")}, *option)
+    line = '[ "$HOSTNAME" = h1 ]'
+    error = "h2: its setup lines failed: .*setup line 1 failed with status 1.*"
+    refusals(hosts, {"h1,h2": (1, error)}, "--setup", line)
+
+
+@pytest.mark.long
+def test_a_login_script_may_print_but_not_exit(hosts: Hosts) -> None:
+    for name in ("h1", "h2"):
+        hosts[name].write(".bashrc", "echo Welcome; printf '{no newline'\n")
+    hosts["h3"].write(".bashrc", "exit 0\n")
+    error = "h3: its shell ended early: no message"
+    refusals(hosts, {"h3,h1": (1, error), "h1,h2,h3": (1, error)})
+
+
+@pytest.mark.long
+def test_a_full_disk_is_named(hosts: Hosts) -> None:
+    hosts.share(LAPTOP)
+    hosts["h2"].small_disk("/home/ann2/clusterrun", 1)
+    code, error, hint = refusal(submit(hosts, "--hosts", "h1,h2"))
+    assert code == 1
+    assert error.startswith("h2: only ")
+    assert hint == "free space there, or name another directory: --hosts-dir"
+    nothing_left(hosts)
+
+
+@pytest.mark.long
+def test_a_full_disk_of_the_first_host_is_named(hosts: Hosts) -> None:
+    hosts.share(LAPTOP)
+    hosts["h1"].small_disk("/home/ann1/clusterrun", 1)
+    refusals(hosts, {"h1,h2": (1, "h1: only .*")})
+    fill = ["dd", "if=/dev/zero", "of=clusterrun/full", "bs=1k", "count=2000"]
+    hosts["h1"].run(fill)
+    code, error, hint = refusal(submit(hosts, "--hosts", "h1,h2"))
+    assert code == 1
+    assert error.startswith("h1: cannot create the run directory /home/ann1/clusterrun/runs/")
+    assert "--hosts-dir" in hint
+    nothing_left(hosts, "/clusterrun/full$")
+
+
+@pytest.mark.long
+def test_a_hostfile_with_a_bad_line_is_named(hosts: Hosts) -> None:
+    hosts.laptop.write("/shared/project/hosts", "h1 slots=2\nh2 slots=many\n")
+    code, error, _ = refusal(submit(hosts, "--hostfile", "hosts"))
+    assert code == 2
+    assert "hosts:2" in error
+    nothing_left(hosts, "/project/hosts$")
+
+
+@pytest.mark.long
+def test_gpus_that_do_not_suffice_are_named(
+    hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    gpus(hosts, tmp_path_factory.mktemp("nvml"), ("h1", "h2", "h3"))
+
+    def refused(answers: str) -> str:
+        hosts["h2"].write("/tmp/gpus", answers)
+        options = ("--hosts", "h1,h2,h3", "--python", "~/py", "--gpus-per-node", "2")
+        code, error, _ = refusal(submit(hosts, *options, device="cuda"))
+        assert code == 1
+        return error
+
+    assert refused("gpus 1\n") == "h2: 1 GPU, but 2 are needed"
+    none = "h2: 0 GPUs, but 2 are needed"
+    assert refused("init -9\n") == f"{none} (this machine has no NVIDIA driver)"
+    assert refused("gpus hang\n").startswith(f"{none} (NVIDIA's driver did not answer")
+    foreign = hosts["h2"].start(["sleep", "1000"], user="bob")
+    wait_for(lambda: "sleep" in {p.name for p in hosts["h2"].processes()}, "sleep to run")
+    (pid,) = [p.pid for p in hosts["h2"].processes()]
+    busy = f"h2: 1 of 2 GPUs free, but 2 are needed: GPU 1: process {pid} (sleep of bob, 0 MiB)"
+    assert refused(f"gpu1.pid {pid}\n") == busy
+    hosts["h2"].signal(foreign, signal.SIGKILL)
+    nothing_left(hosts, "/tmp/gpus")
+
+
+@pytest.mark.parametrize(
+    "after_s", [pytest.param(s, marks=pytest.mark.long) for s in (0.5, 1.0, 2.0)] + [1.5]
+)
+def test_ctrl_c_during_submit_leaves_nothing(hosts: Hosts, after_s: float) -> None:
+    hosts.cut("h3")  # so it takes long enough
+    process = start(hosts, "--hosts", "h1,h2,h3", "hello.py")
+    time.sleep(after_s)
+    hosts.laptop.signal(process, signal.SIGINT)
+    _, err = process.communicate(timeout=60 * PATIENCE)
+    assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted")
+    nothing_left(hosts)
+
+
+@pytest.mark.long
+def test_a_link_that_dies_during_submit_leaves_nothing(hosts: Hosts) -> None:
+    hosts.share(LAPTOP)
+    hosts.cut("h3")  # so it takes long enough
+    process = start(hosts, "--hosts", "h1,h2,h3", "hello.py")
+    wait_for(lambda: any("courier" in str(p.argv) for p in hosts["h2"].processes()), "a courier")
+    hosts.cut(LAPTOP)
+    _, err = process.communicate(timeout=120 * PATIENCE)
+    assert process.returncode == 5, err
+    assert "error: h1: the connection was closed: " in err
+    hosts.heal("h3")
+    hosts.heal(LAPTOP)
+    nothing_left(hosts)
