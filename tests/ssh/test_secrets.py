@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 
 import pytest
@@ -38,7 +39,8 @@ def test_a_token_reaches_the_ranks_and_nothing_else(hosts: Hosts, shared: bool) 
     if not shared:
         hosts.share(LAPTOP)
     cwd, odd = "/shared/my project's", ["$(touch /tmp/ran)", "it's", 'a "b"', "two  spaces"]
-    options = ["--hosts", "h1,h2", "--pass-env", "TOKEN", "--name", "my 'first' job", "hello.py"]
+    options = ["--hosts", "h1,h2", "--pass-env", "TOKEN", "--job-name", "my 'first' job"]
+    options += ["--no-world-contract", "hello.py"]
     with hosts.all_command_lines() as lines:
         environ = {"TOKEN": TOKEN}
         process = start(hosts, *options, *odd, cwd=cwd, script=SHOWS, env=environ)
@@ -46,8 +48,9 @@ def test_a_token_reaches_the_ranks_and_nothing_else(hosts: Hosts, shared: bool) 
         assert process.returncode == 0, err
         wait_for(lambda: not hosts.processes(), "the end of the run")
     job_id = out.split()[3]
-    logs = hosts.laptop.run(["clusterrun", "logs", job_id], cwd=cwd)
-    assert logs.stdout.count("passed") == 2, logs
+    logs = hosts.laptop.run(["clusterrun", "logs", "-a", "-n", "all", job_id], cwd=cwd)
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    assert logs.stdout.count(f"passed {digest}") == 2, logs
     assert logs.stdout.count(f"got {odd}") == 2, logs
     for part in ("hf_5ecret", "5ecret-with"):
         assert not [line for line in lines if part in line]
