@@ -116,6 +116,11 @@ def check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     """
     if not facts.cluster.is_hosts:
         return _without_effect(spec, facts.cluster)
+    if spec.environment is Environment.COPY and spec.python:
+        raise UsageError(
+            "--python and --environment copy contradict each other",
+            hint="drop --python: the hosts run a copy of the environment that submits",
+        )
     check_distinct(facts.hosts)
     listed, spares = len(facts.hosts.hosts), spec.spare_nodes
     if spares >= listed or (spec.nodes or 1) + spares > listed:
@@ -130,13 +135,15 @@ def check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
 
 
 def _without_effect(spec: JobSpec, cluster: Cluster) -> tuple[str, ...]:
+    copies = "--environment copy" if spec.environment is Environment.COPY else ""
     given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""
     if given and (spec.cluster is not Cluster.LOCAL):
         raise UsageError(
             f"{given} is given, but the job would run on {_PLACES[cluster]}",
             hint="pass --cluster ssh (or allocation), or drop the hosts",
         )
-    return (f"{given} has no effect on this machine",) if given else ()
+    place = _PLACES[cluster]
+    return tuple(f"{name} has no effect on {place}" for name in (given, copies) if name)
 
 
 _PLACES: Final = {Cluster.SLURM: "Slurm", Cluster.LOCAL: "this machine"}

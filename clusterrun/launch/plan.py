@@ -65,7 +65,7 @@ class Plan:
     allocation, as given (`user@host:port`), spares last; `starter` is how an allocation starts
     processes on them. A lost host may return within `wait_for_hosts_s`. Hosts that do not share the
     run's directory keep their part in `hosts_dir`. With `copies_environment`, each host builds its
-    own environment, and `python` is the one that it is made with.
+    own environment, whose interpreter is `python` once the job is submitted.
     """
 
     name: str

@@ -103,6 +103,13 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     )
 
 
+def with_python(prepared: Prepared, python: str) -> Prepared:
+    """Return a job with another interpreter on its nodes."""
+    plan, job = dataclasses.replace(prepared.plan, python=python), prepared.resolved
+    bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
+    return dataclasses.replace(prepared, plan=plan, bundle=bundle)
+
+
 def _problem(
     job: Resolved, facts: Facts, strategy: Strategy, source: bytes | None, *, may_run: bool
 ) -> tuple[UsageError | None, bool]:

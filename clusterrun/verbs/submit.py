@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
+from clusterrun.backends.hosts import environment
 from clusterrun.config.spec import Cluster, OnInterrupt
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
@@ -21,7 +22,8 @@ from clusterrun.rundir import record as records
 from clusterrun.rundir.known_roots import remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
-from clusterrun.verbs.render import Prepared, Wanted, prepare
+from clusterrun.shared import files
+from clusterrun.verbs.render import Prepared, Wanted, prepare, with_python
 
 if TYPE_CHECKING:
     from clusterrun.verbs.job import Job
@@ -64,8 +66,12 @@ def submit_prepared(
         plan.cluster, runs_dir, keep_sbatch_env=keep_sbatch_env, is_shared=is_shared
     )
     run_id = create.new_run_id(datetime.now(), random.SystemRandom())
+    lock = environment.lock_environment() if plan.copies_environment else b""
+    if lock:
+        prepared = with_python(prepared, environment.python_of(lock))
+        plan = prepared.plan
     paths = create.create_run(runs_dir, plan.name, run_id, prepared.bundle)
-    _write_first_record(plan, paths, argv)
+    _write_first_files(plan, paths, argv, lock)
     new = scheduler.submit(plan, paths)
     record = remember(
         paths,
@@ -90,9 +96,11 @@ def remember(paths: RunPaths, job_id: str, change: Callable[[JobRecord], JobReco
     return record
 
 
-def _write_first_record(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> None:
+def _write_first_files(plan: Plan, paths: RunPaths, argv: Sequence[str], lock: bytes) -> None:
     """Write job.json before the job exists: it may start before its id is known here."""
     try:
+        if lock:
+            files.write_whole(paths.environment, lock)
         records.write(records.new_record(plan, paths, argv=argv, now=time.time()))
     except BaseException as error:
         create.remove_run(paths)

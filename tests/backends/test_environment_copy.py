@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.backends.hosts import environment
-from clusterrun.backends.hosts.environment import ensure_environment, lock_of
+from clusterrun.backends.hosts import environment, start
+from clusterrun.backends.hosts.environment import ensure_environment, lock_of, python_of
+from clusterrun.backends.hosts.refusals import HostError
 from clusterrun.errors import ClusterrunError, UsageError
 
 
@@ -86,7 +87,7 @@ def test_a_token_in_a_url_is_refused_and_not_shown(
 
 
 def test_problems_of_a_host_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     lock = json.loads(lock_of([]))
     for change, words in (
         ({"platform": "linux-vax"}, r"gpu2: the environment is for linux-vax, and this host is"),
@@ -94,35 +95,31 @@ def test_problems_of_a_host_are_named(tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         changed = json.dumps({**lock, **change}).encode()
         with pytest.raises(ClusterrunError, match=words):
-            ensure_environment("gpu2", list, changed, print)
-    with pytest.raises(ClusterrunError, match="gpu2: cannot build") as caught:
-        ensure_environment(
-            "gpu2",
-            lambda argv: ["sh", "-c", "echo denied >&2; exit 255"],
-            b'{"python": "3.11"}',
-            print,
-        )
-    assert caught.value.cause == "denied"
+            ensure_environment("gpu2", start.READ, changed, print)
+    denied = ("sh", "-c", "echo 'Permission denied (publickey)' >&2; exit 255")
+    with pytest.raises(HostError, match="gpu1 cannot log in to gpu2: permission denied"):
+        ensure_environment("gpu2", denied, b'{"python": "3.11"}', print, first="gpu1")
 
 
 @pytest.mark.long
 def test_an_environment_is_built_once_by_a_python_without_clusterrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     origin = {"url": "file:///gone", "dir_info": {}}
     lock = lock_of([installed(tmp_path / "site", "mine", "1.0", origin)])
     notes: list[str] = []
-    python = ensure_environment("gpu2", list, lock, notes.append)
-    assert notes == ["gpu2: building the environment (1 packages)"]
-    assert ensure_environment("gpu2", list, lock, notes.append) == python
-    assert len(notes) == 1
+    for _ in range(2):
+        ensure_environment("gpu2", start.READ, lock, notes.append)
+        assert notes == ["gpu2: building the environment (1 packages)"]
+    python = python_of(lock).replace("~", str(tmp_path))
     asked = [python, "-Ic", "import mine, sys; print(mine.VALUE, sys.prefix)"]
     answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     assert answer.split() == ["1.0", str(Path(python).parents[1])]
     lacking = lock_of([installed(tmp_path / "site", "no-such-package", "1.0")])
     with pytest.raises(ClusterrunError, match=r"No matching distribution.*no-such-package==1\.0"):
-        ensure_environment("gpu2", list, lacking, notes.append)
-    left = {path.name for path in (tmp_path / "cache/clusterrun/envs").iterdir() if path.is_dir()}
-    assert left == {Path(python).parents[1].name}
+        ensure_environment("gpu2", start.READ, lacking, notes.append)
+    built = Path(python).parents[1]
+    assert [path for path in built.parent.iterdir() if path.is_dir()] == [built]
+    assert (built / "lock.json").read_bytes() == lock

@@ -103,8 +103,8 @@ def test_arguments_that_only_work_here_are_refused(root: Path, tmp_path: Path) -
     write(root, "a.py", "conf/a.yaml", "left.csv")
     write(tmp_path, "up.csv")
     found = Project(root=root, names=("a.py", "conf/a.yaml"))
-    assert check_paths(found, "a.py", ["--config", "conf/a.yaml", "--data", "conf/none.csv"]) == []
-    assert check_paths(found, "a.py", ["--data", "/usr"]) == [
+    assert check_paths(found, ["a.py", "--config", "conf/a.yaml", "--data", "conf/none.csv"]) == []
+    assert check_paths(found, ["a.py", "--data", "/usr"]) == [
         "--data: /usr is not copied; every host must have it"
     ]
     for path, words in (
@@ -113,9 +113,9 @@ def test_arguments_that_only_work_here_are_refused(root: Path, tmp_path: Path) -
         ("left.csv", "not copied to the hosts"),
     ):
         with pytest.raises(UsageError, match=words):
-            check_paths(found, "a.py", ["--data", path])
+            check_paths(found, ["a.py", "--data", path])
     with pytest.raises(UsageError, match=r"the script: left.csv is not copied"):
-        check_paths(found, "left.csv", [])
+        check_paths(found, ["left.csv"])
 
 
 def test_a_project_arrives_as_it_was_through_a_pipe(root: Path, tmp_path: Path) -> None:

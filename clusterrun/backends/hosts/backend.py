@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.backends.base import Submission
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.hosts import openssh, project, refusals, start
+from clusterrun.backends.hosts import environment, openssh, project, refusals, start
 from clusterrun.backends.hosts.frames import Frame, Pipe
 from clusterrun.backends.hosts.starters import is_this_machine
 from clusterrun.backends.local.backend import LocalBackend, read_controller
@@ -81,7 +82,12 @@ class HostsBackend(LocalBackend):
         )
 
     def _send(self, plan: Plan, paths: RunPaths, **about: Any) -> Submission:
-        process = _start_controller(plan, paths)
+        host = plan.hosts[0]
+        shell_there = start.READ if is_this_machine(host) else openssh.ssh(host, start.READ)
+        if paths.environment.exists():
+            lock = paths.environment.read_bytes()
+            environment.ensure_environment(host, shell_there, lock, _note)
+        process = _start_controller(plan, paths, shell_there)
         assert process.stdin
         assert process.stdout
         pipe = Pipe(process.stdout, process.stdin)
@@ -103,7 +109,7 @@ class HostsBackend(LocalBackend):
         fields = answer.fields
         remember_number(int(fields["job_id"][1:]))
         for note in fields["notes"]:
-            print(f"note: {note}", file=sys.stderr)  # noqa: T201
+            _note(note)
         home = None
         if not fields["is_here"]:
             python = fields["python"]
@@ -151,14 +157,15 @@ class HostsBackend(LocalBackend):
         return JobState.UNKNOWN, f"its controller on {host} has been silent for {age:.0f} s"
 
 
-def _start_controller(plan: Plan, paths: RunPaths) -> subprocess.Popen[bytes]:
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)  # noqa: T201
+
+
+def _start_controller(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start the shell that becomes the controller, on the first host."""
-    host = plan.hosts[0]
-    is_here = is_this_machine(host)
-    argv = list(start.READ) if is_here else openssh.ssh(host, start.READ)
     process = subprocess.Popen(
         argv,
-        env=scrubbed(os.environ) if is_here else None,
+        env=scrubbed(os.environ) if argv is start.READ else None,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -195,7 +202,8 @@ def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, **about: Any) -> Frame |
     if place is None or place.kind != "place":
         return place
     notes = [] if place.fields["is_here"] else _send_project(pipe, plan)
-    answer = pipe.receive()
+    while (answer := pipe.receive()) is not None and answer.kind == "note":
+        _note(answer.fields["text"])
     if answer is not None and answer.kind == "ready":
         pipe.send("go")
         answer.fields["is_here"] = place.fields["is_here"]
@@ -206,7 +214,7 @@ def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, **about: Any) -> Frame |
 def _send_project(pipe: Pipe, plan: Plan) -> list[str]:
     """Send the project; return notes on what is not copied. Raises ClusterrunError."""
     found = project.find_project(Path(plan.workdir), leave_out=[Path(plan.runs_dir)])
-    notes = project.check_paths(found, plan.entry[0], plan.entry[1:])
+    notes = project.check_paths(found, plan.entry)
     with tempfile.TemporaryFile() as packed:
         project.pack(found, packed)
         packed.seek(0)

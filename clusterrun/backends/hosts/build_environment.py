@@ -1,6 +1,6 @@
 """Build a locked environment on a host; sent to it as text, so this imports only Python's library.
 
-It reads the lock from stdin and prints lines of JSON: notes, then the environment's Python or an
+It reads the lock from stdin and prints lines of JSON: notes, then the environment's key or an
 error. If stdin closes before, it ends everything that it started.
 """
 
@@ -28,24 +28,25 @@ class Unbuilt(Exception):
 
 
 def main() -> int:
-    """Build the environment, unless it exists, and print its Python."""
+    """Build the environment, unless it exists, and report it."""
     stdin = sys.stdin.buffer
     lock = json.loads(stdin.read(int(stdin.readline())))
     with contextlib.suppress(OSError):  # sshd has done so
         os.setsid()
     threading.Thread(target=_end_with_sender, daemon=True).start()
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    home = Path(os.path.expanduser("~/.cache/clusterrun/envs"))
     try:
-        _say(python=ensure(lock, Path(cache, "clusterrun", "envs")))
+        ensure(lock, home)
+        _say(key=lock["key"])
     except Unbuilt as error:
         _say(error=error.args[0], hint=error.args[1])
     except OSError as error:
-        _say(error=f"cannot build the environment in {cache}: {error}", hint="make room there")
+        _say(error=f"cannot build the environment in {home}: {error}", hint="make room there")
     return 0
 
 
-def ensure(lock: dict[str, Any], home: Path) -> str:
-    """Return the Python of an environment, after building it once. Raises Unbuilt and OSError."""
+def ensure(lock: dict[str, Any], home: Path) -> None:
+    """Build an environment, unless it exists. Raises Unbuilt and OSError."""
     root = home / lock["key"]
     python, marker = root / "bin" / "python", root / "complete"
     if not (marker.exists() and python.exists()):
@@ -54,8 +55,8 @@ def ensure(lock: dict[str, Any], home: Path) -> str:
             _wait_for(file.fileno())
             if not (marker.exists() and python.exists()):
                 _build(lock, root, str(python))
+                (root / "lock.json").write_text(json.dumps(lock))  # to build it on other hosts
                 marker.touch()
-    return str(python)
 
 
 def _end_with_sender() -> None:

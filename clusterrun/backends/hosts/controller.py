@@ -16,12 +16,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from clusterrun.backends.hosts import crew, judge, mirror, project, reach, start
 from clusterrun.backends.hosts.crew import Link
+from clusterrun.backends.hosts.environment import ensure_environment
 from clusterrun.backends.hosts.frames import Frame, Pipe
 from clusterrun.backends.hosts.host import HostsHost
 from clusterrun.backends.hosts.locks import Holder, job_lock
@@ -52,7 +53,7 @@ class SentJob:
     """A submission; `run_dir` is the submitter's, and `is_new` if this controller created it here.
 
     `last_id` is the newest job id that the submitting machine knows; `must_see` are hosts that are
-    refused if they do not see the run directory.
+    refused if they do not see the run directory; `packed` is the project.
     """
 
     plan: Plan
@@ -62,6 +63,7 @@ class SentJob:
     must_see: Sequence[str]
     must_see_hint: str
     is_new: bool
+    packed: BinaryIO | None = None
 
 
 def receive(pipe: Pipe) -> SentJob:
@@ -75,12 +77,13 @@ def receive(pipe: Pipe) -> SentJob:
     is_here = paths.nonce(given["nonce"]).exists()
     if not is_here and given["must_see"]:
         raise _unseen(plan.hosts[:1], paths, given["must_see_hint"])
+    packed = None
     try:
         if not is_here:
             paths = _create(plan, paths.root.name, given)
         pipe.send("place", is_here=is_here)
         if not is_here:
-            _take_project(pipe, paths)
+            packed = _take_project(pipe, paths)
     except (ClusterrunError, OSError) as error:
         if str(paths.root) != given["run_dir"]:
             create.remove_run(paths)
@@ -95,21 +98,25 @@ def receive(pipe: Pipe) -> SentJob:
         must_see=given["must_see"],
         must_see_hint=given["must_see_hint"],
         is_new=not is_here,
+        packed=packed,
     )
 
 
 def _create(plan: Plan, run_id: str, given: Mapping[str, Any]) -> RunPaths:
     runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
     paths = create.create_run(runs_dir, plan.name, run_id, Bundle(files=given["files"]))
-    record.write(record.new_record(plan, paths, argv=given["argv"], now=time.time()))
+    here = replace(plan, workdir=str(paths.project))
+    record.write(record.new_record(here, paths, argv=given["argv"], now=time.time()))
     return paths
 
 
-def _take_project(pipe: Pipe, paths: RunPaths) -> None:
-    with tempfile.TemporaryFile() as packed:
-        receiver = project.ProjectReceiver(packed, paths.project)
-        while not receiver.take(_next(pipe)):
-            continue
+def _take_project(pipe: Pipe, paths: RunPaths) -> BinaryIO:
+    """Unpack the project in a new run directory; return it packed, for the other hosts."""
+    packed = tempfile.TemporaryFile()  # noqa: SIM115 - sent to all hosts
+    receiver = project.ProjectReceiver(packed, paths.project)
+    while not receiver.take(_next(pipe)):
+        continue
+    return packed
 
 
 def _next(pipe: Pipe) -> Frame:
@@ -135,6 +142,7 @@ class Controller:
 
     def __init__(self, sent: SentJob, pipe: Pipe) -> None:
         self.plan, self.paths, self._sent = sent.plan, sent.paths, sent
+        self._packed, self._packing, self._pipe = sent.packed, threading.Lock(), pipe
         names = node_names(self.plan.hosts)
         env_sh = self.paths.env_script.read_text() if self.plan.setup else ""
         script = start.script(
@@ -154,6 +162,12 @@ class Controller:
         self.nonce = secrets.token_hex(16)
         self.listener = threading.Thread(target=self._listen, args=(pipe,), daemon=True)
         self._last_word: Frame | None = None
+
+    def _tell(self, text: str) -> None:
+        """Report progress to the submitter."""
+        say_on_stderr(text)
+        with contextlib.suppress(OSError, ValueError):  # it is gone
+            self._pipe.send("note", text=text)
 
     def _listen(self, pipe: Pipe) -> None:
         """Wait for the submitter's last word; all couriers end if it is gone."""
@@ -228,6 +242,9 @@ class Controller:
             raise
 
     def _open(self, link: Link) -> None:
+        if link.first and self.plan.copies_environment:
+            lock = Path(sys.prefix, "lock.json").read_bytes()
+            ensure_environment(link.name, link.argv, lock, self._tell, first=link.first)
         link.open(
             home=str(self.paths.root),
             nonce=self.nonce,
@@ -272,16 +289,19 @@ class Controller:
             known=mirror.sizes(self.paths.root, link.name),
         )
         if not placed["has_project"]:
-            link.send_project(self._packed())
+            with self._packing:
+                self._packed = self._packed or self._pack()
+            with open(f"/proc/self/fd/{self._packed.fileno()}", "rb") as packed:  # from its start
+                link.send_project(packed)
         link.is_lost = False
 
-    def _packed(self) -> BinaryIO:
+    def _pack(self) -> BinaryIO:
         """Return the project of the run, packed."""
         own, runs = self.paths.project, Path(self.plan.runs_dir)
         found = own if own.is_dir() else Path(self.plan.workdir)
         packed = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is sent
         project.pack(project.find_project(found, leave_out=[runs]), packed)
-        packed.seek(0)
+        packed.flush()
         return packed
 
     def await_go(self) -> None:

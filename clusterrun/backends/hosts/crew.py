@@ -89,8 +89,6 @@ class Link:
             code = self.close(within_s=LAST_WORDS_S)
             speaker.join(LAST_WORDS_S)
             said = "\n".join(self._lines)
-            if not self.first:
-                raise refusals.why(self.name, code, said) from error
             raise refusals.between(self.first, self.name, code, said) from error
         self.ahead_s = self.facts["time"] - time.time()
         self._is_met = True
@@ -113,9 +111,10 @@ class Link:
         raise SchedulerUnreachableError(f"{self.name} does not answer")
 
     def send(self, kind: str, /, data: bytes = b"", **fields: Any) -> None:
-        """Send a message; do nothing if the host is lost."""
+        """Send a message; do nothing if the host is lost, or was never reached."""
         with contextlib.suppress(OSError, ValueError):
-            self._pipe.send(kind, data, **fields)
+            if self.process is not None:
+                self._pipe.send(kind, data, **fields)
 
     def send_project(self, packed: BinaryIO) -> None:
         """Bring the project to the host. Raises SchedulerUnreachableError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import json
@@ -18,19 +19,19 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from clusterrun.backends.hosts import build_environment
+from clusterrun.backends.hosts import build_environment, refusals
 from clusterrun.backends.hosts.project import find_project, pack, unpack
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.shared import shell
-from clusterrun.shared.files import last_line, parse_object
+from clusterrun.shared.files import parse_object
 
 BUILD_S: Final = 300.0  # for the wheel of an editable package
 _TORCH_TAG: Final = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)\Z")
 _INDEX: Final = re.compile(r"(?:global|install|:env:)\.((?:extra-)?index-url|find-links)='(.*)'")
 # The host's shell finds Python, which reads its program and then the lock.
 _START: Final = (
-    'p=$(command -v "python$1" || command -v python3) || exit 127; exec "$p" -Ic '
-    '"import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"'
+    'p=$(command -v "python%s" || command -v python3) || exit 127; exec "$p" -Ic '
+    '"import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"\0'
 )
 
 
@@ -62,50 +63,46 @@ def lock_of(packages: Sequence[metadata.Distribution]) -> bytes:
     return json.dumps({**lock, "key": _hash(named), "files": texts}).encode()
 
 
-def ensure_environment(
-    host: str,
-    on_host: Callable[[Sequence[str]], list[str]],
-    lock: bytes,
-    tell: Callable[[str], None],
-) -> str:
-    """Return the Python of a lock's environment on a host, after building it there once.
+def python_of(lock: bytes) -> str:
+    """Return the Python of a lock's environment; `~/` is the home directory of each host."""
+    return f"~/.cache/clusterrun/envs/{json.loads(lock)['key']}/bin/python"
 
-    `on_host` makes a command run on the host. Raises ClusterrunError.
+
+def ensure_environment(
+    host: str, argv: Sequence[str], lock: bytes, tell: Callable[[str], None], *, first: str = ""
+) -> None:
+    """Build a lock's environment on a host, unless it exists there.
+
+    `argv` starts a shell on the host that reads its script; it runs on `first` ("" on that host).
+    Raises ClusterrunError.
     """
-    version = json.loads(lock)["python"]
-    argv = on_host(["bash", "-c", _START, "bash", version])
     with tempfile.NamedTemporaryFile() as errors:
         answer, code = _ask(argv, errors.fileno(), lock, lambda note: tell(f"{host}: {note}"))
-        cause = last_line(Path(errors.name)) or None
-    if "python" in answer:
-        return str(answer["python"])
-    if code == 127 and not cause:
-        hint = f"install python{version} there, or name an environment with 'python'"
-        raise ClusterrunError(f"{host}: there is no python{version}", hint=hint)
-    text = answer.get("error", "cannot build the environment")
-    hint = answer.get("hint", f"run 'ssh {host} python3 -V' to see why")
-    raise ClusterrunError(f"{host}: {text}", cause=None if answer else cause, hint=hint)
+        said = Path(errors.name).read_text(errors="replace")
+    if "error" in answer:
+        raise ClusterrunError(f"{host}: {answer['error']}", hint=answer["hint"])
+    if not answer:
+        raise refusals.between(first, host, code, said)
 
 
 def _ask(
     argv: Sequence[str], errors: int, lock: bytes, tell: Callable[[str], None]
 ) -> tuple[dict[str, Any], int]:
     """Run the builder, report its notes, and return its answer and exit status."""
+    start = (_START % json.loads(lock)["python"]).encode()
     code = Path(build_environment.__file__).read_bytes()
     answer: dict[str, Any] = {}
     with subprocess.Popen(argv, stdin=-1, stdout=-1, stderr=errors, start_new_session=True) as ran:
         assert ran.stdin
         assert ran.stdout
-        try:
-            ran.stdin.write(b"".join(b"%d\n%b" % (len(data), data) for data in (code, lock)))
+        with contextlib.suppress(BrokenPipeError):
+            ran.stdin.write(start + b"".join(b"%d\n%b" % (len(d), d) for d in (code, lock)))
             ran.stdin.flush()
             for line in ran.stdout:
                 answer = parse_object(line) or {}
                 if "note" not in answer:
                     break
                 tell(answer["note"])
-        except BrokenPipeError:
-            answer = {}
     # leaving closes stdin, which ends what still runs there
     return ({} if "note" in answer else answer), ran.returncode
 

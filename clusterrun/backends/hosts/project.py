@@ -62,14 +62,15 @@ def find_project(root: Path, *, leave_out: Collection[Path] = ()) -> Project:
     return Project(root=root, names=tuple(sizes), notes=tuple(notes))
 
 
-def check_paths(project: Project, script: str, args: Sequence[str]) -> list[str]:
+def check_paths(project: Project, entry: Sequence[str]) -> list[str]:
     """Return notes on paths that the hosts must have. Raises UsageError for one they cannot have.
 
-    Only paths that exist here are judged.
+    `entry` is the script, or -m and a module, and its arguments. Only paths that exist here are
+    judged.
     """
     notes = []
     root = str(project.root)
-    named = [("the script", script), *((found.flag, found.path) for found in inputs(args))]
+    named = [("the script", entry[0]), *((found.flag, found.path) for found in inputs(entry[1:]))]
     for what, path in named:
         inside = os.path.relpath(os.path.join(root, path), root)
         is_outside = inside.split("/")[0] == ".."

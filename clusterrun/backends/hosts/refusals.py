@@ -91,9 +91,9 @@ def why(host: str, rc: int, stderr: str) -> HostError:
 
 
 def between(first: str, host: str, rc: int, stderr: str) -> HostError:
-    """Explain why the first host cannot use another one: it starts the run there."""
+    """Explain why the first host cannot use another one; `first` is "" if `host` is that one."""
     refusal = refusal_of(rc, stderr)
-    if refusal in _OURS:
+    if refusal in _OURS or not first:
         return why(host, rc, stderr)
     error = _error(f"{first} cannot log in to {host}: {refusal.value}", host, refusal, stderr)
     error.hints = (f"on {first}: {error.hint}",)
