@@ -14,6 +14,7 @@ from clusterrun.backends import select
 from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.config import Resolved
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import Bundle
@@ -225,13 +226,15 @@ def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
 
 
 def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
-    """Return the plan of the run; None if another version of clusterrun wrote it."""
+    """Return the plan of the run; None if another version wrote it, or for another allocation."""
     try:
         plan = read_plan(record.paths)
     except OSError as error:
         raise ClusterrunError(f"cannot read {record.paths.plan}", cause=str(error)) from error
     except ValueError:
         return None
+    if plan.cluster is Cluster.ALLOCATION:
+        return None  # this one has other hosts
     return Prepared(resolved=resolved, plan=plan, bundle=Bundle(files={}))
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.backends.base import Submission
-from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import environment, openssh, project, refusals, start
 from clusterrun.backends.hosts.frames import Frame, Pipe
-from clusterrun.backends.hosts.starters import is_this_machine
+from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
 from clusterrun.backends.local.backend import LocalBackend, read_controller
 from clusterrun.backends.local.job_ids import last_number, remember_number
+from clusterrun.backends.local.process import identity
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.create import remove_run
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 SILENT_S = 120.0  # without a sign of life from a controller elsewhere
 CONTROLLER = "clusterrun.backends.hosts.controller"
 STOP_S = 60.0
+_LEAVING = {"PBS_JOBID", "LSB_JOBID"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,9 @@ class HostsBackend(LocalBackend):
 
     def _send(self, plan: Plan, paths: RunPaths, **about: Any) -> Submission:
         host = plan.hosts[0]
-        shell_there = start.READ if is_this_machine(host) else openssh.ssh(host, start.READ)
+        # An allocation's hosts are reached from this machine, by the scheduler's program.
+        is_here = plan.cluster is Cluster.ALLOCATION or is_this_machine(host)
+        shell_there = start.READ if is_here else openssh.ssh(host, start.READ)
         if paths.environment.exists():
             lock = paths.environment.read_bytes()
             environment.ensure_environment(host, shell_there, lock, _note)
@@ -128,8 +132,9 @@ class HostsBackend(LocalBackend):
             super().signal(job_id, number, command)
             return
         plan = read_plan(paths)
+        host = plan.hosts[0] if plan.cluster is Cluster.SSH else controller["host"]
         done = shell.run_once(
-            openssh.ssh(plan.hosts[0], start.READ),
+            openssh.ssh(host, start.READ),
             STOP_S,
             input=start.script(
                 "clusterrun.backends.hosts.tell",
@@ -141,7 +146,7 @@ class HostsBackend(LocalBackend):
             ).decode(),
         )
         if done.rc:
-            raise refusals.why(plan.hosts[0], done.rc, done.stderr)
+            raise refusals.why(host, done.rc, done.stderr)
 
     def _nodelist(self) -> str:
         return ""  # its agents' events have it
@@ -162,10 +167,10 @@ def _note(text: str) -> None:
 
 
 def _start_controller(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the shell that becomes the controller, on the first host."""
+    """Start the shell that becomes the controller."""
     process = subprocess.Popen(
         argv,
-        env=scrubbed(os.environ) if argv is start.READ else None,
+        env=starters_environ(plan, os.environ) if argv is start.READ else None,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -177,6 +182,13 @@ def _start_controller(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> subpr
         process.stdin.write(start.script(CONTROLLER, python=plan.python, env_sh=env_sh))
         process.stdin.flush()
     return process
+
+
+def _shell(plan: Plan) -> tuple[int, str | None] | None:
+    """Return the process that ends with an allocation whose scheduler may leave others behind."""
+    leader = os.getsid(0)
+    is_watched = plan.cluster is Cluster.ALLOCATION and not _LEAVING.isdisjoint(os.environ)
+    return (leader, identity(leader)) if is_watched and leader not in (0, os.getpid()) else None
 
 
 def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, **about: Any) -> Frame | None:
@@ -196,6 +208,7 @@ def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, **about: Any) -> Frame |
             values=values,
             argv=(files.read_json(paths.record) or {}).get("argv", []),
             **about,
+            shell=_shell(plan),
         )
     place = pipe.receive()
     mark.unlink(missing_ok=True)

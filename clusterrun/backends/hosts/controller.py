@@ -26,9 +26,10 @@ from clusterrun.backends.hosts.environment import ensure_environment
 from clusterrun.backends.hosts.frames import Frame, Pipe
 from clusterrun.backends.hosts.host import HostsHost
 from clusterrun.backends.hosts.locks import Holder, job_lock
-from clusterrun.backends.hosts.starters import host_command
+from clusterrun.backends.hosts.starters import host_command, is_this_machine
 from clusterrun.backends.local.controller import detach, write_controller
 from clusterrun.backends.local.job_ids import take_job_id
+from clusterrun.config.spec import Cluster, Starter
 from clusterrun.errors import ClusterrunError, SubmissionError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.ports import candidate_ports
@@ -53,7 +54,8 @@ class SentJob:
     """A submission; `run_dir` is the submitter's, and `is_new` if this controller created it here.
 
     `last_id` is the newest job id that the submitting machine knows; `must_see` are hosts that are
-    refused if they do not see the run directory; `packed` is the project.
+    refused if they do not see the run directory; `packed` is the project; `shell` is the process
+    (pid and identity) that ends with the allocation, if it can be watched.
     """
 
     plan: Plan
@@ -62,6 +64,7 @@ class SentJob:
     last_id: int
     must_see: Sequence[str]
     must_see_hint: str
+    shell: tuple[int, str] | None
     is_new: bool
     packed: BinaryIO | None = None
 
@@ -97,6 +100,7 @@ def receive(pipe: Pipe) -> SentJob:
         last_id=given["last_id"],
         must_see=given["must_see"],
         must_see_hint=given["must_see_hint"],
+        shell=tuple(given["shell"]) if given["shell"] else None,
         is_new=not is_here,
         packed=packed,
     )
@@ -148,12 +152,15 @@ class Controller:
         script = start.script(
             "clusterrun.backends.hosts.courier", python=self.plan.python, env_sh=env_sh
         )
+        self.here = _own_name(self.plan, names)
+        by_ssh = self.plan.starter in ("", Starter.SSH.value)
         self.links = [
             Link(
                 name=name,
                 host=host,
-                first=names[0] if rank else "",
-                argv=host_command(self.plan, rank),
+                first=self.here if by_ssh and name != self.here else "",
+                starter="" if by_ssh or name == self.here else self.plan.starter,
+                argv=host_command(self.plan, self.paths, rank, is_here=name == self.here),
                 script=script,
             )
             for rank, (name, host) in enumerate(zip(names, self.plan.hosts, strict=True))
@@ -319,6 +326,8 @@ class Controller:
             self.links,
             values=self._sent.values,
             admit=self.admit,
+            here=self.here,
+            shell=self._sent.shell,
         )
         decide = functools.partial(ask_rule_book, lost=host.unreachable)
         conductor = Conductor(paths=self.paths, plan=self.plan, host=host, hear=hear, decide=decide)
@@ -356,6 +365,14 @@ def _address(host: Link, other: Link) -> str:
     """Return the address by which another host reaches a host."""
     known = host.facts["server"] if host.first else other.facts["client"]
     return str(known or parse_host(host.host).host)
+
+
+def _own_name(plan: Plan, names: Sequence[str]) -> str:
+    """Return the name of the host on which this controller runs; "" if it is none of them."""
+    if plan.cluster is not Cluster.ALLOCATION:
+        return names[0]
+    pairs = zip(names, plan.hosts, strict=True)
+    return next((name for name, host in pairs if is_this_machine(host)), "")
 
 
 def _machine(link: Link) -> tuple[str, str]:

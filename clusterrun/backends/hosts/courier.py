@@ -87,6 +87,13 @@ class Courier:
         """End as if the controller were gone."""
         self._messages.put(None)
 
+    def warn(self, *_: object) -> None:
+        """Leave the end to the node: its scheduler gives the ranks time to save."""
+        if self._node is None:
+            self.stop()
+        else:
+            self._node.send_signal(signal.SIGTERM)
+
     def _receive(self) -> None:
         while (message := self._pipe.receive()) is not None:
             self._messages.put(message)
@@ -174,7 +181,7 @@ class Courier:
             with contextlib.suppress(OSError):
                 link_job(_runs_dir(paths), fields["environ"]["CLUSTERRUN_HOSTS_JOB_ID"], paths)
         remember_root(_runs_dir(paths))
-        environ = {**scrubbed(self._environ), **fields["environ"]}
+        environ = {**scrubbed(self._environ, keep=(VISIBLE,)), **fields["environ"]}
         self._kill_by = float("inf")
         self._node = subprocess.Popen(
             ["bash", str(paths.node_script), str(paths.root), str(fields["attempt"])],
@@ -258,8 +265,11 @@ def main() -> int:
     adopt_orphans()
     with open(reader, "rb") as source, open(writer, "wb") as sink:
         courier = Courier(Pipe(source, sink), environ)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signal.SIGTERM, courier.warn)
+        for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, courier.stop)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm warns all processes of a step
+            signal.signal(number, lambda *_: None)
         courier.run()
         os._exit(0)  # the receiving thread may still wait for a message
     return 0

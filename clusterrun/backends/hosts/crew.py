@@ -33,7 +33,8 @@ _Result = TypeVar("_Result")
 class Link:
     """One host's courier; `argv` starts a shell there that reads `script`.
 
-    `first` is the name of the first host, "" for that one. `code` is how its node ended, None while
+    `first` is the name of the host that reaches this one over ssh, "" if none does;
+    `starter` is what starts the courier instead of ssh. `code` is how its node ended, None while
     it runs; `ahead_s` is how far its clock is ahead. `receiver` gets the files of a host that does
     not share the run directory.
     """
@@ -41,6 +42,7 @@ class Link:
     name: str
     host: str
     first: str
+    starter: str
     argv: Sequence[str]
     script: bytes
     code: int | None = 0
@@ -85,10 +87,14 @@ class Link:
         try:
             process.stdin.write(self.script)
             self.facts = self.ask("facts", within_s=MEET_S, **wanted)["facts"]
+            if not self.first:  # SSH_CONNECTION is about a login of the user
+                self.facts |= {"client": "", "server": ""}
         except (OSError, ClusterrunError) as error:
             code = self.close(within_s=LAST_WORDS_S)
             speaker.join(LAST_WORDS_S)
             said = "\n".join(self._lines)
+            if self.starter:
+                raise refusals.not_started(self.starter, self.name, code, said) from error
             raise refusals.between(self.first, self.name, code, said) from error
         self.ahead_s = self.facts["time"] - time.time()
         self._is_met = True

@@ -1,4 +1,7 @@
-"""Messages over a pipe, such as ssh's: a line of JSON, then `size` bytes of data if it has any."""
+"""Messages over a pipe, such as ssh's: a line of JSON, then `size` bytes of data if it has any.
+
+Data ends with a line end of its own, so a starter that passes on whole lines holds nothing back.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Pipe:
         """Send a message. Raises OSError and ValueError if the other end is gone."""
         header = {**fields, "kind": kind, "size": len(data)}
         with self._lock:
-            self._writer.write(json.dumps(header).encode() + b"\n" + data)
+            self._writer.write(json.dumps(header).encode() + b"\n" + data + b"\n" * bool(data))
             self._writer.flush()
 
     def receive(self) -> Frame | None:
@@ -40,7 +43,7 @@ class Pipe:
         try:
             fields = json.loads(self._reader.readline(LINE_BYTES))
             kind, size = fields.pop("kind"), fields.pop("size")
-            data = self._reader.read(size) if 0 < size <= DATA_BYTES else b""
+            data = self._reader.read(size + 1)[:-1] if 0 < size <= DATA_BYTES else b""
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         return Frame(kind=kind, fields=fields, data=data) if len(data) == size else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import socket
 import sys
 import threading
@@ -19,6 +20,8 @@ from clusterrun.backends.hosts.crew import Link
 from clusterrun.backends.hosts.frames import DATA_BYTES
 from clusterrun.backends.local.controller import amend_controller
 from clusterrun.backends.local.host import exit_code
+from clusterrun.backends.local.process import identity
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import say_on_stderr
@@ -37,6 +40,7 @@ LEAVE_TOGETHER_S = 20.0  # for agents to end each other over their link; then we
 GRACE_S = 15.0  # after a courier's own
 RETRY_S = 10.0  # between two tries to reach a lost host
 PING_S = 5.0
+LAST_S = 60.0  # for the ranks to save after the allocation's shell has ended
 
 
 @dataclass(kw_only=True)
@@ -94,8 +98,11 @@ class HostsHost(Host):
     """The hosts of one job; only end.json records how it ended.
 
     `links` are those of all hosts, spares last; `values` are the variables passed by name. `admit`
-    makes a lost host usable again, or raises ClusterrunError.
+    makes a lost host usable again, or raises ClusterrunError. `here` is the name of the host on
+    which this process runs, if it is one of them; the run ends after the process `shell`.
     """
+
+    is_beside_head = False  # it may be on any host, and looks for requests
 
     def __init__(
         self,
@@ -106,11 +113,14 @@ class HostsHost(Host):
         *,
         values: Mapping[str, str],
         admit: Callable[[Link], None],
+        here: str = "",
+        shell: tuple[int, str] | None = None,
     ) -> None:
         self.paths, self.plan, self.job_id, self.links = paths, plan, job_id, links
         self.environ = {"CLUSTERRUN_HOSTS_JOB_ID": job_id}
         self.time_limit_s = plan.time_minutes * 60 or float("inf")
         self._values, self._admit = values, admit
+        self._here, self._shell = here, shell
         self._next_sign = self._wait_until = 0.0
         self._opener: threading.Thread | None = None
         self._is_waiting = False
@@ -175,6 +185,7 @@ class HostsHost(Host):
         """
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + ALIVE_S
+            self._watch_shell()
             with contextlib.suppress(OSError):
                 os.utime(self.paths.controller)
             for link in self.links:
@@ -186,6 +197,17 @@ class HostsHost(Host):
         for chunk in self._orders.chunks(DATA_BYTES) if apart else ():
             for link in apart:
                 link.send("order", chunk.data, **chunk.fields)
+
+    def _watch_shell(self) -> None:
+        """Save and end the run if the allocation's shell is gone: the allocation has ended."""
+        if self._shell is None or identity(self._shell[0]) == self._shell[1]:
+            return
+        self._shell = None
+        say_on_stderr("the shell of the allocation has ended, so the run ends")
+        os.kill(os.getpid(), signal.SIGUSR2)
+        last = threading.Timer(LAST_S, os.kill, (os.getpid(), signal.SIGTERM))
+        last.daemon = True
+        last.start()
 
     def register(self) -> None:
         """Record the job if its submitter was lost before it could."""
@@ -202,6 +224,8 @@ class HostsHost(Host):
         if len(usable) >= self.plan.nodes and not missing:
             return sorted(usable, key=lambda link: link.name not in savers)[: self.plan.nodes]
         lost = self._lost_names()
+        if not usable and self.plan.cluster is Cluster.ALLOCATION:
+            raise ClusterrunError("the allocation has ended: none of its hosts answers")
         if lost and time.monotonic() < self._wait_until:
             self._await(lost)
             return []
@@ -245,14 +269,15 @@ class HostsHost(Host):
 
     def _environ_of(self, link: Link, rank: int, chosen: Sequence[Link]) -> dict[str, str]:
         head = chosen[0]
-        reached = link.facts["client"] if head is self.links[0] else ""  # from the first host
+        reached = link.facts["client"] if head.name == self._here else ""  # over ssh
         environ: dict[str, Any] = {
             **self._values,
             "CLUSTERRUN_HOSTS_JOB_ID": self.job_id,
             "CLUSTERRUN_HOSTS_NODE_RANK": str(rank),
             "CLUSTERRUN_HOSTS_NODES": ",".join(node.name for node in chosen),
             "CLUSTERRUN_HOSTS_HEAD": reached or parse_host(head.host).host,
-            "CLUSTERRUN_BATCH_PID": str(os.getpid()) if link is self.links[0] else "",
+            "CLUSTERRUN_HOSTS_CONDUCTOR": self._here,
+            "CLUSTERRUN_BATCH_PID": str(os.getpid()) if link.name == self._here else "",
         }
         if any(node.is_apart for node in chosen):
             # Hosts that share the home's directory keep one part of a checkpoint together.

@@ -100,6 +100,16 @@ def between(first: str, host: str, rc: int, stderr: str) -> HostError:
     return error
 
 
+def not_started(starter: str, host: str, rc: int, stderr: str) -> HostError:
+    """Explain why an allocation's own program did not start a process on a host."""
+    refusal = refusal_of(rc, stderr)
+    if refusal in _OURS:
+        return why(host, rc, stderr)
+    error = _error(f"{starter} did not start a process on {host}", host, Refusal.OTHER, stderr)
+    error.hints = (f"check that the allocation still has {host}, or pass --starter ssh",)
+    return error
+
+
 def refusal_of(rc: int, stderr: str) -> Refusal:
     """Return why a command did not run on a host.
 

@@ -11,7 +11,8 @@ from typing import IO, Final
 
 from clusterrun.launch.accelerate_argv import RUN_MODULE
 
-READ = ("bash", "-c", 'IFS= read -r -d "" script && eval "$script"')
+READ = ("bash", "-s")  # plain words: what starts it may join and split them
+_FIRST = """exec bash -c 'IFS= read -r -d "" script && eval "$script"'\n"""
 
 # Setup lines get no input and print to stderr. The process starts with the shell's own streams;
 # on ENVIRON it finds the environment from before the setup lines.
@@ -40,7 +41,7 @@ def script(module: str, *words: str, python: str, env_sh: str = "") -> bytes:
         run=shlex.quote(RUN_MODULE),
         words=" ".join(map(shlex.quote, (module, *words))),
     )
-    return text.encode() + b"\0"
+    return f"{_FIRST}{text}\0".encode()
 
 
 def skip_greeting(stream: IO[bytes]) -> None:

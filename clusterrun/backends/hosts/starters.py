@@ -2,19 +2,83 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
 
+from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import openssh, start
+from clusterrun.backends.slurm.host import cpus_of_nodes
+from clusterrun.config.spec import Cluster, Device, Starter
+from clusterrun.errors import ClusterrunError, SubmissionError
+from clusterrun.launch.accelerate_argv import RUN_MODULE
+from clusterrun.launch.hosts import FLUX_HOSTS
 from clusterrun.launch.plan import Plan
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import shell
 from clusterrun.shared.host_specs import parse_host
+from clusterrun.shared.hostlist import parse_hostlist
+
+_CALLED_BACK = "clusterrun.backends.hosts.call_back"
+# What srun needs of the allocation. Its other variables, such as SLURM_GPUS, would size each step.
+_OF_SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE")
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def host_command(plan: Plan, rank: int) -> list[str]:
-    """Return the command that starts a shell on a host; on the first one, where this runs."""
-    is_here = rank == 0 or plan.hosts[rank] in LOOPBACK
-    return list(start.READ) if is_here else openssh.ssh(plan.hosts[rank], start.READ)
+def starters_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a controller: with what its starter needs."""
+    is_given = plan.cluster is Cluster.ALLOCATION
+    return scrubbed(environ, keep=(*_OF_SLURM, "CUDA_VISIBLE_DEVICES") if is_given else ())
+
+
+def host_command(plan: Plan, paths: RunPaths, rank: int, *, is_here: bool) -> list[str]:
+    """Return the command that starts a shell on a host. Raises ClusterrunError."""
+    host = plan.hosts[rank]
+    if is_here or host in LOOPBACK:
+        return list(start.READ)
+    starter = Starter(plan.starter or Starter.SSH)
+    if starter is Starter.SSH:
+        return openssh.ssh(host, start.READ)
+    name = parse_host(host).host
+    if starter is Starter.SRUN:
+        no_gpus = ("--gres=none",) if plan.device is Device.CPU else ()
+        return [*_srun(name, os.environ), *no_gpus, *start.READ]
+    if starter is Starter.BLAUNCH:
+        return ["blaunch", name, *start.READ]
+    if starter is Starter.FLUX:
+        return ["flux", "exec", f"--rank={_flux_rank(name)}", "--dir=/", *start.READ]
+    relay = (sys.executable, "-c", RUN_MODULE, _CALLED_BACK, str(paths.root), name)
+    return [*relay, "pbsdsh", "-h", name, "--"]
+
+
+def _srun(name: str, environ: Mapping[str, str]) -> list[str]:
+    """Return srun's command: a step with all that the allocation has on a node, beside others."""
+    try:
+        nodes = parse_hostlist(environ.get("SLURM_JOB_NODELIST", ""))
+        counts = cpus_of_nodes(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        cpus = dict(zip(nodes, counts, strict=False)).get(name)
+    except ClusterrunError:
+        cpus = None
+    return [
+        *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--mem=0"),
+        *("--unbuffered", "--quiet", *((f"--cpus-per-task={cpus}",) if cpus else ())),
+    ]
+
+
+def _flux_rank(name: str) -> int:
+    ranks = _flux_hosts()
+    if name not in ranks:
+        known = ", ".join(dict.fromkeys(ranks))
+        raise SubmissionError(f"{name} is not in this Flux instance", hint=f"it has {known}")
+    return ranks.index(name)
+
+
+@lru_cache
+def _flux_hosts() -> tuple[str, ...]:
+    return tuple(parse_hostlist(shell.run(FLUX_HOSTS).stdout.strip()))
 
 
 def is_this_machine(host: str) -> bool:

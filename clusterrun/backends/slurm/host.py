@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -161,11 +161,10 @@ class SlurmHost(Host):
 
 
 def cpus_of_nodes(text: str) -> Iterator[int]:
-    """Yield the counts in SLURM_JOB_CPUS_PER_NODE, one for each group of nodes.
+    """Yield the counts in SLURM_JOB_CPUS_PER_NODE, one for each node.
 
     >>> list(cpus_of_nodes("16(x2),8"))
-    [16, 8]
+    [16, 16, 8]
     """
-    for count in text.split(","):
-        with contextlib.suppress(ValueError):
-            yield int(count.partition("(")[0])
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        yield from [int(count)] * int(times or 1)

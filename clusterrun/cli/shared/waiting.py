@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from typing import Any
 
 import click
 from click.exceptions import Exit as ClickExit
 
+from clusterrun.backends.select import backend_of
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.job_json import end_object
 from clusterrun.cli.shared.job_text import failure_lines, say_released, say_suspicions, say_why
 from clusterrun.cli.shared.wait_text import warn_stuck
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import ElsewhereError, Exit
 from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.find import refuse_elsewhere
@@ -35,6 +39,8 @@ def answer_and_wait(
     else:
         submission.answer(record, data, as_json=as_json, parsable=parsable)
     if not (wait or follow):
+        if record.cluster is Cluster.ALLOCATION and not sys.stdin.isatty():
+            output.note("the job ends with this allocation; at the end of a script, use --wait")
         return
     try:
         refuse_elsewhere([("", record)])
@@ -50,11 +56,20 @@ def await_end(
     ctx: click.Context, record: JobRecord, data: dict[str, Any] | None, *, follow: bool
 ) -> None:
     """Follow or wait for a job, and exit with its status; `data` is of its submission, for JSON."""
+    _pass_warnings_on(record)
     if data is not None:
         ctx.exit(_wait_for_json(record, data))
     if follow:
         _follow(ctx, record)
     ctx.exit(_exit_code(_wait(record, is_followed=follow)))
+
+
+def _pass_warnings_on(record: JobRecord) -> None:
+    """In an allocation, have the ranks save when its scheduler warns this process."""
+    if record.cluster is not Cluster.ALLOCATION:
+        return
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, lambda *_: backend_of(record).signal(record.job_id, signal.SIGUSR2))
 
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:

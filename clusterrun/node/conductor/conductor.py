@@ -338,7 +338,7 @@ class Conductor:
             return
         write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
         with contextlib.suppress(OSError, ValueError):
-            if not self.excluded:
+            if self.host.is_beside_head and not self.excluded:
                 head = int(self.paths.head_pid(self.attempt).read_text(encoding="ascii"))
                 os.kill(head, signal.SIGUSR2)
 

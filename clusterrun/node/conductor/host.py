@@ -24,12 +24,14 @@ class Step(Protocol):
 class Host(Protocol):
     """Where a run's attempts run; the defaults are for a host without a queue.
 
-    `is_witness`: the host also records how the job ended, as end.json does. The conductor enforces
-    `time_limit_s`. The submitter may take `register_after_s` to record the job.
+    `is_beside_head`: the head of an attempt runs on this machine. `is_witness`: the host also
+    records how the job ended, as end.json does. The conductor enforces `time_limit_s`. The
+    submitter may take `register_after_s` to record the job.
     """
 
     job_id: str
     is_witness: bool = False
+    is_beside_head: bool = True
     register_after_s: float = 0.0
     time_limit_s: float = float("inf")
     environ: Mapping[str, str]

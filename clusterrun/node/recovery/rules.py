@@ -117,6 +117,8 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
     newest = history[-1]
     if newest.code == NodeExit.CANCELLED:
         return _stop("cancelled")
+    if ground.plan.cluster is Cluster.ALLOCATION:
+        return _stop(f"{newest.reason}; a run ends with its allocation")
     if newest.interruption is Reason.PREEMPT:
         if len(_unsaved(history, ground)) >= PREEMPTIONS:
             return _stop(f"{PREEMPTIONS} attempts ended without a new checkpoint")
