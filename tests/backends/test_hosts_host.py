@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def heads(tmp_path: Path, *, unfit: tuple[str, ...]) -> dict[str, str]:
     for link in links:
         link.facts = {"client": "10.0.0.1"}
     paths = RunPaths(root=tmp_path)
-    host = HostsHost(paths, plan, "H1", links, values={}, admit=lambda _: time.sleep(0))
+    host = HostsHost(paths, plan, "H1", links, values={}, admit=lambda _: None, here="gpu1")
     host.begin(1, unfit)
     return {
         link.name: link.sent[0]["environ"]["CLUSTERRUN_HOSTS_HEAD"]

@@ -42,9 +42,9 @@ class Link:
     name: str
     host: str
     first: str
-    starter: str
     argv: Sequence[str]
     script: bytes
+    starter: str = ""
     code: int | None = 0
     is_lost: bool = True
     receiver: mirror.Receiver | None = None

@@ -276,7 +276,6 @@ class HostsHost(Host):
             "CLUSTERRUN_HOSTS_NODE_RANK": str(rank),
             "CLUSTERRUN_HOSTS_NODES": ",".join(node.name for node in chosen),
             "CLUSTERRUN_HOSTS_HEAD": reached or parse_host(head.host).host,
-            "CLUSTERRUN_HOSTS_CONDUCTOR": self._here,
             "CLUSTERRUN_BATCH_PID": str(os.getpid()) if link.name == self._here else "",
         }
         if any(node.is_apart for node in chosen):
