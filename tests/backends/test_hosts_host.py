@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from clusterrun.backends.hosts import host
 from clusterrun.backends.hosts.crew import Link
 from clusterrun.backends.hosts.host import HostsHost
+from clusterrun.backends.local import process
 from clusterrun.config.hosts import HostList
 from clusterrun.config.spec import Cluster, Device, JobSpec
 from clusterrun.launch.make import make_plan
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import slurm_facts
+from tests.patience import wait_for
 
 HOSTS = ("gpu1", "ann@gpu2:2222", "gpu3")
 
@@ -37,8 +44,8 @@ def heads(tmp_path: Path, *, unfit: tuple[str, ...]) -> dict[str, str]:
     for link in links:
         link.facts = {"client": "10.0.0.1"}
     paths = RunPaths(root=tmp_path)
-    host = HostsHost(paths, plan, "H1", links, values={}, admit=lambda _: None, here="gpu1")
-    host.begin(1, unfit)
+    used = HostsHost(paths, plan, "H1", links, values={}, admit=lambda _: None, here="gpu1")
+    used.begin(1, unfit)
     return {
         link.name: link.sent[0]["environ"]["CLUSTERRUN_HOSTS_HEAD"]
         for link in links
@@ -52,3 +59,26 @@ def test_the_first_host_has_the_address_by_which_it_reached_the_others(tmp_path:
 
 def test_another_head_has_its_own_name(tmp_path: Path) -> None:
     assert heads(tmp_path, unfit=("gpu1",)) == {"gpu2": "gpu2", "gpu3": "gpu2"}
+
+
+def test_a_run_ends_with_the_shell_of_its_allocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = HostList(hosts=HOSTS, slots=(0, 0, 0), source="$PBS_NODEFILE")
+    facts = slurm_facts(cluster=Cluster.ALLOCATION, hosts=hosts, workdir=str(tmp_path))
+    plan = make_plan(JobSpec(script="train.py", device=Device.CPU), facts)
+    sent: list[int] = []
+    monkeypatch.setattr("os.kill", lambda _, number: sent.append(number))
+    monkeypatch.setattr(host, "LAST_S", 0.05)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as shell:
+        known = process.identity(shell.pid)
+        assert known
+        used = HostsHost(
+            *(RunPaths(root=tmp_path), plan, "H1", []),
+            **{"values": {}, "admit": lambda _: None, "shell": (shell.pid, known)},
+        )
+        used.keep_alive()
+        assert sent == []
+    used._next_sign = 0.0
+    used.keep_alive()
+    wait_for(lambda: sent == [signal.SIGUSR2, signal.SIGTERM], "both signals")
