@@ -24,7 +24,7 @@ from tests.ssh.submitting import (
 
 pytestmark = pytest.mark.ssh
 
-UNKNOWN = "no host of this name is known: .*h9.*"
+UNKNOWN = "its name cannot be resolved: .*h9.*"
 NO_KEY = "its host key is not known here: Host key verification failed."
 CHANGED = "its host key has changed: Host key verification failed."
 SAME = "name each machine once in hosts:"
