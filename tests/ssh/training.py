@@ -33,6 +33,7 @@ time.sleep(600 if runtime.info().attempt == 1 else 0)
 WAIT = ("--no-world-contract", "--env", f"PYTHONPATH={STUB}", "waiter.py")
 IN_BETWEEN = SAVE_EVERY * 3 // 2  # a step in the middle between two checkpoints
 FILES = ("/shared/", "clusterrun/", "/proj/", "/.local/state/")  # where a run may leave files
+OF_KILLED_CLIENT = "laptop: file /tmp/clusterrun-ssh-"
 
 
 @dataclass
@@ -140,5 +141,5 @@ def prepare(hosts: Hosts, *, is_shared: bool) -> str:
 def nothing_left(hosts: Hosts) -> None:
     """Wait until no process, no lock and no temporary file is left on any host that is up."""
     wait_for(lambda: not hosts.processes(), "all processes to end", 30)
-    found = hosts.leftovers(*FILES)
+    found = hosts.leftovers(*FILES, OF_KILLED_CLIENT)
     assert not found, found
