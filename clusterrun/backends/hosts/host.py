@@ -222,7 +222,8 @@ class HostsHost(Host):
         savers = self._savers()
         missing = [n for n in savers if n not in [link.name for link in usable]]
         if len(usable) >= self.plan.nodes and not missing:
-            return sorted(usable, key=lambda link: link.name not in savers)[: self.plan.nodes]
+            first = sorted(usable, key=lambda link: link.name not in savers)[: self.plan.nodes]
+            return sorted(first, key=self.links.index)
         lost = self._lost_names()
         if not usable and self.plan.cluster is Cluster.ALLOCATION:
             raise ClusterrunError("the allocation has ended: none of its hosts answers")
