@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from clusterrun.backends.hosts import build_environment, refusals
+from clusterrun.backends.hosts import build_environment, refusals, start
 from clusterrun.backends.hosts.project import find_project, pack, unpack
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.shared import shell
@@ -31,7 +31,7 @@ _INDEX: Final = re.compile(r"(?:global|install|:env:)\.((?:extra-)?index-url|fin
 # The host's shell finds Python, which reads its program and then the lock.
 _START: Final = (
     'p=$(command -v "python%s" || command -v python3) || exit 127; exec "$p" -Ic '
-    '"import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"\0'
+    '"import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"'
 )
 
 
@@ -89,15 +89,16 @@ def _ask(
     argv: Sequence[str], errors: int, lock: bytes, tell: Callable[[str], None]
 ) -> tuple[dict[str, Any], int]:
     """Run the builder, report its notes, and return its answer and exit status."""
-    start = (_START % json.loads(lock)["python"]).encode()
+    program = start.for_shell(_START % json.loads(lock)["python"])
     code = Path(build_environment.__file__).read_bytes()
     answer: dict[str, Any] = {}
     with subprocess.Popen(argv, stdin=-1, stdout=-1, stderr=errors, start_new_session=True) as ran:
         assert ran.stdin
         assert ran.stdout
         with contextlib.suppress(BrokenPipeError):
-            ran.stdin.write(start + b"".join(b"%d\n%b" % (len(d), d) for d in (code, lock)))
+            ran.stdin.write(program + b"".join(b"%d\n%b" % (len(d), d) for d in (code, lock)))
             ran.stdin.flush()
+            start.skip_greeting(ran.stdout)
             for line in ran.stdout:
                 answer = parse_object(line) or {}
                 if "note" not in answer:
