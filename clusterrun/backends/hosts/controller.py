@@ -244,7 +244,7 @@ class Controller:
             self._lock(link)
             self._try_ports((self.links[0], link))
             self._place(link)
-        except ClusterrunError:
+        except BaseException:
             link.close()
             raise
 

@@ -41,6 +41,7 @@ ALIVE_S = 5.0  # between two signs of life of the controller
 SILENCE_S = 100.0  # after which the controller is considered lost; its agents' link gives up first
 GRACE_S = 12.0  # from SIGTERM to SIGKILL: an agent needs some of it to write its logs
 DRAIN_S = 20.0
+STUCK_S = 30.0  # after SILENCE_S, for a main thread that a dead connection may block
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -61,19 +62,20 @@ class Courier:
         self._made: RunPaths | None = None  # a run directory of this job that only this host has
         self._listener: socket.socket | None = None
         self._kill_by = float("inf")
+        self._attempt = 0
+        self._heard = time.monotonic()
         self._is_over = False
 
     def run(self) -> None:
         """Serve until the controller is gone or says goodbye."""
         threading.Thread(target=self._receive, daemon=True).start()
-        heard = time.monotonic()
+        threading.Thread(target=self._watch, daemon=True).start()
         try:
-            while not self._is_over and time.monotonic() - heard < SILENCE_S:
+            while not self._is_over and time.monotonic() - self._heard < SILENCE_S:
                 with contextlib.suppress(queue.Empty):
                     message = self._messages.get(timeout=POLL_S)
                     if message is None:
                         break
-                    heard = time.monotonic()
                     getattr(self, f"_on_{message.kind.replace('-', '_')}")(message)
                 self._look()
         except (OSError, ValueError, ClusterrunError) as error:
@@ -96,8 +98,16 @@ class Courier:
 
     def _receive(self) -> None:
         while (message := self._pipe.receive()) is not None:
+            self._heard = time.monotonic()  # even if a slow disk blocks the main thread
             self._messages.put(message)
         self._messages.put(None)
+
+    def _watch(self) -> None:
+        """End all if the controller is silent and the main thread does not notice."""
+        while time.monotonic() - self._heard < SILENCE_S + STUCK_S:
+            time.sleep(ALIVE_S)
+        kill_descendants()
+        os._exit(1)
 
     def _answer(self, **fields: Any) -> None:
         self._pipe.send("answer", **fields)
@@ -138,6 +148,10 @@ class Courier:
             self._listener = reach.listen(message.fields["ports"])
         self._answer(port=self._listener.getsockname()[1] if self._listener else 0)
 
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
     def _on_connect(self, message: Frame) -> None:
         """Answer which of some addresses are not reached, and why."""
         closed = [reach.can_connect(*address) for address in message.fields["addresses"]]
@@ -146,8 +160,7 @@ class Courier:
     def _on_place(self, message: Frame) -> None:
         """Use the home if this host sees it, else a run directory of its own."""
         fields = message.fields
-        if self._listener is not None:
-            self._listener.close()
+        self._stop_listening()
         if home := fields.get("home"):
             self._is_first = fields["is_first"]
             self._paths = RunPaths(root=Path(home))
@@ -176,13 +189,14 @@ class Courier:
     def _on_start(self, message: Frame) -> None:
         assert self._paths is not None
         fields, paths = message.fields, self._paths
+        self._stop_listening()  # it may have tried ports for a host that came back
         if self._sender is not None:
             mirror.write_bundle(paths.root, fields["files"])
             with contextlib.suppress(OSError):
                 link_job(_runs_dir(paths), fields["environ"]["CLUSTERRUN_HOSTS_JOB_ID"], paths)
         remember_root(_runs_dir(paths))
         environ = {**scrubbed(self._environ, keep=(VISIBLE,)), **fields["environ"]}
-        self._kill_by = float("inf")
+        self._kill_by, self._attempt = float("inf"), fields["attempt"]
         self._node = subprocess.Popen(
             ["bash", str(paths.node_script), str(paths.root), str(fields["attempt"])],
             cwd=paths.root,
@@ -231,7 +245,7 @@ class Courier:
             kill_descendants()
             if self._sender is not None:
                 self._send(self._sender.drain(time.monotonic() + DRAIN_S))
-            self._pipe.send("ended", code=code)
+            self._pipe.send("ended", code=code, attempt=self._attempt)
 
     def _send(self, chunks: Iterable[mirror.Chunk]) -> None:
         for chunk in chunks:

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeVar
 
 from clusterrun.backends.hosts import judge, mirror, project, refusals, start
+from clusterrun.backends.hosts.courier import ALIVE_S
 from clusterrun.backends.hosts.frames import Frame, Pipe
 from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError, SubmissionError
+from clusterrun.node.base.stderr import say_on_stderr
 
 AT_ONCE = 32
 MEET_S = 60.0  # for a host to start Python on a slow disk and report
@@ -34,9 +36,9 @@ class Link:
     """One host's courier; `argv` starts a shell there that reads `script`.
 
     `first` is the name of the host that reaches this one over ssh, "" if none does;
-    `starter` is what starts the courier instead of ssh. `code` is how its node ended, None while
-    it runs; `ahead_s` is how far its clock is ahead. `receiver` gets the files of a host that does
-    not share the run directory.
+    `starter` is what starts the courier instead of ssh. `code` is how its node ended in `attempt`,
+    None while it runs; `ahead_s` is how far its clock is ahead. `receiver` gets the files of a host
+    that does not share the run directory.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Link:
     argv: Sequence[str]
     script: bytes
     starter: str = ""
+    attempt: int = 0
     code: int | None = 0
     is_lost: bool = True
     receiver: mirror.Receiver | None = None
@@ -56,6 +59,7 @@ class Link:
     _lines: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
     _is_met: bool = False
     _heard: threading.Event = field(default_factory=threading.Event)
+    _asking: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def is_apart(self) -> bool:
@@ -98,11 +102,13 @@ class Link:
             raise refusals.between(self.first, self.name, code, said) from error
         self.ahead_s = self.facts["time"] - time.time()
         self._is_met = True
+        threading.Thread(target=self._show_life, args=(process,), daemon=True).start()
 
     def ask(self, kind: str, *, within_s: float = ANSWER_S, **fields: Any) -> dict[str, Any]:
         """Send a message and return the answer. Raises SchedulerUnreachableError without one."""
-        self.send(kind, **fields)
-        return self._answered(within_s)
+        with self._asking:  # hosts that come back together try the ports of one
+            self.send(kind, **fields)
+            return self._answered(within_s)
 
     def _answered(self, within_s: float) -> dict[str, Any]:
         with contextlib.suppress(queue.Empty):
@@ -154,22 +160,35 @@ class Link:
         finally:
             self.is_lost = True
 
+    def _show_life(self, process: subprocess.Popen[bytes]) -> None:
+        """Show the courier that this process lives, also while others are made ready."""
+        while self.process is process and process.poll() is None:
+            self.send("alive")
+            time.sleep(ALIVE_S)
+
     def _receive(self, process: subprocess.Popen[bytes]) -> None:
         pipe = self._pipe
         start.skip_greeting(process.stdout)  # type: ignore[arg-type]
-        while (message := pipe.receive()) is not None:
-            self._heard.set()
-            if message.kind == "answer":
-                self._answers.put(message)
-            elif message.kind == "ended":
-                self.code = message.fields["code"]
-            elif message.kind == "file" and self.receiver is not None:
-                self.receiver.take(mirror.Chunk.of(message))
+        try:
+            while (message := pipe.receive()) is not None:
+                self._heard.set()
+                self._take(message)
+        except (ClusterrunError, KeyError) as error:  # do not use a host that breaks the rules
+            say_on_stderr(f"{self.name}: {error}")
+            process.kill()
         if self.process is process:
             self.is_lost = True
             if self.code is None:
                 self.code = int(NodeExit.NODE_LOST)
             self._answers.put(None)
+
+    def _take(self, message: Frame) -> None:
+        if message.kind == "answer":
+            self._answers.put(message)
+        elif message.kind == "ended" and message.fields["attempt"] == self.attempt:
+            self.code = message.fields["code"]
+        elif message.kind == "file" and self.receiver is not None:
+            self.receiver.take(mirror.Chunk.of(message))
 
     def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
         """Print what the host reports; until it has met us, keep it to explain a refusal."""

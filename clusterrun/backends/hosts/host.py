@@ -148,13 +148,15 @@ class HostsHost(Host):
         if chosen and chosen[0].receiver:
             chosen[0].receiver.leads = (attempt,)
         for rank, link in enumerate(chosen):
-            link.code = None
+            link.attempt, link.code = attempt, None
             link.send(
                 "start",
                 attempt=attempt,
                 environ=self._environ_of(link, rank, chosen),
                 files=files if link.is_apart else [],
             )
+            if link.is_lost:  # since it was chosen
+                link.code = int(NodeExit.NODE_LOST)
         return chosen
 
     def _record(self) -> list[tuple[str, str, int]]:
@@ -178,7 +180,7 @@ class HostsHost(Host):
         return tuple(link.name for link in lost)
 
     def keep_alive(self) -> None:
-        """Show the couriers, and readers on other machines, that this process lives.
+        """Show readers on other machines that this process lives.
 
         Pass the run's requests on to hosts that do not share its directory, and have them send
         again what could not be written.
@@ -189,8 +191,6 @@ class HostsHost(Host):
             with contextlib.suppress(OSError):
                 os.utime(self.paths.controller)
             for link in self.links:
-                if not link.is_lost:
-                    link.send("alive")
                 if link.receiver and (known := link.receiver.again()):
                     link.send("rewind", known=known)
         apart = [link for link in self.links if link.receiver and not link.is_lost]
