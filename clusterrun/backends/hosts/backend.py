@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clusterrun.backends.base import Submission
 from clusterrun.backends.hosts import environment, openssh, project, refusals, start
+from clusterrun.backends.hosts.crew import MEET_S
 from clusterrun.backends.hosts.frames import Frame, Pipe
 from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
 from clusterrun.backends.local.backend import LocalBackend, read_controller
@@ -91,25 +94,29 @@ class HostsBackend(LocalBackend):
         if paths.environment.exists():
             lock = paths.environment.read_bytes()
             environment.ensure_environment(host, shell_there, lock, _note)
-        process = _start_controller(plan, paths, shell_there)
-        assert process.stdin
-        assert process.stdout
-        pipe = Pipe(process.stdout, process.stdin)
-        try:
-            start.skip_greeting(process.stdout)
-            last_id = last_number(self.runs_dir)
-            answer = _negotiate(pipe, plan, paths, last_id=last_id, **about)
-        except BaseException:
-            pipe.close()
+        with tempfile.TemporaryFile() as errors:  # a pipe would block setup lines that print much
+            process = _start_controller(plan, paths, shell_there, errors)
+            assert process.stdin
+            assert process.stdout
+            pipe = Pipe(process.stdout, process.stdin)
+            limit = threading.Timer(MEET_S, os.killpg, (process.pid, signal.SIGKILL))
+            limit.daemon = True
+            limit.start()
             try:
-                process.wait(STOP_S)
+                start.skip_greeting(process.stdout)
+                about["last_id"] = last_number(self.runs_dir)
+                answer = _negotiate(pipe, plan, paths, limit.cancel, **about)
+            except BaseException:
+                pipe.close()
+                _ended(process)
+                raise
             finally:
-                process.kill()
-            raise
-        if answer is None or answer.kind == "refused":
-            pipe.close()
-            raise _refusal(plan, process, answer)
-        process.wait()
+                limit.cancel()
+            if answer is None or answer.kind == "refused":
+                pipe.close()
+                raise _refusal(plan, _ended(process), errors, answer)
+        with contextlib.suppress(KeyboardInterrupt):  # the job runs: its id must be recorded
+            _ended(process)
         fields = answer.fields
         remember_number(int(fields["job_id"][1:]))
         for note in fields["notes"]:
@@ -166,14 +173,27 @@ def _note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)  # noqa: T201
 
 
-def _start_controller(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit status of a command that ends now; kill it if it does not."""
+    try:
+        return process.wait(STOP_S)
+    except BaseException as error:
+        process.kill()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return process.wait()
+
+
+def _start_controller(
+    plan: Plan, paths: RunPaths, argv: Sequence[str], errors: BinaryIO
+) -> subprocess.Popen[bytes]:
     """Start the shell that becomes the controller."""
     process = subprocess.Popen(
         argv,
         env=starters_environ(plan, os.environ) if argv is start.READ else None,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=errors,
         start_new_session=True,
     )
     env_sh = paths.env_script.read_text() if plan.setup else ""
@@ -191,8 +211,13 @@ def _shell(plan: Plan) -> tuple[int, str | None] | None:
     return (leader, identity(leader)) if is_watched and leader not in (0, os.getpid()) else None
 
 
-def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, **about: Any) -> Frame | None:
-    """Send the job; return the answer, None if the connection ended."""
+def _negotiate(
+    pipe: Pipe, plan: Plan, paths: RunPaths, met: Callable[[], None], **about: Any
+) -> Frame | None:
+    """Send the job; return the answer, None if the connection ended.
+
+    `met` is called once the controller has started.
+    """
     nonce = secrets.token_hex(16)
     mark = paths.nonce(nonce)
     files.write_whole(mark, "")
@@ -211,6 +236,7 @@ def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, **about: Any) -> Frame |
             shell=_shell(plan),
         )
     place = pipe.receive()
+    met()
     mark.unlink(missing_ok=True)
     if place is None or place.kind != "place":
         return place
@@ -218,7 +244,10 @@ def _negotiate(pipe: Pipe, plan: Plan, paths: RunPaths, **about: Any) -> Frame |
     while (answer := pipe.receive()) is not None and answer.kind == "note":
         _note(answer.fields["text"])
     if answer is not None and answer.kind == "ready":
-        pipe.send("go")
+        try:
+            pipe.send("go")
+        except OSError:
+            return None
         answer.fields["is_here"] = place.fields["is_here"]
         answer.fields["notes"] = [*notes, *answer.fields.get("notes", ())]
     return answer
@@ -236,7 +265,7 @@ def _send_project(pipe: Pipe, plan: Plan) -> list[str]:
     return [*found.notes, *notes]
 
 
-def _refusal(plan: Plan, process: subprocess.Popen[bytes], answer: Frame | None) -> ClusterrunError:
+def _refusal(plan: Plan, code: int, errors: BinaryIO, answer: Frame | None) -> ClusterrunError:
     """Return why the job was not accepted."""
     if answer is not None:
         given = answer.fields
@@ -246,7 +275,5 @@ def _refusal(plan: Plan, process: subprocess.Popen[bytes], answer: Frame | None)
         )
         error.exit_code = Exit(given["exit"])
         return error
-    assert process.stderr
-    code = process.wait()
-    stderr = process.stderr.read().decode(errors="replace")
-    return refusals.why(plan.hosts[0], code, stderr)
+    errors.seek(0)
+    return refusals.why(plan.hosts[0], code, errors.read().decode(errors="replace"))
