@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterrun.backends.hosts.judge import Order, Problem, busy, free_gpus, notes, problems
+from clusterrun.backends.hosts.judge import Order, Problem, busy, gpus_to_lock, notes, problems
 from clusterrun.backends.hosts.locks import Holder, gpu_lock, job_lock
-from clusterrun.config.spec import Device
+from clusterrun.config.spec import Cluster, Device
 from clusterrun.errors import Exit
 from clusterrun.launch.plan import Plan
 from tests.backends.builders import make_plan
@@ -97,8 +97,14 @@ def test_what_does_no_harm_is_noted() -> None:
 
 def test_free_gpus_are_chosen() -> None:
     facts = host(gpus={"all": [gpu("0", process()), gpu("1"), gpu("2", problem="x"), gpu("3")]})
-    assert free_gpus(facts) == ["GPU-1", "GPU-3"]
+    assert gpus_to_lock(plan(), facts) == ["GPU-1", "GPU-3"]
     assert problems(plan(), {"h1": facts}, {}) == []
+
+
+def test_gpus_that_are_unknown_are_locked_by_number() -> None:
+    facts = host(gpus={"unknown": "no pynvml"})
+    assert gpus_to_lock(plan(cluster=Cluster.SSH), facts) == ["0", "1"]
+    assert gpus_to_lock(plan(cluster=Cluster.ALLOCATION), facts) == []
 
 
 def test_a_job_without_gpus_ignores_them() -> None:

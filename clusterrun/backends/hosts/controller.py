@@ -268,14 +268,14 @@ class Controller:
 
     def _lock(self, link: Link) -> None:
         """Lock a host for this job, and its GPUs. Raises ClusterrunError."""
-        is_known = "all" in link.facts["gpus"]
-        count = judge.gpus_needed(self.plan) if is_known else 0
+        gpus = judge.gpus_to_lock(self.plan, link.facts)
+        count = judge.gpus_needed(self.plan) if gpus else 0
         run = f"{self.plan.name}/{self.paths.root.name}"
         about = {"job": self.job_id, "run": run, "host": link.name}
-        locked = link.ask("lock", about=about, gpus=judge.free_gpus(link.facts), count=count)
-        link.gpus = tuple(locked["gpus"])
+        locked = link.ask("lock", about=about, gpus=gpus, count=count)
+        link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
         is_twice = job_lock(self.job_id) in locked["busy"]
-        if is_twice or len(link.gpus) < count:
+        if is_twice or len(locked["gpus"]) < count:
             raise judge.error_of(
                 judge.busy(link.name, lock, Holder(**holder), self.job_id)
                 for lock, holder in locked["busy"].items()

@@ -41,7 +41,7 @@ ALIVE_S = 5.0  # between two signs of life of the controller
 SILENCE_S = 100.0  # after which the controller is considered lost; its agents' link gives up first
 GRACE_S = 12.0  # from SIGTERM to SIGKILL: an agent needs some of it to write its logs
 DRAIN_S = 20.0
-STUCK_S = 30.0  # after SILENCE_S, for a main thread that a dead connection may block
+STUCK_S = 15.0  # after SILENCE_S, for a main thread that a dead connection may block
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 

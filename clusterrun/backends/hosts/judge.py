@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from clusterrun.backends.hosts.locks import Holder, job_lock
-from clusterrun.config.spec import Device
+from clusterrun.config.spec import Cluster, Device
 from clusterrun.errors import Exit, SubmissionError
 from clusterrun.health.compare import named
 from clusterrun.health.machine import gib
@@ -118,10 +118,15 @@ def busy(host: str, lock: str, holder: Holder, job_id: str) -> Problem:
     return Problem(hosts=(host,), text=text, hint=hint, order=Order.BUSY)
 
 
-def free_gpus(facts: Facts) -> list[str]:
-    """Return the UUIDs (or names) of the GPUs that a run may use on a host; [] if unknown."""
-    known = facts["gpus"].get("all", [])
-    free = [gpu for gpu in known if not gpu["problem"] and not _user(gpu)]
+def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
+    """Return the UUIDs (or names) of the GPUs that a run may use on a host.
+
+    If they are unknown, all runs over ssh use the first ones; an allocation's are its own.
+    """
+    found = facts["gpus"]
+    if "unknown" in found and plan.cluster is Cluster.SSH:
+        return [str(number) for number in range(gpus_needed(plan))]
+    free = [gpu for gpu in found.get("all", []) if not gpu["problem"] and not _user(gpu)]
     return [gpu["uuid"] or gpu["name"] for gpu in free]
 
 
