@@ -61,6 +61,13 @@ def test_another_head_has_its_own_name(tmp_path: Path) -> None:
     assert heads(tmp_path, unfit=("gpu1",)) == {"gpu2": "gpu2", "gpu3": "gpu2"}
 
 
+def test_a_host_that_has_a_part_of_the_checkpoint_takes_part_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostsHost, "_savers", lambda _: ["gpu3"])
+    assert heads(tmp_path, unfit=()) == {"gpu1": "10.0.0.1", "gpu3": "10.0.0.1"}
+
+
 def test_a_run_ends_with_the_shell_of_its_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -346,6 +346,8 @@ class Controller:
 
     def _close(self, *, forget: bool = False) -> None:
         crew.end_all(self.links, forget=forget)
+        for receiver in filter(None, (link.receiver for link in self.links)):
+            receiver.close()
         self.paths.nonce(self.nonce).unlink(missing_ok=True)
 
 
