@@ -68,7 +68,8 @@ def refusals(hosts: Hosts, cases: Mapping[str, tuple[int, str]], *options: str) 
 def nothing_left(hosts: Hosts, *besides: str) -> None:
     """Wait until no process, lock or file of a run is left on any machine."""
     wait_for(lambda: not hosts.processes(), f"the end of {hosts.processes()}", timeout_s=10)
-    assert hosts.leftovers(KEPT, *besides) == []
+    found = hosts.leftovers(KEPT, *besides)
+    assert not found, found
 
 
 def wrap(hosts: Hosts, names: tuple[str, ...], line: str, *users: str) -> None:
