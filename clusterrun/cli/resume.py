@@ -140,6 +140,9 @@ def _print_steps(plan: Resumption) -> None:
     if batch := _batch(plan):
         output.detail("batch", batch)
     output.detail("attempt", str(plan.attempt))
+    if plan.record.paths.project.is_dir():
+        again = f"clusterrun resubmit {plan.record.job_id}"
+        output.note(f"the hosts run the project as it was copied; to run changed files: {again}")
 
 
 def _failure(plan: Resumption) -> str:

@@ -27,6 +27,7 @@ def over_ssh(
     return hosts[client].run([*BATCH, host, command], user=user)
 
 
+@pytest.mark.long
 def test_each_host_has_its_own_name_user_home_and_boot_id(hosts: Hosts) -> None:
     told = {host: over_ssh(hosts, host, FACTS).stdout.split() for host in HOSTS}
     for n, host in enumerate(HOSTS, 1):
@@ -45,6 +46,7 @@ def test_everybody_reaches_every_host(hosts: Hosts) -> None:
     assert over_ssh(hosts, "h3", "id -un", user="bob").returncode == 255
 
 
+@pytest.mark.long
 def test_the_checkout_and_its_python_serve_every_user(hosts: Hosts) -> None:
     argv = ["python", "-c", "import clusterrun, sys; print(sys.executable, clusterrun.__file__)"]
     told = {m: hosts[m].run(argv, check=True).stdout for m in MACHINES}
@@ -72,6 +74,7 @@ def test_a_host_sees_its_own_processes_and_memory_files(hosts: Hosts) -> None:
     assert waiting.wait(10) == -9
 
 
+@pytest.mark.long
 def test_an_abstract_socket_belongs_to_one_host(hosts: Hosts) -> None:
     bind = (
         "import socket; s = socket.socket(socket.AF_UNIX); s.bind('\\0clusterrun-gpu-0');"
@@ -85,6 +88,7 @@ def test_an_abstract_socket_belongs_to_one_host(hosts: Hosts) -> None:
     assert sockets == ["h1: socket @clusterrun-gpu-0", "h2: socket @clusterrun-gpu-0"]
 
 
+@pytest.mark.long
 def test_the_keys_of_a_host_and_of_a_user_count(hosts: Hosts) -> None:
     hosts.revoke(LAPTOP, "h1")
     assert "Permission denied" in over_ssh(hosts, "h1", "true").stderr
@@ -104,6 +108,7 @@ def test_the_keys_of_a_host_and_of_a_user_count(hosts: Hosts) -> None:
     assert over_ssh(hosts, "gpu4", "true").returncode == 255
 
 
+@pytest.mark.long
 def test_shared_is_one_directory_where_it_is_seen(hosts: Hosts) -> None:
     hosts.laptop.run(["sh", "-c", "umask 77; echo hello > /shared/x"], check=True)
     for name in MACHINES:
@@ -135,6 +140,7 @@ def test_a_cut_is_silent_and_heals(hosts: Hosts) -> None:
     assert echo(talk, "after") == "after\n"
 
 
+@pytest.mark.long
 def test_two_hosts_can_lose_each_other_alone(hosts: Hosts) -> None:
     hosts.cut_between("h1", "h2")
     short = [*BATCH[:-1], "ConnectTimeout=1", "h2", "true"]
@@ -144,6 +150,7 @@ def test_two_hosts_can_lose_each_other_alone(hosts: Hosts) -> None:
     assert hosts["h1"].run(short).returncode == 0
 
 
+@pytest.mark.long
 def test_a_crash_is_silent_and_a_boot_brings_back_the_home(hosts: Hosts) -> None:
     host = hosts["h2"]
     before = over_ssh(hosts, "h2", FACTS).stdout.split()
@@ -164,6 +171,7 @@ def test_a_crash_is_silent_and_a_boot_brings_back_the_home(hosts: Hosts) -> None
     assert host.run(["ls", "/home/ann2", "/tmp"]).stdout.split() == ["/home/ann2:", "kept", "/tmp:"]
 
 
+@pytest.mark.long
 def test_a_firewall_closes_ports(hosts: Hosts) -> None:
     serve = "import socket; s = socket.create_server(('', 3456)); print(flush=True); input()"
     server = hosts["h1"].start(["python", "-c", serve])
@@ -179,6 +187,7 @@ def test_a_firewall_closes_ports(hosts: Hosts) -> None:
     assert hosts["h2"].run(["python", "-c", connect]).returncode == 0
 
 
+@pytest.mark.long
 def test_a_disk_is_full_and_a_name_is_looped(hosts: Hosts) -> None:
     hosts["h1"].small_disk("/home/ann1/clusterrun", 1)
     argv = ["dd", "if=/dev/zero", "of=clusterrun/x", "bs=1M", "count=2"]
@@ -190,6 +199,7 @@ def test_a_disk_is_full_and_a_name_is_looped(hosts: Hosts) -> None:
     assert hosts.leftovers() == []
 
 
+@pytest.mark.long
 def test_a_signal_reaches_the_program_and_not_its_starter(hosts: Hosts) -> None:
     code = (
         "import time\ntry: print(flush=True); time.sleep(99)\nexcept KeyboardInterrupt: exit(130)"
@@ -204,6 +214,7 @@ def test_a_signal_reaches_the_program_and_not_its_starter(hosts: Hosts) -> None:
     assert hosts.processes() == {}
 
 
+@pytest.mark.long
 def test_a_frozen_host_accepts_and_never_answers(hosts: Hosts) -> None:
     hosts["h3"].freeze()
     short = [*BATCH[:-1], "ConnectTimeout=1", "h3", "true"]
@@ -212,6 +223,7 @@ def test_a_frozen_host_accepts_and_never_answers(hosts: Hosts) -> None:
     assert over_ssh(hosts, "h3", "true").returncode == 0
 
 
+@pytest.mark.long
 def test_command_lines_are_seen_and_environments_are_not(hosts: Hosts) -> None:
     with hosts.all_command_lines() as seen:
         hosts["h4"].run(["sleep", "0.5"], env={"TOKEN": "secret-1"}, check=True)
@@ -235,6 +247,7 @@ def test_down_leaves_no_trace(hosts: Hosts, tmp_path: Path) -> None:
     assert over_ssh(hosts, "h1", "hostname").stdout == "h1\n"
 
 
+@pytest.mark.long
 def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ClusterError, match="holds other files"):

@@ -184,7 +184,8 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Found]:
         silent = [f"GPU {gpu['name']}: {gpu['problem']}" for gpu in known if gpu["problem"]]
         why = "; ".join(filter(None, [driver, *silent]))
         text = f"{count(len(usable), 'GPU')}, but {needed} are needed{f' ({why})' if why else ''}"
-        yield Order.GPUS, text, "lower --gpus-per-node, or leave the host out"
+        hint = "lower --gpus-per-node, leave the host out, or pass --device cpu to use no GPU"
+        yield Order.GPUS, text, hint
     elif len(free) < needed:
         users = "; ".join(f"GPU {gpu['name']}: {_user(gpu)}" for gpu in usable if _user(gpu))
         text = f"{len(free)} of {count(len(usable), 'GPU')} free, but {needed} are needed: {users}"
