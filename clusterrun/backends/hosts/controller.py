@@ -271,13 +271,14 @@ class Controller:
         gpus = judge.gpus_to_lock(self.plan, link.facts)
         count = judge.gpus_needed(self.plan) if gpus else 0
         run = f"{self.plan.name}/{self.paths.root.name}"
-        about = {"job": self.job_id, "run": run, "host": link.name}
+        job = f"{self.job_id}-{self.paths.root.name}"  # others have jobs of the same number
+        about = {"job": job, "run": run, "host": link.name}
         locked = link.ask("lock", about=about, gpus=gpus, count=count)
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
-        is_twice = job_lock(self.job_id) in locked["busy"]
+        is_twice = job_lock(job) in locked["busy"]
         if is_twice or len(locked["gpus"]) < count:
             raise judge.error_of(
-                judge.busy(link.name, lock, Holder(**holder), self.job_id)
+                judge.busy(link.name, lock, Holder(**holder), job)
                 for lock, holder in locked["busy"].items()
             )
 
