@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import ClusterrunError
+from clusterrun.rank import collectives
 from clusterrun.rank.apart import SavedPart, problem_of
+from clusterrun.runtime import Checkpoints
 from clusterrun.shared.checkpoint_files import Checkpoint
 from tests.patience import PATIENCE
 from tests.ports import free_port
@@ -87,6 +89,43 @@ def test_a_checkpoint_that_was_saved_in_a_shared_directory_can_be_passed_on() ->
     assert shared.found
     found = dataclasses.replace(shared.found, nodes={})
     assert problem_of([dataclasses.replace(shared, found=found), part("h2")]) == ""
+
+
+class Exchanges:
+    """A process group of one rank that notes what is exchanged."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    def get_rank(self) -> int:
+        return 0
+
+    def get_world_size(self) -> int:
+        return 1
+
+    def all_gather_object(self, values: list[object], value: object) -> None:
+        values[:] = [value]
+        self.noted.append("gather")
+
+    def broadcast_object_list(self, box: list[object], src: int) -> None:
+        assert (len(box), src) == (1, 0)
+        self.noted.append("broadcast")
+
+
+def test_nothing_more_is_exchanged_if_the_nodes_share_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CLUSTERRUN_HOSTS_APART", "CLUSTERRUN_RUN_DIR", "CLUSTERRUN_SPOOL"):
+        monkeypatch.delenv(name, raising=False)
+    group = Exchanges()
+    monkeypatch.setattr(collectives, "_distributed", lambda: group)
+    store = Checkpoints(tmp_path)
+    assert store.save(1, lambda folder: (folder / "model").write_text("x"))
+    written = ["broadcast", "gather", "gather", "broadcast", "gather", "broadcast", "gather"]
+    assert group.noted == written
+    assert store.newest()
+    assert group.noted[len(written) :] == ["broadcast", "broadcast", "gather", "gather"]
+    assert "nodes" not in json.loads((tmp_path / "step-00000001/.complete").read_text())
 
 
 COURSE = """
