@@ -34,7 +34,7 @@ SHOWN_WITHIN_S = 120.0
 
 
 class Checkpoints:
-    """The checkpoints of one training, in a directory that all its nodes share.
+    """The checkpoints of one training, in a directory that all its nodes share, or one on each.
 
     `directory` defaults to that of the run, which all attempts share. The newest `keep` complete
     checkpoints are kept. `settings` are the values that must not change on a resume, such as the
