@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -329,11 +330,18 @@ SSH_FILES = {"authorized_keys", "config", "id_ed25519", "id_ed25519.pub", "known
 
 
 def empty(directory: Path, besides: str = "") -> None:
-    """Remove what is in a directory."""
+    """Remove what is in a directory, and never what is mounted there, such as the checkout."""
+    device = directory.stat().st_dev
     for path in directory.iterdir():
-        if path.name == besides:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        if path.name != besides:
+            _remove(path, device)
+
+
+def _remove(path: Path, device: int) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    elif path.stat().st_dev == device:
+        for child in path.iterdir():
+            _remove(child, device)
+        with contextlib.suppress(OSError):  # it holds a mount
+            path.rmdir()

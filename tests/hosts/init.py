@@ -16,7 +16,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-MS_BIND, MS_REC = 4096, 16384
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC = 1, 32, 4096, 16384
 # What a machine has for itself of the first level; the rest is the real machine's.
 OWN = {"home", "lost+found", "proc", "root", "run", "shared", "tmp"}
 MEMORY_DIRECTORIES = {"tmp": "1777", "var/tmp": "1777", "dev/shm": "1777", "var/log": "755"}
@@ -119,8 +119,9 @@ def expose(root: Path, path: Path) -> None:
 
 
 def bind_all(path: Path, here: Path) -> None:
+    """Show a directory that is not the machine's own, so that nothing here can change it."""
     if open_to_all(path):
-        mount(path, here, flags=MS_BIND | MS_REC)
+        bind_readonly(path, here)
         return
     for child in path.iterdir():
         there = here / child.name
@@ -128,7 +129,12 @@ def bind_all(path: Path, here: Path) -> None:
             there.symlink_to(os.readlink(child))
         else:
             there.mkdir() if child.is_dir() else there.touch()
-            mount(child, there, flags=MS_BIND | MS_REC)
+            bind_readonly(child, there)
+
+
+def bind_readonly(path: Path, here: Path) -> None:
+    mount(path, here, flags=MS_BIND | MS_REC)
+    mount("none", here, flags=MS_REMOUNT | MS_BIND | MS_RDONLY)
 
 
 def open_to_all(path: Path) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.commands import ClusterError
-from tests.hosts import HOSTS, LAPTOP, MACHINES, Hosts
+from tests.hosts import HOSTS, LAPTOP, MACHINES, Hosts, machine
 from tests.patience import wait_for
 
 pytestmark = pytest.mark.ssh
@@ -269,3 +269,23 @@ def traces() -> list[str]:
     devices = [path.name for path in Path("/sys/class/net").iterdir()]
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     return sorted([*devices, *mounts, *map(str, Path("/").iterdir())])
+
+
+def test_a_checkout_in_a_directory_of_the_hosts_is_never_emptied(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be in /tmp, which each host has for itself, and which is emptied after each test."""
+    tmp_path.chmod(0o755)
+    kept = tmp_path / "checkout" / "kept"
+    kept.parent.mkdir()
+    kept.touch()
+    needed = [*machine.needed_directories(), str(kept.parent)]
+    monkeypatch.setattr(machine, "needed_directories", lambda: needed)
+    hosts.crash("h4")
+    hosts.boot("h4")
+    assert hosts["h4"].path(kept).exists()
+    with pytest.raises(ClusterError, match="Read-only file system"):
+        hosts["h4"].as_root(["rm", str(kept)])
+    hosts.reset()
+    assert kept.exists()
+    assert hosts["h4"].path(kept).exists()
