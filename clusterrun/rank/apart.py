@@ -218,7 +218,7 @@ def _make_room(path: Path, files: Sums) -> None:
 
 
 def _exchange(path: Path, transfers: Sequence[_Transfer], mine: Sums) -> OSError | None:
-    """Send and receive the files; return this rank's error, since the others go on."""
+    """Send and receive the files; return this rank's error, since the others continue."""
     fault = None
     for file in transfers:
         for offset in range(0, file.sums[0], CHUNK):

@@ -45,7 +45,7 @@ class Access:
                     os.chown(self._key(machine, account).with_name(name), account.uid, account.uid)
 
     def change_host_key(self, host: str) -> None:
-        """Give a host another key; nobody is told."""
+        """Give a host another key, which no machine knows."""
         make_keys([self._host_key(host)])
 
     def write(self) -> None:

@@ -173,7 +173,7 @@ class Hosts:
         self._at_switch("bridge", "link", "set", "dev", name, "state", "3")
 
     def cut_between(self, one: str, other: str) -> None:
-        """Let two machines lose each other, and nobody else."""
+        """Cut the link between two machines only."""
         self._set_neighbour(one, other, "02:18:00:00:00:ff")
         self._set_neighbour(other, one, "02:18:00:00:00:ff")
 

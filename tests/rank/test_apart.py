@@ -300,21 +300,21 @@ def world(folder: Path, *argv: str, **env: str) -> list[tuple[str, str]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Course:
-    """What the ranks were told in the course of COURSE, and what rank 0 reported."""
+    """What the ranks got in each step of COURSE, and what rank 0 reported."""
 
     folder: Path
     told: list[dict[str, Any]]
     said: str
 
     def of(self, name: str) -> Mapping[str, Any]:
-        """Return what a rank of each node was told; both of a node were told the same."""
+        """Return what a rank of each node got; both ranks of a node got the same."""
         values = [rank[name] for rank in self.told]
         assert values[0] == values[1], name
         assert values[2] == values[3], name
         return {"h1": values[0], "h2": values[2]}
 
     def every(self, name: str) -> Any:
-        """Return what all ranks were told."""
+        """Return what all ranks got."""
         values = self.of(name)
         assert values["h1"] == values["h2"], name
         return values["h1"]

@@ -138,7 +138,7 @@ def _bound(name: str) -> socket.socket:
 
 
 def holder_of(name: str) -> Holder | None:
-    """Return who holds a lock; None if nobody answers for it."""
+    """Return who holds a lock; None if no process answers for it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
         asker.settimeout(ANSWER_S)
         try:

@@ -73,7 +73,7 @@ def _all_ways(root: Path, node: str) -> Iterator[tuple[str, _Way]]:
 
 
 def _leader(path: str) -> str:
-    """Return the log that an index or a side file points into; else the path itself."""
+    """Return the log that an index or a side file points into; for any other file, its own path."""
     is_side = path.startswith("logs/") and path.endswith((".idx", ".err"))
     return f"{path[:-4]}.log" if is_side else path
 
