@@ -85,7 +85,7 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
 
 
 def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
-    """Take the GPUs of each host from the options or the hostfile: the hosts are not reached yet."""
+    """Take the GPUs of each host from the options or the hostfile; no host is reached yet."""
     if spec.gpu_ids is not None:
         raise UsageError(
             "--gpu-ids chooses among the GPUs of this machine, not of other hosts",

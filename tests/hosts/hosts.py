@@ -319,7 +319,9 @@ def files(machine: Machine) -> Iterator[str]:
     places += [account.home for account in machine.accounts.values()]
     for place in places:
         top = machine.path(place)
-        for directory, _, names in os.walk(top):
+        for directory, below, names in os.walk(top):
+            own = top.stat().st_dev  # what is mounted there, such as the checkout, is no file of it
+            below[:] = [name for name in below if os.lstat(f"{directory}/{name}").st_dev == own]
             for name in names:
                 path = Path(place) / (Path(directory) / name).relative_to(top)
                 if ".ssh" not in path.parts or name not in SSH_FILES:
