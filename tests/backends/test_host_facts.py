@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.hosts import facts
-from clusterrun.backends.hosts.facts import gather, nonce_file
+from clusterrun.backends.hosts.facts import gather
 from clusterrun.backends.hosts.locks import Locks, gpu_lock
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user
 from tests.health.stand_in import stand_in
 
@@ -29,7 +30,7 @@ def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     script = tmp_path / "train.py"
     wanted = ask(tmp_path, paths=[str(tmp_path), str(script)])
     assert (gather(wanted)["sees_home"], gather(wanted)["missing"]) == (False, [])
-    nonce_file(str(tmp_path / "runs" / "r1"), "7").touch()
+    RunPaths(root=tmp_path / "runs" / "r1").nonce("7").touch()
     found = gather(wanted)
     assert json.loads(json.dumps(found)) == found
     assert (found["executable"], found["client"]) == (sys.executable, "10.0.0.9")
@@ -49,7 +50,6 @@ def test_a_directory_that_cannot_be_one_fails(tmp_path: Path) -> None:
 def test_a_stuck_file_system_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "DEADLINE_S", 1.0)
     monkeypatch.setattr(facts, "_missing", lambda _: time.sleep(30))
-    nonce_file(str(tmp_path / "runs" / "r1"), "7")
     assert "missing" in gather(ask(tmp_path))["late"]
 
 

@@ -26,6 +26,7 @@ from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import facts, mirror, reach
 from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
 from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, job_lock
+from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import ProjectReceiver
 from clusterrun.backends.hosts.start import environ_before_setup, take_streams
 from clusterrun.backends.local.controller import amend_controller
@@ -38,7 +39,7 @@ from clusterrun.rundir.record import link_job
 
 POLL_S = 0.1
 ALIVE_S = 5.0  # between two signs of life of the controller
-SILENCE_S = 100.0  # after which the controller is considered lost; its agents' link gives up first
+SILENCE_S = float(LINK_S)  # after which the controller is considered lost
 GRACE_S = 12.0  # from SIGTERM to SIGKILL: an agent needs some of it to write its logs
 DRAIN_S = 20.0
 STUCK_S = 15.0  # after SILENCE_S, for a main thread that a dead connection may block

@@ -23,6 +23,7 @@ from clusterrun.health.facts import PACKAGES, installed_version
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
 from clusterrun.node.base.facts import allocated_cpus
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user, user_name
 
 SEEN_S: Final = 1.0  # for a file server to show a new file
@@ -32,11 +33,6 @@ _CHECKS_S: Final = 2.0
 _AMD: Final = Path("/dev/kfd")
 
 
-def nonce_file(home: str, nonce: str) -> Path:
-    """Return the file that tells whether a host sees the home of the run."""
-    return Path(home) / f".home-{nonce}"
-
-
 def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
     """Return this host's facts; JSON can hold them. A stuck file system or driver is in `late`.
 
@@ -44,7 +40,7 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
     what must exist if it sees the home; `device`: "cuda" if GPUs are needed; `gpus`: their names,
     if any were named.
     """
-    is_seen = partial(_sees, nonce_file(ask["home"], ask["nonce"]))
+    is_seen = partial(_sees, RunPaths(root=Path(ask["home"])).nonce(ask["nonce"]))
     sees_home = bool(_side_by_side({"sees_home": is_seen}).get("sees_home"))
     run_dir = Path(ask["home"] if sees_home else ask["own_dir"]).expanduser()
     parts: dict[str, Callable[[], Any]] = {

@@ -19,6 +19,7 @@ from typing import Any, Final
 from clusterrun.backends import select
 from clusterrun.backends.hosts import passing
 from clusterrun.backends.hosts.openssh import ssh
+from clusterrun.backends.hosts.refusals import SSH_FAILED
 from clusterrun.backends.local.job_ids import remember_number
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError
@@ -118,7 +119,7 @@ def _answer(host: str, python: str, run_dirs: Sequence[str] | None) -> list[JobS
     done = shell.run_once(argv, ANSWER_S, input=json.dumps(run_dirs))
     if done.rc == shell.TIMED_OUT:
         raise passing.silent(host, done.stderr or f"no answer within {ANSWER_S:.0f} s")
-    if done.rc == passing.SSH_FAILED:
+    if done.rc == SSH_FAILED:
         raise passing.silent(host, done.stderr)
     try:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]

@@ -219,9 +219,10 @@ class HostsHost(Host):
         Raises ClusterrunError if too few are left.
         """
         usable = [link for link in self.links if not (link.is_lost or link.name in unfit)]
-        savers = self._savers()
+        is_enough = len(usable) >= self.plan.nodes
+        savers = self._savers() if is_enough else []  # it reads the disk
         missing = [n for n in savers if n not in [link.name for link in usable]]
-        if len(usable) >= self.plan.nodes and not missing:
+        if is_enough and not missing:
             first = sorted(usable, key=lambda link: link.name not in savers)[: self.plan.nodes]
             return sorted(first, key=self.links.index)
         lost = self._lost_names()

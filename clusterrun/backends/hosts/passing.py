@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Final
 
 from clusterrun.backends.hosts.openssh import ssh
+from clusterrun.backends.hosts.refusals import SSH_FAILED
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError
 
-SSH_FAILED: Final = 255
 LAST_WORDS_S: Final = 5.0  # after Ctrl-C
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
