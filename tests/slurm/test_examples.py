@@ -37,8 +37,8 @@ RUNS: dict[str, tuple[list[str], list[str], str]] = {
     ),
 }
 
-# The others differ in what they train, or compile DeepSpeed's optimizer first.
-SHORT = {"one_gpu_to_many", "deepspeed_offload, not offloaded"}
+# The others differ in what they train, or take minutes.
+SHORT = {"one_gpu_to_many"}
 
 
 @pytest.mark.slurm
