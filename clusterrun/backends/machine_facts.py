@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.backends import interpreters
+from clusterrun.config.choices import Cluster, Starter
 from clusterrun.config.environments import python_of
 from clusterrun.config.hosts import HostList, parse_hostfile
 from clusterrun.config.keys import nearest
-from clusterrun.config.spec import Cluster, JobSpec, Starter
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.hosts import (

@@ -13,8 +13,8 @@ from clusterrun.backends.evidence import Evidence, TrainingProgress, newest_fail
 from clusterrun.backends.rank_output import with_output
 from clusterrun.backends.slurm.outlook import Outlook
 from clusterrun.backends.slurm.reasons import PendingReason, explain
-from clusterrun.config.spec import Cluster
-from clusterrun.diagnosis.suspicion import Suspicion
+from clusterrun.config.choices import Cluster
+from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.health.findings import NodeFinding
 from clusterrun.rundir.end import End, read_end

@@ -20,7 +20,7 @@ from clusterrun.backends.slurm.outlook import (
 )
 from clusterrun.backends.slurm.reasons import WAITS_FOR_REPAIR, PendingReason
 from clusterrun.backends.status import JobStatus
-from clusterrun.config.spec import Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.plan import read_plan

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from clusterrun.config.load import adopt_spec, load_again, load_spec
-from clusterrun.config.resolved import Resolved
-from clusterrun.config.settings import Origin
-from clusterrun.config.spoken import Given
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clusterrun.config.load import adopt_spec, load_again, load_spec
+    from clusterrun.config.resolved import Resolved
+    from clusterrun.config.settings import Origin
+    from clusterrun.config.spoken import Given
 
 __all__ = ["Given", "Origin", "Resolved", "adopt_spec", "load_again", "load_spec"]
+
+_HOMES = {"Given": "spoken", "Origin": "settings", "Resolved": "resolved"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name on first use: a node needs none of them."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'load')}"), name)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from clusterrun.config.spec import JobSpec, Strategy
+from clusterrun.config.choices import Strategy
+
+if TYPE_CHECKING:
+    from clusterrun.config.spec import JobSpec
 
 # By accelerate's names, in the order of its mesh, except tp, which is innermost.
 SIZES: Final[Mapping[str, str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -20,3 +21,21 @@ class Certainty(str, Enum):
     ESTABLISHED = "established"
     LIKELY = "likely"
     UNCONFIRMED = "unconfirmed"
+
+
+class Doubt(str, Enum):
+    """Why a run that exited with status 0 is suspect."""
+
+    NO_STEP = "no_step"
+    NO_CHECKPOINT = "no_checkpoint"
+    LOSS_NOT_FINITE = "loss_not_finite"
+    LOSS_CONSTANT = "loss_constant"
+    SEPARATE_WORLDS = "separate_worlds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspicion:
+    """A doubt about a run, and the sentence about it."""
+
+    kind: Doubt
+    text: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
+from clusterrun.diagnosis.kinds import Doubt, Suspicion
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.training import TrainingLog, losses_in
 from clusterrun.shared.wording import count
@@ -19,24 +19,6 @@ SAVED_BYTES: Final = 1 << 20  # a rank that wrote as much may have saved in its 
 
 _BAR: Final = re.compile(r"\d%\||\b(?:it/s|s/it)\b")  # is printed again with the same loss
 _REWARD: Final = re.compile(r"(?i)\breward")  # the loss of a policy may be 0 by its definition
-
-
-class Doubt(str, Enum):
-    """Why a run that exited with status 0 is suspect."""
-
-    NO_STEP = "no_step"
-    NO_CHECKPOINT = "no_checkpoint"
-    LOSS_NOT_FINITE = "loss_not_finite"
-    LOSS_CONSTANT = "loss_constant"
-    SEPARATE_WORLDS = "separate_worlds"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suspicion:
-    """A doubt about a run, and the sentence about it."""
-
-    kind: Doubt
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)

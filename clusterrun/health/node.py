@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from clusterrun.config.spec import Cluster, Device
+from clusterrun.config.choices import Cluster, Device
 from clusterrun.health import cuda, machine, nccl, network, paths, python
 from clusterrun.health.check import Check, Look
 from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterrun.config.spec import Device, Strategy
+from clusterrun.config.choices import Device, Strategy
 from clusterrun.launch.plan import Plan
 
 WORKER_MODULE = "clusterrun.rank.worker"

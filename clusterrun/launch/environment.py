@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterrun.config.spec import JobSpec, Strategy
+from clusterrun.config.choices import Strategy
+from clusterrun.config.spec import JobSpec
 from clusterrun.launch.facts import Facts, version_of
 from clusterrun.launch.nccl import base_environment, overlay, respell
 from clusterrun.launch.plan import EnvVar

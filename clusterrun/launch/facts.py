@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from clusterrun.config.choices import Cluster, Starter
 from clusterrun.config.hosts import HostList
-from clusterrun.config.spec import Cluster, Starter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from clusterrun.config.choices import Cluster, Environment, Starter
 from clusterrun.config.hosts import (
     HostList,
     check_distinct,
@@ -14,7 +15,7 @@ from clusterrun.config.hosts import (
     parse_hostfile,
     parse_named,
 )
-from clusterrun.config.spec import Cluster, Environment, JobSpec, Starter
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.shared.host_specs import node_names, parse_host

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from clusterrun.config.choices import Cluster
 from clusterrun.config.environments import Tool, read_step
-from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from clusterrun.config.spec import JobSpec, OnInterrupt
+from clusterrun.config.choices import OnInterrupt
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 
 LEAST_WARNING_S, MOST_WARNING_S = 30, 300

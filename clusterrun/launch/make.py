@@ -8,15 +8,10 @@ from functools import partial
 from typing import Any
 
 from clusterrun.config.checks import RESERVED_NAMES, port_range
+from clusterrun.config.choices import Cluster, Device, MixedPrecision, Strategy
 from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.parallel import Parallel
-from clusterrun.config.spec import (
-    Cluster,
-    Device,
-    JobSpec,
-    MixedPrecision,
-    Strategy,
-)
+from clusterrun.config.spec import JobSpec
 from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.errors import UsageError
 from clusterrun.launch.environment import decide_environment

@@ -9,10 +9,13 @@ NCCL_SHM_DISABLE, NCCL_ALGO, TORCH_NCCL_BLOCKING_WAIT, TORCH_NCCL_ASYNC_ERROR_HA
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from clusterrun.config.spec import Device, Network, Strategy
+from clusterrun.config.choices import Device, Network, Strategy
 from clusterrun.launch.plan import EnvVar
-from clusterrun.launch.world_shape import World
+
+if TYPE_CHECKING:
+    from clusterrun.launch.world_shape import World
 
 # New and old name; torch reads the new one from this version on (ProcessGroupNCCL.hpp,
 # FlightRecorder.hpp). The old name still works then, with a warning.

@@ -7,7 +7,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from clusterrun.config.spec import Cluster, Device, JobSpec, Strategy
+from clusterrun.config.choices import Cluster, Device, Strategy
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.user_files import OwnFiles

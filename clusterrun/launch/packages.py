@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clusterrun.config.choices import Cluster, Strategy
 from clusterrun.config.environments import Tool, read_step
-from clusterrun.config.spec import Cluster, JobSpec, Strategy
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts, parse_version
 from clusterrun.launch.inputs import runs_in_container

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from clusterrun.config.choices import Device, Strategy
 from clusterrun.config.keys import BY_NAME
 from clusterrun.config.parallel import FIELDS, SIZES, Parallel
-from clusterrun.config.spec import Device, JobSpec, Strategy
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.facts import Facts, is_older
 from clusterrun.launch.script_args import values_of

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from clusterrun.config.choices import Cluster, Device, Network, OnInterrupt, Preflight, Strategy
 from clusterrun.config.parallel import Parallel
-from clusterrun.config.spec import Cluster, Device, Network, OnInterrupt, Preflight, Strategy
 from clusterrun.config.verdict_rules import VerdictRule
 
 SCHEMA = "clusterrun.plan-file/1"

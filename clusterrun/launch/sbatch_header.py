@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from clusterrun.config.spec import GpuRequest, JobSpec
+from clusterrun.config.choices import GpuRequest
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.interruption_policy import signal_request
 from clusterrun.launch.passed_on import refuse_undecodable, sets_cpus

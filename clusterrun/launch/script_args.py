@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clusterrun.config.spec import Device, JobSpec, Strategy
+from clusterrun.config.choices import Device, Strategy
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.world_shape import World
 

@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterrun.config.spec import JobSpec, Strategy
+from clusterrun.config.choices import Strategy
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.plan import Precision

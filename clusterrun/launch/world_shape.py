@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clusterrun.config.choices import Cluster, Device, GpuRequest
 from clusterrun.config.hosts import one_count
-from clusterrun.config.spec import Cluster, Device, GpuRequest, JobSpec
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.shared.wording import count

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from clusterrun.config.verdict_rules import VerdictRule
-from clusterrun.diagnosis.suspicion import Doubt, Suspicion
+from clusterrun.diagnosis.kinds import Doubt, Suspicion
 from clusterrun.errors import NodeExit
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict

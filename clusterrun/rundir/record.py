@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.errors import (
     ClusterrunError,
     JobNotFoundError,

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 
 from clusterrun.backends import select
-from clusterrun.backends.hosts import homes
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.rundir.record import JobRecord, list_records
@@ -29,6 +28,8 @@ def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
 
 def list_on_hosts(known: Sequence[JobStatus]) -> tuple[list[JobStatus], list[ClusterrunError]]:
     """Add the other runs that the configured hosts have; also return why hosts did not answer."""
+    from clusterrun.backends.hosts import homes  # slow to import
+
     spec = load_spec().spec
     if not spec.hosts:
         raise UsageError("no hosts are configured", hint="list them as hosts: in clusterrun.yaml")
@@ -41,5 +42,13 @@ def list_on_hosts(known: Sequence[JobStatus]) -> tuple[list[JobStatus], list[Clu
 def _statuses(found: Sequence[JobRecord]) -> list[JobStatus]:
     """Return the status of each run; hosts that have run directories are asked for theirs."""
     here = iter(statuses([each for each in found if each.home is None], select.backend_of))
-    there = iter(homes.ask([each for each in found if each.home]))
+    there = iter(_ask_homes([each for each in found if each.home]))
     return [next(there if each.home else here) for each in found]
+
+
+def _ask_homes(found: Sequence[JobRecord]) -> list[JobStatus]:
+    if not found:
+        return []
+    from clusterrun.backends.hosts import homes
+
+    return homes.ask(found)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
-from clusterrun.backends.hosts import environment
 from clusterrun.config.spec import Cluster, OnInterrupt
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
@@ -66,8 +65,11 @@ def submit_prepared(
         plan.cluster, runs_dir, keep_sbatch_env=keep_sbatch_env, is_shared=is_shared
     )
     run_id = create.new_run_id(datetime.now(), random.SystemRandom())
-    lock = environment.lock_environment() if plan.copies_environment else b""
-    if lock:
+    lock = b""
+    if plan.copies_environment:
+        from clusterrun.backends.hosts import environment  # slow to import
+
+        lock = environment.lock_environment()
         prepared = with_python(prepared, environment.python_of(lock))
         plan = prepared.plan
     paths = create.create_run(runs_dir, plan.name, run_id, prepared.bundle)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.diagnosis.suspicion import Doubt, Suspicion
+from clusterrun.diagnosis.kinds import Doubt, Suspicion
 from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.outcome import Cause, Reason
 from clusterrun.rundir.paths import RunPaths

@@ -25,7 +25,7 @@ from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
 from clusterrun.backends.local.backend import LocalBackend, read_controller
 from clusterrun.backends.local.job_ids import last_number, remember_number
 from clusterrun.backends.local.process import identity
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.create import remove_run

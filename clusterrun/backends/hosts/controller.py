@@ -29,7 +29,7 @@ from clusterrun.backends.hosts.locks import Holder, job_lock
 from clusterrun.backends.hosts.starters import host_command, is_this_machine
 from clusterrun.backends.local.controller import detach, write_controller
 from clusterrun.backends.local.job_ids import take_job_id
-from clusterrun.config.spec import Cluster, Starter
+from clusterrun.config.choices import Cluster, Starter
 from clusterrun.errors import ClusterrunError, SubmissionError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.ports import candidate_ports

@@ -21,7 +21,7 @@ from clusterrun.backends.hosts.frames import DATA_BYTES
 from clusterrun.backends.local.controller import amend_controller
 from clusterrun.backends.local.host import exit_code
 from clusterrun.backends.local.process import identity
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import say_on_stderr

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from clusterrun.backends.hosts.locks import Holder, job_lock
-from clusterrun.config.spec import Cluster, Device
+from clusterrun.config.choices import Cluster, Device
 from clusterrun.errors import Exit, SubmissionError
 from clusterrun.health.compare import named
 from clusterrun.health.machine import gib

@@ -11,7 +11,7 @@ from functools import lru_cache
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import openssh, start
 from clusterrun.backends.slurm.host import cpus_of_nodes
-from clusterrun.config.spec import Cluster, Device, Starter
+from clusterrun.config.choices import Cluster, Device, Starter
 from clusterrun.errors import ClusterrunError, SubmissionError
 from clusterrun.launch.accelerate_argv import RUN_MODULE
 from clusterrun.launch.hosts import FLUX_HOSTS

@@ -18,7 +18,7 @@ from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.local import process
 from clusterrun.backends.local.gpus import VISIBLE, split_gpus
 from clusterrun.backends.local.job_ids import take_job_id
-from clusterrun.config.spec import Device
+from clusterrun.config.choices import Device
 from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.create import remove_run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterrun.config.spec import Device
+from clusterrun.config.choices import Device
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.plan import Plan
 

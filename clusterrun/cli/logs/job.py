@@ -8,7 +8,7 @@ from pathlib import Path
 from clusterrun.backends.slurm import foreign
 from clusterrun.backends.slurm.foreign import ForeignPart
 from clusterrun.backends.slurm.reasons import explain
-from clusterrun.diagnosis.suspicion import Suspicion
+from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError
 from clusterrun.logs.catalogue import BATCH, Catalogue, PlainFiles, RunFiles, files_of_parts
 from clusterrun.logs.files import FileKind, LogFile, stat_file

@@ -10,8 +10,7 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.times import local_time
 from clusterrun.config.spec import Cluster
-from clusterrun.diagnosis.kinds import Certainty
-from clusterrun.diagnosis.suspicion import Suspicion
+from clusterrun.diagnosis.kinds import Certainty, Suspicion
 from clusterrun.errors import UsageError
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.record import JobRecord, count_namesakes

@@ -10,7 +10,6 @@ from typing import Any
 import click
 from click.exceptions import Exit as ClickExit
 
-from clusterrun.backends.hosts.backend import HostsBackend
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.job_json import end_object
@@ -68,6 +67,8 @@ def _pass_warnings_on(record: JobRecord) -> None:
     """In an allocation, have the ranks save when its scheduler warns this process."""
     if record.cluster is not Cluster.ALLOCATION:
         return
+    from clusterrun.backends.hosts.backend import HostsBackend  # slow to import
+
     backend = HostsBackend(runs_dir=record.runs_dir)
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, lambda *_: backend.signal(record.job_id, signal.SIGUSR2))

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from clusterrun.config.spec import Preflight
+from clusterrun.config.choices import Preflight
 from clusterrun.health.check import Status
 from clusterrun.health.findings import differing, findings
 from clusterrun.node.agent.launcher import Launcher, LauncherResult

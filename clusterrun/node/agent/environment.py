@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterrun.config.spec import Device
+from clusterrun.config.choices import Device
 from clusterrun.launch.facts import parse_version
 from clusterrun.launch.nccl import spellings
 from clusterrun.node.base.identity import LOOPBACK, Attempt

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from clusterrun.config.spec import Device
+from clusterrun.config.choices import Device
 from clusterrun.health.facts import installed_version, versions
 from clusterrun.health.findings import NodeFinding
 from clusterrun.launch.accelerate_argv import launch_argv

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterrun.estimates.gpus import has_bf16
 from clusterrun.health.check import Check, Status
 from clusterrun.health.compare import MISSING, values_text
 from clusterrun.shared.hostlist import fold_hosts
@@ -32,6 +31,8 @@ class Report:
     @property
     def has_bf16(self) -> bool:
         """Return whether every GPU of the node supports bf16 natively."""
+        from clusterrun.estimates.gpus import has_bf16  # slow to import; asked only for GPUs
+
         return bool(self.capabilities) and has_bf16(min(self.capabilities))
 
     @classmethod

@@ -364,7 +364,8 @@ class Conductor:
     def _register(self) -> None:
         """Record the job if its submitter could not, and load the rule book."""
         try:
-            import clusterrun.node.recovery.conclude  # noqa: F401 - now: the disk may be slow later
+            import clusterrun.node.recovery.conclude
+            import clusterrun.node.recovery.suspicions  # noqa: F401 - now: the disk may be slow later
 
             self.host.register()
         except Exception as error:  # noqa: BLE001 - a training needs no record

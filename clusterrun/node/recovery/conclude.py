@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.identity import local_node

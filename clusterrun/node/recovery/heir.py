@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery.conclude import conclude

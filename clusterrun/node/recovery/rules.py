@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from clusterrun.config.spec import Cluster, OnInterrupt
+from clusterrun.config.choices import Cluster, OnInterrupt
 from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from clusterrun.config.spec import Cluster
+from clusterrun.config.choices import Cluster
 from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.errors import ClusterrunError

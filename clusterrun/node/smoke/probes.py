@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from clusterrun.config.spec import Device
+from clusterrun.config.choices import Device
 from clusterrun.launch.plan import Plan
 
 COMPUTE_S: Final = 40.0  # torch may be imported from a busy file system

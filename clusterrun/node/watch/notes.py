@@ -10,7 +10,7 @@ from itertools import chain
 
 import psutil
 
-from clusterrun.config.spec import Device
+from clusterrun.config.choices import Device
 from clusterrun.health.cgroup import own_group
 from clusterrun.health.gpu_answer import device_names
 from clusterrun.logformat.notes import memory_line

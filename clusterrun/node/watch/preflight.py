@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from clusterrun.config.spec import Preflight
+from clusterrun.config.choices import Preflight
 from clusterrun.errors import shortened
 from clusterrun.health.check import Check, Look, Status, note, ok
 from clusterrun.health.examine import examine
