@@ -1,10 +1,13 @@
-"""The environment of a submission, without variables that must not reach a job."""
+"""The environment and directory of a submission, without variables that must not reach a job."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from clusterrun.errors import ClusterrunError
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.given import as_given
 
@@ -82,3 +85,23 @@ def sbatch_variables(plan: Plan, environ: Mapping[str, str]) -> tuple[SbatchVari
         is not None
         and directives.get(option) != value
     )
+
+
+def working_directory(environ: Mapping[str, str]) -> Path:
+    """Return the working directory under the name that the user's shell has for it.
+
+    That may be a link that works on every node while its target exists only on this one.
+    Raises ClusterrunError if the directory is gone.
+    """
+    try:
+        real = os.getcwd()
+    except OSError as error:
+        text = "the working directory no longer exists"
+        raise ClusterrunError(text, cause=str(error)) from error
+    named = environ.get("PWD", "")
+    try:
+        if os.path.isabs(named) and os.path.samefile(named, real):
+            return Path(named)
+    except OSError:
+        pass
+    return Path(real)

@@ -24,6 +24,7 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.launch.facts import Interpreter
 from clusterrun.shared import shell
 from clusterrun.shared.files import read_json, write_whole
+from clusterrun.shared.installed import installed_version, metadata_of
 
 PACKAGES: Final = ("clusterrun", "torch", "accelerate", "deepspeed")
 UNKNOWN: Final = "?"  # version of a package without metadata, as on PYTHONPATH
@@ -94,24 +95,13 @@ def mistake_in(source: bytes, name: str, path: str) -> tuple[int, str] | None:
 @functools.cache
 def oldest() -> dict[str, tuple[int, int]]:
     """Return the oldest versions of Python and packages that clusterrun's metadata allows."""
-    from importlib import metadata  # imports the email package, which `plan` does not need
-
-    try:
-        own = metadata.distribution("clusterrun")
-    except metadata.PackageNotFoundError:
-        return {}
-    asked = [*(own.requires or ()), f"python{own.metadata['Requires-Python']}"]
-    found = (re.match(r"(\w+).*>=([0-9]+)\.([0-9]+)", text) for text in asked)
-    return {match[1]: (int(match[2]), int(match[3])) for match in found if match}
+    text = metadata_of("clusterrun").replace("Requires-Python: ", "Requires-Dist: python")
+    found = re.finditer(r"^Requires-Dist: (\w+).*>=([0-9]+)\.([0-9]+)", text, re.MULTILINE)
+    return {match[1]: (int(match[2]), int(match[3])) for match in found}
 
 
 def _own_version(name: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return UNKNOWN if importlib.util.find_spec(name) else ""
+    return installed_version(name) or (UNKNOWN if importlib.util.find_spec(name) else "")
 
 
 # Query the interpreter

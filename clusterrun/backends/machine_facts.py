@@ -123,26 +123,6 @@ def choose_cluster(asked: Cluster) -> Cluster:
     return Cluster.LOCAL if shell.find("sbatch") is None else Cluster.SLURM
 
 
-def working_directory(environ: Mapping[str, str]) -> Path:
-    """Return the working directory under the name that the user's shell has for it.
-
-    That may be a link that works on every node while its target exists only on this one.
-    Raises ClusterrunError if the directory is gone.
-    """
-    try:
-        real = os.getcwd()
-    except OSError as error:
-        text = "the working directory no longer exists"
-        raise ClusterrunError(text, cause=str(error)) from error
-    named = environ.get("PWD", "")
-    try:
-        if os.path.isabs(named) and os.path.samefile(named, real):
-            return Path(named)
-    except OSError:
-        pass
-    return Path(real)
-
-
 def usable_cpus() -> int:
     """Return how many CPUs this process may use; the machine may have more."""
     if hasattr(os, "sched_getaffinity"):

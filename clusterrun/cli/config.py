@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from clusterrun.backends.machine_facts import working_directory
+from clusterrun.backends.environment import working_directory
 from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options, json_option

@@ -16,7 +16,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from clusterrun.config.environments import setup_line
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_KEY, SECTIONS, hint_for_key
-from clusterrun.config.settings import Anchor, Origin, Setting, settings_of
+from clusterrun.config.settings import Anchor, ConfigFile, Origin, Setting, settings_of
 from clusterrun.config.values import Raw, unexpanded_variable
 from clusterrun.errors import ConfigError, UsageError
 
@@ -26,27 +26,6 @@ _TEXT_TAGS: Final = frozenset(
     f"tag:yaml.org,2002:{name}"
     for name in ("str", "int", "float", "bool", "null", "timestamp", "value")
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfigFile:
-    """A file that was found; `shown` is its name in messages, `strict` refuses unknown keys.
-
-    `is_of_user`: the user's own configuration; `is_of_site`: the site's.
-    """
-
-    shown: str
-    text: str
-    anchor: Anchor
-    strict: bool
-    is_of_user: bool = False
-    is_of_site: bool = False
-
-    @property
-    def origin_name(self) -> str:
-        """Return its name in origins: a leading `./` distinguishes a file from a word."""
-        plain = not self.shown.startswith(("/", "~", "."))
-        return f"./{self.shown}" if plain else self.shown
 
 
 @dataclass(kw_only=True)

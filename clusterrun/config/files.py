@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from clusterrun.config.document import ConfigFile
-from clusterrun.config.settings import Anchor
+from clusterrun.config.settings import Anchor, ConfigFile
 from clusterrun.errors import ConfigError
 
 PROJECT_FILE: Final = "clusterrun.yaml"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clusterrun.config.document import ConfigFile, Document, parse_document
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.files import FoundFiles, find_files
 from clusterrun.config.resolve import (
@@ -17,7 +16,7 @@ from clusterrun.config.resolve import (
     refuse_several_clusters,
 )
 from clusterrun.config.resolved import Resolved
-from clusterrun.config.settings import Anchor
+from clusterrun.config.settings import Anchor, ConfigFile
 from clusterrun.config.spec import FIELDS, JobSpec
 from clusterrun.config.spoken import (
     Given,
@@ -26,6 +25,9 @@ from clusterrun.config.spoken import (
     override_settings,
     unknown_variables,
 )
+
+if TYPE_CHECKING:
+    from clusterrun.config.document import Document
 
 
 def load_spec(
@@ -108,7 +110,7 @@ def resolve(
 
     Paths on the command line are relative to `typed_in`, or to `cwd`.
     """
-    documents = [parse_document(file) for file in found.files]
+    documents = _documents(found.files)
     refuse_mistakes(documents)
     chosen = chosen_profile(profile, environ, documents)
     home = environ.get("HOME") or None
@@ -134,6 +136,14 @@ def resolve(
         files=tuple(file.shown for file in found.files),
         notes=(*found.notes, *warnings, *unknown_variables(environ), *merged.notes),
     )
+
+
+def _documents(files: Sequence[ConfigFile]) -> list[Document]:
+    if not files:
+        return []
+    from clusterrun.config.document import parse_document  # imports YAML
+
+    return [parse_document(file) for file in files]
 
 
 def _file_layers(documents: Sequence[Document], profile: str | None) -> list[Layer]:

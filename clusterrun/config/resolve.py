@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from clusterrun.config.document import Document
 from clusterrun.config.fields import Kind
 from clusterrun.config.keys import BY_NAME, nearest
 from clusterrun.config.secrets import secret_argument
@@ -14,6 +13,9 @@ from clusterrun.config.settings import BUILT_IN, Origin, Setting, interpret_at, 
 from clusterrun.config.spec import FIELDS
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.durations import format_seconds
+
+if TYPE_CHECKING:
+    from clusterrun.config.document import Document
 
 Layer = Sequence[Setting]
 

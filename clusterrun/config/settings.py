@@ -1,4 +1,4 @@
-"""One value of one field, and its origin."""
+"""One value of one field, its origin, and the file that it may come from."""
 
 from __future__ import annotations
 
@@ -46,6 +46,27 @@ class Anchor:
 
     directory: str | None = None  # None: the working directory
     home: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigFile:
+    """A file that was found; `shown` is its name in messages, `strict` refuses unknown keys.
+
+    `is_of_user`: the user's own configuration; `is_of_site`: the site's.
+    """
+
+    shown: str
+    text: str
+    anchor: Anchor
+    strict: bool
+    is_of_user: bool = False
+    is_of_site: bool = False
+
+    @property
+    def origin_name(self) -> str:
+        """Return its name in origins: a leading `./` distinguishes a file from a word."""
+        plain = not self.shown.startswith(("/", "~", "."))
+        return f"./{self.shown}" if plain else self.shown
 
 
 @dataclass(frozen=True, kw_only=True)

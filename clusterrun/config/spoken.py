@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from clusterrun.config.document import parse_flow
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_ENV, BY_KEY, BY_NAME, SECTIONS, hint_for_key, nearest
 from clusterrun.config.settings import Anchor, Origin, Setting, settings_of
@@ -133,5 +132,7 @@ def _flow(field: Field, text: str, label: str) -> Raw:
         return text
     names_environments = field.name == "setup" and text.lstrip().startswith("{")
     if text.lstrip().startswith(opening) or names_environments:
+        from clusterrun.config.document import parse_flow  # imports YAML
+
         return parse_flow(field, text, label=label)
     return (text,)

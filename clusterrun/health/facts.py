@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.health import machine
+from clusterrun.shared.installed import installed_version
 
 EVERY_NODE: Final = ("torch", "accelerate")  # an attempt does not start if they differ
 PACKAGES: Final = (*EVERY_NODE, "deepspeed", "transformers", "clusterrun")
@@ -50,14 +50,6 @@ def versions() -> dict[str, str]:
     found = {library: installed_version(library) for library in EVERY_NODE}
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return {"python": python, **{name: version for name, version in found.items() if version}}
-
-
-def installed_version(library: str) -> str:
-    """Return a library's version; empty if it is not installed."""
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -27,6 +26,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared import files, shell
+from clusterrun.shared.installed import installed_version
 from clusterrun.shared.locks import locked
 from clusterrun.shared.wording import count
 
@@ -179,13 +179,9 @@ def continued_by(record: JobRecord, job_id: str) -> JobRecord:
 
 
 def _versions() -> dict[str, str]:
-    from importlib import metadata  # slow to import; only a submission needs it
-
-    found = {"python": platform.python_version()}
-    for library in LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[library] = metadata.version(library)
-    return found
+    found = {library: installed_version(library) for library in LIBRARIES}
+    found = {library: version for library, version in found.items() if version}
+    return {"python": platform.python_version(), **found}
 
 
 def _git_commit(workdir: str) -> str | None:

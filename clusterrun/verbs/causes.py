@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from clusterrun.backends.machine_facts import working_directory
+from clusterrun.backends.environment import working_directory
 from clusterrun.config.files import find_project, user_and_site
 from clusterrun.diagnosis.table import Table, built_in, extended, parse
 from clusterrun.errors import UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.attempts import bad_nodes
-from clusterrun.backends.machine_facts import working_directory
+from clusterrun.backends.environment import working_directory
 from clusterrun.config import Given, Resolved, load_again
 from clusterrun.config.parallel import FIELDS
 from clusterrun.config.spec import Cluster, Strategy

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clusterrun.backends.machine_facts import working_directory
+from clusterrun.backends.environment import working_directory
 from clusterrun.config import Resolved
 from clusterrun.config import load_spec as load
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from clusterrun.backends.machine_facts import working_directory
+from clusterrun.backends.environment import working_directory
 from clusterrun.backends.slurm import foreign, query
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ElsewhereError, JobNotFoundError, UsageError

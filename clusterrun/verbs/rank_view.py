@@ -15,7 +15,6 @@ from pathlib import Path
 
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.health.facts import installed_version
 from clusterrun.launch.accelerate_argv import launch_argv, module_argv
 from clusterrun.launch.plan import EnvVar, Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, rank_environment
@@ -25,6 +24,7 @@ from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
 from clusterrun.shared.given import OWN_RANK, TASK
+from clusterrun.shared.installed import installed_version
 
 ADDRESS, PORT, RUN_DIR, SPOOL = "<address of node 0>", "<port>", "<run dir>", "<spool>"
 _PRECISION = "<bf16 or fp16>"

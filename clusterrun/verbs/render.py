@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.backends import select
-from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.machine_facts import gather_facts, working_directory
+from clusterrun.backends.environment import scrubbed, working_directory
+from clusterrun.backends.machine_facts import gather_facts
 from clusterrun.backends.script import read_script, syntax_problem
 from clusterrun.backends.slurm import refusal
 from clusterrun.config import Resolved, adopt_spec

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from clusterrun.backends import machine_facts
+from clusterrun.backends.environment import working_directory
 from clusterrun.backends.machine_facts import (
     CudaDevice,
     gather_facts,
     parse_smi_list,
     visible_gpus,
-    working_directory,
 )
 from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ClusterrunError, UsageError

@@ -19,12 +19,13 @@ from clusterrun.backends.local.process import boot_id
 from clusterrun.health import paths
 from clusterrun.health.check import Look, Status
 from clusterrun.health.examine import examine
-from clusterrun.health.facts import PACKAGES, installed_version
+from clusterrun.health.facts import PACKAGES
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
 from clusterrun.node.base.facts import allocated_cpus
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user, user_name
+from clusterrun.shared.installed import installed_version
 
 SEEN_S: Final = 1.0  # for a file server to show a new file
 PAUSE_S: Final = 0.1

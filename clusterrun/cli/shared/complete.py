@@ -67,7 +67,7 @@ def assignments(_: click.Context, __: click.Parameter, incomplete: str) -> list[
 
 def profiles(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the profiles that the files define."""
-    from clusterrun.backends.machine_facts import working_directory
+    from clusterrun.backends.environment import working_directory
     from clusterrun.config.document import parse_document
     from clusterrun.config.files import find_files
 

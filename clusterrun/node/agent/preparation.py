@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from clusterrun.config.choices import Device
-from clusterrun.health.facts import installed_version, versions
+from clusterrun.health.facts import versions
 from clusterrun.health.findings import NodeFinding
 from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import Plan, Precision
@@ -29,6 +29,7 @@ from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.rundir.world import write_world
 from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
+from clusterrun.shared.installed import installed_version
 from clusterrun.shared.wording import count
 
 
