@@ -20,7 +20,7 @@ from clusterrun.cli.shared.options import (
     wait_option,
     yes_option,
 )
-from clusterrun.cli.shared.waiting import answer_and_wait
+from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.verbs.resubmit import prepare_resubmit
 from clusterrun.verbs.submit import submit_prepared
 

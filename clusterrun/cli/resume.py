@@ -21,7 +21,7 @@ from clusterrun.cli.shared.options import (
     wait_option,
     yes_option,
 )
-from clusterrun.cli.shared.waiting import answer_and_wait
+from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.config.parallel import FIELDS
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count

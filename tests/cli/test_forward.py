@@ -369,7 +369,7 @@ def test_list_shows_the_runs_that_other_machines_submitted(here: Here) -> None:
 WAIT = """
 import click, sys
 from pathlib import Path
-from clusterrun.cli.shared.waiting import answer_and_wait
+from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.rundir import record
 from clusterrun.rundir.paths import RunsDir
 

@@ -67,12 +67,12 @@ def _progress(job: JobStatus) -> dict[str, Any]:
     }
 
 
-def end_object(job: JobStatus | None) -> dict[str, Any]:
-    """Describe how a job ended; null: the command did not wait for it."""
+def end_object(job: JobStatus) -> dict[str, Any]:
+    """Describe how a job ended."""
     return {
-        "state": job.state.value if job else None,
-        "exit": {"code": job.exit_code, "signal": job.exit_signal} if job else None,
-        "verdict": _failure(job.failure) if job else None,
+        "state": job.state.value,
+        "exit": {"code": job.exit_code, "signal": job.exit_signal},
+        "verdict": _failure(job.failure),
     }
 
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import click
 
 from clusterrun.backends.environment import SbatchVariable, sbatch_variables
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_json import end_object
 from clusterrun.config.spec import Cluster, JobSpec
-from clusterrun.errors import UsageError
+from clusterrun.errors import ElsewhereError, UsageError
 from clusterrun.estimates import steps
 from clusterrun.launch.plan import Plan
-from clusterrun.rendering.by_hand import by_hand
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
-from clusterrun.verbs.changes import Change
 from clusterrun.verbs.check import in_words
 from clusterrun.verbs.render import Prepared
+
+if TYPE_CHECKING:
+    from clusterrun.verbs.changes import Change
 
 Warnings = list[dict[str, str]]
 
@@ -87,6 +91,8 @@ def print_check(answer: str) -> None:
 def print_files(prepared: Prepared, *, as_json: bool) -> None:
     """Print only the batch script, for hosts a command for each; or all files as one object."""
     if not as_json and prepared.plan.hosts:
+        from clusterrun.rendering.by_hand import by_hand  # only for hosts
+
         output.answer("\n".join(by_hand(prepared.plan, prepared.bundle)))
         return
     if not as_json:
@@ -161,6 +167,38 @@ def answer(record: JobRecord, data: dict[str, Any], *, as_json: bool, parsable: 
     print_where(record)
 
 
+def answer_and_wait(
+    ctx: click.Context,
+    record: JobRecord,
+    data: dict[str, Any],
+    *,
+    as_json: bool,
+    parsable: bool,
+    wait: bool,
+    follow: bool,
+) -> None:
+    """Print the submission; with `wait` or `follow`, exit with the job's status after its end."""
+    if as_json and wait:
+        print_where(record)
+    else:
+        answer(record, data, as_json=as_json, parsable=parsable)
+    if not (wait or follow):
+        if record.cluster is Cluster.ALLOCATION and not sys.stdin.isatty():
+            output.note("the job ends with this allocation; at the end of a script, use --wait")
+        return
+    from clusterrun.cli.shared.waiting import await_end  # most submissions need none of it
+    from clusterrun.verbs.find import refuse_elsewhere
+
+    try:
+        refuse_elsewhere([("", record)])
+    except ElsewhereError as there:
+        from clusterrun.cli.shared import forward
+
+        options = ["--follow"] * follow + ["--json", json.dumps(data)] * as_json
+        ctx.exit(forward.forward(["await-end", *options], there))
+    await_end(ctx, record, data if as_json else None, follow=follow)
+
+
 def print_where(record: JobRecord) -> None:
     """Print the run directory, and how to follow and cancel the job."""
     host = f"{record.home.host}:" if record.home else ""
@@ -174,7 +212,7 @@ def print_where(record: JobRecord) -> None:
 def submission_object(
     record: JobRecord, prepared: Prepared, warnings: Warnings, *, verb: str = "submit"
 ) -> dict[str, Any]:
-    """Describe a submitted job; `end_object` describes its end."""
+    """Describe a submitted job; `job_json.end_object` describes its end."""
     return {
         "schema": f"clusterrun.{verb}/1",
         "job_id": record.job_id,
@@ -192,7 +230,7 @@ def submission_object(
         "gpus_per_node": record.gpus_per_node,
         "effective_batch": _batch(prepared.resolved.spec, prepared.plan.data_parallel),
         "warnings": warnings,
-        **end_object(None),
+        **dict.fromkeys(("state", "exit", "verdict")),  # of its end, unless the command waits
     }
 
 

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import sys
 from typing import Any
 
 import click
 from click.exceptions import Exit as ClickExit
 
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli.shared import output, submission
+from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import end_object
 from clusterrun.cli.shared.job_text import failure_lines, say_released, say_suspicions, say_why
 from clusterrun.cli.shared.wait_text import warn_stuck
 from clusterrun.config.spec import Cluster
-from clusterrun.errors import ElsewhereError, Exit
+from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
-from clusterrun.verbs.find import refuse_elsewhere
 from clusterrun.verbs.status import wait as wait_until_ended
-
-
-def answer_and_wait(
-    ctx: click.Context,
-    record: JobRecord,
-    data: dict[str, Any],
-    *,
-    as_json: bool,
-    parsable: bool,
-    wait: bool,
-    follow: bool,
-) -> None:
-    """Print the submission; with `wait` or `follow`, exit with the job's status after its end."""
-    if as_json and wait:
-        submission.print_where(record)
-    else:
-        submission.answer(record, data, as_json=as_json, parsable=parsable)
-    if not (wait or follow):
-        if record.cluster is Cluster.ALLOCATION and not sys.stdin.isatty():
-            output.note("the job ends with this allocation; at the end of a script, use --wait")
-        return
-    try:
-        refuse_elsewhere([("", record)])
-    except ElsewhereError as there:
-        from clusterrun.cli.shared import forward  # most submissions need none of it
-
-        options = ["--follow"] * follow + ["--json", json.dumps(data)] * as_json
-        ctx.exit(forward.forward(["await-end", *options], there))
-    await_end(ctx, record, data if as_json else None, follow=follow)
 
 
 def await_end(
@@ -98,7 +66,7 @@ def _wait_for_json(record: JobRecord, data: dict[str, Any]) -> int:
     try:
         ended = _wait(record, is_followed=False)
     finally:
-        output.answer_json({**data, **end_object(ended)})
+        output.answer_json({**data, **(end_object(ended) if ended else {})})
     return _exit_code(ended)
 
 
