@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from pathlib import Path
 
 import pytest
-import submitit
 
 from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.environment import sbatch_variables, scrubbed
@@ -453,17 +451,6 @@ def test_another_cluster_is_named_in_every_call(site: Stubs) -> None:
 def test_nobody_is_asked_about_nothing(site: Stubs) -> None:
     assert SlurmBackend().query([]) == {}
     assert site.calls() == []
-
-
-# What we rely on in submitit, which no version promises
-
-
-def test_submitits_private_names_are_what_we_override() -> None:
-    for executor in (submitit.SlurmExecutor, submitit.LocalExecutor):
-        submitting = inspect.signature(executor._submit_command)
-        assert list(submitting.parameters) == ["self", "command"]
-    job = inspect.signature(submitit.SlurmJob)
-    assert list(job.parameters) == ["folder", "job_id", "tasks"]
 
 
 def again(root: Path, **how: object) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterrun.backends import executor
 from clusterrun.backends.base import SchedulerJob, Submission
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.local import process
@@ -69,9 +68,7 @@ class LocalBackend:
         split_gpus(plan, os.environ.get(VISIBLE))
         job_id = take_job_id(self.runs_dir, paths)
         try:
-            return executor.submit(
-                "LocalExecutor", plan, paths, lambda: _start_controller(plan, paths, job_id)
-            )
+            return _start_controller(plan, paths, job_id)
         except BaseException:
             _stop_controller(paths)
             self.runs_dir.job_link(job_id).unlink(missing_ok=True)

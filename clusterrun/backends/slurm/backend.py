@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterrun.backends import cache, executor
+from clusterrun.backends import cache
 from clusterrun.backends.base import PerhapsSubmittedError, SchedulerJob, Submission
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.slurm import query as slurm_query
@@ -48,11 +48,13 @@ class SlurmBackend:
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Pass the run's script to sbatch, once.
 
-        Remove the directory of a refused run. Raises SubmissionError with sbatch's message,
-        SchedulerUnreachableError (PerhapsSubmittedError if the job may be in the queue).
+        Remove the directory of a refused run. Raises SubmissionError with sbatch's message or
+        without srun, SchedulerUnreachableError (PerhapsSubmittedError if the job may be in the
+        queue).
         """
         try:
-            return executor.submit("SlurmExecutor", plan, paths, lambda: self._once(plan, paths))
+            _refuse_missing_srun()
+            return self._once(plan, paths)
         except PerhapsSubmittedError:
             raise
         except BaseException:
@@ -71,7 +73,7 @@ class SlurmBackend:
     ) -> Submission:
         """Pass the script of a run that has its directory to sbatch again.
 
-        A node that submits for a lost one may have only sbatch, so submitit is not used.
+        A node that submits for a lost one may have only sbatch, not srun.
         """
         planned = {line.name for line in plan.directives}
         options = [f"--exclude={exclude}"] if exclude else []
@@ -235,6 +237,13 @@ class SlurmBackend:
                     self.cancel([job_id])
         except ClusterrunError as error:
             raise _uncertain("the submission was interrupted", paths, error.cause) from error
+
+
+def _refuse_missing_srun() -> None:
+    """Raise SubmissionError if srun is not found, as submitit does."""
+    if shell.find("srun") is None:
+        text = "this is not a Slurm cluster: srun was not found"
+        raise SubmissionError(text, hint="run here with --cluster local")
 
 
 def _uncertain(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmittedError:
