@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import importlib.util
 import json
 import os
@@ -149,6 +148,8 @@ def _time(path: str) -> int:
 
 
 def _cache_file(path: str, environ: Mapping[str, str]) -> Path:
+    import hashlib  # slow to import
+
     cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     key = json.dumps([_ASK, path, *PACKAGES, environ.get("PYTHONPATH", "")])
     name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:24]

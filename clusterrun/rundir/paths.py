@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -152,5 +151,7 @@ def directory_name(name: str) -> str:
     if _SAFE_NAME.match(name) and len(name) <= NAME_BYTES and name != "by-job":
         return name
     likeness = _UNSAFE.sub("-", name).strip(".-")[: NAME_BYTES - 7] or "run"
+    import hashlib  # slow to import; most names are safe
+
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
     return f"{likeness}-{digest[:6]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -16,13 +17,27 @@ def installed_version(package: str) -> str:
 
 def metadata_of(package: str) -> str:
     """Return the metadata of an installed package; empty if there is none."""
-    name = re.sub("[-_.]+", "[-_.]+", package)
-    is_its = re.compile(rf"{name}(-.*)?\.(dist|egg)-info\Z", re.IGNORECASE).match
-    for place in sys.path:
-        with contextlib.suppress(OSError):
-            for found in filter(is_its, os.listdir(place or ".")):
-                return _text_in(os.path.join(place, found))
+    found = _directories(tuple(sys.path)).get(_plain(package))
+    if found:
+        return _text_in(found)
     return _of_an_archive(package) if any(map(os.path.isfile, sys.path)) else ""
+
+
+@functools.cache
+def _directories(places: tuple[str, ...]) -> dict[str, str]:
+    """Return where each package has its metadata, by its name; the first place counts."""
+    found: dict[str, str] = {}
+    for place in places:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(place or "."):
+                if name.endswith((".dist-info", ".egg-info")):
+                    package = os.path.splitext(name)[0].partition("-")[0]
+                    found.setdefault(_plain(package), os.path.join(place, name))
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub("[-_.]+", "_", name).lower()
 
 
 def _text_in(path: str) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -21,7 +21,9 @@ from clusterrun.config.fields import Field, Kind
 from clusterrun.config.settings import BUILT_IN
 from clusterrun.config.spec import FIELDS
 from clusterrun.errors import UsageError
-from clusterrun.estimates.inputs import Setup
+
+if TYPE_CHECKING:
+    from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
 _UNMISTAKABLE: Final = (HEADINGS["slurm"], HEADINGS["submission"])

@@ -15,7 +15,6 @@ from clusterrun.backends.environment import SbatchVariable, sbatch_variables
 from clusterrun.cli.shared import output
 from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ElsewhereError, UsageError
-from clusterrun.estimates import steps
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
@@ -238,6 +237,8 @@ def _batch(spec: JobSpec, ranks: int) -> int | None:
     """Return the samples of a step over `ranks` data-parallel ranks; None if nothing sets them."""
     if spec.micro_batch is None:
         return spec.effective_batch
+    from clusterrun.estimates import steps
+
     return spec.effective_batch or steps.effective_batch(
         spec.micro_batch, spec.accumulation or 1, ranks
     )
