@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,6 +240,18 @@ def test_a_python_that_cannot_start_leaves_a_reason_and_an_end(
     assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == ("FAILED", UNFIT)
 
 
+def test_a_python_without_clusterrun_leaves_a_reason_and_an_end(run: BatchRun) -> None:
+    python = run.site.stubs / "python"
+    python.write_text(f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
+    done = run.run(SLURMD_NODENAME="n7")
+    assert done.returncode == UNFIT
+    why = "ModuleNotFoundError: No module named 'clusterrun'"
+    start = f"clusterrun: n7: {python} cannot run clusterrun: {why}"
+    assert done.stderr.splitlines()[-1] == f"{start}{WAY_OUT}"
+    assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == ("FAILED", UNFIT)
+    assert end_of(run.path)["schema"] == "clusterrun.end/1"
+
+
 def test_an_end_that_is_there_outlives_a_job_that_cannot_start(tmp_path: Path) -> None:
     """A later job of a chain may come upon a run that is complete."""
     run = BatchRun(make_site(tmp_path), setup=("false",))
@@ -297,4 +310,4 @@ def test_the_scripts_own_logic_fits_on_one_screen(run: BatchRun) -> None:
             logic.append(line)
         elif line == delimiter:
             delimiter = ""
-    assert 40 < len(logic) <= 60
+    assert 40 < len(logic) <= 66
