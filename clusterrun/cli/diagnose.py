@@ -15,8 +15,7 @@ from clusterrun.cli.diagnose_look import show_look
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_text import choose_attempts, find_announced
 from clusterrun.cli.shared.times import timestamp
-from clusterrun.diagnosis.collectives import INSTALLED
-from clusterrun.diagnosis.kinds import Certainty, Retry
+from clusterrun.diagnosis.kinds import INSTALLED, Certainty, Retry
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding
 from clusterrun.diagnosis.table import Domain

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-INSTALLED: Final = re.compile(
-    r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/rank/"
-)  # paths of code that is not the user's
+from clusterrun.diagnosis.kinds import INSTALLED
+
 DEFAULT_GROUP: Final = "default_pg"
 _COMPARED: Final = 64  # of the newest collectives of a group
 _PASSED: Final = 16  # complete collectives after a mismatch that then harmed nothing

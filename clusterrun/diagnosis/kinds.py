@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+INSTALLED: Final = re.compile(
+    r"site-packages|dist-packages|/lib/python|<frozen|/clusterrun/rank/"
+)  # paths of code that is not the user's
 
 
 class Retry(str, Enum):

@@ -6,13 +6,15 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from clusterrun.config.choices import Cluster
 from clusterrun.config.environments import Tool, read_step
-from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
+
+if TYPE_CHECKING:
+    from clusterrun.config.spec import JobSpec
 
 PLACES_OF_ONE_MACHINE: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 # Words in flags of paths that the script reads, writes, or reads although it once wrote them.

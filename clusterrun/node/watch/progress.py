@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -53,7 +52,8 @@ class Progress:
     @property
     def limit_s(self) -> float:
         """The time without progress that counts as a hang."""
-        usual_s = statistics.median(self._durations) if self._durations else 0.0
+        found = sorted(self._durations)
+        usual_s = found[len(found) // 2] if found else 0.0
         return max(self.floor_s, PATIENCE * usual_s)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from clusterrun.diagnosis.collectives import INSTALLED
+from clusterrun.diagnosis.kinds import INSTALLED
 from clusterrun.node.forward.spool import Spool
 from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import size_of
