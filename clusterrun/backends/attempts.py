@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from clusterrun.errors import NodeExit
 from clusterrun.rundir.outcome import Cause, Outcome, Reason, read_outcome
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.startup import Startup
 from clusterrun.rundir.world import read_world
 
 HALTS = 2  # that make a node bad; one may be chance
@@ -16,7 +17,8 @@ HALTS = 2  # that make a node bad; one may be chance
 class AttemptSummary:
     """One attempt; `outcome` is None while it runs, and if no node could write it.
 
-    A later attempt repeated `lost_steps`, which had taken an estimated `lost_s`.
+    A later attempt repeated `lost_steps`, which had taken an estimated `lost_s`. `startups`
+    sets `startup`.
     """
 
     number: int
@@ -24,6 +26,7 @@ class AttemptSummary:
     outcome: Outcome | None
     lost_steps: int | None = None
     lost_s: float | None = None
+    startup: Startup | None = None
 
 
 def read_attempts(paths: RunPaths) -> tuple[AttemptSummary, ...]:

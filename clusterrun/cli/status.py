@@ -22,6 +22,7 @@ from clusterrun.cli.shared.job_text import (
     where_or_why,
 )
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
+from clusterrun.cli.shared.startup_text import startup_lines
 from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
 from clusterrun.errors import Exit
 from clusterrun.rundir.outcome import Cause, Next, Outcome
@@ -32,6 +33,7 @@ from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.status import status_explained, wait
 
+REQUEUE_DELAY = "SchedulerParameters=requeue_delay= (before Slurm 25.11: AuthInfo=cred_expire=)"
 _SILENT_S = 300  # without output, a running job may hang
 _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 
@@ -72,9 +74,9 @@ def command(
     if now.unjoined is not None:
         output.note(now.unjoined.hint)
     if now.is_held:
-        output.note(
-            f"to have Slurm start it now, run: clusterrun status --wait {now.record.job_id}"
-        )
+        name = now.record.job_id
+        output.note(f"to have Slurm start it now, run: clusterrun status --wait {name}")
+        output.note(f"a site can shorten the two minutes: {REQUEUE_DELAY}")
     if waiting and not exit_status and now.state.is_terminal and not now.state.is_success:
         output.note("pass --exit-status to exit with 3 if the job did not complete")
     ctx.exit(_exit_code(now, exit_status=exit_status))
@@ -108,6 +110,7 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield from zip(chain(("sooner",), repeat("")), sooner(job), strict=False)
     yield from zip(chain(("preflight",), repeat("")), map(str, job.preflight), strict=False)
     yield "world", _world(job)
+    yield from startup_lines(job)
     if job.progress.step is not None:
         yield "step", _progress(job)
     if metrics := _metrics(job.progress):

@@ -12,6 +12,7 @@ import functools
 import inspect
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
@@ -60,6 +61,7 @@ class Contract:
         self.timeout_s = int(env.get("CLUSTERRUN_TIMEOUT_S", "0") or "0")
         self.backend = env.get("CLUSTERRUN_BACKEND", "")
         self.had_group = False
+        self.waits_since = 0.0  # by the monotonic clock
         self.gloo_groups: list[Any] = []
         self._on_broken = on_broken
         self._pid = 0 if is_child else os.getpid()
@@ -89,6 +91,8 @@ class Contract:
     def note(self, joining: Joining) -> None:
         """Publish how far the rank is, for its agent and for the processes that it starts."""
         self.had_group |= joining is Joining.JOINED
+        if joining is Joining.WAITS:
+            self.waits_since = time.monotonic()
         if self._page is not None:
             self._page.note_joining(self._slot, joining)
 
@@ -319,7 +323,9 @@ def _prove_distinct(contract: Contract, module: ModuleType, size: int) -> None:
     hosts = list(dict.fromkeys(place[0] for place in places))
     devices = {place[2].split(" ", 1)[0] for place in places}
     device = devices.pop() if len(devices) == 1 else "mixed"
-    runtime.emit("world_ready", world_size=size, hosts=hosts, backend=backend, device=device)
+    about = {"world_size": size, "hosts": hosts, "backend": backend, "device": device}
+    waited_s = round(time.monotonic() - contract.waits_since, 6)
+    runtime.emit("world_ready", **about, waited_s=waited_s)
 
 
 def _place(backend: str) -> tuple[str, str, str]:

@@ -6,6 +6,7 @@ The first to write `owner` has the attempt; the first to write `followed` decide
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 from clusterrun.rundir.paths import RunPaths
@@ -21,7 +22,7 @@ def take_attempt(paths: RunPaths, number: int, owner: str) -> bool:
     paths.attempt(number).mkdir(mode=0o700, exist_ok=True)
     try:
         printed = files.size_of(paths.batch_output)
-        files.create(paths.owner(number), f"{owner}\n{printed}\n")
+        files.create(paths.owner(number), f"{owner}\n{printed}\n{time.time():.3f}\n")
     except FileExistsError:
         return False
     return True
@@ -32,8 +33,19 @@ def printed_before(paths: RunPaths, attempt: int) -> int:
 
     The file holds what all attempts and jobs of a run printed.
     """
-    size = _text(paths.owner(attempt)).partition("\n")[2]
+    size = _owner_line(paths, attempt, 1)
     return int(size) if size.isdecimal() else 0
+
+
+def taken_at(paths: RunPaths, attempt: int) -> float | None:
+    """Return when an attempt was taken, in epoch seconds; None if unknown."""
+    with contextlib.suppress(ValueError):
+        return float(_owner_line(paths, attempt, 2))
+    return None
+
+
+def _owner_line(paths: RunPaths, attempt: int, number: int) -> str:
+    return "".join(_text(paths.owner(attempt)).split("\n")[number : number + 1])
 
 
 def claim(paths: RunPaths, attempt: int, node: str = "") -> bool:
@@ -57,7 +69,7 @@ def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
     newest = 0
     with contextlib.suppress(OSError):
         newest = paths.newest_attempt()
-    if newest > attempt and _text(paths.owner(newest)).partition("\n")[0] not in ("", owner):
+    if newest > attempt and _owner_line(paths, newest, 0) not in ("", owner):
         return f"attempt {newest} of this run has begun elsewhere"
     return ""
 

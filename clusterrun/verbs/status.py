@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from clusterrun.backends import select
+from clusterrun.backends.startups import with_startups
 from clusterrun.backends.status import JobStatus, statuses, with_last_step
 from clusterrun.backends.waiting import explained
 from clusterrun.rundir.record import read_again
@@ -25,6 +26,10 @@ def status(job: Which | None = None, *, max_age_s: float | None = None) -> JobSt
 
     Raises JobNotFoundError. If the scheduler does not answer, the status has an `error`.
     """
+    return with_startups(_status(job, max_age_s=max_age_s))
+
+
+def _status(job: Which | None, *, max_age_s: float | None = None) -> JobStatus:
     (found,) = statuses([read_again(find_record(job))], select.backend_of, max_age_s=max_age_s)
     return with_last_step(found)
 
@@ -57,18 +62,18 @@ def wait(
     release = Release()
     pause_s, state, told = POLL_S, None, ""
     while True:
-        now = status(record)
+        now = _status(record)
         if now.error or now.state is not JobState.UNKNOWN:
             known_at = time.monotonic()
         if now.state.is_terminal and not now.state.is_success:
-            now = status(record, max_age_s=0)  # it may be starting again
+            now = _status(record, max_age_s=0)  # it may be starting again
         if release(now):
             released(now)
         if now.pending and now.pending.can_start is False and now.pending.code != told:
             told = now.pending.code
             stuck(explained(now))
         if now.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S:
-            return now
+            return with_startups(now)
         if time.monotonic() >= deadline:
             raise TimeoutError(f"job {record.job_id} is {now.state.value} after {timeout_s} s")
         pause_s = min(POLL_MOST_S, pause_s * POLL_GROWTH) if now.state is state else POLL_S

@@ -100,6 +100,7 @@ def test_the_attempts_stand_in_json_too(here: CommandLine) -> None:
         "why": "a rank died and progress was made",
         "rule": None,
         "exclude": [],
+        "startup": None,
     }
     assert (second["attempt"], second["nodes"]) == (2, ["node19", "node17"])
     assert {second[key] for key in ("cause", "start", "lost_steps", "next")} == {None}
@@ -284,7 +285,9 @@ def test_who_only_looks_changes_nothing(here: CommandLine) -> None:
     requeued(here)
     said = here("status", "4711")
     assert "waits      requeued; Slurm holds it for two minutes; starts about" in said.out
-    assert said.err == "note: to have Slurm start it now, run: clusterrun status --wait 4711\n"
+    now, later = said.err.splitlines()
+    assert now == "note: to have Slurm start it now, run: clusterrun status --wait 4711"
+    assert later.startswith("note: a site can shorten the two minutes: SchedulerParameters=")
     assert here.asked("scontrol") == []
 
 

@@ -23,6 +23,7 @@ from clusterrun.node.agent.process import missing_text
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.forward.spool import Output
 from clusterrun.rank.worker import STACK_LETTERS
+from clusterrun.rundir.startup import Phase, read_ends
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import PATIENCE
 
@@ -76,6 +77,18 @@ def test_events_tell_the_whole_story(stub_job: Make) -> None:
     assert {e["interface"] for e in job.events("rendezvous")} == {"lo"}
     assert len({(e["address"], e["port"], e["precision"]) for e in job.events("rendezvous")}) == 1
     assert [e["code"] for e in job.events("ended")] == [0, 0]
+    started, met, last = (  # of the head: these ranks join nothing and report no step
+        max(event["ts"] for event in job.events(kind) if event["node"] == "local0")
+        for kind in ("started", "rendezvous", "rank_start")
+    )
+    ends = read_ends(job.paths, 1)
+    checked = ends.pop(Phase.PREFLIGHT)
+    assert ends == {
+        Phase.SETUP: round(started, 3),
+        Phase.AGENTS: round(met, 3),
+        Phase.LAUNCHER: round(last, 3),
+    }
+    assert started <= checked <= met
 
 
 def test_what_the_agents_write_is_private(stub_job: Make) -> None:

@@ -206,6 +206,7 @@ def test_rank_0_proves_that_the_ranks_are_distinct(world: World) -> None:
     (ready,) = world.events("world_ready")
     assert (ready["world_size"], ready["hosts"]) == (2, ["n0", "n1"])
     assert (ready["backend"], ready["device"]) == ("gloo", "cpu")
+    assert 0 < ready["waited_s"] < 60
     assert world.events("world_ready", rank=1) == []
 
 

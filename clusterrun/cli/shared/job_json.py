@@ -8,6 +8,7 @@ from clusterrun.backends.attempts import AttemptSummary
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared.job_text import nodelist
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s
+from clusterrun.cli.shared.startup_text import startup_object
 from clusterrun.cli.shared.times import timestamp
 from clusterrun.cli.shared.wait_text import outlook_object
 from clusterrun.rundir.outcome import Outcome
@@ -124,4 +125,5 @@ def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
         "why": outcome.why if outcome else None,
         "rule": outcome.rule.value if outcome and outcome.rule else None,
         "exclude": list(outcome.exclude) if outcome else [],
+        "startup": startup_object(attempt.startup),
     }

@@ -1,0 +1,60 @@
+"""Record, as the head, when each phase of an attempt's start ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from clusterrun.node.base.identity import Attempt
+from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.rundir.claims import taken_at
+from clusterrun.rundir.startup import Phase, write_ends
+
+_EVENTS = {"started": Phase.SETUP, "rendezvous": Phase.AGENTS, "step": Phase.FIRST_STEP}
+
+
+class StartWatch:
+    """Learns the times from this node's events.
+
+    It writes them when the ranks of this node have started, when all ranks have joined, and after
+    the first step.
+    """
+
+    def __init__(self, attempt: Attempt, disk: SharedDisk) -> None:
+        self._attempt, self._disk = attempt, disk
+        self._unstarted = attempt.plan.procs_per_node
+        self._ends: dict[Phase, float] = {}
+
+    def reached(self, phase: Phase, at: float) -> None:
+        """Record the end of a phase."""
+        if phase not in self._ends:
+            self._ends[phase] = at
+            if phase in (Phase.LAUNCHER, Phase.RENDEZVOUS, Phase.FIRST_STEP):
+                self._disk.do(partial(self._write, dict(self._ends)))
+
+    def see(self, event: Mapping[str, Any]) -> None:
+        """Take an event; its time is in the head's clock."""
+        kind, at = event["type"], float(event["ts"])
+        if phase := _EVENTS.get(kind):
+            self.reached(phase, at)
+        elif kind == "rank_start":
+            self._unstarted -= 1
+            if not self._unstarted:
+                self.reached(Phase.LAUNCHER, at)
+        elif kind == "world_ready":
+            if isinstance(waited_s := event.get("waited_s"), float):
+                self._ends.setdefault(Phase.IMPORTS, at - waited_s)
+            self.reached(Phase.RENDEZVOUS, at)
+
+    def _write(self, ends: dict[Phase, float]) -> None:
+        paths, number = self._attempt.paths, self._attempt.number
+        job_start = os.environ.get("SLURM_JOB_START_TIME", "")  # since Slurm 23.02
+        if job_start.isdigit():
+            ends[Phase.QUEUE] = float(job_start)
+        if taken := taken_at(paths, number):
+            ends[Phase.PROLOG] = taken
+        with contextlib.suppress(OSError):  # only `status` reads it
+            write_ends(paths, number, ends)

@@ -1,0 +1,81 @@
+"""Where the start of an attempt spent its time: `attempts/<n>/start.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.files import read_json, write_whole
+
+SCHEMA = "clusterrun.start/1"
+
+
+class Phase(str, Enum):
+    """The phases of a start, in order; each begins where the one before it ended."""
+
+    QUEUE = "queue"  # until the job starts
+    PROLOG = "prolog"  # until the conductor takes the attempt
+    DECISION = "decision"  # the same for a relaunch, which has no queue
+    SETUP = "setup"  # until the head's agent runs: srun, setup lines, its imports
+    PREFLIGHT = "preflight"  # of the head's node
+    AGENTS = "agents"  # until all nodes have met
+    LAUNCHER = "launcher"  # until all ranks of the head's node have started
+    IMPORTS = "imports"  # until rank 0 calls init_process_group()
+    RENDEZVOUS = "rendezvous"  # until all ranks have joined
+    FIRST_STEP = "first_step"  # until rank 0 reports a step
+
+    @property
+    def text(self) -> str:
+        """The phase for people."""
+        return self.value.replace("_", " ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Startup:
+    """The seconds of each phase of a start; those that are unknown are left out.
+
+    `is_restart`: it began when the previous attempt ended, not when somebody submitted the job.
+    """
+
+    phases: tuple[tuple[Phase, float], ...]
+    is_restart: bool = False
+
+    @property
+    def total_s(self) -> float:
+        """The time of all phases."""
+        return sum(seconds for _, seconds in self.phases)
+
+
+def startup_of(
+    ends: Mapping[Phase, float], since: float | None, *, is_restart: bool = False
+) -> Startup:
+    """Return the phases between their ends; without `since`, the first one's time is unknown.
+
+    Clocks of different machines may differ a little: no phase takes less than 0 s.
+    """
+    found, at = [], since
+    for phase in Phase:
+        if (end := ends.get(phase)) is None:
+            continue
+        if at is not None:
+            found.append((phase, max(0.0, end - at)))
+        at = end if at is None else max(at, end)
+    return Startup(phases=tuple(found), is_restart=is_restart)
+
+
+def write_ends(paths: RunPaths, attempt: int, ends: Mapping[Phase, float]) -> None:
+    """Record when each phase ended, in epoch seconds. Raises OSError."""
+    times = {phase.value: round(end, 3) for phase, end in ends.items()}
+    write_whole(paths.start(attempt), json.dumps({"schema": SCHEMA, "ends": times}) + "\n")
+
+
+def read_ends(paths: RunPaths, attempt: int) -> dict[Phase, float]:
+    """Return when each phase of an attempt's start ended; {} until its ranks have started."""
+    times = (read_json(paths.start(attempt)) or {}).get("ends")
+    if not isinstance(times, dict):
+        return {}
+    found = {phase: times.get(phase.value) for phase in Phase}
+    return {phase: float(end) for phase, end in found.items() if isinstance(end, (int, float))}

@@ -1,0 +1,151 @@
+"""`status` says where the start of the newest attempt spent its time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.rundir.outcome import Next
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.startup import Phase, read_ends, startup_of, write_ends
+from tests.cli.conftest import CommandLine
+from tests.cli.outcomes import outcome
+from tests.cli.runs import ended, queue, running, submitted
+from tests.cli.test_attempts import HELD, lines
+
+SUBMITTED = 1000.0
+FIRST = {
+    Phase.QUEUE: 1031.0,
+    Phase.PROLOG: 1032.25,
+    Phase.SETUP: 1032.9,
+    Phase.PREFLIGHT: 1033.3,
+    Phase.AGENTS: 1033.34,
+    Phase.LAUNCHER: 1037.2,
+    Phase.IMPORTS: 1040.3,
+    Phase.RENDEZVOUS: 1040.9,
+    Phase.FIRST_STEP: 1042.1,
+}
+AGAIN = {phase: end + 200 for phase, end in FIRST.items() if phase is not Phase.QUEUE}
+
+
+def started(root: Path, ends: dict[Phase, float], attempt: int = 1, **record: Any) -> None:
+    """Write what the head recorded, and when the run was submitted."""
+    paths = RunPaths(root=root)
+    data = json.loads(paths.record.read_text()) | {"submitted_at": SUBMITTED, **record}
+    paths.record.write_text(json.dumps(data))
+    paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
+    write_ends(paths, attempt, ends)
+
+
+def test_the_phases_add_up_to_the_time_since_the_submission(here: CommandLine) -> None:
+    started(submitted(here), FIRST)
+    queue(here, running())
+    assert lines(here("status", "4711").out, "start") == [
+        "42 s to the first step: queue 31 s, prolog 1.2 s, setup 0.7 s, preflight 0.4 s, "
+        "launcher 3.9 s, imports 3.1 s, rendezvous 0.6 s, first step 1.2 s"
+    ]
+    told = json.loads(here("status", "4711", "--json").out)["attempts"][0]["startup"]
+    assert (told["is_restart"], told["total_s"]) == (False, 42.1)
+    assert {each["phase"]: each["seconds"] for each in told["phases"]} == {
+        **{"queue": 31.0, "prolog": 1.25, "setup": 0.65, "preflight": 0.4, "agents": 0.04},
+        **{"launcher": 3.86, "imports": 3.1, "rendezvous": 0.6, "first_step": 1.2},
+    }
+    assert json.loads(here("list", "--json").out)["jobs"][0]["attempts"][0]["startup"] is None
+
+
+@pytest.mark.parametrize(
+    ("last", "text"),
+    [(Phase.LAUNCHER, "37 s until the ranks started"), (Phase.RENDEZVOUS, "41 s until all ranks")],
+)
+def test_a_start_is_shown_as_far_as_it_is(here: CommandLine, last: Phase, text: str) -> None:
+    known = list(Phase)[: list(Phase).index(last) + 1]
+    started(submitted(here), {phase: FIRST[phase] for phase in known if phase in FIRST})
+    queue(here, running())
+    assert lines(here("status", "4711").out, "start")[0].startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("how", "ends", "phases"),
+    [
+        (Next.RELAUNCH, AGAIN | {Phase.QUEUE: 1031.0}, "decision 2.2 s, setup 0.7 s"),
+        (Next.REQUEUE, AGAIN | {Phase.QUEUE: 1231.5}, "queue 1.5 s, prolog 0.8 s, setup 0.7 s"),
+        (Next.SUCCESSOR, AGAIN, "queue 2.2 s, setup 0.7 s"),
+    ],
+)
+def test_a_restart_counts_from_the_end_of_the_attempt_before(
+    here: CommandLine, how: Next, ends: dict[Phase, float], phases: str
+) -> None:
+    root = submitted(here)
+    started(root, FIRST)
+    outcome(root, 1, next=how, ended_at=1230.0)
+    started(root, ends, 2)
+    queue(here, running())
+    (said,) = lines(here("status", "4711").out, "restart")
+    assert said.startswith(f"12 s from the end of attempt 1 to the first step: {phases}, ")
+    told = json.loads(here("status", "4711", "--json").out)["attempts"]
+    assert [each["startup"]["is_restart"] for each in told] == [False, True]
+    assert [each["startup"]["total_s"] for each in told] == [42.1, 12.1]
+
+
+@pytest.mark.parametrize(("resumed_at", "phase"), [(1220.0, "queue"), (9999.0, "setup")])
+def test_a_resumed_run_counts_from_its_resume(
+    here: CommandLine, resumed_at: float, phase: str
+) -> None:
+    root = submitted(here)
+    outcome(root, 1, ended_at=1100.0)
+    started(root, AGAIN, 2, resumed_at=resumed_at)
+    ended(root, "COMPLETED", 0)
+    (said,) = lines(here("status", "4711").out, "start")
+    assert said.split(": ")[1].startswith(phase)
+
+
+def test_slurm_says_when_the_job_started_if_the_nodes_did_not(here: CommandLine) -> None:
+    started(submitted(here), {phase: end for phase, end in FIRST.items() if phase != "queue"})
+    queue(here, "4711|RUNNING|node[17-18]|5:10:40|1-00:00:00|1031|N/A|None")
+    assert "queue 31 s, prolog 1.2 s" in here("status", "4711").out
+    queue(here)
+    ended(RunPaths(root=here.path / "runs/by-job/4711").root, "COMPLETED", 0)
+    assert "queue 32 s, setup" in here("status", "4711").out
+
+
+def test_slow_imports_get_a_hint_and_a_slow_queue_none(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here, running())
+    for late, hints in ((Phase.QUEUE, 0), (Phase.LAUNCHER, 1), (Phase.IMPORTS, 1)):
+        after = list(Phase)[list(Phase).index(late) :]
+        started(root, {phase: end + 100 * (phase in after) for phase, end in FIRST.items()})
+        found = lines(here("status", "4711").out, "start")
+        assert found[0].startswith("00:02:22 to the first step")
+        assert ["imports take long" in line for line in found[1:]] == [True] * hints
+
+
+def test_a_requeued_job_that_waits_shows_no_start_but_what_a_site_can_set(
+    here: CommandLine,
+) -> None:
+    root = submitted(here)
+    started(root, FIRST)
+    outcome(root, 1, next=Next.REQUEUE)
+    queue(here, HELD)
+    said = here("status", "4711")
+    assert lines(said.out, "start") == []
+    assert "SchedulerParameters=requeue_delay=" in said.err
+
+
+def test_clocks_that_differ_make_no_phase_negative() -> None:
+    ends = {Phase.QUEUE: 9.0, Phase.PROLOG: 8.0, Phase.SETUP: 10.0}
+    assert [seconds for _, seconds in startup_of(ends, 9.5).phases] == [0.0, 0.0, 0.5]
+    assert [seconds for _, seconds in startup_of(ends, None).phases] == [0.0, 1.0]
+    assert startup_of({}, 9.5).total_s == 0
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"ends": 7}', '{"ends": {"queue": "x", "y": 1}}'])
+def test_a_damaged_file_shows_nothing(here: CommandLine, text: str) -> None:
+    root = submitted(here)
+    (root / "attempts/1").mkdir(parents=True)
+    (root / "attempts/1/start.json").write_text(text)
+    assert read_ends(RunPaths(root=root), 1) == {}
+    queue(here, running())
+    assert lines(here("status", "4711").out, "start") == []
