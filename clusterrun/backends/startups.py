@@ -27,8 +27,10 @@ def _startup(
     if not ends:
         return None
     last = before.outcome if before else None
+    since: float | None
     if last is not None and last.next is not Next.STOP:
-        since: float | None = last.ended_at
+        since = last.failed_at or last.ended_at
+        ends |= {Phase.STOP: last.ended_at} if last.failed_at else {}
     else:
         since = job.record.resumed_at if before else job.record.submitted_at
         since = since if since and since < max(ends.values()) else None  # of a later resume

@@ -87,13 +87,14 @@ _TEXTS = {
 class Outcome:
     """The end of one attempt.
 
-    Times are epoch seconds; `code` is the job's exit status if it ends here. `interruption` is why
-    the ranks were to exit. `node`, `rank` and `where` (file:line) name the first failure; `signal`
-    killed that rank (0: none); `message` is its error; `alike` is the number of ranks that raised
-    the same error there. `reason` is the whole sentence. `step` is the last one that rank 0
-    reported; `checkpoint` is the newest complete one of this attempt or an earlier one. `exclude`
-    lists nodes that the next attempt must not use, `unfit` those that failed a check before the
-    launch for a reason of their own; `why` explains `next` in one line.
+    Times are epoch seconds; `failed_at` is that of the first failure; `code` is the job's exit
+    status if it ends here. `interruption` is why the ranks were to exit. `node`, `rank` and `where`
+    (file:line) name the first failure; `signal` killed that rank (0: none); `message` is its error;
+    `alike` is the number of ranks that raised the same error there. `reason` is the whole sentence.
+    `step` is the last one that rank 0 reported; `checkpoint` is the newest complete one of this
+    attempt or an earlier one. `exclude` lists nodes that the next attempt must not use, `unfit`
+    those that failed a check before the launch for a reason of their own; `why` explains `next` in
+    one line.
     `verdict` is what the logs show as the cause; `rule` is the rule on verdicts that decided what
     follows, if one did. `suspicions` are why an attempt that exited with status 0 may have trained
     nothing.
@@ -120,6 +121,7 @@ class Outcome:
     why: str = ""
     exclude: tuple[str, ...] = ()
     unfit: tuple[str, ...] = ()
+    failed_at: float | None = None
     verdict: ShortVerdict | None = None
     rule: VerdictRule | None = None
     suspicions: tuple[Suspicion, ...] = ()

@@ -16,6 +16,7 @@ SCHEMA = "clusterrun.start/1"
 class Phase(str, Enum):
     """The phases of a start, in order; each begins where the one before it ended."""
 
+    STOP = "stop"  # of a failed attempt before: until its ranks have ended and it is recorded
     QUEUE = "queue"  # until the job starts
     PROLOG = "prolog"  # until the conductor takes the attempt
     DECISION = "decision"  # the same for a relaunch, which has no queue
@@ -37,7 +38,7 @@ class Phase(str, Enum):
 class Startup:
     """The seconds of each phase of a start; those that are unknown are left out.
 
-    `is_restart`: it began when the previous attempt ended, not when somebody submitted the job.
+    `is_restart`: it began when the previous attempt failed or ended, not with a submission.
     """
 
     phases: tuple[tuple[Phase, float], ...]
@@ -68,7 +69,7 @@ def startup_of(
 
 def write_ends(paths: RunPaths, attempt: int, ends: Mapping[Phase, float]) -> None:
     """Record when each phase ended, in epoch seconds. Raises OSError."""
-    times = {phase.value: round(end, 3) for phase, end in ends.items()}
+    times = {phase.value: round(ends[phase], 3) for phase in Phase if phase in ends}
     write_whole(paths.start(attempt), json.dumps({"schema": SCHEMA, "ends": times}) + "\n")
 
 

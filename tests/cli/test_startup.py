@@ -68,26 +68,39 @@ def test_a_start_is_shown_as_far_as_it_is(here: CommandLine, last: Phase, text: 
 
 
 @pytest.mark.parametrize(
-    ("how", "ends", "phases"),
+    ("how", "failed_at", "ends", "phases"),
     [
-        (Next.RELAUNCH, AGAIN | {Phase.QUEUE: 1031.0}, "decision 2.2 s, setup 0.7 s"),
-        (Next.REQUEUE, AGAIN | {Phase.QUEUE: 1231.5}, "queue 1.5 s, prolog 0.8 s, setup 0.7 s"),
-        (Next.SUCCESSOR, AGAIN, "queue 2.2 s, setup 0.7 s"),
+        (
+            Next.RELAUNCH,
+            1229.5,
+            AGAIN | {Phase.QUEUE: 1031.0},
+            "stop 0.5 s, decision 2.2 s, setup",
+        ),
+        (
+            Next.REQUEUE,
+            None,
+            AGAIN | {Phase.QUEUE: 1231.5},
+            "queue 1.5 s, prolog 0.8 s, setup",
+        ),
+        (Next.SUCCESSOR, None, AGAIN, "queue 2.2 s, setup"),
     ],
 )
-def test_a_restart_counts_from_the_end_of_the_attempt_before(
-    here: CommandLine, how: Next, ends: dict[Phase, float], phases: str
+def test_a_restart_counts_from_the_failure_or_end_of_the_attempt_before(
+    here: CommandLine, how: Next, failed_at: float | None, ends: dict[Phase, float], phases: str
 ) -> None:
     root = submitted(here)
     started(root, FIRST)
-    outcome(root, 1, next=how, ended_at=1230.0)
+    outcome(root, 1, next=how, failed_at=failed_at, ended_at=1230.0)
     started(root, ends, 2)
     queue(here, running())
     (said,) = lines(here("status", "4711").out, "restart")
-    assert said.startswith(f"12 s from the end of attempt 1 to the first step: {phases}, ")
+    total_s, event = (12.6, "failure") if failed_at else (12.1, "end")
+    assert said.startswith(
+        f"{total_s:.0f} s from the {event} of attempt 1 to the first step: {phases} 0.7 s, "
+    )
     told = json.loads(here("status", "4711", "--json").out)["attempts"]
     assert [each["startup"]["is_restart"] for each in told] == [False, True]
-    assert [each["startup"]["total_s"] for each in told] == [42.1, 12.1]
+    assert [each["startup"]["total_s"] for each in told] == [42.1, total_s]
 
 
 @pytest.mark.parametrize(("resumed_at", "phase"), [(1220.0, "queue"), (9999.0, "setup")])

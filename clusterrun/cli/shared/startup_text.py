@@ -27,7 +27,8 @@ def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
         return
     label, since = "start", ""
     if startup.is_restart:
-        label, since = "restart", f" from the end of attempt {newest.number - 1}"
+        event = "failure" if startup.phases[0][0] is Phase.STOP else "end"
+        label, since = "restart", f" from the {event} of attempt {newest.number - 1}"
     until = _UNTIL.get(startup.phases[-1][0], "")
     shown = [(phase, taken) for phase, taken in startup.phases if taken >= SHOWN_S]
     phases = ", ".join(f"{phase.text} {seconds(taken)}" for phase, taken in shown)

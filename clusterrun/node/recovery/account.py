@@ -102,6 +102,7 @@ class Account:
             cause=ending.cause,
             reason=ending.reason,
             interruption=ending.interruption,
+            failed_at=failure.at if failure else None,
             node=failure.node if failure else None,
             rank=failure.rank if failure else None,
             where=(failure.where or None) if failure else None,
