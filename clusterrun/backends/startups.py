@@ -26,25 +26,33 @@ def _startup(
     ends = read_ends(job.record.paths, attempt.number)
     if not ends:
         return None
-    last = before.outcome if before else None
-    since: float | None
-    if last is not None and last.next is not Next.STOP:
-        since = last.failed_at or last.ended_at
-        ends |= {Phase.STOP: last.ended_at} if last.failed_at else {}
-    else:
+    outcome = before.outcome if before else None
+    last = outcome if outcome and outcome.next is not Next.STOP else None
+    if last is None:
         since = job.record.resumed_at if before else job.record.submitted_at
-        since = since if since and since < max(ends.values()) else None  # of a later resume
-    is_relaunch = last is not None and last.next is Next.RELAUNCH
-    if attempt is job.attempts[-1] and _is_between(since, job.start, ends.get(Phase.PROLOG)):
+    elif last.cause.is_failure and last.failed_at:
+        since, ends[Phase.STOP] = last.failed_at, last.ended_at
+    else:
+        since = last.ended_at
+    begin = since if 0 < since < max(ends.values()) else None  # else of a later resume
+    if last is not None and last.next is Next.RELAUNCH:
+        ends.pop(Phase.QUEUE, None)  # of an earlier attempt
+        _rename(ends, Phase.PROLOG, Phase.DECISION)
+        return startup_of(ends, begin, is_restart=True)
+    if attempt is job.attempts[-1] and _has_started_between(job, begin, ends.get(Phase.PROLOG)):
         ends.setdefault(Phase.QUEUE, job.start or 0.0)
-    if is_relaunch:
-        ends.pop(Phase.QUEUE, None)
-    if Phase.PROLOG in ends and Phase.QUEUE not in ends:
-        ends[Phase.DECISION if is_relaunch else Phase.QUEUE] = ends.pop(Phase.PROLOG)
-    is_restart = last is not None and last.next is not Next.STOP
-    return startup_of(ends, since, is_restart=is_restart)
+    if Phase.QUEUE not in ends:
+        _rename(ends, Phase.PROLOG, Phase.QUEUE)
+    return startup_of(ends, begin, is_restart=last is not None)
 
 
-def _is_between(low: float | None, at: float | None, high: float | None) -> bool:
-    """Return whether a job's start is the scheduler's; without one it is an agent's."""
-    return None not in (low, at, high) and (low or 0.0) <= (at or 0.0) <= (high or 0.0)
+def _rename(ends: dict[Phase, float], old: Phase, new: Phase) -> None:
+    if old in ends:
+        ends[new] = ends.pop(old)
+
+
+def _has_started_between(job: JobStatus, low: float | None, high: float | None) -> bool:
+    """Return whether the scheduler reported the job's start; otherwise it is an agent's."""
+    if low is None or job.start is None or high is None:
+        return False
+    return low - 1 < job.start <= high  # Slurm drops the fraction of a second

@@ -51,7 +51,7 @@ class StartWatch:
 
     def _write(self, ends: dict[Phase, float]) -> None:
         paths, number = self._attempt.paths, self._attempt.number
-        job_start = os.environ.get("SLURM_JOB_START_TIME", "")  # since Slurm 23.02
+        job_start = os.environ.get("SLURM_JOB_START_TIME", "")  # not set by Slurm 22.05
         if job_start.isdigit():
             ends[Phase.QUEUE] = float(job_start)
         if taken := taken_at(paths, number):
