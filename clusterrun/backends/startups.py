@@ -39,7 +39,7 @@ def _startup(
         ends.pop(Phase.QUEUE, None)  # of an earlier attempt
         _rename(ends, Phase.PROLOG, Phase.DECISION)
         return startup_of(ends, begin, is_restart=True)
-    if attempt is job.attempts[-1] and _has_started_between(job, begin, ends.get(Phase.PROLOG)):
+    if _has_started_between(job, begin, ends.get(Phase.PROLOG)):
         ends.setdefault(Phase.QUEUE, job.start or 0.0)
     if Phase.QUEUE not in ends:
         _rename(ends, Phase.PROLOG, Phase.QUEUE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.rundir.outcome import Next
+from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.startup import Phase, read_ends, startup_of, write_ends
 from tests.cli.conftest import CommandLine
@@ -101,6 +101,18 @@ def test_a_restart_counts_from_the_failure_or_end_of_the_attempt_before(
     told = json.loads(here("status", "4711", "--json").out)["attempts"]
     assert [each["startup"]["is_restart"] for each in told] == [False, True]
     assert [each["startup"]["total_s"] for each in told] == [42.1, total_s]
+    named = [each["phase"] for each in told[1]["startup"]["phases"]]
+    assert ("queue" in named, "decision" in named) == (not failed_at, bool(failed_at))
+
+
+def test_a_cancellation_is_no_failure(here: CommandLine) -> None:
+    root = submitted(here)
+    cancelled = {"cause": Cause.CANCELLED, "failed_at": 1229.0, "ended_at": 1230.0}
+    outcome(root, 1, next=Next.REQUEUE, **cancelled)
+    started(root, AGAIN, 2)
+    queue(here, running())
+    (said,) = lines(here("status", "4711").out, "restart")
+    assert said.startswith("12 s from the end of attempt 1 to the first step: queue")
 
 
 @pytest.mark.parametrize(("resumed_at", "phase"), [(1220.0, "queue"), (9999.0, "setup")])
@@ -116,11 +128,16 @@ def test_a_resumed_run_counts_from_its_resume(
 
 
 def test_slurm_says_when_the_job_started_if_the_nodes_did_not(here: CommandLine) -> None:
-    started(submitted(here), {phase: end for phase, end in FIRST.items() if phase != "queue"})
+    root = submitted(here)
+    without = {phase: end for phase, end in FIRST.items() if phase is not Phase.QUEUE}
+    started(root, without)
     queue(here, "4711|RUNNING|node[17-18]|5:10:40|1-00:00:00|1031|N/A|None")
     assert "queue 31 s, prolog 1.2 s" in here("status", "4711").out
+    started(root, without, submitted_at=1031.4)  # Slurm counts whole seconds
+    assert "first step: prolog 0.8 s" in here("status", "4711").out
+    started(root, without)
     queue(here)
-    ended(RunPaths(root=here.path / "runs/by-job/4711").root, "COMPLETED", 0)
+    ended(root, "COMPLETED", 0)
     assert "queue 32 s, setup" in here("status", "4711").out
 
 

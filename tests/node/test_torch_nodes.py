@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from clusterrun.config.spec import Strategy
+from clusterrun.rundir.startup import Phase, read_ends
 from tests.node.jobs import ROOT, AgentJob
 from tests.patience import PATIENCE
 
@@ -50,6 +51,9 @@ def test_two_nodes_of_two_ranks_are_one_world(torch_job: Make) -> None:
     (ready,) = job.events("world_ready")
     assert (ready["world_size"], ready["hosts"]) == (4, ["local0", "local1"])
     assert (ready["backend"], ready["device"]) == ("gloo", "cpu")
+    ends = read_ends(job.paths, 1)
+    assert ends[Phase.LAUNCHER] < ends[Phase.IMPORTS] < ends[Phase.RENDEZVOUS]
+    assert ends[Phase.RENDEZVOUS] == round(ready["ts"], 3)
     assert [event["code"] for event in job.events("rank_exit")] == [0] * 4
     assert "terminate called" not in text
     job.assert_clean()
