@@ -92,10 +92,10 @@ class Agent:
         self._hangs: HangWatch | None = None
         self._was_warned = False
         self._disk, self._tasks = SharedDisk(), Tasks()
-        self._start = StartWatch(attempt, self._disk) if attempt.who.is_head else None
         self._was_signalled = False
         self.has_lost_node = False
         self.has_lost_head = False
+        self._startup = StartWatch(attempt, self._disk) if attempt.who.is_head else None
 
     @property
     def unawaited(self) -> list[int]:
@@ -127,7 +127,7 @@ class Agent:
     async def run(self) -> int:
         """Run this node's part of the attempt; return the job's exit status."""
         asyncio.get_running_loop().set_exception_handler(self._task_failed)
-        self._event("started", **self._about())
+        self._event("started", **self._start())
         try:
             link, parameters = await guarded(self._meet(), self._raise_when_cancelled())
         except NodeError as error:
@@ -157,8 +157,8 @@ class Agent:
         compared = self._clock_compared
         link = open_link(self._attempt, self._clock, compared, answerers, self._disk, self._decided)
         checks = await checking
-        if self._start:
-            self._start.reached(Phase.PREFLIGHT, time.time())
+        if self._startup:
+            self._startup.reached(Phase.PREFLIGHT, time.time())
         return link, await link.meet(replace(report, checks=checks, facts=self._checks.facts))
 
     async def _train(self, link: Head | Member, parameters: LaunchParameters) -> int:
@@ -288,7 +288,7 @@ class Agent:
 
     # Before the launch
 
-    def _about(self) -> dict[str, Any]:
+    def _start(self) -> dict[str, Any]:
         who = self._who
         host, pid = socket.gethostname(), os.getpid()
         about = {"node_rank": who.node_rank, "host": host, "pid": pid, **self._notes.missing()}
@@ -469,8 +469,8 @@ class Agent:
         about = {"ts": at, "type": kind, "attempt": self._attempt.number}
         event = {**about, "node": self._who.node, **fields}
         self._forwarder.event(event)
-        if self._start:
-            self._start.see(event)
+        if self._startup:
+            self._startup.see(event)
 
     def _say(self, text: str, *, tell: bool = True, is_error: bool = False) -> None:
         """Write to the node's log, and with `tell` also to the job's output.
