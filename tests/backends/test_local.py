@@ -432,6 +432,6 @@ def test_a_status_that_comes_just_before_the_end_is_kept(tmp_path: Path) -> None
     paths.attempt(1).mkdir(parents=True)
     node = subprocess.Popen(["bash", "-c", "exit 3"])
     os.waitid(os.P_PID, node.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody knows
-    step = LocalStep(paths=paths, attempt=1, running={node.pid: node})
+    step = LocalStep(paths=paths, running={node.pid: node})
     step.end()
     assert step.poll() == 3

@@ -17,7 +17,7 @@ from clusterrun.node.conductor import conductor as module
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host
 from clusterrun.node.recovery.rules import Decision
-from clusterrun.rundir.claims import take_attempt
+from clusterrun.rundir.claims import pass_on, passed_on, take_attempt
 from clusterrun.rundir.end import read_end
 from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.paths import RunPaths
@@ -608,6 +608,126 @@ def test_a_job_that_others_took_for_lost_leaves_no_step_and_no_end(
     assert scene.steps[0].deeds == ["kill"]
     assert scene.end() is None
     assert not [what for what in scene.asked if what[0] == "decide"]
+
+
+# Agents that rest
+
+
+def rest(scene: Scene, attempt: int, code: int = 137) -> Deed:
+    """Have the agents of an attempt rest after a failure, and the conductor hear of it."""
+
+    def resting() -> None:
+        scene.paths.status(attempt).write_text(f"{code}\n")
+        scene.paths.rests(attempt).write_text("")
+        scene.at(0, signal.SIGURG)
+
+    return resting
+
+
+def begin(scene: Scene, attempt: int) -> Deed:
+    """Have the head of an attempt begin, if it was given to the agents that rest."""
+
+    def beginning() -> None:
+        assert passed_on(scene.paths, attempt - 1) == attempt
+        scene.paths.head_pid(attempt).write_text("77\n")
+
+    return beginning
+
+
+def started(scene: Scene) -> list[int]:
+    return [what[0] for what in scene.asked if isinstance(what[0], int)]
+
+
+def test_agents_that_rest_take_the_next_attempt_in_the_same_step(scene: Scene) -> None:
+    scene.silent_until = STAYS  # as all agents are there, nobody else continues the run
+    scene.decisions, scene.attempts = [RELAUNCH, RELAUNCH], [(5.0, 0)]
+    scene.at(1, rest(scene, 1))
+    scene.at(2, begin(scene, 2))
+    scene.at(3, rest(scene, 2))
+    scene.at(4, begin(scene, 3))
+    assert scene.run() == 0
+    assert (started(scene), scene.taken()) == ([1], ["1", "2", "3"])
+    assert [what for what in scene.asked if what[0] == "decide"] == [
+        ("decide", 1, 137),
+        ("decide", 2, 137),
+    ]
+    assert scene.steps[0].deeds == []
+
+
+@pytest.mark.parametrize(
+    "decision", [STOP, REQUEUE, SUCCESSOR, follow(Next.RELAUNCH, "n2"), KeyError("bug")]
+)
+def test_agents_that_rest_leave_if_their_step_takes_no_other_attempt(
+    scene: Scene, decision: Decision | Exception
+) -> None:
+    scene.decisions, scene.attempts = [decision], [(STAYS, 0), (1.0, 0)]
+    scene.at(1, rest(scene, 1))
+    scene.run()
+    assert passed_on(scene.paths, 1) == 0
+    is_relaunched = isinstance(decision, Decision) and decision.next is Next.RELAUNCH
+    assert started(scene) == ([1, 2] if is_relaunched else [1])
+    assert scene.steps[0].deeds == ["kill"]
+
+
+def test_agents_that_have_waited_too_long_are_not_waited_for(scene: Scene) -> None:
+    scene.decisions, scene.attempts = [RELAUNCH], [(STAYS, 0), (1.0, 0)]
+    scene.at(0.9, lambda: pass_on(scene.paths, 1, 0))
+    scene.at(1, rest(scene, 1))
+    assert scene.run() == 0
+    assert (started(scene), scene.steps[0].deeds) == ([1, 2], ["kill"])
+
+
+def test_agents_that_lose_a_node_while_they_rest_are_replaced(scene: Scene) -> None:
+    scene.decisions, scene.attempts = [RELAUNCH], [(STAYS, 0), (1.0, 0)]
+    decide = scene.decide
+
+    def losing(*given: Any) -> Decision:
+        scene.at(0, signal.SIGURG)
+        return decide(*given)
+
+    scene.decide = losing  # type: ignore[method-assign]
+    scene.at(1, rest(scene, 1))
+    assert scene.run() == 0
+    assert (started(scene), scene.steps[0].deeds) == ([1, 2], ["kill"])
+
+
+@pytest.mark.parametrize("when_s", [1.0, 1.1])
+def test_a_step_that_dies_while_its_agents_rest_costs_no_attempt(
+    scene: Scene, when_s: float
+) -> None:
+    """Its end may be noticed before its agents are given the next attempt, or after."""
+    scene.decisions, scene.attempts = [RELAUNCH], [(when_s, 143), (1.0, 0)]
+    scene.at(0.9, rest(scene, 1))
+    assert scene.run() == 0
+    assert (started(scene), scene.taken()) == ([1, 2], ["1", "2"])
+
+
+def test_a_job_that_is_ended_while_its_agents_rest_begins_no_attempt(scene: Scene) -> None:
+    scene.decisions, scene.attempts = [RELAUNCH], [(STAYS, 0)]
+    decide = scene.decide
+
+    def interrupted(*given: Any) -> Decision:
+        scene.at(0, signal.SIGTERM)
+        return decide(*given)
+
+    scene.decide = interrupted  # type: ignore[method-assign]
+    scene.at(1, rest(scene, 1))
+    assert scene.run() == CANCELLED
+    assert (scene.taken(), passed_on(scene.paths, 1)) == (["1"], 0)
+    assert scene.end() == (JobState.CANCELLED, CANCELLED)
+
+
+def test_a_warning_reaches_agents_that_rest_with_their_next_attempt(scene: Scene) -> None:
+    scene.decisions, scene.attempts = [RELAUNCH], [(3.0, 0)]
+    scene.at(0.5, signal.SIGUSR2)
+    scene.at(1, rest(scene, 1))
+
+    def requested() -> None:
+        assert read_request(scene.paths.request(2)) is Reason.TIME_LIMIT
+
+    scene.at(1.1, requested)
+    scene.at(2, begin(scene, 2))
+    assert scene.run() == 0
 
 
 # Claims

@@ -24,7 +24,7 @@ from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link import connection as link_module
 from clusterrun.node.link.clock import PINGS, Clock, Comparison, Offset, now_us
-from clusterrun.node.link.connection import LEAVE_S, STRANGER_BYTES
+from clusterrun.node.link.connection import LEAVE_S, REST_S, STRANGER_BYTES
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
@@ -189,6 +189,76 @@ def test_after_a_failure_all_wait_until_nothing_runs_anywhere(tmp_path: Path) ->
         assert not any(task.done() for task in early)
         await nodes.members[1].leave()
         await asyncio.gather(*early)
+
+    run(story())
+
+
+async def resting(nodes: Nodes) -> list[asyncio.Task[int]]:
+    """Have all nodes meet and fail, and the members rest."""
+    await nodes.meet()
+    nodes.head.report_failure(failure(0, time.time()))
+    await asyncio.gather(*(node.ending() for node in nodes.all))
+    for node in nodes.all:
+        node.report_done()
+    tasks = [asyncio.ensure_future(node.rest(is_well=True)) for node in nodes.members]
+    assert await nodes.head.all_rest()
+    return tasks
+
+
+def test_members_that_rest_begin_the_attempt_that_the_head_names(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path)
+        rests = await resting(nodes)
+        nodes.head.send_again(2)
+        await nodes.head.leave()
+        assert await asyncio.gather(*rests) == [2, 2]
+        await asyncio.gather(*(node.leave() for node in nodes.members))
+        assert not nodes.head.left_behind
+
+    run(story())
+
+
+@pytest.mark.parametrize("how", ["leave", "vanish"])
+def test_members_that_rest_leave_if_the_head_is_gone(tmp_path: Path, how: str) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path)
+        rests = await resting(nodes)
+        await (nodes.head.leave() if how == "leave" else nodes.head._close())
+        assert await asyncio.gather(*rests) == [0, 0]
+
+    run(story())
+
+
+def test_no_node_rests_if_one_member_cannot(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path)
+        await nodes.meet()
+        rests = [
+            asyncio.ensure_future(node.rest(is_well=node is nodes.members[0]))
+            for node in nodes.members
+        ]
+        since = time.monotonic()
+        assert not await nodes.head.all_rest()
+        assert time.monotonic() - since < REST_S / 2
+        await nodes.head._close()
+        assert await asyncio.gather(*rests) == [0, 0]
+
+    run(story())
+
+
+def test_a_node_that_is_lost_while_it_rests_is_noticed(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path)
+        rests = await resting(nodes)
+        assert nodes.head.is_whole
+        nodes.members[0].end_rest()
+        assert await rests[0] == 0
+        await nodes.members[0].leave()
+        while nodes.head.is_whole:
+            await asyncio.sleep(0.01)
+        await nodes.head.leave()
+        assert nodes.head.left_behind
+        assert await rests[1] == 0
 
     run(story())
 

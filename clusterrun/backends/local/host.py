@@ -26,10 +26,9 @@ GRACE_S = 10.0  # from SIGTERM to SIGKILL, as long as Slurm's KillWait on most s
 
 @dataclass(kw_only=True)
 class LocalStep:
-    """One attempt's nodes; they end together, as in a step of Slurm."""
+    """The nodes of one attempt or more; they end together, as in a step of Slurm."""
 
     paths: RunPaths
-    attempt: int
     running: dict[int, subprocess.Popen[bytes]]
     codes: list[int] = field(default_factory=list)
     code: int = 0
@@ -53,7 +52,7 @@ class LocalStep:
             return
         self.code = exit_code(self.codes)  # before the exits that this causes
         self.kill_by = time.monotonic() + GRACE_S
-        write_request(self.paths.request(self.attempt), Reason.END)
+        write_request(self.paths.request(self.paths.newest_attempt()), Reason.END)
         for pid in self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)  # Popen.terminate() would reap it unseen
@@ -89,7 +88,7 @@ class LocalHost(Host):
         """Start every node. Raises OSError and ClusterrunError."""
         del is_relaunch, excluded  # a simulated node is never lost on its own
         gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
-        step = LocalStep(paths=self.paths, attempt=attempt, running={})
+        step = LocalStep(paths=self.paths, running={})
         for rank in range(self.plan.nodes):
             node = self._start_node(rank, attempt, gpus[rank] if gpus else None)
             step.running[node.pid] = node
@@ -99,6 +98,7 @@ class LocalHost(Host):
         environ = {name: text for name, text in os.environ.items() if name != VISIBLE}
         environ["CLUSTERRUN_LOCAL_NODE_RANK"] = str(rank)
         environ["CLUSTERRUN_LOCAL_JOB_ID"] = self.job_id
+        environ["CLUSTERRUN_BATCH_PID"] = str(os.getpid())
         if gpus is not None:
             environ[VISIBLE] = gpus
         return subprocess.Popen(

@@ -26,7 +26,7 @@ END_S = 5.0  # Slurm may enforce a time limit this early or late
 
 @dataclass(frozen=True)
 class SrunStep:
-    """One attempt's srun."""
+    """The srun of one attempt or more."""
 
     srun: subprocess.Popen[bytes]
 

@@ -16,6 +16,7 @@ from typing import Any
 from clusterrun.config.choices import Preflight
 from clusterrun.health.check import Status
 from clusterrun.health.findings import differing, findings
+from clusterrun.node.agent import rest
 from clusterrun.node.agent.launcher import Launcher, LauncherResult
 from clusterrun.node.agent.preparation import (
     accelerate_launcher,
@@ -70,6 +71,7 @@ TICK_S = 0.1
 LOOK_S = 1.0
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 SHIELDED_GRACE_S = 0.3  # the same if all ranks ignore SIGTERM
+DRAIN_S = 8.0  # to write the rest of the log; then agents do not rest
 
 
 class Agent:
@@ -90,9 +92,10 @@ class Agent:
         self._member: Member | None = None
         self._interruption: Interruption | None = None
         self._hangs: HangWatch | None = None
-        self._was_warned = False
+        self.was_warned = False
         self._disk, self._tasks = SharedDisk(), Tasks()
-        self._was_signalled = False
+        self._was_signalled = self._is_resting = self._is_stuck = False
+        self.next_attempt = 0
         self.has_lost_node = False
         self.has_lost_head = False
         self._startup = StartWatch(attempt, self._disk) if attempt.who.is_head else None
@@ -111,7 +114,10 @@ class Agent:
     def end(self) -> None:
         """End the job on all nodes, after a checkpoint if the ranks can write one."""
         self._was_signalled = True
-        if self._interruption is not None:
+        if self._is_resting:
+            if self._member is not None:
+                self._member.end_rest()
+        elif self._interruption is not None:
             self._interruption.ending()
         elif self._member is not None and self._page.is_used:
             self._member.interrupt()
@@ -120,9 +126,9 @@ class Agent:
 
     def warn(self) -> None:
         """Handle a warning signal: a request was written, or the time limit is near."""
-        if self._interruption is not None:
+        if self._interruption is not None and not self._is_resting:
             self._interruption.warned()
-        self._was_warned = True
+        self.was_warned = True
 
     async def run(self) -> int:
         """Run this node's part of the attempt; return the job's exit status."""
@@ -182,6 +188,7 @@ class Agent:
             self._say(line, tell=False)
         await self._stop(launcher, ranks)
         code = await self._ended(ending)
+        self.next_attempt = await self._rest(link, ending)
         await link.leave()
         # srun waits for a silent node as for a lost one
         self.has_lost_node |= not isinstance(link, Member) and link.left_behind
@@ -278,7 +285,7 @@ class Agent:
         self._tasks.start(self._watch_progress(head, self._hangs))
         if self._plan.world_contract and self._plan.world_size > 1:
             self._tasks.start(self._watch_joins(head))
-        if self._was_warned:
+        if self.was_warned:
             self._interruption.warned()
 
     def _is_open(self, ending: Ending, reports: int) -> bool:
@@ -408,6 +415,7 @@ class Agent:
         for text in self._spool.unlock():
             self._say(text, tell=False)
         if left:
+            self._is_stuck = True
             self._say(f"processes {left} cannot be killed; they may be blocked in the kernel")
 
     def _is_over(self, launcher: Launcher, ranks: Ranks) -> bool:
@@ -435,6 +443,24 @@ class Agent:
             reason = " ".join(ending.reason.split())
             self._say(reason, tell=tell, is_error=ending.cause.is_failure)
         return ending.code
+
+    async def _rest(self, link: Head | Member, ending: Ending) -> int:
+        """Wait for the next attempt, with the log written; return its number, 0 to leave."""
+        is_lost = ending.cause is Cause.NODE_LOST or self._plan.cluster.is_hosts
+        if is_lost or not ending.cause.is_failure:
+            return 0
+        self._is_resting, self.was_warned = True, False
+        link.report_done()
+        is_drained = await asyncio.to_thread(self._forwarder.finish, DRAIN_S)
+        is_well = is_drained and not (self._is_stuck or self._was_signalled)
+        if isinstance(link, Member):
+            following = await link.rest(is_well=is_well)
+        elif not is_well:
+            return 0
+        else:
+            is_over = partial(getattr, self, "_was_signalled")
+            following = await rest.lead(link, self._attempt, self._disk, is_over)
+        return 0 if self._was_signalled else following
 
     # Messages and events
 

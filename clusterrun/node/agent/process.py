@@ -34,38 +34,91 @@ CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run_agent(run_dir: Path, number: int) -> int:
-    """Run this node's agent for one attempt; return the exit status."""
+    """Run this node's agent, one attempt after the other; return the last one's exit status."""
     adopt_orphans()
-    paths = RunPaths(root=run_dir)
-    try:
-        plan = _plan(paths)
-        who = identity(os.environ, plan.nodes)
-        spool = _spool(who, number)
-        page = _page(spool, plan.procs_per_node)
-    except NodeError as error:
-        say_on_stderr(f"{socket.gethostname()}: {error.message}")
-        return error.code
-    clock = Clock()
-    forwarder = Forwarder(spool, paths, number, who.node, limits=_limits(plan), clock=clock)
+    paths, post = RunPaths(root=run_dir), Post()
+    code, following = 0, number
+    while following:
+        try:
+            code, following = _run_attempt(paths, following, post)
+        except NodeError as error:
+            say_on_stderr(f"{socket.gethostname()}: {error.message}")
+            return error.code
+    return code
+
+
+def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
+    """Run one attempt; return its exit status and the next one's number, 0 to exit.
+
+    Raises NodeError if it cannot begin.
+    """
+    plan = _plan(paths)
+    who = identity(os.environ, plan.nodes)
+    spool = _spool(who, number)
+    page = _page(spool, plan.procs_per_node)
+    forwarder = Forwarder(spool, paths, number, who.node, limits=_limits(plan), clock=post.clock)
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
-    agent = Agent(attempt, spool, page, forwarder, clock)
+    agent = Agent(attempt, spool, page, forwarder, post.clock)
     try:
-        return asyncio.run(_run(agent))
+        return asyncio.run(_run(agent, post)), agent.next_attempt
     finally:
         kill_descendants(agent.unawaited)
-        for signal_number in (*CANCELLING, *WARNINGS):
-            signal.signal(signal_number, signal.SIG_IGN)
+        if not agent.next_attempt:
+            post.close()
         if agent.is_orphaned:
             inherit(attempt, say=forwarder.say)
         if forwarder.finish(DRAIN_S):
             spool.remove()
         else:
             why, missing = forwarder.problem or "too slow", missing_text(forwarder.unwritten())
-            text = f"{who.node}: not all logs could be written to {run_dir} ({why}){missing}"
+            text = f"{who.node}: not all logs could be written to {paths.root} ({why}){missing}"
             say_on_stderr(f"{text}; the ranks' own files are kept on {who.node} in {spool.keep()}")
-        if agent.has_lost_node:
+        if agent.has_lost_node and not agent.next_attempt:
             _signal_conductor(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
+
+
+class Post:
+    """What lasts from attempt to attempt: the clock, and the way of signals to the agent.
+
+    Slurm may send SIGTERM to a node that exits after the others, when the loop of its agent has
+    ended. The launcher and the ranks ignore the warning signals.
+    """
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._agent: Agent | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._kept: list[Callable[[Agent], None]] = []
+        for number in CANCELLING:
+            signal.signal(number, partial(self._heard, Agent.end))
+        for number in WARNINGS:
+            signal.signal(number, partial(self._heard, Agent.warn))
+
+    def attend(self, agent: Agent) -> None:
+        """Pass signals to this agent, with those that came between two attempts."""
+        self._agent, self._loop = agent, asyncio.get_running_loop()
+        self._deliver()
+
+    def leave(self, agent: Agent) -> None:
+        """Keep signals for the agent of the next attempt."""
+        self._agent = self._loop = None
+        if agent.next_attempt and agent.was_warned:
+            self._kept.append(Agent.warn)
+
+    def close(self) -> None:
+        """Ignore signals from now on."""
+        for number in (*CANCELLING, *WARNINGS):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _heard(self, act: Callable[[Agent], None], *_: object) -> None:
+        self._kept.append(act)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        while self._agent is not None and self._kept:
+            self._kept.pop(0)(self._agent)
 
 
 def _limits(plan: Plan) -> Limits:
@@ -119,18 +172,10 @@ def _page(spool: Spool, ranks: int) -> Page:
         raise NodeError(NodeExit.NODE_UNFIT, text) from error
 
 
-async def _run(agent: Agent) -> int:
+async def _run(agent: Agent, post: Post) -> int:
     """Run the agent; return the exit status."""
-    loop = asyncio.get_running_loop()
-    # The loop's own handlers end with it, but Slurm may still send SIGTERM to a node that exits
-    # after the others. The launcher and the ranks ignore the warning signals.
-    for number in CANCELLING:
-        signal.signal(number, partial(_soon, loop, agent.end))
-    for number in WARNINGS:
-        signal.signal(number, partial(_soon, loop, agent.warn))
-    return await agent.run()
-
-
-def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None], *_: object) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(act)
+    post.attend(agent)
+    try:
+        return await agent.run()
+    finally:
+        post.leave(agent)

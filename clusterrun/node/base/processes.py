@@ -64,13 +64,13 @@ def exit_and_signal(status: int) -> tuple[int, int]:
     return (code, 0) if code >= 0 else (128 - code, -code)
 
 
-def kill_descendants(unawaited: Collection[int] = ()) -> list[int]:
-    """Kill and reap all descendants of this process; return the pids that are left.
+def kill_descendants(unawaited: Collection[int] = (), *, spared: Collection[int] = ()) -> list[int]:
+    """Kill and reap all descendants of this process but the `spared`; return the pids left.
 
     The `unawaited` may be stuck in the kernel: they are killed, and may be left.
     """
     deadline = time.monotonic() + KILL_S
-    while left := [pid for pid in _kill_all() if pid not in unawaited]:
+    while left := [pid for pid in _kill_all(spared) if pid not in unawaited]:
         _reap()
         if time.monotonic() > deadline:
             return left
@@ -78,9 +78,10 @@ def kill_descendants(unawaited: Collection[int] = ()) -> list[int]:
     return []
 
 
-def _kill_all() -> list[int]:
+def _kill_all(spared: Collection[int]) -> list[int]:
     """Kill all descendants; return the pids of those that were left."""
-    found = psutil.Process().children(recursive=True)
+    children = psutil.Process().children(recursive=True)
+    found = [child for child in children if child.pid not in spared]
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -19,7 +19,7 @@ class SharedDisk:
     """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._work, name="shared disk", daemon=True).start()
 
     def do(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
@@ -29,9 +29,13 @@ class SharedDisk:
         self._queue.put(partial(_do, work, loop, future))
         return future
 
+    def close(self) -> None:
+        """End the thread after the work that is queued."""
+        self._queue.put(None)
+
     def _work(self) -> None:
-        while True:
-            self._queue.get()()
+        while work := self._queue.get():
+            work()
 
 
 def _do(

@@ -22,7 +22,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import print_trouble, say_on_stderr
 from clusterrun.node.conductor.host import Host, Step
 from clusterrun.node.conductor.signals import held
-from clusterrun.rundir.claims import claim, followed_by, take_attempt
+from clusterrun.rundir.claims import claim, followed_by, pass_on, take_attempt
 from clusterrun.rundir.end import write_end
 from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.paths import RunPaths
@@ -91,6 +91,7 @@ class Conductor:
     excluded: tuple[str, ...] = ()
     terminated: Finish | None = None  # by Slurm, a person, or the time limit
     agents_left: bool = False
+    agents_rest: bool = False  # they wait for the next attempt, or have taken it
     time_is_short: bool = False
     continues_elsewhere: bool = False
     ends_at: float = float("inf")  # by `clock`, if only the conductor enforces the time limit
@@ -109,6 +110,7 @@ class Conductor:
             print_trouble()
             finish = self.terminated or Finish(state=JobState.FAILED, code=1)
         if self.step is not None:
+            self._pass_on(0)
             self.step.kill()
         if finish.state is not None and not self.continues_elsewhere:
             self._write_end(finish)
@@ -129,14 +131,15 @@ class Conductor:
             self._check()
             self._run_step()
             self._check()
-            if self.code:
+            if self.code and not self.agents_rest:
                 self._await_scheduler()
             self._claim()
             if not self.code:
                 self._examine()
                 return Finish(state=JobState.COMPLETED, code=0)
             decision = self._decide()
-            self._release_step(decision.exclude)
+            if not self._stays(decision):
+                self._release_step(decision.exclude)
             self._check()
             if decision.next is Next.RELAUNCH:
                 self._relaunch(decision)
@@ -163,12 +166,16 @@ class Conductor:
         self.attempt = number
 
     def _run_step(self) -> None:
-        self.agents_left = False
-        again = self.step is not None
+        """Run the attempt, in a new step unless the agents that rested have taken it."""
+        is_relaunch, is_taken = self.step is not None, self.agents_rest
         try:
-            self.step = self.host.start(self.attempt, is_relaunch=again, excluded=self.excluded)
-            while (code := self.step.poll()) is None and not self.agents_left:
-                self._wait(LOOK_S)
+            if is_taken:
+                code = self._await_step()
+            if not is_taken or self._has_not_begun(code):
+                self.step = self.host.start(
+                    self.attempt, is_relaunch=is_relaunch, excluded=self.excluded
+                )
+                code = self._await_step()
         except (OSError, ClusterrunError) as error:
             say_on_stderr(f"cannot start attempt {self.attempt}: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=127)) from error
@@ -176,11 +183,31 @@ class Conductor:
         if self.code:
             self.code = self._agreed() or self.code
 
+    def _await_step(self) -> int | None:
+        """Wait until the step ends; return None if its agents rest, or have left it."""
+        self.agents_left = self.agents_rest = False
+        code = None
+        while self.step and (code := self.step.poll()) is None:
+            if self.agents_left or self.agents_rest:
+                break
+            self._wait(LOOK_S)
+        return code
+
+    def _has_not_begun(self, code: int | None) -> bool:
+        """Return whether the step ended before its agents began the attempt."""
+        is_over = code is not None and not self.terminated
+        return is_over and not self.paths.head_pid(self.attempt).exists()
+
     def _agreed(self) -> int:
         """Return the agents' exit status, or 0: they know which rank failed first."""
         with contextlib.suppress(OSError, ValueError):
             return int(self.paths.status(self.attempt).read_text(encoding="ascii"))
         return 0
+
+    def _stays(self, decision: Decision) -> bool:
+        """Return whether the next attempt may run in this step."""
+        is_same = decision.next is Next.RELAUNCH and decision.exclude == self.excluded
+        return is_same and self.agents_rest
 
     def _relaunch(self, decision: Decision) -> None:
         self.excluded = decision.exclude
@@ -189,6 +216,9 @@ class Conductor:
             self._limit_time()
         elif self.time_is_short:
             write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
+        self._pass_on(self.attempt)
+        if not self.agents_rest:
+            self._release_step(())
 
     def _limit_time(self) -> None:
         self.time_is_short = False
@@ -240,8 +270,19 @@ class Conductor:
         except Exception as error:  # noqa: BLE001 - the run has succeeded
             say_on_stderr(f"cannot examine attempt {self.attempt}: {error}")
 
+    def _pass_on(self, following: int) -> None:
+        """Have the agents that rest begin the next attempt, or leave if it is 0."""
+        if not self.agents_rest:
+            return
+        self.agents_rest, self.agents_left = False, True
+        before = following - 1 if following else self.attempt
+        if self.step is not None and self.step.poll() is None:
+            with contextlib.suppress(OSError):
+                self.agents_rest = pass_on(self.paths, before, following) == following > 0
+
     def _release_step(self, lost: tuple[str, ...]) -> None:
         """Kill the rest of the step; unless nodes are lost, first wait briefly for it to end."""
+        self._pass_on(0)
         patience = self.clock() + (RELEASE_S if self.agents_left and not lost else 0.0)
         while self.step and self.step.poll() is None and self.clock() < patience:
             self._wait(0.2)
@@ -326,7 +367,8 @@ class Conductor:
         elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self._warn()
         elif number == signal.SIGURG:
-            self.agents_left = True
+            self.agents_left = self.agents_rest or not self.paths.rests(self.attempt).exists()
+            self.agents_rest = not self.agents_left
 
     def _warn(self) -> None:
         """Have the ranks save and exit: the time limit is near, or a person requests it.

@@ -9,7 +9,7 @@ from clusterrun.errors import ClusterrunError
 
 
 class Step(Protocol):
-    """One attempt's processes."""
+    """The processes of one attempt, or of more if its agents rest in between."""
 
     def poll(self) -> int | None:
         """Return the exit status; None while it runs. Raises OSError and ClusterrunError."""

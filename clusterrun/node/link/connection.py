@@ -23,6 +23,7 @@ SETTLE_S = 0.4  # after the first failure: an earlier one may still arrive from 
 ALIKE_S = 2.0  # the same if other ranks may yet fail alike, and no restart has to wait
 CAUSE_S = 10.0  # the same if ranks only lost their peers, which may die slowly
 LEAVE_S = 12.0  # longer than an agent needs to kill processes that ignore SIGTERM
+REST_S = 10.0  # for all agents to write the rest of their logs
 ANSWER_S = 60.0  # a busy node or a stalled file system is slow
 
 

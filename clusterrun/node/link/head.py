@@ -17,7 +17,14 @@ from clusterrun.node.base.report import LaunchParameters, Report, problems
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.base.tasks import Tasks, guarded
 from clusterrun.node.link.clock import now_us
-from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, StopDecision
+from clusterrun.node.link.connection import (
+    ANSWER_S,
+    LEAVE_S,
+    REST_S,
+    STRANGER_BYTES,
+    Channel,
+    StopDecision,
+)
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Questions
 
@@ -30,19 +37,20 @@ Decide = Callable[[Sequence[Report], str], LaunchParameters]
 
 @dataclass(kw_only=True)
 class Peer:
-    """A member, as the head knows it."""
+    """A member, as the head knows it; `rests` is None until it can or cannot."""
 
     report: Report
     channel: Channel
     is_done: bool = False
     is_gone: bool = False
+    rests: bool | None = None
 
 
 class Head:
     """Node 0: welcome the members, if any, and decide how the attempt ends.
 
     Without `waits_for_all`, it begins with those that have joined in time.
-    `left_behind`: a member did not report that all its processes are gone.
+    `left_behind`: a member did not report that all its processes are gone, or left alone.
     """
 
     def __init__(
@@ -202,6 +210,7 @@ class Head:
             self._changed.set()
             return
         peer.is_gone = True
+        self._changed.set()
         if not peer.is_done and not self.decision.is_made:
             text = "its agent is gone: the connection closed"
             self.decision.add(lost_node(peer.report.node, text))
@@ -217,6 +226,9 @@ class Head:
         elif message.get("type") == "done":
             peer.is_done = True
             self._look_around()
+        elif message.get("type") == "rested":
+            peer.rests = message.get("well") is True
+            self._changed.set()
         elif message.get("type") == "answer":
             self.questions.take(peer.report.node_rank, message)
         elif message.get("type") == "interrupt":
@@ -264,9 +276,34 @@ class Head:
     def _present(self) -> list[int]:
         return [rank for rank, peer in self._peers.items() if not peer.is_gone]
 
+    async def all_rest(self) -> bool:
+        """Wait until all members have written their logs; return whether all of them rest."""
+        until = time.monotonic() + REST_S
+        while (left_s := until - time.monotonic()) > 0 and self._are_awaited:
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left_s)
+        return self.is_whole
+
+    @property
+    def _are_awaited(self) -> bool:
+        peers = self._peers.values()
+        is_refused = any(peer.is_gone or peer.rests is False for peer in peers)
+        return not is_refused and any(peer.rests is None for peer in peers)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all members rest."""
+        return all(peer.rests and not peer.is_gone for peer in self._peers.values())
+
+    def send_again(self, attempt: int) -> None:
+        """Have the members that rest begin the next attempt."""
+        self._send_all("again", attempt=attempt)
+
     async def leave(self) -> None:
         """Wait until nothing runs on any node, then close all connections."""
         self._look_around()
+        self.left_behind = any(peer.rests and peer.is_gone for peer in self._peers.values())
         try:
             await asyncio.wait_for(self._all_done.wait(), LEAVE_S)
         except asyncio.TimeoutError:

@@ -28,6 +28,7 @@ PATIENCE_S = 0.2  # for one port to answer before the next is also tried
 BUSY_S = 0.005  # added per node: the head may be busy with them
 HEAD_DECIDES_S = 5.0
 ALIVE_S = 15.0  # between two heartbeats
+REST_S = 90.0  # the head decides earlier
 UNANSWERED = 20  # heartbeats until the head is considered lost; Slurm or a debugger may suspend it
 
 
@@ -54,6 +55,7 @@ class Member:
         self._decision = StopDecision()
         self._closed = asyncio.Event()
         self._is_done = False
+        self._next_attempt = 0
         self.decided_alone = False
         self._host = who.head_host
         self._unanswered = 0
@@ -205,6 +207,9 @@ class Member:
                 self._pong(channel, message)
             elif message.get("type") == "ask":
                 self._tasks.start(answer(message, self._answerers, channel.send))
+            elif message.get("type") == "again":
+                self._next_attempt = int(message.get("attempt", 0))
+                self._closed.set()
             elif message.get("type") == "stop":
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     self._decision.make(Ending.from_data(message))
@@ -252,6 +257,20 @@ class Member:
     async def ending(self) -> Ending:
         """Wait for the ending that the head decides."""
         return await self._decision.wait()
+
+    async def rest(self, *, is_well: bool) -> int:
+        """Report whether this node can begin the next attempt; return its number, 0 to leave."""
+        if self._channel is None or self.decided_alone:
+            return 0
+        self._channel.send("rested", well=is_well)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), REST_S)
+        return self._next_attempt
+
+    def end_rest(self) -> None:
+        """Leave: this agent was signalled to end."""
+        self._next_attempt = 0
+        self._closed.set()
 
     async def leave(self) -> None:
         """Report that nothing runs here now, and wait until the head closes the link."""
