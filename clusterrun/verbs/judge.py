@@ -33,6 +33,12 @@ def judge(run_dir: Path, outcome: Outcome) -> ShortVerdict | None:
     return short(found) if found else None
 
 
+def judged(run_dir: Path, outcome: Outcome) -> str:
+    """Return the verdict as JSON."""
+    verdict = judge(run_dir, outcome)
+    return json.dumps(dataclasses.asdict(verdict) if verdict else None)
+
+
 def short(verdict: Verdict) -> ShortVerdict:
     """Return what `outcome.json` keeps of a verdict."""
     cause, first = verdict.cause, verdict.first
@@ -51,5 +57,4 @@ def short(verdict: Verdict) -> ShortVerdict:
 
 
 if __name__ == "__main__":
-    verdict = judge(Path(sys.argv[1]), Outcome.from_json(sys.stdin.read()))
-    sys.stdout.write(json.dumps(dataclasses.asdict(verdict) if verdict else None))
+    sys.stdout.write(judged(Path(sys.argv[1]), Outcome.from_json(sys.stdin.read())))

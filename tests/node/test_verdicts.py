@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from clusterrun.diagnosis.lines import read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import built_in
 from clusterrun.diagnosis.weigh import verdict_of
+from clusterrun.node.base.processes import fork_answer
 from clusterrun.node.recovery import verdicts
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.rundir import record
@@ -21,6 +25,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.verbs.judge import short
 from tests.launch.samples import here, on_slurm
+from tests.patience import PATIENCE
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -207,11 +212,18 @@ def test_a_verdict_that_takes_too_long_delays_nothing(
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o700)
     monkeypatch.setattr(verdicts.sys, "executable", str(slow))
+    monkeypatch.setattr(verdicts.threading, "active_count", lambda: 2)
     monkeypatch.setattr(verdicts, "LIMIT_S", 0.2)
     assert verdicts.judge(RunPaths(root=tmp_path), failed(None)) is None
 
 
-def test_the_judge_names_the_cause_in_a_process_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_judge_names_the_cause_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """It is a fork of this one if that is safe."""
+    monkeypatch.setattr(verdicts.threading, "active_count", lambda: threads)
+    verdicts.load_judge()
     paths = RunPaths(root=tmp_path)
     plan = here(nodes=1, nproc_per_node=1)
     record.write(record.new_record(plan, paths, argv=[], now=1.0))
@@ -222,3 +234,24 @@ def test_the_judge_names_the_cause_in_a_process_of_its_own(tmp_path: Path) -> No
     assert found is not None
     assert (found.cause, found.retry, found.ranks) == ("user_code_exception", Retry.NO, (0,))
     assert verdicts.judge(paths, failed(None, cause=Cause.CANCELLED)) is None
+
+
+def slowly() -> str:
+    time.sleep(60)
+    return "late"
+
+
+@pytest.mark.parametrize(
+    ("work", "answer"),
+    [
+        (lambda: "yes", "yes"),
+        (lambda: "x" * 1_000_000, "x" * 1_000_000),
+        (lambda: os.environ["NOT_SET"], None),
+        (lambda: os._exit(3), None),
+        (slowly, None),
+    ],
+)
+def test_a_fork_answers_in_time_or_not_at_all(work: Callable[[], str], answer: str | None) -> None:
+    assert fork_answer(work, 0.3 * PATIENCE) == answer
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

@@ -36,6 +36,7 @@ LOOK_S = 0.5
 ROOM_S, ROOM_POLL_S = 600.0, 5.0  # how long to wait for space on a disk
 SILENCE_S = 5.0  # between two calls of a scheduler that does not answer
 REQUEUE_TRIES = 6
+LOAD_S = 5.0  # into the job, when its ranks import what they need
 RELEASE_S = 3.0  # for a step to end after its agents have exited
 
 _Done = TypeVar("_Done")
@@ -127,6 +128,7 @@ class Conductor:
         self.paths.end.unlink(missing_ok=True)  # an earlier attempt's
         self._limit_time()
         self.due[self._register] = self.clock() + self.host.register_after_s
+        self.due[self._load] = self.clock() + LOAD_S
         while True:
             self._check()
             self._run_step()
@@ -404,15 +406,21 @@ class Conductor:
             self.step.end()
 
     def _register(self) -> None:
-        """Record the job if its submitter could not, and load the rule book."""
+        """Record the job if its submitter could not."""
         try:
-            import clusterrun.node.recovery.conclude
-            import clusterrun.node.recovery.suspicions  # noqa: F401 - now: the disk may be slow later
-
             self.host.register()
         except Exception as error:  # noqa: BLE001 - a training needs no record
             trouble = f"cannot register {self.paths.root}"
             say_on_stderr(f"{trouble}, so 'clusterrun list' does not show it: {error}")
+
+    def _load(self) -> None:
+        """Import the rule book, once the ranks have started: the disk may be slow later."""
+        try:
+            from clusterrun.node.recovery import conclude, suspicions, verdicts  # noqa: F401
+
+            verdicts.load_judge()
+        except Exception as error:  # noqa: BLE001 - it is loaded when it is needed
+            say_on_stderr(f"cannot load the rule book yet: {error}")
 
     # Full disks
 

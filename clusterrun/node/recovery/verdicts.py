@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
+import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from clusterrun.config.choices import Cluster
@@ -12,11 +15,13 @@ from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.plan import Plan
+from clusterrun.node.base.processes import fork_answer
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared import shell
 
+JUDGE: Final = "clusterrun.verbs.judge"  # an upper room, which this one only starts
 LIMIT_S: Final = 5.0  # a verdict that takes longer delays no restart
 _MOST_FAULTY: Final = 1 / 4  # of the nodes: more point to something that they share
 # Ends that the logs explain. Lost nodes and nodes that do not meet have rules of their own.
@@ -31,18 +36,30 @@ class Stop(NamedTuple):
     rule: VerdictRule
 
 
+def load_judge() -> None:
+    """Import the judge in this process, so that a fork of it judges at once."""
+    importlib.import_module(JUDGE)
+
+
 def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:
     """Diagnose a failed attempt, in a process that can be ended; None without a cause in time."""
     if not outcome.cause.is_failure or outcome.cause in _KNOWN:
         return None
-    argv = (sys.executable, "-m", "clusterrun.verbs.judge", str(paths.root))
     try:
-        # Not in the working directory: the user's modules may shadow ours.
-        done = shell.run(argv, input=outcome.to_json(), timeout_s=LIMIT_S, cwd=paths.root, tries=1)
-        data = json.loads(done.stdout) if done.rc == 0 else None
+        data = json.loads(_judged(paths, outcome) or "null")
         return ShortVerdict.from_data(data) if data else None
     except (ClusterrunError, OSError, KeyError, TypeError, ValueError):
         return None
+
+
+def _judged(paths: RunPaths, outcome: Outcome) -> str | None:
+    loaded = sys.modules.get(JUDGE)
+    if loaded is not None and threading.active_count() == 1:
+        return fork_answer(partial(loaded.judged, paths.root, outcome), LIMIT_S)
+    argv = (sys.executable, "-m", JUDGE, str(paths.root))
+    # Not in the working directory: the user's modules may shadow ours.
+    done = shell.run(argv, input=outcome.to_json(), timeout_s=LIMIT_S, cwd=paths.root, tries=1)
+    return done.stdout if done.rc == 0 else None
 
 
 def futile(history: Sequence[Outcome], plan: Plan) -> Stop | None:
