@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -18,6 +19,7 @@ MOST: Final = 8  # searching for more takes longer than reading the lines
 Literals = tuple[bytes, ...]
 
 
+@functools.cache
 def literals_of(pattern: re.Pattern[str]) -> tuple[str, ...]:
     """Return texts of which each match contains one, but for letter case; () if there are none."""
     source: Any = pattern.pattern.encode()

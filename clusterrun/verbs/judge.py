@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from clusterrun.diagnosis.scan import Scanner
+from clusterrun.diagnosis.table import built_in
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.rundir.outcome import Outcome
 from clusterrun.rundir.paths import RunPaths
@@ -22,6 +24,11 @@ from clusterrun.verbs.diagnose import diagnose_attempt
 
 MOST: Final = 64  # ranks; nodes are all named: many faulty ones are no fault of theirs
 _LETTERS: Final = 300
+
+
+def prepare() -> None:
+    """Parse the table of causes: a fork of this process then judges at once."""
+    Scanner(table=built_in())
 
 
 def judge(run_dir: Path, outcome: Outcome) -> ShortVerdict | None:

@@ -159,6 +159,7 @@ class Agent:
             "dump": self._dump,
             "joins": self._joins,
             "silence": self._silence,
+            "look": self._look,
         }
         compared = self._clock_compared
         link = open_link(self._attempt, self._clock, compared, answerers, self._disk, self._decided)
@@ -228,6 +229,14 @@ class Agent:
     async def _signs(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"signs": self._own_signs()}
 
+    async def _look(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        self._look_closely()
+        return {}
+
+    def _look_closely(self) -> None:
+        if self._ranks is not None:
+            self._ranks.look(closely=True)
+
     async def _silence(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"silent_s": self._spool.silent_s()}
 
@@ -249,6 +258,7 @@ class Agent:
     def _lead(self, head: Head) -> None:
         """Watch all nodes for interruptions and hangs."""
         head.decision.is_open = self._is_open
+        head.look = self._look_closely
         self._interruption = Interruption(
             request=self._attempt.paths.request(self._attempt.number),
             page=self._page,

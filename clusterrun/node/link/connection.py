@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -140,6 +141,11 @@ class StopDecision:
         self.is_open: Callable[[Ending, int], bool] = lambda *_: False
 
     @property
+    def has_failed(self) -> bool:
+        """Return whether there is a failure."""
+        return bool(self._failures)
+
+    @property
     def is_made(self) -> bool:
         """Return whether the attempt's ending is settled."""
         return self._ending.done()
@@ -149,6 +155,11 @@ class StopDecision:
         self._failures.append(failure)
         if len(self._failures) == 1:
             asyncio.get_running_loop().call_later(SETTLE_S, self._decide)
+
+    def heard_all(self) -> None:
+        """Decide now if ranks were killed and no node has reported anything else."""
+        if all(failure.signal == signal.SIGKILL for failure in self._failures):
+            self.make(Ending.of_first(self._failures))
 
     def complete(self) -> None:
         """Settle on completion, unless something failed."""

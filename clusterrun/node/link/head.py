@@ -21,6 +21,7 @@ from clusterrun.node.link.connection import (
     ANSWER_S,
     LEAVE_S,
     REST_S,
+    SETTLE_S,
     STRANGER_BYTES,
     Channel,
     StopDecision,
@@ -49,7 +50,8 @@ class Peer:
 class Head:
     """Node 0: welcome the members, if any, and decide how the attempt ends.
 
-    Without `waits_for_all`, it begins with those that have joined in time.
+    Without `waits_for_all`, it begins with those that have joined in time. `look` finds failures
+    on this node.
     `left_behind`: a member did not report that all its processes are gone, or left alone.
     """
 
@@ -77,6 +79,7 @@ class Head:
         self._readers, self._handshakes = Tasks(), Tasks()
         self.questions = Questions(self._send_all, self._present)
         self.interrupted: Callable[[], None] = lambda: None
+        self.look: Callable[[], None] = lambda: None
         self.left_behind = False
 
     async def meet(self, report: Report) -> LaunchParameters:
@@ -213,7 +216,7 @@ class Head:
         self._changed.set()
         if not peer.is_done and not self.decision.is_made:
             text = "its agent is gone: the connection closed"
-            self.decision.add(lost_node(peer.report.node, text))
+            self.report_failure(lost_node(peer.report.node, text))
         self._look_around()
 
     def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
@@ -222,7 +225,7 @@ class Head:
         elif message.get("type") == "alive":
             peer.channel.send("alive")
         elif message.get("type") == "failed":
-            self.decision.add(_failure_in(message, peer.report.node))
+            self.report_failure(_failure_in(message, peer.report.node))
         elif message.get("type") == "done":
             peer.is_done = True
             self._look_around()
@@ -253,7 +256,15 @@ class Head:
 
     def report_failure(self, failure: Failure) -> None:
         """Stop the attempt for this failure, or for an earlier one on another node."""
+        if not self.decision.has_failed:
+            self._readers.start(self._hear_all())
         self.decision.add(failure)
+
+    async def _hear_all(self) -> None:
+        """Have all nodes look for failures: what they find reaches the head before the answers."""
+        await self.questions.ask("look", within_s=SETTLE_S)
+        self.look()
+        self.decision.heard_all()
 
     def report_done(self) -> None:
         """Record that the ranks of this node have succeeded."""

@@ -38,7 +38,7 @@ class Stop(NamedTuple):
 
 def load_judge() -> None:
     """Import the judge in this process, so that a fork of it judges at once."""
-    importlib.import_module(JUDGE)
+    importlib.import_module(JUDGE).prepare()
 
 
 def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:

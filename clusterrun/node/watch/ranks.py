@@ -51,12 +51,15 @@ class Ranks:
     ended_well: int = 0
     _ranks: dict[int, Rank] = field(default_factory=dict)
 
-    def look(self) -> None:
-        """Read the ranks' new events, and find out which have ended."""
+    def look(self, *, closely: bool = False) -> None:
+        """Read the ranks' new events, and find out which have ended.
+
+        If `closely`, do not wait for the exit of a rank that has reported its failure.
+        """
         for number in self.spool.ranks():
             rank = self._rank(number)
             self._listen(rank)
-            self._check(rank)
+            self._check(rank, closely=closely)
 
     def _rank(self, number: int) -> Rank:
         if number not in self._ranks:
@@ -96,13 +99,15 @@ class Ranks:
             os.close(rank.pidfd)
             rank.pidfd = None
 
-    def _check(self, rank: Rank) -> None:
+    def _check(self, rank: Rank, *, closely: bool = False) -> None:
         if rank.is_settled or not rank.pid:
             return
-        if rank.pidfd is None and not rank.ended_at and not is_running(rank.pid):
+        is_asked = closely or rank.pidfd is None
+        if is_asked and not rank.ended_at and not is_running(rank.pid):
             rank.ended_at, rank.status = time.time(), wait_status(rank.pid)
         is_known = rank.ended_at and (rank.status is not None or rank.report)
-        is_overdue = rank.report.get("code") and time.time() - rank.report["ts"] > LEAVE_S
+        patience_s = 0.0 if closely else LEAVE_S
+        is_overdue = rank.report.get("code") and time.time() - rank.report["ts"] > patience_s
         if is_known or is_overdue:
             self._settle(rank)
 
