@@ -69,8 +69,9 @@ from clusterrun.shared.hostlist import fold_hostlist
 LINE_CHARS = 1000
 TICK_S = 0.1
 LOOK_S = 1.0
+END_LOOK_S = 0.02
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
-SHIELDED_GRACE_S = 0.3  # the same if all ranks ignore SIGTERM
+SHIELDED_GRACE_S = 0.1  # the same if all ranks ignore SIGTERM
 DRAIN_S = 8.0  # to write the rest of the log; then agents do not rest
 
 
@@ -185,9 +186,12 @@ class Agent:
         launcher.start()
         ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
         self._tasks.cancel()
-        for line in await self._notes.lines(ending, ranks.by_pid):
+        noting = asyncio.ensure_future(self._notes.lines(ending, ranks.by_pid))
+        await asyncio.sleep(0)  # it first lists the processes
+        await self._terminate(launcher, ranks)
+        for line in await noting:
             self._say(line, tell=False)
-        await self._stop(launcher, ranks)
+        self._kill(launcher, ranks)
         code = await self._ended(ending)
         self.next_attempt = await self._rest(link, ending)
         await link.leave()
@@ -409,14 +413,17 @@ class Agent:
 
     # At the end
 
-    async def _stop(self, launcher: Launcher, ranks: Ranks) -> None:
-        """End all descendants of this process: SIGTERM, then SIGKILL."""
+    async def _terminate(self, launcher: Launcher, ranks: Ranks) -> None:
+        """Have the ranks end within a grace time."""
         grace_s = SHIELDED_GRACE_S if self._page.is_shielded else GRACE_S
         deadline = time.monotonic() + grace_s
         if not self._is_over(launcher, ranks):
             ranks.terminate()
         while not self._is_over(launcher, ranks) and time.monotonic() < deadline:
-            await asyncio.sleep(TICK_S / 2)
+            await asyncio.sleep(END_LOOK_S)
+
+    def _kill(self, launcher: Launcher, ranks: Ranks) -> None:
+        """Kill all descendants of this process."""
         left = kill_descendants(self.unawaited)
         result = launcher.result()
         ranks.look()
