@@ -1,0 +1,50 @@
+"""Agents outlive an attempt that failed, unless a node was lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.local.processes import wait_for_none
+from tests.patience import wait_for
+from tests.road import LIGHT, Project, project
+
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
+
+TWO_NODES = ("--cluster", "local", "--nodes", "2", "--nproc-per-node", "1", "--max-restarts", "2")
+WAITS_AT_FIRST = """
+import os, time
+print("attempt", os.environ["CLUSTERRUN_ATTEMPT"], flush=True)
+time.sleep(600 if os.environ["CLUSTERRUN_ATTEMPT"] == "1" else 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "is_same"), [("rank_start", "rank", True), ("started", "node_rank", False)]
+)
+def test_agents_begin_the_next_attempt_unless_one_of_them_is_lost(
+    tmp_path: Path, kind: str, what: str, is_same: bool
+) -> None:
+    """A rank or an agent of the second node is killed."""
+    here = project(tmp_path / "project", tmp_path / "state")
+    (here.path / "waits.py").write_text(WAITS_AT_FIRST)
+    job_id = here.submit(*TWO_NODES, *LIGHT, "waits.py")
+    wait_for(lambda: len(here.events_of(job_id, "rank_start")) == 2, "both ranks")
+    killed = next(event for event in here.events_of(job_id, kind) if event[what] == 1)
+    os.kill(killed["pid"], signal.SIGKILL)
+    assert here.cli("status", job_id, "--wait").returncode == 0
+    first, second = (_agents(here, job_id, attempt) for attempt in (1, 2))
+    assert len(first) == len(second) == 2
+    assert (first & second) == (first if is_same else set())
+    attempts = here.run_dir(job_id) / "attempts"
+    assert (attempts / "1" / "next").exists() is is_same
+    assert (attempts / "2" / "outcome.json").exists()
+    wait_for_none(here, job_id)
+
+
+def _agents(here: Project, job_id: str, attempt: int) -> set[int]:
+    started = here.events_of(job_id, "started")
+    return {event["pid"] for event in started if event["attempt"] == attempt}
