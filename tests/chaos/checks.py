@@ -45,6 +45,10 @@ def problems(
         found.append(f"it took {training.newest_attempt} attempts, not {fault.attempts}")
     if fault.trace and not has_trace(training, fault.trace):
         found.append(f"the fault had no effect: nothing says {fault.trace}")
+    if fault.same_agents not in (None, agents(training, 1) == agents(training, 2)):
+        found.append(
+            f"the agents of both attempts are {agents(training, 1)}, {agents(training, 2)}"
+        )
     found += other_losses(training, reference)
     if fault.state == "COMPLETED":
         found += other_ending(training, reference)
@@ -57,6 +61,12 @@ def has_trace(training: Training, text: str) -> bool:
     """Say whether a text is in what the ranks wrote or in the events."""
     files = [*training.root.glob("logs/a*/*.log"), *training.root.glob("events/*.jsonl")]
     return any(text in path.read_text(errors="replace") for path in files)
+
+
+def agents(training: Training, attempt: int) -> set[tuple[str, int]]:
+    """Name the agents of an attempt by node and pid."""
+    started = training.events("started", attempt=attempt)
+    return {(str(event["node"]), int(event["pid"])) for event in started}
 
 
 def have_met(one: Training, other: Training) -> bool:

@@ -70,7 +70,8 @@ class Fault:
     `attempts` are how many the run takes in all, None where that depends on the moment.
     `warned` says that there is time to save: no step may be lost. `unusable` is how many of the
     newest checkpoints it spoils. `state` is how the run ends. `trace` is in its logs or events
-    where the fault has had an effect, which the end of the run does not show.
+    where the fault has had an effect, which the end of the run does not show. `same_agents` says
+    whether the agents of the first attempt begin the second.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Fault:
     warned: bool = False
     unusable: int = 0
     trace: str = ""
+    same_agents: bool | None = None
 
 
 def send(pid: int, number: int) -> float:
@@ -261,14 +263,19 @@ AGAIN = (*RESTARTS, "--on-interrupt", "successor")
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault(name="rank killed", inject=kill_rank, options=RESTARTS),
-        Fault(name="rank stopped", inject=stop_rank, options=(*RESTARTS, "--hang-timeout", "5s")),
-        Fault(name="agent killed", inject=kill_agent, options=RESTARTS),
+        Fault(name="rank killed", inject=kill_rank, options=RESTARTS, same_agents=True),
+        Fault(
+            name="rank stopped",
+            inject=stop_rank,
+            options=(*RESTARTS, "--hang-timeout", "5s"),
+            same_agents=True,
+        ),
+        Fault(name="agent killed", inject=kill_agent, options=RESTARTS, same_agents=False),
         Fault(name="head's agent killed", inject=kill_head_agent, options=RESTARTS),
         Fault(
             name="node killed, a spare", inject=kill_node, options=(*AGAIN, "--spare-nodes", "1")
         ),
-        Fault(name="node killed", inject=kill_node, options=AGAIN),
+        Fault(name="node killed", inject=kill_node, options=AGAIN, same_agents=False),
         Fault(name="first node killed", inject=kill_head_node, options=AGAIN),
         Fault(name="link cut for good", inject=cut_for_good, options=AGAIN),
         Fault(name="link cut for 20 s", inject=cut_for_a_while, options=AGAIN, attempts=None),

@@ -40,7 +40,7 @@ def test_a_rank_that_is_killed_comes_back(here: Project, reference: Reference) -
     training = submit(here, *LOCAL, *RESTARTS)
     training.wait_for_step(IN_BETWEEN, 1)
     os.kill(training.rank_pid(1, 1), signal.SIGKILL)
-    fault = replace(UNDISTURBED, attempts=2)
+    fault = replace(UNDISTURBED, attempts=2, same_agents=True)
     assert problems(training, reference, fault, end(training)) == []
 
 

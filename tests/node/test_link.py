@@ -8,10 +8,11 @@ import dataclasses
 import gc
 import json
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link import connection as link_module
+from clusterrun.node.link import head as head_module
 from clusterrun.node.link.clock import PINGS, Clock, Comparison, Offset, now_us
 from clusterrun.node.link.connection import LEAVE_S, REST_S, STRANGER_BYTES
 from clusterrun.node.link.handshake import Realm
@@ -189,6 +191,53 @@ def test_after_a_failure_all_wait_until_nothing_runs_anywhere(tmp_path: Path) ->
         assert not any(task.done() for task in early)
         await nodes.members[1].leave()
         await asyncio.gather(*early)
+
+    run(story())
+
+
+def killed(rank: int, at: float) -> Failure:
+    return dataclasses.replace(
+        failure(rank, at, code=137), signal=int(signal.SIGKILL), cause=Cause.SIGNAL
+    )
+
+
+@pytest.mark.parametrize("finds", [False, True])
+def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finds: bool
+) -> None:
+    monkeypatch.setattr(link_module, "SETTLE_S", 2.0)
+    monkeypatch.setattr(head_module, "SETTLE_S", 2.0)
+
+    async def story() -> None:
+        nodes = Nodes(tmp_path)
+        now = time.time()
+
+        async def look(message: Mapping[str, Any]) -> dict[str, Any]:
+            if finds:
+                nodes.members[1].report_failure(failure(2, now - 1, code=3))
+            return {}
+
+        for node in nodes.members:
+            node._answerers = {"look": look}
+        await nodes.meet()
+        since = time.monotonic()
+        nodes.members[0].report_failure(killed(1, now))
+        assert (await nodes.head.ending()).code == (3 if finds else 137)
+        assert (time.monotonic() - since > 1.5) is finds
+        await nodes.head._close()
+
+    run(story())
+
+
+def test_a_node_that_does_not_answer_delays_the_end_only_so_long(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = Nodes(tmp_path)
+        await nodes.meet()
+        since = time.monotonic()
+        nodes.head.report_failure(killed(0, time.time()))
+        assert (await nodes.head.ending()).code == 137
+        assert time.monotonic() - since >= link_module.SETTLE_S * 0.9
+        await nodes.head._close()
 
     run(story())
 

@@ -64,6 +64,6 @@ def conductor(attempt: Attempt, env: Mapping[str, str]) -> int:
     if not (text.isdigit() and is_beside):
         return 0
     with contextlib.suppress(OSError):
-        words = Path("/proc", text, "cmdline").read_bytes().split(b"\0")
-        return int(text) if os.fsencode(attempt.paths.root) in words else 0
+        words = os.fsdecode(Path("/proc", text, "cmdline").read_bytes()).split("\0")
+        return int(text) if attempt.paths.root in map(Path, words) else 0
     return 0
