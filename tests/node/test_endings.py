@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,29 @@ def test_an_exception_shows_whether_the_rank_had_lost_another_one(
     spool.events(0).write_text("".join(f"{json.dumps(event)}\n" for event in events))
     ranks.look()
     assert [failure.has_lost_peer for failure in found] == [has_lost_peer]
+
+
+def test_a_rank_that_has_reported_its_failure_is_not_waited_for_if_one_looks_closely(
+    tmp_path: Path,
+) -> None:
+    found: list[Failure] = []
+    spool = Spool(root=tmp_path)
+    ranks = Ranks(spool=spool, node="n1", happened=lambda event: None, failed=found.append)
+    now = time.time()
+    events = (
+        {"ts": now, "type": "rank_start", "pid": os.getpid()},
+        {"ts": now, "type": "rank_exit", "code": 3, "cause": "exception", "message": "x"},
+    )
+    spool.events(0).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+
+    async def look() -> None:
+        ranks.look()
+        assert found == []
+        ranks.look(closely=True)
+        ranks.close()
+
+    asyncio.run(look())
+    assert [failure.code for failure in found] == [3]
 
 
 def test_failures_and_endings_survive_the_wire() -> None:
