@@ -133,6 +133,13 @@ class Agent:
 
     async def run(self) -> int:
         """Run this node's part of the attempt; return the job's exit status."""
+        try:
+            return await self._run()
+        finally:
+            self._disk.close()
+            self._notes.close()
+
+    async def _run(self) -> int:
         asyncio.get_running_loop().set_exception_handler(self._task_failed)
         self._event("started", **self._start())
         try:
@@ -463,8 +470,8 @@ class Agent:
 
     async def _rest(self, link: Head | Member, ending: Ending) -> int:
         """Wait for the next attempt, with the log written; return its number, 0 to leave."""
-        is_lost = ending.cause is Cause.NODE_LOST or self._plan.cluster.is_hosts
-        if is_lost or not ending.cause.is_failure:
+        is_lost = ending.cause is Cause.NODE_LOST or self.is_orphaned
+        if is_lost or self._plan.cluster.is_hosts or not ending.cause.is_failure:
             return 0
         self._is_resting, self.was_warned = True, False
         link.report_done()

@@ -197,8 +197,9 @@ class Conductor:
 
     def _has_not_begun(self, code: int | None) -> bool:
         """Return whether the step ended before its agents began the attempt."""
+        signs = (self.paths.head_pid(self.attempt), self.paths.status(self.attempt))
         is_over = code is not None and not self.terminated
-        return is_over and not self.paths.head_pid(self.attempt).exists()
+        return is_over and not any(sign.exists() for sign in signs)
 
     def _agreed(self) -> int:
         """Return the agents' exit status, or 0: they know which rank failed first."""

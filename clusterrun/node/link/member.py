@@ -260,9 +260,8 @@ class Member:
 
     async def rest(self, *, is_well: bool) -> int:
         """Report whether this node can begin the next attempt; return its number, 0 to leave."""
-        if self._channel is None or self.decided_alone:
-            return 0
-        self._channel.send("rested", well=is_well)
+        if self._channel is not None:
+            self._channel.send("rested", well=is_well)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._closed.wait(), REST_S)
         return self._next_attempt

@@ -71,6 +71,12 @@ class KernelLog:
         except OSError as error:
             self.problem = error.strerror or str(error)
 
+    def close(self) -> None:
+        """Stop reading."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor, self.problem = -1, "closed"
+
     def notes(self, own: Own) -> list[str]:
         """Return a line for each new message that may explain a failure of the attempt."""
         since_us = (time.monotonic() - OLD_S) * 1e6

@@ -46,6 +46,10 @@ class NodeNotes:
         """Return what cannot be read on this node, and why."""
         return {"kernel_log": self._kernel.problem} if self._kernel.problem else {}
 
+    def close(self) -> None:
+        """Stop reading the kernel's log."""
+        self._kernel.close()
+
     async def lines(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[str]:
         """Return a line for each note on a failed attempt; `ranks` maps pids to ranks."""
         if ending.failure is None or not ending.cause.is_failure:
