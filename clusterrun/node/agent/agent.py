@@ -477,12 +477,11 @@ class Agent:
         link.report_done()
         is_drained = await asyncio.to_thread(self._forwarder.finish, DRAIN_S)
         is_well = is_drained and not (self._is_stuck or self._was_signalled)
+        following = 0
         if isinstance(link, Member):
             following = await link.rest(is_well=is_well)
-        elif not is_well:
-            return 0
-        else:
-            is_over = partial(getattr, self, "_was_signalled")
+        elif is_well:
+            is_over = lambda: self._was_signalled  # noqa: E731
             following = await rest.lead(link, self._attempt, self._disk, is_over)
         return 0 if self._was_signalled else following
 

@@ -22,7 +22,7 @@ from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, pro
 from clusterrun.node.link.questions import Answerer, answer
 from clusterrun.node.recovery import reach
 
-RETRY_S = 0.1
+RETRY_S = 0.03  # the head may be about to listen
 RETRY_MOST_S = 2.0
 PATIENCE_S = 0.2  # for one port to answer before the next is also tried
 BUSY_S = 0.005  # added per node: the head may be busy with them
