@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from clusterrun.errors import ClusterrunError
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link.head import Head
@@ -59,11 +60,10 @@ def conductor(attempt: Attempt, env: Mapping[str, str]) -> int:
 
     If the job's first node is left out, or in a container, another process may have this number.
     """
-    text, who = env.get("CLUSTERRUN_BATCH_PID", ""), attempt.who
-    is_beside = who.is_local or parse_hostlist(env.get("SLURM_JOB_NODELIST", ""))[:1] == [who.node]
-    if not (text.isdigit() and is_beside):
-        return 0
-    with contextlib.suppress(OSError):
-        words = os.fsdecode(Path("/proc", text, "cmdline").read_bytes()).split("\0")
-        return int(text) if attempt.paths.root in map(Path, words) else 0
+    pid, who = env.get("CLUSTERRUN_BATCH_PID", ""), attempt.who
+    with contextlib.suppress(OSError, ClusterrunError):
+        nodes = [who.node] if who.is_local else parse_hostlist(env.get("SLURM_JOB_NODELIST", ""))
+        words = os.fsdecode(Path("/proc", pid, "cmdline").read_bytes()).split("\0")
+        is_beside = nodes[0] == who.node and attempt.paths.root in map(Path, words)
+        return int(pid) if pid.isdigit() and is_beside else 0
     return 0
