@@ -23,15 +23,20 @@ time.sleep(600 if os.environ["CLUSTERRUN_ATTEMPT"] == "1" else 0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "what", "is_same"), [("rank_start", "rank", True), ("started", "node_rank", False)]
+    ("kind", "what", "setup", "is_same"),
+    [
+        ("rank_start", "rank", "true", True),
+        ("started", "node_rank", "true", False),
+        ("rank_start", "rank", "sleep 600 &", False),
+    ],
 )
-def test_agents_begin_the_next_attempt_unless_one_of_them_is_lost(
-    tmp_path: Path, kind: str, what: str, is_same: bool
+def test_agents_begin_the_next_attempt_unless_that_would_miss_something(
+    tmp_path: Path, kind: str, what: str, setup: str, is_same: bool
 ) -> None:
-    """A rank or an agent of the second node is killed."""
+    """A rank or an agent of the second node is killed, or a setup line has left a process."""
     here = project(tmp_path / "project", tmp_path / "state")
     (here.path / "waits.py").write_text(WAITS_AT_FIRST)
-    job_id = here.submit(*TWO_NODES, *LIGHT, "waits.py")
+    job_id = here.submit(*TWO_NODES, *LIGHT, "--setup", setup, "waits.py")
     wait_for(lambda: len(here.events_of(job_id, "rank_start")) == 2, "both ranks")
     killed = next(event for event in here.events_of(job_id, kind) if event[what] == 1)
     os.kill(killed["pid"], signal.SIGKILL)

@@ -96,7 +96,7 @@ class Agent:
         self.was_warned = False
         self._disk, self._tasks = SharedDisk(), Tasks()
         self._was_signalled = self._is_resting = self._is_stuck = False
-        self.next_attempt = 0
+        self.next_attempt, self.may_rest = 0, True
         self.has_lost_node = False
         self.has_lost_head = False
         self._startup = StartWatch(attempt, self._disk) if attempt.who.is_head else None
@@ -471,7 +471,8 @@ class Agent:
     async def _rest(self, link: Head | Member, ending: Ending) -> int:
         """Wait for the next attempt, with the log written; return its number, 0 to leave."""
         is_lost = ending.cause is Cause.NODE_LOST or self.is_orphaned
-        if is_lost or self._plan.cluster.is_hosts or not ending.cause.is_failure:
+        may_rest = self.may_rest and ending.cause.is_failure and not self._plan.cluster.is_hosts
+        if is_lost or not may_rest:
             return 0
         self._is_resting, self.was_warned = True, False
         link.report_done()

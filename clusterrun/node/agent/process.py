@@ -16,7 +16,7 @@ from clusterrun.node.agent.agent import Agent
 from clusterrun.node.agent.launcher import WARNINGS
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, Identity, identity
-from clusterrun.node.base.processes import adopt_orphans, kill_descendants
+from clusterrun.node.base.processes import adopt_orphans, kill_descendants, reap
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.forward.spool import Output, Spool, create_spool
@@ -60,6 +60,7 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
     agent = Agent(attempt, spool, page, forwarder, post.clock)
+    agent.may_rest = post.may_rest
     try:
         return asyncio.run(_run(agent, post)), agent.next_attempt
     finally:
@@ -81,12 +82,14 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
 class Post:
     """What lasts from attempt to attempt: the clock, and the way of signals to the agent.
 
+    `may_rest` is False if a setup line has left a process: it ends with its attempt.
+
     Slurm may send SIGTERM to a node that exits after the others, when the loop of its agent has
     ended. The launcher and the ranks ignore the warning signals.
     """
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock, self.may_rest = Clock(), not reap()
         self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: list[Callable[[Agent], None]] = []

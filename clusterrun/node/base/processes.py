@@ -73,7 +73,7 @@ def kill_descendants(unawaited: Collection[int] = (), *, spared: Collection[int]
     """
     deadline = time.monotonic() + KILL_S
     while left := [pid for pid in _kill_all(spared) if pid not in unawaited]:
-        _reap()
+        reap()
         if time.monotonic() > deadline:
             return left
         time.sleep(0.02)
@@ -133,7 +133,10 @@ def reap_adopted(besides: Collection[int]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def _reap() -> None:
+def reap() -> bool:
+    """Reap the children that have ended; return whether others run."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+        return True
+    return False
