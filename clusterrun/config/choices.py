@@ -92,6 +92,14 @@ class Preflight(str, Enum):
     ENFORCE = "enforce"
 
 
+class Stage(str, Enum):
+    """Whether the environment is copied to the disk of each node before the ranks start."""
+
+    OFF = "off"
+    AUTO = "auto"
+    TAR = "tar"
+
+
 class Network(str, Enum):
     """A preset of network environment variables."""
 

@@ -19,6 +19,7 @@ from clusterrun.config.choices import (
     Network,
     OnInterrupt,
     Preflight,
+    Stage,
     Starter,
     Strategy,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Network",
     "OnInterrupt",
     "Preflight",
+    "Stage",
     "Starter",
     "Strategy",
 ]
@@ -524,6 +526,22 @@ class JobSpec(Training):
         default=(),
         metavar="LINE",
         common=True,
+    )
+    stage: Stage = declared(
+        "launch.stage",
+        Kind.ENUM,
+        "--stage",
+        "copy the environment as one file to the disk of each node (Slurm); auto: if it is on a "
+        "shared file system and the job has several nodes  [default: off]",
+        default=Stage.OFF,
+        choices=Stage,
+    )
+    stage_dir: str | None = declared(
+        "launch.stage_dir",
+        Kind.TEXT,
+        "",
+        "keep these copies in this directory of each node  [default: $TMPDIR, or /tmp]",
+        metavar="DIR",
     )
 
     network: Network = declared(

@@ -26,7 +26,7 @@ SCRATCH_INODES: Final = (200, 10_000)
 CLOCK_S: Final = 5.0
 SLOW_S: Final = 1.0
 _TEMPORARY: Final = ("TMPDIR", "TEMP", "TMP")  # as tempfile looks for them
-_LOCAL: Final = frozenset({"btrfs", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs"})
+LOCAL: Final = frozenset({"btrfs", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs"})
 _ELSEWHERE: Final = "choose another directory with --run-dir, or run_dir: in clusterrun.yaml"
 _SHARED: Final = "name a directory that all nodes share with --run-dir"
 
@@ -42,8 +42,8 @@ def runs(path: Path, *, is_shared: bool) -> Check:
     if is_shared and f"{os.path.realpath(place)}/".startswith(_places_of_one_machine()):
         text = f"{path} is on a disk of this machine; the nodes cannot see it"
         return fail(name, text, _SHARED)
-    kind = _file_system(place) if is_shared else ""
-    if kind in _LOCAL:
+    kind = file_system(place) if is_shared else ""
+    if kind in LOCAL:
         text = f"{path} is on {kind}, which is seldom shared with the nodes"
         return note(name, text, f"check on a node: srun ls -d {place}; else {_SHARED}")
     if (took_s := time.monotonic() - start) > SLOW_S:
@@ -85,7 +85,7 @@ def scratch() -> Check:
 def clock(path: Path) -> Check:
     """Compare the clock of this machine with that of the file server of the runs."""
     name, place = "node.clock", _existing(path)
-    if _file_system(place) in {*_LOCAL, ""}:
+    if file_system(place) in {*LOCAL, ""}:
         return skip(name, f"{place} is on no file server")
     before = time.time()
     with tempfile.TemporaryFile(dir=place) as file:
@@ -150,7 +150,7 @@ def _places_of_one_machine() -> tuple[str, ...]:
     return tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
 
 
-def _file_system(path: Path) -> str:
+def file_system(path: Path) -> str:
     """Return the kind of file system that a path is on; "" if that is unknown."""
     real = f"{os.path.realpath(path)}/"
     try:

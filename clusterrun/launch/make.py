@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from clusterrun.config.checks import RESERVED_NAMES, port_range
-from clusterrun.config.choices import Cluster, Device, MixedPrecision, Strategy
+from clusterrun.config.choices import Cluster, Device, MixedPrecision, Stage, Strategy
 from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import JobSpec
@@ -95,9 +95,25 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         log_line_bytes=spec.log_line_bytes or 0,
         accelerate_text=own.accelerate_text,
         health_command=spec.health_command or "",
-        **host_settings(spec, facts, world.nodes),
+        **_place_settings(spec, facts, world),
         notes=(*host_notes, *_notes(asked, own, facts, world, cpus, sizes), *environment.notes),
     )
+
+
+def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]:
+    is_useless = spec.stage is Stage.AUTO and world.nodes == 1
+    if facts.cluster is Cluster.SLURM and not is_useless:
+        return {"stage": spec.stage, "stage_dir": _stage_dir(spec)}
+    return host_settings(spec, facts, world.nodes)
+
+
+def _stage_dir(spec: JobSpec) -> str:
+    if spec.stage_dir and not posixpath.isabs(spec.stage_dir):
+        raise UsageError(
+            f"launch.stage_dir: {spec.stage_dir!r} is not an absolute path",
+            hint="name a directory on the disk of each node, such as /local/scratch",
+        )
+    return spec.stage_dir or ""
 
 
 def _log_lines_per_s(spec: JobSpec, world: World) -> int:
@@ -324,6 +340,8 @@ def _notes(
         notes.append(f"--sbatch-arg has no effect {where}")
     if not is_slurm and spec.srun_args:
         notes.append(f"--srun-arg has no effect {where}")
+    if not is_slurm and spec.stage is Stage.TAR:
+        notes.append(f"--stage has no effect {where}")
     if is_slurm and world.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
             "no CPUs requested: without a site default, Slurm gives one per node (--cpus-per-gpu)"

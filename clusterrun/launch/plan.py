@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from clusterrun.config.choices import Cluster, Device, Network, OnInterrupt, Preflight, Strategy
+from clusterrun.config.choices import (
+    Cluster,
+    Device,
+    Network,
+    OnInterrupt,
+    Preflight,
+    Stage,
+    Strategy,
+)
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.verdict_rules import VerdictRule
 
@@ -65,7 +73,9 @@ class Plan:
     allocation, as given (`user@host:port`), spares last; `starter` is how an allocation starts
     processes on them. A lost host may return within `wait_for_hosts_s`. Hosts that do not share the
     run's directory keep their part in `hosts_dir`. With `copies_environment`, each host builds its
-    own environment, whose interpreter is `python` once the job is submitted.
+    own environment, whose interpreter is `python` once the job is submitted. `stage` AUTO: the
+    batch host looks whether the environment is on a shared file system. `stage_dir` "" is its
+    TMPDIR.
     """
 
     name: str
@@ -121,6 +131,8 @@ class Plan:
     hosts_dir: str = ""
     starter: str = ""
     copies_environment: bool = False
+    stage: Stage = Stage.OFF
+    stage_dir: str = ""
 
     @property
     def world_size(self) -> int:
@@ -164,6 +176,7 @@ _READERS: dict[str, Any] = {
     "network": Network,
     "on_interrupt": OnInterrupt,
     "preflight": Preflight,
+    "stage": Stage,
     "ignore_rules": lambda names: tuple(map(VerdictRule, names)),
     "parallel": lambda sizes: Parallel(**sizes),
     "directives": lambda rows: tuple(Directive(**row) for row in rows),

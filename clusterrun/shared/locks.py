@@ -17,17 +17,17 @@ PAUSE_S = 0.05
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, wait_s: float | None = None) -> Iterator[None]:
     """Hold the lock of a file; create the file if needed, and keep it.
 
     Without locks in the file system this locks nothing. Raises ClusterrunError if another process
-    holds the lock for longer than WAIT_S: a stopped process must not block all others. Raises
-    OSError if the file can't be opened.
+    holds the lock for longer than `wait_s` (default: WAIT_S): a stopped process must not block all
+    others. Raises OSError if the file can't be opened.
     """
     # NFS locks only files that are open for writing.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _take(descriptor, path, time.monotonic() + WAIT_S)
+        _take(descriptor, path, time.monotonic() + (WAIT_S if wait_s is None else wait_s))
         yield
     finally:
         os.close(descriptor)

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Device, GpuRequest, OnInterrupt
+from clusterrun.config.spec import Device, GpuRequest, OnInterrupt, Stage
 from clusterrun.errors import UsageError
+from clusterrun.launch.plan import Plan
+from clusterrun.rendering.bundle import render_bundle
 from tests.launch.samples import here, lines, on_slurm
 
 
@@ -372,3 +374,29 @@ def test_cpus_of_a_cpu_job_are_shared_by_its_ranks() -> None:
 def test_options_of_sbatch_mean_nothing_here_and_it_is_said() -> None:
     assert "--sbatch-arg has no effect on this machine" in here(sbatch_args=("--nice",)).notes
     assert "--srun-arg has no effect on this machine" in here(srun_args=("--mpi=none",)).notes
+    assert "--stage has no effect on this machine" in here(stage=Stage.TAR).notes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "decided"),
+    [
+        (2, Stage.OFF, Stage.OFF),
+        (2, Stage.AUTO, Stage.AUTO),
+        (1, Stage.AUTO, Stage.OFF),
+        (1, Stage.TAR, Stage.TAR),
+    ],
+)
+def test_one_node_stages_only_if_asked(nodes: int, asked: Stage, decided: Stage) -> None:
+    plan = on_slurm(nodes=nodes, stage=asked)
+    assert plan.stage is decided
+    assert ("stage.sh" in render_bundle(plan, resolved_yaml="").files["node.sh"]) == (
+        decided is not Stage.OFF
+    )
+    assert here(stage=asked).stage is Stage.OFF
+    assert Plan.from_json(plan.to_json()).stage is decided
+
+
+def test_copies_need_an_absolute_directory() -> None:
+    assert on_slurm(stage_dir="/local").stage_dir == "/local"
+    with pytest.raises(UsageError, match=r"^launch.stage_dir: 'local' is not an absolute path$"):
+        on_slurm(stage_dir="local")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from clusterrun.backends.slurm import preemption
+from clusterrun.config.choices import Stage
 from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.launch.accelerate_argv import module_argv
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.host import Host
@@ -90,6 +93,9 @@ class SlurmHost(Host):
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> SrunStep:
         """Start an attempt's srun: one task on each node. Raises OSError."""
         argv = self._srun(attempt, is_relaunch=is_relaunch, excluded=excluded)
+        if self.plan.stage is not Stage.OFF and not (is_relaunch or self.plan.is_smoke):
+            words = (str(self.paths.root), str(attempt), *argv)
+            argv = module_argv(sys.executable, "clusterrun.backends.slurm.stage", *words)
         environ = {**self.environ, "CLUSTERRUN_BATCH_PID": str(os.getpid())}
         return SrunStep(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL))
 

@@ -1,0 +1,327 @@
+"""The environment as one file, and a node's copy of it: `launch.stage`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from clusterrun.backends.slurm import stage
+from clusterrun.config.spec import Stage
+from clusterrun.errors import ClusterrunError
+from clusterrun.rundir.paths import RunPaths
+from tests.cluster.small_disk import small_disk
+from tests.launch.samples import on_slurm
+
+MODULE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages/weights.py"
+IMPORT = "-c 'import weights; print(weights.__file__)'"
+START = 'clusterrun_python="{python}"; source "$1"; exec "$clusterrun_python" {then}'
+
+
+@dataclass
+class Node:
+    """One node: what its job packed and sends, and what node.sh would run."""
+
+    tmp: Path
+    env: Path
+    sent: bool = True
+    job: str = "7"
+    home: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run_dir = self.tmp / "runs" / "train" / "1"
+        self.run_dir.mkdir(parents=True)
+        self.home = self.tmp / "disk" / "clusterrun-stage-0"
+        self.home.parent.mkdir(exist_ok=True)
+
+    @property
+    def script(self) -> Path:
+        return self.run_dir / "stage.sh"
+
+    def prepare(self) -> stage.Pack:
+        """Pack, and write the script, as the batch host does."""
+        key = stage.key_of(self.env)
+        pack = stage.ensure_pack(self.tmp / "runs" / ".stage-0", self.env, key)
+        stage._write_script(RunPaths(root=self.run_dir), str(self.home), key, pack)
+        self.home.mkdir(mode=0o700, exist_ok=True)
+        return pack
+
+    def send(self, pack: stage.Pack) -> Path:
+        target = self.home / f"{Path(pack.path).stem}.{self.job}.tar"
+        shutil.copy(pack.path, target)
+        return target
+
+    def look(self, act: str = "look") -> str:
+        done = self._bash(f'bash "$1" {act}')
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.strip()
+
+    def unpack(self) -> str:
+        return self.look("unpack")
+
+    def start(self, then: str = IMPORT) -> tuple[str, str]:
+        """Return the module's file that a rank would import, and what the node prints."""
+        done = self._bash(START.format(python=self.env / "bin" / "python", then=then))
+        return done.stdout.strip(), done.stderr
+
+    def _bash(self, text: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "SLURM_JOB_ID": self.job, "SLURMD_NODENAME": "n1"}
+        argv = ["bash", "-c", text, "bash", str(self.script)]
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+
+    def copies(self) -> list[Path]:
+        return [path for path in self.home.iterdir() if path.is_dir()]
+
+
+@pytest.fixture(name="node")
+def _node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    env = tmp_path / "an env's"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
+    (env / MODULE).write_text("SIZE = 1\n")
+    monkeypatch.setattr(sys, "prefix", str(env))
+    monkeypatch.setattr(sys, "executable", str(env / "bin" / "python"))
+    return Node(tmp=tmp_path, env=env)
+
+
+def test_a_rank_imports_the_same_module_from_the_nodes_disk_and_later_jobs_reuse_it(
+    node: Node,
+) -> None:
+    pack = node.prepare()
+    assert node.look() == "lacks"
+    tar = node.send(pack)
+    assert node.unpack() == ""
+    assert not tar.exists()
+    found, said = node.start()
+    (copy,) = node.copies()
+    assert (found, said) == (str(copy / "env" / MODULE), "")
+    assert oct(copy.stat().st_mode)[-3:] == oct(node.home.stat().st_mode)[-3:] == "700"
+    assert os.stat(pack.path).st_mode & 0o777 == 0o600
+    # Its own bytecode does not make a copy look damaged.
+    assert (copy / "env" / MODULE).parent.joinpath("__pycache__").exists()
+    node.job = "8"
+    written = os.stat(pack.path).st_mtime_ns
+    assert node.prepare() == pack
+    assert os.stat(pack.path).st_mtime_ns == written
+    assert node.look() == ""
+    assert node.start() == (found, "")
+
+
+def test_the_path_is_the_same_and_nothing_is_read_from_the_original(node: Node) -> None:
+    config = node.env / "pyvenv.cfg"
+    config.write_text(config.read_text().replace("packages = false", "packages = true"))
+    project = node.tmp / "project"
+    project.mkdir()
+    (project / "edited.py").write_text("SIZE = 1\n")
+    (node.env / MODULE).with_name("editable.pth").write_text(f"{project}\n")
+    show = "import sys; print(*sys.path, sep=chr(10))"
+    argv = [str(node.env / "bin" / "python"), "-c", show]
+    before = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
+    node.send(node.prepare())
+    node.unpack()
+    (copy,) = node.copies()
+    (node.env / "lib").rename(node.env / "gone")
+    assert node.start(f"-c '{show}'")[0] == before.replace(str(node.env), str(copy / "env"))
+    (project / "edited.py").write_text("SIZE = 22\n")
+    assert node.start("-c 'import weights, edited; print(edited.SIZE)'") == ("22", "")
+
+
+def test_a_changed_file_makes_another_copy_and_two_are_kept(node: Node) -> None:
+    found = []
+    for number in range(3):
+        (node.env / MODULE).write_text(f"SIZE = {number}\n")
+        os.utime(node.env / MODULE, (number, number))
+        node.send(node.prepare())
+        assert node.unpack() == ""
+        size, said = node.start("-c 'import weights; print(weights.SIZE)'")
+        assert (size, said) == (str(number), "")
+        (newest,) = set(node.copies()) - set(found)
+        found.append(newest)
+        os.utime(newest, (number, number))
+    assert set(node.copies()) == set(found[1:])
+
+
+def test_packs_are_kept_for_the_environments_used_last(node: Node) -> None:
+    packs = []
+    for number in range(stage.KEPT_PACKS + 1):
+        (node.env / MODULE).write_text(f"SIZE = {number}\n")
+        os.utime(node.env / MODULE, (number, number))
+        packs.append(Path(node.prepare().path))
+        os.utime(packs[-1].with_suffix(".json"), (number, number))
+    node.prepare()
+    assert [path.exists() for path in packs] == [False, *[True] * stage.KEPT_PACKS]
+    packs[-1].write_bytes(b"short")  # a damaged one is made again
+    pack = node.prepare()
+    assert os.path.getsize(pack.path) == pack.size > 5
+
+
+def _truncate(node: Node, tar: Path) -> None:
+    os.truncate(tar, tar.stat().st_size // 2)
+
+
+def _flip(node: Node, tar: Path) -> None:
+    data = bytearray(tar.read_bytes())
+    at = data.index(b"SIZE = 1")
+    data[at : at + 8] = b"SIZE = 2"
+    tar.write_bytes(data)
+
+
+def _lose(node: Node, tar: Path) -> None:
+    tar.unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (_truncate, "cannot unpack the copy; check the space in {home}"),
+        (_flip, "its copy is damaged"),
+        (_lose, "the file did not arrive"),
+    ],
+)
+def test_a_node_without_a_sound_file_uses_the_shared_file_system(
+    node: Node, harm: Callable[[Node, Path], None], why: str
+) -> None:
+    harm(node, node.send(node.prepare()))
+    assert node.unpack() == f"unfit: n1: {why.format(home=node.home)}"
+    assert list(node.home.iterdir()) == []
+    found, said = node.start()
+    assert found == str(node.env / MODULE)
+    prefix = "clusterrun: n1: uses the environment on the shared file system: "
+    assert said.startswith(f"{prefix}it has no sound copy in {node.home}/")
+    assert said.count("\n") == 1
+
+
+def test_another_interpreter_is_not_replaced(node: Node) -> None:
+    node.send(node.prepare())
+    assert node.unpack() == ""
+    other = node.tmp / "other"
+    shutil.copytree(node.env, other, symlinks=True)
+    whole, node.env = node.env, other
+    found, said = node.start()
+    assert found == str(other / MODULE)
+    assert said.endswith(f": its interpreter is not {whole}/bin/python\n")
+
+
+@pytest.mark.parametrize("harm", ["truncate", "remove"])
+def test_a_damaged_copy_is_replaced_unless_a_job_uses_it(node: Node, harm: str) -> None:
+    node.send(node.prepare())
+    node.unpack()
+    (copy,) = node.copies()
+    user = subprocess.Popen(
+        ["flock", "-s", str(copy), "sh", "-c", "echo held; read end"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert user.stdout is not None
+    assert user.stdout.readline() == b"held\n"
+    damaged = copy / "env" / MODULE
+    damaged.write_text("") if harm == "truncate" else damaged.unlink()
+    assert node.look() == "lacks"
+    node.send(node.prepare())
+    assert node.unpack() == "unfit: n1: its copy is damaged and another job uses it"
+    assert node.start()[0] == str(node.env / MODULE)
+    user.communicate(b"\n")
+    node.send(node.prepare())
+    assert node.unpack() == ""
+    assert node.start() == (str(damaged), "")
+
+
+def test_an_agent_holds_its_copy_until_it_exits(node: Node) -> None:
+    node.send(node.prepare())
+    node.unpack()
+    held = "import subprocess, sys; p = sys.prefix[:-4]; " + (
+        "print(subprocess.run(['flock', '-n', '-x', p, 'true']).returncode)"
+    )
+    assert node.start(f'-c "{held}"') == ("1", "")
+    (copy,) = node.copies()
+    assert subprocess.run(["flock", "-n", "-x", str(copy), "true"]).returncode == 0
+
+
+def test_two_jobs_at_once_unpack_one_copy(node: Node) -> None:
+    node.send(pack := node.prepare())
+    environ = {**os.environ, "SLURMD_NODENAME": "n1"}
+    shutil.copy(pack.path, node.home / f"{Path(pack.path).stem}.8.tar")
+    jobs = [
+        subprocess.Popen(
+            ["bash", str(node.script), "unpack"],
+            env={**environ, "SLURM_JOB_ID": job},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for job in ("7", "8")
+    ]
+    answers = [job.communicate(timeout=60) for job in jobs]
+    (copy,) = node.copies()
+    assert answers == [("", None)] * 2
+    assert [path.name for path in node.home.iterdir()] == [copy.name]
+
+
+@pytest.fixture(name="full")
+def _full(node: Node) -> Iterator[Node]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    with small_disk(node.home.parent, 16):
+        yield node
+
+
+def test_a_node_without_room_refuses_the_file(full: Node) -> None:
+    full.home.mkdir(mode=0o700)
+    pack = full.prepare()
+    why = f"n1: {full.home} has no room for {pack.kib // 1024} MiB"
+    assert full.look() == f"unfit: {why}"
+    assert stage._answers(f"{full.look()}\nlacks\nunfit: n2: it\n") == (1, f"{why} (and 1 more)")
+
+
+def test_a_disk_that_is_full_while_it_unpacks_leaves_nothing(full: Node) -> None:
+    (full.env / "large").write_bytes(os.urandom(9 << 20))
+    full.home.mkdir(mode=0o700)
+    full.send(full.prepare())
+    assert full.unpack() == f"unfit: n1: cannot unpack the copy; check the space in {full.home}"
+    assert list(full.home.iterdir()) == []
+
+
+def test_what_is_not_staged(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stage.unstageable(node.env, Stage.TAR) == ""
+    assert " is on " in stage.unstageable(node.env, Stage.AUTO)
+    monkeypatch.setattr(stage, "file_system", lambda _: "lustre")
+    assert stage.unstageable(node.env, Stage.AUTO) == ""
+    (node.env / "pyvenv.cfg").unlink()
+    assert stage.unstageable(node.env, Stage.TAR).endswith(
+        "neither a virtual environment nor one of conda"
+    )
+
+
+def test_the_key_changes_with_a_file_and_not_with_bytecode(node: Node) -> None:
+    key = stage.key_of(node.env)
+    cached = (node.env / MODULE).parent / "__pycache__"
+    cached.mkdir()
+    (cached / "weights.pyc").touch()
+    assert stage.key_of(node.env) == key
+    (node.env / MODULE).write_text("SIZE = 2\n")  # an edit in place, of the same length
+    assert stage.key_of(node.env) != key
+
+
+def test_copies_go_to_a_disk_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = on_slurm(stage_dir=str(tmp_path))
+    assert stage.node_directory(given, {}) == f"{tmp_path}/clusterrun-stage-{os.getuid()}"
+    monkeypatch.setattr(stage, "file_system", lambda _: "tmpfs")
+    assert stage.node_directory(given, {}).startswith(str(tmp_path))
+    with pytest.raises(ClusterrunError, match=f"{tmp_path} is on tmpfs"):
+        stage.node_directory(on_slurm(), {"TMPDIR": str(tmp_path)})
+    monkeypatch.setattr(stage, "file_system", lambda _: "nfs4")
+    with pytest.raises(ClusterrunError, match=f"{tmp_path} is on nfs4"):
+        stage.node_directory(given, {})
+
+
+def test_a_directory_that_others_can_write_is_not_used(node: Node) -> None:
+    cache = node.tmp / "runs" / ".stage-0"
+    cache.mkdir()
+    cache.chmod(0o770)
+    with pytest.raises(ClusterrunError, match="is not a private directory of this user"):
+        node.prepare()
