@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ CHILD = """
 import atexit, json, os, runpy, sys
 
 def report():
-    names = sorted({name.partition(".")[0] for name in sys.modules})
+    names = sorted(name for name in sys.modules if "." not in name or "clusterrun" in name)
     os.write(int(os.environ["REPORT_FD"]), json.dumps(names).encode())
 
 atexit.register(report)
@@ -48,6 +49,10 @@ def _loaded(*argv: str, program: str = "") -> set[str]:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def _ours(*, program: str) -> set[str]:
+    return {name for name in _loaded(program=program) if name.startswith("clusterrun.")}
 
 
 def test_the_measurement_sees_a_heavy_import() -> None:
@@ -79,6 +84,54 @@ def test_help_of_all_verbs_loads_nothing_heavy() -> None:
     loaded = _loaded(program=f"from clusterrun.cli.main import main\n{calls}")
     assert {"click", "yaml"} <= loaded
     assert not loaded & HEAVY
+
+
+# What only some of them need, and what these replace.
+UNNEEDED = HEAVY | {"email", "statistics", "yaml"}
+
+
+@pytest.mark.parametrize("verb", ["submit", "render", "status", "list", "logs"])
+def test_a_verb_loads_nothing_that_it_may_do_without(verb: str) -> None:
+    loaded = _loaded(
+        program=f"import clusterrun.cli.main as m; m.group.get_command(None, '{verb}')"
+    )
+    assert not loaded & (UNNEEDED | {"asyncio", "concurrent", "psutil"})
+
+
+def test_submit_and_render_load_no_submitit(tmp_path: Path) -> None:
+    # Python's handle of a job is submitit's; the command line needs none.
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\necho 7\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "train.py").write_text("")
+    argv = ["submit", "-N2", "--run-dir", str(tmp_path / "runs"), str(tmp_path / "train.py")]
+    program = f"""
+import os
+os.environ["PATH"] = {str(tmp_path)!r} + ":" + os.environ["PATH"]
+from clusterrun.cli.main import main
+assert main({argv!r}) == 0
+"""
+    loaded = _loaded(program=program)
+    assert "jinja2" in loaded
+    assert not loaded & (UNNEEDED - {"jinja2"} | {"asyncio", "concurrent", "psutil"})
+
+
+@pytest.mark.parametrize(
+    "module", ["clusterrun.backends.slurm.host", "clusterrun.node.conductor.conductor"]
+)
+def test_a_conductor_starts_its_step_before_it_loads_more(module: str) -> None:
+    # This is the time from the start of a job to its agents; the rule book follows later.
+    loaded = _loaded(program=f"import {module}")
+    assert not loaded & (UNNEEDED | {"asyncio", "click", "concurrent", "psutil"})
+    assert len(_ours(program=f"import {module}")) < 50
+
+
+def test_an_agent_loads_no_settings_and_no_templates() -> None:
+    program = "import clusterrun.node.agent.process"
+    assert not _loaded(program=program) & (UNNEEDED | {"click", "pickle", "decimal"})
+    ours = _ours(program=program)
+    assert not {name for name in ours if name.startswith(("clusterrun.cli", "clusterrun.verbs"))}
+    assert "clusterrun.config.spec" not in ours
 
 
 PLAN = "plan --model llama-3.1-8b --gpus-per-node 8 --gpu h100-80g --strategy zero3 --seq-len 1024"

@@ -10,6 +10,7 @@ import re
 import stat
 import tempfile
 import threading
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -315,6 +316,25 @@ def test_a_name_means_the_newest_of_its_runs_and_nothing_the_newest_of_all(runs:
     assert record.resolve_job("demo", [runs]).job_id == "2"
     assert record.resolve_job(None, [runs]).job_id == "3"
     assert [found.job_id for found in record.list_records(runs)] == ["3", "2", "1"]
+
+
+def test_the_newest_records_are_found_without_reading_the_old_ones(
+    runs: RunsDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    for number in range(20):
+        at = now - 86400 * number
+        made = make(runs, f"name{number % 3}", f"r{number}", job_id=str(number), at=at)
+        os.utime(made.paths.record, (at + 1, at + 1))
+    resumed = dataclasses.replace(record.list_records(runs)[-1], resumed_at=now + 1)
+    record.write(resumed)
+    read = record.read
+    opened: list[RunPaths] = []
+    monkeypatch.setattr(record, "read", lambda paths: opened.append(paths) or read(paths))
+    assert [found.job_id for found in record.list_records(runs, 3)] == ["19", "0", "1"]
+    assert len(opened) <= 4
+    assert record.resolve_job("name2", [runs]).job_id == "2"
+    assert len(opened) <= 6
 
 
 def test_a_job_that_checks_nodes_is_not_the_newest(runs: RunsDir) -> None:

@@ -29,9 +29,9 @@ class AttemptSummary:
     startup: Startup | None = None
 
 
-def read_attempts(paths: RunPaths) -> tuple[AttemptSummary, ...]:
-    """Read all attempts of a run, in order."""
-    numbers = range(1, paths.newest_attempt() + 1)
+def read_attempts(paths: RunPaths, newest: int | None = None) -> tuple[AttemptSummary, ...]:
+    """Read all attempts of a run, in order, up to the `newest` if it is known."""
+    numbers = range(1, (paths.newest_attempt() if newest is None else newest) + 1)
     outcomes = {number: read_outcome(paths, number) for number in numbers}
     return tuple(_attempt(paths, number, outcomes) for number in numbers)
 

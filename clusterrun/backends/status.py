@@ -171,7 +171,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         state = JobState.COMPLETING
     waits = state is JobState.PENDING and job is not None
     over, runs = state.is_terminal, state is JobState.RUNNING
-    attempts = _corrected(read_attempts(record.paths), record, state)
+    attempts = _corrected(read_attempts(record.paths, evidence.attempt), record, state)
     start = (job.start if job else None) or _started(attempts, evidence)
     ended = (end.ended_at if end else None) or (job.end if job else None)
     code, number = _exit(end, job) if over else (None, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,8 +22,10 @@ from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.shared import files
 from clusterrun.shared.wording import count
-from clusterrun.verbs.rank_view import RankView, choose_rank, view
 from clusterrun.verbs.render import Prepared, check, prepare
+
+if TYPE_CHECKING:
+    from clusterrun.verbs.rank_view import RankView
 
 
 @click.command(cls=ScriptCommand)
@@ -70,6 +73,8 @@ def command(
     if output_dir is not None:
         _write_files(prepared, Path(output_dir))
     if shows_command:
+        from clusterrun.verbs.rank_view import choose_rank, view  # slow to import
+
         at_node, at_rank = choose_rank(prepared.plan, node=node, rank=rank)
         shown = view(
             prepared.plan, prepared.bundle, python=prepared.python, node=at_node, rank=at_rank

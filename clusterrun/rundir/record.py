@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import heapq
 import json
 import os
 import platform
@@ -23,7 +25,7 @@ from clusterrun.errors import (
     UsageError,
 )
 from clusterrun.launch.plan import Plan
-from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared import files, shell
 from clusterrun.shared.installed import installed_version
@@ -31,6 +33,7 @@ from clusterrun.shared.locks import locked
 from clusterrun.shared.wording import count
 
 SCHEMA = "clusterrun.job/1"
+CLOCK_SKEW_S = 3600.0  # between a file server and the machines that submit
 _JOB_LISTS = ("earlier_job_ids", "chained_job_ids")
 LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
 
@@ -318,10 +321,33 @@ def _registered(record: JobRecord, environ: Mapping[str, str]) -> JobRecord:
 # Finding runs again
 
 
-def list_records(runs_dir: RunsDir) -> list[JobRecord]:
-    """Return the readable records of a directory of runs, the last submitted or resumed first."""
-    found = [record for path in _record_files(runs_dir) if (record := _readable(path.parent))]
-    return sorted(found, key=lambda record: record.age_key, reverse=True)
+def list_records(
+    runs_dir: RunsDir,
+    limit: int | None = None,
+    *,
+    name: str | None = None,
+    of: Callable[[JobRecord], bool] = bool,
+) -> list[JobRecord]:
+    """Return the readable records of a directory of runs, the last submitted or resumed first.
+
+    With a `limit`, do not read files that are too old to be among so many newest ones: a record
+    is not younger than its file, except for the clocks. `of` selects records; `name` looks only
+    where runs of a name are.
+    """
+    files = sorted(_record_files(runs_dir, name), reverse=True)
+    found: list[JobRecord] = []
+    ages: list[float] = []  # of the newest, a heap
+    for written_at, root in files:
+        if limit and len(ages) == limit and written_at + CLOCK_SKEW_S < ages[0]:
+            break
+        record = _readable(Path(root))
+        if record is None or not of(record):
+            continue
+        found.append(record)
+        heapq.heappush(ages, record.age_key[0])
+        if limit and len(ages) > limit:
+            heapq.heappop(ages)
+    return sorted(found, key=lambda record: record.age_key, reverse=True)[:limit]
 
 
 def count_namesakes(record: JobRecord) -> int:
@@ -361,10 +387,14 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _record_files(runs_dir: RunsDir) -> Iterator[Path]:
-    for path in runs_dir.root.glob(f"*/*/{RunPaths(root=Path()).record.name}"):
-        if path.parent.parent != runs_dir.by_job:
-            yield path
+def _record_files(runs_dir: RunsDir, name: str | None) -> Iterator[tuple[float, str]]:
+    """Yield when each record was written, and its run's directory; this costs a stat for each."""
+    file = RunPaths(root=Path()).record.name
+    every = (entry.name for entry in _entries(runs_dir.root) if entry.name != runs_dir.by_job.name)
+    for directory in every if name is None else (directory_name(name),):
+        for run in _entries(runs_dir.root / directory):
+            with contextlib.suppress(OSError):
+                yield os.stat(os.path.join(run.path, file)).st_mtime, run.path
 
 
 def _readable(root: Path) -> JobRecord | None:
@@ -380,8 +410,11 @@ def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
     Return the newest of several runs with a name. Raises JobNotFoundError.
     """
     if text is None:
-        all_runs = list_records(runs_dirs[0]) if runs_dirs else []
-        newest = [record for record in all_runs if not record.is_smoke]
+        newest = [
+            record
+            for place in runs_dirs[:1]
+            for record in list_records(place, 1, of=lambda record: not record.is_smoke)
+        ]
         if not newest:
             raise _not_found("no run yet", runs_dirs[:1])
         return newest[0]
@@ -443,6 +476,8 @@ def _followed(link: Path) -> Path:
 
 def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     for runs_dir in runs_dirs:
+        if newest := list_records(runs_dir, 1, name=text, of=lambda record: record.name == text):
+            return newest[0]
         named: dict[str, JobRecord] = {}
         records = list_records(runs_dir)
         for shape in ("{0.name}", "{0.run_id}", "{0.name}/{0.run_id}"):
@@ -455,7 +490,7 @@ def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
 
 def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:
     newest = sorted(
-        (record for runs_dir in runs_dirs for record in list_records(runs_dir)),
+        (record for runs_dir in runs_dirs for record in list_records(runs_dir, 3)),
         key=lambda record: record.age_key,
         reverse=True,
     )[:3]

@@ -19,9 +19,9 @@ def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
     `limit` is the largest number of runs to return.
     """
     own, *others = places_of_runs()
-    found = list_records(own)
+    found = list_records(own, limit)
     if not found:
-        known = [record for place in others for record in list_records(place)]
+        known = [record for place in others for record in list_records(place, limit)]
         found = sorted(known, key=lambda record: record.age_key, reverse=True)
     return _statuses(found[:limit])
 

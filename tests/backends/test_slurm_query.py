@@ -335,7 +335,7 @@ def test_squeue_is_asked_for_one_job_or_one_user_where_that_is_all(
 def test_more_ids_than_an_argument_holds_are_asked_about_in_pieces(
     stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query, "IDS_A_CALL", 2)
+    monkeypatch.setattr(query, "IDS_BYTES", 4)
     running = RUNNING.replace("7|", "$id|", 1)
     stubs.add(
         "squeue", f'for id in 1 2 3; do [[ $* == *--jobs=*$id* ]] && echo "{running}"; done; :'
@@ -364,3 +364,10 @@ def test_find_by_command_takes_the_newest_job_of_the_run(stubs: Stubs, given: st
     stubs.add("squeue", "\n".join(f"echo '{row}'" for row in rows))
     assert query.find_by_command("/runs/demo/r1", None) == "53"
     assert query.find_by_command("/runs/demo/r2", None) is None
+
+
+def test_ten_thousand_jobs_are_asked_about_in_one_call_of_each_program(stubs: Stubs) -> None:
+    stubs.add("squeue")
+    stubs.add("sacct")
+    query.ask([str(number) for number in range(70_000_000, 70_010_000)], own=True)
+    assert [len(stubs.calls(program)) for program in ("squeue", "sacct")] == [1, 1]

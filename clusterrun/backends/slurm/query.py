@@ -28,7 +28,7 @@ SACCT_FIELDS = (
     "Reason",
 )
 SEPARATOR = "|"
-IDS_A_CALL = 5000  # Linux limits one argument to 128 KiB
+IDS_BYTES = 120_000  # of one argument; Linux limits it to 128 KiB
 FEW = 16
 CLOCK_SKEW_S = 3600.0
 # Slurm keeps these reasons for waiting after a job was cancelled.
@@ -151,8 +151,11 @@ def _squeue(slurm_cluster: str | None, *options: str) -> str:
 
 def _in_pieces(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield pieces of a list that each fit into one argument."""
-    for start in range(0, len(job_ids), IDS_A_CALL):
-        yield job_ids[start : start + IDS_A_CALL]
+    if not job_ids:
+        return
+    most = max(1, IDS_BYTES // (max(map(len, job_ids)) + 1))
+    for start in range(0, len(job_ids), most):
+        yield job_ids[start : start + most]
 
 
 def parse_squeue(text: str) -> dict[str, SchedulerJob]:
