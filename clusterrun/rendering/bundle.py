@@ -40,14 +40,21 @@ class Carried:
     text: Quoted
 
 
-def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Path] = ()) -> Bundle:
+def render_bundle(
+    plan: Plan,
+    *,
+    resolved_yaml: str,
+    template_dirs: Sequence[Path] = (),
+    compiled: Path | None = None,
+) -> Bundle:
     """Render every file of a run; the same plan gives the same bytes.
 
-    `template_dirs` contain templates of the site or the project, which override ours by name.
+    `template_dirs` contain templates of the site or the project, which override ours by name;
+    `compiled` is a directory for compiled templates.
     Raises ConfigError for an unusable template, UsageError if the batch script is larger than
     Slurm accepts.
     """
-    renderer = Renderer(template_dirs)
+    renderer = Renderer(template_dirs, compiled)
     values: dict[str, object] = {
         "plan": plan,
         "setup": [read_step(line) for line in plan.setup],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,7 +20,8 @@ from clusterrun.rendering.quoting import (
 from clusterrun.shared.assets import template_directories
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import BytecodeCache, Environment
+    from jinja2.bccache import Bucket
 
 _FILTERS = {
     "sh": sh_word,
@@ -33,8 +35,8 @@ _FILTERS = {
 class Renderer:
     """Templates by name, those of a site or a project before ours."""
 
-    def __init__(self, template_dirs: Sequence[Path] = ()) -> None:
-        self._environment = _environment((*template_dirs, *template_directories()))
+    def __init__(self, template_dirs: Sequence[Path] = (), compiled: Path | None = None) -> None:
+        self._environment = _environment((*template_dirs, *template_directories()), compiled)
 
     def render(self, name: str, values: Mapping[str, Any]) -> str:
         """Render one template.
@@ -61,7 +63,7 @@ class Renderer:
 
 
 @lru_cache(maxsize=8)  # with what it has compiled; a file that changed is read anew
-def _environment(directories: tuple[Path, ...]) -> Environment:
+def _environment(directories: tuple[Path, ...], compiled: Path | None) -> Environment:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -74,9 +76,26 @@ def _environment(directories: tuple[Path, ...]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        bytecode_cache=_kept_in(compiled) if compiled else None,
     )
     environment.filters |= {name: partial(_filtered, quote) for name, quote in _FILTERS.items()}
     return environment
+
+
+def _kept_in(directory: Path) -> BytecodeCache:
+    """Return a cache of compiled templates; trouble with its files is ignored."""
+    import jinja2
+
+    class Kept(jinja2.FileSystemBytecodeCache):
+        def load_bytecode(self, bucket: Bucket) -> None:
+            with contextlib.suppress(Exception):  # a damaged file; the template is compiled anew
+                super().load_bytecode(bucket)
+
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            with contextlib.suppress(OSError):
+                super().dump_bytecode(bucket)
+
+    return Kept(str(directory))
 
 
 def _filtered(quote: Any, value: Any) -> Quoted:

@@ -7,10 +7,11 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterrun import __version__
 from clusterrun.backends import select
 from clusterrun.backends.environment import scrubbed, working_directory
 from clusterrun.backends.machine_facts import gather_facts
@@ -30,6 +31,7 @@ from clusterrun.launch.plan import Plan, Precision
 from clusterrun.linting.lint import Pitfall
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.shared import shell
+from clusterrun.shared.installed import installed_version
 from clusterrun.verbs.check import find_pitfalls
 
 # A script that reports its steps names our package, or a Trainer that reports them in a run.
@@ -84,7 +86,7 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
     host_bytes, estimates = _estimated(job)
     plan = dataclasses.replace(make_plan(job.spec, facts), host_bytes=host_bytes)
-    bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
+    bundle = _rendered(plan, job)
     notes = (*job.notes, *_notes(job, plan, is_again=is_again), *estimates)
     problem, is_sure = _problem(job, facts, plan.strategy, source, may_run=may_run)
     if problem and not is_sure:
@@ -106,8 +108,30 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
 def with_python(prepared: Prepared, python: str) -> Prepared:
     """Return a job with another interpreter on its nodes."""
     plan, job = dataclasses.replace(prepared.plan, python=python), prepared.resolved
-    bundle = render_bundle(plan, resolved_yaml=job.to_yaml(), template_dirs=_template_dirs(job))
-    return dataclasses.replace(prepared, plan=plan, bundle=bundle)
+    return dataclasses.replace(prepared, plan=plan, bundle=_rendered(plan, job))
+
+
+def _rendered(plan: Plan, job: Resolved) -> Bundle:
+    return render_bundle(
+        plan,
+        resolved_yaml=job.to_yaml(),
+        template_dirs=_template_dirs(job),
+        compiled=_compiled_dir(os.environ),
+    )
+
+
+def _compiled_dir(environ: Mapping[str, str]) -> Path | None:
+    """Make the directory of compiled templates; None unless only this user can write to it."""
+    cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    version = f"{__version__}-jinja{installed_version('jinja2')}"
+    directory = Path(cache) / "clusterrun" / "templates" / version
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError:
+        return None
+    is_private = found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return directory if is_private else None
 
 
 def _problem(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from clusterrun.config.spec import Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.plan import Plan
+from clusterrun.rendering import templates
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.shared.assets import template_directories
 from tests.launch.samples import on_slurm, slurm_facts
@@ -193,3 +194,19 @@ def test_a_template_that_needs_another_says_which(tmp_path: Path) -> None:
 def test_the_templates_are_found() -> None:
     templates, configurations = template_directories()
     assert (templates.name, configurations.name) == ("templates", "accelerate_configs")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_compiled_templates_change_no_byte(tmp_path: Path, is_there: bool) -> None:
+    plan, place = on_slurm(nodes=2, gpus_per_node=4), tmp_path / "compiled"
+    plain = render_bundle(plan, resolved_yaml="a: b\n")
+    if is_there:
+        place.mkdir()
+    for _ in range(2):
+        templates._environment.cache_clear()
+        assert render_bundle(plan, resolved_yaml="a: b\n", compiled=place) == plain
+    assert bool(list(tmp_path.glob("compiled/*"))) is is_there
+    for file in tmp_path.glob("compiled/*"):
+        file.write_bytes(file.read_bytes()[:40])
+    templates._environment.cache_clear()
+    assert render_bundle(plan, resolved_yaml="a: b\n", compiled=place) == plain
