@@ -22,6 +22,7 @@ class Phase(str, Enum):
     DECISION = "decision"  # the same for a relaunch, which has no queue
     SETUP = "setup"  # until the head's agent runs: srun, setup lines, its imports
     PREFLIGHT = "preflight"  # of the head's node
+    FORGE = "forge"  # until the head's forge has imported what ranks need
     AGENTS = "agents"  # until all nodes have met
     LAUNCHER = "launcher"  # until all ranks of the head's node have started
     IMPORTS = "imports"  # until rank 0 calls init_process_group()

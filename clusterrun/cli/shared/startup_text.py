@@ -11,7 +11,7 @@ from clusterrun.shared.durations import clock
 
 SHOWN_S = 0.05  # a shorter phase is not named
 LONG_S = 30.0  # for imports
-_IMPORTING = (Phase.LAUNCHER, Phase.IMPORTS)
+_IMPORTING = (Phase.FORGE, Phase.LAUNCHER, Phase.IMPORTS)
 _UNTIL = {
     Phase.LAUNCHER: "until the ranks started",
     Phase.RENDEZVOUS: "until all ranks joined",

@@ -13,7 +13,12 @@ from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.rundir.claims import taken_at
 from clusterrun.rundir.startup import Phase, write_ends
 
-_EVENTS = {"started": Phase.SETUP, "rendezvous": Phase.AGENTS, "step": Phase.FIRST_STEP}
+_EVENTS = {
+    "started": Phase.SETUP,
+    "forge": Phase.FORGE,
+    "rendezvous": Phase.AGENTS,
+    "step": Phase.FIRST_STEP,
+}
 
 
 class StartWatch:
