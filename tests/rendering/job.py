@@ -39,7 +39,7 @@ exit "$status"
 """
 # The conductor is real; an agent leaves the outcome that the test put down for its attempt.
 _PYTHON = r"""#!/bin/bash
-[[ $2 == *clusterrun.backends* ]] && exec REAL "$@"
+[[ $1 == -V || $2 == *clusterrun.backends* ]] && exec REAL "$@"
 [[ $1 == -c && $2 == *run_module_as_main* ]] && set -- -m "${@:3}"
 where=$STUB_DIR/python.agent.$SLURM_NODEID
 printf '%s\0' "$@" > "$where.args"
