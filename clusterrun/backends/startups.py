@@ -36,7 +36,8 @@ def _startup(
         since = last.ended_at
     begin = since if 0 < since < max(ends.values()) else None  # else of a later resume
     if last is not None and last.next is Next.RELAUNCH:
-        ends.pop(Phase.QUEUE, None)  # of an earlier attempt
+        for phase in (Phase.QUEUE, Phase.STAGE):
+            ends.pop(phase, None)  # of an earlier attempt
         _rename(ends, Phase.PROLOG, Phase.DECISION)
         return startup_of(ends, begin, is_restart=True)
     if _has_started_between(job, begin, ends.get(Phase.PROLOG)):

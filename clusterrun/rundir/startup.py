@@ -11,6 +11,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import read_json, write_whole
 
 SCHEMA = "clusterrun.start/1"
+STAGED_AT = "CLUSTERRUN_STAGED_AT"  # epoch seconds, in the environment of agents
 
 
 class Phase(str, Enum):
@@ -20,6 +21,7 @@ class Phase(str, Enum):
     QUEUE = "queue"  # until the job starts
     PROLOG = "prolog"  # until the conductor takes the attempt
     DECISION = "decision"  # the same for a relaunch, which has no queue
+    STAGE = "stage"  # until the nodes have a copy of the environment
     SETUP = "setup"  # until the head's agent runs: srun, setup lines, its imports
     PREFLIGHT = "preflight"  # of the head's node
     FORGE = "forge"  # until the head's forge has imported what ranks need

@@ -73,7 +73,7 @@ def test_a_start_is_shown_as_far_as_it_is(here: CommandLine, last: Phase, text: 
         (
             Next.RELAUNCH,
             1229.5,
-            AGAIN | {Phase.QUEUE: 1031.0},
+            AGAIN | {Phase.QUEUE: 1031.0, Phase.STAGE: 1032.5},
             "stop 0.5 s, decision 2.2 s, setup",
         ),
         (
@@ -103,6 +103,7 @@ def test_a_restart_counts_from_the_failure_or_end_of_the_attempt_before(
     assert [each["startup"]["total_s"] for each in told] == [42.1, total_s]
     named = [each["phase"] for each in told[1]["startup"]["phases"]]
     assert ("queue" in named, "decision" in named) == (not failed_at, bool(failed_at))
+    assert "stage" not in named
 
 
 def test_a_cancellation_is_no_failure(here: CommandLine) -> None:
@@ -150,6 +151,9 @@ def test_slow_imports_get_a_hint_and_a_slow_queue_none(here: CommandLine) -> Non
         found = lines(here("status", "4711").out, "start")
         assert found[0].startswith("00:02:22 to the first step")
         assert ["imports take long" in line for line in found[1:]] == [True] * hints
+    started(root, {**FIRST, Phase.STAGE: 1032.5, Phase.FIRST_STEP: 1099.0, Phase.IMPORTS: 1090.0})
+    (found_again,) = lines(here("status", "4711").out, "start")
+    assert "prolog 1.2 s, stage 0.2 s, setup 0.4 s" in found_again
 
 
 def test_a_requeued_job_that_waits_shows_no_start_but_what_a_site_can_set(

@@ -13,7 +13,7 @@ from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.watch.startup import StartWatch
 from clusterrun.rundir.claims import take_attempt, taken_at
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase, read_ends
+from clusterrun.rundir.startup import STAGED_AT, Phase, read_ends
 from tests.launch.samples import here
 
 NODES = tuple(f"n{number}" for number in range(1000))
@@ -66,6 +66,7 @@ def test_a_large_start_costs_three_small_files(
     paths: RunPaths, disk: Disk, watch: StartWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_START_TIME", "90")
+    monkeypatch.setenv(STAGED_AT, "99.5")
     assert take_attempt(paths, 1, "me")
     start(watch)
     watch.see({"type": "world_ready", "ts": 109.0, "hosts": NODES, "waited_s": 1.5})
@@ -76,6 +77,7 @@ def test_a_large_start_costs_three_small_files(
     assert read_ends(paths, 1) == {
         Phase.QUEUE: 90.0,
         Phase.PROLOG: taken_at(paths, 1),
+        Phase.STAGE: 99.5,
         Phase.SETUP: 100.0,
         Phase.PREFLIGHT: 100.5,
         Phase.FORGE: 100.8,
@@ -107,7 +109,8 @@ def test_what_is_unknown_is_left_out(
     start(watch)
     watch.see({"type": "world_ready", "ts": 109.0, "waited_s": "?"})
     assert set(Phase) - set(read_ends(paths, 1)) == {
-        *(Phase.STOP, Phase.QUEUE, Phase.PROLOG, Phase.DECISION, Phase.IMPORTS, Phase.FIRST_STEP)
+        *(Phase.STOP, Phase.QUEUE, Phase.PROLOG, Phase.DECISION, Phase.STAGE),
+        *(Phase.IMPORTS, Phase.FIRST_STEP),
     }
 
 

@@ -32,6 +32,7 @@ from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.request import Reason, read_request
+from clusterrun.rundir.startup import STAGED_AT
 from clusterrun.shared import assets, files, shell
 from clusterrun.shared.locks import locked
 
@@ -83,6 +84,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         say_on_stderr(f"the nodes use {sys.prefix} where it is: {why}")
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    os.environ[STAGED_AT] = f"{time.time():.3f}"
     os.execvp(srun[0], srun)
 
 

@@ -33,7 +33,8 @@ def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     shown = [(phase, taken) for phase, taken in startup.phases if taken >= SHOWN_S]
     phases = ", ".join(f"{phase.text} {seconds(taken)}" for phase, taken in shown)
     yield label, f"{seconds(startup.total_s)}{since} {until}: {phases}"
-    if sum(dict(startup.phases).get(phase, 0.0) for phase in _IMPORTING) > LONG_S:
+    taken_s = dict(startup.phases)
+    if sum(taken_s.get(phase, 0.0) for phase in _IMPORTING) > LONG_S and Phase.STAGE not in taken_s:
         yield "", "imports take long; to read packages from the nodes' own disks: --stage auto"
 
 

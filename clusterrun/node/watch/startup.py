@@ -11,7 +11,7 @@ from typing import Any
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.rundir.claims import taken_at
-from clusterrun.rundir.startup import Phase, write_ends
+from clusterrun.rundir.startup import STAGED_AT, Phase, write_ends
 
 _EVENTS = {
     "started": Phase.SETUP,
@@ -19,6 +19,8 @@ _EVENTS = {
     "rendezvous": Phase.AGENTS,
     "step": Phase.FIRST_STEP,
 }
+# Slurm 22.05 does not set the first one.
+_VARIABLES = {Phase.QUEUE: "SLURM_JOB_START_TIME", Phase.STAGE: STAGED_AT}
 
 
 class StartWatch:
@@ -56,9 +58,9 @@ class StartWatch:
 
     def _write(self, ends: dict[Phase, float]) -> None:
         paths, number = self._attempt.paths, self._attempt.number
-        job_start = os.environ.get("SLURM_JOB_START_TIME", "")  # not set by Slurm 22.05
-        if job_start.isdigit():
-            ends[Phase.QUEUE] = float(job_start)
+        for phase, name in _VARIABLES.items():
+            with contextlib.suppress(KeyError, ValueError):
+                ends[phase] = float(os.environ[name])
         if taken := taken_at(paths, number):
             ends[Phase.PROLOG] = taken
         with contextlib.suppress(OSError):  # only `status` reads it
