@@ -66,6 +66,9 @@ def test_ranks_import_from_the_disk_of_their_node_and_the_next_job_finds_the_cop
     assert ranks == {f"0 {copy}/env 1", f"1 {copy}/env 1"}
     assert f"staged {tmp_path / 'env'} (" in batch
     assert "; 2 nodes lacked it; " in batch
+    (attempt,) = here.json("status")["attempts"]
+    phases = {each["phase"]: each["seconds"] for each in attempt["startup"]["phases"]}
+    assert phases["stage"] > 0
     (here.path / "where.py").write_text(f"{SCRIPT}; {FAIL_ONCE}")
     named = ("--setup", f"export PATH={tmp_path / 'env' / 'bin'}:$PATH", "--python", "python")
     again, batch = run(cluster, here, *disk, *named, "--max-restarts", "1")
