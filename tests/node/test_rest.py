@@ -21,6 +21,7 @@ from clusterrun.rundir.claims import pass_on, passed_on
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import here
 from tests.node.test_link import PORTS, decide, run, who
+from tests.patience import PATIENCE
 
 WAITS = "import signal; signal.sigwait([signal.SIGURG])"
 
@@ -84,3 +85,20 @@ def test_the_first_of_conductor_and_head_decides_whether_agents_continue(
     assert one.paths.rests(1).exists()
     assert passed_on(one.paths, 1) in ((0, 2) if is_over else (given or 0,))
     assert pass_on(one.paths, 1, 3) == passed_on(one.paths, 1) != 3
+
+
+SPARED = """
+import subprocess
+from clusterrun.node.base.processes import has_children, kill_descendants
+lasting, other = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+assert has_children([lasting.pid])
+assert kill_descendants((), [lasting.pid]) == []
+assert not has_children([lasting.pid]), "the other one is killed"
+assert has_children() and lasting.poll() is None
+assert kill_descendants() == []
+assert not has_children()
+"""
+
+
+def test_a_process_that_outlives_an_attempt_is_spared() -> None:
+    subprocess.run([sys.executable, "-c", SPARED], check=True, timeout=60 * PATIENCE)

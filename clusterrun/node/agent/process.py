@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from clusterrun.node.agent.agent import Agent
 from clusterrun.node.agent.launcher import WARNINGS
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, Identity, identity
-from clusterrun.node.base.processes import adopt_orphans, kill_descendants, reap
+from clusterrun.node.base.processes import adopt_orphans, has_children, kill_descendants
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.forward.spool import Output, Spool, create_spool
@@ -64,7 +64,7 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
     try:
         return asyncio.run(_run(agent, post)), agent.next_attempt
     finally:
-        kill_descendants(agent.unawaited)
+        kill_descendants(agent.unawaited, post.spared if agent.next_attempt else ())
         if not agent.next_attempt:
             post.close()
         if agent.is_orphaned:
@@ -82,14 +82,15 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
 class Post:
     """What lasts from attempt to attempt: the clock, and the way of signals to the agent.
 
-    `may_rest` is False if a setup line has left a process: it ends with its attempt.
+    The processes `spared` also last. `may_rest` is False if a setup line has left a process: it
+    ends with its attempt.
 
     Slurm may send SIGTERM to a node that exits after the others, when the loop of its agent has
     ended. The launcher and the ranks ignore the warning signals.
     """
 
-    def __init__(self) -> None:
-        self.clock, self.may_rest = Clock(), not reap()
+    def __init__(self, spared: Collection[int] = ()) -> None:
+        self.clock, self.spared, self.may_rest = Clock(), spared, not has_children(spared)
         self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: list[Callable[[Agent], None]] = []

@@ -66,14 +66,14 @@ def exit_and_signal(status: int) -> tuple[int, int]:
     return (code, 0) if code >= 0 else (128 - code, -code)
 
 
-def kill_descendants(unawaited: Collection[int] = (), *, spared: Collection[int] = ()) -> list[int]:
+def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = ()) -> list[int]:
     """Kill and reap all descendants of this process but the `spared`; return the pids left.
 
     The `unawaited` may be stuck in the kernel: they are killed, and may be left.
     """
     deadline = time.monotonic() + KILL_S
     while left := [pid for pid in _kill_all(spared) if pid not in unawaited]:
-        reap()
+        _reap()
         if time.monotonic() > deadline:
             return left
         time.sleep(0.02)
@@ -121,6 +121,16 @@ def _work_in_fork(work: Callable[[], str], writer: int) -> NoReturn:
         os._exit(0)
 
 
+def has_children(besides: Collection[int] = ()) -> bool:
+    """Return whether this process has started any other than `besides`, which still runs."""
+    try:
+        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        found = list(map(int, text.split()))
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        found = [child.pid for child in psutil.Process().children()]
+    return any(pid not in besides and is_running(pid) for pid in found)
+
+
 def reap_adopted(besides: Collection[int]) -> None:
     """Reap orphans that have ended, except those in `besides`, which others wait for.
 
@@ -133,10 +143,7 @@ def reap_adopted(besides: Collection[int]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def reap() -> bool:
-    """Reap the children that have ended; return whether others run."""
+def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-        return True
-    return False
