@@ -201,9 +201,20 @@ def killed(rank: int, at: float) -> Failure:
     )
 
 
-@pytest.mark.parametrize("finds", [False, True])
+@pytest.mark.parametrize(
+    ("found", "is_waiting", "code"),
+    [
+        (None, False, 137),
+        (dataclasses.replace(failure(2, 0.0), has_lost_peer=True), False, 137),
+        (failure(2, 0.0), True, 3),
+    ],
+)
 def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finds: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    found: Failure | None,
+    is_waiting: bool,
+    code: int,
 ) -> None:
     monkeypatch.setattr(link_module, "SETTLE_S", 2.0)
     monkeypatch.setattr(head_module, "SETTLE_S", 2.0)
@@ -213,8 +224,8 @@ def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_failure(
         now = time.time()
 
         async def look(message: Mapping[str, Any]) -> dict[str, Any]:
-            if finds:
-                nodes.members[1].report_failure(failure(2, now - 1, code=3))
+            if found:
+                nodes.members[1].report_failure(dataclasses.replace(found, at=now - 1))
             return {}
 
         for node in nodes.members:
@@ -222,8 +233,8 @@ def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_failure(
         await nodes.meet()
         since = time.monotonic()
         nodes.members[0].report_failure(killed(1, now))
-        assert (await nodes.head.ending()).code == (3 if finds else 137)
-        assert (time.monotonic() - since > 1.5) is finds
+        assert (await nodes.head.ending()).code == code
+        assert (time.monotonic() - since > 1.5) is is_waiting
         await nodes.head._close()
 
     run(story())

@@ -157,8 +157,9 @@ class StopDecision:
             asyncio.get_running_loop().call_later(SETTLE_S, self._decide)
 
     def heard_all(self) -> None:
-        """Decide now if ranks were killed and no node has reported anything else."""
-        if all(failure.signal == signal.SIGKILL for failure in self._failures):
+        """Decide now if ranks were killed, and no node has reported what may have come first."""
+        own = [failure for failure in self._failures if not failure.is_consequence]
+        if own and all(failure.signal == signal.SIGKILL for failure in own):
             self.make(Ending.of_first(self._failures))
 
     def complete(self) -> None:
