@@ -142,7 +142,8 @@ def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
 
 
 def _of_host(node: int) -> dict[str, str]:
-    return {"CLUSTERRUN_LOCAL_JOB_ID": "<job id>", "CLUSTERRUN_LOCAL_NODE_RANK": str(node)}
+    job = {"CLUSTERRUN_LOCAL_JOB_ID": "<job id>", "CLUSTERRUN_BATCH_PID": "<pid>"}
+    return {**job, "CLUSTERRUN_LOCAL_NODE_RANK": str(node)}
 
 
 def _of_task(plan: Plan, launched: Mapping[str, str]) -> dict[str, str]:
