@@ -1,0 +1,1 @@
+"""Measure the way from a command to the first step, and back after a failure."""

@@ -1,0 +1,71 @@
+"""The arithmetic of the start benchmark; what it measures needs a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.start import back, front, scale, steady, world
+from benchmarks.start.turns import compared, in_turns, parts, rotated
+
+
+def test_contenders_take_turns_and_the_first_turn_does_not_count() -> None:
+    order: list[str] = []
+
+    def contender(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    found = in_turns({"a": lambda: contender("a"), "b": lambda: contender("b")}, 2)
+    assert "".join(order) == "abbaab"
+    assert found == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
+    assert [rotated(["a", "b", "c"], turn)[0] for turn in range(4)] == ["a", "b", "c", "a"]
+
+
+def test_a_ratio_is_the_median_of_the_turns_and_not_of_the_times() -> None:
+    times = {"ours": [1.0, 2.0, 9.0], "theirs": [2.0, 1.0, 3.0]}
+    ours, theirs = compared(times, "ours", {"theirs": 1.5})
+    assert (ours["ours : it"], ours["budget"]) == (1.0, None)
+    assert (theirs["median_s"], theirs["ours : it"], theirs["budget"]) == (2.0, 2.0, 1.5)
+    assert theirs["ours : it, extremes"] == "0.5-3"
+
+
+def test_parts_that_no_turn_knows_are_empty() -> None:
+    assert parts([{"a": 1.0, "b": None}, {"a": 3.0}]) == {"a": 2.0, "b": None}
+
+
+def test_a_start_ends_with_the_last_rank() -> None:
+    first = {"process": 11.0, "script": 11.5, "imported": 12.0, "collective": 13.0, "step": 13.5}
+    last = {"process": 10.0, "script": 11.0, "imported": 12.5, "collective": 14.0, "step": 14.5}
+    times = world.times_of([first, last], launched_at=9.0, submitted_at=8.5)
+    assert (times["start_s"], times["from sbatch_s"], times["joined_s"]) == (5.0, 5.5, 1.5)
+    assert (times["first process_s"], times["last script_s"]) == (1.0, 2.5)
+    assert times["process to collective_s"] == 4.0
+    restarted = back.times_of([first, last], 9.0)
+    assert (restarted["new step_s"], restarted["script to collective_s"]) == (5.5, 3.0)
+
+
+def test_the_lines_of_light_ranks_are_found_in_logs_and_in_plain_output() -> None:
+    assert scale.up_times("0000000000000001 3 o up 3 12.5\nup 4 13.5\nup\n- z 0\n") == [12.5, 13.5]
+
+
+def test_what_grows_does_so_linearly_on_the_head_and_not_at_all_on_a_member() -> None:
+    meeting = scale.Meeting(
+        nodes=101,
+        wall_s=1.0,
+        head_cpu_s=0.1,
+        member_cpu_s=0.001,
+        received_bytes=50_000,
+        sent_bytes=30_000,
+    )
+    few, many = (scale.grown(nodes, meeting) for nodes in (11, 1001))
+    assert few["link: head receives_bytes"] == 5000
+    assert many["link: head receives_bytes"] == 500_000
+    assert many["link: head's processor_s"] == pytest.approx(1.0)
+    assert few["link: a member sends_bytes"] == many["link: a member sends_bytes"] == 500
+    assert many["store: connections"] == 9009
+
+
+def test_the_time_of_the_scheduler_and_the_roles_of_processes_are_read() -> None:
+    assert front.scheduler_s("10.5 10.75 squeue") == 0.25
+    assert steady.role("python", "python -c … clusterrun.node agent /run 1") == "agent"
+    assert steady.role("srun", "srun bash node.sh") == "srun"
