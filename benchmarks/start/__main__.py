@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _facts(place: Place) -> dict[str, str]:
-    slurm = subprocess.run(["sinfo", "--version"], check=True, capture_output=True, text=True)
+    slurm = subprocess.run(["slurmd", "-V"], check=True, capture_output=True, text=True)
     libraries = {name: text for name, text in versions().items() if text}
     return {
         **machine(place.directory),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.child import Command, measure
+from benchmarks.child import Command, Measured, measure
 from benchmarks.report import Section, Value, median, spread
 from benchmarks.start import peers
-from benchmarks.start.place import Place, script, settle
-from benchmarks.start.turns import compared, in_turns
+from benchmarks.start.place import Place, script, settle, wait_for_files
+from benchmarks.start.turns import compared, in_turns, ratios
 from clusterrun.cli.main import VERBS
 from tests.cluster.cluster import Cluster
 
@@ -57,8 +57,8 @@ def commands(place: Place) -> Iterator[Section]:
     argvs[GROUP] = [*peers.click_group(list(VERBS)), "--help"]
     if not torchx.missing:
         argvs[TORCHX] = [torchx.program("torchx"), "--help"]
-    times = in_turns({name: _wall(name, argv) for name, argv in argvs.items()}, place.rounds)
-    rows = compared(times, OURS, {GROUP: 1.8, TORCHX: 0.65})
+    started = {n: partial(measure, Command(name=n, argv=argv)) for n, argv in argvs.items()}
+    rows = _rows(in_turns(started, place.rounds), {GROUP: 1.8, TORCHX: 0.65})
     yield Section(
         title="Start of a command: --help",
         about="Whole processes, each from a plain installation in an environment of its own. "
@@ -69,18 +69,24 @@ def commands(place: Place) -> Iterator[Section]:
     yield _own_times(place, own)
 
 
-def _wall(name: str, argv: list[str], cwd: Path | None = None) -> Callable[[], float]:
-    command = Command(name=name, argv=argv, cwd=cwd)
-    return lambda: measure(command).wall_s
+def _rows(found: dict[str, list[Measured]], budgets: dict[str, float]) -> list[dict[str, Value]]:
+    """Compare commands by their wall time; other load changes their processor time less."""
+    rows = compared({n: [run.wall_s for run in runs] for n, runs in found.items()}, OURS, budgets)
+    spent = {name: [run.cpu_s for run in runs] for name, runs in found.items()}
+    for row in rows:
+        of = spent[str(row["what"])]
+        row |= {"cpu_s": median(of), "ours : it, cpu": median(ratios(spent[OURS], of))}
+    return rows
 
 
 def _own_times(place: Place, own: peers.Environment) -> Section:
-    """Measure commands about a finished job of the real Slurm, without the scheduler's part."""
+    """Measure commands about a running job of the real Slurm, without the scheduler's part."""
     cluster, directory = place.cluster(2), place.fresh("front")
-    (directory / "train.py").write_text("print('a step')\n")
+    (directory / "train.py").write_text("import time\nprint('a step')\ntime.sleep(3600)\n")
     alone = ("--nodes", "1", "--nproc-per-node", "1", "--device", "cpu", "--strategy", "none")
     job = place.submit(directory, "--cluster", "slurm", *alone, "train.py")
-    settle(cluster, job)
+    log = directory / "runs" / "by-job" / job / "logs" / "a1" / f"{cluster.nodes[0]}.log"
+    wait_for_files([log], job, cluster)
     program, large = own.program("clusterrun"), ("--nodes", "1024", "--nproc-per-node", "8")
     asked = {
         "status JOB": ("status", job),
@@ -89,19 +95,23 @@ def _own_times(place: Place, own: peers.Environment) -> Section:
         "render, 1 node": ("render", "--cluster", "slurm", *alone, "train.py"),
         "render, 1,024 nodes x 8": ("render", "--cluster", "slurm", *large, "train.py"),
     }
-    log = write_wrappers(directory / "wrapped", directory / "calls")
+    calls = write_wrappers(directory / "wrapped", directory / "calls")
     measured = in_turns(
         {
-            name: partial(_own_time, Command(name=name, argv=[program, *words], cwd=directory), log)
+            name: partial(
+                _own_time, Command(name=name, argv=[program, *words], cwd=directory), calls
+            )
             for name, words in asked.items()
         },
         place.rounds,
     )
+    cluster.run(["scancel", job])
+    settle(cluster, job)
     return Section(
         title="Own time of commands",
-        about="Whole processes against the real Slurm, on a finished job. Own: without the "
-        "scheduler's commands, each timed by a wrapper; the wrapper's start of about 2 ms counts "
-        "as ours.",
+        about="Whole processes against the real Slurm, on a running job that sleeps. Own: without "
+        "the scheduler's commands, each timed by a wrapper; the wrapper's start of about 2 ms "
+        "counts as ours.",
         rows=[_own_row(name, turns) for name, turns in measured.items()],
     )
 
@@ -168,8 +178,7 @@ def submit(place: Place) -> Iterator[Section]:
             name: partial(_submitted, cluster, Command(name=name, argv=argv, cwd=directory))
             for name, argv in argvs.items()
         }
-        times = in_turns(contenders, place.rounds)
-        rows = compared(times, OURS, {TORCHX: 0.6, SUBMITIT: 1.6})
+        rows = _rows(in_turns(contenders, place.rounds), {TORCHX: 0.6, SUBMITIT: 1.6})
         log = write_wrappers(directory / "wrapped", directory / "calls")
         for row in rows:
             name = str(row["what"])
@@ -192,10 +201,10 @@ def _our_submission(program: str) -> list[str]:
     return [program, "submit", "--parsable", "--cluster", "slurm", *alone, "train.py"]
 
 
-def _submitted(cluster: Cluster, command: Command) -> float:
-    seconds = measure(command).wall_s
+def _submitted(cluster: Cluster, command: Command) -> Measured:
+    measured = measure(command)
     cluster.run(["scancel", "--me"])
-    return seconds
+    return measured
 
 
 def _calls(command: Command, log: Path) -> str:

@@ -30,6 +30,11 @@ class Environment:
         return str(self.directory / "bin" / name)
 
     @property
+    def modules(self) -> Path:
+        """Return the directory of the installed packages."""
+        return next((self.directory / "lib").glob("python*/site-packages"))
+
+    @property
     def version(self) -> str:
         """Return the installed version of the package that the environment is for."""
         if self.missing:
@@ -54,13 +59,15 @@ def environment(name: str, *packages: str) -> Environment:
 
 
 def own() -> Environment:
-    """Install this working tree as users do, without the libraries that train.
+    """Install this working tree as users do; an editable installation starts more slowly.
 
-    An editable installation starts more slowly.
+    The libraries that train are those of this interpreter.
     """
     found = environment("clusterrun", str(ROOT))
     if not found.missing:
         _pip(found.directory, "--no-deps", "--force-reinstall", str(ROOT))
+        libraries = [path for path in sys.path if path.endswith("site-packages")]
+        (found.modules / "libraries.pth").write_text("\n".join(libraries))
     return found
 
 
@@ -68,8 +75,7 @@ def click_group(names: list[str]) -> list[str]:
     """Return the command of a click group that has commands of these names and nothing else."""
     found = environment(CLICK)
     program = Path(found.program("click-group"))
-    modules = next((found.directory / "lib").glob("python*/site-packages"))
-    (modules / "click_group.py").write_text(_GROUP.format(names=names))
+    (found.modules / "click_group.py").write_text(_GROUP.format(names=names))
     program.write_text(_PROGRAM.format(python=found.python))
     program.chmod(0o755)
     return [str(program)]
