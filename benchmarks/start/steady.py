@@ -19,7 +19,7 @@ from tests.cluster.cluster import Cluster
 
 WINDOWS = 3
 SLEEP_S = 0.08  # a light step: it mostly waits
-STEPS, WARM = 400, 50
+STEPS, WARM = 300, 50
 OURS, FLOOR, AGAIN = "clusterrun", "srun python", "srun python, again (noise)"
 EIGHT = World(nodes=1, procs=8, strategy="ddp", budgets=())
 HOLD_S = 300
