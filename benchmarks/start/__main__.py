@@ -43,6 +43,7 @@ def main() -> None:
         large=asked.nodes,
         options=tuple(word for each in asked.set for word in ("--set", each)),
         launchers=tuple(asked.launcher),
+        only=asked.only,
     )
     facts, found = _facts(place), []
     try:
@@ -82,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--launcher", action="append", default=[], help="also measure ours with this launcher"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="worlds of `first-collective` with this in the name",
     )
     parser.add_argument(
         "--results",

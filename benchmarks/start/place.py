@@ -33,6 +33,14 @@ class Place:
     large: int
     options: tuple[str, ...]
     launchers: tuple[str, ...] = ()
+    only: str = ""
+
+    def ways(self, ours: str) -> dict[str, tuple[str, ...]]:
+        """Return the options of our jobs: as they are, and with each launcher asked for."""
+        chosen = {
+            f"{ours}, {name}": ("--set", f"launch.launcher={name}") for name in self.launchers
+        }
+        return {ours: (), **chosen}
 
     def cluster(self, nodes: int) -> Cluster:
         """Return an idle cluster of this many nodes; one of another size is taken down."""

@@ -38,7 +38,9 @@ from tests.road import LIGHT
 OURS, FLOOR = "clusterrun", "srun"
 PROCS = 8
 MEETINGS = (16, 64, 256, 1000)
-SIZES = (64, 128, 256)  # of torch's groups; at 8 ranks a node 1,000 nodes have 8,000
+GROUP_NODES = 16
+GROUP_PORTS = {"store": 29600, "gloo": 29650}
+SIZES = (64, 128, 256)  # of torch's groups; the ranks share the cores of this machine
 PORTS = candidate_ports(f"benchmark of the link {os.getpid()}", 1, (20000, 29999)).link
 ENDED = "_job_complete: JobId={} done"
 
@@ -124,13 +126,13 @@ def store(place: Place) -> Iterator[Section]:
     groups = _groups(cluster)
     yield Section(
         title="torch's store and group",
-        about=f"Ranks on {place.large} nodes of the test cluster, forked from one process that has "
+        about="Ranks on nodes of the test cluster, forked from one process that has "
         "imported torch, into the nodes' network namespaces: from the first fork until all have "
-        "met at the store, have a gloo group, and have ended an all-reduce. Bytes are those that "
-        "node 0 received.",
+        "met at the store, have a gloo group, and have ended an all-reduce. Bytes are those of "
+        "node 0, which has the store: there, with gloo, each rank reads all others' addresses.",
         rows=groups,
     )
-    yield _model(found[-1], groups[-1])
+    yield _model(found[-1], [row for row in groups if row["what"] == "store"][-1])
 
 
 def _meetings_of_jobs(place: Place, cluster: Cluster) -> Section:
@@ -292,44 +294,57 @@ def _processor_s() -> float:
 
 
 def _groups(cluster: Cluster) -> list[dict[str, Value]]:
+    """Measure the store on all nodes, and groups on a few, for the size of a kernel's ARP table."""
+    few = cluster.nodes[:GROUP_NODES]
+    return [*_joined("store", cluster, cluster.nodes), *_joined("gloo", cluster, few)]
+
+
+def _joined(kind: str, cluster: Cluster, nodes: Sequence[str]) -> list[dict[str, Value]]:
     shape = cluster.shape
-    places = [f"/run/netns/{shape.netns(node)}" for node in cluster.nodes]
-    head = shape.address(cluster.nodes[0])
-    argv = [sys.executable, str(SCRIPTS / "group.py"), head, "29600", *places]
+    places = [f"/run/netns/{shape.netns(node)}" for node in nodes]
+    port = str(GROUP_PORTS[kind])
+    argv = [sys.executable, str(SCRIPTS / "group.py"), kind, shape.address(nodes[0]), port, *places]
     lines = "".join(f"{size}\n" for size in SIZES)
     done = subprocess.run(argv, input=lines, check=True, capture_output=True, text=True)
-    return [_group_row(json.loads(line)) for line in done.stdout.splitlines()]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return [_group_row(kind, len(nodes), each) for each in found]
 
 
-def _group_row(found: dict[str, float]) -> dict[str, Value]:
+def _group_row(kind: str, nodes: int, found: dict[str, float]) -> dict[str, Value]:
     world = int(found["world"])
+    times: dict[str, Value] = {
+        f"{name}_s": found.get(name) for name in ("forked", "store", "group", "all-reduce")
+    }
     return {
+        "what": kind,
+        "nodes": nodes,
         "ranks": world,
-        "forked_s": found["forked"],
-        "store_s": found["store"],
-        "group_s": found["group"],
-        "all-reduce_s": found["all_reduce"],
-        "node 0 received_bytes": int(found["head_bytes"]),
-        "for each rank_bytes": int(found["head_bytes"]) // world,
+        **times,
+        "node 0 receives_bytes": int(found["received"]),
+        "node 0 sends_bytes": int(found["sent"]),
+        "sends for each rank_bytes": found["sent"] / world,
+        "sends for each pair of ranks_bytes": found["sent"] / world**2,
     }
 
 
-def _model(meeting: Meeting, group: dict[str, Value]) -> Section:
+def _model(meeting: Meeting, joined: dict[str, Value]) -> Section:
     """Return what grows with the nodes, by formula, with the measured constants."""
+    per_rank = float(str(joined["sends for each rank_bytes"]))
     return Section(
         title="What grows with the number of nodes",
-        about=f"By formula, with the constants of the largest measurement above: {PROCS} ranks for "
-        "each node. Everything that grows does so on the head alone, and linearly; each member has "
-        "one connection and messages of constant size. `store`: torch's, on the head: each rank "
-        "and each node's launcher has one connection to it. gloo connects each rank with all "
-        "others, with any launcher.",
-        rows=[grown(nodes, meeting) for nodes in (2, 16, 64, 256, 1000)],
+        about=f"By formula, with the constants of the largest measurements above, {PROCS} ranks "
+        "for each node. `link`: what clusterrun adds; it grows on the head alone, and linearly. "
+        "Each member has one connection and messages of constant size. `store`: torch's, with any "
+        "launcher, until all have met; each rank and each node's launcher has a connection. What a "
+        "backend then exchanges there is not in the table: gloo's part grows faster than the "
+        "square of the ranks, as measured above.",
+        rows=[grown(nodes, meeting, per_rank) for nodes in (2, 16, 64, 256, 1000)],
     )
 
 
-def grown(nodes: int, meeting: Meeting) -> dict[str, Value]:
-    """Return a row of the model for a number of nodes, from the constants of a meeting."""
-    members = nodes - 1
+def grown(nodes: int, meeting: Meeting, rank_bytes: float) -> dict[str, Value]:
+    """Return a row of the model: a number of nodes, a meeting's constants, the store's per rank."""
+    members, connections = nodes - 1, nodes * PROCS + nodes
     return {
         "nodes": nodes,
         "link: head's connections": members,
@@ -338,6 +353,6 @@ def grown(nodes: int, meeting: Meeting) -> dict[str, Value]:
         "link: head's processor_s": meeting.head_cpu_s / meeting.members * members,
         "link: a member's connections": 1,
         "link: a member sends_bytes": meeting.received_bytes // meeting.members,
-        "store: connections": nodes * PROCS + nodes,
-        "gloo: a rank's connections": nodes * PROCS - 1,
+        "store: connections": connections,
+        "store: sends_bytes": round(rank_bytes * connections),
     }

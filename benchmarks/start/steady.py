@@ -165,13 +165,9 @@ def _middle_step_s(directory: Path, cluster: Cluster, job: str) -> float:
 def _memory(place: Place) -> Section:
     """Compare the memory of a node under each launcher."""
     cluster = place.cluster(2)
-    ways = {world.OURS: place.options}
-    ways |= {
-        f"clusterrun, {each}": (*place.options, "--set", f"launch.launcher={each}")
-        for each in place.launchers
-    }
     contenders: dict[str, Callable[[], dict[str, float]]] = {
-        name: partial(_our_memory, place, cluster, options) for name, options in ways.items()
+        name: partial(_our_memory, place, cluster, options)
+        for name, options in place.ways(world.OURS).items()
     }
     contenders[world.FLOOR] = partial(_bare_memory, place, cluster)
     found = in_turns(contenders, max(1, place.rounds // 2))

@@ -72,13 +72,16 @@ WORLDS = tuple(
 
 def first_collective(place: Place) -> Iterator[Section]:
     """Yield a table for each world."""
-    for world in WORLDS:
+    for world in (each for each in WORLDS if place.only in each.name):
         cluster = place.cluster(2)
         config = accelerate_config(place.fresh("config"), world)
         contenders: dict[str, Callable[[], Times]] = {
             BY_HAND: partial(_by_hand, place, cluster, world, config),
             FLOOR: partial(_floor, place, cluster, world),
-            OURS: partial(_ours, place, cluster, world),
+            **{
+                name: partial(_ours, place, cluster, world, options)
+                for name, options in place.ways(OURS).items()
+            },
         }
         yield _section(world, in_turns(contenders, place.rounds))
 
@@ -107,10 +110,10 @@ def known(value: float | None) -> float:
     return value
 
 
-def _ours(place: Place, cluster: Cluster, world: World) -> Times:
+def _ours(place: Place, cluster: Cluster, world: World, options: tuple[str, ...]) -> Times:
     directory = place.fresh("ours")
     words = (
-        *("--cluster", "slurm", "--nodes", str(world.nodes)),
+        *(*options, "--cluster", "slurm", "--nodes", str(world.nodes)),
         *("--nproc-per-node", str(world.procs), "--cpus-per-task", "8"),
         *("--device", "cpu", "--strategy", world.strategy, "--threads-per-process", "1"),
         *("--time", "10", str(SCRIPTS / "probe.py"), str(directory)),

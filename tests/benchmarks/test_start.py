@@ -57,12 +57,13 @@ def test_what_grows_does_so_linearly_on_the_head_and_not_at_all_on_a_member() ->
         received_bytes=50_000,
         sent_bytes=30_000,
     )
-    few, many = (scale.grown(nodes, meeting) for nodes in (11, 1001))
+    few, many = (scale.grown(nodes, meeting, 100.0) for nodes in (11, 1001))
     assert few["link: head receives_bytes"] == 5000
     assert many["link: head receives_bytes"] == 500_000
     assert many["link: head's processor_s"] == pytest.approx(1.0)
     assert few["link: a member sends_bytes"] == many["link: a member sends_bytes"] == 500
     assert many["store: connections"] == 9009
+    assert few["store: sends_bytes"] == 99 * 100
 
 
 def test_the_time_of_the_scheduler_and_the_roles_of_processes_are_read() -> None:
