@@ -100,6 +100,15 @@ class Stage(str, Enum):
     TAR = "tar"
 
 
+class Launcher(str, Enum):
+    """How the ranks of a node are started; AUTO is the fastest that is proven for the device."""
+
+    AUTO = "auto"
+    FORGE = "forge"
+    DIRECT = "direct"
+    ACCELERATE = "accelerate"
+
+
 class Network(str, Enum):
     """A preset of network environment variables."""
 

@@ -15,6 +15,7 @@ from clusterrun.config.choices import (
     Device,
     Environment,
     GpuRequest,
+    Launcher,
     MixedPrecision,
     Network,
     OnInterrupt,
@@ -33,6 +34,7 @@ __all__ = [
     "Environment",
     "GpuRequest",
     "JobSpec",
+    "Launcher",
     "MixedPrecision",
     "Network",
     "OnInterrupt",
@@ -482,6 +484,23 @@ class JobSpec(Training):
         "[default: warn]",
         default=Preflight.WARN,
         choices=Preflight,
+    )
+    launcher: Launcher = declared(
+        "launch.launcher",
+        Kind.ENUM,
+        "--launcher",
+        "start the ranks as forks of a process that has imported torch (forge), as new "
+        "interpreters (direct) or by accelerate launch  [default: auto]",
+        default=Launcher.AUTO,
+        choices=Launcher,
+    )
+    preload: tuple[str, ...] = declared(
+        "launch.preload",
+        Kind.TEXTS,
+        "--preload",
+        "import this installed module before the ranks are forked (repeatable)",
+        default=(),
+        metavar="MODULE",
     )
     hang_timeout_s: int = declared(
         "launch.hang_timeout",

@@ -15,8 +15,8 @@ from clusterrun.health import nvml
 from clusterrun.health.check import UnknownError
 from clusterrun.health.machine import gib
 from clusterrun.health.nvml import NvmlGpu
-from clusterrun.launch.accelerate_argv import module_argv
 from clusterrun.shared import shell
+from clusterrun.shared.own_modules import module_argv
 
 ANSWER_S: Final = 1.2  # before the launch, which must not wait for longer
 LONG_S: Final = 3.0  # a driver that needs longer is broken; without persistence mode it is slow

@@ -1,4 +1,4 @@
-"""Build the commands that a node runs: our modules, and the arguments of `accelerate launch`."""
+"""Build the arguments of `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,11 @@ from collections.abc import Sequence
 
 from clusterrun.config.choices import Device, Strategy
 from clusterrun.launch.plan import Plan
-
-WORKER_MODULE = "clusterrun.rank.worker"
+from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
 # Seconds between the launcher's checks for failed ranks; it ends the others of its node. Agents
 # notice a failure at once and give other ranks ALIKE_S (`node/link/connection.py`) to fail alike.
 MONITOR_INTERVAL_S = 3
-
-# Runs a module as `python -m` does, but without the working directory on sys.path: a project's
-# secrets.py or logging/ must not shadow the standard library's (`python -P` needs 3.11).
-RUN_MODULE = (
-    "import sys; sys.path[:] = filter(None, sys.path); del sys.argv[0]; "
-    "import runpy; runpy._run_module_as_main(sys.argv[0])"
-)
-
-
-def module_argv(python: str, module: str, *words: str) -> tuple[str, ...]:
-    """Return the command that runs one of our modules in any working directory."""
-    return (python, "-c", RUN_MODULE, module, *words)
 
 
 def launch_argv(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from clusterrun.config.checks import RESERVED_NAMES, port_range
-from clusterrun.config.choices import Cluster, Device, MixedPrecision, Stage, Strategy
+from clusterrun.config.choices import Cluster, Device, Launcher, MixedPrecision, Stage, Strategy
 from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import JobSpec
@@ -89,10 +89,9 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         hang_timeout_s=spec.hang_timeout_s,
         silence_timeout_s=spec.silence_timeout_s,
         preflight=spec.preflight,
+        **_start(spec, world),
         ignore_rules=tuple(map(VerdictRule, spec.ignore_rules)),
-        log_spool_bytes=spec.log_spool_bytes,
-        log_lines_per_s=_log_lines_per_s(spec, world),
-        log_line_bytes=spec.log_line_bytes or 0,
+        **_logs(spec, world),
         accelerate_text=own.accelerate_text,
         health_command=spec.health_command or "",
         **_place_settings(spec, facts, world),
@@ -116,9 +115,21 @@ def _stage_dir(spec: JobSpec) -> str:
     return spec.stage_dir or ""
 
 
-def _log_lines_per_s(spec: JobSpec, world: World) -> int:
-    is_large = world.nodes > LARGE_JOB_NODES
-    return spec.log_lines_per_s or (LARGE_JOB_LINES_PER_S if is_large else 0)
+def _start(spec: JobSpec, world: World) -> dict[str, Any]:
+    """Decide what starts the ranks; on GPUs the forge is not proven yet."""
+    fastest = Launcher.FORGE if world.device is Device.CPU else Launcher.ACCELERATE
+    launcher = fastest if spec.launcher is Launcher.AUTO else spec.launcher
+    return {"launcher": launcher, "preload": spec.preload}
+
+
+def _logs(spec: JobSpec, world: World) -> dict[str, Any]:
+    """Return the caps on logs; all nodes of a large job together must not overload its disk."""
+    per_s = LARGE_JOB_LINES_PER_S if world.nodes > LARGE_JOB_NODES else 0
+    return {
+        "log_spool_bytes": spec.log_spool_bytes,
+        "log_lines_per_s": spec.log_lines_per_s or per_s,
+        "log_line_bytes": spec.log_line_bytes or 0,
+    }
 
 
 def _check_engine(

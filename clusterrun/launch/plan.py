@@ -12,6 +12,7 @@ from typing import Any
 from clusterrun.config.choices import (
     Cluster,
     Device,
+    Launcher,
     Network,
     OnInterrupt,
     Preflight,
@@ -116,6 +117,8 @@ class Plan:
     silence_timeout_s: int = 0
     ignore_rules: tuple[VerdictRule, ...] = ()
     preflight: Preflight = Preflight.WARN
+    launcher: Launcher = Launcher.ACCELERATE
+    preload: tuple[str, ...] = ()
     log_spool_bytes: int
     log_lines_per_s: int
     log_line_bytes: int
@@ -177,6 +180,7 @@ _READERS: dict[str, Any] = {
     "on_interrupt": OnInterrupt,
     "preflight": Preflight,
     "stage": Stage,
+    "launcher": Launcher,
     "ignore_rules": lambda names: tuple(map(VerdictRule, names)),
     "parallel": lambda sizes: Parallel(**sizes),
     "directives": lambda rows: tuple(Directive(**row) for row in rows),

@@ -218,12 +218,11 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
         _group_made(contract, module)
         return result
 
-    # `torch.distributed` has a copy of the name. It copies the patched function if it is imported
-    # after its submodule; otherwise replace it here.
-    module.init_process_group = init_process_group  # type: ignore[attr-defined]
-    package = sys.modules.get("torch.distributed")
-    if package is not None and getattr(package, "init_process_group", None) is original:
-        package.init_process_group = init_process_group  # type: ignore[attr-defined]
+    # Other modules have copies of the name: `torch.distributed`, and in a fork what the forge has
+    # imported. Those that are imported later copy the patched function.
+    for holder in (module, *sys.modules.values()):
+        if getattr(holder, "__dict__", {}).get("init_process_group") is original:
+            holder.__dict__["init_process_group"] = init_process_group
 
 
 class _Call:

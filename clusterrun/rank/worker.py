@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import io
 import json
@@ -48,6 +49,7 @@ _INSTALLED = (
     "<frozen",
 )
 _kept: list[io.TextIOWrapper] = []  # files that must stay open
+_kept_ending: list[_Ending] = []
 
 
 def main() -> None:
@@ -59,10 +61,11 @@ def main() -> None:
     os.environ[given.OWN_RANK] = str(runtime.rank())
     with contextlib.suppress(OSError):
         os.unlink(_error_file())
-    # Registered first, to run after everything that the script registers.
+    leave_last()
     ending = _Ending()
-    atexit.register(ending.leave)
+    _kept_ending.append(ending)
     die_with_parent("CLUSTERRUN_LAUNCHER_PID")
+    _ignore_blocked_signals()
     _move_output(os.environ.get("CLUSTERRUN_SPOOL"))
     faulthandler.enable()
     _show_stacks(os.environ.get("CLUSTERRUN_SPOOL"))
@@ -76,6 +79,25 @@ def main() -> None:
     if contract.expected:
         world.install(contract)
     _run(argv, contract, ending)
+
+
+def _ignore_blocked_signals() -> None:
+    """Ignore the signals that the agent has blocked for this process: they are meant for it."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGUSR1, signal.SIGUSR2}
+    for number in blocked:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+
+
+@functools.cache
+def leave_last() -> None:
+    """Register the rank's last act before anything else registers one, to run after it."""
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    for ending in _kept_ending:
+        ending.leave()
 
 
 def _act_as_a_task_of_slurm() -> None:
@@ -287,6 +309,7 @@ class _Ending:
     def _exit_at_once(self) -> NoReturn:
         # Destroying the group may hang if peers are gone. Without it, gloo's threads abort the
         # process ("terminate called without an active exception") and its exit status is lost.
+        gc.unfreeze()  # the forge froze what it had made, such as the standard streams
         for file in gc.get_objects():
             if type(file) in _BUFFERED:
                 with contextlib.suppress(OSError, ValueError):

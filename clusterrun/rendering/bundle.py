@@ -9,11 +9,11 @@ from pathlib import Path
 from clusterrun import __version__
 from clusterrun.config.environments import read_step
 from clusterrun.errors import NodeExit, UsageError
-from clusterrun.launch.accelerate_argv import RUN_MODULE
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.quoting import Quoted
 from clusterrun.rendering.templates import Renderer
 from clusterrun.rundir.paths import directory_name
+from clusterrun.shared.own_modules import RUN_MODULE
 
 # Slurm's own limit on a batch script (SchedulerParameters=max_script_size, 4 MiB by default).
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.launch.accelerate_argv import launch_argv, module_argv
+from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import EnvVar, Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, rank_environment
 from clusterrun.node.base.identity import LOOPBACK, Attempt, Identity, local_node
@@ -25,10 +25,11 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
 from clusterrun.shared.given import OWN_RANK, TASK
 from clusterrun.shared.installed import installed_version
+from clusterrun.shared.own_modules import module_argv
 
 ADDRESS, PORT, RUN_DIR, SPOOL = "<address of node 0>", "<port>", "<run dir>", "<spool>"
 _PRECISION = "<bf16 or fp16>"
-_PREVIEW = "clusterrun.node.agent.accelerate_preview"
+_PREVIEW = "clusterrun.node.forge.environment"
 _READ = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "PET_")
 _IMPORT_S = 120.0  # torch from a slow file system
 

@@ -11,10 +11,10 @@ import pytest
 from clusterrun.backends.hosts import starters
 from clusterrun.config.hosts import HostList
 from clusterrun.config.spec import Cluster, Device, JobSpec, Starter
-from clusterrun.launch.accelerate_argv import RUN_MODULE
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.own_modules import RUN_MODULE
 from tests.launch.samples import slurm_facts
 
 HOSTS = ("n1", "n2", "n3")

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from clusterrun.config.spec import Strategy
-from clusterrun.launch.accelerate_argv import RUN_MODULE, launch_argv
+from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import Plan
+from clusterrun.shared.own_modules import RUN_MODULE
 from tests.launch.samples import on_slurm
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusterrun.config.spec import Device, MixedPrecision, Preflight
+from clusterrun.config.spec import Device, Launcher, MixedPrecision, Preflight
 from clusterrun.errors import MESSAGE_LETTERS, NodeExit
 from clusterrun.node.agent.process import missing_text
 from clusterrun.node.base.ports import candidate_ports
@@ -495,7 +495,7 @@ def test_ranks_may_open_as_many_files_as_the_host_allows(stub_job: Make) -> None
 
 
 def test_a_node_with_fewer_ranks_breaks_the_world_contract(stub_job: Make) -> None:
-    job = stub_job(HELLO, world_contract=True)
+    job = stub_job(HELLO, world_contract=True, launcher=Launcher.ACCELERATE)
     job.start_node(0, STUB_WORLD="3")
     job.start_node(1, STUB_WORLD="3", STUB_RANKS="1")
     since = time.monotonic()

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from clusterrun.health.facts import versions
-from clusterrun.node.base import facts
+from clusterrun.node.base import cpus, facts
 from clusterrun.node.base.causes import Cause, Ending, NodeError
 
 CAPABILITIES = {"0": (9, 0), "1": (7, 5), "GPU-abc": (8, 6)}
@@ -63,9 +63,9 @@ def test_without_nvml_torch_is_asked_in_a_process_of_its_own(
 
 def test_cpus_are_those_of_the_task() -> None:
     allowed = len(os.sched_getaffinity(0))
-    assert facts.allocated_cpus({}) == allowed
-    assert facts.allocated_cpus({"SLURM_CPUS_PER_TASK": "1"}) == 1
-    assert facts.allocated_cpus({"SLURM_CPUS_PER_TASK": "100000"}) == allowed
+    assert cpus.allocated_cpus({}) == allowed
+    assert cpus.allocated_cpus({"SLURM_CPUS_PER_TASK": "1"}) == 1
+    assert cpus.allocated_cpus({"SLURM_CPUS_PER_TASK": "100000"}) == allowed
 
 
 def test_the_interface_of_an_address_is_found() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun.launch.accelerate_argv import module_argv
+from clusterrun.shared.own_modules import module_argv
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ from clusterrun.health.examine import examine
 from clusterrun.health.facts import PACKAGES
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
-from clusterrun.node.base.facts import allocated_cpus
+from clusterrun.node.base.cpus import allocated_cpus
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user, user_name
 from clusterrun.shared.installed import installed_version

@@ -9,7 +9,7 @@ import os
 import shlex
 from typing import IO, Final
 
-from clusterrun.launch.accelerate_argv import RUN_MODULE
+from clusterrun.shared.own_modules import RUN_MODULE
 
 READ = ("bash", "-s")  # plain words: what starts it may join and split them
 _FIRST = """exec bash -c 'IFS= read -r -d "" script && eval "$script"'\n"""

@@ -13,13 +13,13 @@ from clusterrun.backends.hosts import openssh, start
 from clusterrun.backends.slurm.host import cpus_of_nodes
 from clusterrun.config.choices import Cluster, Device, Starter
 from clusterrun.errors import ClusterrunError, SubmissionError
-from clusterrun.launch.accelerate_argv import RUN_MODULE
 from clusterrun.launch.hosts import FLUX_HOSTS
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
 from clusterrun.shared.host_specs import parse_host
 from clusterrun.shared.hostlist import parse_hostlist
+from clusterrun.shared.own_modules import RUN_MODULE
 
 _CALLED_BACK = "clusterrun.backends.hosts.call_back"
 # What srun needs of the allocation. Its other variables, such as SLURM_GPUS, would size each step.

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from clusterrun.backends.slurm import preemption
 from clusterrun.config.choices import Stage
 from clusterrun.errors import SchedulerUnreachableError
-from clusterrun.launch.accelerate_argv import module_argv
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.host import Host
 from clusterrun.rundir.end import read_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files, shell
+from clusterrun.shared.own_modules import module_argv
 from clusterrun.shared.state import JobState
 
 BY_HAND = "by-hand"

@@ -134,7 +134,7 @@ def print_plan(plan: Plan) -> None:
         output.detail("parallel", f"{named}; {count(plan.data_parallel, 'data-parallel rank')}")
     output.detail(
         "launcher",
-        f"accelerate, strategy {plan.strategy.value}, {plan.device.value}, "
+        f"{plan.launcher.value}, strategy {plan.strategy.value}, {plan.device.value}, "
         f"precision {_PRECISIONS.get(plan.precision.value, plan.precision.value)}",
     )
 

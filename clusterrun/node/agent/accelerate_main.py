@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterrun.node.agent.launcher import WARNINGS
 from clusterrun.node.base.processes import die_with_parent
+from clusterrun.node.forge.ranks import WARNINGS
 from clusterrun.shared.files import write_whole
 
 

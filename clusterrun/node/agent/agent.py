@@ -17,12 +17,13 @@ from clusterrun.config.choices import Preflight
 from clusterrun.health.check import Status
 from clusterrun.health.findings import differing, findings
 from clusterrun.node.agent import rest
-from clusterrun.node.agent.launcher import Launcher, LauncherResult
+from clusterrun.node.agent.launcher import LauncherResult, NodeLauncher
 from clusterrun.node.agent.preparation import (
-    accelerate_launcher,
     check_descriptors,
     decided_parameters,
     failed_preflight,
+    launch_variables,
+    launcher_of,
     node_report,
     open_link,
     prepare_run_dir,
@@ -42,6 +43,8 @@ from clusterrun.node.base.report import LaunchParameters, Report, unfit
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.base.tasks import Tasks, guarded
+from clusterrun.node.forge.environment import Variables
+from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forward.forward import Forwarder
 from clusterrun.node.forward.leftovers import pack
 from clusterrun.node.forward.spool import Spool
@@ -79,8 +82,15 @@ class Agent:
     """One node's part of an attempt."""
 
     def __init__(
-        self, attempt: Attempt, spool: Spool, page: Page, forwarder: Forwarder, clock: Clock
+        self,
+        attempt: Attempt,
+        spool: Spool,
+        page: Page,
+        forwarder: Forwarder,
+        clock: Clock,
+        forge: Forge | None = None,
     ) -> None:
+        self._forge, self._variables = forge, Variables()
         self._attempt, self._spool, self._forwarder = attempt, spool, forwarder
         self._clock = clock
         self._plan, self._who = attempt.plan, attempt.who
@@ -148,7 +158,8 @@ class Agent:
             is_apart = error.code in (NodeExit.NODE_LOST, NodeExit.RENDEZVOUS_FAILED)
             self.has_lost_head = is_apart and not self._who.is_head
             return await self._ended(Ending.refused(error), tell=not error.is_told)
-        self._event("rendezvous", **vars(parameters))
+        met = vars(parameters)
+        self._event("rendezvous", **{n: v for n, v in met.items() if n != "variables"})
         if self._who.is_head:
             self._say_where(parameters)
         return await self._train(link, parameters)
@@ -170,7 +181,10 @@ class Agent:
             "look": self._look,
         }
         compared = self._clock_compared
-        link = open_link(self._attempt, self._clock, compared, answerers, self._disk, self._decided)
+        decide, prepare = self._decided, self._ask_accelerate
+        link = open_link(
+            self._attempt, self._clock, compared, answerers, self._disk, decide, prepare
+        )
         checks = await checking
         if self._startup:
             self._startup.reached(Phase.PREFLIGHT, time.time())
@@ -188,7 +202,9 @@ class Agent:
         else:
             self._tasks.start(self._prepare_run_dir())
             self._lead(link)
-        launcher = accelerate_launcher(self._attempt, parameters, self._spool)
+        launcher = launcher_of(
+            self._attempt, parameters, self._spool, self._forge, self._say_of_forge
+        )
         self._notes.launching()
         launcher.start()
         ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
@@ -336,7 +352,20 @@ class Agent:
             self._event("preflight", findings=[each.to_data() for each in failed])
         if failed and self._plan.preflight is Preflight.ENFORCE:
             raise failed_preflight(failed)
-        return decided_parameters(self._attempt, reports, address)
+        decided = decided_parameters(self._attempt, reports, address)
+        return replace(decided, variables=self._variables)
+
+    async def _ask_accelerate(self) -> None:
+        """Ask, as the head, for the ranks' variables while the other nodes join."""
+        if self._forge is not None:
+            asked = launch_variables(self._attempt, self._spool, self._forge)
+            self._variables, why = await asked
+            self._event("forge", problem=why)
+            if why:
+                self._say_of_forge(f"forge: {why}; the ranks start by accelerate launch")
+
+    def _say_of_forge(self, text: str) -> None:
+        self._say(text, tell=self._who.is_head)
 
     def _clock_compared(self, offset: Offset) -> None:
         self._event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)
@@ -357,11 +386,11 @@ class Agent:
 
     # While the ranks run
 
-    async def _watch(self, launcher: Launcher, ranks: Ranks, link: Head | Member) -> None:
+    async def _watch(self, launcher: NodeLauncher, ranks: Ranks, link: Head | Member) -> None:
         """Watch ranks and launcher, and report how they ended."""
         while not self._cancelled.is_set():
             ranks.look()
-            reap_adopted(besides={launcher.pid, *ranks.pids.values()})
+            reap_adopted(besides={*launcher.pids, *ranks.pids.values()})
             # A launcher takes another second to exit after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
                 link.report_done()
@@ -420,7 +449,7 @@ class Agent:
 
     # At the end
 
-    async def _terminate(self, launcher: Launcher, ranks: Ranks) -> None:
+    async def _terminate(self, launcher: NodeLauncher, ranks: Ranks) -> None:
         """Have the ranks end within a grace time."""
         grace_s = SHIELDED_GRACE_S if self._page.is_shielded else GRACE_S
         deadline = time.monotonic() + grace_s
@@ -428,10 +457,13 @@ class Agent:
             ranks.terminate()
         while not self._is_over(launcher, ranks) and time.monotonic() < deadline:
             await asyncio.sleep(END_LOOK_S)
+        if self._forge is not None:
+            await self._forge.end()
 
-    def _kill(self, launcher: Launcher, ranks: Ranks) -> None:
-        """Kill all descendants of this process."""
-        left = kill_descendants(self.unawaited)
+    def _kill(self, launcher: NodeLauncher, ranks: Ranks) -> None:
+        """Kill all descendants of this process but the forge, which serves the next attempt."""
+        spared = [self._forge.pid] if self._forge else []
+        left = kill_descendants(self.unawaited, spared=spared)
         result = launcher.result()
         ranks.look()
         ranks.settle_by_launcher(result.failures if result else [])
@@ -442,10 +474,10 @@ class Agent:
             self._is_stuck = True
             self._say(f"processes {left} cannot be killed; they may be blocked in the kernel")
 
-    def _is_over(self, launcher: Launcher, ranks: Ranks) -> bool:
+    def _is_over(self, launcher: NodeLauncher, ranks: Ranks) -> bool:
         """Return whether no rank is left; the launcher may still be running."""
         ranks.look()
-        return launcher.result() is not None or ranks.all_ended(self._plan.procs_per_node)
+        return launcher.is_over or ranks.all_ended(self._plan.procs_per_node)
 
     async def _ended(self, ending: Ending, *, tell: bool = False) -> int:
         """Record the ending; the head, or a member that lost the head, reports it to the user."""

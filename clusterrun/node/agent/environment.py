@@ -11,10 +11,14 @@ from pathlib import Path
 from clusterrun.config.choices import Device
 from clusterrun.launch.facts import parse_version
 from clusterrun.launch.nccl import spellings
+from clusterrun.launch.plan import Precision
+from clusterrun.node.base.cpus import threads_of_rank
 from clusterrun.node.base.identity import LOOPBACK, Attempt
 from clusterrun.node.base.report import LaunchParameters
-from clusterrun.node.forward.spool import FLIGHT, NCCL
+from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
 from clusterrun.shared.given import noting_changes
+
+_RUN_DIR, _WORKDIR = "<run dir>", "<working directory>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,5 +108,48 @@ def _threads(attempt: Attempt, facts: NodeFacts) -> dict[str, str]:
     plan, who = attempt.plan, attempt.who
     if any(variable.name == "OMP_NUM_THREADS" for variable in plan.env):
         return {}
-    sharing = plan.procs_per_node * (len(who.nodes) if who.is_local else 1)
-    return {"OMP_NUM_THREADS": str(max(1, facts.cpus // sharing))}
+    nodes = len(who.nodes) if who.is_local else 1
+    each = threads_of_rank(facts.cpus, ranks=plan.procs_per_node, simulated_nodes=nodes)
+    return {"OMP_NUM_THREADS": str(each)}
+
+
+def portable(variables: Mapping[str, str], root: Path, workdir: str) -> dict[str, str]:
+    """Replace the paths that other nodes may have elsewhere by placeholders."""
+    return {
+        name: ":".join(_WORKDIR if part == workdir else part for part in value.split(":")).replace(
+            str(root), _RUN_DIR
+        )
+        for name, value in variables.items()
+    }
+
+
+def of_rank(
+    attempt: Attempt,
+    parameters: LaunchParameters,
+    env: Mapping[str, str],
+    spool: Spool,
+    local_rank: int,
+) -> dict[str, str]:
+    """Return what `accelerate launch` would add to `env` for a rank of this node.
+
+    The head has asked accelerate; the values of node 0's first rank are replaced here.
+    """
+    plan, who = attempt.plan, attempt.who
+    rank = str(who.node_rank * plan.procs_per_node + local_rank)
+    own = {
+        "RANK": rank,
+        "ROLE_RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(who.node_rank),
+        "MASTER_ADDR": parameters.address,
+        "MASTER_PORT": str(parameters.port),
+        "TORCHELASTIC_RUN_ID": env["PET_RDZV_ID"],
+        "TORCHELASTIC_ERROR_FILE": str(spool.launcher_dir / f"{local_rank}.json"),
+    }
+    if plan.precision is Precision.HEAD:
+        own["ACCELERATE_MIXED_PRECISION"] = parameters.precision
+    places = {_RUN_DIR: str(attempt.paths.root), _WORKDIR: os.getcwd()}
+    found = dict(parameters.variables)
+    for placeholder, path in places.items():
+        found = {name: value.replace(placeholder, path) for name, value in found.items()}
+    return {**found, **{name: value for name, value in own.items() if name in found}}

@@ -1,21 +1,25 @@
-"""Start the ranks of this node with `accelerate launch`, and report how that ended."""
+"""Start the ranks of this node, and report how they ended: three ways to do it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from clusterrun.errors import MESSAGE_LETTERS
-from clusterrun.launch.accelerate_argv import module_argv
+from clusterrun.launch.accelerate_argv import MONITOR_INTERVAL_S
+from clusterrun.node.forge.handle import Forge
+from clusterrun.node.forge.ranks import WARNINGS
 from clusterrun.node.forward.spool import Spool
 from clusterrun.shared import files
-
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # meant for the agent, not for its ranks
+from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,40 @@ class LauncherResult:
     was_started: bool = True
 
 
-class Launcher:
+class NodeLauncher(Protocol):
+    """What starts the ranks of a node; call it from the main thread."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Processes whose ends the launcher awaits."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no rank of this launcher is left, or none was started."""
+
+    def start(self) -> None:
+        """Start the ranks. If that fails, `result` returns why."""
+
+    def result(self) -> LauncherResult | None:
+        """Return how the ranks ended, or which have failed while others run; else None."""
+
+
+@contextlib.contextmanager
+def _warnings_blocked() -> Any:
+    """Block the agent's signals until a new process ignores them itself; a mask survives exec."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
+
+
+def _refusal(error: OSError) -> LauncherResult:
+    why = error.strerror or str(error)
+    return LauncherResult(code=1, failures=[], last_line=why, was_started=False)
+
+
+class AccelerateLauncher:
     """`accelerate launch`, in a child process that dies with this one."""
 
     def __init__(self, arguments: Sequence[str], env: Mapping[str, str], spool: Spool) -> None:
@@ -37,39 +74,29 @@ class Launcher:
         self._refused: LauncherResult | None = None
 
     @property
-    def pid(self) -> int:
-        """The launcher's process id; 0 if it was not started."""
-        return self._process.pid if self._process else 0
+    def pids(self) -> Sequence[int]:
+        """The launcher's process."""
+        return [self._process.pid] if self._process else []
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the launcher has ended: it ends after its ranks."""
+        return self._process is None or self._process.poll() is not None
 
     def start(self) -> None:
-        """Start the launcher with its output in the spool; call this from the main thread.
-
-        If that fails, `result` returns why.
-        """
-        # Block these signals until the launcher ignores them itself; a mask survives exec.
-        signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
+        """Start the launcher with its output in the spool."""
         try:
-            self._process = self._started()
+            with _warnings_blocked():
+                self._process = self._started()
         except OSError as error:
-            why = error.strerror or str(error)
-            self._refused = LauncherResult(code=1, failures=[], last_line=why, was_started=False)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
+            self._refused = _refusal(error)
 
     def _started(self) -> subprocess.Popen[bytes]:
         module = "clusterrun.node.agent.accelerate_main"
         # torch's error files are then removed with the spool.
         kept = ("--log_dir", str(self._spool.launcher_dir))
         words = (str(self._spool.failures), *kept, *self._arguments)
-        with open(self._spool.launcher_output, "ab") as output:
-            return subprocess.Popen(
-                module_argv(sys.executable, module, *words),
-                env=dict(self._env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        return _popen(module_argv(sys.executable, module, *words), self._env, self._spool)
 
     def result(self) -> LauncherResult | None:
         """Return how the launcher ended; None while it runs."""
@@ -83,3 +110,171 @@ class Launcher:
             return list(json.loads(self._spool.failures.read_text()))
         except (OSError, ValueError):
             return []
+
+
+def _popen(argv: Sequence[str], env: Mapping[str, str], spool: Spool) -> subprocess.Popen[bytes]:
+    with open(spool.launcher_output, "ab") as output:
+        return subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What the ranks of a node are started with; `store` is set on the first node alone."""
+
+    entry: Sequence[str]
+    environs: Sequence[Mapping[str, str]]
+    titles: Sequence[str]
+    first_rank: int
+    spool: Spool
+    store: tuple[str, int, int, int] | None
+
+
+@dataclass(kw_only=True)
+class _Ends:
+    """How the ranks of a node ended, by local rank; like torch's launcher, patient with others."""
+
+    start: Start
+    codes: Mapping[int, int] = field(default_factory=dict)
+    _failed_at: float = 0.0
+
+    @property
+    def are_all(self) -> bool:
+        return len(self.codes) == len(self.start.environs)
+
+    def result(self) -> LauncherResult | None:
+        failed = {local: code for local, code in self.codes.items() if code}
+        if failed and not self._failed_at:
+            self._failed_at = time.monotonic()
+        is_overdue = failed and time.monotonic() - self._failed_at > MONITOR_INTERVAL_S
+        if not self.are_all and not is_overdue:
+            return None
+        first = self.start.first_rank
+        entries = [{"rank": first + local, "exitcode": code} for local, code in failed.items()]
+        last_line = files.last_line(self.start.spool.launcher_output, MESSAGE_LETTERS)
+        return LauncherResult(code=int(bool(failed)), failures=entries, last_line=last_line)
+
+
+class DirectLauncher:
+    """Fresh interpreters with the environments that accelerate has computed on the first node."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._ends = _Ends(start=start)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._refused: LauncherResult | None = None
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The ranks, and the store."""
+        return [process.pid for process in self._processes]
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether all ranks have ended."""
+        self._look()
+        return self._ends.are_all or self._refused is not None
+
+    def start(self) -> None:
+        """Start the ranks, and before them the store if this node has it."""
+        start, own = self._start, {"CLUSTERRUN_LAUNCHER_PID": str(os.getpid())}
+        argv = module_argv(sys.executable, WORKER_MODULE, *start.entry)
+        try:
+            with _warnings_blocked():
+                for env in start.environs:
+                    self._processes.append(_popen(argv, {**env, **own}, start.spool))
+                if start.store is not None:
+                    words = map(str, (os.getpid(), *start.store))
+                    store = module_argv(sys.executable, "clusterrun.node.forge.store", *words)
+                    self._processes.append(_popen(store, os.environ, start.spool))
+        except OSError as error:
+            self._refused = _refusal(error)
+
+    def _look(self) -> None:
+        """Note the ends of ranks; the agent, which also looks, reaps them after the attempt."""
+        codes = dict(self._ends.codes)
+        for local, process in enumerate(self._processes[: len(self._start.environs)]):
+            with contextlib.suppress(ChildProcessError):
+                ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is not None:
+                    is_exit = ended.si_code == os.CLD_EXITED
+                    codes[local] = ended.si_status if is_exit else -ended.si_status
+        self._ends.codes = codes
+
+    def result(self) -> LauncherResult | None:
+        """Return how the ranks ended; None while all run."""
+        self._look()
+        return self._refused or self._ends.result()
+
+
+class ForgeLauncher:
+    """Forks of this node's forge; fresh interpreters if it can't fork ranks, and a line why."""
+
+    def __init__(self, start: Start, forge: Forge, say: Callable[[str], None]) -> None:
+        self._start, self._forge, self._say = start, forge, say
+        self._ends = _Ends(start=start)
+        self._instead: DirectLauncher | None = None
+        self._is_lost = False
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The forge, and ranks that it could not fork."""
+        return [self._forge.pid, *(self._instead.pids if self._instead else ())]
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether all ranks have ended."""
+        self._look()
+        if self._instead is not None:
+            return self._instead.is_over
+        return self._ends.are_all or self._forge.is_dead
+
+    def start(self) -> None:
+        """Order the ranks. The forge forks them when it has imported everything."""
+        start, first = self._start, self._start.environs[0]
+        if start.store is not None:
+            self._forge.host_store(start.store)
+        common = {
+            name: value
+            for name, value in first.items()
+            if all(environ.get(name) == value for environ in start.environs)
+        }
+        self._forge.launch(
+            entry=list(start.entry),
+            env=common,
+            ranks=[{n: v for n, v in e.items() if n not in common} for e in start.environs],
+            titles=list(start.titles),
+            output=str(start.spool.launcher_output),
+        )
+        self._look()
+
+    def _look(self) -> None:
+        if self._instead is not None:
+            return
+        self._forge.look()
+        self._ends.codes = self._forge.codes
+        if self._forge.pids and self._forge.is_dead and not self._is_lost:
+            self._is_lost = True
+            self._say(f"forge: {self._forge.why_closed}; its ranks are killed with it")
+        if self._forge.why_closed and not self._forge.pids:
+            self._say(f"forge: {self._forge.why_closed}; the ranks start as new interpreters")
+            store = self._start.store if self._forge.is_dead else None
+            self._instead = DirectLauncher(replace(self._start, store=store))
+            self._instead.start()
+
+    def result(self) -> LauncherResult | None:
+        """Return how the ranks ended; None while all run."""
+        self._look()
+        if self._instead is not None:
+            return self._instead.result()
+        problem = self._forge.problem_of_store
+        if problem or self._forge.is_dead:
+            why = problem or f"the forge ended: {self._forge.why_closed}"
+            return LauncherResult(code=1, failures=[], last_line=why)
+        return self._ends.result()

@@ -8,23 +8,32 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from clusterrun.config.choices import Device
+from clusterrun.config.choices import Device, Launcher
 from clusterrun.health.facts import versions
 from clusterrun.health.findings import NodeFinding
 from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import Plan, Precision
-from clusterrun.node.agent.environment import NodeFacts, rank_environment
-from clusterrun.node.agent.launcher import Launcher
+from clusterrun.node.agent.environment import NodeFacts, of_rank, portable, rank_environment
+from clusterrun.node.agent.launcher import (
+    AccelerateLauncher,
+    DirectLauncher,
+    ForgeLauncher,
+    NodeLauncher,
+    Start,
+)
 from clusterrun.node.base import facts
 from clusterrun.node.base.causes import Cause, NodeError, NodeExit
-from clusterrun.node.base.identity import Attempt, Identity
+from clusterrun.node.base.cpus import allocated_cpus
+from clusterrun.node.base.identity import LOOPBACK, Attempt, Identity
 from clusterrun.node.base.ports import Ports, candidate_ports, free_port
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.forge.environment import Variables
+from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.clock import Clock, Offset
 from clusterrun.node.link.handshake import Realm
-from clusterrun.node.link.head import Decide, Head
+from clusterrun.node.link.head import Decide, Head, Prepare
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.rundir.world import write_world
@@ -84,17 +93,19 @@ def open_link(
     answerers: Mapping[str, Answerer],
     disk: SharedDisk,
     decide: Decide,
+    prepare: Prepare | None = None,
 ) -> Head | Member:
     """Return this node's end of the link.
 
     A member whose clock differs from the head's corrects `clock` and calls `compared`. It answers
-    the head's questions with `answerers`. The head calls `decide` with the reports of all nodes.
+    the head's questions with `answerers`. The head awaits `prepare`, and calls `decide` with the
+    reports of all nodes.
     """
     who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
     ports = attempt_ports(attempt).link
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     if who.is_head:
-        return Head(who, realm, ports, timeout_s, decide, disk)
+        return Head(who, realm, ports, timeout_s, decide, disk, prepare)
     return Member(who, realm, ports, timeout_s, clock, compared, answerers, disk)
 
 
@@ -162,12 +173,10 @@ def prepare_run_dir(attempt: Attempt) -> None:
     write_world(paths, attempt.number, attempt.who.nodes, plan.procs_per_node)
 
 
-def accelerate_launcher(attempt: Attempt, parameters: LaunchParameters, spool: Spool) -> Launcher:
-    """Return accelerate's launcher for this node's ranks."""
+def launch_arguments(attempt: Attempt, parameters: LaunchParameters) -> tuple[str, ...]:
+    """Return the arguments of `accelerate launch` on this node."""
     plan, paths = attempt.plan, attempt.paths
-    node_facts = _node_facts(os.environ)
-    env = rank_environment(os.environ, attempt, parameters, spool.root, node_facts)
-    arguments = launch_argv(
+    return launch_argv(
         plan,
         python=sys.executable,
         config_file=str(paths.accelerate),
@@ -178,13 +187,75 @@ def accelerate_launcher(attempt: Attempt, parameters: LaunchParameters, spool: S
         precision=parameters.precision,
         worker_argv=plan.entry,
     )
-    return Launcher(arguments, env, spool)
+
+
+def node_environment(
+    attempt: Attempt, parameters: LaunchParameters, spool: Spool
+) -> dict[str, str]:
+    """Return the environment of this node's launcher."""
+    return rank_environment(os.environ, attempt, parameters, spool.root, _node_facts(os.environ))
+
+
+async def launch_variables(attempt: Attempt, spool: Spool, forge: Forge) -> tuple[Variables, str]:
+    """Return what `accelerate launch` adds on the first node, or why that is unknown.
+
+    It is asked before the nodes have met; `of_rank` replaces what depends on that.
+    """
+    precision = attempt.plan.precision
+    asked = LaunchParameters(
+        address=LOOPBACK,
+        port=1,  # accelerate checks that nothing listens there
+        interface="",
+        precision=Precision.BF16.value if precision is Precision.HEAD else precision.value,
+    )
+    kept = ("--log_dir", str(spool.launcher_dir))
+    words = (*kept, *launch_arguments(attempt, asked))
+    found, why = await forge.variables(node_environment(attempt, asked, spool), words)
+    return portable(found, attempt.paths.root, os.getcwd()), why
+
+
+def launcher_of(
+    attempt: Attempt,
+    parameters: LaunchParameters,
+    spool: Spool,
+    forge: Forge | None,
+    say: Callable[[str], None],
+) -> NodeLauncher:
+    """Return what starts this node's ranks."""
+    env = node_environment(attempt, parameters, spool)
+    if not parameters.variables:
+        return AccelerateLauncher(launch_arguments(attempt, parameters), env, spool)
+    spool.launcher_dir.mkdir(mode=0o700, exist_ok=True)  # for torch's error files
+    start = _start(attempt, parameters, env, spool)
+    if forge is None:
+        return DirectLauncher(start)
+    is_asked = attempt.plan.launcher is Launcher.FORGE
+    return ForgeLauncher(start, forge, say if is_asked else lambda _: None)
+
+
+def _start(
+    attempt: Attempt, parameters: LaunchParameters, env: Mapping[str, str], spool: Spool
+) -> Start:
+    plan, who = attempt.plan, attempt.who
+    ranks = [of_rank(attempt, parameters, env, spool, n) for n in range(plan.procs_per_node)]
+    first = who.node_rank * plan.procs_per_node
+    command = " ".join(plan.entry)
+    is_host = who.is_head and parameters.variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host = (parameters.address, parameters.port, plan.nodes, plan.rendezvous_timeout_s)
+    return Start(
+        entry=plan.entry,
+        environs=[{**env, **variables} for variables in ranks],
+        titles=[f"{command} [job {who.job_id} rank {first + n}]" for n in range(len(ranks))],
+        first_rank=first,
+        spool=spool,
+        store=host if is_host else None,
+    )
 
 
 def _node_facts(env: Mapping[str, str]) -> NodeFacts:
     cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return NodeFacts(
-        cpus=facts.allocated_cpus(env),
+        cpus=allocated_cpus(env),
         torch=installed_version("torch"),
         deepspeed=installed_version("deepspeed"),
         cache_home=Path(cache) / "clusterrun",

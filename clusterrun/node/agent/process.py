@@ -7,17 +7,18 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.agent import Agent
-from clusterrun.node.agent.launcher import WARNINGS
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, Identity, identity
 from clusterrun.node.base.processes import adopt_orphans, has_children, kill_descendants
 from clusterrun.node.base.stderr import say_on_stderr
+from clusterrun.node.forge.handle import begun
+from clusterrun.node.forge.ranks import WARNINGS
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.forward.spool import Output, Spool, create_spool
 from clusterrun.node.link.clock import Clock
@@ -59,12 +60,12 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
     forwarder = Forwarder(spool, paths, number, who.node, limits=_limits(plan), clock=post.clock)
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
-    agent = Agent(attempt, spool, page, forwarder, post.clock)
+    agent = Agent(attempt, spool, page, forwarder, post.clock, post.forge)
     agent.may_rest = post.may_rest
     try:
         return asyncio.run(_run(agent, post)), agent.next_attempt
     finally:
-        kill_descendants(agent.unawaited, post.spared if agent.next_attempt else ())
+        kill_descendants(agent.unawaited, spared=post.spared if agent.next_attempt else ())
         if not agent.next_attempt:
             post.close()
         if agent.is_orphaned:
@@ -80,7 +81,7 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
 
 
 class Post:
-    """What lasts from attempt to attempt: the clock, and the way of signals to the agent.
+    """What lasts from attempt to attempt: the clock, the forge, the way of signals to the agent.
 
     The processes `spared` also last. `may_rest` is False if a setup line has left a process: it
     ends with its attempt.
@@ -89,8 +90,9 @@ class Post:
     ended. The launcher and the ranks ignore the warning signals.
     """
 
-    def __init__(self, spared: Collection[int] = ()) -> None:
-        self.clock, self.spared, self.may_rest = Clock(), spared, not has_children(spared)
+    def __init__(self) -> None:
+        self.clock, self.forge = Clock(), begun()
+        self.may_rest = not has_children(self.spared)
         self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: list[Callable[[Agent], None]] = []
@@ -98,6 +100,11 @@ class Post:
             signal.signal(number, partial(self._heard, Agent.end))
         for number in WARNINGS:
             signal.signal(number, partial(self._heard, Agent.warn))
+
+    @property
+    def spared(self) -> list[int]:
+        """The processes that last."""
+        return [self.forge.pid] if self.forge else []
 
     def attend(self, agent: Agent) -> None:
         """Pass signals to this agent, with those that came between two attempts."""

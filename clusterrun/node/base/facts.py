@@ -1,9 +1,8 @@
-"""Facts that only the node knows: its CPUs, GPUs and network interfaces."""
+"""Facts that only the node knows: its GPUs and network interfaces."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -22,13 +21,6 @@ print(json.dumps([torch.cuda.get_device_capability(i) for i in range(torch.cuda.
 """
 Capabilities = tuple[tuple[int, int], ...]
 _T = TypeVar("_T")
-
-
-def allocated_cpus(env: Mapping[str, str]) -> int:
-    """Count the CPUs that this node's task may use."""
-    text = env.get("SLURM_CPUS_PER_TASK", "")
-    allowed = len(os.sched_getaffinity(0))
-    return min(int(text), allowed) if text.isdigit() and int(text) else allowed
 
 
 def interface_of(address: str) -> str:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
-import psutil
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 KILL_S = 5.0
@@ -69,7 +67,7 @@ def exit_and_signal(status: int) -> tuple[int, int]:
 def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = ()) -> list[int]:
     """Kill and reap all descendants of this process but the `spared`; return the pids left.
 
-    The `unawaited` may be stuck in the kernel: they are killed, and may be left.
+    The `unawaited` may be stuck in the kernel: they are killed, and may be left. The `spared` live.
     """
     deadline = time.monotonic() + KILL_S
     while left := [pid for pid in _kill_all(spared) if pid not in unawaited]:
@@ -82,6 +80,8 @@ def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = 
 
 def _kill_all(spared: Collection[int]) -> list[int]:
     """Kill all descendants; return the pids of those that were left."""
+    import psutil  # not in the forge, which needs little of this module
+
     children = psutil.Process().children(recursive=True)
     found = [child for child in children if child.pid not in spared]
     for process in found:
@@ -127,6 +127,8 @@ def has_children(besides: Collection[int] = ()) -> bool:
         text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
         found = list(map(int, text.split()))
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        import psutil
+
         found = [child.pid for child in psutil.Process().children()]
     return any(pid not in besides and is_running(pid) for pid in found)
 

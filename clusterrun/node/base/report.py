@@ -55,12 +55,17 @@ def _texts(data: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchParameters:
-    """The launch parameters; `address` is the head's, and `interface` is this node's."""
+    """The launch parameters; `address` is the head's, and `interface` is this node's.
+
+    `variables` is what `accelerate launch` adds to the environment of node 0's first rank, empty if
+    each node starts `accelerate launch` itself.
+    """
 
     address: str
     port: int
     interface: str
     precision: str
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def problems(reports: Sequence[Report]) -> list[str]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ RETURN_S = 20.0  # for a node to reconnect before all have joined
 STRANGERS = 64  # open handshakes allowed besides one of each node
 BACKLOG = 1024
 Decide = Callable[[Sequence[Report], str], LaunchParameters]
+Prepare = Callable[[], Awaitable[None]]
 
 
 @dataclass(kw_only=True)
@@ -50,6 +51,7 @@ class Peer:
 class Head:
     """Node 0: welcome the members, if any, and decide how the attempt ends.
 
+    It awaits `prepare` while they join, and calls `decide` once all have.
     Without `waits_for_all`, it begins with those that have joined in time. `look` finds failures
     on this node.
     `left_behind`: a member did not report that all its processes are gone, or left alone.
@@ -63,12 +65,13 @@ class Head:
         timeout_s: float,
         decide: Decide,
         disk: SharedDisk,
+        prepare: Prepare | None = None,
         *,
         waits_for_all: bool = True,
     ) -> None:
         self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
         self._timeout_s, self._decide = timeout_s, decide
-        self._waits_for_all = waits_for_all
+        self._prepare, self._waits_for_all = prepare or _nothing, waits_for_all
         self._peers: dict[int, Peer] = {}
         self._left: dict[int, float] = {}  # by node rank: when it disconnected before the launch
         self._is_launched = False
@@ -85,6 +88,7 @@ class Head:
     async def meet(self, report: Report) -> LaunchParameters:
         """Wait for all nodes, decide by their reports, and welcome them. Raises NodeError."""
         if len(self._who.nodes) == 1:
+            await self._prepare()
             return self._welcome([report])
         self._secret = await self._shared_secret()
         server = await self._listen()
@@ -112,6 +116,7 @@ class Head:
 
     async def _agree(self, report: Report) -> LaunchParameters:
         """Wait for all nodes, then welcome them before one can disconnect unnoticed."""
+        await self._prepare()
         deadline = time.monotonic() + self._timeout_s
         while not self._is_complete:
             self._changed.clear()
@@ -139,7 +144,8 @@ class Head:
             raise NodeError(NodeExit.NODE_UNFIT, "; ".join(found))
         parameters = self._decide(reports, self._address())
         self._is_launched = True
-        self._send_all("welcome", port=parameters.port, precision=parameters.precision)
+        about = {"port": parameters.port, "precision": parameters.precision}
+        self._send_all("welcome", **about, variables=dict(parameters.variables))
         return parameters
 
     async def _listen(self) -> asyncio.Server:
@@ -324,6 +330,10 @@ class Head:
     async def _close(self) -> None:
         await asyncio.gather(*(peer.channel.close() for peer in self._peers.values()))
         self._readers.cancel()
+
+
+async def _nothing() -> None:
+    """Have nothing to prepare."""
 
 
 def _failure_in(message: Mapping[str, Any], node: str) -> Failure:

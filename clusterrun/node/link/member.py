@@ -81,6 +81,7 @@ class Member:
             port=int(message["port"]),
             interface=interface_of(channel.own_address),
             precision=str(message["precision"]),
+            variables={str(n): str(v) for n, v in message.get("variables", {}).items()},
         )
 
     async def _welcome(self, channel: Channel) -> dict[str, Any]:

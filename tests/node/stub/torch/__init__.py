@@ -9,3 +9,7 @@ class cuda:
     @staticmethod
     def device_count():
         return 0
+
+    @staticmethod
+    def is_initialized():
+        return False

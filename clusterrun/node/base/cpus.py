@@ -1,0 +1,18 @@
+"""Divide the CPUs of a node among its ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def allocated_cpus(env: Mapping[str, str]) -> int:
+    """Count the CPUs that this node's task may use."""
+    text = env.get("SLURM_CPUS_PER_TASK", "")
+    allowed = len(os.sched_getaffinity(0))
+    return min(int(text), allowed) if text.isdigit() and int(text) else allowed
+
+
+def threads_of_rank(cpus: int, *, ranks: int, simulated_nodes: int = 1) -> int:
+    """Return how many threads a rank gets; the nodes that are simulated share one machine."""
+    return max(1, cpus // (ranks * simulated_nodes))

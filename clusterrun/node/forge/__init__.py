@@ -1,0 +1,1 @@
+"""One process on each node that imports what the ranks need, and forks the ranks."""

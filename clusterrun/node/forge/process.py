@@ -1,0 +1,275 @@
+"""The forge's process: `process RUN_DIR AGENT_PID SOCKET [head]`. It imports, then follows orders.
+
+Each order and each answer is one packet of JSON (docs/contracts.md). A fork leaves `serve` to
+become a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from clusterrun.node.base.cpus import allocated_cpus, threads_of_rank
+from clusterrun.node.forge import environment, preload, ranks, store
+from clusterrun.node.forge.packets import receive, send
+from clusterrun.node.forge.preload import Closed, fork
+from clusterrun.shared.descriptors import raise_descriptor_limit
+from clusterrun.shared.own_modules import WORKER_MODULE
+
+KILL_S = 5.0
+IDLE_S = 10.0  # after which it imports, for the next attempt, what each rank imports itself
+
+
+class ForgeProcess:
+    """What was imported, and the processes that were forked."""
+
+    def __init__(self, link: socket.socket, plan: Mapping[str, Any]) -> None:
+        self._link, self._plan = link, plan
+        self._handlers = ranks.Handlers()
+        self._before = dict(os.environ)
+        self._modules = set(sys.modules)
+        self._children: dict[int, int] = {}  # by pid: the local rank
+        self._helpers: list[int] = []
+        self._watched: dict[int, int] = {}  # by pidfd: the pid
+        self._waiting: list[dict[str, Any]] = []
+        self._why_closed = "its modules are not imported"
+        self._late_at = 0.0
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        """Send an answer; if the agent is gone, exit."""
+        try:
+            send(self._link, {"event": event, **fields})
+        except OSError:
+            os._exit(1)
+
+    def _orders(self) -> list[dict[str, Any]]:
+        try:
+            return [receive(self._link)]
+        except (OSError, ValueError):
+            os._exit(0)  # the agent has closed the socket
+
+    def load(self, *, is_head: bool) -> None:
+        """Import everything, and report whether forks can become ranks.
+
+        The head's agent asks for the variables first, which a bad module must not prevent.
+        """
+        gc.disable()  # all of it stays
+        try:
+            preload.preload(preload.libraries(self._plan["strategy"]), self._importing)
+            self._tell("imported")
+            self._obey_early(None if is_head else 0)
+            if self._plan["launcher"] == "direct":
+                raise Closed("launch.launcher is direct")
+            preload.preload(self._plan["preload"], self._importing)
+        except Closed as error:
+            self._close(str(error))
+        except Exception as error:  # noqa: BLE001 - the ranks can always start another way
+            self._close(f"{type(error).__name__}: {error}")
+        else:
+            self._why_closed = ""
+            self._tell("open")
+        gc.freeze()  # a fork's collections leave these pages shared
+
+    def _importing(self, name: str) -> None:
+        self._tell("importing", module=name)
+
+    def _close(self, why: str) -> None:
+        self._why_closed = why
+        self._tell("closed", why=why)
+
+    def _obey_early(self, waits_s: float | None) -> None:
+        """Begin with orders that need no more modules: their forks work meanwhile."""
+        while select.select([self._link], [], [], waits_s)[0]:
+            waits_s = 0
+            for order in self._orders():
+                if order["order"] == "variables":
+                    self._find_variables(order)
+                else:
+                    self._waiting.append(order)
+
+    def serve(self) -> list[str]:
+        """Follow orders; in a fork, return the words of the worker that it is to run."""
+        while True:
+            for order in self._waiting:
+                if words := self._obey(order):
+                    return words
+            poll = select.poll()
+            for descriptor in (self._link.fileno(), *self._watched):
+                poll.register(descriptor, select.POLLIN)
+            ready = [descriptor for descriptor, _ in poll.poll(self._patience_ms())]
+            if not ready:
+                self._import_late()
+            for descriptor in self._watched.keys() & ready:
+                self._ended(descriptor)
+            self._waiting = self._orders() if self._link.fileno() in ready else []
+
+    def _patience_ms(self) -> float | None:
+        return max(0.0, self._late_at - time.monotonic()) * 1000 if self._late_at else None
+
+    def _import_late(self) -> None:
+        """Import what torch imports when an optimizer is made, which takes a second."""
+        self._late_at = 0.0
+        try:
+            preload.preload(preload.late(), lambda _: None)
+        except Closed as error:
+            self._close(str(error))
+        gc.freeze()
+
+    def _obey(self, order: dict[str, Any]) -> list[str]:
+        kind = order["order"]
+        if kind == "variables":
+            self._find_variables(order)
+        elif kind == "store":
+            self._host_store(order)
+        elif kind == "launch":
+            return self._launch(order)
+        elif kind == "end":
+            self._end()
+        return []
+
+    # The environment and the store: forks that never become ranks
+
+    def _find_variables(self, order: Mapping[str, Any]) -> None:
+        given = order["env"]
+
+        def find() -> NoReturn:
+            os.environ.update(given)
+            environment.capture(order["arguments"], given, answer)
+
+        def answer(found: list[environment.Variables]) -> NoReturn:
+            self._tell("variables", common=environment.common(found))
+            os._exit(0)
+
+        self._help(find, "variables")
+
+    def _host_store(self, order: Mapping[str, Any]) -> None:
+        def host() -> NoReturn:
+            address, port, nodes, timeout_s = order["place"]
+            store.host(address, port, nodes, timeout_s, lambda: self._tell("store"))
+
+        self._help(host, "store")
+
+    def _help(self, work: Callable[[], NoReturn], name: str) -> None:
+        """Run `work` in a fork that dies with the forge, and report if it fails."""
+        parent, pid = os.getpid(), fork()
+        if pid:
+            self._helpers.append(pid)
+            return
+        try:
+            ranks.die_with(parent)
+            work()
+        except BaseException as error:  # noqa: BLE001 - also SystemExit of an argument parser
+            self._tell(name, problem=f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(1)
+
+    # The ranks
+
+    def _launch(self, order: dict[str, Any]) -> list[str]:
+        """Fork the ranks; return a rank's words in the fork."""
+        try:
+            self._check(order)
+        except Closed as error:
+            self._close(str(error))
+        if self._why_closed:
+            return []
+        for local, environ in enumerate(order["ranks"]):
+            with self._handlers.held():
+                pid = fork()
+                if pid == 0:
+                    self._become(order, environ, order["titles"][local])
+                    self._handlers.restore()
+            if pid == 0:
+                return list(order["entry"])
+            self._children[pid] = local
+            self._watch(pid)
+        self._tell("started", pids=list(self._children))
+        self._late_at = time.monotonic() + IDLE_S
+        return []
+
+    def _check(self, order: dict[str, Any]) -> None:
+        if self._why_closed:
+            return
+        for environ in order["ranks"]:
+            environ.update({n: v for n, v in order["env"].items() if n not in environ})
+            ranks.check_environment(self._before, environ)
+        added = ranks.added_path(self._before, order["ranks"][0])
+        ranks.check_modules(order["entry"], added, set(sys.modules) - self._modules)
+
+    def _become(self, order: Mapping[str, Any], environ: Mapping[str, str], title: str) -> None:
+        self._link.close()
+        for descriptor in self._watched:
+            os.close(descriptor)
+        ranks.become(order["entry"], environ, self._before, order["output"], title)
+
+    def _watch(self, pid: int) -> None:
+        with contextlib.suppress(OSError):  # Linux before 5.3: the agent polls
+            self._watched[os.pidfd_open(pid)] = pid
+
+    def _ended(self, descriptor: int) -> None:
+        """Report how a rank ended; it is reaped at the end, so that the agent can also look."""
+        pid = self._watched.pop(descriptor)
+        os.close(descriptor)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None:
+            code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            self._tell("exited", local_rank=self._children[pid], code=code)
+
+    def _end(self) -> None:
+        """Kill and reap all that was forked, and report what can't be killed."""
+        for descriptor in self._watched:
+            os.close(descriptor)
+        left = {*self._children, *self._helpers}
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)  # a zombie at worst: nobody else reaps them
+        deadline = time.monotonic() + KILL_S
+        while left and time.monotonic() < deadline:
+            left = {pid for pid in left if not os.waitpid(pid, os.WNOHANG)[0]}
+            time.sleep(0.001 if left else 0)
+        self._children, self._helpers, self._watched = {}, [], {}
+        self._tell("ended", left=sorted(left))
+
+
+def main(argv: Sequence[str]) -> list[str]:
+    """Be the forge of one node; return in a fork, with the words of the worker."""
+    run_dir, agent, descriptor = Path(argv[0]), int(argv[1]), int(argv[2])
+    ranks.die_with(agent)
+    link = socket.socket(fileno=descriptor)
+    link.set_inheritable(False)
+    raise_descriptor_limit()
+    plan = json.loads((run_dir / "plan.json").read_text())
+    _set_threads(plan)
+    ranks.set_first_title(f"clusterrun: forge of {run_dir}")
+    worker: Any = importlib.import_module(WORKER_MODULE)
+    worker.leave_last()
+    forge = ForgeProcess(link, plan)
+    forge.load(is_head=argv[3:] == ["head"])
+    return forge.serve()
+
+
+def _set_threads(plan: Mapping[str, Any]) -> None:
+    """Set what `rank_environment` sets: libraries read it when they are imported."""
+    if any(variable["name"] == "OMP_NUM_THREADS" for variable in plan["env"]):
+        return
+    nodes = plan["nodes"] if "CLUSTERRUN_LOCAL_NODE_RANK" in os.environ else 1
+    cpus = allocated_cpus(os.environ)
+    each = threads_of_rank(cpus, ranks=plan["procs_per_node"], simulated_nodes=nodes)
+    os.environ["OMP_NUM_THREADS"] = str(each)
+
+
+if __name__ == "__main__":
+    from clusterrun.node.forge import process
+
+    process.main(sys.argv[1:])
+    importlib.import_module(WORKER_MODULE).main()

@@ -1,0 +1,161 @@
+"""Fork ranks, and make each fork what a fresh interpreter with its environment would be."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clusterrun.node.forge.preload import Closed, first_on_path, shadowing
+from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
+
+PR_SET_PDEATHSIG = 1
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # meant for the agent, not for its ranks
+# Slurm may send these to every process of a step; the agent decides what to do.
+_LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+# Read when a rank trains, not when a library is imported: an import before the fork is the same.
+_READ_LATE = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_"),
+    *("CLUSTERRUN_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "SLURM_"),
+    *("PET_", "TORCHELASTIC_", "NCCL_", "GLOO_SOCKET_IFNAME", "TORCH_NCCL_", "TORCH_FR_"),
+    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),
+)
+_INTEL_OPENMP = "KMP_"  # read by libiomp5, if it is loaded
+
+
+class Handlers:
+    """The signal handlers of the forge, which a rank must not inherit."""
+
+    def __init__(self) -> None:
+        self._before = {number: signal.getsignal(number) for number in _LEFT_TO_AGENT}
+        for number in _LEFT_TO_AGENT:
+            signal.signal(number, lambda *_: None)
+        for number in WARNINGS:
+            signal.signal(number, signal.SIG_IGN)  # inherited by the ranks
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
+
+    @contextlib.contextmanager
+    def held(self) -> Any:
+        """Hold signals back while a process is forked, so that a rank misses none."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_AGENT)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_AGENT)
+
+    def restore(self) -> None:
+        """Restore what was set before the forge began."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; exit now if it is already dead."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Raise Closed if a variable that a library reads at its import differs; name no values.
+
+    A variable may have been set by a library that both the launcher and the forge have imported.
+    """
+    known = {n: os.environ[n] for n in theirs if n in os.environ}
+    names = {n for n in {*ours, *theirs} if theirs.get(n) not in (ours.get(n), known.get(n, ""))}
+    late = {n for n in names if n.startswith(_READ_LATE) or n == "PYTHONPATH"}
+    if not _has_intel_openmp():
+        late |= {n for n in names if n.startswith(_INTEL_OPENMP)}
+    if names - late:
+        text = ", ".join(sorted(names - late))
+        raise Closed(f"the ranks' environment differs before an import: {text}")
+
+
+def _has_intel_openmp() -> bool:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        return any("libiomp" in line for line in maps)
+
+
+def added_path(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Return what accelerate appends to PYTHONPATH. Raises Closed for any other change."""
+    before, after = (_path(env.get("PYTHONPATH", "")) for env in (ours, theirs))
+    if after[: len(before)] != before:
+        raise Closed("the ranks' PYTHONPATH is another one")
+    return after[len(before) :]
+
+
+def _path(text: str) -> list[str]:
+    return [part for part in text.split(os.pathsep) if part]
+
+
+def check_modules(entry: Sequence[str], added: Sequence[str], imported: set[str]) -> None:
+    """Raise Closed if the project has modules that would be imported instead of preloaded ones."""
+    if names := shadowing([*first_on_path(entry), *added], imported):
+        raise Closed(f"the project has modules of the same name: {', '.join(names)}")
+
+
+def become(
+    entry: Sequence[str],
+    environ: Mapping[str, str],
+    before: Mapping[str, str],
+    output: str,
+    title: str,
+) -> None:
+    """Turn this fork into a rank with this environment; `before` is what the forge began with."""
+    launcher = os.getppid()
+    os.setsid()
+    _write_to(output)
+    effects = {n: v for n, v in os.environ.items() if before.get(n) != v and n not in environ}
+    added = added_path(before, environ)
+    os.environ.clear()
+    os.environ.update({**environ, **effects, "CLUSTERRUN_LAUNCHER_PID": str(launcher)})
+    here = len(_path(before.get("PYTHONPATH", "")))
+    sys.path[here:here] = added
+    sys.argv = [WORKER_MODULE, *entry]
+    sys.orig_argv = list(module_argv(sys.executable, WORKER_MODULE, *entry))
+    _refresh_seeds()
+    gc.enable()
+    _set_title(title)
+
+
+def _write_to(path: str) -> None:
+    target = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(target, descriptor)
+    os.close(target)
+
+
+def _refresh_seeds() -> None:
+    """Draw what a fresh process draws from the system; `random` does so at each fork."""
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "default_generator"):
+        torch.default_generator.seed()
+    processes: Any = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)
+
+
+def set_first_title(title: str) -> None:
+    """Set the forge's title, while its first environment still shows where that is kept.
+
+    Leave that environment in /proc: it shows to which job the process belongs.
+    """
+    os.environ["SPT_NOENV"] = "1"
+    _set_title(title)
+    del os.environ["SPT_NOENV"]
+
+
+def _set_title(title: str) -> None:
+    with contextlib.suppress(ImportError):
+        import setproctitle
+
+        setproctitle.setproctitle(title)

@@ -1,0 +1,1 @@
+"""accelerate's stand-in starts ranks without it."""

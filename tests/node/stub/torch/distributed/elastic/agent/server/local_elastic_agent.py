@@ -1,0 +1,2 @@
+class LocalElasticAgent:
+    """The stand-in for accelerate starts its ranks itself."""

@@ -1,0 +1,198 @@
+"""The forge without torch: what it forks, and when the ranks start another way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clusterrun.config.spec import Launcher
+from clusterrun.node.forge import preload, ranks
+from clusterrun.node.forge.preload import Closed
+from tests.node.jobs import ROOT, STUB, AgentJob
+
+Make = Callable[..., AgentJob]
+
+HELLO = "import os, sys; print('rank', os.environ['RANK'], sys.argv[1:], 'ready' in sys.modules)"
+FRESH = "; the ranks start as new interpreters"
+BAD = {
+    "missing_name": ("", "cannot import no_such_module: ModuleNotFoundError"),
+    "raises": ("raise ValueError('not\\nhere')", "cannot import bad: ValueError: not"),
+    "exits": ("import sys; sys.exit(0)", "cannot import bad: SystemExit: 0"),
+    "dies": (
+        "import os; os.kill(os.getpid(), 9)",
+        "it was killed by SIGKILL while it imported bad",
+    ),
+    "leaves": (
+        "import os; print('no license', flush=True); os._exit(7)",
+        "it exited with status 7: no license while it imported bad",
+    ),
+    "threads": (
+        "import _thread, time; _thread.start_new_thread(time.sleep, (9,))",
+        "bad starts threads, which a fork lacks",
+    ),
+    "grpc": (
+        "import sys; sys.modules['grpc'] = sys",
+        "grpc does not survive a fork (bad imports it)",
+    ),
+    "environment": (
+        "import os, clusterrun.node.forge.ranks as r; r._READ_LATE = ('PATH',)",
+        "the ranks' environment differs before an import: ",
+    ),
+}
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize("what", BAD)
+def test_ranks_start_as_usual_after_a_bad_preload(
+    stub_job: Make, tmp_path: Path, what: str
+) -> None:
+    source, why = BAD[what]
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "bad.py").write_text(source)
+    name = "bad" if source else "no_such_module"
+    job = stub_job(HELLO, "a b", preload=(name,))
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    assert job.wait() == [0, 0], job.text() + job.errors()
+    for rank in range(4):
+        assert f"rank {rank} ['a b'] False" in job.text()
+    lines = [line for line in job.errors().splitlines() if "forge" in line]
+    assert len(lines) == 1, job.errors()
+    assert lines[0].startswith(f"clusterrun: local0: forge: {why}")
+    assert lines[0].endswith((FRESH, "; the ranks start by accelerate launch"))
+    job.assert_clean()
+
+
+@pytest.mark.agents
+def test_ranks_are_forks_that_have_imported_what_is_listed(stub_job: Make, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "ready.py").write_text("")
+    job = stub_job(HELLO, preload=("ready",))
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    assert job.wait() == [0, 0], job.text() + job.errors()
+    for rank in range(4):
+        assert f"rank {rank} [] True" in job.text()
+    assert job.errors() == ""
+    job.assert_clean()
+
+
+@pytest.mark.agents
+def test_a_module_that_takes_too_long_is_given_up(stub_job: Make, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "bad.py").write_text("import time; time.sleep(1000)")
+    (tmp_path / "lib" / "sitecustomize.py").write_text(
+        "import clusterrun.node.forge.handle as handle; handle.PRELOAD_S = 1.0"
+    )
+    job = stub_job(HELLO, preload=("bad",), nodes=1)
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    assert job.wait() == [0], job.text() + job.errors()
+    assert f"forge: importing bad takes longer than 1 s{FRESH}" in job.errors()
+    job.assert_clean()
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize("launcher", [Launcher.DIRECT, Launcher.ACCELERATE])
+def test_a_launcher_can_be_chosen(stub_job: Make, launcher: Launcher) -> None:
+    job = stub_job(HELLO, launcher=launcher).start()
+    assert job.wait() == [0, 0], job.text() + job.errors()
+    assert job.errors() == ""
+    job.assert_clean()
+
+
+@pytest.mark.agents
+def test_a_module_of_the_project_is_found_before_a_preloaded_one(
+    stub_job: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "ready.py").write_text("")
+    job = stub_job("import ready; print(ready.__file__)", preload=("ready",), nodes=1)
+    (job.paths.root.parents[2] / "ready.py").write_text("")
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    assert job.wait() == [0], job.text() + job.errors()
+    assert f"the project has modules of the same name: ready{FRESH}" in job.errors()
+    assert str(job.paths.root.parents[2] / "ready.py") in job.text()
+
+
+@pytest.mark.agents
+def test_a_forge_that_is_killed_takes_its_ranks_along(stub_job: Make) -> None:
+    job = stub_job("import time; print('up', flush=True); time.sleep(1000)").start()
+    job.wait_for("up", 4)
+    forge = psutil.Process(job.rank_pid(2)).parent()
+    assert forge is not None
+    assert forge.cmdline()[0] == f"clusterrun: forge of {job.paths.root}"
+    forge.kill()
+    assert job.wait() != [0, 0]
+    assert "forge: it was killed by SIGKILL; its ranks are killed with it" in job.text()
+    job.assert_clean()
+
+
+def test_an_open_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert preload.open_device() == ""
+    monkeypatch.setattr(preload, "DEVICES", ("/dev/zero",))
+    with open("/dev/zero", "rb"):
+        assert preload.open_device() == "/dev/zero"
+
+
+def test_threads_that_outlive_a_trial_fork_close_the_forge() -> None:
+    wait = threading.Event()
+    thread = threading.Thread(target=wait.wait)
+    thread.start()
+    try:
+        with pytest.raises(Closed, match="json starts threads"):
+            preload.preload(["json"], lambda _: None)
+    finally:
+        wait.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "names"),
+    [
+        ({}, {"RANK": "1", "MASTER_PORT": "2", "CLUSTERRUN_SPOOL": "x", "NCCL_DEBUG": "INFO"}, ""),
+        (
+            {"OMP_NUM_THREADS": "1"},
+            {"OMP_NUM_THREADS": "2", "SECRET": "s3"},
+            "OMP_NUM_THREADS, SECRET",
+        ),
+        ({"MKL_CBWR": "AVX2"}, {}, "MKL_CBWR"),
+    ],
+)
+def test_only_variables_that_are_read_late_may_differ(
+    ours: dict[str, str], theirs: dict[str, str], names: str
+) -> None:
+    if not names:
+        ranks.check_environment(ours, theirs)
+        return
+    with pytest.raises(Closed) as caught:
+        ranks.check_environment(ours, theirs)
+    assert str(caught.value).endswith(f": {names}")
+
+
+def test_accelerate_may_only_append_to_the_path() -> None:
+    assert ranks.added_path({"PYTHONPATH": "/a:"}, {"PYTHONPATH": "/a:/b"}) == ["/b"]
+    assert ranks.added_path({}, {}) == []
+    with pytest.raises(Closed):
+        ranks.added_path({"PYTHONPATH": "/a"}, {"PYTHONPATH": "/b:/a"})
+
+
+def test_a_directory_shadows_modules_and_packages(tmp_path: Path) -> None:
+    for name in ("calendar.py", "fast.cpython-311-x86_64-linux-gnu.so", "notes.txt", "data.csv"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "pack").mkdir()
+    imported = {"calendar", "fast.part", "pack.x", "notes", "data", "other"}
+    found = preload.shadowing([tmp_path.as_posix(), "/no/such"], imported)
+    assert found == ["calendar", "fast", "pack"]
+
+
+def test_python_looks_first_beside_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s.py").write_text("")
+    (tmp_path / "link.py").symlink_to(tmp_path / "s.py")
+    monkeypatch.chdir("/")
+    assert preload.first_on_path(["-m", "x"]) == ["/"]
+    assert preload.first_on_path([str(tmp_path / "link.py")]) == [str(tmp_path)]
+    assert preload.first_on_path([str(tmp_path)]) == [str(tmp_path)]

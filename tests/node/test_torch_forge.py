@@ -1,0 +1,237 @@
+"""The forge with the real torch and accelerate: its ranks are those of `accelerate launch`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clusterrun.config.choices import Device, Launcher, MixedPrecision, Strategy
+from clusterrun.node.agent.environment import of_rank, portable
+from clusterrun.node.agent.preparation import launch_arguments
+from clusterrun.node.base.identity import Attempt, identity
+from clusterrun.node.base.report import LaunchParameters
+from clusterrun.node.forge.environment import common
+from clusterrun.node.forward.spool import Spool
+from tests.node.jobs import AgentJob
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+Make = Callable[..., AgentJob]
+OTHERS = (Strategy.ZERO2, Strategy.ZERO3, Strategy.NONE)  # FSDP needs GPUs
+STRATEGIES = [
+    Strategy.DDP,
+    *(pytest.param(strategy, marks=pytest.mark.long) for strategy in OTHERS),
+]
+
+SHOW = """
+import json, os, random, resource, signal, sys, threading
+import numpy, torch
+about = {
+    "env": dict(os.environ),
+    "argv": sys.argv,
+    "orig_argv": sys.orig_argv,
+    "flags": str(sys.flags),
+    "path": sys.path,
+    "main": sorted(vars(sys.modules["__main__"])),
+    "file": __file__,
+    "cwd": os.getcwd(),
+    "session": os.getsid(0) == os.getpid(),
+    "signals": {s.name: str(signal.getsignal(s)).split(" at ")[0] for s in signal.Signals},
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+    "limits": {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if "RLIMIT" in n},
+    "stdin": os.readlink("/proc/self/fd/0"),
+    "streams": [str(sys.stdout), sys.stdout.line_buffering, sys.stdout.write_through],
+    "python threads": threading.active_count(),
+    "torch threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+    "seeds": [torch.initial_seed(), random.getstate()[1][1], int(numpy.random.get_state()[1][1])],
+    "gc": __import__("gc").isenabled(),
+    "umask": os.umask(0o22),
+}
+print("ABOUT", json.dumps(about, default=str))
+"""
+# Of a process or an attempt: the names are compared, the values differ.
+OWN = {
+    "CLUSTERRUN_AGENT_PID": "of the agent",
+    "CLUSTERRUN_LAUNCHER_PID": "of the forge or the launcher",
+    "CLUSTERRUN_STARTED": "checksums of values that differ",
+    "MASTER_PORT": "of the attempt",
+    "TORCHELASTIC_ERROR_FILE": "torch's launcher makes a directory of a random name",
+}
+
+
+def _shown(job: AgentJob) -> dict[str, dict[str, Any]]:
+    assert job.start().wait(120) == [0] * job.plan.nodes, job.text() + job.errors()
+    nodes = [f"local{node}" for node in range(job.plan.nodes)]
+    rows = [(rank, text) for node in nodes for _, rank, _, text in job.log(node)]
+    found = {rank: json.loads(text[6:]) for rank, text in rows if text.startswith("ABOUT ")}
+    assert len(found) == job.plan.world_size, job.text()
+    job.assert_clean()
+    return found
+
+
+def _comparable(job: AgentJob, about: dict[str, Any]) -> dict[str, Any]:
+    """Replace the paths of this job, and what belongs to one process."""
+    about = {name: value for name, value in about.items() if name != "seeds"}
+    spool = about["env"]["CLUSTERRUN_SPOOL"]
+    env = {name: value for name, value in about["env"].items() if name not in OWN}
+    text = json.dumps({**about, "env": env, "names": sorted(about["env"])})
+    return dict(json.loads(text.replace(spool, "<spool>").replace(str(job.tmp.parent), "<job>")))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_forked_rank_is_what_accelerate_launch_starts(
+    torch_job: Make, strategy: Strategy
+) -> None:
+    asked: dict[str, Any] = {"strategy": strategy, "world_contract": False}
+    if strategy is Strategy.NONE:
+        asked |= {"nodes": 1, "nproc_per_node": 1}
+    jobs = {
+        launcher: torch_job(SHOW, "--x", "a b", launcher=launcher, **asked)
+        for launcher in (Launcher.ACCELERATE, Launcher.FORGE, Launcher.DIRECT)
+    }
+    shown = {launcher: _shown(job) for launcher, job in jobs.items()}
+    assert "new interpreters" not in jobs[Launcher.FORGE].text()
+    for launcher in (Launcher.FORGE, Launcher.DIRECT):
+        seeds = [tuple(about["seeds"]) for about in shown[launcher].values()]
+        assert all(len(set(of_one)) == len(seeds) for of_one in zip(*seeds, strict=True)), seeds
+        for rank, about in shown[launcher].items():
+            expected = _comparable(jobs[Launcher.ACCELERATE], shown[Launcher.ACCELERATE][rank])
+            found = _comparable(jobs[launcher], about)
+            if strategy is Strategy.NONE:  # accelerate's launcher for one process makes no session
+                expected["session"] = True
+            assert found == expected, f"rank {rank} by {launcher.value}"
+
+
+LOSSES = """
+import torch
+from accelerate import Accelerator
+from clusterrun.rank.emit import rank
+
+accelerator = Accelerator()
+torch.manual_seed(rank())
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4, num_workers=1)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for batch in data:
+    loss = model(batch.to(next(model.parameters()).dtype)).pow(2).mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    print("loss", float(loss).hex(), flush=True)
+"""
+
+
+def _losses(job: AgentJob) -> list[tuple[str, str]]:
+    assert job.start().wait(240) == [0] * job.plan.nodes, job.text() + job.errors()
+    nodes = [f"local{node}" for node in range(job.plan.nodes)]
+    rows = [(rank, text) for node in nodes for _, rank, _, text in job.log(node)]
+    return [(rank, text) for rank, text in rows if text.startswith("loss ")]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_forked_rank_trains_bit_for_bit_as_one_of_accelerate_launch(
+    torch_job: Make, strategy: Strategy
+) -> None:
+    asked: dict[str, Any] = {"strategy": strategy}
+    if strategy is Strategy.NONE:
+        asked |= {"nodes": 1, "nproc_per_node": 1}
+    launchers = (Launcher.FORGE, Launcher.ACCELERATE)
+    jobs = [torch_job(LOSSES, launcher=launcher, **asked) for launcher in launchers]
+    forked, launched = map(_losses, jobs)
+    assert len(forked) == 16
+    assert sorted(forked) == sorted(launched)
+    assert "new interpreters" not in jobs[0].text()
+
+
+CAPTURE = """
+import json, os, sys
+import accelerate
+from clusterrun.node.forge import environment
+
+for words in json.load(sys.stdin):
+    reader, writer = os.pipe()
+    if not os.fork():
+        def answer(ranks):
+            os.write(writer, json.dumps(ranks).encode())
+            os._exit(0)
+        environment.capture(words, dict(os.environ), answer)
+    os.close(writer)
+    print(open(reader).read(), flush=True)
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Strategy.DDP, Strategy.FSDP, Strategy.ZERO2, Strategy.ZERO3, Strategy.NONE],
+)
+def test_each_node_fills_in_what_accelerate_launch_would_set_there(
+    torch_job: Make, monkeypatch: pytest.MonkeyPatch, strategy: Strategy
+) -> None:
+    size = 1 if strategy is Strategy.NONE else 2
+    job = torch_job(
+        SHOW,
+        strategy=strategy,
+        device=Device.CUDA,
+        nodes=size,
+        nproc_per_node=size,
+        gpus=("0", "1", "2", "3"),
+        mixed_precision=MixedPrecision.BF16,
+    )
+    monkeypatch.chdir(job.paths.root)
+    monkeypatch.setenv("PET_RDZV_ID", "L1-1")
+    nodes = [_attempt(job, node) for node in range(size)]
+    met = LaunchParameters(address="10.0.0.1", port=20001, interface="", precision="bf16")
+    asked = replace(met, address="127.0.0.1", port=1)
+    log = ("--log_dir", str(job.tmp))
+    words = [(*log, *launch_arguments(node, met)) for node in nodes]
+    words.append((*log, *launch_arguments(nodes[0], asked)))
+    shown = subprocess.run(
+        [sys.executable, "-c", CAPTURE],
+        input=json.dumps(words),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    answers = [line for line in shown.stdout.splitlines() if line.startswith("[{")]
+    *expected, template = map(json.loads, answers)
+    variables = portable(common(template), job.paths.root, str(job.paths.root))
+    spool = Spool(root=job.tmp)
+    for node, ranks in zip(nodes, expected, strict=True):
+        for local, theirs in enumerate(ranks):
+            parameters = replace(met, variables=variables)
+            ours = of_rank(node, parameters, {"PET_RDZV_ID": "L1-1"}, spool, local)
+            assert ours.pop("TORCHELASTIC_ERROR_FILE", "") != theirs.pop(
+                "TORCHELASTIC_ERROR_FILE", None
+            )
+            assert ours == theirs, (strategy, node.who.node_rank, local)
+
+
+def _attempt(job: AgentJob, node: int) -> Attempt:
+    who = identity({"CLUSTERRUN_LOCAL_NODE_RANK": str(node)}, job.plan.nodes)
+    return Attempt(plan=job.plan, paths=job.paths, number=1, who=who)
+
+
+THREADS = """
+import os, numpy, torch
+numpy.ones((512, 512)) @ numpy.ones((512, 512))
+print("THREADS", torch.get_num_threads(), len(os.listdir("/proc/self/task")))
+"""
+
+
+def test_libraries_keep_their_threads(torch_job: Make) -> None:
+    asked: dict[str, Any] = {"nodes": 1, "nproc_per_node": 1, "env": {"OMP_NUM_THREADS": "4"}}
+    launchers = (Launcher.FORGE, Launcher.ACCELERATE)
+    jobs = [torch_job(THREADS, launcher=launcher, **asked) for launcher in launchers]
+    for job in jobs:
+        assert job.start().wait(60) == [0], job.text() + job.errors()
+        assert "new interpreters" not in job.text()
+    forked, launched = ([t for _, _, _, t in job.log() if "THREADS" in t] for job in jobs)
+    assert forked == launched
+    assert int(forked[0].split()[2]) > 1, "OpenBLAS starts threads, also in the forge"
