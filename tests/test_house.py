@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "clusterrun"
-MOST_LINES = 59_500  # raised only for a feature: see the commit that did
+MOST_LINES = 60_500  # raised only for a feature: see the commit that did
 
 
 def sources() -> Iterator[tuple[Path, str]]:
