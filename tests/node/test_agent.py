@@ -77,14 +77,15 @@ def test_events_tell_the_whole_story(stub_job: Make) -> None:
     assert {e["interface"] for e in job.events("rendezvous")} == {"lo"}
     assert len({(e["address"], e["port"], e["precision"]) for e in job.events("rendezvous")}) == 1
     assert [e["code"] for e in job.events("ended")] == [0, 0]
-    started, met, last = (  # of the head: these ranks join nothing and report no step
+    started, forged, met, last = (  # of the head: these ranks join nothing and report no step
         max(event["ts"] for event in job.events(kind) if event["node"] == "local0")
-        for kind in ("started", "rendezvous", "rank_start")
+        for kind in ("started", "forge", "rendezvous", "rank_start")
     )
     ends = read_ends(job.paths, 1)
     checked = ends.pop(Phase.PREFLIGHT)
     assert ends == {
         Phase.SETUP: round(started, 3),
+        Phase.FORGE: round(forged, 3),
         Phase.AGENTS: round(met, 3),
         Phase.LAUNCHER: round(last, 3),
     }

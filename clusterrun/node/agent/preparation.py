@@ -224,6 +224,8 @@ def launcher_of(
     """Return what starts this node's ranks."""
     env = node_environment(attempt, parameters, spool)
     if not parameters.variables:
+        if forge is not None:
+            forge.close()
         return AccelerateLauncher(launch_arguments(attempt, parameters), env, spool)
     spool.launcher_dir.mkdir(mode=0o700, exist_ok=True)  # for torch's error files
     start = _start(attempt, parameters, env, spool)

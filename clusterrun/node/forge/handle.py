@@ -190,6 +190,7 @@ class Forge:
             finally:
                 loop.remove_reader(self._socket)
             self.look()
+        self.look()  # it may have ended since
 
     async def end(self) -> None:
         """End all that it has forked; it stays ready for the next attempt."""
