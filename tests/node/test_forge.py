@@ -181,8 +181,10 @@ def test_accelerate_may_only_append_to_the_path() -> None:
 def test_a_directory_shadows_modules_and_packages(tmp_path: Path) -> None:
     for name in ("calendar.py", "fast.cpython-311-x86_64-linux-gnu.so", "notes.txt", "data.csv"):
         (tmp_path / name).write_text("")
-    (tmp_path / "pack").mkdir()
-    imported = {"calendar", "fast.part", "pack.x", "notes", "data", "other"}
+    for name in ("pack", "wandb"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("")
+    imported = {"calendar", "fast.part", "pack.x", "notes", "data", "wandb"}
     found = preload.shadowing([tmp_path.as_posix(), "/no/such"], imported)
     assert found == ["calendar", "fast", "pack"]
 

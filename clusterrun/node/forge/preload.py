@@ -120,8 +120,9 @@ def shadowing(directories: Iterable[str], imported: Collection[str]) -> list[str
 def _module(entry: os.DirEntry[str]) -> str:
     """Return the name of the module or package that an entry of a directory may be."""
     name, _, rest = entry.name.partition(".")
-    is_module = rest == "py" or rest.endswith("so")
-    return name if is_module or (not rest and entry.is_dir()) else ""
+    if not rest:  # without this file, Python prefers a module of a later directory
+        return name if os.path.exists(os.path.join(entry.path, "__init__.py")) else ""
+    return name if rest == "py" or rest.endswith("so") else ""
 
 
 def first_on_path(entry: Sequence[str]) -> list[str]:
