@@ -52,7 +52,8 @@ def test_two_nodes_of_two_ranks_are_one_world(torch_job: Make) -> None:
     assert (ready["world_size"], ready["hosts"]) == (4, ["local0", "local1"])
     assert (ready["backend"], ready["device"]) == ("gloo", "cpu")
     ends = read_ends(job.paths, 1)
-    assert ends[Phase.LAUNCHER] < ends[Phase.IMPORTS] < ends[Phase.RENDEZVOUS]
+    # A fork imports nothing: rank 0 may be ready to join before the last rank has started.
+    assert max(ends[Phase.LAUNCHER], ends[Phase.IMPORTS]) < ends[Phase.RENDEZVOUS]
     assert ends[Phase.RENDEZVOUS] == round(ready["ts"], 3)
     assert [event["code"] for event in job.events("rank_exit")] == [0] * 4
     assert "terminate called" not in text
