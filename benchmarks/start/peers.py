@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 CACHE = Path(os.environ.get("CLUSTERRUN_BENCHMARKS_CACHE", "~/.cache/clusterrun-benchmarks"))
@@ -47,15 +47,15 @@ class Environment:
 def environment(name: str, *packages: str) -> Environment:
     """Return an environment of the cache; create it if it does not exist."""
     directory = CACHE.expanduser() / f"{name}-py{sys.version_info.major}.{sys.version_info.minor}"
-    complete = directory / "complete"
+    found, complete = Environment(name=name, directory=directory), directory / "complete"
     try:
         if not complete.exists():
             _run(sys.executable, "-m", "venv", "--clear", str(directory))
-            _pip(directory, *(packages or (name,)))
+            _pip(found, "install", *(packages or (name,)))
             complete.touch()
     except subprocess.SubprocessError as error:
-        return Environment(name=name, directory=directory, missing=_reason(error))
-    return Environment(name=name, directory=directory)
+        return replace(found, missing=_reason(error))
+    return found
 
 
 def own() -> Environment:
@@ -65,7 +65,8 @@ def own() -> Environment:
     """
     found = environment("clusterrun", str(ROOT))
     if not found.missing:
-        _pip(found.directory, "--no-deps", "--force-reinstall", str(ROOT))
+        _pip(found, "uninstall", "--yes", "clusterrun")  # the cached one may be older
+        _pip(found, "install", str(ROOT))
         libraries = [path for path in sys.path if path.endswith("site-packages")]
         (found.modules / "libraries.pth").write_text("\n".join(libraries))
     return found
@@ -101,9 +102,8 @@ sys.exit(main())
 """
 
 
-def _pip(directory: Path, *words: str) -> None:
-    python = str(directory / "bin" / "python")
-    _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words)
+def _pip(environment: Environment, verb: str, *words: str) -> None:
+    _run(environment.python, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *words)
 
 
 def _run(*argv: str) -> None:
