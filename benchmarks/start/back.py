@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.report import Section
 from benchmarks.start.place import (
@@ -99,7 +100,23 @@ def _killed(place: Place, cluster: Cluster) -> Times:
     shutil.copytree(saved, kept / saved.name)
     cluster.run(["scancel", job])
     settle(cluster, job)
-    return times_of([json.loads(path.read_text()) for path in _times_of(directory, 2)], killed_at)
+    times = times_of([json.loads(path.read_text()) for path in _times_of(directory, 2)], killed_at)
+    return {**times, **between(_events(run), killed_at)}
+
+
+def _events(run: Path) -> list[dict[str, Any]]:
+    files = (run / "events").glob("*.jsonl")
+    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+
+def between(events: list[dict[str, Any]], killed_at: float) -> Times:
+    """Return when the first attempt had ended on all nodes, and when the nodes had met again."""
+    ended = [each["ts"] for each in events if (each["type"], each["attempt"]) == ("ended", 1)]
+    met = [each["ts"] for each in events if (each["type"], each["attempt"]) == ("rendezvous", 2)]
+    return {
+        "attempt ended_s": max(ended) - killed_at if ended else None,
+        "met again_s": max(met) - killed_at if met else None,
+    }
 
 
 def _cold(place: Place, cluster: Cluster, *resume: str) -> Times:

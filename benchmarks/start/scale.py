@@ -41,6 +41,7 @@ MEETINGS = (16, 64, 256, 1000)
 GROUP_NODES = 16
 GROUP_PORTS = {"store": 29600, "gloo": 29650}
 SIZES = (64, 128, 256)  # of torch's groups; the ranks share the cores of this machine
+VARIABLES = 40  # about as many as accelerate and torch set
 PORTS = candidate_ports(f"benchmark of the link {os.getpid()}", 1, (20000, 29999)).link
 ENDED = "_job_complete: JobId={} done"
 
@@ -118,9 +119,9 @@ def store(place: Place) -> Iterator[Section]:
     yield Section(
         title="The agents' meeting",
         about="One process with the head's end of the link and one with all members' ends, over "
-        "loopback, with reports of today's libraries: from the first connection until all have "
-        "their parameters. Bytes are those of the messages; `processor` is that of the head's "
-        "process, or of the members' divided by their number.",
+        f"loopback, with reports of today's libraries and {VARIABLES} variables for the ranks: "
+        "from the first connection until all have their parameters. Bytes are those of the "
+        "messages; `processor` is that of the head's process, or a member's share of theirs.",
         rows=[each.row for each in found],
     )
     groups = _groups(cluster)
@@ -285,7 +286,13 @@ def _report(rank: int) -> Report:
 
 
 def _decide(reports: Sequence[Report], address: str) -> LaunchParameters:
-    return LaunchParameters(address=address, port=len(reports), interface="lo", precision="bf16")
+    return LaunchParameters(
+        address=address,
+        port=len(reports),
+        interface="lo",
+        precision="bf16",
+        variables={f"ACCELERATE_VARIABLE_{number:02}": "some value" for number in range(VARIABLES)},
+    )
 
 
 def _processor_s() -> float:

@@ -44,6 +44,13 @@ def test_a_start_ends_with_the_last_rank() -> None:
     assert (restarted["new step_s"], restarted["script to collective_s"]) == (5.5, 3.0)
 
 
+def test_the_end_of_an_attempt_and_the_next_meeting_are_those_of_the_last_node() -> None:
+    events = [{"type": "ended", "attempt": 1, "ts": at} for at in (10.5, 10.75)]
+    events += [{"type": "rendezvous", "attempt": number, "ts": 8.0 * number} for number in (1, 2)]
+    assert back.between(events, 10.0) == {"attempt ended_s": 0.75, "met again_s": 6.0}
+    assert back.between([], 10.0) == {"attempt ended_s": None, "met again_s": None}
+
+
 def test_the_lines_of_light_ranks_are_found_in_logs_and_in_plain_output() -> None:
     assert scale.up_times("0000000000000001 3 o up 3 12.5\nup 4 13.5\nup\n- z 0\n") == [12.5, 13.5]
 
