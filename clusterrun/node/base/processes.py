@@ -80,14 +80,42 @@ def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = 
 
 def _kill_all(spared: Collection[int]) -> list[int]:
     """Kill all descendants; return the pids of those that were left."""
+    # The kernel may leave out a child while another exits: believe an empty list the second time.
+    found = [pid for pid in _descendants() or _descendants() if pid not in spared]
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _descendants() -> list[int]:
+    found = _children(os.getpid())
+    for pid in found:  # it grows
+        found += _children(pid)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Return the pids of a process's children, without a look at the machine's other processes."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("[0-9]*"):
+        try:
+            found += map(int, (thread / "children").read_text().split())
+        except ProcessLookupError:
+            continue
+        except FileNotFoundError:
+            if thread.exists():  # a kernel without CONFIG_PROC_CHILDREN
+                return _children_among_all(pid)
+    return found
+
+
+def _children_among_all(pid: int) -> list[int]:
     import psutil  # not in the forge, which needs little of this module
 
-    children = psutil.Process().children(recursive=True)
-    found = [child for child in children if child.pid not in spared]
-    for process in found:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    return [process.pid for process in found]
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def fork_answer(work: Callable[[], str], timeout_s: float) -> str | None:
@@ -123,13 +151,7 @@ def _work_in_fork(work: Callable[[], str], writer: int) -> NoReturn:
 
 def has_children(besides: Collection[int] = ()) -> bool:
     """Return whether this process has started any other than `besides`, which still runs."""
-    try:
-        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-        found = list(map(int, text.split()))
-    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        import psutil
-
-        found = [child.pid for child in psutil.Process().children()]
+    found = _children(os.getpid())
     return any(pid not in besides and is_running(pid) for pid in found)
 
 
