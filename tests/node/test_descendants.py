@@ -16,7 +16,7 @@ def test_children_are_found_without_a_look_at_other_processes() -> None:
             found = wait_for(lambda: _two(processes._children(tree.pid)), "two children")
             assert sorted(processes._children_among_all(tree.pid)) == sorted(found)
             (below,) = (pid for child in found for pid in processes._children(child))
-            assert {tree.pid, below, *found} <= set(processes._descendants())
+            assert {tree.pid, below, *found} <= set(processes.descendants())
         finally:
             assert processes.kill_descendants() == []
     assert processes._children(tree.pid) == []

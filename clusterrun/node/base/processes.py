@@ -81,14 +81,15 @@ def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = 
 def _kill_all(spared: Collection[int]) -> list[int]:
     """Kill all descendants; return the pids of those that were left."""
     # The kernel may leave out a child while another exits: believe an empty list the second time.
-    found = [pid for pid in _descendants() or _descendants() if pid not in spared]
+    found = [pid for pid in descendants() or descendants() if pid not in spared]
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return found
 
 
-def _descendants() -> list[int]:
+def descendants() -> list[int]:
+    """Return the pids of this process's children, and of theirs."""
     found = _children(os.getpid())
     for pid in found:  # it grows
         found += _children(pid)

@@ -8,14 +8,13 @@ import signal
 from collections.abc import Mapping
 from itertools import chain
 
-import psutil
-
 from clusterrun.config.choices import Device
 from clusterrun.health.cgroup import own_group
 from clusterrun.health.gpu_answer import device_names
 from clusterrun.logformat.notes import memory_line
 from clusterrun.node.base.causes import Cause, Ending
 from clusterrun.node.base.identity import Attempt
+from clusterrun.node.base.processes import descendants
 from clusterrun.node.watch.gpus import Gpus
 from clusterrun.node.watch.kernel import KernelLog, Own, is_container, is_node_ours
 from clusterrun.node.watch.preflight import NodeChecks
@@ -83,8 +82,7 @@ class NodeNotes:
         return [memory_line(found)] if found.kills or is_killed_here else []
 
     def _own(self, ranks: Mapping[int, int | None]) -> Own:
-        helpers = (child.pid for child in psutil.Process().children(recursive=True))
-        pids = {} if is_container() else {**dict.fromkeys(helpers), **ranks}
+        pids = {} if is_container() else {**dict.fromkeys(descendants()), **ranks}
         is_all = self._gpus is not None and is_node_ours(self._plan.procs_per_node)
         before = self._gpus.before if self._gpus else ()
         return Own(pids=pids, job=self._memory.job, gpus=None if is_all else frozenset(before))
