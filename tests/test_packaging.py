@@ -143,6 +143,7 @@ def test_wheel_renders_where_there_is_no_torch(clean: Path, tmp_path: Path) -> N
         "PATH": f"{clean}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CACHE_HOME": str(clean.parent / "cache"),
     }
     with pytest.raises(AssertionError, match="No module named 'torch'"):
         _ran(clean / "python", "-c", "import torch", cwd=tmp_path, environ=environ)

@@ -21,7 +21,6 @@ PROJECT = "/shared/project"
 SLEEPS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 # The newest job id stays, so that no other job gets it.
 KEPT = r"local-job-id|/project/\w+\.py$|/home/\w+/py$|/\.bashrc$|/shared/nvml/|/fake/"
-KEPT += r"|/\.cache/clusterrun/templates"  # compiled, for the next command
 
 
 def start(

@@ -106,14 +106,17 @@ class Forge:
 
     def look(self) -> None:
         """Take the answers that have come, and close the forge if it is dead or takes too long."""
-        while True:
-            try:
+        is_dead = self.is_dead  # a fork may hold its end of the socket a little longer
+        try:
+            while True:
                 self._take(receive(self._socket))
-            except BlockingIOError:
-                break
-            except (OSError, ValueError):
-                self._closed(f"it {self._how_ended()}")
-                return
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError):
+            is_dead = True
+        if is_dead:
+            self._closed(f"it {self._how_ended()}")
+            return
         limit_s = PRELOAD_S if self._has_libraries else IMPORT_S
         if self._importing and time.monotonic() - self._changed_at > limit_s:
             self.why_closed = f"importing {self._importing} takes longer than {limit_s:.0f} s"

@@ -71,6 +71,7 @@ class ForgeProcess:
             self._obey_early(None if is_head else 0)
             if self._plan["launcher"] == "direct":
                 raise Closed("launch.launcher is direct")
+            self._await_helpers()
             preload.preload(self._plan["preload"], self._importing)
         except Closed as error:
             self._close(str(error))
@@ -97,6 +98,11 @@ class ForgeProcess:
                     self._find_variables(order)
                 else:
                     self._waiting.append(order)
+
+    def _await_helpers(self) -> None:
+        """Let the variables be found first: a module of the user may end this process, and them."""
+        for pid in self._helpers if self._plan["preload"] else []:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
     def serve(self) -> list[str]:
         """Follow orders; in a fork, return the words of the worker that it is to run."""

@@ -9,10 +9,15 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "init_process_group",
+    "is_available",
     "is_initialized",
 ]
 
 _group = {}
+
+
+def is_available():
+    return True
 
 
 class _Store:
