@@ -13,3 +13,7 @@ class cuda:
     @staticmethod
     def is_initialized():
         return False
+
+
+def save(what, where):
+    raise NotImplementedError("there are no tensors")
