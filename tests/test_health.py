@@ -116,7 +116,7 @@ def test_the_clock_of_a_file_server(
 ) -> None:
     """A server whose clock is moved sets other times."""
     utime = os.utime
-    monkeypatch.setattr(paths, "_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(paths, "file_system", lambda _: "nfs4")
     monkeypatch.setattr(os, "utime", lambda file: utime(file, (0, time.time() + moved)))
     found = paths.clock(tmp_path)
     assert found.status is status

@@ -8,7 +8,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from clusterrun.diagnosis.table import Role, built_in
@@ -197,7 +196,7 @@ def test_what_is_stuck_in_the_kernel_is_not_awaited(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(processes, "KILL_S", 0.1)
     with subprocess.Popen(["sleep", "60"]) as stuck:
         with monkeypatch.context() as patch:
-            patch.setattr(psutil.Process, "kill", lambda process: None)
+            patch.setattr(os, "kill", lambda pid, number: None)
             assert processes.kill_descendants() == [stuck.pid]
             assert processes.kill_descendants([stuck.pid]) == []
         stuck.kill()
