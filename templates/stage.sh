@@ -36,10 +36,9 @@ clusterrun_stage_remove() {
   return "$code"
 }
 
-# Remove all other copies but the newest $1, and what dead jobs left.
+# Remove all other copies but the newest $1.
 clusterrun_stage_clear() {
   local name left=$1
-  find "$clusterrun_stage_root" -maxdepth 1 -name '*.tar' -mtime +0 -delete
   while read -r name; do
     [[ $name == "$clusterrun_stage_key/" ]] || ((left-- > 0)) ||
       clusterrun_stage_remove "$clusterrun_stage_root/$name"
@@ -67,6 +66,8 @@ clusterrun_stage_look() {
   done
   mkdir -p -m 700 -- "$clusterrun_stage_root" 2> /dev/null
   clusterrun_stage_lock || return
+  find "$clusterrun_stage_root" -maxdepth 1 -name '*.tar' -mtime +0 -delete  # of dead jobs
+  rm -rf -- "$clusterrun_stage_root/.new"
   ! clusterrun_stage_is_whole "$clusterrun_stage_copy" || return 0
   clusterrun_stage_has_room || clusterrun_stage_clear 0
   clusterrun_stage_has_room && echo lacks ||

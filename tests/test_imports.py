@@ -98,13 +98,14 @@ def test_a_verb_loads_nothing_that_it_may_do_without(verb: str) -> None:
     assert not loaded & (UNNEEDED | {"asyncio", "concurrent", "psutil"})
 
 
-def test_submit_and_render_load_no_submitit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["submit", "render"])
+def test_submit_and_render_load_no_submitit(tmp_path: Path, verb: str) -> None:
     # Python's handle of a job is submitit's; the command line needs none.
     for name in ("sbatch", "srun"):
         (tmp_path / name).write_text("#!/bin/sh\necho 7\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "train.py").write_text("")
-    argv = ["submit", "-N2", "--run-dir", str(tmp_path / "runs"), str(tmp_path / "train.py")]
+    argv = [verb, "-N2", "--run-dir", str(tmp_path / "runs"), str(tmp_path / "train.py")]
     program = f"""
 import os
 os.environ["PATH"] = {str(tmp_path)!r} + ":" + os.environ["PATH"]

@@ -25,6 +25,7 @@ from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silen
 from clusterrun.cli.shared.startup_text import startup_lines
 from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
 from clusterrun.errors import Exit
+from clusterrun.launch.passed_on import REQUEUE_DELAY
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.durations import clock
@@ -33,7 +34,6 @@ from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.status import status_explained, wait
 
-REQUEUE_DELAY = "SchedulerParameters=requeue_delay= (before Slurm 25.11: AuthInfo=cred_expire=)"
 _SILENT_S = 300  # without output, a running job may hang
 _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 

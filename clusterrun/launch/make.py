@@ -107,19 +107,29 @@ def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]
 
 
 def _stage_dir(spec: JobSpec) -> str:
-    if spec.stage_dir and not posixpath.isabs(spec.stage_dir):
+    if spec.stage_dir and not (posixpath.isabs(spec.stage_dir) and "$" not in spec.stage_dir):
         raise UsageError(
             f"launch.stage_dir: {spec.stage_dir!r} is not an absolute path",
-            hint="name a directory on the disk of each node, such as /local/scratch",
+            hint="name a directory on the disk of each node, without variables: /local/scratch",
         )
     return spec.stage_dir or ""
 
 
 def _start(spec: JobSpec, world: World) -> dict[str, Any]:
-    """Decide what starts the ranks; on GPUs the forge is not proven yet."""
+    """Decide what starts the ranks, and what it imports first."""
+    for name in spec.preload:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(
+                f"launch.preload: {name!r} is not the name of a module",
+                hint="name an installed module, such as transformers",
+            )
+    return {"launcher": _launcher(spec, world), "preload": spec.preload}
+
+
+def _launcher(spec: JobSpec, world: World) -> Launcher:
+    """Return what starts the ranks; on GPUs the forge is not proven yet."""
     fastest = Launcher.FORGE if world.device is Device.CPU else Launcher.ACCELERATE
-    launcher = fastest if spec.launcher is Launcher.AUTO else spec.launcher
-    return {"launcher": launcher, "preload": spec.preload}
+    return fastest if spec.launcher is Launcher.AUTO else spec.launcher
 
 
 def _logs(spec: JobSpec, world: World) -> dict[str, Any]:
@@ -353,6 +363,8 @@ def _notes(
         notes.append(f"--srun-arg has no effect {where}")
     if not is_slurm and spec.stage is Stage.TAR:
         notes.append(f"--stage has no effect {where}")
+    if spec.preload and (launcher := _launcher(spec, world)) is not Launcher.FORGE:
+        notes.append(f"--preload has no effect with --launcher {launcher.value}")
     if is_slurm and world.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
             "no CPUs requested: without a site default, Slurm gives one per node (--cpus-per-gpu)"

@@ -10,6 +10,9 @@ from typing import Final
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Directive
 
+REQUEUE_DELAY: Final = (
+    "SchedulerParameters=requeue_delay= (before Slurm 25.11: AuthInfo=cred_expire=)"
+)
 _ONE_TASK: Final = "drop it: Slurm starts one task per node"
 _NODES: Final = "use clusterrun's own option: it applies to the whole job"
 _LAUNCH: Final = "drop it: clusterrun starts, watches and ends the step"
@@ -39,7 +42,7 @@ _OWNED_BY_SBATCH: Final = {
     "parsable": "use 'clusterrun submit --parsable'",
     "requeue": (
         "drop it: clusterrun passes a plain --requeue; --requeue=expedite would hold every job "
-        "that fails. A site can shorten the wait with SchedulerParameters=requeue_delay"
+        f"that fails. A site can shorten the wait: {REQUEUE_DELAY}"
     ),
     "version": "see 'sbatch --version'",
     "wait": "use 'clusterrun submit --wait'",

@@ -312,7 +312,7 @@ def test_copies_go_to_a_disk_of_the_node(tmp_path: Path, monkeypatch: pytest.Mon
     assert stage.node_directory(given, {}) == f"{tmp_path}/clusterrun-stage-{os.getuid()}"
     monkeypatch.setattr(stage, "file_system", lambda _: "tmpfs")
     assert stage.node_directory(given, {}).startswith(str(tmp_path))
-    with pytest.raises(ClusterrunError, match=f"{tmp_path} is on tmpfs"):
+    with pytest.raises(ClusterrunError, match=f"{tmp_path} is on tmpfs; .*launch.stage_dir$"):
         stage.node_directory(on_slurm(), {"TMPDIR": str(tmp_path)})
     monkeypatch.setattr(stage, "file_system", lambda _: "nfs4")
     with pytest.raises(ClusterrunError, match=f"{tmp_path} is on nfs4"):

@@ -145,7 +145,7 @@ def test_slurm_says_when_the_job_started_if_the_nodes_did_not(here: CommandLine)
 def test_slow_imports_get_a_hint_and_a_slow_queue_none(here: CommandLine) -> None:
     root = submitted(here)
     queue(here, running())
-    for late, hints in ((Phase.QUEUE, 0), (Phase.LAUNCHER, 1), (Phase.IMPORTS, 1)):
+    for late, hints in ((Phase.QUEUE, 0), (Phase.LAUNCHER, 1), (Phase.IMPORTS, 0)):
         after = list(Phase)[list(Phase).index(late) :]
         started(root, {phase: end + 100 * (phase in after) for phase, end in FIRST.items()})
         found = lines(here("status", "4711").out, "start")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.spec import Device, GpuRequest, OnInterrupt, Stage
+from clusterrun.config.spec import Device, GpuRequest, Launcher, OnInterrupt, Stage
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
@@ -398,5 +398,17 @@ def test_one_node_stages_only_if_asked(nodes: int, asked: Stage, decided: Stage)
 
 def test_copies_need_an_absolute_directory() -> None:
     assert on_slurm(stage_dir="/local").stage_dir == "/local"
-    with pytest.raises(UsageError, match=r"^launch.stage_dir: 'local' is not an absolute path$"):
-        on_slurm(stage_dir="local")
+    for wrong in ("local", "~/copies", "/scratch/$USER"):
+        with pytest.raises(UsageError, match=r"^launch.stage_dir: '.*' is not an absolute path$"):
+            on_slurm(stage_dir=wrong)
+
+
+def test_only_modules_are_preloaded_and_only_by_the_forge() -> None:
+    assert on_slurm(device=Device.CPU, preload=("a", "b.c")).notes == ()
+    for wrong in ("", "a b", "../x.py", "a..b"):
+        with pytest.raises(UsageError, match=r"^launch.preload: '.*' is not the name of a module$"):
+            on_slurm(preload=(wrong,))
+    note = "--preload has no effect with --launcher {}"
+    assert note.format("accelerate") in on_slurm(gpus_per_node=1, preload=("a",)).notes
+    direct = on_slurm(device=Device.CPU, launcher=Launcher.DIRECT, preload=("a",))
+    assert direct.notes == (note.format("direct"),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 from hypothesis import assume, given, settings
@@ -194,6 +195,16 @@ def test_a_template_that_needs_another_says_which(tmp_path: Path) -> None:
 def test_the_templates_are_found() -> None:
     templates, configurations = template_directories()
     assert (templates.name, configurations.name) == ("templates", "accelerate_configs")
+
+
+def test_templates_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, place = on_slurm(nodes=2), tmp_path / "compiled"
+    place.mkdir()
+    templates._environment.cache_clear()
+    first = render_bundle(plan, resolved_yaml="", compiled=place)
+    templates._environment.cache_clear()
+    monkeypatch.setattr(jinja2.Environment, "compile", None)
+    assert render_bundle(plan, resolved_yaml="", compiled=place) == first
 
 
 @pytest.mark.parametrize("is_there", [True, False])

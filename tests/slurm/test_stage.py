@@ -101,7 +101,9 @@ def test_a_broadcast_that_fails_is_one_line_and_a_start_from_the_shared_file_sys
     programs = tmp_path / "programs"
     programs.mkdir()
     refusing = programs / "sbcast"
-    refusing.write_text("#!/bin/sh\necho 'sbcast: error: refused by the test' >&2\nexit 1\n")
+    refusing.write_text(
+        '#!/bin/sh\ncp "$2" "$3"\necho "sbcast: error: refused by the test" >&2\nexit 1\n'
+    )
     refusing.chmod(0o755)
     here.extra["PATH"] = f"{programs}:{here.environ['PATH']}"
     ranks, batch = run(
@@ -110,3 +112,4 @@ def test_a_broadcast_that_fails_is_one_line_and_a_start_from_the_shared_file_sys
     assert ranks == {f"0 {tmp_path / 'env'} 1", f"1 {tmp_path / 'env'} 1"}
     assert ": sbcast failed: sbcast: error: refused by the test\n" in batch
     assert "uses the environment" not in batch
+    assert list((tmp_path / "disk").glob("*/*.tar")) == []

@@ -1,8 +1,9 @@
 """Copy the environment to the disk of each node, then become srun (`launch.stage`).
 
-The environment is packed into `<runs>/.stage-<uid>/<key>.tar`, once for all jobs until a file of
-the environment changes. `sbcast` sends the file to the nodes, unless all have a copy, and
-templates/stage.sh unpacks it. If anything fails, the nodes use the environment where it is.
+The environment is packed into `<runs>/.stage-<uid>/<key>.tar`, once for all jobs with these runs
+until a file of the environment changes. `sbcast` sends the file to the nodes, unless all have a
+copy, and templates/stage.sh unpacks it. If anything fails, the nodes use the environment where it
+is.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from clusterrun.rundir.request import Reason, read_request
 from clusterrun.rundir.startup import STAGED_AT
 from clusterrun.shared import assets, files, shell
 from clusterrun.shared.locks import locked
+from clusterrun.shared.wording import count
 
 PACK_S = 900.0  # also for another job that packs
 ASK_S, SEND_S = 120.0, 600.0
@@ -110,9 +112,13 @@ def _stage(paths: RunPaths, plan: Plan, srun: Sequence[str]) -> None:
         raise _UnstagedError(unfit)
     if lacking:
         target = f"{root}/{key}.{os.environ['SLURM_JOB_ID']}.tar"
-        _output(["sbcast", "--force", pack.path, target], SEND_S)
+        try:
+            _output(["sbcast", "--force", pack.path, target], SEND_S)
+        except _UnstagedError:
+            _on_nodes(srun, paths, "unpack", SEND_S)  # some nodes have the file
+            raise
         _, unfit = _answers(_on_nodes(srun, paths, "unpack", SEND_S))
-    what = f"staged {prefix} ({pack.size >> 20} MiB) in {root}; {lacking} nodes lacked it"
+    what = f"staged {prefix} ({pack.size >> 20} MiB) in {root}; {count(lacking, 'node')} lacked it"
     took = f"{packed - begin:.1f} s to pack, {time.monotonic() - packed:.1f} s to send and unpack"
     say_on_stderr(f"{what}; {took}{unfit and f'; not on {unfit}'}")
 
@@ -137,8 +143,8 @@ def node_directory(plan: Plan, environ: Mapping[str, str]) -> str:
     place = os.path.realpath(plan.stage_dir or environ.get("TMPDIR") or "/tmp")
     kind = file_system(Path(place))
     if kind not in LOCAL or (kind in IN_MEMORY and not plan.stage_dir):
-        hint = "name a directory on the disk of each node with launch.stage_dir"
-        raise _UnstagedError(f"{place} is on {kind or 'an unknown file system'}", hint=hint)
+        where = f"{place} is on {kind or 'an unknown file system'}"
+        raise _UnstagedError(f"{where}; name a directory on the nodes' disks: launch.stage_dir")
     return f"{place}/clusterrun-stage-{os.getuid()}"
 
 
@@ -188,9 +194,7 @@ def ensure_pack(cache: Path, prefix: Path, key: str) -> Pack:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise _UnstagedError(f"{cache} is not a private directory of this user")
     with locked(cache / "lock", PACK_S):
-        pack = _kept(cache / f"{key}.json") or _make(cache, prefix, key)
-        _remove_old(cache)
-    return pack
+        return _kept(cache / f"{key}.json") or _make(cache, prefix, key)
 
 
 def _kept(record: Path) -> Pack | None:
@@ -206,18 +210,19 @@ def _kept(record: Path) -> Pack | None:
 
 
 def _make(cache: Path, prefix: Path, key: str) -> Pack:
-    say_on_stderr(f"packing {prefix} for the nodes, once for all jobs that use it")
+    say_on_stderr(f"packing {prefix} for the nodes, once for all jobs of this directory of runs")
     for left in cache.glob(".*.tmp"):  # of a job that was killed while it held the lock
         left.unlink()
+    _remove_old(cache)
     path = cache / f"{key}.tar"
     with files.replacing(path) as temporary:
         with files.open_new(temporary) as file:
             stream = _Hashed(file)
-            count = _write_tar(stream, prefix)
+            number = _write_tar(stream, prefix)
         if key_of(prefix) != key:
             raise _UnstagedError(f"{prefix} changed while it was packed")
     size = files.size_of(path)
-    pack = Pack(path=str(path), sha=stream.digest.hexdigest(), size=size, files=count)
+    pack = Pack(path=str(path), sha=stream.digest.hexdigest(), size=size, files=number)
     files.write_whole(path.with_suffix(".json"), json.dumps(asdict(pack)))
     return pack
 
@@ -235,24 +240,24 @@ class _Hashed:
 
 def _write_tar(stream: _Hashed, prefix: Path) -> int:
     """Write the environment, with its bytecode; return how many files it has."""
-    count = 0
+    number = 0
 
     def counted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        nonlocal count
-        count += 1
+        nonlocal number
+        number += 1
         above, name = os.path.split(entry.name)
         is_other = above == "env" and _is_left_out(str(prefix), name)
         return None if is_other and entry.isdir() else entry
 
     with tarfile.open(fileobj=cast(Any, stream), mode="w|", format=tarfile.GNU_FORMAT) as tar:
         tar.add(prefix, "env", filter=counted)
-    return count
+    return number
 
 
 def _remove_old(cache: Path) -> None:
-    """Keep the packs that were used last."""
+    """Make room for another pack: keep those that were used last."""
     records = sorted(cache.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for record in records[KEPT_PACKS:]:
+    for record in records[KEPT_PACKS - 1 :]:
         record.unlink()
         record.with_suffix(".tar").unlink(missing_ok=True)
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from clusterrun.backends.status import JobStatus
+from clusterrun.config.choices import Cluster
 from clusterrun.rundir.startup import Phase, Startup
 from clusterrun.shared.durations import clock
 
 SHOWN_S = 0.05  # a shorter phase is not named
 LONG_S = 30.0  # for imports
-_IMPORTING = (Phase.FORGE, Phase.LAUNCHER, Phase.IMPORTS)
 _UNTIL = {
     Phase.LAUNCHER: "until the ranks started",
     Phase.RENDEZVOUS: "until all ranks joined",
@@ -33,9 +33,21 @@ def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     shown = [(phase, taken) for phase, taken in startup.phases if taken >= SHOWN_S]
     phases = ", ".join(f"{phase.text} {seconds(taken)}" for phase, taken in shown)
     yield label, f"{seconds(startup.total_s)}{since} {until}: {phases}"
-    taken_s = dict(startup.phases)
-    if sum(taken_s.get(phase, 0.0) for phase in _IMPORTING) > LONG_S and Phase.STAGE not in taken_s:
+    if _imports_slowly(startup) and _may_stage(job):
         yield "", "imports take long; to read packages from the nodes' own disks: --stage auto"
+
+
+def _imports_slowly(startup: Startup) -> bool:
+    """Return whether imports took long before any line of the script ran."""
+    taken_s = dict(startup.phases)
+    return taken_s.get(Phase.FORGE, 0.0) + taken_s.get(Phase.LAUNCHER, 0.0) > LONG_S
+
+
+def _may_stage(job: JobStatus) -> bool:
+    """Return whether staging could help: on the nodes of Slurm, unless an attempt has staged."""
+    starts = [attempt.startup for attempt in job.attempts if attempt.startup]
+    is_staged = any(phase is Phase.STAGE for start in starts for phase, _ in start.phases)
+    return job.record.cluster is Cluster.SLURM and job.record.nodes > 1 and not is_staged
 
 
 def seconds(span_s: float) -> str:
