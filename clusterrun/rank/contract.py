@@ -63,6 +63,7 @@ class Contract:
         self.had_group = False
         self.waits_since = 0.0  # by the monotonic clock
         self.gloo_groups: list[Any] = []
+        self.when_joined: list[Callable[[], None]] = []
         self._on_broken = on_broken
         self._pid = 0 if is_child else os.getpid()
         self._slot = own_rank() % max(1, self.local)
@@ -91,10 +92,16 @@ class Contract:
     def note(self, joining: Joining) -> None:
         """Publish how far the rank is, for its agent and for the processes that it starts."""
         self.had_group |= joining is Joining.JOINED
+        if joining is Joining.JOINED:
+            self._act_once()
         if joining is Joining.WAITS:
             self.waits_since = time.monotonic()
         if self._page is not None:
             self._page.note_joining(self._slot, joining)
+
+    def _act_once(self) -> None:
+        while self.when_joined:
+            self.when_joined.pop()()
 
     def break_off(
         self, message: str, *, cause: str | None = None, kind: str = "world", hint: str = ""
@@ -155,6 +162,7 @@ class Contract:
 
     def check_end(self) -> None:
         """Break off if the rank completed but never joined, or trained with another engine."""
+        self._act_once()
         if self.expected > 1 and not self.has_joined and not _group_size():
             cause = "the script completed, but no process group was initialised in this rank"
             message = f"this rank never joined the world of {self.expected}"

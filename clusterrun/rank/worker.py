@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -50,6 +50,7 @@ _INSTALLED = (
 )
 _kept: list[io.TextIOWrapper] = []  # files that must stay open
 _kept_ending: list[_Ending] = []
+when_joined: list[Callable[[], None]] = []  # what the process that forked this one wants to know
 
 
 def main() -> None:
@@ -75,6 +76,7 @@ def main() -> None:
     _act_as_a_task_of_slurm()
     given.note_start(os.environ)
     contract = world.Contract(os.environ, ending.break_off)
+    contract.when_joined += when_joined
     contract.check_environment(os.environ)
     if contract.expected:
         world.install(contract)

@@ -16,7 +16,11 @@ from tests.node.jobs import ROOT, STUB, AgentJob
 
 Make = Callable[..., AgentJob]
 
-HELLO = "import os, sys; print('rank', os.environ['RANK'], sys.argv[1:], 'ready' in sys.modules)"
+HELLO = """
+import os, sys
+is_forked = "clusterrun.node.forge.process" in sys.modules
+print("rank", os.environ["RANK"], sys.argv[1:], "ready" in sys.modules, "forked:", is_forked)
+"""
 FRESH = "; the ranks start as new interpreters"
 BAD = {
     "missing_name": ("", "cannot import no_such_module: ModuleNotFoundError"),
@@ -39,7 +43,7 @@ BAD = {
         "grpc does not survive a fork (bad imports it)",
     ),
     "environment": (
-        "import os, clusterrun.node.forge.ranks as r; r._READ_LATE = ('PATH',)",
+        "import os, clusterrun.node.forge.ranks as r; r.READ_LATE = ('PATH',)",
         "the ranks' environment differs before an import: ",
     ),
 }
@@ -58,7 +62,7 @@ def test_ranks_start_as_usual_after_a_bad_preload(
     job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
     assert job.wait() == [0, 0], job.text() + job.errors()
     for rank in range(4):
-        assert f"rank {rank} ['a b'] False" in job.text()
+        assert f"rank {rank} ['a b'] False forked: False" in job.text()
     lines = [line for line in job.errors().splitlines() if "forge" in line]
     assert len(lines) == 1, job.errors()
     assert lines[0].startswith(f"clusterrun: local0: forge: {why}")
@@ -74,7 +78,7 @@ def test_ranks_are_forks_that_have_imported_what_is_listed(stub_job: Make, tmp_p
     job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
     assert job.wait() == [0, 0], job.text() + job.errors()
     for rank in range(4):
-        assert f"rank {rank} [] True" in job.text()
+        assert f"rank {rank} [] True forked: True" in job.text()
     assert job.errors() == ""
     job.assert_clean()
 
@@ -123,6 +127,8 @@ def test_a_forge_that_is_killed_takes_its_ranks_along(stub_job: Make) -> None:
     forge = psutil.Process(job.rank_pid(2)).parent()
     assert forge is not None
     assert forge.cmdline()[0] == f"clusterrun: forge of {job.paths.root}"
+    names = [Path(f"/proc/{pid}/comm").read_text() for pid in (forge.pid, job.rank_pid(2))]
+    assert names == ["python\n"] * 2  # Slurm misreads a name with a space
     forge.kill()
     assert job.wait() != [0, 0]
     assert "forge: it was killed by SIGKILL; its ranks are killed with it" in job.text()

@@ -51,6 +51,7 @@ about = {
     "seeds": [torch.initial_seed(), random.getstate()[1][1], int(numpy.random.get_state()[1][1])],
     "gc": __import__("gc").isenabled(),
     "umask": os.umask(0o22),
+    "name": open("/proc/self/comm").read(),
 }
 print("ABOUT", json.dumps(about, default=str))
 """
@@ -108,10 +109,12 @@ def test_a_forked_rank_is_what_accelerate_launch_starts(
 
 
 LOSSES = """
+import tempfile
 import torch
 from accelerate import Accelerator
 from clusterrun.rank.emit import rank
 
+tempfile.tempdir = "/tmp"  # of the loader's socket, whose path must be short
 accelerator = Accelerator()
 torch.manual_seed(rank())
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))

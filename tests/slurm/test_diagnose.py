@@ -69,7 +69,8 @@ def test_the_time_limit(here: Project, cluster: Cluster) -> None:
     assert cluster.wait_job(job_id, timeout_s=200) == "TIMEOUT"
     found = diagnosed(here, job_id)
     assert found["verdict"]["class"] == "slurm_time_limit"
-    assert found["verdict"]["do"][0].endswith(f"clusterrun resume {job_id} --from scratch")
+    resume = f"clusterrun resume {job_id} --from scratch --time 00:02:00"
+    assert found["verdict"]["do"][0] == f"double the time limit: {resume}"
 
 
 @pytest.mark.parametrize("how", ["scancel", "clusterrun cancel"])

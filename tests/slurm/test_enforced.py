@@ -78,7 +78,7 @@ def test_a_rank_that_the_kernel_kills(here: Project, strict: Cluster) -> None:
     assert any("may use 1 GiB" in each["text"] for each in found["evidence"])
     short = f"host_oom, rank {VICTIM} on {strict.nodes[1]}"
     assert short in here.ok("status", job_id)
-    assert "host_oom" in here.ok("list")
+    assert "the job's share of its memory was full" in here.ok("list")
 
 
 def test_a_step_that_slurmstepd_kills(here: Project, polled: Cluster) -> None:

@@ -12,7 +12,7 @@ from clusterrun.config.choices import Device
 from clusterrun.launch.facts import parse_version
 from clusterrun.launch.nccl import spellings
 from clusterrun.launch.plan import Precision
-from clusterrun.node.base.cpus import threads_of_rank
+from clusterrun.node.base.cpus import openmp
 from clusterrun.node.base.identity import LOOPBACK, Attempt
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
@@ -106,11 +106,9 @@ def _traces(spool: Path, facts: NodeFacts) -> dict[str, str]:
 def _threads(attempt: Attempt, facts: NodeFacts) -> dict[str, str]:
     """Divide the node's CPUs among its ranks unless env.sh did; override a login shell's value."""
     plan, who = attempt.plan, attempt.who
-    if any(variable.name == "OMP_NUM_THREADS" for variable in plan.env):
-        return {}
+    names = [variable.name for variable in plan.env]
     nodes = len(who.nodes) if who.is_local else 1
-    each = threads_of_rank(facts.cpus, ranks=plan.procs_per_node, simulated_nodes=nodes)
-    return {"OMP_NUM_THREADS": str(each)}
+    return openmp(names, facts.cpus, ranks=plan.procs_per_node, simulated_nodes=nodes)
 
 
 def portable(variables: Mapping[str, str], root: Path, workdir: str) -> dict[str, str]:

@@ -210,6 +210,10 @@ class DirectLauncher:
     def result(self) -> LauncherResult | None:
         """Return how the ranks ended; None while all run."""
         self._look()
+        for store in self._processes[len(self._start.environs) :]:
+            if store.poll() is not None:
+                why = files.last_line(self._start.spool.launcher_output, MESSAGE_LETTERS)
+                return LauncherResult(code=1, failures=[], last_line=why)
         return self._refused or self._ends.result()
 
 
@@ -220,6 +224,7 @@ class ForgeLauncher:
         self._start, self._forge, self._say = start, forge, say
         self._ends = _Ends(start=start)
         self._instead: DirectLauncher | None = None
+        self._needs_forge = True
         self._is_lost = False
 
     @property
@@ -255,9 +260,9 @@ class ForgeLauncher:
         self._look()
 
     def _look(self) -> None:
+        self._forge.look()
         if self._instead is not None:
             return
-        self._forge.look()
         self._ends.codes = self._forge.codes
         if self._forge.pids and self._forge.is_dead and not self._is_lost:
             self._is_lost = True
@@ -265,16 +270,15 @@ class ForgeLauncher:
         if self._forge.why_closed and not self._forge.pids:
             self._say(f"forge: {self._forge.why_closed}; the ranks start as new interpreters")
             store = self._start.store if self._forge.is_dead else None
+            self._needs_forge = self._start.store is not store
             self._instead = DirectLauncher(replace(self._start, store=store))
             self._instead.start()
 
     def result(self) -> LauncherResult | None:
         """Return how the ranks ended; None while all run."""
         self._look()
-        if self._instead is not None:
-            return self._instead.result()
         problem = self._forge.problem_of_store
-        if problem or self._forge.is_dead:
+        if problem or (self._needs_forge and self._forge.is_dead):
             why = problem or f"the forge ended: {self._forge.why_closed}"
             return LauncherResult(code=1, failures=[], last_line=why)
-        return self._ends.result()
+        return self._instead.result() if self._instead else self._ends.result()

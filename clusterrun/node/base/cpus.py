@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 
 def allocated_cpus(env: Mapping[str, str]) -> int:
@@ -11,6 +11,16 @@ def allocated_cpus(env: Mapping[str, str]) -> int:
     text = env.get("SLURM_CPUS_PER_TASK", "")
     allowed = len(os.sched_getaffinity(0))
     return min(int(text), allowed) if text.isdigit() and int(text) else allowed
+
+
+def openmp(
+    names: Collection[str], cpus: int, *, ranks: int, simulated_nodes: int = 1
+) -> dict[str, str]:
+    """Return the number of threads as OpenMP reads it; {} if it is among the job's variables."""
+    if "OMP_NUM_THREADS" in names:
+        return {}
+    each = threads_of_rank(cpus, ranks=ranks, simulated_nodes=simulated_nodes)
+    return {"OMP_NUM_THREADS": str(each)}
 
 
 def threads_of_rank(cpus: int, *, ranks: int, simulated_nodes: int = 1) -> int:

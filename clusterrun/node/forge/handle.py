@@ -106,14 +106,16 @@ class Forge:
 
     def look(self) -> None:
         """Take the answers that have come, and close the forge if it is dead or takes too long."""
-        is_dead = self.is_dead  # a fork may hold its end of the socket a little longer
-        try:
-            while True:
+        is_dead, is_empty = self.is_dead, False  # a fork may hold its end of the socket
+        while not is_empty:
+            try:
                 self._take(receive(self._socket))
-        except BlockingIOError:
-            pass
-        except (OSError, ValueError):
-            is_dead = True
+            except ConnectionResetError:  # it ended with orders unread; its answers follow
+                is_dead = True
+            except BlockingIOError:
+                is_empty = True
+            except (OSError, ValueError):
+                is_dead = is_empty = True
         if is_dead:
             self._closed(f"it {self._how_ended()}")
             return
@@ -201,9 +203,11 @@ class Forge:
         self._send("end")
         await self._until(lambda: self._is_ended, END_S)
         if not self._is_ended:
+            self.why_closed = self.why_closed or "it did not end its ranks in time"
             self.close()
 
     def close(self) -> None:
         """End the forge, and with it the ranks that it has forked."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._process.kill()
+            self._process.wait(1.0)

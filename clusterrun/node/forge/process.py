@@ -10,6 +10,7 @@ import contextlib
 import gc
 import importlib
 import json
+import mmap
 import os
 import select
 import signal
@@ -20,15 +21,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clusterrun.node.base.cpus import allocated_cpus, threads_of_rank
+from clusterrun.node.base.cpus import allocated_cpus, openmp
+from clusterrun.node.base.processes import die_with_parent
 from clusterrun.node.forge import environment, preload, ranks, store
 from clusterrun.node.forge.packets import receive, send
 from clusterrun.node.forge.preload import Closed, fork
+from clusterrun.node.forge.script import RankStart, ScriptSource, read_early
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.own_modules import WORKER_MODULE
 
 KILL_S = 5.0
 IDLE_S = 10.0  # after which it imports, for the next attempt, what each rank imports itself
+_UNKNOWN, _ALIKE, _CHANGED = range(3)  # whether a script has set what an import had missed
 
 
 class ForgeProcess:
@@ -45,6 +49,7 @@ class ForgeProcess:
         self._waiting: list[dict[str, Any]] = []
         self._why_closed = "its modules are not imported"
         self._late_at = 0.0
+        self._page = mmap.mmap(-1, 1)  # shared with the ranks
 
     def _tell(self, event: str, **fields: Any) -> None:
         """Send an answer; if the agent is gone, exit."""
@@ -65,12 +70,18 @@ class ForgeProcess:
         The head's agent asks for the variables first, which a bad module must not prevent.
         """
         gc.disable()  # all of it stays
+        early = read_early(ScriptSource(self._plan["entry"]).variables(), self._plan["preload"])
+        why = f"the script sets {', '.join(early)} before it imports what reads it" if early else ""
         try:
+            if why and not is_head:
+                raise Closed(why)
             preload.preload(preload.libraries(self._plan["strategy"]), self._importing)
             self._tell("imported")
             self._obey_early(None if is_head else 0)
             if self._plan["launcher"] == "direct":
                 raise Closed("launch.launcher is direct")
+            if why:
+                raise Closed(why)
             self._await_helpers()
             preload.preload(self._plan["preload"], self._importing)
         except Closed as error:
@@ -126,6 +137,10 @@ class ForgeProcess:
     def _import_late(self) -> None:
         """Import what torch imports when an optimizer is made, which takes a second."""
         self._late_at = 0.0
+        if self._page[0] == _UNKNOWN:
+            self._late_at = time.monotonic() + IDLE_S
+        if self._page[0] != _ALIKE:
+            return
         try:
             preload.preload(preload.late(), lambda _: None)
         except Closed as error:
@@ -173,7 +188,7 @@ class ForgeProcess:
             self._helpers.append(pid)
             return
         try:
-            ranks.die_with(parent)
+            die_with_parent(parent)
             work()
         except BaseException as error:  # noqa: BLE001 - also SystemExit of an argument parser
             self._tell(name, problem=f"{type(error).__name__}: {error}")
@@ -190,6 +205,7 @@ class ForgeProcess:
             self._close(str(error))
         if self._why_closed:
             return []
+        self._page[0] = _UNKNOWN
         for local, environ in enumerate(order["ranks"]):
             with self._handlers.held():
                 pid = fork()
@@ -218,6 +234,20 @@ class ForgeProcess:
         for descriptor in self._watched:
             os.close(descriptor)
         ranks.become(order["entry"], environ, self._before, order["output"], title)
+        self._compare_when_joined()
+
+    def _compare_when_joined(self) -> None:
+        """Have the rank look, once it has made its imports, whether they would have differed."""
+        start = RankStart(self._plan["preload"], set(sys.modules) - self._modules)
+
+        def compare() -> None:
+            missed = start.missed()
+            self._page[0] = max(self._page[0], _CHANGED if missed else _ALIKE)
+            if missed and os.environ.get("RANK", "0") == "0":
+                sys.stderr.write(f"clusterrun: {missed}; to prevent it, use --launcher direct\n")
+
+        worker: Any = importlib.import_module(WORKER_MODULE)
+        worker.when_joined.append(compare)
 
     def _watch(self, pid: int) -> None:
         with contextlib.suppress(OSError):  # Linux before 5.3: the agent polls
@@ -250,7 +280,7 @@ class ForgeProcess:
 def main(argv: Sequence[str]) -> list[str]:
     """Be the forge of one node; return in a fork, with the words of the worker."""
     run_dir, agent, descriptor = Path(argv[0]), int(argv[1]), int(argv[2])
-    ranks.die_with(agent)
+    die_with_parent(agent)
     link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
     raise_descriptor_limit()
@@ -266,12 +296,11 @@ def main(argv: Sequence[str]) -> list[str]:
 
 def _set_threads(plan: Mapping[str, Any]) -> None:
     """Set what `rank_environment` sets: libraries read it when they are imported."""
-    if any(variable["name"] == "OMP_NUM_THREADS" for variable in plan["env"]):
-        return
+    names = [variable["name"] for variable in plan["env"]]
     nodes = plan["nodes"] if "CLUSTERRUN_LOCAL_NODE_RANK" in os.environ else 1
     cpus = allocated_cpus(os.environ)
-    each = threads_of_rank(cpus, ranks=plan["procs_per_node"], simulated_nodes=nodes)
-    os.environ["OMP_NUM_THREADS"] = str(each)
+    ranks_per_node = plan["procs_per_node"]
+    os.environ.update(openmp(names, cpus, ranks=ranks_per_node, simulated_nodes=nodes))
 
 
 if __name__ == "__main__":

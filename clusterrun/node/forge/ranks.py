@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -12,20 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterrun.node.forge.preload import Closed, first_on_path, shadowing
+from clusterrun.node.forge.script import READ_LATE, ScriptSource
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
-PR_SET_PDEATHSIG = 1
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # meant for the agent, not for its ranks
 # Slurm may send these to every process of a step; the agent decides what to do.
 _LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-# Read when a rank trains, not when a library is imported: an import before the fork is the same.
-_READ_LATE = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_"),
-    *("CLUSTERRUN_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "SLURM_"),
-    *("PET_", "TORCHELASTIC_", "NCCL_", "GLOO_SOCKET_IFNAME", "TORCH_NCCL_", "TORCH_FR_"),
-    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),
-)
 _INTEL_OPENMP = "KMP_"  # read by libiomp5, if it is loaded
 
 
@@ -55,13 +47,6 @@ class Handlers:
             signal.signal(number, handler)
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; exit now if it is already dead."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
-
-
 def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
     """Raise Closed if a variable that a library reads at its import differs; name no values.
 
@@ -69,7 +54,7 @@ def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Non
     """
     known = {n: os.environ[n] for n in theirs if n in os.environ}
     names = {n for n in {*ours, *theirs} if theirs.get(n) not in (ours.get(n), known.get(n, ""))}
-    late = {n for n in names if n.startswith(_READ_LATE) or n == "PYTHONPATH"}
+    late = {n for n in names if n.startswith(READ_LATE) or n == "PYTHONPATH"}
     if not _has_intel_openmp():
         late |= {n for n in names if n.startswith(_INTEL_OPENMP)}
     if names - late:
@@ -96,7 +81,8 @@ def _path(text: str) -> list[str]:
 
 def check_modules(entry: Sequence[str], added: Sequence[str], imported: set[str]) -> None:
     """Raise Closed if the project has modules that would be imported instead of preloaded ones."""
-    if names := shadowing([*first_on_path(entry), *added], imported):
+    places = [*first_on_path(entry), *ScriptSource(entry).directories(), *added]
+    if names := shadowing(places, imported):
         raise Closed(f"the project has modules of the same name: {', '.join(names)}")
 
 
@@ -155,7 +141,10 @@ def set_first_title(title: str) -> None:
 
 
 def _set_title(title: str) -> None:
+    """Set the command line that `ps` shows, but not the name: Slurm misreads one with a space."""
     with contextlib.suppress(ImportError):
         import setproctitle
 
+        name = setproctitle.getthreadtitle()
         setproctitle.setproctitle(title)
+        setproctitle.setthreadtitle(name)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from clusterrun.node.forge.ranks import die_with
+from clusterrun.node.base.processes import die_with_parent
 
 
 def host(
@@ -32,7 +32,7 @@ def host(
 
 def main(argv: Sequence[str]) -> None:
     """Host the store for the agent that starts this process."""
-    die_with(int(argv[0]))
+    die_with_parent(int(argv[0]))
     host(argv[1], int(argv[2]), int(argv[3]), int(argv[4]), lambda: None)
 
 

@@ -32,7 +32,7 @@ class StartWatch:
 
     def __init__(self, attempt: Attempt, disk: SharedDisk) -> None:
         self._attempt, self._disk = attempt, disk
-        self._unstarted = attempt.plan.procs_per_node
+        self._starts: list[float] = []  # of this node's ranks
         self._ends: dict[Phase, float] = {}
 
     def reached(self, phase: Phase, at: float) -> None:
@@ -48,9 +48,9 @@ class StartWatch:
         if phase := _EVENTS.get(kind):
             self.reached(phase, at)
         elif kind == "rank_start":
-            self._unstarted -= 1
-            if not self._unstarted:
-                self.reached(Phase.LAUNCHER, at)
+            self._starts.append(at)
+            if len(self._starts) == self._attempt.plan.procs_per_node:
+                self.reached(Phase.LAUNCHER, max(self._starts))
         elif kind == "world_ready":
             if isinstance(waited_s := event.get("waited_s"), float):
                 self._ends.setdefault(Phase.IMPORTS, at - waited_s)

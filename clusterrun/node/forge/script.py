@@ -1,0 +1,109 @@
+"""What a script sets before its first import: an import before the fork misses it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+
+from clusterrun.node.forge.preload import shadowing
+
+# Read when a rank trains, not when a library is imported: an import before the fork is the same.
+READ_LATE = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_"),
+    *("CLUSTERRUN_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "SLURM_"),
+    *("PET_", "TORCHELASTIC_", "NCCL_", "GLOO_SOCKET_IFNAME", "TORCH_NCCL_", "TORCH_FR_"),
+    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),
+)
+_READ_EARLY = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH_", "DS_")
+_BY_PRELOADED = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DIFFUSERS_")
+_HARMLESS = ("TORCH_HOME", "TORCH_CPP_LOG_LEVEL", "PYTORCH_ENABLE_MPS_", "PYTORCH_NVML_")
+
+
+def read_early(names: Iterable[str], preloaded: Collection[str]) -> list[str]:
+    """Return the variables that libraries read when they are imported.
+
+    `preloaded` are the modules of `launch.preload`.
+    """
+    early = (*_READ_EARLY, *(_BY_PRELOADED if preloaded else ()))
+    late = (*READ_LATE, *_HARMLESS)
+    return sorted({name for name in names if name.startswith(early) and not name.startswith(late)})
+
+
+class ScriptSource:
+    """The source that the ranks run; it is empty if it is a module or can't be parsed."""
+
+    def __init__(self, entry: Sequence[str]) -> None:
+        self._directory = os.path.dirname(os.path.realpath(entry[0]))
+        try:
+            with open(entry[0], "rb") as file:
+                self._nodes = tuple(ast.walk(ast.parse(file.read())))
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            self._nodes = ()
+
+    def variables(self) -> set[str]:
+        """Return the variables that it may set in `os.environ`."""
+        return {name for node in self._nodes for name in _set_by(node)}
+
+    def directories(self) -> list[str]:
+        """Return the directories that it may put on `sys.path`, as far as its words tell."""
+        above = os.path.dirname(self._directory)
+        bases = {self._directory, above, os.path.dirname(above), os.getcwd()}
+        found: set[str] = set()
+        for words in (_texts(node) for node in self._nodes if _changes_path(node)):
+            for base in bases:
+                found |= {base, os.path.join(base, *words), *(f"{base}/{word}" for word in words)}
+        return sorted(map(os.path.normpath, found))
+
+
+def _texts(node: ast.AST) -> list[str]:
+    constants = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
+    return [value for value in constants if isinstance(value, str)]
+
+
+def _set_by(node: ast.AST) -> Iterable[str]:
+    match node:
+        case ast.Subscript(value=ast.Attribute(attr="environ") | ast.Name(id="environ")):
+            return _texts(node.slice) if isinstance(node.ctx, ast.Store) else ()
+        case ast.Call(func=ast.Attribute(attr="setdefault")):
+            return (name for name in _texts(node) if name not in os.environ)
+        case ast.Call(func=ast.Attribute(attr="update" | "putenv")):
+            return [*_texts(node), *(word.arg or "" for word in node.keywords)]
+    return ()
+
+
+def _changes_path(node: ast.AST) -> bool:
+    """Return whether a statement puts something first on `sys.path`, or may."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="insert", value=ast.Attribute(attr="path"))):
+            return True
+        case ast.Assign(targets=[ast.Attribute(attr="path")]):
+            return True
+        case ast.Assign(targets=[ast.Subscript(value=ast.Attribute(attr="path"))]):
+            return True
+    return False
+
+
+class RankStart:
+    """The variables and the path of a forked rank, before its script runs."""
+
+    def __init__(self, preloaded: Collection[str], imported: Collection[str]) -> None:
+        self._preloaded, self._imported = preloaded, imported
+        self._env: Mapping[str, str] = dict(os.environ)
+        self._path = frozenset(sys.path)
+
+    def missed(self) -> str:
+        """Return what the script has changed since, but too late; "" if nothing."""
+        changed = dict(self._env.items() ^ os.environ.items())
+        if names := read_early(changed, self._preloaded):
+            return f"the script sets {', '.join(names)} after the forge has imported what reads it"
+        if names := shadowing(self._new_directories(), self._imported):
+            return f"the script has its own {', '.join(names)}, but the forge has imported another"
+        return ""
+
+    def _new_directories(self) -> Iterator[str]:
+        """Yield those in which Python looks before it looks for installed packages."""
+        first = takewhile(lambda path: not path.endswith("-packages"), sys.path)
+        return (path for path in first if path not in self._path)
