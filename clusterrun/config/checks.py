@@ -139,6 +139,22 @@ def _command(label: str, value: str) -> None:
         raise UsageError(f"{label} is empty", hint="leave it out")
 
 
+def _module(label: str, value: str) -> None:
+    if not all(part.isidentifier() for part in value.split(".")):
+        raise UsageError(
+            f"{label}: '{value}' is not the name of a module",
+            hint="name one installed module, such as transformers; repeat the option for others",
+        )
+
+
+def _node_directory(label: str, value: str) -> None:
+    if not value.startswith("/") or "$" in value:
+        raise UsageError(
+            f"{label}: '{value}' is not an absolute path",
+            hint="name a directory on the disk of each node, without variables: /local/scratch",
+        )
+
+
 _CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
     **dict.fromkeys(("mem", "mem_per_gpu", "mem_per_cpu"), _memory),
     **dict.fromkeys(("nodelist", "exclude"), _hosts),
@@ -148,4 +164,6 @@ _CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
     "port_range": _ports,
     "ignore_rules": check_rule,
     "health_command": _command,
+    "preload": _module,
+    "stage_dir": _node_directory,
 }

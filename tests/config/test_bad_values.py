@@ -21,6 +21,8 @@ TIME = "write 90 (minutes), 90m, 1h30m, 1:30:00 or 1-12:00:00 (days)"
 WAIT = "write afterok:JOBID, or singleton"
 HOSTS = "write it as Slurm does: node[01-04,7]"
 NAME = "leave out slashes; '.', '..' and 'by-job' are reserved"
+DISK = "name a directory on the disk of each node, without variables: /local/scratch"
+MODULE = "name one installed module, such as transformers; repeat the option for others"
 PORTS = "write two ports between 1024 and 65535, e.g. 20000-29999"
 COUNT = "write 1 or more, or leave it out"
 
@@ -91,6 +93,14 @@ BAD = [
         "65536",
         "{} must be at most 65535, not 65536",
         "write 65535 or less, or leave it out",
+    ),
+    *(
+        ("stage_dir", text, f"{{}}: '{text}' is not an absolute path", DISK)
+        for text in ("local", "~/copies", "$TMPDIR/x", "/scratch/$USER")
+    ),
+    *(
+        ("preload", text, f"{{}}: '{text}' is not the name of a module", MODULE)
+        for text in ("a b", "../x.py", "a..b", "numpy,json")
     ),
     ("port_range", "80-90", "{} 80-90 is not a range of ports", PORTS),
     ("port_range", "20000", "{} 20000 is not a range of ports", PORTS),

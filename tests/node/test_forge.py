@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +12,11 @@ import psutil
 import pytest
 
 from clusterrun.config.spec import Launcher
+from clusterrun.errors import NodeExit
 from clusterrun.node.forge import preload, ranks
 from clusterrun.node.forge.preload import Closed
 from tests.node.jobs import ROOT, STUB, AgentJob
+from tests.patience import wait_for
 
 Make = Callable[..., AgentJob]
 
@@ -32,7 +36,7 @@ BAD = {
     ),
     "leaves": (
         "import os; print('no license', flush=True); os._exit(7)",
-        "it exited with status 7: no license while it imported bad",
+        "it exited with status 7 while it imported bad: no license",
     ),
     "threads": (
         "import _thread, time; _thread.start_new_thread(time.sleep, (9,))",
@@ -116,8 +120,28 @@ def test_a_module_of_the_project_is_found_before_a_preloaded_one(
     (job.paths.root.parents[2] / "ready.py").write_text("")
     job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
     assert job.wait() == [0], job.text() + job.errors()
-    assert f"the project has modules of the same name: ready{FRESH}" in job.errors()
+    assert f"modules of the project have the names of installed ones: ready{FRESH}" in job.errors()
     assert str(job.paths.root.parents[2] / "ready.py") in job.text()
+
+
+@pytest.mark.agents
+def test_no_rank_starts_after_a_cancellation(stub_job: Make, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "slow.py").write_text(
+        "import pathlib, time\n"
+        "here = pathlib.Path(__file__).parent\n"
+        "(here / 'begun').touch(); time.sleep(30); (here / 'ended').touch()\n"
+    )
+    job = stub_job(HELLO, preload=("slow",), nodes=1)
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    wait_for((tmp_path / "lib" / "begun").exists)
+    wait_for(lambda: job.events("rendezvous"))
+    os.kill(job.agent_pid("local0"), signal.SIGTERM)
+    assert job.wait() == [NodeExit.CANCELLED], job.text() + job.errors()
+    assert not (tmp_path / "lib" / "ended").exists()
+    assert "rank 0" not in job.text()
+    assert FRESH not in job.errors()
+    job.assert_clean()
 
 
 @pytest.mark.agents

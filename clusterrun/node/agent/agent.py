@@ -453,6 +453,7 @@ class Agent:
         """Have the ranks end within a grace time."""
         grace_s = SHIELDED_GRACE_S if self._page.is_shielded else GRACE_S
         deadline = time.monotonic() + grace_s
+        launcher.revoke()
         if not self._is_over(launcher, ranks):
             ranks.terminate()
         while not self._is_over(launcher, ranks) and time.monotonic() < deadline:

@@ -46,6 +46,9 @@ class NodeLauncher(Protocol):
     def start(self) -> None:
         """Start the ranks. If that fails, `result` returns why."""
 
+    def revoke(self) -> None:
+        """Start no ranks from now on."""
+
     def result(self) -> LauncherResult | None:
         """Return how the ranks ended, or which have failed while others run; else None."""
 
@@ -90,6 +93,9 @@ class AccelerateLauncher:
                 self._process = self._started()
         except OSError as error:
             self._refused = _refusal(error)
+
+    def revoke(self) -> None:
+        """Do nothing: the launcher is ended with its ranks."""
 
     def _started(self) -> subprocess.Popen[bytes]:
         module = "clusterrun.node.agent.accelerate_main"
@@ -196,6 +202,9 @@ class DirectLauncher:
         except OSError as error:
             self._refused = _refusal(error)
 
+    def revoke(self) -> None:
+        """Do nothing: all ranks have been started."""
+
     def _look(self) -> None:
         """Note the ends of ranks; the agent, which also looks, reaps them after the attempt."""
         codes = dict(self._ends.codes)
@@ -225,7 +234,7 @@ class ForgeLauncher:
         self._ends = _Ends(start=start)
         self._instead: DirectLauncher | None = None
         self._needs_forge = True
-        self._is_lost = False
+        self._is_lost = self._is_revoked = False
 
     @property
     def pids(self) -> Sequence[int]:
@@ -267,18 +276,25 @@ class ForgeLauncher:
         if self._forge.pids and self._forge.is_dead and not self._is_lost:
             self._is_lost = True
             self._say(f"forge: {self._forge.why_closed}; its ranks are killed with it")
-        if self._forge.why_closed and not self._forge.pids:
+        if self._forge.why_closed and not self._forge.pids and not self._is_revoked:
             self._say(f"forge: {self._forge.why_closed}; the ranks start as new interpreters")
             store = self._start.store if self._forge.is_dead else None
             self._needs_forge = self._start.store is not store
             self._instead = DirectLauncher(replace(self._start, store=store))
             self._instead.start()
 
+    def revoke(self) -> None:
+        """Start no ranks from now on, and don't wait for what the forge imports."""
+        self._is_revoked = True
+        if self._forge.is_importing:
+            self._forge.close("the last attempt ended before it had imported everything")
+
     def result(self) -> LauncherResult | None:
         """Return how the ranks ended; None while all run."""
         self._look()
         problem = self._forge.problem_of_store
         if problem or (self._needs_forge and self._forge.is_dead):
-            why = problem or f"the forge ended: {self._forge.why_closed}"
+            ended = "the ranks' store ended with the forge" if self._instead else "the forge ended"
+            why = problem or f"{ended}: {self._forge.why_closed}"
             return LauncherResult(code=1, failures=[], last_line=why)
         return self._instead.result() if self._instead else self._ends.result()

@@ -225,7 +225,7 @@ def launcher_of(
     env = node_environment(attempt, parameters, spool)
     if not parameters.variables:
         if forge is not None:
-            forge.close()
+            forge.close("accelerate launch starts the ranks")
         return AccelerateLauncher(launch_arguments(attempt, parameters), env, spool)
     spool.launcher_dir.mkdir(mode=0o700, exist_ok=True)  # for torch's error files
     start = _start(attempt, parameters, env, spool)

@@ -72,6 +72,11 @@ class Forge:
         self.codes: dict[int, int] = {}
 
     @property
+    def is_importing(self) -> bool:
+        """Return whether it can't follow orders yet."""
+        return bool(self._importing)
+
+    @property
     def pid(self) -> int:
         """The process that forks the ranks."""
         return self._process.pid
@@ -117,12 +122,11 @@ class Forge:
             except (OSError, ValueError):
                 is_dead = is_empty = True
         if is_dead:
-            self._closed(f"it {self._how_ended()}")
+            self._closed(f"it {self._how_ended()}", self._last_line())
             return
         limit_s = PRELOAD_S if self._has_libraries else IMPORT_S
         if self._importing and time.monotonic() - self._changed_at > limit_s:
-            self.why_closed = f"importing {self._importing} takes longer than {limit_s:.0f} s"
-            self.close()
+            self.close(f"importing {self._importing} takes longer than {limit_s:.0f} s")
 
     def _take(self, answer: Mapping[str, Any]) -> None:
         event = answer["event"]
@@ -144,9 +148,9 @@ class Forge:
         elif event == "ended":
             self._is_ended = True
 
-    def _closed(self, why: str) -> None:
+    def _closed(self, why: str, last_line: str = "") -> None:
         at = f" while it imported {self._importing}" if self._importing else ""
-        self._importing, self.why_closed = "", self.why_closed or f"{why}{at}"
+        self._importing, self.why_closed = "", self.why_closed or f"{why}{at}{last_line}"
 
     @property
     def is_dead(self) -> bool:
@@ -158,7 +162,7 @@ class Forge:
             code = self._process.wait(1.0)
             with contextlib.suppress(ValueError):
                 return f"was killed by {signal.Signals(-code).name}"
-            return f"exited with status {code}{self._last_line()}"
+            return f"exited with status {code}"
         return "closed its socket"
 
     def _last_line(self) -> str:
@@ -203,11 +207,11 @@ class Forge:
         self._send("end")
         await self._until(lambda: self._is_ended, END_S)
         if not self._is_ended:
-            self.why_closed = self.why_closed or "it did not end its ranks in time"
-            self.close()
+            self.close("it did not end its ranks in time")
 
-    def close(self) -> None:
+    def close(self, why: str) -> None:
         """End the forge, and with it the ranks that it has forked."""
+        self.why_closed = self.why_closed or why
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait(1.0)

@@ -36,6 +36,14 @@ def libraries(strategy: str) -> tuple[str, ...]:
     return (*found, *(["deepspeed"] * strategy.startswith("zero")))
 
 
+def by_ranks(strategy: str) -> tuple[str, ...]:
+    """Return what accelerate has each rank import for a strategy, if it is installed."""
+    names = (
+        ["setuptools", "transformers.integrations.deepspeed"] if strategy.startswith("zero") else []
+    )
+    return tuple(name for name in names if importlib.util.find_spec(name.partition(".")[0]))
+
+
 def late() -> tuple[str, ...]:
     """Return what torch imports only when an optimizer is made: a start need not wait for it."""
     name = "torch._dynamo"
@@ -50,7 +58,7 @@ def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
         try:
             importlib.import_module(name)
         except BaseException as error:
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            text = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
             raise Closed(f"cannot import {name}: {text}") from error
         _check(name, sys.modules.keys() - before)
 

@@ -48,6 +48,7 @@ class ForgeProcess:
         self._watched: dict[int, int] = {}  # by pidfd: the pid
         self._waiting: list[dict[str, Any]] = []
         self._why_closed = "its modules are not imported"
+        self._preloaded = (*preload.by_ranks(plan["strategy"]), *plan["preload"])
         self._late_at = 0.0
         self._page = mmap.mmap(-1, 1)  # shared with the ranks
 
@@ -70,20 +71,20 @@ class ForgeProcess:
         The head's agent asks for the variables first, which a bad module must not prevent.
         """
         gc.disable()  # all of it stays
-        early = read_early(ScriptSource(self._plan["entry"]).variables(), self._plan["preload"])
-        why = f"the script sets {', '.join(early)} before it imports what reads it" if early else ""
+        early = read_early(ScriptSource(self._plan["entry"]).variables(), self._preloaded)
+        why = f"the script may set {', '.join(early)} before it imports what reads it"
         try:
-            if why and not is_head:
+            if early and not is_head:
                 raise Closed(why)
             preload.preload(preload.libraries(self._plan["strategy"]), self._importing)
             self._tell("imported")
             self._obey_early(None if is_head else 0)
             if self._plan["launcher"] == "direct":
                 raise Closed("launch.launcher is direct")
-            if why:
+            if early:
                 raise Closed(why)
             self._await_helpers()
-            preload.preload(self._plan["preload"], self._importing)
+            preload.preload(self._preloaded, self._importing)
         except Closed as error:
             self._close(str(error))
         except Exception as error:  # noqa: BLE001 - the ranks can always start another way
@@ -112,7 +113,7 @@ class ForgeProcess:
 
     def _await_helpers(self) -> None:
         """Let the variables be found first: a module of the user may end this process, and them."""
-        for pid in self._helpers if self._plan["preload"] else []:
+        for pid in self._helpers if self._preloaded else []:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
     def serve(self) -> list[str]:
@@ -238,13 +239,13 @@ class ForgeProcess:
 
     def _compare_when_joined(self) -> None:
         """Have the rank look, once it has made its imports, whether they would have differed."""
-        start = RankStart(self._plan["preload"], set(sys.modules) - self._modules)
+        start = RankStart(self._preloaded, set(sys.modules) - self._modules)
 
         def compare() -> None:
             missed = start.missed()
             self._page[0] = max(self._page[0], _CHANGED if missed else _ALIKE)
             if missed and os.environ.get("RANK", "0") == "0":
-                sys.stderr.write(f"clusterrun: {missed}; to prevent it, use --launcher direct\n")
+                sys.stderr.write(f"clusterrun: {missed}; use --launcher direct\n")
 
         worker: Any = importlib.import_module(WORKER_MODULE)
         worker.when_joined.append(compare)

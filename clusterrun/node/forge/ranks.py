@@ -83,7 +83,8 @@ def check_modules(entry: Sequence[str], added: Sequence[str], imported: set[str]
     """Raise Closed if the project has modules that would be imported instead of preloaded ones."""
     places = [*first_on_path(entry), *ScriptSource(entry).directories(), *added]
     if names := shadowing(places, imported):
-        raise Closed(f"the project has modules of the same name: {', '.join(names)}")
+        text = ", ".join(names)
+        raise Closed(f"modules of the project have the names of installed ones: {text}")
 
 
 def become(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -19,6 +20,7 @@ READ_LATE = (
 )
 _READ_EARLY = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH_", "DS_")
 _BY_PRELOADED = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DIFFUSERS_")
+_VARIABLE = re.compile("[A-Z][A-Z0-9_]*")
 _HARMLESS = ("TORCH_HOME", "TORCH_CPP_LOG_LEVEL", "PYTORCH_ENABLE_MPS_", "PYTORCH_NVML_")
 
 
@@ -44,8 +46,12 @@ class ScriptSource:
             self._nodes = ()
 
     def variables(self) -> set[str]:
-        """Return the variables that it may set in `os.environ`."""
-        return {name for node in self._nodes for name in _set_by(node)}
+        """Return the variables that it may set: its texts, but those that only read one."""
+        if not any(_name(node) in ("environ", "putenv", "unsetenv") for node in self._nodes):
+            return set()
+        read = {id(each) for node in self._nodes if _reads(node) for each in ast.walk(node)}
+        texts = {text for node in self._nodes if id(node) not in read for text in _own_texts(node)}
+        return set(filter(_VARIABLE.fullmatch, texts))
 
     def directories(self) -> list[str]:
         """Return the directories that it may put on `sys.path`, as far as its words tell."""
@@ -58,20 +64,33 @@ class ScriptSource:
         return sorted(map(os.path.normpath, found))
 
 
+def _own_texts(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.keyword):
+        return [node.arg or ""]
+    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+
+
 def _texts(node: ast.AST) -> list[str]:
-    constants = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
-    return [value for value in constants if isinstance(value, str)]
+    return [text for each in ast.walk(node) for text in _own_texts(each)]
 
 
-def _set_by(node: ast.AST) -> Iterable[str]:
+def _name(node: ast.AST) -> str:
+    """Return the last part of a name; of an import, what is imported."""
     match node:
-        case ast.Subscript(value=ast.Attribute(attr="environ") | ast.Name(id="environ")):
-            return _texts(node.slice) if isinstance(node.ctx, ast.Store) else ()
-        case ast.Call(func=ast.Attribute(attr="setdefault")):
-            return (name for name in _texts(node) if name not in os.environ)
-        case ast.Call(func=ast.Attribute(attr="update" | "putenv")):
-            return [*_texts(node), *(word.arg or "" for word in node.keywords)]
-    return ()
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
+            return name
+    return ""
+
+
+def _reads(node: ast.AST) -> bool:
+    """Return whether an expression only reads a variable, or keeps what the job has set."""
+    match node:
+        case ast.Subscript(ctx=ast.Load(), value=owner):
+            return _name(owner) == "environ"
+        case ast.Call(func=function, args=[ast.Constant(value=first), *_]):
+            is_kept = _name(function) == "setdefault" and first in os.environ
+            return is_kept or _name(function) in ("get", "getenv")
+    return False
 
 
 def _changes_path(node: ast.AST) -> bool:
@@ -98,7 +117,8 @@ class RankStart:
         """Return what the script has changed since, but too late; "" if nothing."""
         changed = dict(self._env.items() ^ os.environ.items())
         if names := read_early(changed, self._preloaded):
-            return f"the script sets {', '.join(names)} after the forge has imported what reads it"
+            text = ", ".join(names)
+            return f"the script changes {text} too late: the forge has imported what reads it"
         if names := shadowing(self._new_directories(), self._imported):
             return f"the script has its own {', '.join(names)}, but the forge has imported another"
         return ""

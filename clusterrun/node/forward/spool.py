@@ -203,6 +203,8 @@ class EventReader:
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the events added since the last call; skip other lines."""
         try:
+            if os.stat(self._path).st_size == self._offset:
+                return
             with open(self._path, "r+b") as file:
                 file.seek(self._offset)
                 data = file.read()
