@@ -29,6 +29,9 @@ SETS = {
     'os.environ["NCCL_DEBUG"] = os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] = "1"': [],
     'os.environ["TOKENIZERS_PARALLELISM"] = "false"': [],
     'config["TORCH_LOGS"] = "dynamo"': [],
+    'e = os.environ; e["TORCH_LOGS"] = "dynamo"': ["TORCH_LOGS"],
+    'os.environ["X"] = "1"; ours = [n for n in os.environ if n.startswith("DS_")]': [],
+    'of = {"OMP_NUM_THREADS": 1}; print({n: os.environ.get(n) for n in of})': [],
     "this is no Python": [],
 }
 

@@ -20,7 +20,7 @@ READ_LATE = (
 )
 _READ_EARLY = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH_", "DS_")
 _BY_PRELOADED = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DIFFUSERS_")
-_VARIABLE = re.compile("[A-Z][A-Z0-9_]*")
+_VARIABLE = re.compile("[A-Z][A-Z0-9_]*[A-Z0-9]")
 _HARMLESS = ("TORCH_HOME", "TORCH_CPP_LOG_LEVEL", "PYTORCH_ENABLE_MPS_", "PYTORCH_NVML_")
 
 
@@ -46,8 +46,9 @@ class ScriptSource:
             self._nodes = ()
 
     def variables(self) -> set[str]:
-        """Return the variables that it may set: its texts, but those that only read one."""
-        if not any(_name(node) in ("environ", "putenv", "unsetenv") for node in self._nodes):
+        """Return the variables that it may set: if it sets any, its texts but those it reads."""
+        named = {alias for node in self._nodes for alias in _aliases(node)}
+        if not any(_changes_environ(node, {"environ", *named}) for node in self._nodes):
             return set()
         read = {id(each) for node in self._nodes if _reads(node) for each in ast.walk(node)}
         texts = {text for node in self._nodes if id(node) not in read for text in _own_texts(node)}
@@ -75,11 +76,32 @@ def _texts(node: ast.AST) -> list[str]:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last part of a name; of an import, what is imported."""
+    """Return the last part of a name."""
     match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
+        case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
     return ""
+
+
+def _aliases(node: ast.AST) -> list[str]:
+    """Return the names that a statement gives to `os.environ`."""
+    match node:
+        case ast.alias(name="environ", asname=str() as name):
+            return [name]
+        case ast.Assign(targets=targets, value=value) if _name(value) == "environ":
+            return [_name(target) for target in targets]
+    return []
+
+
+def _changes_environ(node: ast.AST, named: Collection[str]) -> bool:
+    match node:
+        case ast.Subscript(ctx=ast.Store() | ast.Del(), value=owner) | ast.AugAssign(target=owner):
+            return _name(owner) in named
+        case ast.Call(func=ast.Attribute(attr="update" | "setdefault" | "pop", value=owner)):
+            return _name(owner) in named
+        case ast.Call(func=function):
+            return _name(function) in ("putenv", "unsetenv")
+    return False
 
 
 def _reads(node: ast.AST) -> bool:
