@@ -83,8 +83,9 @@ class ForgeProcess:
                 raise Closed("launch.launcher is direct")
             if early:
                 raise Closed(why)
+            preload.preload(preload.by_ranks(self._plan["strategy"]), self._importing)
             self._await_helpers()
-            preload.preload(self._preloaded, self._importing)
+            preload.preload(self._plan["preload"], self._importing)
         except Closed as error:
             self._close(str(error))
         except Exception as error:  # noqa: BLE001 - the ranks can always start another way
@@ -113,7 +114,7 @@ class ForgeProcess:
 
     def _await_helpers(self) -> None:
         """Let the variables be found first: a module of the user may end this process, and them."""
-        for pid in self._helpers if self._preloaded else []:
+        for pid in self._helpers if self._plan["preload"] else []:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
     def serve(self) -> list[str]:
