@@ -12,7 +12,7 @@ from tests.chaos.faults import Fault, Scene
 from tests.chaos.training import Training, add_scripts
 from tests.cluster.cluster import OVER, Cluster
 from tests.cluster.small_disk import small_disk
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_for
 from tests.road import Project, project
 
 DISK_MIB = 128
@@ -62,9 +62,15 @@ def undergo(fault: Fault, here: Project, cluster: Cluster) -> Undergone:
     return Undergone(
         training=training,
         hurt_at=hurt_at,
-        state=str(training.status()["state"]),
+        state=wait_for(lambda: last_state(training), "the run's last state"),
         jobs=jobs,
     )
+
+
+def last_state(training: Training) -> str:
+    """Return the run's state, "" while a shared answer of Slurm is older than the end."""
+    state = str(training.status()["state"])
+    return "" if state == "COMPLETING" else state
 
 
 def wait_until_over(

@@ -47,7 +47,8 @@ def sacct(cluster: Any, job_id: str) -> tuple[str, str]:
     for _ in range(50):
         argv = ["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "State,ExitCode"]
         row = cluster.run(argv).stdout.strip()
-        if row and not row.startswith(("RUNNING", "PENDING")):
+        is_early = row.startswith(("RUNNING", "PENDING")) or row == "FAILED|0:0"  # status follows
+        if row and not is_early:
             state, code = row.split("|")
             return state, code
         time.sleep(0.2)
