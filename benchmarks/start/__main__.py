@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import datetime
 import os
 import signal
@@ -11,12 +12,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import clusterrun
 from benchmarks import report
 from benchmarks.machine import machine
 from benchmarks.report import Section
 from benchmarks.start import back, front, scale, steady, world
 from benchmarks.start.place import Place
 from clusterrun.health.facts import versions
+from tests.road import STUB
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "start"
 PARTS: dict[str, Callable[[Place], Iterator[Section]]] = {
@@ -45,6 +48,7 @@ def main() -> None:
         launchers=tuple(asked.launcher),
         only=asked.only,
     )
+    _compile()
     facts, found = _facts(place), []
     try:
         for part in PARTS if asked.part == "all" else [asked.part]:
@@ -56,6 +60,12 @@ def main() -> None:
     finally:
         place.down()
     print(f"\nwritten: {asked.results}.json, {asked.results}.md", file=sys.stderr)
+
+
+def _compile() -> None:
+    """Compile the package, as an installer does: Python may be told to write no bytecode."""
+    for package in (Path(clusterrun.__file__).parent, STUB):
+        compileall.compile_dir(package, quiet=1)
 
 
 def _facts(place: Place) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import Final
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.health.check import Check, bad, fail, note, ok, skip
-from clusterrun.launch.facts import parse_version
 from clusterrun.shared import shell
+from clusterrun.shared.versions import parse_version
 from clusterrun.shared.wording import count
 
 DRIVER: Final = Path("/proc/driver/nvidia/version")

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from clusterrun.config.choices import Cluster, Device
-from clusterrun.health import cuda, machine, nccl, network, paths, python
+from clusterrun.health import machine, network, paths
 from clusterrun.health.check import Check, Look
 from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names
 from clusterrun.health.gpus import gpu_checks
@@ -93,14 +93,23 @@ def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
     }
 
 
+# What only `doctor` needs is imported late: an agent checks its node while it starts.
+
+
 def _driver() -> Check:
+    from clusterrun.health import cuda
+
     return cuda.driver(_cuda_of_torch())
 
 
 def _nccl() -> Check:
+    from clusterrun.health import nccl
+
     return nccl.loaded(sys.executable, _cuda_of_torch(), os.environ)
 
 
 @cache
 def _cuda_of_torch() -> str | None:
+    from clusterrun.health import python
+
     return python.cuda_of_torch(python.ask(sys.executable), "")

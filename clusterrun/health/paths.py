@@ -12,7 +12,7 @@ from typing import Final
 from clusterrun.errors import ClusterrunError
 from clusterrun.health.check import Check, Status, bad, fail, note, ok, skip
 from clusterrun.health.machine import gib
-from clusterrun.launch.inputs import PLACES_OF_ONE_MACHINE
+from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
 from clusterrun.shared import shell
 
 MOUNTS: Final = Path("/proc/self/mountinfo")

@@ -10,8 +10,9 @@ from typing import Final
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.health.check import Check, bad, ok, skip
-from clusterrun.launch.facts import Interpreter, parse_version
+from clusterrun.launch.facts import Interpreter
 from clusterrun.shared import shell
+from clusterrun.shared.versions import parse_version
 
 ANSWER_S: Final = 3.0
 # Imports come after the first line: a json.py in the working directory must not run.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from clusterrun.config.choices import Cluster, Starter
 from clusterrun.config.hosts import HostList
+from clusterrun.shared.versions import parse_version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +70,6 @@ def version_of(facts: Facts, package: str) -> tuple[int, int] | None:
     (2, 13)
     """
     return parse_version(facts.versions.get(package, ""))
-
-
-def parse_version(text: str) -> tuple[int, int] | None:
-    """Return the major and minor part of a version; None for any other text."""
-    parts = text.split(".")
-    if len(parts) < 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
-        return None
-    return int(parts[0]), int(parts[1])
 
 
 def is_older(facts: Facts, package: str, than: str) -> bool:

@@ -12,11 +12,11 @@ from clusterrun.config.choices import Cluster
 from clusterrun.config.environments import Tool, read_step
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
+from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
 
 if TYPE_CHECKING:
     from clusterrun.config.spec import JobSpec
 
-PLACES_OF_ONE_MACHINE: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 # Words in flags of paths that the script reads, writes, or reads although it once wrote them.
 _READ: Final = re.compile(
     r"\b(adapter|conf|config|corpus|data|dataset|deepspeed|dev|eval|file|image|input|lora|manifest|"

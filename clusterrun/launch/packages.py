@@ -8,8 +8,9 @@ from clusterrun.config.choices import Cluster, Strategy
 from clusterrun.config.environments import Tool, read_step
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
-from clusterrun.launch.facts import Facts, parse_version
+from clusterrun.launch.facts import Facts
 from clusterrun.launch.inputs import runs_in_container
+from clusterrun.shared.versions import parse_version
 
 _OTHER = "or name another interpreter with --python"
 

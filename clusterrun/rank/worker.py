@@ -50,6 +50,8 @@ _INSTALLED = (
 )
 _kept: list[io.TextIOWrapper] = []  # files that must stay open
 _kept_ending: list[_Ending] = []
+_frozen_files: list[io.IOBase] = []  # with buffers; the garbage collector does not list them
+_gc_freeze = gc.freeze
 when_joined: list[Callable[[], None]] = []  # what the process that forked this one wants to know
 
 
@@ -63,6 +65,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.unlink(_error_file())
     leave_last()
+    gc.freeze = freeze  # for scripts that call it
     ending = _Ending()
     _kept_ending.append(ending)
     die_with_parent("CLUSTERRUN_LAUNCHER_PID")
@@ -89,6 +92,12 @@ def _ignore_blocked_signals() -> None:
     for number in blocked:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+
+
+def freeze() -> None:
+    """Freeze all objects, and note the files that must be flushed at the end."""
+    _frozen_files.extend(file for file in gc.get_objects() if type(file) in _BUFFERED)
+    _gc_freeze()
 
 
 @functools.cache
@@ -311,11 +320,10 @@ class _Ending:
     def _exit_at_once(self) -> NoReturn:
         # Destroying the group may hang if peers are gone. Without it, gloo's threads abort the
         # process ("terminate called without an active exception") and its exit status is lost.
-        gc.unfreeze()  # the forge froze what it had made, such as the standard streams
-        for file in gc.get_objects():
-            if type(file) in _BUFFERED:
-                with contextlib.suppress(OSError, ValueError):
-                    file.flush()
+        files = [file for file in gc.get_objects() if type(file) in _BUFFERED]
+        for file in (*_frozen_files, *files):
+            with contextlib.suppress(OSError, ValueError):
+                file.flush()
         os._exit(self._code)
 
 
@@ -349,7 +357,7 @@ def _may_abort() -> bool:
     ended with SIGABRT (torch 2.13). With a GPU in use the process exits as usual, since profilers
     write their results at exit.
     """
-    cuda: Any = sys.modules.get("torch.cuda")
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     is_alone = os.environ.get("CLUSTERRUN_WORLD_SIZE", "1") == "1"
     return not is_alone and hasattr(cuda, "is_initialized") and not cuda.is_initialized()
 

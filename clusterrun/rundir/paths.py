@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 NAME_BYTES = 80
+PLACES_OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # nodes see others there
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 

@@ -24,12 +24,12 @@ from clusterrun.config.spec import Cluster, Device, JobSpec, Strategy
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.estimates.gpus import lacks_bf16
 from clusterrun.launch.facts import Facts
-from clusterrun.launch.inputs import PLACES_OF_ONE_MACHINE
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.packages import interpreter_problem, is_certain
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.linting.lint import Pitfall
 from clusterrun.rendering.bundle import Bundle, render_bundle
+from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
 from clusterrun.shared import shell
 from clusterrun.shared.installed import installed_version
 from clusterrun.verbs.check import find_pitfalls

@@ -642,7 +642,7 @@ subprocess.Popen = Popen
 def test_a_launcher_that_the_system_does_not_start_fails_the_job_in_words(
     stub_job: Make, tmp_path: Path
 ) -> None:
-    job = stub_job(WAIT)
+    job = stub_job(WAIT, launcher=Launcher.DIRECT)
     (tmp_path / "sitecustomize.py").write_text(NO_ROOM)
     job.start_node(0)
     job.start_node(1, PYTHONPATH=f"{tmp_path}:{STUB}:{ROOT}")

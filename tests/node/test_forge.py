@@ -102,6 +102,58 @@ def test_a_module_that_takes_too_long_is_given_up(stub_job: Make, tmp_path: Path
 
 
 @pytest.mark.agents
+def test_forks_lose_nothing_that_waits_in_a_buffer(stub_job: Make, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "ready.py").write_text(f"file = open({str(tmp_path / 'ready')!r}, 'a')")
+    script = f"""
+import gc, os, ready
+ready.file.write(os.environ["RANK"])
+first = open({str(tmp_path)!r} + "/first" + os.environ["RANK"], "w")
+first.write("frozen")
+gc.freeze()
+second = open({str(tmp_path)!r} + "/second" + os.environ["RANK"], "wb")
+second.write(b"new")
+print("no end of line", end="")
+"""
+    job = stub_job(script, preload=("ready",), nodes=1)
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    assert job.wait() == [0], job.text() + job.errors()
+    assert sorted((tmp_path / "ready").read_text()) == ["0", "1"]
+    for rank in range(2):
+        assert (tmp_path / f"first{rank}").read_text() == "frozen"
+        assert (tmp_path / f"second{rank}").read_text() == "new"
+    assert job.text().count("no end of line") == 2
+
+
+@pytest.mark.agents
+def test_forks_do_not_hold_what_a_setup_line_has_left_open(stub_job: Make, tmp_path: Path) -> None:
+    job = stub_job("import os; print('held:', os.path.exists('/proc/self/fd/9'))", nodes=1)
+    script = job.paths.env_script
+    script.write_text(f"exec 9> {tmp_path / 'lock'}\n{script.read_text()}")
+    job.start()
+    assert job.wait() == [0], job.text() + job.errors()
+    assert job.text().count("held: False") == 2
+    assert (tmp_path / "lock").exists()
+
+
+@pytest.mark.agents
+def test_no_rank_is_a_fork_that_lacks_a_thread_of_the_interpreter(
+    stub_job: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "sitecustomize.py").write_text(
+        "import _thread, time; _thread.start_new_thread(time.sleep, (99,))"
+    )
+    job = stub_job(HELLO, nodes=1)
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    assert job.wait() == [0], job.text() + job.errors()
+    why = "Python starts threads before any import, as by sitecustomize"
+    assert f"forge: {why}{FRESH}" in job.errors()
+    assert "forked: False" in job.text()
+    job.assert_clean()
+
+
+@pytest.mark.agents
 @pytest.mark.parametrize("launcher", [Launcher.DIRECT, Launcher.ACCELERATE])
 def test_a_launcher_can_be_chosen(stub_job: Make, launcher: Launcher) -> None:
     job = stub_job(HELLO, launcher=launcher).start()

@@ -88,7 +88,8 @@ def test_more_is_imported_only_if_the_next_attempt_stays_like_this_one() -> None
 import socket, sys
 from clusterrun.node.forge import preload, process
 preload.late = lambda: ("colorsys",)
-forge = process.ForgeProcess(socket.socketpair()[0], {"strategy": "ddp", "preload": []})
+plan = {"strategy": "ddp", "preload": []}
+forge = process.ForgeProcess(socket.socketpair()[0], plan, is_alone=True)
 for state in (process._CHANGED, process._UNKNOWN, process._ALIKE):
     forge._page[0] = state
     forge._import_late()

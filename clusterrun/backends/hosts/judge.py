@@ -13,8 +13,8 @@ from clusterrun.config.choices import Cluster, Device
 from clusterrun.errors import Exit, SubmissionError
 from clusterrun.health.compare import named
 from clusterrun.health.machine import gib
-from clusterrun.launch.facts import parse_version
 from clusterrun.launch.plan import Plan
+from clusterrun.shared.versions import parse_version
 from clusterrun.shared.wording import count
 
 NEEDED: Final = ("clusterrun", "torch", "accelerate")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterrun.config.choices import Preflight
 from clusterrun.health.check import Status
@@ -55,19 +55,21 @@ from clusterrun.node.link.questions import Answerer
 from clusterrun.node.recovery.account import Account
 from clusterrun.node.recovery.rules import may_be_shared
 from clusterrun.node.watch import dumps, joins, stacks
-from clusterrun.node.watch.hangs import HangWatch
-from clusterrun.node.watch.interruption import Interruption
-from clusterrun.node.watch.looks import Looks
 from clusterrun.node.watch.notes import NodeNotes
 from clusterrun.node.watch.preflight import NodeChecks
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
-from clusterrun.node.watch.startup import StartWatch
 from clusterrun.rundir.startup import Phase
 from clusterrun.shared import wording
 from clusterrun.shared.control_page import Joining
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.hostlist import fold_hostlist
+
+if TYPE_CHECKING:  # of the head alone: other nodes start without them
+    from clusterrun.node.watch.hangs import HangWatch
+    from clusterrun.node.watch.interruption import Interruption
+    from clusterrun.node.watch.looks import Looks
+    from clusterrun.node.watch.startup import StartWatch
 
 LINE_CHARS = 1000
 TICK_S = 0.1
@@ -109,7 +111,12 @@ class Agent:
         self.next_attempt, self.may_rest = 0, True
         self.has_lost_node = False
         self.has_lost_head = False
-        self._startup = StartWatch(attempt, self._disk) if attempt.who.is_head else None
+        self._startup = self._start_watch() if attempt.who.is_head else None
+
+    def _start_watch(self) -> StartWatch:
+        from clusterrun.node.watch.startup import StartWatch
+
+        return StartWatch(self._attempt, self._disk)
 
     @property
     def unawaited(self) -> list[int]:
@@ -284,6 +291,10 @@ class Agent:
 
     def _lead(self, head: Head) -> None:
         """Watch all nodes for interruptions and hangs."""
+        from clusterrun.node.watch.hangs import HangWatch
+        from clusterrun.node.watch.interruption import Interruption
+        from clusterrun.node.watch.looks import Looks
+
         head.decision.is_open = self._is_open
         head.look = self._look_closely
         self._interruption = Interruption(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.config.choices import Device
-from clusterrun.launch.facts import parse_version
 from clusterrun.launch.nccl import spellings
 from clusterrun.launch.plan import Precision
 from clusterrun.node.base.cpus import openmp
@@ -17,6 +16,7 @@ from clusterrun.node.base.identity import LOOPBACK, Attempt
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
 from clusterrun.shared.given import noting_changes
+from clusterrun.shared.versions import parse_version
 
 _RUN_DIR, _WORKDIR = "<run dir>", "<working directory>"
 

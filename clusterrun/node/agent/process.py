@@ -17,7 +17,8 @@ from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, Identity, identity
 from clusterrun.node.base.processes import adopt_orphans, has_children, kill_descendants
 from clusterrun.node.base.stderr import say_on_stderr
-from clusterrun.node.forge.handle import begun
+from clusterrun.node.forge.begin import begun
+from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forge.ranks import WARNINGS
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.forward.spool import Output, Spool, create_spool
@@ -91,7 +92,8 @@ class Post:
     """
 
     def __init__(self) -> None:
-        self.clock, self.forge = Clock(), begun()
+        started = begun()
+        self.clock, self.forge = Clock(), Forge(started) if started else None
         self.may_rest = not has_children(self.spared)
         self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -1,64 +1,30 @@
-"""The agent's end of the forge. Starting it is an agent's first act: this imports little."""
+"""The agent's end of the forge."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from clusterrun.node.forge.packets import pair, receive, send
-from clusterrun.shared.own_modules import module_argv
+from clusterrun.node.base.processes import ForkedProcess
+from clusterrun.node.forge.begin import Started
+from clusterrun.node.forge.packets import receive, send
 
 PRELOAD_S = 60.0  # for one module of `launch.preload`
 IMPORT_S = 300.0  # torch from a busy shared file system
 END_S = 6.0
-_NODE_RANKS = ("CLUSTERRUN_LOCAL_NODE_RANK", "CLUSTERRUN_HOSTS_NODE_RANK", "SLURM_NODEID")
-_started: list[Forge] = []
-
-
-def begin(run_dir: str) -> None:
-    """Start the forge of this process, if the run has one on this node."""
-    rank = next((os.environ[name] for name in _NODE_RANKS if name in os.environ), "")
-    with contextlib.suppress(OSError, ValueError, KeyError):  # the agent reports an unreadable plan
-        plan = json.loads(Path(run_dir, "plan.json").read_text())
-        is_needed = plan["launcher"] == "forge" or (plan["launcher"] == "direct" and rank == "0")
-        if is_needed and not plan["is_smoke"]:
-            _started.append(Forge(run_dir, is_head=rank == "0"))
-
-
-def begun() -> Forge | None:
-    """Return the forge that `begin` has started, once."""
-    return _started.pop() if _started else None
 
 
 class Forge:
     """A process that has imported what the ranks need, and forks them. It outlives attempts."""
 
-    def __init__(self, run_dir: str, *, is_head: bool) -> None:
-        self._socket, theirs = pair()
-        self._output = os.memfd_create("forge")
-        with theirs:
-            self._process = subprocess.Popen(
-                module_argv(
-                    sys.executable,
-                    "clusterrun.node.forge.process",
-                    *(run_dir, str(os.getpid()), str(theirs.fileno()), *["head"] * is_head),
-                ),
-                env={**os.environ, "CLUSTERRUN_RUN_DIR": run_dir},  # for those who look in /proc
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                start_new_session=True,
-                pass_fds=(theirs.fileno(),),
-            )
+    def __init__(self, started: Started) -> None:
+        self._process = ForkedProcess(started.pid)
+        self._socket, self._output = started.link, started.output
         self._socket.setblocking(False)
         self._changed_at = time.monotonic()
         self._importing = ""
@@ -158,8 +124,8 @@ class Forge:
         return self._process.poll() is not None
 
     def _how_ended(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(1.0)
+        code = self._process.wait(1.0)
+        if code is not None:
             with contextlib.suppress(ValueError):
                 return f"was killed by {signal.Signals(-code).name}"
             return f"exited with status {code}"
@@ -212,6 +178,5 @@ class Forge:
     def close(self, why: str) -> None:
         """End the forge, and with it the ranks that it has forked."""
         self.why_closed = self.why_closed or why
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait(1.0)
+        self._process.kill()
+        self._process.wait(1.0)

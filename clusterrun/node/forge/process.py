@@ -1,4 +1,4 @@
-"""The forge's process: `process RUN_DIR AGENT_PID SOCKET [head]`. It imports, then follows orders.
+"""The forge's process: it imports, then follows orders.
 
 Each order and each answer is one packet of JSON (docs/contracts.md). A fork leaves `serve` to
 become a rank.
@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,8 +38,8 @@ _UNKNOWN, _ALIKE, _CHANGED = range(3)  # whether a script has set what an import
 class ForgeProcess:
     """What was imported, and the processes that were forked."""
 
-    def __init__(self, link: socket.socket, plan: Mapping[str, Any]) -> None:
-        self._link, self._plan = link, plan
+    def __init__(self, link: socket.socket, plan: Mapping[str, Any], *, is_alone: bool) -> None:
+        self._link, self._plan, self._is_alone = link, plan, is_alone
         self._handlers = ranks.Handlers()
         self._before = dict(os.environ)
         self._modules = set(sys.modules)
@@ -81,6 +81,8 @@ class ForgeProcess:
             self._obey_early(None if is_head else 0)
             if self._plan["launcher"] == "direct":
                 raise Closed("launch.launcher is direct")
+            if not self._is_alone:
+                raise Closed("Python starts threads before any import, as by sitecustomize")
             if early:
                 raise Closed(why)
             preload.preload(preload.by_ranks(self._plan["strategy"]), self._importing)
@@ -93,7 +95,7 @@ class ForgeProcess:
         else:
             self._why_closed = ""
             self._tell("open")
-        gc.freeze()  # a fork's collections leave these pages shared
+        _worker().freeze()
 
     def _importing(self, name: str) -> None:
         self._tell("importing", module=name)
@@ -117,12 +119,12 @@ class ForgeProcess:
         for pid in self._helpers if self._plan["preload"] else []:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
-    def serve(self) -> list[str]:
-        """Follow orders; in a fork, return the words of the worker that it is to run."""
+    def serve(self) -> None:
+        """Follow orders; return in each rank."""
         while True:
             for order in self._waiting:
-                if words := self._obey(order):
-                    return words
+                if self._obey(order):
+                    return
             poll = select.poll()
             for descriptor in (self._link.fileno(), *self._watched):
                 poll.register(descriptor, select.POLLIN)
@@ -147,9 +149,10 @@ class ForgeProcess:
             preload.preload(preload.late(), lambda _: None)
         except Closed as error:
             self._close(str(error))
-        gc.freeze()
+        _worker().freeze()
 
-    def _obey(self, order: dict[str, Any]) -> list[str]:
+    def _obey(self, order: dict[str, Any]) -> bool:
+        """Follow an order; return whether this is now a rank."""
         kind = order["order"]
         if kind == "variables":
             self._find_variables(order)
@@ -159,7 +162,7 @@ class ForgeProcess:
             return self._launch(order)
         elif kind == "end":
             self._end()
-        return []
+        return False
 
     # The environment and the store: forks that never become ranks
 
@@ -199,28 +202,30 @@ class ForgeProcess:
 
     # The ranks
 
-    def _launch(self, order: dict[str, Any]) -> list[str]:
-        """Fork the ranks; return a rank's words in the fork."""
+    def _launch(self, order: dict[str, Any]) -> bool:
+        """Fork the ranks; return whether this is one of them."""
         try:
             self._check(order)
         except Closed as error:
             self._close(str(error))
         if self._why_closed:
-            return []
+            return False
         self._page[0] = _UNKNOWN
+        imported = set(sys.modules) - self._modules
         for local, environ in enumerate(order["ranks"]):
             with self._handlers.held():
                 pid = fork()
                 if pid == 0:
                     self._become(order, environ, order["titles"][local])
+                    self._compare_when_joined(imported)
                     self._handlers.restore()
             if pid == 0:
-                return list(order["entry"])
+                return True
             self._children[pid] = local
             self._watch(pid)
         self._tell("started", pids=list(self._children))
         self._late_at = time.monotonic() + IDLE_S
-        return []
+        return False
 
     def _check(self, order: dict[str, Any]) -> None:
         if self._why_closed:
@@ -236,11 +241,10 @@ class ForgeProcess:
         for descriptor in self._watched:
             os.close(descriptor)
         ranks.become(order["entry"], environ, self._before, order["output"], title)
-        self._compare_when_joined()
 
-    def _compare_when_joined(self) -> None:
+    def _compare_when_joined(self, imported: Collection[str]) -> None:
         """Have the rank look, once it has made its imports, whether they would have differed."""
-        start = RankStart(self._preloaded, set(sys.modules) - self._modules)
+        start = RankStart(self._preloaded, imported)
 
         def compare() -> None:
             missed = start.missed()
@@ -248,8 +252,7 @@ class ForgeProcess:
             if missed and os.environ.get("RANK", "0") == "0":
                 sys.stderr.write(f"clusterrun: {missed}; use --launcher direct\n")
 
-        worker: Any = importlib.import_module(WORKER_MODULE)
-        worker.when_joined.append(compare)
+        _worker().when_joined.append(compare)
 
     def _watch(self, pid: int) -> None:
         with contextlib.suppress(OSError):  # Linux before 5.3: the agent polls
@@ -279,21 +282,24 @@ class ForgeProcess:
         self._tell("ended", left=sorted(left))
 
 
-def main(argv: Sequence[str]) -> list[str]:
-    """Be the forge of one node; return in a fork, with the words of the worker."""
-    run_dir, agent, descriptor = Path(argv[0]), int(argv[1]), int(argv[2])
+def serve(run_dir: Path, agent: int, link: socket.socket, *, is_head: bool, is_alone: bool) -> None:
+    """Be the forge of one node; return in each rank that it forks.
+
+    `is_alone`: the agent that has forked this process had no other thread.
+    """
     die_with_parent(agent)
-    link = socket.socket(fileno=descriptor)
-    link.set_inheritable(False)
     raise_descriptor_limit()
     plan = json.loads((run_dir / "plan.json").read_text())
     _set_threads(plan)
     ranks.set_first_title(f"clusterrun: forge of {run_dir}")
-    worker: Any = importlib.import_module(WORKER_MODULE)
-    worker.leave_last()
-    forge = ForgeProcess(link, plan)
-    forge.load(is_head=argv[3:] == ["head"])
-    return forge.serve()
+    _worker().leave_last()
+    forge = ForgeProcess(link, plan, is_alone=is_alone)
+    forge.load(is_head=is_head)
+    forge.serve()
+
+
+def _worker() -> Any:
+    return importlib.import_module(WORKER_MODULE)
 
 
 def _set_threads(plan: Mapping[str, Any]) -> None:
@@ -303,10 +309,3 @@ def _set_threads(plan: Mapping[str, Any]) -> None:
     cpus = allocated_cpus(os.environ)
     ranks_per_node = plan["procs_per_node"]
     os.environ.update(openmp(names, cpus, ranks=ranks_per_node, simulated_nodes=nodes))
-
-
-if __name__ == "__main__":
-    from clusterrun.node.forge import process
-
-    process.main(sys.argv[1:])
-    importlib.import_module(WORKER_MODULE).main()

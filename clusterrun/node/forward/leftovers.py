@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -62,6 +61,8 @@ def pack(spool: Spool, target: Path, *, is_moved: bool = False) -> None:
     dumps = [path for path in spool.dumps() if path.stat().st_size]
     if not dumps:
         return
+    import tarfile  # few nodes need it
+
     temporary = target.with_name(f".{target.name}.tmp")
     temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,0 +1,86 @@
+"""An agent's first act: fork the forge, which imports torch while the agent imports the rest.
+
+Both share the start of one interpreter. The forge has what this module imports: it stays light.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clusterrun.node.forge.packets import pair
+from clusterrun.shared.own_modules import WORKER_MODULE
+
+_NODE_RANKS = ("CLUSTERRUN_LOCAL_NODE_RANK", "CLUSTERRUN_HOSTS_NODE_RANK", "SLURM_NODEID")
+_started: list[Started] = []
+
+
+class Started(NamedTuple):
+    """A forge that has begun: its process, the agent's end of the link, and its output."""
+
+    pid: int
+    link: socket.socket
+    output: int
+
+
+def begin(run_dir: str) -> Callable[[], None] | None:
+    """Fork the forge of this process, if the run has one on this node; return None.
+
+    In a rank that the forge has forked, return what the rank is to run.
+    """
+    rank = next((os.environ[name] for name in _NODE_RANKS if name in os.environ), "")
+    with contextlib.suppress(OSError, ValueError, KeyError):  # the agent reports an unreadable plan
+        plan = json.loads(Path(run_dir, "plan.json").read_text())
+        is_needed = plan["launcher"] == "forge" or (plan["launcher"] == "direct" and rank == "0")
+        if is_needed and not plan["is_smoke"]:
+            return _fork(run_dir, is_head=rank == "0")
+    return None
+
+
+def begun() -> Started | None:
+    """Return the forge that `begin` has started, once."""
+    return _started.pop() if _started else None
+
+
+def _fork(run_dir: str, *, is_head: bool) -> Callable[[], None] | None:
+    ours, theirs = pair()
+    output, agent = os.memfd_create("forge"), os.getpid()
+    is_alone = len(os.listdir("/proc/self/task")) == 1
+    if pid := os.fork():
+        theirs.close()
+        _started.append(Started(pid, ours, output))
+        return None
+    try:
+        ours.close()
+        os.setsid()
+        _let_go_of_inherited(output)
+        process: Any = importlib.import_module("clusterrun.node.forge.process")
+        process.serve(Path(run_dir), agent, theirs, is_head=is_head, is_alone=is_alone)
+        worker: Any = importlib.import_module(WORKER_MODULE)
+    except BaseException:  # noqa: BLE001 - nothing above is meant for this process
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)
+    run: Callable[[], None] = worker.main
+    return run
+
+
+def _let_go_of_inherited(output: int) -> None:
+    """Close what the shell has left open, as a new process would, and write to `output`."""
+    empty = os.open(os.devnull, os.O_RDONLY)
+    for target, source in enumerate((empty, output, output)):
+        os.dup2(source, target)
+    os.close(empty)
+    os.close(output)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if int(name) > 2 and os.get_inheritable(int(name)):  # what Python opens is not
+                os.close(int(name))
