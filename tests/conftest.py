@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import builds, side_by_side
+from tests import builds, gpus, side_by_side
 from tests.patience import PATIENCE
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -58,8 +58,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return OF_TORCH.search(collection_path.read_text()) is not None or None
 
 
-def pytest_runtest_setup() -> None:
-    """Let no test wait for a build that was killed in an earlier one."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let no test wait for a build that was killed in an earlier one, or for a missing GPU."""
+    if item.get_closest_marker("gpu") and not gpus.has_gpu():
+        pytest.skip("this machine has no NVIDIA GPU")
     builds.remove_abandoned_locks()
 
 

@@ -101,7 +101,7 @@ class Stage(str, Enum):
 
 
 class Launcher(str, Enum):
-    """How the ranks of a node are started; AUTO is the fastest that is proven for the device."""
+    """How the ranks of a node are started; AUTO is the fastest that is proven."""
 
     AUTO = "auto"
     FORGE = "forge"

@@ -89,7 +89,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         hang_timeout_s=spec.hang_timeout_s,
         silence_timeout_s=spec.silence_timeout_s,
         preflight=spec.preflight,
-        **_start(spec, world),
+        **_start(spec),
         ignore_rules=tuple(map(VerdictRule, spec.ignore_rules)),
         **_logs(spec, world),
         accelerate_text=own.accelerate_text,
@@ -106,15 +106,14 @@ def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]
     return host_settings(spec, facts, world.nodes)
 
 
-def _start(spec: JobSpec, world: World) -> dict[str, Any]:
+def _start(spec: JobSpec) -> dict[str, Any]:
     """Decide what starts the ranks, and what it imports first."""
-    return {"launcher": _launcher(spec, world), "preload": spec.preload}
+    return {"launcher": _launcher(spec), "preload": spec.preload}
 
 
-def _launcher(spec: JobSpec, world: World) -> Launcher:
-    """Return what starts the ranks; on GPUs the forge is not proven yet."""
-    fastest = Launcher.FORGE if world.device is Device.CPU else Launcher.ACCELERATE
-    return fastest if spec.launcher is Launcher.AUTO else spec.launcher
+def _launcher(spec: JobSpec) -> Launcher:
+    """Return what starts the ranks: the fastest, which gives way where it can't fork them."""
+    return Launcher.FORGE if spec.launcher is Launcher.AUTO else spec.launcher
 
 
 def _logs(spec: JobSpec, world: World) -> dict[str, Any]:
@@ -350,7 +349,7 @@ def _notes(
         notes.append(f"--stage has no effect {where}")
     if spec.stage_dir and (not is_slurm or spec.stage is Stage.OFF):
         notes.append("launch.stage_dir has no effect without --stage, which needs Slurm")
-    if spec.preload and (launcher := _launcher(spec, world)) is not Launcher.FORGE:
+    if spec.preload and (launcher := _launcher(spec)) is not Launcher.FORGE:
         notes.append(f"--preload has no effect with --launcher {launcher.value}")
     if is_slurm and world.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(

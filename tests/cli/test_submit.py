@@ -35,7 +35,7 @@ def test_stdout_is_what_sbatch_prints_and_the_rest_is_on_stderr(here: CommandLin
     assert (said.code, said.out) == (0, "Submitted batch job 4711\n")
     assert said.err.endswith(
         "  world      8 ranks = 2 nodes x 4, Slurm\n"
-        "  launcher   accelerate, strategy ddp, cuda, precision bf16 or fp16, "
+        "  launcher   forge, strategy ddp, cuda, precision bf16 or fp16, "
         "depending on the GPUs of the first node\n"
         f"  run dir    {run_dir(here)}\n"
         "  follow     clusterrun logs -f 4711\n"

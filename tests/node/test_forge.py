@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from clusterrun.config.spec import Launcher
 from clusterrun.errors import NodeExit
 from clusterrun.node.forge import preload, ranks
 from clusterrun.node.forge.preload import Closed
+from tests.health.stand_in import stand_in
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import wait_for
 
@@ -218,6 +221,46 @@ def test_an_open_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert preload.open_device() == "/dev/zero"
 
 
+ASKS_NVML = """
+import contextlib, ctypes, os, sys, types
+
+def count():
+    library, found = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint()
+    assert library.nvmlInitWithFlags(0) == 0
+    assert library.nvmlDeviceGetCount_v2(ctypes.byref(found)) == 0
+    return found.value
+
+def show(what):
+    is_loaded = "libnvidia-ml" in open("/proc/self/maps").read()
+    with contextlib.suppress(pynvml.NVMLError):
+        what = f"{what}, pynvml: {pynvml.nvmlDeviceGetCount()}"
+    print(what, "loaded" if is_loaded else "untouched", flush=True)
+
+cuda = sys.modules["torch.cuda"] = types.ModuleType("torch.cuda")
+cuda._device_count_nvml, cuda._is_compiled = count, lambda: True
+from clusterrun.node.forge import nvml
+with nvml.kept_out():
+    import pynvml
+    pynvml.nvmlInit()
+    found = cuda._device_count_nvml()
+show(f"forge: {found}")
+if os.fork() == 0:
+    nvml.start()
+    show(f"rank: {cuda._device_count_nvml()}")
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_what_an_import_asks_nvml_leaves_it_to_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path / "driver", tmp_path / "says", monkeypatch)
+    program = [sys.executable, "-c", ASKS_NVML]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.stdout == "forge: 2 untouched\nrank: 2, pynvml: 2 loaded\n", done.stderr
+
+
 def test_threads_that_outlive_a_trial_fork_close_the_forge() -> None:
     wait = threading.Event()
     thread = threading.Thread(target=wait.wait)
@@ -240,6 +283,8 @@ def test_threads_that_outlive_a_trial_fork_close_the_forge() -> None:
             "OMP_NUM_THREADS, SECRET",
         ),
         ({"MKL_CBWR": "AVX2"}, {}, "MKL_CBWR"),
+        ({"no_proxy": "a"}, {"no_proxy": "a", "NO_PROXY": "a", "CUDA_VISIBLE_DEVICES": "0"}, ""),
+        ({"no_proxy": "a"}, {"no_proxy": "a", "NO_PROXY": "b"}, "NO_PROXY"),
     ],
 )
 def test_only_variables_that_are_read_late_may_differ(

@@ -18,14 +18,17 @@ from clusterrun.node.base.identity import Attempt, identity
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forge.environment import common
 from clusterrun.node.forward.spool import Spool
+from tests.gpus import on_one_gpu
 from tests.node.jobs import AgentJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 Make = Callable[..., AgentJob]
+ALL = (Strategy.DDP, Strategy.FSDP, Strategy.ZERO2, Strategy.ZERO3, Strategy.NONE)
 OTHERS = (Strategy.ZERO2, Strategy.ZERO3, Strategy.NONE)  # FSDP needs GPUs
-STRATEGIES = [
-    Strategy.DDP,
-    *(pytest.param(strategy, marks=pytest.mark.long) for strategy in OTHERS),
+CASES = [
+    (Device.CPU, Strategy.DDP),
+    *(pytest.param(Device.CPU, strategy, marks=pytest.mark.long) for strategy in OTHERS),
+    *(pytest.param(Device.CUDA, strategy, marks=pytest.mark.gpu) for strategy in ALL),
 ]
 
 SHOW = """
@@ -65,8 +68,23 @@ OWN = {
 }
 
 
+def _asked(device: Device, strategy: Strategy) -> dict[str, Any]:
+    """Return a small world; on GPUs each node has one rank, and all share the first GPU."""
+    asked: dict[str, Any] = {"strategy": strategy}
+    if strategy is Strategy.NONE:
+        asked |= {"nodes": 1, "nproc_per_node": 1}
+    if device is Device.CUDA:
+        asked |= {"device": device, "nproc_per_node": 1, "gpus": ("0", "1")}
+        asked |= {"world_contract": False}  # it refuses two ranks on one GPU
+    return asked
+
+
+def _started(job: AgentJob) -> AgentJob:
+    return on_one_gpu(job) if job.plan.device is Device.CUDA else job.start()
+
+
 def _shown(job: AgentJob) -> dict[str, dict[str, Any]]:
-    assert job.start().wait(120) == [0] * job.plan.nodes, job.text() + job.errors()
+    assert _started(job).wait(120) == [0] * job.plan.nodes, job.text() + job.errors()
     nodes = [f"local{node}" for node in range(job.plan.nodes)]
     rows = [(rank, text) for node in nodes for _, rank, _, text in job.log(node)]
     found = {rank: json.loads(text[6:]) for rank, text in rows if text.startswith("ABOUT ")}
@@ -78,25 +96,25 @@ def _shown(job: AgentJob) -> dict[str, dict[str, Any]]:
 def _comparable(job: AgentJob, about: dict[str, Any]) -> dict[str, Any]:
     """Replace the paths of this job, and what belongs to one process."""
     about = {name: value for name, value in about.items() if name != "seeds"}
+    # setuptools, which deepspeed imports, puts its own copies of packages last on the path.
+    about["path"] = [path for path in about["path"] if not path.endswith("setuptools/_vendor")]
     spool = about["env"]["CLUSTERRUN_SPOOL"]
     env = {name: value for name, value in about["env"].items() if name not in OWN}
     text = json.dumps({**about, "env": env, "names": sorted(about["env"])})
     return dict(json.loads(text.replace(spool, "<spool>").replace(str(job.tmp.parent), "<job>")))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("device", "strategy"), CASES)
 def test_a_forked_rank_is_what_accelerate_launch_starts(
-    torch_job: Make, strategy: Strategy
+    torch_job: Make, device: Device, strategy: Strategy
 ) -> None:
-    asked: dict[str, Any] = {"strategy": strategy, "world_contract": False}
-    if strategy is Strategy.NONE:
-        asked |= {"nodes": 1, "nproc_per_node": 1}
+    asked = _asked(device, strategy) | {"world_contract": False}
     jobs = {
         launcher: torch_job(SHOW, "--x", "a b", launcher=launcher, **asked)
         for launcher in (Launcher.ACCELERATE, Launcher.FORGE, Launcher.DIRECT)
     }
     shown = {launcher: _shown(job) for launcher, job in jobs.items()}
-    assert "new interpreters" not in jobs[Launcher.FORGE].text()
+    assert "forge: " not in jobs[Launcher.FORGE].text()
     for launcher in (Launcher.FORGE, Launcher.DIRECT):
         seeds = [tuple(about["seeds"]) for about in shown[launcher].values()]
         assert all(len(set(of_one)) == len(seeds) for of_one in zip(*seeds, strict=True)), seeds
@@ -131,25 +149,23 @@ for batch in data:
 
 
 def _losses(job: AgentJob) -> list[tuple[str, str]]:
-    assert job.start().wait(240) == [0] * job.plan.nodes, job.text() + job.errors()
+    assert _started(job).wait(240) == [0] * job.plan.nodes, job.text() + job.errors()
     nodes = [f"local{node}" for node in range(job.plan.nodes)]
     rows = [(rank, text) for node in nodes for _, rank, _, text in job.log(node)]
     return [(rank, text) for rank, text in rows if text.startswith("loss ")]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("device", "strategy"), CASES)
 def test_a_forked_rank_trains_bit_for_bit_as_one_of_accelerate_launch(
-    torch_job: Make, strategy: Strategy
+    torch_job: Make, device: Device, strategy: Strategy
 ) -> None:
-    asked: dict[str, Any] = {"strategy": strategy}
-    if strategy is Strategy.NONE:
-        asked |= {"nodes": 1, "nproc_per_node": 1}
+    asked = _asked(device, strategy)
     launchers = (Launcher.FORGE, Launcher.ACCELERATE)
     jobs = [torch_job(LOSSES, launcher=launcher, **asked) for launcher in launchers]
     forked, launched = map(_losses, jobs)
     assert len(forked) == 16
     assert sorted(forked) == sorted(launched)
-    assert "new interpreters" not in jobs[0].text()
+    assert "forge: " not in jobs[0].text()
 
 
 CAPTURE = """
@@ -172,7 +188,7 @@ for words in json.load(sys.stdin):
 
 @pytest.mark.parametrize(
     "strategy",
-    [Strategy.DDP, Strategy.FSDP, Strategy.ZERO2, Strategy.ZERO3, Strategy.NONE],
+    ALL,
 )
 def test_each_node_fills_in_what_accelerate_launch_would_set_there(
     torch_job: Make, monkeypatch: pytest.MonkeyPatch, strategy: Strategy
@@ -234,7 +250,43 @@ def test_libraries_keep_their_threads(torch_job: Make) -> None:
     jobs = [torch_job(THREADS, launcher=launcher, **asked) for launcher in launchers]
     for job in jobs:
         assert job.start().wait(60) == [0], job.text() + job.errors()
-        assert "new interpreters" not in job.text()
+        assert "forge: " not in job.text()
     forked, launched = ([t for _, _, _, t in job.log() if "THREADS" in t] for job in jobs)
     assert forked == launched
     assert int(forked[0].split()[2]) > 1, "OpenBLAS starts threads, also in the forge"
+
+
+HOLDS = """
+import json, os, pynvml, torch
+from accelerate import Accelerator
+
+def text(pid, name):
+    return open(f"/proc/{pid}/{name}", errors="replace").read()
+
+def open_devices(pid):
+    files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    return sorted({file for file in files if file.startswith("/dev/nvidia")})
+
+accelerator = Accelerator()
+kept = torch.ones(64, 1 << 20, device=accelerator.device)
+accelerator.reduce(kept.sum())
+pynvml.nvmlInit()
+gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+holders = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)]
+mine = [pid for pid in holders if os.environ["CLUSTERRUN_RUN_DIR"] in text(pid, "environ")]
+forge = os.getppid()
+print("HOLDS", json.dumps([os.getpid(), mine, text(forge, "cmdline"), open_devices(forge)]))
+accelerator.wait_for_everyone()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP, Strategy.ZERO2])
+def test_only_ranks_hold_memory_of_a_gpu(torch_job: Make, strategy: Strategy) -> None:
+    job = torch_job(HOLDS, launcher=Launcher.FORGE, **_asked(Device.CUDA, strategy))
+    assert _started(job).wait(240) == [0, 0], job.text() + job.errors()
+    rows = [t for node in ("local0", "local1") for _, _, _, t in job.log(node) if "HOLDS" in t]
+    ranks, holders, parents, devices = zip(*(json.loads(row[6:]) for row in rows), strict=True)
+    assert all("clusterrun: forge of" in parent for parent in parents), job.text()
+    assert sorted(ranks) == sorted(holders[0]) == sorted(holders[1])
+    assert devices == ([], [])

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from clusterrun.node.forge import nvml
+
 TRIAL_S = 5.0
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 # Each starts threads or keeps connections that a fork does not have.
@@ -56,7 +58,8 @@ def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
         tell(name)
         before = set(sys.modules)
         try:
-            importlib.import_module(name)
+            with nvml.kept_out():
+                importlib.import_module(name)
         except BaseException as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
             raise Closed(f"cannot import {name}: {text}") from error

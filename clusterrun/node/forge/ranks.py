@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clusterrun.node.forge import nvml
 from clusterrun.node.forge.preload import Closed, first_on_path, shadowing
 from clusterrun.node.forge.script import READ_LATE, ScriptSource
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
@@ -51,8 +52,10 @@ def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Non
     """Raise Closed if a variable that a library reads at its import differs; name no values.
 
     A variable may have been set by a library that both the launcher and the forge have imported.
+    accelerate's launcher also sets each variable under its name in capital letters.
     """
-    known = {n: os.environ[n] for n in theirs if n in os.environ}
+    known = {n.upper(): value for n, value in ours.items()}
+    known |= {n: os.environ[n] for n in theirs if n in os.environ}
     names = {n for n in {*ours, *theirs} if theirs.get(n) not in (ours.get(n), known.get(n, ""))}
     late = {n for n in names if n.startswith(READ_LATE) or n == "PYTHONPATH"}
     if not _has_intel_openmp():
@@ -107,6 +110,7 @@ def become(
     sys.argv = [WORKER_MODULE, *entry]
     sys.orig_argv = list(module_argv(sys.executable, WORKER_MODULE, *entry))
     _refresh_seeds()
+    nvml.start()
     gc.enable()
     _set_title(title)
 
