@@ -188,7 +188,7 @@ class Agent:
             "look": self._look,
         }
         compared = self._clock_compared
-        decide, prepare = self._decided, self._ask_accelerate
+        decide, prepare = self._decided, self._prepare
         link = open_link(
             self._attempt, self._clock, compared, answerers, self._disk, decide, prepare
         )
@@ -207,7 +207,6 @@ class Agent:
         if isinstance(link, Member):
             self._member = link
         else:
-            self._tasks.start(self._prepare_run_dir())
             self._lead(link)
         launcher = launcher_of(
             self._attempt, parameters, self._spool, self._forge, self._say_of_forge
@@ -366,8 +365,12 @@ class Agent:
         decided = decided_parameters(self._attempt, reports, address)
         return replace(decided, variables=self._variables)
 
+    async def _prepare(self) -> None:
+        """Prepare the launch, as the head, while the other nodes join."""
+        await asyncio.gather(self._prepare_run_dir(), self._ask_accelerate())
+
     async def _ask_accelerate(self) -> None:
-        """Ask, as the head, for the ranks' variables while the other nodes join."""
+        """Ask for the variables of the ranks."""
         if self._forge is not None:
             asked = launch_variables(self._attempt, self._spool, self._forge)
             self._variables, why = await asked
