@@ -22,7 +22,7 @@ demo: $(VENV)/.train
 	@echo '  clusterrun logs -a         what every rank wrote'
 	@echo '  clusterrun submit --nodes 2 --gpus-per-node 2 --strategy zero2 --device cpu --follow'
 
-test: check slurm
+test: slurm check
 	$(SIDE_BY_SIDE) -m "not ($(FAST)) and not long"
 
 test-all: lint slurm $(VENV)/.styles
