@@ -256,6 +256,19 @@ def test_libraries_keep_their_threads(torch_job: Make) -> None:
     assert int(forked[0].split()[2]) > 1, "OpenBLAS starts threads, also in the forge"
 
 
+SEES = """
+import sys
+print("SEES", "transformers.trainer" in sys.modules, flush=True)
+from transformers import Trainer
+"""
+
+
+def test_what_the_script_imports_can_be_imported_before(torch_job: Make) -> None:
+    job = torch_job(SEES, nodes=1, nproc_per_node=1, preload=("auto",), world_contract=False)
+    assert job.start().wait(120) == [0], job.text() + job.errors()
+    assert "SEES True" in job.text()
+
+
 HOLDS = """
 import json, os, pynvml, torch
 from accelerate import Accelerator

@@ -59,11 +59,18 @@ def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
         before = set(sys.modules)
         try:
             with nvml.kept_out():
-                importlib.import_module(name)
+                _import(name)
         except BaseException as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
             raise Closed(f"cannot import {name}: {text}") from error
         _check(name, sys.modules.keys() - before)
+
+
+def _import(name: str) -> None:
+    """Import a module, or what a package loads only when it is asked for its name."""
+    package, _, last = name.rpartition(".")
+    if not package or not hasattr(importlib.import_module(package), last):
+        importlib.import_module(name)
 
 
 def _check(name: str, imported: Collection[str]) -> None:

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +28,7 @@ from clusterrun.node.forge import environment, preload, ranks, store
 from clusterrun.node.forge.packets import receive, send
 from clusterrun.node.forge.preload import Closed, fork
 from clusterrun.node.forge.script import RankStart, ScriptSource, read_early
+from clusterrun.node.forge.script_imports import AUTO, installed_imports
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.own_modules import WORKER_MODULE
 
@@ -48,7 +50,8 @@ class ForgeProcess:
         self._watched: dict[int, int] = {}  # by pidfd: the pid
         self._waiting: list[dict[str, Any]] = []
         self._why_closed = "its modules are not imported"
-        self._preloaded = (*preload.by_ranks(plan["strategy"]), *plan["preload"])
+        self._listed = _listed(plan)
+        self._preloaded = (*preload.by_ranks(plan["strategy"]), *self._listed)
         self._late_at = 0.0
         self._page = mmap.mmap(-1, 1)  # shared with the ranks
 
@@ -87,7 +90,7 @@ class ForgeProcess:
                 raise Closed(why)
             preload.preload(preload.by_ranks(self._plan["strategy"]), self._importing)
             self._await_helpers()
-            preload.preload(self._plan["preload"], self._importing)
+            preload.preload(self._listed, self._importing)
         except Closed as error:
             self._close(str(error))
         except Exception as error:  # noqa: BLE001 - the ranks can always start another way
@@ -116,7 +119,7 @@ class ForgeProcess:
 
     def _await_helpers(self) -> None:
         """Let the variables be found first: a module of the user may end this process, and them."""
-        for pid in self._helpers if self._plan["preload"] else []:
+        for pid in self._helpers if self._listed else []:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
     def serve(self) -> None:
@@ -296,6 +299,13 @@ def serve(run_dir: Path, agent: int, link: socket.socket, *, is_head: bool, is_a
     forge = ForgeProcess(link, plan, is_alone=is_alone)
     forge.load(is_head=is_head)
     forge.serve()
+
+
+def _listed(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the modules of `launch.preload`, with those of the script in place of `auto`."""
+    entry, listed = plan["entry"], plan["preload"]
+    each = (installed_imports(entry) if name == AUTO else [name] for name in listed)
+    return tuple(chain.from_iterable(each))
 
 
 def _worker() -> Any:
