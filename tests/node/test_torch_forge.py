@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,7 +81,9 @@ def _asked(device: Device, strategy: Strategy) -> dict[str, Any]:
 
 
 def _started(job: AgentJob) -> AgentJob:
-    return on_one_gpu(job) if job.plan.device is Device.CUDA else job.start()
+    if job.plan.device is Device.CUDA:
+        return on_one_gpu(job)
+    return job.start(in_lower_case="accelerate sets it again in capital letters")
 
 
 def _shown(job: AgentJob) -> dict[str, dict[str, Any]]:
@@ -205,6 +208,7 @@ def test_each_node_fills_in_what_accelerate_launch_would_set_there(
     )
     monkeypatch.chdir(job.paths.root)
     monkeypatch.setenv("PET_RDZV_ID", "L1-1")
+    monkeypatch.setenv("in_lower_case", "secret")
     nodes = [_attempt(job, node) for node in range(size)]
     met = LaunchParameters(address="10.0.0.1", port=20001, interface="", precision="bf16")
     asked = replace(met, address="127.0.0.1", port=1)
@@ -220,12 +224,13 @@ def test_each_node_fills_in_what_accelerate_launch_would_set_there(
     )
     answers = [line for line in shown.stdout.splitlines() if line.startswith("[{")]
     *expected, template = map(json.loads, answers)
-    variables = portable(common(template), job.paths.root, str(job.paths.root))
+    variables = portable(common(template), os.environ, job.paths.root, str(job.paths.root))
+    assert "secret" not in variables.values()
     spool = Spool(root=job.tmp)
     for node, ranks in zip(nodes, expected, strict=True):
         for local, theirs in enumerate(ranks):
             parameters = replace(met, variables=variables)
-            ours = of_rank(node, parameters, {"PET_RDZV_ID": "L1-1"}, spool, local)
+            ours = of_rank(node, parameters, os.environ, spool, local)
             assert ours.pop("TORCHELASTIC_ERROR_FILE", "") != theirs.pop(
                 "TORCHELASTIC_ERROR_FILE", None
             )

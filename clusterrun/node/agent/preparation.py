@@ -210,8 +210,9 @@ async def launch_variables(attempt: Attempt, spool: Spool, forge: Forge) -> tupl
     )
     kept = ("--log_dir", str(spool.launcher_dir))
     words = (*kept, *launch_arguments(attempt, asked))
-    found, why = await forge.variables(node_environment(attempt, asked, spool), words)
-    return portable(found, attempt.paths.root, os.getcwd()), why
+    env = node_environment(attempt, asked, spool)
+    found, why = await forge.variables(env, words)
+    return portable(found, env, attempt.paths.root, os.getcwd()), why
 
 
 def launcher_of(
