@@ -45,6 +45,16 @@ BAD = {
         "import _thread, time; _thread.start_new_thread(time.sleep, (9,))",
         "bad starts threads, which a fork lacks",
     ),
+    "device": (
+        "import clusterrun.node.forge.preload as p; p.DEVICES = ('/dev/zero',);"
+        "opened = open('/dev/zero')",
+        "bad opens /dev/zero",
+    ),
+    "cuda": (
+        "import sys, types; torch = sys.modules['torch'];"
+        "torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)",
+        "bad initialises CUDA",
+    ),
     "grpc": (
         "import sys; sys.modules['grpc'] = sys",
         "grpc does not survive a fork (bad imports it)",
