@@ -498,8 +498,8 @@ class JobSpec(Training):
         "launch.preload",
         Kind.TEXTS,
         "--preload",
-        "import this installed module before the ranks are forked; auto stands for all that the "
-        "script imports (repeatable)",
+        "import this installed module before the ranks are forked; auto stands for the "
+        "installed modules that the script imports (repeatable)",
         default=(),
         metavar="MODULE",
     )

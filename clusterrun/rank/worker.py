@@ -22,8 +22,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import SourceFileLoader
+from itertools import compress
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -39,7 +40,7 @@ from clusterrun.shared.files import last_line, write_whole
 
 PR_SET_PDEATHSIG = 1
 STACK_LETTERS = 1 << 16  # a stack ends with the message, which may be long
-_BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_BUFFERED = frozenset((io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom))
 _MACHINERY = (__file__, runpy.__file__, "<frozen runpy>")
 _INSTALLED = (
     os.path.dirname(os.path.dirname(__file__)),
@@ -50,7 +51,7 @@ _INSTALLED = (
 )
 _kept: list[io.TextIOWrapper] = []  # files that must stay open
 _kept_ending: list[_Ending] = []
-_frozen_files: list[io.IOBase] = []  # with buffers; the garbage collector does not list them
+_frozen_files: list[Any] = []  # with buffers; the garbage collector does not list them
 _gc_freeze = gc.freeze
 when_joined: list[Callable[[], None]] = []  # what the process that forked this one wants to know
 
@@ -96,8 +97,24 @@ def _ignore_blocked_signals() -> None:
 
 def freeze() -> None:
     """Freeze all objects, and note the files that must be flushed at the end."""
-    _frozen_files.extend(file for file in gc.get_objects() if type(file) in _BUFFERED)
+    _frozen_files.extend(_buffered() if _has_files() else (sys.stdout, sys.stderr))
     _gc_freeze()
+
+
+def _buffered() -> Iterable[Any]:
+    """Return the files with buffers among the objects that are not frozen: there are many."""
+    objects = gc.get_objects()
+    return compress(objects, map(_BUFFERED.__contains__, map(type, objects)))
+
+
+def _has_files() -> bool:
+    """Return whether this process has opened a file or a pipe."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+            if descriptor > 2 and target.startswith(("/", "pipe:")) and target != "/proc/self/fd":
+                return True
+    return False
 
 
 @functools.cache
@@ -320,8 +337,7 @@ class _Ending:
     def _exit_at_once(self) -> NoReturn:
         # Destroying the group may hang if peers are gone. Without it, gloo's threads abort the
         # process ("terminate called without an active exception") and its exit status is lost.
-        files = [file for file in gc.get_objects() if type(file) in _BUFFERED]
-        for file in (*_frozen_files, *files):
+        for file in (*_frozen_files, *_buffered()):
             with contextlib.suppress(OSError, ValueError):
                 file.flush()
         os._exit(self._code)

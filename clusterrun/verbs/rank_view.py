@@ -29,7 +29,7 @@ from clusterrun.shared.own_modules import module_argv
 
 ADDRESS, PORT, RUN_DIR, SPOOL = "<address of node 0>", "<port>", "<run dir>", "<spool>"
 _PRECISION = "<bf16 or fp16>"
-_PREVIEW = "clusterrun.node.forge.environment"
+_PREVIEW = "clusterrun.node.forge.launcher_variables"
 _READ = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "PET_")
 _IMPORT_S = 120.0  # torch from a slow file system
 

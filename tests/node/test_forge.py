@@ -15,8 +15,9 @@ import pytest
 
 from clusterrun.config.spec import Launcher
 from clusterrun.errors import NodeExit
-from clusterrun.node.forge import preload, ranks
-from clusterrun.node.forge.preload import Closed
+from clusterrun.node.forge import fitness, preload, ranks, script
+from clusterrun.node.forge.fitness import Closed
+from clusterrun.node.forge.project import first_on_path
 from tests.health.stand_in import stand_in
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import wait_for
@@ -28,7 +29,8 @@ import os, sys
 is_forked = "clusterrun.node.forge.process" in sys.modules
 print("rank", os.environ["RANK"], sys.argv[1:], "ready" in sys.modules, "forked:", is_forked)
 """
-FRESH = "; the ranks start as new interpreters"
+FRESH = "the ranks start as new interpreters, not as forks: "
+LEAVE_OUT = "; hint: leave {} out of --preload"
 BAD = {
     "missing_name": ("", "cannot import no_such_module: ModuleNotFoundError"),
     "raises": ("raise ValueError('not\\nhere')", "cannot import bad: ValueError: not"),
@@ -46,7 +48,7 @@ BAD = {
         "bad starts threads, which a fork lacks",
     ),
     "device": (
-        "import clusterrun.node.forge.preload as p; p.DEVICES = ('/dev/zero',);"
+        "import clusterrun.node.forge.fitness as p; p.DEVICES = ('/dev/zero',);"
         "opened = open('/dev/zero')",
         "bad opens /dev/zero",
     ),
@@ -64,6 +66,7 @@ BAD = {
         "the ranks' environment differs before an import: ",
     ),
 }
+HINTS = {"environment": "--launcher direct does the same without this line"}
 
 
 @pytest.mark.agents
@@ -80,10 +83,11 @@ def test_ranks_start_as_usual_after_a_bad_preload(
     assert job.wait() == [0, 0], job.text() + job.errors()
     for rank in range(4):
         assert f"rank {rank} ['a b'] False forked: False" in job.text()
-    lines = [line for line in job.errors().splitlines() if "forge" in line]
+    lines = [line for line in job.errors().splitlines() if "not as forks" in line]
     assert len(lines) == 1, job.errors()
-    assert lines[0].startswith(f"clusterrun: local0: forge: {why}")
-    assert lines[0].endswith(FRESH)
+    assert lines[0].startswith(f"clusterrun: local0: {FRESH}{why}")
+    hint = HINTS.get(what, LEAVE_OUT.format(name))
+    assert lines[0].endswith(hint)
     job.assert_clean()
 
 
@@ -110,7 +114,8 @@ def test_a_module_that_takes_too_long_is_given_up(stub_job: Make, tmp_path: Path
     job = stub_job(HELLO, preload=("bad",), nodes=1)
     job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
     assert job.wait() == [0], job.text() + job.errors()
-    assert f"forge: importing bad takes longer than 1 s{FRESH}" in job.errors()
+    slow = f"{FRESH}importing bad takes longer than 1 s{LEAVE_OUT.format('bad')}"
+    assert slow in job.errors()
     job.assert_clean()
 
 
@@ -160,10 +165,99 @@ def test_no_rank_is_a_fork_that_lacks_a_thread_of_the_interpreter(
     job = stub_job(HELLO, nodes=1)
     job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
     assert job.wait() == [0], job.text() + job.errors()
-    why = "Python starts threads before any import, as by sitecustomize"
-    assert f"forge: {why}{FRESH}" in job.errors()
+    why = "Python starts threads before any import; hint: remove them from sitecustomize"
+    assert f"{FRESH}{why}" in job.errors()
     assert "forked: False" in job.text()
     job.assert_clean()
+
+
+OLD_PYTHON = "import os; del os.memfd_create, os.pidfd_open"
+OLD_KERNEL = "import clusterrun.node.base.processes as p; p.SYS_PIDFD_OPEN = -1"
+ENDS_AT_ONCE = """
+import os
+import clusterrun.rank.worker as worker
+
+def end_at_once():
+    if os.environ["RANK"] == "1":
+        os._exit(5)
+    main()
+
+main, worker.main = worker.main, end_at_once
+"""
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize("site", [OLD_PYTHON, f"{OLD_PYTHON}; {OLD_KERNEL}"])
+def test_an_old_python_or_kernel_forks_ranks_and_notices_their_ends(
+    stub_job: Make, tmp_path: Path, site: str
+) -> None:
+    """The forge alone can notice the end of a rank that has not yet written its first event."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "sitecustomize.py").write_text(site)
+    (tmp_path / "lib" / "ends.py").write_text(ENDS_AT_ONCE)
+    job = stub_job("import time; time.sleep(1000)", nodes=1, preload=("ends",))
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    assert job.wait() == [5], job.text() + job.errors()
+    assert "not as forks" not in job.text()
+    job.assert_clean()
+
+
+FORKS_ONE_RANK = """
+import sys
+import clusterrun.node.forge.process as process
+
+def fork_one_rank():
+    if sys._getframe(1).f_code.co_name == "_fork_ranks":
+        if forked:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        forked.append(True)
+    return fork()
+
+forked, fork = [], process.fork
+process.fork = fork_one_rank
+"""
+
+
+@pytest.mark.agents
+def test_no_rank_begins_twice_if_not_all_can_be_forked(stub_job: Make, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "limits.py").write_text(FORKS_ONE_RANK)
+    job = stub_job(HELLO, nodes=1, preload=("limits",))
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    assert job.wait() == [0], job.text() + job.errors()
+    assert f"{FRESH}the forge cannot fork: Resource temporarily unavailable" in job.errors()
+    assert [job.text().count(f"rank {rank} [] False forked: False") for rank in (0, 1)] == [1, 1]
+    assert len(job.events("rank_start")) == 2
+    job.assert_clean()
+
+
+@pytest.mark.agents
+def test_what_imports_print_is_in_the_log(stub_job: Make, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "warns.py").write_text("import warnings; warnings.warn('deprecated')")
+    job = stub_job(HELLO, nodes=1, preload=("warns",))
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    assert job.wait() == [0], job.text() + job.errors()
+    assert (
+        len([row for row in job.log() if row[2] == "l" and "UserWarning: deprecated" in row[3]])
+        == 1
+    )
+    assert job.text().count("forked: True") == 2
+
+
+@pytest.mark.agents
+def test_nothing_listed_is_imported_before_a_script_that_sets_variables(
+    stub_job: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "ready.py").write_text("")
+    job = stub_job(f"import os; os.environ['SOME_BACKEND'] = 'x'\n{HELLO}", preload=("ready",))
+    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    assert job.wait() == [0, 0], job.text() + job.errors()
+    note = "--preload imports nothing, since the script may set SOME_BACKEND before; hint: pass it"
+    assert job.errors().count(f"{note} with --env SOME_BACKEND=VALUE") == 1
+    for rank in range(4):
+        assert f"rank {rank} [] False forked: True" in job.text()
 
 
 @pytest.mark.agents
@@ -185,7 +279,8 @@ def test_a_module_of_the_project_is_found_before_a_preloaded_one(
     (job.paths.root.parents[2] / "ready.py").write_text("")
     job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
     assert job.wait() == [0], job.text() + job.errors()
-    assert f"modules of the project have the names of installed ones: ready{FRESH}" in job.errors()
+    why = "modules of the project have the names of installed ones: ready; hint: rename them"
+    assert f"{FRESH}{why}" in job.errors()
     assert str(job.paths.root.parents[2] / "ready.py") in job.text()
 
 
@@ -225,10 +320,10 @@ def test_a_forge_that_is_killed_takes_its_ranks_along(stub_job: Make) -> None:
 
 
 def test_an_open_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert preload.open_device() == ""
-    monkeypatch.setattr(preload, "DEVICES", ("/dev/zero",))
+    assert fitness.open_device() == ""
+    monkeypatch.setattr(fitness, "DEVICES", ("/dev/zero",))
     with open("/dev/zero", "rb"):
-        assert preload.open_device() == "/dev/zero"
+        assert fitness.open_device() == "/dev/zero"
 
 
 ASKS_NVML = """
@@ -322,7 +417,7 @@ def test_a_directory_shadows_modules_and_packages(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("")
     imported = {"calendar", "fast.part", "pack.x", "notes", "data", "wandb"}
-    found = preload.shadowing([tmp_path.as_posix(), "/no/such"], imported)
+    found = script.shadowing([tmp_path.as_posix(), "/no/such"], imported)
     assert found == ["calendar", "fast", "pack"]
 
 
@@ -332,6 +427,6 @@ def test_python_looks_first_beside_the_script(
     (tmp_path / "s.py").write_text("")
     (tmp_path / "link.py").symlink_to(tmp_path / "s.py")
     monkeypatch.chdir("/")
-    assert preload.first_on_path(["-m", "x"]) == ["/"]
-    assert preload.first_on_path([str(tmp_path / "link.py")]) == [str(tmp_path)]
-    assert preload.first_on_path([str(tmp_path)]) == [str(tmp_path)]
+    assert first_on_path(["-m", "x"]) == ["/"]
+    assert first_on_path([str(tmp_path / "link.py")]) == [str(tmp_path)]
+    assert first_on_path([str(tmp_path)]) == [str(tmp_path)]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node.forge.script import RankStart, ScriptSource, read_early
+from clusterrun.node.forge.project import ProjectFiles
+from clusterrun.node.forge.script import RankStart, directories, read_early, variables
 from tests.node.jobs import STUB, AgentJob
 from tests.node.test_forge import FRESH, HELLO, ROOT, Make
 
@@ -42,21 +43,24 @@ def test_variables_that_libraries_read_when_they_are_imported(
 ) -> None:
     monkeypatch.setenv("MKL_NUM_THREADS", "1")
     (tmp_path / "train.py").write_text(source)
-    found = ScriptSource([str(tmp_path / "train.py"), "--x"]).variables()
+    found = variables(ProjectFiles([str(tmp_path / "train.py"), "--x"]))
     assert read_early(found, ()) == SETS[source]
 
 
 def test_a_preloaded_module_reads_more() -> None:
     assert read_early(["HF_HOME"], ()) == []
     assert read_early(["HF_HOME"], ("transformers",)) == ["HF_HOME"]
-    assert ScriptSource(["-m", "train"]).variables() == set()
+    assert read_early(["HF_HOME", "TQDM_DISABLE"], ("huggingface_hub.constants",)) == [
+        "HF_HOME",
+        "TQDM_DISABLE",
+    ]
 
 
 @pytest.mark.parametrize(
     ("source", "is_found"),
     [
         ('sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "third"))', True),
-        ('sys.path = ["third"] + sys.path', False),
+        ('sys.path = ["../third"] + sys.path', True),
         ('sys.path[:0] = ["../third"]', True),
         ('sys.path.insert(0, str(Path(__file__).parents[1] / "third"))', True),
         ('sys.path.append("../third")', False),  # installed packages are found first
@@ -68,14 +72,15 @@ def test_directories_that_a_script_may_put_first(
 ) -> None:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "train.py").write_text(source)
-    found = ScriptSource([str(tmp_path / "jobs" / "train.py")]).directories()
-    assert (str(tmp_path / "third") in found) is (is_found or source.startswith("sys.path ="))
+    found = directories(ProjectFiles([str(tmp_path / "jobs" / "train.py")]))
+    assert (str(tmp_path / "third") in found) is is_found
 
 
 def test_what_a_rank_has_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = RankStart((), {"yaml", "torch.nn"})
+    start = RankStart({"yaml", "torch.nn"})
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [Path("/no/text"), *sys.path])
     assert start.missed() == ""
     (tmp_path / "yaml.py").write_text("")
     assert "the script has its own yaml, but the forge" in start.missed()
@@ -87,9 +92,10 @@ def test_more_is_imported_only_if_the_next_attempt_stays_like_this_one() -> None
     program = """
 import socket, sys
 from clusterrun.node.forge import preload, process
-preload.late = lambda: ("colorsys",)
-plan = {"strategy": "ddp", "preload": []}
-forge = process.ForgeProcess(socket.socketpair()[0], plan, is_alone=True)
+preload.between_attempts = lambda: ("colorsys",)
+plan = {"strategy": "ddp", "preload": [], "entry": ["train.py"]}
+ends = socket.socketpair()
+forge = process.ForgeProcess(ends[0], plan, is_alone=True)
 for state in (process._CHANGED, process._UNKNOWN, process._ALIKE):
     forge._page[0] = state
     forge._import_late()
@@ -103,8 +109,8 @@ for state in (process._CHANGED, process._UNKNOWN, process._ALIKE):
 def test_a_script_that_sets_variables_first_gets_new_interpreters(stub_job: Make) -> None:
     job = stub_job(f"import os; os.environ['OMP_NUM_THREADS'] = '3'\n{HELLO}").start()
     assert job.wait() == [0, 0], job.text() + job.errors()
-    why = "the script may set OMP_NUM_THREADS before it imports what reads it"
-    assert job.errors().count(f"forge: {why}{FRESH}") == 1
+    why = "the script may set OMP_NUM_THREADS before it imports what reads it; hint: pass it with"
+    assert job.errors().count(f"{FRESH}{why} --env OMP_NUM_THREADS=VALUE") == 1
     assert _forked(job) == 0
 
 

@@ -13,15 +13,17 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from clusterrun.config.choices import Preflight
+from clusterrun.config.choices import Launcher, Preflight
 from clusterrun.health.check import Status
 from clusterrun.health.findings import differing, findings
 from clusterrun.node.agent import rest
-from clusterrun.node.agent.launcher import LauncherResult, NodeLauncher
+from clusterrun.node.agent.launcher import NOT_FORKED, LauncherResult, NodeLauncher
 from clusterrun.node.agent.preparation import (
     check_descriptors,
     decided_parameters,
     failed_preflight,
+    host_store,
+    is_store_used,
     launch_variables,
     launcher_of,
     node_report,
@@ -43,8 +45,8 @@ from clusterrun.node.base.report import LaunchParameters, Report, unfit
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.base.tasks import Tasks, guarded
-from clusterrun.node.forge.environment import Variables
 from clusterrun.node.forge.handle import Forge
+from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.forward import Forwarder
 from clusterrun.node.forward.leftovers import pack
 from clusterrun.node.forward.spool import Spool
@@ -92,7 +94,7 @@ class Agent:
         clock: Clock,
         forge: Forge | None = None,
     ) -> None:
-        self._forge, self._variables = forge, Variables()
+        self._forge, self._variables, self._store_port = forge, Variables(), 0
         self._attempt, self._spool, self._forwarder = attempt, spool, forwarder
         self._clock = clock
         self._plan, self._who = attempt.plan, attempt.who
@@ -362,7 +364,7 @@ class Agent:
             self._event("preflight", findings=[each.to_data() for each in failed])
         if failed and self._plan.preflight is Preflight.ENFORCE:
             raise failed_preflight(failed)
-        decided = decided_parameters(self._attempt, reports, address)
+        decided = decided_parameters(self._attempt, reports, address, self._store_port)
         return replace(decided, variables=self._variables)
 
     async def _prepare(self) -> None:
@@ -370,13 +372,20 @@ class Agent:
         await asyncio.gather(self._prepare_run_dir(), self._ask_accelerate())
 
     async def _ask_accelerate(self) -> None:
-        """Ask for the variables of the ranks."""
+        """Ask for the variables of the ranks, and have their store hosted meanwhile."""
+        why = "no process could be forked for that"
         if self._forge is not None:
-            asked = launch_variables(self._attempt, self._spool, self._forge)
+            variables = launch_variables(self._attempt, self._spool, self._forge)
+            asked = asyncio.ensure_future(variables)
+            await asyncio.sleep(0)  # it asks first: the store is there sooner
+            if self._plan.world_size > 1:
+                self._store_port = host_store(self._attempt, self._forge)
             self._variables, why = await asked
+            if self._variables and not is_store_used(self._variables):
+                self._store_port = 0
             self._event("forge", problem=why)
-            if why:
-                self._say_of_forge(f"forge: {why}; the ranks start by accelerate launch")
+        if why and self._plan.launcher is not Launcher.ACCELERATE:
+            self._say_of_forge(f"{NOT_FORKED.format('by accelerate launch')}: {why}")
 
     def _say_of_forge(self, text: str) -> None:
         self._say(text, tell=self._who.is_head)

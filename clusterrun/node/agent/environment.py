@@ -11,14 +11,13 @@ from pathlib import Path
 from clusterrun.config.choices import Device
 from clusterrun.launch.nccl import spellings
 from clusterrun.launch.plan import Precision
+from clusterrun.node.agent.portable import restored
 from clusterrun.node.base.cpus import openmp
 from clusterrun.node.base.identity import LOOPBACK, Attempt
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
 from clusterrun.shared.given import noting_changes
 from clusterrun.shared.versions import parse_version
-
-_RUN_DIR, _WORKDIR, _COPY = "<run dir>", "<working directory>", "<copy of> "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,23 +110,6 @@ def _threads(attempt: Attempt, facts: NodeFacts) -> dict[str, str]:
     return openmp(names, facts.cpus, ranks=plan.procs_per_node, simulated_nodes=nodes)
 
 
-def portable(
-    variables: Mapping[str, str], env: Mapping[str, str], root: Path, workdir: str
-) -> dict[str, str]:
-    """Replace by placeholders what other nodes may have otherwise, or have as a secret.
-
-    These are paths, and the variables of `env` that accelerate sets again in capital letters.
-    """
-    copied = {name.upper(): name for name in env if name != name.upper()}
-    found = {}
-    for name, value in variables.items():
-        source = copied.get(name, "")
-        parts = (_WORKDIR if part == workdir else part for part in value.split(":"))
-        is_copy = source and env[source] == value
-        found[name] = _COPY + source if is_copy else ":".join(parts).replace(str(root), _RUN_DIR)
-    return found
-
-
 def of_rank(
     attempt: Attempt,
     parameters: LaunchParameters,
@@ -153,13 +135,5 @@ def of_rank(
     }
     if plan.precision is Precision.HEAD:
         own["ACCELERATE_MIXED_PRECISION"] = parameters.precision
-    places = {_RUN_DIR: str(attempt.paths.root), _WORKDIR: os.getcwd()}
-    copies = {f"{_COPY}{name}": value for name, value in env.items()}
-    found = {
-        name: copies.get(value, value)
-        for name, value in parameters.variables.items()
-        if value in copies or not value.startswith(_COPY)
-    }
-    for placeholder, path in places.items():
-        found = {name: value.replace(placeholder, path) for name, value in found.items()}
+    found = restored(parameters.variables, env, attempt.paths.root, os.getcwd())
     return {**found, **{name: value for name, value in own.items() if name in found}}

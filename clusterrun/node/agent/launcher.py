@@ -21,6 +21,8 @@ from clusterrun.node.forward.spool import Spool
 from clusterrun.shared import files
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
+NOT_FORKED = "the ranks start {}, not as forks"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherResult:
@@ -252,8 +254,6 @@ class ForgeLauncher:
     def start(self) -> None:
         """Order the ranks. The forge forks them when it has imported everything."""
         start, first = self._start, self._start.environs[0]
-        if start.store is not None:
-            self._forge.host_store(start.store)
         common = {
             name: value
             for name, value in first.items()
@@ -270,6 +270,7 @@ class ForgeLauncher:
 
     def _look(self) -> None:
         self._forge.look()
+        self._pass_on()
         if self._instead is not None:
             return
         self._ends.codes = self._forge.codes
@@ -277,11 +278,19 @@ class ForgeLauncher:
             self._is_lost = True
             self._say(f"forge: {self._forge.why_closed}; its ranks are killed with it")
         if self._forge.why_closed and not self._forge.pids and not self._is_revoked:
-            self._say(f"forge: {self._forge.why_closed}; the ranks start as new interpreters")
+            self._say(f"{NOT_FORKED.format('as new interpreters')}: {self._forge.why_closed}")
             store = self._start.store if self._forge.is_dead else None
             self._needs_forge = self._start.store is not store
             self._instead = DirectLauncher(replace(self._start, store=store))
             self._instead.start()
+
+    def _pass_on(self) -> None:
+        """Log what the forge notes, and what the modules that it imported have printed."""
+        while self._forge.notes:
+            self._say(self._forge.notes.pop(0))
+        if text := self._forge.new_output():
+            with contextlib.suppress(OSError), open(self._start.spool.launcher_output, "ab") as log:
+                log.write(text)
 
     def revoke(self) -> None:
         """Start no ranks from now on, and don't wait for what the forge imports."""
@@ -292,7 +301,7 @@ class ForgeLauncher:
     def result(self) -> LauncherResult | None:
         """Return how the ranks ended; None while all run."""
         self._look()
-        problem = self._forge.problem_of_store
+        problem = self._forge.problem_of_store if self._start.store is not None else ""
         if problem or (self._needs_forge and self._forge.is_dead):
             ended = "the ranks' store ended with the forge" if self._instead else "the forge ended"
             why = problem or f"{ended}: {self._forge.why_closed}"

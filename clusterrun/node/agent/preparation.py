@@ -13,7 +13,7 @@ from clusterrun.health.facts import versions
 from clusterrun.health.findings import NodeFinding
 from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import Plan, Precision
-from clusterrun.node.agent.environment import NodeFacts, of_rank, portable, rank_environment
+from clusterrun.node.agent.environment import NodeFacts, of_rank, rank_environment
 from clusterrun.node.agent.launcher import (
     AccelerateLauncher,
     DirectLauncher,
@@ -21,6 +21,7 @@ from clusterrun.node.agent.launcher import (
     NodeLauncher,
     Start,
 )
+from clusterrun.node.agent.portable import portable
 from clusterrun.node.base import facts
 from clusterrun.node.base.causes import Cause, NodeError, NodeExit
 from clusterrun.node.base.cpus import allocated_cpus
@@ -28,8 +29,8 @@ from clusterrun.node.base.identity import LOOPBACK, Attempt, Identity
 from clusterrun.node.base.ports import Ports, candidate_ports, free_port
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.shared_disk import SharedDisk
-from clusterrun.node.forge.environment import Variables
 from clusterrun.node.forge.handle import Forge
+from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.clock import Clock, Offset
 from clusterrun.node.link.handshake import Realm
@@ -110,13 +111,16 @@ def open_link(
 
 
 def decided_parameters(
-    attempt: Attempt, reports: Sequence[Report], address: str
+    attempt: Attempt, reports: Sequence[Report], address: str, port: int = 0
 ) -> LaunchParameters:
-    """Decide, as the head, the launch parameters; the port was free when it was checked."""
+    """Decide, as the head, the launch parameters.
+
+    `port` already has the ranks' store, if not 0. Another was free when it was checked.
+    """
     return LaunchParameters(
         precision=decided_precision(attempt.plan.precision, reports),
         address=address,
-        port=_rendezvous_port(attempt),
+        port=port or _rendezvous_port(attempt),
         interface=facts.interface_of(address),
     )
 
@@ -196,6 +200,21 @@ def node_environment(
     return rank_environment(os.environ, attempt, parameters, spool.root, _node_facts(os.environ))
 
 
+def host_store(attempt: Attempt, forge: Forge) -> int:
+    """Have the forge host the ranks' store before they are started; return its port.
+
+    Ranks that find no store try again half a second later.
+    """
+    port = _rendezvous_port(attempt)
+    forge.host_store((LOOPBACK, port, attempt.plan.nodes, attempt.plan.rendezvous_timeout_s))
+    return port
+
+
+def is_store_used(variables: Mapping[str, str]) -> bool:
+    """Return whether the ranks expect that their launcher hosts the store."""
+    return variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 async def launch_variables(attempt: Attempt, spool: Spool, forge: Forge) -> tuple[Variables, str]:
     """Return what `accelerate launch` adds on the first node, or why that is unknown.
 
@@ -243,7 +262,7 @@ def _start(
     ranks = [of_rank(attempt, parameters, env, spool, n) for n in range(plan.procs_per_node)]
     first = who.node_rank * plan.procs_per_node
     command = " ".join(plan.entry)
-    is_host = who.is_head and parameters.variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_host = who.is_head and is_store_used(parameters.variables)
     host = (parameters.address, parameters.port, plan.nodes, plan.rendezvous_timeout_s)
     return Start(
         entry=plan.entry,

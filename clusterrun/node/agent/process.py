@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.agent import Agent
@@ -23,7 +25,6 @@ from clusterrun.node.forge.ranks import WARNINGS
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.forward.spool import Output, Spool, create_spool
 from clusterrun.node.link.clock import Clock
-from clusterrun.node.recovery.heir import inherit
 from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
@@ -31,6 +32,7 @@ from clusterrun.shared.control_page import ControlPage
 from clusterrun.shared.wording import count
 
 DRAIN_S = 10.0
+LOAD_S = 5.0  # into an attempt
 NAMED_OUTPUTS = 8
 CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -70,7 +72,7 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
         if not agent.next_attempt:
             post.close()
         if agent.is_orphaned:
-            inherit(attempt, say=forwarder.say)
+            _heir().inherit(attempt, say=forwarder.say)
         if forwarder.finish(DRAIN_S):
             spool.remove()
         else:
@@ -185,9 +187,15 @@ def _page(spool: Spool, ranks: int) -> Page:
         raise NodeError(NodeExit.NODE_UNFIT, text) from error
 
 
+def _heir() -> Any:
+    """Import what continues a run whose first node is lost: the disk may be slow by then."""
+    return importlib.import_module("clusterrun.node.recovery.heir")
+
+
 async def _run(agent: Agent, post: Post) -> int:
     """Run the agent; return the exit status."""
     post.attend(agent)
+    asyncio.get_running_loop().call_later(LOAD_S, _heir)
     try:
         return await agent.run()
     finally:

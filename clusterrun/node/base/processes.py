@@ -14,6 +14,7 @@ from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+SYS_PIDFD_OPEN = 434  # on x86-64, arm64 and ppc64
 KILL_S = 5.0
 _STATE, _EXIT_CODE = 0, 49  # fields of /proc/<pid>/stat, counted after the name
 
@@ -42,6 +43,20 @@ def wait_status(pid: int) -> int | None:
     fields = _stat(pid)
     is_zombie = len(fields) > _EXIT_CODE and fields[_STATE] == "Z"
     return int(fields[_EXIT_CODE]) if is_zombie else None
+
+
+def open_pidfd(pid: int) -> int:
+    """Return a descriptor that becomes readable when a process ends; raises OSError.
+
+    Python lacks the function if it was built for an older kernel, as conda's is.
+    """
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = int(libc.syscall(SYS_PIDFD_OPEN, pid, 0))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), "pidfd_open")
+    return descriptor
 
 
 def is_running(pid: int) -> bool:

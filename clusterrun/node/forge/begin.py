@@ -37,7 +37,7 @@ def begin(run_dir: str) -> Callable[[], None] | None:
     In a rank that the forge has forked, return what the rank is to run.
     """
     rank = next((os.environ[name] for name in _NODE_RANKS if name in os.environ), "")
-    with contextlib.suppress(OSError, ValueError, KeyError):  # the agent reports an unreadable plan
+    with contextlib.suppress(Exception):  # the agent reports an unreadable plan
         plan = json.loads(Path(run_dir, "plan.json").read_text())
         is_needed = plan["launcher"] == "forge" or (plan["launcher"] == "direct" and rank == "0")
         if is_needed and not plan["is_smoke"]:
@@ -52,7 +52,7 @@ def begun() -> Started | None:
 
 def _fork(run_dir: str, *, is_head: bool) -> Callable[[], None] | None:
     ours, theirs = pair()
-    output, agent = os.memfd_create("forge"), os.getpid()
+    output, agent = _file_for_output(), os.getpid()
     is_alone = len(os.listdir("/proc/self/task")) == 1
     if pid := os.fork():
         theirs.close()
@@ -71,6 +71,16 @@ def _fork(run_dir: str, *, is_head: bool) -> Callable[[], None] | None:
         os._exit(1)
     run: Callable[[], None] = worker.main
     return run
+
+
+def _file_for_output() -> int:
+    """Open a file that has no name. Python lacks memfd_create if its glibc was an old one."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("forge")
+    tempfile = importlib.import_module("tempfile")
+    descriptor, path = tempfile.mkstemp()
+    os.unlink(path)
+    return int(descriptor)
 
 
 def _let_go_of_inherited(output: int) -> None:

@@ -17,6 +17,7 @@ from clusterrun.node.forge.packets import receive, send
 PRELOAD_S = 60.0  # for one module of `launch.preload`
 IMPORT_S = 300.0  # torch from a busy shared file system
 END_S = 6.0
+OUTPUT_BYTES = 1 << 20
 
 
 class Forge:
@@ -27,11 +28,12 @@ class Forge:
         self._socket, self._output = started.link, started.output
         self._socket.setblocking(False)
         self._changed_at = time.monotonic()
-        self._importing = ""
+        self._importing = self._hint = ""
         self._has_libraries = False
         self._variables: dict[str, Any] | None = None
-        self._is_ended = False
-        self._refusal = ""
+        self._is_ended = self._is_busy = False
+        self._shown = 0  # bytes of its output that have been taken
+        self.notes: list[str] = []
         self.why_closed = ""
         self.problem_of_store = ""
         self.pids: list[int] = []
@@ -68,11 +70,12 @@ class Forge:
 
     def host_store(self, place: tuple[str, int, int, int]) -> None:
         """Host the store of the ranks, as torch's launcher does on the first node."""
+        self.problem_of_store = ""
         self._send("store", place=place)
 
     def launch(self, **order: Any) -> None:
         """Fork the ranks, as soon as everything is imported."""
-        self.pids, self.codes, self.problem_of_store = [], {}, ""
+        self.pids, self.codes = [], {}
         self._send("launch", **order)
 
     def look(self) -> None:
@@ -92,31 +95,49 @@ class Forge:
             return
         limit_s = PRELOAD_S if self._has_libraries else IMPORT_S
         if self._importing and time.monotonic() - self._changed_at > limit_s:
-            self.close(f"importing {self._importing} takes longer than {limit_s:.0f} s")
+            text = f"importing {self._importing} takes longer than {limit_s:.0f} s"
+            self.close(f"{text}{self._advice}")
 
-    def _take(self, answer: Mapping[str, Any]) -> None:
-        event = answer["event"]
+    def _take(self, answer: dict[str, Any]) -> None:
         self._changed_at = time.monotonic()
-        if event == "importing":
-            self._importing = answer["module"]
-        elif event == "imported":
-            self._has_libraries = True
-        elif event in ("open", "closed"):
-            self._importing, self.why_closed = "", answer.get("why", "")
-        elif event == "variables":
-            self._variables = dict(answer)
-        elif event == "store":
-            self.problem_of_store = answer.get("problem", "")
-        elif event == "started":
-            self.pids = answer["pids"]
-        elif event == "exited":
-            self.codes[answer["local_rank"]] = answer["code"]
-        elif event == "ended":
-            self._is_ended = True
+        match answer.pop("event"):
+            case "importing":
+                self._importing, self._hint = answer["module"], answer["hint"]
+            case "imported":
+                self._has_libraries = True
+            case "open":
+                self._importing = self._hint = ""
+            case "closed":
+                self._importing, self._hint = "", answer["hint"] or self._hint
+                self._closed(answer["why"])
+            case "variables":
+                self._variables = answer
+            case event:
+                self._take_of_ranks(event, answer)
+
+    def _take_of_ranks(self, event: str, answer: Mapping[str, Any]) -> None:
+        match event:
+            case "note":
+                self.notes.append(answer["text"])
+            case "store":
+                self.problem_of_store = answer.get("problem", "")
+            case "started":
+                self.pids = answer["pids"]
+            case "exited":
+                self.codes[answer["local_rank"]] = answer["code"]
+            case "busy" | "idle":
+                self._is_busy = event == "busy"
+            case "ended":
+                self._is_ended = True
 
     def _closed(self, why: str, last_line: str = "") -> None:
         at = f" while it imported {self._importing}" if self._importing else ""
-        self._importing, self.why_closed = "", self.why_closed or f"{why}{at}{last_line}"
+        self._importing = ""
+        self.why_closed = self.why_closed or f"{why}{at}{last_line}{self._advice}"
+
+    @property
+    def _advice(self) -> str:
+        return f"; hint: {self._hint}" if self._hint else ""
 
     @property
     def is_dead(self) -> bool:
@@ -131,8 +152,13 @@ class Forge:
             return f"exited with status {code}"
         return "closed its socket"
 
+    def new_output(self) -> bytes:
+        """Return what the forge, and modules that it imported, have printed since the last call."""
+        text = os.pread(self._output, OUTPUT_BYTES, self._shown)
+        self._shown += len(text)
+        return text
+
     def _last_line(self) -> str:
-        """Return the last line of what the forge and the modules that it imported printed."""
         size = os.fstat(self._output).st_size
         lines = (
             os.pread(self._output, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
@@ -141,16 +167,17 @@ class Forge:
         return f": {last[0]}" if last else ""
 
     def _send(self, order: str, **fields: Any) -> None:
+        refusal = ""
         try:
             self._socket.setblocking(True)
             send(self._socket, {"order": order, **fields})
         except OSError as error:
-            self._refusal = f"it does not take orders: {error.strerror}"
+            refusal = f"it does not take orders: {error.strerror}"
         finally:
             self._socket.setblocking(False)
-        if self._refusal:
+        if refusal:
             self.look()  # it may have ended
-            self._closed(self._refusal)
+            self._closed(refusal)
 
     async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
         loop, deadline = asyncio.get_running_loop(), time.monotonic() + limit_s
@@ -171,7 +198,8 @@ class Forge:
         """End all that it has forked; it stays ready for the next attempt."""
         self._is_ended = False
         self._send("end")
-        await self._until(lambda: self._is_ended, END_S)
+        self.look()
+        await self._until(lambda: self._is_ended, PRELOAD_S if self._is_busy else END_S)
         if not self._is_ended:
             self.close("it did not end its ranks in time")
 

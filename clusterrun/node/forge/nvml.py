@@ -12,24 +12,32 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
+
+from clusterrun.node.forge.fitness import fork
 
 _started: list[Callable[[], None]] = []  # what the ranks have yet to start
 
 
 @contextlib.contextmanager
-def kept_out() -> Iterator[None]:
-    """Have a fork count the GPUs for torch, and note that NVML's Python module was started."""
+def kept_out() -> Iterator[list[str]]:
+    """Have a fork count the GPUs for torch, and note that NVML's Python module was started.
+
+    Yield a list, in which each other question to that module is noted: it gets no answer.
+    """
+    asked: list[str] = []
     with contextlib.ExitStack() as stack:
         cuda: Any = sys.modules.get("torch.cuda")
         if hasattr(cuda, "_device_count_nvml") and cuda._is_compiled():
             count = cache(_in_fork(cuda._device_count_nvml))
             stack.enter_context(_replaced(cuda, "_device_count_nvml", count))
             if importlib.util.find_spec("pynvml"):
-                module = importlib.import_module("pynvml")
+                module: Any = importlib.import_module("pynvml")
                 start = module.nvmlInit
                 stack.enter_context(_replaced(module, "nvmlInit", lambda: _started.append(start)))
-        yield
+                refuse = _refusing(asked, module.NVMLError)
+                stack.enter_context(_replaced(module, "_nvmlGetFunctionPointer", refuse))
+        yield asked
 
 
 def start() -> None:
@@ -49,12 +57,20 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+def _refusing(asked: list[str], error: type[Exception]) -> Callable[[str], NoReturn]:
+    def refuse(name: str) -> NoReturn:
+        asked.append(name)
+        raise error(1)  # uninitialised
+
+    return refuse
+
+
 def _in_fork(count: Callable[[], int]) -> Callable[[], int]:
     """Return a function that asks in a child process; -1 if NVML has no answer there."""
 
     def ask() -> int:
         reader, writer = os.pipe()
-        if (pid := os.fork()) == 0:
+        if (pid := fork()) == 0:
             with contextlib.suppress(BaseException):
                 os.write(writer, str(count()).encode())
             os._exit(0)

@@ -6,7 +6,6 @@ become a rank.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import json
@@ -17,23 +16,25 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from clusterrun.node.base.cpus import allocated_cpus, openmp
-from clusterrun.node.base.processes import die_with_parent
-from clusterrun.node.forge import environment, preload, ranks, store
+from clusterrun.node.base.processes import die_with_parent, open_pidfd
+from clusterrun.node.forge import launcher_variables, preload, ranks, store
+from clusterrun.node.forge.fitness import Closed, fork
 from clusterrun.node.forge.packets import receive, send
-from clusterrun.node.forge.preload import Closed, fork
-from clusterrun.node.forge.script import RankStart, ScriptSource, read_early
-from clusterrun.node.forge.script_imports import AUTO, installed_imports
+from clusterrun.node.forge.project import ProjectFiles
+from clusterrun.node.forge.script import RankStart, not_late, read_early, variables
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.own_modules import WORKER_MODULE
 
 KILL_S = 5.0
 IDLE_S = 10.0  # after which it imports, for the next attempt, what each rank imports itself
+LOOK_S = 0.5  # between looks at a rank that the kernel does not report
+NAMED = 3  # variables in a message
+AUTO = "auto"  # in launch.preload: what the script imports
 _UNKNOWN, _ALIKE, _CHANGED = range(3)  # whether a script has set what an import had missed
 
 
@@ -48,10 +49,11 @@ class ForgeProcess:
         self._children: dict[int, int] = {}  # by pid: the local rank
         self._helpers: list[int] = []
         self._watched: dict[int, int] = {}  # by pidfd: the pid
+        self._unwatched: set[int] = set()  # pids without one
         self._waiting: list[dict[str, Any]] = []
         self._why_closed = "its modules are not imported"
-        self._listed = _listed(plan)
-        self._preloaded = (*preload.by_ranks(plan["strategy"]), *self._listed)
+        self._project = ProjectFiles(plan["entry"])
+        self._sets = variables(self._project)
         self._late_at = 0.0
         self._page = mmap.mmap(-1, 1)  # shared with the ranks
 
@@ -74,53 +76,74 @@ class ForgeProcess:
         The head's agent asks for the variables first, which a bad module must not prevent.
         """
         gc.disable()  # all of it stays
-        early = read_early(ScriptSource(self._plan["entry"]).variables(), self._preloaded)
-        why = f"the script may set {', '.join(early)} before it imports what reads it"
+        strategy = self._plan["strategy"]
+        of_ranks = preload.of_ranks(strategy)
         try:
-            if early and not is_head:
-                raise Closed(why)
-            preload.preload(preload.libraries(self._plan["strategy"]), self._importing)
+            if not is_head:
+                self._check_variables(of_ranks)
+            preload.preload(preload.of_launchers(strategy), self._importing)
             self._tell("imported")
-            self._obey_early(None if is_head else 0)
+            self._obey_early(is_head=is_head)
             if self._plan["launcher"] == "direct":
                 raise Closed("launch.launcher is direct")
             if not self._is_alone:
-                raise Closed("Python starts threads before any import, as by sitecustomize")
-            if early:
-                raise Closed(why)
-            preload.preload(preload.by_ranks(self._plan["strategy"]), self._importing)
-            self._await_helpers()
-            preload.preload(self._listed, self._importing)
+                why = "Python starts threads before any import"
+                raise Closed(why, "remove them from sitecustomize or a .pth file")
+            self._check_variables((*of_ranks, *sys.modules))
+            preload.preload(of_ranks, self._importing)
+            self._preload_listed()
         except Closed as error:
-            self._close(str(error))
+            self._close(error)
         except Exception as error:  # noqa: BLE001 - the ranks can always start another way
-            self._close(f"{type(error).__name__}: {error}")
+            self._close(Closed(f"{type(error).__name__}: {error}"))
         else:
             self._why_closed = ""
             self._tell("open")
         _worker().freeze()
 
     def _importing(self, name: str) -> None:
-        self._tell("importing", module=name)
+        self._tell("importing", module=name, hint="use --launcher accelerate")
 
-    def _close(self, why: str) -> None:
-        self._why_closed = why
-        self._tell("closed", why=why)
+    def _importing_listed(self, name: str) -> None:
+        self._tell("importing", module=name, hint=f"leave {name} out of --preload")
 
-    def _obey_early(self, waits_s: float | None) -> None:
-        """Begin with orders that need no more modules: their forks work meanwhile."""
-        while select.select([self._link], [], [], waits_s)[0]:
-            waits_s = 0
+    def _close(self, error: Closed) -> None:
+        self._why_closed = str(error)
+        self._tell("closed", why=str(error), hint=error.hint)
+
+    def _obey_early(self, *, is_head: bool) -> None:
+        """Begin with orders that need no more modules: their forks work meanwhile.
+
+        The head's agent always asks for the variables.
+        """
+        is_asked = not is_head
+        while select.select([self._link], [], [], 0 if is_asked else None)[0]:
             for order in self._orders():
-                if order["order"] == "variables":
-                    self._find_variables(order)
+                is_asked |= order["order"] == "variables"
+                if order["order"] in ("store", "variables"):
+                    self._obey(order)
                 else:
                     self._waiting.append(order)
 
-    def _await_helpers(self) -> None:
-        """Let the variables be found first: a module of the user may end this process, and them."""
-        for pid in self._helpers if self._listed else []:
+    def _check_variables(self, modules: Iterable[str]) -> None:
+        """Raise Closed if the script may set a variable that these modules read at their import."""
+        if early := read_early(self._sets, modules):
+            named = ", ".join(early[:NAMED])
+            hint = f"pass it with --env {early[0]}=VALUE, and remove it from the script"
+            raise Closed(f"the script may set {named} before it imports what reads it", hint)
+
+    def _preload_listed(self) -> None:
+        """Import the modules of `launch.preload`, of which it is unknown what they read then."""
+        listed, auto = self._plan["preload"], self._project.installed
+        names = [name for each in listed for name in (auto if each == AUTO else [each])]
+        if names and (set_by_script := not_late(self._sets)):
+            named = ", ".join(set_by_script[:NAMED])
+            text = f"--preload imports nothing, since the script may set {named} before"
+            self._tell("note", text=f"{text}; hint: pass it with --env {set_by_script[0]}=VALUE")
+            return
+        for pid in self._helpers if names else []:  # a module may end this process, and them
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        preload.preload(names, self._importing_listed)
 
     def serve(self) -> None:
         """Follow orders; return in each rank."""
@@ -132,14 +155,19 @@ class ForgeProcess:
             for descriptor in (self._link.fileno(), *self._watched):
                 poll.register(descriptor, select.POLLIN)
             ready = [descriptor for descriptor, _ in poll.poll(self._patience_ms())]
-            if not ready:
+            if self._late_at and not ready and time.monotonic() >= self._late_at:
                 self._import_late()
             for descriptor in self._watched.keys() & ready:
-                self._ended(descriptor)
+                os.close(descriptor)
+                self._report_end(self._watched.pop(descriptor))
+            for pid in list(self._unwatched):
+                self._report_end(pid)
             self._waiting = self._orders() if self._link.fileno() in ready else []
 
     def _patience_ms(self) -> float | None:
-        return max(0.0, self._late_at - time.monotonic()) * 1000 if self._late_at else None
+        waits_s = [max(0.0, self._late_at - time.monotonic())] if self._late_at else []
+        waits_s += [LOOK_S] if self._unwatched else []
+        return min(waits_s) * 1000 if waits_s else None
 
     def _import_late(self) -> None:
         """Import what torch imports when an optimizer is made, which takes a second."""
@@ -148,11 +176,13 @@ class ForgeProcess:
             self._late_at = time.monotonic() + IDLE_S
         if self._page[0] != _ALIKE:
             return
+        self._tell("busy")
         try:
-            preload.preload(preload.late(), lambda _: None)
+            preload.preload(preload.between_attempts(), lambda _: None)
         except Closed as error:
-            self._close(str(error))
+            self._close(error)
         _worker().freeze()
+        self._tell("idle")
 
     def _obey(self, order: dict[str, Any]) -> bool:
         """Follow an order; return whether this is now a rank."""
@@ -174,10 +204,10 @@ class ForgeProcess:
 
         def find() -> NoReturn:
             os.environ.update(given)
-            environment.capture(order["arguments"], given, answer)
+            launcher_variables.capture(order["arguments"], given, answer)
 
-        def answer(found: list[environment.Variables]) -> NoReturn:
-            self._tell("variables", common=environment.common(found))
+        def answer(found: list[launcher_variables.Variables]) -> NoReturn:
+            self._tell("variables", common=launcher_variables.common(found))
             os._exit(0)
 
         self._help(find, "variables")
@@ -207,47 +237,65 @@ class ForgeProcess:
 
     def _launch(self, order: dict[str, Any]) -> bool:
         """Fork the ranks; return whether this is one of them."""
-        try:
-            self._check(order)
-        except Closed as error:
-            self._close(str(error))
         if self._why_closed:
             return False
         self._page[0] = _UNKNOWN
-        imported = set(sys.modules) - self._modules
-        for local, environ in enumerate(order["ranks"]):
-            with self._handlers.held():
-                pid = fork()
-                if pid == 0:
-                    self._become(order, environ, order["titles"][local])
-                    self._compare_when_joined(imported)
-                    self._handlers.restore()
-            if pid == 0:
+        try:
+            self._check(order)
+            if self._fork_ranks(order):
                 return True
-            self._children[pid] = local
-            self._watch(pid)
+        except Closed as error:
+            self._close(error)
+            return False
         self._tell("started", pids=list(self._children))
         self._late_at = time.monotonic() + IDLE_S
         return False
 
+    def _fork_ranks(self, order: Mapping[str, Any]) -> bool:
+        """Fork all ranks; return whether this is one. Raises Closed, and no rank has begun then."""
+        imported, launcher = set(sys.modules) - self._modules, os.getpid()
+        gate, problem = os.pipe(), ""
+        for local, environ in enumerate(order["ranks"]):
+            with self._handlers.held():
+                try:
+                    pid = fork()
+                except OSError as error:
+                    problem = f"the forge cannot fork: {error.strerror}"
+                    break
+                if pid == 0:
+                    _pass(*gate)
+                    self._become(order, environ, order["titles"][local], launcher)
+                    self._compare_when_joined(imported)
+                    self._handlers.restore()
+                    return True
+            self._children[pid] = local
+        if not problem:
+            os.write(gate[1], bytes(len(self._children)))
+        for end in gate:
+            os.close(end)
+        if problem:
+            self._kill_all()
+            raise Closed(problem)
+        for pid in self._children:
+            self._watch(pid)
+        return False
+
     def _check(self, order: dict[str, Any]) -> None:
-        if self._why_closed:
-            return
         for environ in order["ranks"]:
             environ.update({n: v for n, v in order["env"].items() if n not in environ})
             ranks.check_environment(self._before, environ)
         added = ranks.added_path(self._before, order["ranks"][0])
-        ranks.check_modules(order["entry"], added, set(sys.modules) - self._modules)
+        ranks.check_modules(self._project, added, set(sys.modules) - self._modules)
 
-    def _become(self, order: Mapping[str, Any], environ: Mapping[str, str], title: str) -> None:
+    def _become(
+        self, order: Mapping[str, Any], environ: Mapping[str, str], title: str, launcher: int
+    ) -> None:
         self._link.close()
-        for descriptor in self._watched:
-            os.close(descriptor)
-        ranks.become(order["entry"], environ, self._before, order["output"], title)
+        ranks.become(order["entry"], environ, self._before, order["output"], title, launcher)
 
     def _compare_when_joined(self, imported: Collection[str]) -> None:
         """Have the rank look, once it has made its imports, whether they would have differed."""
-        start = RankStart(self._preloaded, imported)
+        start = RankStart(imported)
 
         def compare() -> None:
             missed = start.missed()
@@ -258,20 +306,25 @@ class ForgeProcess:
         _worker().when_joined.append(compare)
 
     def _watch(self, pid: int) -> None:
-        with contextlib.suppress(OSError):  # Linux before 5.3: the agent polls
-            self._watched[os.pidfd_open(pid)] = pid
+        try:
+            self._watched[open_pidfd(pid)] = pid
+        except OSError:  # Linux before 5.3
+            self._unwatched.add(pid)
 
-    def _ended(self, descriptor: int) -> None:
+    def _report_end(self, pid: int) -> None:
         """Report how a rank ended; it is reaped at the end, so that the agent can also look."""
-        pid = self._watched.pop(descriptor)
-        os.close(descriptor)
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None:
+            self._unwatched.discard(pid)
             code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
             self._tell("exited", local_rank=self._children[pid], code=code)
 
     def _end(self) -> None:
         """Kill and reap all that was forked, and report what can't be killed."""
+        self._tell("ended", left=sorted(self._kill_all()))
+
+    def _kill_all(self) -> set[int]:
+        """Kill and reap all that was forked; return what can't be killed."""
         for descriptor in self._watched:
             os.close(descriptor)
         left = {*self._children, *self._helpers}
@@ -281,8 +334,8 @@ class ForgeProcess:
         while left and time.monotonic() < deadline:
             left = {pid for pid in left if not os.waitpid(pid, os.WNOHANG)[0]}
             time.sleep(0.001 if left else 0)
-        self._children, self._helpers, self._watched = {}, [], {}
-        self._tell("ended", left=sorted(left))
+        self._children, self._helpers, self._watched, self._unwatched = {}, [], {}, set()
+        return left
 
 
 def serve(run_dir: Path, agent: int, link: socket.socket, *, is_head: bool, is_alone: bool) -> None:
@@ -301,11 +354,12 @@ def serve(run_dir: Path, agent: int, link: socket.socket, *, is_head: bool, is_a
     forge.serve()
 
 
-def _listed(plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules of `launch.preload`, with those of the script in place of `auto`."""
-    entry, listed = plan["entry"], plan["preload"]
-    each = (installed_imports(entry) if name == AUTO else [name] for name in listed)
-    return tuple(chain.from_iterable(each))
+def _pass(gate: int, opener: int) -> None:
+    """Wait, in a rank, until all have been forked; exit if one could not be."""
+    os.close(opener)
+    if not os.read(gate, 1):
+        os._exit(1)
+    os.close(gate)
 
 
 def _worker() -> Any:

@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterrun.node.forge import nvml
-from clusterrun.node.forge.preload import Closed, first_on_path, shadowing
-from clusterrun.node.forge.script import READ_LATE, ScriptSource
+from clusterrun.node.forge.fitness import Closed
+from clusterrun.node.forge.project import ProjectFiles
+from clusterrun.node.forge.script import READ_LATE, directories, shadowing
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # meant for the agent, not for its ranks
 # Slurm may send these to every process of a step; the agent decides what to do.
 _LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+_REPORT = "report this to clusterrun; --launcher direct does the same without this line"
 _INTEL_OPENMP = "KMP_"  # read by libiomp5, if it is loaded
 
 
@@ -62,7 +64,7 @@ def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Non
         late |= {n for n in names if n.startswith(_INTEL_OPENMP)}
     if names - late:
         text = ", ".join(sorted(names - late))
-        raise Closed(f"the ranks' environment differs before an import: {text}")
+        raise Closed(f"the ranks' environment differs before an import: {text}", _REPORT)
 
 
 def _has_intel_openmp() -> bool:
@@ -74,7 +76,7 @@ def added_path(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     """Return what accelerate appends to PYTHONPATH. Raises Closed for any other change."""
     before, after = (_path(env.get("PYTHONPATH", "")) for env in (ours, theirs))
     if after[: len(before)] != before:
-        raise Closed("the ranks' PYTHONPATH is another one")
+        raise Closed("the ranks' PYTHONPATH is another one", _REPORT)
     return after[len(before) :]
 
 
@@ -82,12 +84,13 @@ def _path(text: str) -> list[str]:
     return [part for part in text.split(os.pathsep) if part]
 
 
-def check_modules(entry: Sequence[str], added: Sequence[str], imported: set[str]) -> None:
+def check_modules(project: ProjectFiles, added: Sequence[str], imported: set[str]) -> None:
     """Raise Closed if the project has modules that would be imported instead of preloaded ones."""
-    places = [*first_on_path(entry), *ScriptSource(entry).directories(), *added]
+    places = [*project.directories, *directories(project), *added]
     if names := shadowing(places, imported):
         text = ", ".join(names)
-        raise Closed(f"modules of the project have the names of installed ones: {text}")
+        why = f"modules of the project have the names of installed ones: {text}"
+        raise Closed(why, "rename them, unless they are meant to replace these")
 
 
 def become(
@@ -96,9 +99,12 @@ def become(
     before: Mapping[str, str],
     output: str,
     title: str,
+    launcher: int,
 ) -> None:
-    """Turn this fork into a rank with this environment; `before` is what the forge began with."""
-    launcher = os.getppid()
+    """Turn this fork into a rank with this environment; `before` is what the forge began with.
+
+    `launcher` is the forge's process.
+    """
     os.setsid()
     _write_to(output)
     effects = {n: v for n, v in os.environ.items() if before.get(n) != v and n not in environ}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import takewhile
 
-from clusterrun.node.forge.preload import shadowing
+from clusterrun.node.forge.project import ProjectFiles
 
 # Read when a rank trains, not when a library is imported: an import before the fork is the same.
 READ_LATE = (
@@ -19,54 +20,72 @@ READ_LATE = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_"),
     *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),
 )
-_READ_EARLY = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH_", "DS_", "CUDA_HOME")
-_BY_PRELOADED = (
-    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DIFFUSERS_", "DATASETS_", "TOKENIZERS_", "WANDB_"),
-    *("TRITON_", "XFORMERS_", "FLASH_ATTENTION_", "NVTE_", "BNB_", "BITSANDBYTES_", "MPL"),
+_READ_EARLY = (
+    *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH_", "DS_", "CUDA_HOME", "TQDM_"),
 )
+_HUB = ("HF_", "HUGGINGFACE_", "XDG_CACHE_HOME")
+_READ_BY = {"huggingface_hub": _HUB, "transformers": (*_HUB, "TRANSFORMERS_")}
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]*[A-Z0-9]")
 _HARMLESS = ("TORCH_HOME", "TORCH_CPP_LOG_LEVEL", "PYTORCH_ENABLE_MPS_", "PYTORCH_NVML_")
+_LATE = (*READ_LATE, *_HARMLESS)
 
 
-def read_early(names: Iterable[str], preloaded: Collection[str]) -> list[str]:
-    """Return the variables that libraries read when they are imported.
+def read_early(names: Iterable[str], modules: Iterable[str]) -> list[str]:
+    """Return the variables that torch, its companions or these modules read at their import."""
+    roots = {module.partition(".")[0] for module in modules}
+    early = (*_READ_EARLY, *(prefix for root in roots for prefix in _READ_BY.get(root, ())))
+    return [name for name in not_late(names) if name.startswith(early)]
 
-    `preloaded` are the modules of `launch.preload`.
+
+def not_late(names: Iterable[str]) -> list[str]:
+    """Return the variables of which it is not known that they are read when a rank trains."""
+    return sorted({name for name in names if not name.startswith(_LATE)})
+
+
+def variables(project: ProjectFiles) -> set[str]:
+    """Return the variables that a file of a project may set: if it sets any, its texts.
+
+    Those that it only reads are left out.
     """
-    early = (*_READ_EARLY, *(_BY_PRELOADED if preloaded else ()))
-    late = (*READ_LATE, *_HARMLESS)
-    return sorted({name for name in names if name.startswith(early) and not name.startswith(late)})
+    found: set[str] = set()
+    for nodes in project.files.values():
+        named = {alias for node in nodes for alias in _aliases(node)}
+        if any(_changes_environ(node, {"environ", *named}) for node in nodes):
+            read = {id(each) for node in nodes if _reads(node) for each in ast.walk(node)}
+            texts = (text for node in nodes if id(node) not in read for text in _own_texts(node))
+            found.update(filter(_VARIABLE.fullmatch, texts))
+    return found
 
 
-class ScriptSource:
-    """The source that the ranks run; it is empty if it is a module or can't be parsed."""
-
-    def __init__(self, entry: Sequence[str]) -> None:
-        self._directory = os.path.dirname(os.path.realpath(entry[0]))
-        try:
-            with open(entry[0], "rb") as file:
-                self._nodes = tuple(ast.walk(ast.parse(file.read())))
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            self._nodes = ()
-
-    def variables(self) -> set[str]:
-        """Return the variables that it may set: if it sets any, its texts but those it reads."""
-        named = {alias for node in self._nodes for alias in _aliases(node)}
-        if not any(_changes_environ(node, {"environ", *named}) for node in self._nodes):
-            return set()
-        read = {id(each) for node in self._nodes if _reads(node) for each in ast.walk(node)}
-        texts = {text for node in self._nodes if id(node) not in read for text in _own_texts(node)}
-        return set(filter(_VARIABLE.fullmatch, texts))
-
-    def directories(self) -> list[str]:
-        """Return the directories that it may put on `sys.path`, as far as its words tell."""
-        above = os.path.dirname(self._directory)
-        bases = {self._directory, above, os.path.dirname(above), os.getcwd()}
-        found: set[str] = set()
-        for words in (_texts(node) for node in self._nodes if _changes_path(node)):
+def directories(project: ProjectFiles) -> list[str]:
+    """Return the directories that a project may put on `sys.path`, as far as its words tell."""
+    found: set[str] = set()
+    for file, nodes in project.files.items():
+        place = os.path.dirname(file)
+        above = os.path.dirname(place)
+        bases = {place, above, os.path.dirname(above), os.getcwd()}
+        for words in (_texts(node) for node in nodes if _changes_path(node)):
             for base in bases:
                 found |= {base, os.path.join(base, *words), *(f"{base}/{word}" for word in words)}
-        return sorted(map(os.path.normpath, found))
+    return sorted(map(os.path.normpath, found))
+
+
+def shadowing(places: Iterable[str], imported: Collection[str]) -> list[str]:
+    """Return the modules of these directories that would be imported instead of preloaded ones."""
+    roots = {name.partition(".")[0] for name in imported}
+    found: set[str] = set()
+    for place in places:
+        with contextlib.suppress(OSError):
+            found |= roots & {_module(entry) for entry in os.scandir(place)}
+    return sorted(found)
+
+
+def _module(entry: os.DirEntry[str]) -> str:
+    """Return the name of the module or package that an entry of a directory may be."""
+    name, _, rest = entry.name.partition(".")
+    if not rest:  # without this file, Python prefers a module of a later directory
+        return name if os.path.exists(os.path.join(entry.path, "__init__.py")) else ""
+    return name if rest == "py" or rest.endswith("so") else ""
 
 
 def _own_texts(node: ast.AST) -> list[str]:
@@ -134,15 +153,15 @@ def _changes_path(node: ast.AST) -> bool:
 class RankStart:
     """The variables and the path of a forked rank, before its script runs."""
 
-    def __init__(self, preloaded: Collection[str], imported: Collection[str]) -> None:
-        self._preloaded, self._imported = preloaded, imported
+    def __init__(self, imported: Collection[str]) -> None:
+        self._imported = imported
         self._env: Mapping[str, str] = dict(os.environ)
         self._path = frozenset(sys.path)
 
     def missed(self) -> str:
         """Return what the script has changed since, but too late; "" if nothing."""
         changed = dict(self._env.items() ^ os.environ.items())
-        if names := read_early(changed, self._preloaded):
+        if names := read_early(changed, self._imported):
             text = ", ".join(names)
             return f"the script changes {text} too late: the forge has imported what reads it"
         if names := shadowing(self._new_directories(), self._imported):
@@ -151,5 +170,6 @@ class RankStart:
 
     def _new_directories(self) -> Iterator[str]:
         """Yield those in which Python looks before it looks for installed packages."""
-        first = takewhile(lambda path: not path.endswith("-packages"), sys.path)
+        texts = (path for path in sys.path if isinstance(path, str))  # Python ignores others
+        first = takewhile(lambda path: not path.endswith("-packages"), texts)
         return (path for path in first if path not in self._path)

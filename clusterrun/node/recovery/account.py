@@ -11,7 +11,6 @@ from typing import Any
 
 from clusterrun.node.base.causes import Ending, NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.recovery.conclude import past
 from clusterrun.node.recovery.rules import LOSSES
 from clusterrun.rundir.outcome import Cause, Next, Outcome, write_outcome
 from clusterrun.shared import files
@@ -30,7 +29,7 @@ class Account:
 
     def open(self) -> None:
         """Write the pid of the head's agent, and read what was saved before."""
-        before = past(self._attempt.paths, self._attempt.number)
+        before = self._past() if self._attempt.number > 1 else []
         if before:
             self._mend(before[-1])
         self.checkpoint = max(
@@ -42,6 +41,11 @@ class Account:
             raise NodeError(NodeExit.NODE_LOST, text)
         with contextlib.suppress(OSError):
             files.create(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
+
+    def _past(self) -> list[Outcome]:
+        from clusterrun.node.recovery.conclude import past  # not in a run's first attempt
+
+        return past(self._attempt.paths, self._attempt.number)
 
     def _mend(self, last: Outcome) -> None:
         """Correct what followed an attempt that Slurm ended only to requeue the job."""

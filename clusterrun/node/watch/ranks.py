@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterrun.node.base.causes import Cause, Failure
-from clusterrun.node.base.processes import exit_and_signal, is_running, wait_status
+from clusterrun.node.base.processes import exit_and_signal, is_running, open_pidfd, wait_status
 from clusterrun.node.forward.spool import EventReader, Spool
 
 LEAVE_S = 3.0  # how long a rank that has reported its failure may take to exit
@@ -80,8 +80,8 @@ class Ranks:
     def _follow(self, rank: Rank, pid: int) -> None:
         """Watch for the end of the process, so that its status can still be read."""
         rank.pid = pid
-        with contextlib.suppress(OSError, AttributeError):  # Linux before 5.3: polled instead
-            rank.pidfd = os.pidfd_open(pid)
+        with contextlib.suppress(OSError):  # Linux before 5.3: polled instead
+            rank.pidfd = open_pidfd(pid)
             asyncio.get_running_loop().add_reader(rank.pidfd, self._ended, rank)
 
     def _ended(self, rank: Rank) -> None:

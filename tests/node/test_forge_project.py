@@ -1,4 +1,4 @@
-"""What `--preload auto` stands for: read from a script and the modules of its project."""
+"""A script and the modules of its project, as the forge reads them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node.forge import preload
-from clusterrun.node.forge.script_imports import installed_imports
+from clusterrun.node.forge import fitness, preload
+from clusterrun.node.forge.project import ProjectFiles
+from clusterrun.node.forge.script import variables
 
 
 @pytest.fixture(name="project")
@@ -38,14 +39,28 @@ def test_installed_modules_are_found_in_the_order_of_the_script(project: Path) -
         "def later():\n    import unused\nif os.environ:\n    import unused\n"
     )
     expected = ["alpha", "alpha.Trainer", "alpha.tools", "beta.part", "gamma", "delta"]
-    assert installed_imports([str(script), "--lr", "1"]) == expected
+    assert ProjectFiles([str(script), "--lr", "1"]).installed == expected
 
 
 def test_a_script_that_cannot_be_read_imports_nothing(project: Path) -> None:
     (project / "train.py").write_text("import alpha\nnot = 1\n")
-    assert installed_imports([str(project / "train.py")]) == []
-    assert installed_imports(["-m", "model"]) == []
-    assert installed_imports([str(project / "none.py")]) == []
+    assert ProjectFiles([str(project / "train.py")]).installed == []
+    assert ProjectFiles(["-m", "no_such_module"]).installed == []
+    assert ProjectFiles([str(project / "none.py")]).installed == []
+
+
+@pytest.mark.parametrize("entry", [["-m", "model.run"], ["-m", "model"], ["model"]])
+def test_a_module_or_a_directory_is_read_as_a_script_is(
+    project: Path, monkeypatch: pytest.MonkeyPatch, entry: list[str]
+) -> None:
+    monkeypatch.chdir(project)
+    for name in ("run.py", "__main__.py"):
+        (project / "model" / name).write_text("import settings\nfrom .layers import Layer\n")
+    for place in (project, project / "model"):
+        (place / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'\n")
+    found = ProjectFiles(entry)
+    assert variables(found) == {"OMP_NUM_THREADS"}
+    assert entry == ["model"] or found.installed == ["gamma", "delta"]
 
 
 def test_a_package_loads_what_it_is_asked_for(
@@ -60,9 +75,9 @@ def test_a_package_loads_what_it_is_asked_for(
     )
     (lazy / "part.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(preload, "threads", lambda: 1)  # this process has those of the tests
+    monkeypatch.setattr(fitness, "threads", lambda: 1)  # this process has those of the tests
     names = ["lazy_package.Heavy", "lazy_package.part", "lazy_package.missing"]
-    with pytest.raises(preload.Closed, match=r"cannot import lazy_package\.missing: Module"):
+    with pytest.raises(fitness.Closed, match=r"cannot import lazy_package\.missing: Module"):
         preload.preload(names, lambda _: None)
     import lazy_package  # type: ignore[import-not-found]
 

@@ -1,7 +1,7 @@
 """Ask accelerate and torch for the environment that `accelerate launch` gives each rank.
 
 Their launchers run as usual, but start nothing and meet no other node. As a program,
-`environment LOCAL ARGS…` prints the variables of one rank.
+`launcher_variables LOCAL ARGS…` prints the variables of one rank.
 """
 
 from __future__ import annotations
