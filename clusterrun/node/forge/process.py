@@ -298,10 +298,11 @@ class ForgeProcess:
         start = RankStart(imported)
 
         def compare() -> None:
-            missed = start.missed()
-            self._page[0] = max(self._page[0], _CHANGED if missed else _ALIKE)
-            if missed and os.environ.get("RANK", "0") == "0":
-                sys.stderr.write(f"clusterrun: {missed}; use --launcher direct\n")
+            with contextlib.suppress(Exception):  # it must not end a training
+                missed = start.missed()
+                self._page[0] = max(self._page[0], _CHANGED if missed else _ALIKE)
+                if missed and os.environ.get("RANK", "0") == "0":
+                    sys.stderr.write(f"clusterrun: {missed}; use --launcher direct\n")
 
         _worker().when_joined.append(compare)
 
