@@ -531,3 +531,19 @@ def test_a_job_that_recorded_itself_first_is_not_recorded_twice(runs: RunsDir) -
     gone_on = record.continued_by(made, "53")
     assert record.submitted_as(gone_on, "52", None) == gone_on
     assert record.chained_by(gone_on, "53") == gone_on
+
+
+def test_another_submission_may_be_undone_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, removed = create._make_parents, []
+
+    def make_and_lose(runs_dir: RunsDir, paths: RunPaths) -> None:
+        make(runs_dir, paths)
+        if not removed:
+            removed.append(paths.root.parent.rmdir())
+
+    monkeypatch.setattr(create, "_make_parents", make_and_lose)
+    runs = RunsDir(root=tmp_path / "runs")
+    assert create.create_run(runs, "demo", "r1", Bundle(files={})).root.is_dir()
+    assert removed

@@ -22,6 +22,7 @@ from clusterrun.shared import files
 if TYPE_CHECKING:
     from clusterrun.rendering.bundle import Bundle
 
+TRIES = 5
 _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
@@ -42,8 +43,7 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
     paths = dataclasses.replace(paths, made=tuple(filterfalse(os.path.lexists, above)))
     undo = _remove_made
     try:
-        _make_parents(root, paths)
-        paths.root.mkdir(mode=0o700)
+        _make_root(root, paths)
         undo = remove_run
         paths.slurm_dir.mkdir(mode=0o700)
         for file, text in bundle.files.items():
@@ -58,6 +58,16 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
             ) from error
         raise
     return paths
+
+
+def _make_root(runs_dir: RunsDir, paths: RunPaths) -> None:
+    """Create the run's directory; another submission that is undone may remove those above it."""
+    for _ in range(TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            _make_parents(runs_dir, paths)
+            paths.root.mkdir(mode=0o700)
+            return
+    paths.root.mkdir(mode=0o700)
 
 
 def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:

@@ -6,6 +6,7 @@ become a rank.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
