@@ -88,12 +88,12 @@ def _measured(
                 transformers.AutoConfig.for_model(family, **_config(family, ffn, kv_heads, layers))
             ),
             arithmetic,
-            (3, 200),  # 600 is no width of the models here
+            (3, 50),  # 150 is no width of the models here
             checkpointed=checkpointed,
         )
         for layers in (1, 2)
     )
-    return (many - few) / (600 * 512)
+    return (many - few) / (150 * 512)
 
 
 @pytest.mark.torch
