@@ -270,7 +270,7 @@ from transformers import Trainer
 
 
 def test_what_the_script_imports_can_be_imported_before(torch_job: Make) -> None:
-    job = torch_job(SEES, nodes=1, nproc_per_node=1, preload=("auto",), world_contract=False)
+    job = torch_job(SEES, nodes=1, preload=("auto",), world_contract=False)  # it hosts a store
     assert job.start().wait(120) == [0], job.text() + job.errors()
     assert "SEES True" in job.text()
 

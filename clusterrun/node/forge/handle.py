@@ -104,7 +104,7 @@ class Forge:
             case "importing":
                 self._importing, self._hint = answer["module"], answer["hint"]
             case "imported":
-                self._has_libraries = True
+                self._has_libraries, self._importing = True, ""
             case "open":
                 self._importing = self._hint = ""
             case "closed":

@@ -49,6 +49,7 @@ class ForgeProcess:
         self._modules = set(sys.modules)
         self._children: dict[int, int] = {}  # by pid: the local rank
         self._helpers: list[int] = []
+        self._finder = 0  # pid of the one that finds the variables; 0 if none does
         self._watched: dict[int, int] = {}  # by pidfd: the pid
         self._unwatched: set[int] = set()  # pids without one
         self._waiting: list[dict[str, Any]] = []
@@ -142,8 +143,8 @@ class ForgeProcess:
             text = f"--preload imports nothing, since the script may set {named} before"
             self._tell("note", text=f"{text}; hint: pass it with --env {set_by_script[0]}=VALUE")
             return
-        for pid in self._helpers if names else []:  # a module may end this process, and them
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        if names and self._finder:  # a module may end this process, and that with it
+            os.waitid(os.P_PID, self._finder, os.WEXITED | os.WNOWAIT)
         preload.preload(names, self._importing_listed)
 
     def serve(self) -> None:
@@ -211,7 +212,7 @@ class ForgeProcess:
             self._tell("variables", common=launcher_variables.common(found))
             os._exit(0)
 
-        self._help(find, "variables")
+        self._finder = self._help(find, "variables")
 
     def _host_store(self, order: Mapping[str, Any]) -> None:
         def host() -> NoReturn:
@@ -220,12 +221,12 @@ class ForgeProcess:
 
         self._help(host, "store")
 
-    def _help(self, work: Callable[[], NoReturn], name: str) -> None:
-        """Run `work` in a fork that dies with the forge, and report if it fails."""
+    def _help(self, work: Callable[[], NoReturn], name: str) -> int:
+        """Run `work` in a fork that dies with the forge, and report if it fails; return its pid."""
         parent, pid = os.getpid(), fork()
         if pid:
             self._helpers.append(pid)
-            return
+            return pid
         try:
             die_with_parent(parent)
             work()
@@ -336,7 +337,8 @@ class ForgeProcess:
         while left and time.monotonic() < deadline:
             left = {pid for pid in left if not os.waitpid(pid, os.WNOHANG)[0]}
             time.sleep(0.001 if left else 0)
-        self._children, self._helpers, self._watched, self._unwatched = {}, [], {}, set()
+        self._children, self._helpers, self._finder = {}, [], 0
+        self._watched, self._unwatched = {}, set()
         return left
 
 
