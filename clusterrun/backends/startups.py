@@ -7,7 +7,7 @@ import dataclasses
 from clusterrun.backends.attempts import AttemptSummary
 from clusterrun.backends.status import JobStatus
 from clusterrun.rundir.outcome import Next
-from clusterrun.rundir.startup import Phase, Startup, read_ends, startup_of
+from clusterrun.rundir.startup import Phase, Startup, read_start, startup_of
 
 
 def with_startups(job: JobStatus) -> JobStatus:
@@ -23,7 +23,7 @@ def with_startups(job: JobStatus) -> JobStatus:
 def _startup(
     job: JobStatus, before: AttemptSummary | None, attempt: AttemptSummary
 ) -> Startup | None:
-    ends = read_ends(job.record.paths, attempt.number)
+    ends, not_forked = read_start(job.record.paths, attempt.number)
     if not ends:
         return None
     outcome = before.outcome if before else None
@@ -39,12 +39,12 @@ def _startup(
         for phase in (Phase.QUEUE, Phase.STAGE):
             ends.pop(phase, None)  # of an earlier attempt
         _rename(ends, Phase.PROLOG, Phase.DECISION)
-        return startup_of(ends, begin, is_restart=True)
+        return startup_of(ends, begin, is_restart=True, not_forked=not_forked)
     if _has_started_between(job, begin, ends.get(Phase.PROLOG)):
         ends.setdefault(Phase.QUEUE, job.start or 0.0)
     if Phase.QUEUE not in ends:
         _rename(ends, Phase.PROLOG, Phase.QUEUE)
-    return startup_of(ends, begin, is_restart=last is not None)
+    return startup_of(ends, begin, is_restart=last is not None, not_forked=not_forked)
 
 
 def _rename(ends: dict[Phase, float], old: Phase, new: Phase) -> None:

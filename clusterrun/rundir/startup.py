@@ -42,10 +42,12 @@ class Startup:
     """The seconds of each phase of a start; those that are unknown are left out.
 
     `is_restart`: it began when the previous attempt failed or ended, not with a submission.
+    `not_forked`: what was said if the head's ranks should have been forks, but were not.
     """
 
     phases: tuple[tuple[Phase, float], ...]
     is_restart: bool = False
+    not_forked: str = ""
 
     @property
     def total_s(self) -> float:
@@ -54,7 +56,11 @@ class Startup:
 
 
 def startup_of(
-    ends: Mapping[Phase, float], since: float | None, *, is_restart: bool = False
+    ends: Mapping[Phase, float],
+    since: float | None,
+    *,
+    is_restart: bool = False,
+    not_forked: str = "",
 ) -> Startup:
     """Return the phases between their ends; without `since`, the first one's time is unknown.
 
@@ -67,19 +73,27 @@ def startup_of(
         if at is not None:
             found.append((phase, max(0.0, end - at)))
         at = end if at is None else max(at, end)
-    return Startup(phases=tuple(found), is_restart=is_restart)
+    return Startup(phases=tuple(found), is_restart=is_restart, not_forked=not_forked)
 
 
-def write_ends(paths: RunPaths, attempt: int, ends: Mapping[Phase, float]) -> None:
-    """Record when each phase ended, in epoch seconds. Raises OSError."""
+def write_start(
+    paths: RunPaths, attempt: int, ends: Mapping[Phase, float], not_forked: str = ""
+) -> None:
+    """Record when each phase ended (epoch s), and why no rank was forked. Raises OSError."""
     times = {phase.value: round(ends[phase], 3) for phase in Phase if phase in ends}
-    write_whole(paths.start(attempt), json.dumps({"schema": SCHEMA, "ends": times}) + "\n")
+    told = {"schema": SCHEMA, "ends": times, "not_forked": not_forked}
+    write_whole(paths.start(attempt), json.dumps(told) + "\n")
 
 
-def read_ends(paths: RunPaths, attempt: int) -> dict[Phase, float]:
-    """Return when each phase of an attempt's start ended; {} until its ranks have started."""
-    times = (read_json(paths.start(attempt)) or {}).get("ends")
+def read_start(paths: RunPaths, attempt: int) -> tuple[dict[Phase, float], str]:
+    """Return when each phase of an attempt's start ended, and why no rank was forked.
+
+    Both are empty until its ranks have started.
+    """
+    told = read_json(paths.start(attempt)) or {}
+    times, not_forked = told.get("ends"), told.get("not_forked")
     if not isinstance(times, dict):
-        return {}
+        times = {}
     found = {phase: times.get(phase.value) for phase in Phase}
-    return {phase: float(end) for phase, end in found.items() if isinstance(end, (int, float))}
+    ends = {phase: float(end) for phase, end in found.items() if isinstance(end, (int, float))}
+    return ends, not_forked if isinstance(not_forked, str) else ""

@@ -18,7 +18,7 @@ from clusterrun.diagnosis.collectives import DEFAULT_GROUP, Call, Stuck, StuckKi
 from clusterrun.node.watch.stacks import RankPlace
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase, write_ends
+from clusterrun.rundir.startup import Phase, write_start
 from clusterrun.verbs.hangs import Hang
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
@@ -171,7 +171,7 @@ def test_jobs(here: CommandLine) -> None:
     events(root, {"type": "step", "step": 10, "total": 100}, step | {"ts": 11.0})
     outcome(root, next=Next.RELAUNCH, why="a checkpoint was saved", exclude=("node18",))
     outcome(root, 2, cause=Cause.SIGNAL, node="node18", rank=1, signal=9, message="killed")
-    write_ends(RunPaths(root=root), 1, {Phase.QUEUE: 4e9})
+    write_start(RunPaths(root=root), 1, {Phase.QUEUE: 4e9})
     checkpoint(root, 40)
     printed.add("status", "--json", schema="clusterrun.status/1")
     printed.add("logs", "--path", "--json", schema="clusterrun.logs/1")

@@ -10,7 +10,7 @@ import pytest
 
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase, read_ends, startup_of, write_ends
+from clusterrun.rundir.startup import Phase, read_start, startup_of, write_start
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted
@@ -37,7 +37,7 @@ def started(root: Path, ends: dict[Phase, float], attempt: int = 1, **record: An
     data = json.loads(paths.record.read_text()) | {"submitted_at": SUBMITTED, **record}
     paths.record.write_text(json.dumps(data))
     paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
-    write_ends(paths, attempt, ends)
+    write_start(paths, attempt, ends)
 
 
 def test_the_phases_add_up_to_the_time_since_the_submission(here: CommandLine) -> None:
@@ -168,6 +168,20 @@ def test_a_requeued_job_that_waits_shows_no_start_but_what_a_site_can_set(
     assert "SchedulerParameters=requeue_delay=" in said.err
 
 
+def test_ranks_that_are_no_forks_are_told_with_the_reason(here: CommandLine) -> None:
+    root, why = submitted(here), "the ranks start as new interpreters, not as forks: \x1b no"
+    started(root, FIRST)
+    write_start(RunPaths(root=root), 1, FIRST, why)
+    queue(here, running())
+    told = json.loads(here("status", "4711", "--json").out)["attempts"][0]["startup"]
+    assert told["not_forked"] == why
+    out = here("status", "4711").out.splitlines()
+    (place,) = (n for n, line in enumerate(out) if line.startswith("start "))
+    assert out[place + 1].split(maxsplit=1)[0] == "the"
+    assert "not as forks" in out[place + 1]
+    assert "\x1b" not in out[place + 1]
+
+
 def test_clocks_that_differ_make_no_phase_negative() -> None:
     ends = {Phase.QUEUE: 9.0, Phase.PROLOG: 8.0, Phase.SETUP: 10.0}
     assert [seconds for _, seconds in startup_of(ends, 9.5).phases] == [0.0, 0.0, 0.5]
@@ -180,6 +194,6 @@ def test_a_damaged_file_shows_nothing(here: CommandLine, text: str) -> None:
     root = submitted(here)
     (root / "attempts/1").mkdir(parents=True)
     (root / "attempts/1/start.json").write_text(text)
-    assert read_ends(RunPaths(root=root), 1) == {}
+    assert read_start(RunPaths(root=root), 1)[0] == {}
     queue(here, running())
     assert lines(here("status", "4711").out, "start") == []

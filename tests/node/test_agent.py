@@ -23,7 +23,7 @@ from clusterrun.node.agent.process import missing_text
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.forward.spool import Output
 from clusterrun.rank.worker import STACK_LETTERS
-from clusterrun.rundir.startup import Phase, read_ends
+from clusterrun.rundir.startup import Phase, read_start
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import PATIENCE
 
@@ -81,7 +81,7 @@ def test_events_tell_the_whole_story(stub_job: Make) -> None:
         max(event["ts"] for event in job.events(kind) if event["node"] == "local0")
         for kind in ("started", "forge", "rendezvous", "rank_start")
     )
-    ends = read_ends(job.paths, 1)
+    ends = read_start(job.paths, 1)[0]
     checked = ends.pop(Phase.PREFLIGHT)
     expected = {
         Phase.SETUP: started,

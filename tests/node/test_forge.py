@@ -18,6 +18,7 @@ from clusterrun.errors import NodeExit
 from clusterrun.node.forge import fitness, preload, ranks, script
 from clusterrun.node.forge.fitness import Closed
 from clusterrun.node.forge.project import first_on_path
+from clusterrun.rundir.startup import read_start
 from tests.health.stand_in import stand_in
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import wait_for
@@ -88,6 +89,8 @@ def test_ranks_start_as_usual_after_a_bad_preload(
     assert lines[0].startswith(f"clusterrun: local0: {FRESH}{why}")
     hint = HINTS.get(what, LEAVE_OUT.format(name))
     assert lines[0].endswith(hint)
+    assert lines[0].endswith(read_start(job.paths, 1)[1]), "status shows it"
+    assert read_start(job.paths, 1)[1].startswith(FRESH)
     job.assert_clean()
 
 

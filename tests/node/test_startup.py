@@ -13,7 +13,7 @@ from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.watch.startup import StartWatch
 from clusterrun.rundir.claims import take_attempt, taken_at
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import STAGED_AT, Phase, read_ends
+from clusterrun.rundir.startup import STAGED_AT, Phase, read_start
 from tests.launch.samples import here
 
 NODES = tuple(f"n{number}" for number in range(1000))
@@ -74,7 +74,7 @@ def test_a_large_start_costs_three_small_files(
         watch.see({"type": "step", "ts": 110.0 + step, "step": step})
     assert disk.deeds == 3
     assert paths.start(1).stat().st_size < 500
-    assert read_ends(paths, 1) == {
+    assert read_start(paths, 1)[0] == {
         Phase.QUEUE: 90.0,
         Phase.PROLOG: taken_at(paths, 1),
         Phase.STAGE: 99.5,
@@ -97,7 +97,7 @@ def test_nothing_is_written_until_all_ranks_of_the_node_run(
         watch.see({"type": "rank_start", "ts": 104.0, "rank": rank})
     assert disk.deeds == 0
     watch.see({"type": "rank_start", "ts": 105.0, "rank": 7})
-    assert Phase.LAUNCHER in read_ends(paths, 1)
+    assert Phase.LAUNCHER in read_start(paths, 1)[0]
 
 
 @pytest.mark.usefixtures("disk")
@@ -108,7 +108,7 @@ def test_what_is_unknown_is_left_out(
     paths.attempt(1).mkdir()
     start(watch)
     watch.see({"type": "world_ready", "ts": 109.0, "waited_s": "?"})
-    assert set(Phase) - set(read_ends(paths, 1)) == {
+    assert set(Phase) - set(read_start(paths, 1)[0]) == {
         *(Phase.STOP, Phase.QUEUE, Phase.PROLOG, Phase.DECISION, Phase.STAGE),
         *(Phase.IMPORTS, Phase.FIRST_STEP),
     }

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from clusterrun.config.spec import Strategy
-from clusterrun.rundir.startup import Phase, read_ends
+from clusterrun.rundir.startup import Phase, read_start
 from tests.node.jobs import ROOT, AgentJob
 from tests.patience import PATIENCE
 
@@ -51,7 +51,7 @@ def test_two_nodes_of_two_ranks_are_one_world(torch_job: Make) -> None:
     (ready,) = job.events("world_ready")
     assert (ready["world_size"], ready["hosts"]) == (4, ["local0", "local1"])
     assert (ready["backend"], ready["device"]) == ("gloo", "cpu")
-    ends = read_ends(job.paths, 1)
+    ends = read_start(job.paths, 1)[0]
     # A fork imports nothing: rank 0 may be ready to join before the last rank has started.
     assert max(ends[Phase.LAUNCHER], ends[Phase.IMPORTS]) < ends[Phase.RENDEZVOUS]
     assert ends[Phase.RENDEZVOUS] == round(ready["ts"], 3)

@@ -33,6 +33,8 @@ def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     shown = [(phase, taken) for phase, taken in startup.phases if taken >= SHOWN_S]
     phases = ", ".join(f"{phase.text} {seconds(taken)}" for phase, taken in shown)
     yield label, f"{seconds(startup.total_s)}{since} {until}: {phases}"
+    if startup.not_forked:
+        yield "", startup.not_forked
     if _imports_slowly(startup) and _may_stage(job):
         yield "", "imports take long; to read packages from the nodes' own disks: --stage auto"
 
@@ -63,6 +65,7 @@ def startup_object(startup: Startup | None) -> dict[str, Any] | None:
         return None
     return {
         "is_restart": startup.is_restart,
+        "not_forked": startup.not_forked or None,
         "total_s": round(startup.total_s, 3),
         "phases": [
             {"phase": phase.value, "seconds": round(taken, 3)} for phase, taken in startup.phases

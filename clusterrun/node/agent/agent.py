@@ -389,6 +389,8 @@ class Agent:
 
     def _say_of_forge(self, text: str) -> None:
         self._say(text, tell=self._who.is_head)
+        if self._startup:
+            self._startup.not_forked = text
 
     def _clock_compared(self, offset: Offset) -> None:
         self._event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)

@@ -11,7 +11,7 @@ from typing import Any
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.rundir.claims import taken_at
-from clusterrun.rundir.startup import STAGED_AT, Phase, write_ends
+from clusterrun.rundir.startup import STAGED_AT, Phase, write_start
 
 _EVENTS = {
     "started": Phase.SETUP,
@@ -34,6 +34,7 @@ class StartWatch:
         self._attempt, self._disk = attempt, disk
         self._starts: list[float] = []  # of this node's ranks
         self._ends: dict[Phase, float] = {}
+        self.not_forked = ""  # what was said if the ranks are not forks
 
     def reached(self, phase: Phase, at: float) -> None:
         """Record the end of a phase."""
@@ -64,4 +65,4 @@ class StartWatch:
         if taken := taken_at(paths, number):
             ends[Phase.PROLOG] = taken
         with contextlib.suppress(OSError):  # only `status` reads it
-            write_ends(paths, number, ends)
+            write_start(paths, number, ends, self.not_forked)
