@@ -26,7 +26,7 @@ from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link import connection as link_module
 from clusterrun.node.link import head as head_module
 from clusterrun.node.link.clock import PINGS, Clock, Comparison, Offset, now_us
-from clusterrun.node.link.connection import LEAVE_S, REST_S, STRANGER_BYTES
+from clusterrun.node.link.connection import LEAVE_S, REST_S, STRANGER_BYTES, Channel
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
@@ -695,6 +695,33 @@ def test_nodes_that_do_not_fit_are_refused_everywhere(
         assert [error.code for error in errors if isinstance(error, NodeError)] == [code] * 3
         assert all(text in error.message for error in errors)
         assert [error.is_told for error in errors] == [False, True, True]
+
+    run(story())
+
+
+def test_a_refusal_reaches_a_member_that_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ping = Member._ping
+
+    def ping_late(member: Member, channel: Channel) -> None:
+        time.sleep(0.3)  # in a thread of its own: the head goes on
+        ping(member, channel)
+
+    def other(node: Member) -> int:
+        with pytest.raises(NodeError) as refusal:
+            asyncio.run(node.meet(report(1, versions={"torch": "1"})))
+        return int(refusal.value.code)
+
+    async def story() -> None:
+        nodes = Nodes(tmp_path, nodes=2)
+        nodes.head._prepare = lambda: asyncio.sleep(0.2)  # it refuses once the other has joined
+        monkeypatch.setattr(Member, "_ping", ping_late)
+        loop = asyncio.get_running_loop()
+        joined = loop.run_in_executor(None, other, nodes.members[0])
+        with pytest.raises(NodeError):
+            await nodes.head.meet(report(0))
+        assert await joined == 122
 
     run(story())
 

@@ -31,6 +31,7 @@ from clusterrun.node.link.questions import Questions
 
 LOOK_S = 0.5  # between checks of other nodes' files
 RETURN_S = 20.0  # for a node to reconnect before all have joined
+HANG_UP_S = 1.0  # for members to leave after the meeting has failed
 STRANGERS = 64  # open handshakes allowed besides one of each node
 BACKLOG = 1024
 Decide = Callable[[Sequence[Report], str], LaunchParameters]
@@ -96,11 +97,17 @@ class Head:
             return await guarded(self._agree(report), self._realm.watch(self._disk, LOOK_S))
         except NodeError as error:
             self._broadcast(Ending(code=error.code, reason=error.message))
+            await self._hung_up()
             await self._close()
             raise
         finally:
             server.close()
             self._handshakes.cancel()
+
+    async def _hung_up(self) -> None:
+        """Read until the members have left: a close with pings unread could lose what was sent."""
+        if readers := list(self._readers):
+            await asyncio.wait(readers, timeout=HANG_UP_S)
 
     async def _shared_secret(self) -> bytes:
         """Write the secret for all nodes, retrying while the disk is full."""
