@@ -39,11 +39,11 @@ def _startup(
         for phase in (Phase.QUEUE, Phase.STAGE):
             ends.pop(phase, None)  # of an earlier attempt
         _rename(ends, Phase.PROLOG, Phase.DECISION)
-        return startup_of(ends, begin, is_restart=True, not_forked=not_forked)
-    if _has_started_between(job, begin, ends.get(Phase.PROLOG)):
-        ends.setdefault(Phase.QUEUE, job.start or 0.0)
-    if Phase.QUEUE not in ends:
-        _rename(ends, Phase.PROLOG, Phase.QUEUE)
+    else:
+        if _has_started_between(job, begin, ends.get(Phase.PROLOG)):
+            ends.setdefault(Phase.QUEUE, job.start or 0.0)
+        if Phase.QUEUE not in ends:
+            _rename(ends, Phase.PROLOG, Phase.QUEUE)
     return startup_of(ends, begin, is_restart=last is not None, not_forked=not_forked)
 
 

@@ -42,7 +42,7 @@ class Startup:
     """The seconds of each phase of a start; those that are unknown are left out.
 
     `is_restart`: it began when the previous attempt failed or ended, not with a submission.
-    `not_forked`: what was said if the head's ranks should have been forks, but were not.
+    `not_forked`: why the head's ranks were not forked; empty if they were, or need not be.
     """
 
     phases: tuple[tuple[Phase, float], ...]

@@ -168,7 +168,7 @@ def test_a_requeued_job_that_waits_shows_no_start_but_what_a_site_can_set(
     assert "SchedulerParameters=requeue_delay=" in said.err
 
 
-def test_ranks_that_are_no_forks_are_told_with_the_reason(here: CommandLine) -> None:
+def test_status_says_why_ranks_were_not_forked(here: CommandLine) -> None:
     root, why = submitted(here), "the ranks start as new interpreters, not as forks: \x1b no"
     started(root, FIRST)
     write_start(RunPaths(root=root), 1, FIRST, why)

@@ -705,7 +705,7 @@ def test_a_refusal_reaches_a_member_that_is_slow(
     ping = Member._ping
 
     def ping_late(member: Member, channel: Channel) -> None:
-        time.sleep(0.3)  # in a thread of its own: the head goes on
+        time.sleep(0.3)  # blocks only the member's thread
         ping(member, channel)
 
     def other(node: Member) -> int:

@@ -123,6 +123,7 @@ def test_a_node_that_is_stuck_is_named_and_the_others_are_judged(
     assert (worst["status"], worst["nodes"]) == ("fail", [stuck])
     assert answer["exclude"] == stuck
     failed = {name: rows for name, rows in found.items() if "fail" in [r["status"] for r in rows]}
+    assert answer["counts"]["fail"] == 1, failed
     assert failed.keys() == {"node.report"}, failed
     for name in ("node.shm", "node.compute", "net.link", "net.reduce"):
         assert [each["status"] for each in found[name]] == ["ok"], found[name]

@@ -97,15 +97,15 @@ class Head:
             return await guarded(self._agree(report), self._realm.watch(self._disk, LOOK_S))
         except NodeError as error:
             self._broadcast(Ending(code=error.code, reason=error.message))
-            await self._hung_up()
+            await self._await_departure()
             await self._close()
             raise
         finally:
             server.close()
             self._handshakes.cancel()
 
-    async def _hung_up(self) -> None:
-        """Read until the members have left: a close with pings unread could lose what was sent."""
+    async def _await_departure(self) -> None:
+        """Read until the members leave: a close with pings unread could lose the last message."""
         if readers := list(self._readers):
             await asyncio.wait(readers, timeout=HANG_UP_S)
 

@@ -71,7 +71,7 @@ class Member:
         self._ping(channel)
         message = await guarded(self._welcome(channel), self._give_up(channel))
         if message.get("type") != "welcome":
-            await channel.close()  # the head waits for that
+            await channel.close()  # the head waits for this
             code = int(message.get("code", NodeExit.RENDEZVOUS_FAILED))
             reason = str(message.get("reason", "the head sent no welcome"))
             raise NodeError(code, reason, is_told=True)

@@ -34,7 +34,7 @@ class StartWatch:
         self._attempt, self._disk = attempt, disk
         self._starts: list[float] = []  # of this node's ranks
         self._ends: dict[Phase, float] = {}
-        self.not_forked = ""  # what was said if the ranks are not forks
+        self.not_forked = ""  # why the ranks of this node were not forked
 
     def reached(self, phase: Phase, at: float) -> None:
         """Record the end of a phase."""
