@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.checkout import EXAMPLES, ROOT, copy_listed
 from tests.patience import PATIENCE
-
-ROOT = Path(__file__).resolve().parents[1]
-
 
 BLOCK = re.compile(r"<!-- test: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
 
@@ -33,7 +30,7 @@ def run(script: str, tmp_path: Path) -> str:
 
     /tmp is a directory of the test's own.
     """
-    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
+    copy_listed(EXAMPLES, tmp_path / "examples")
     (tmp_path / ".venv").symlink_to(Path(sys.executable).parents[1])
     scratch = tmp_path / "tmp"
     scratch.mkdir()

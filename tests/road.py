@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.checkout import EXAMPLES, ROOT, copy_listed
 from tests.patience import PATIENCE, wait_for
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"
-EXAMPLES = ROOT / "examples"
 STUB = ROOT / "tests" / "node" / "stub"
 # For what is about agents, batch script or logs: a launcher and ranks that import no torch.
 LIGHT = ("--device", "cpu", "--no-world-contract", "--env", f"PYTHONPATH={STUB}")
@@ -186,7 +185,7 @@ class Project:
 
 def project(path: Path, state: Path) -> Project:
     """Copy examples and test scripts into a directory that all nodes share."""
-    shutil.copytree(EXAMPLES, path, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    copy_listed(EXAMPLES, path)
     for script in SCRIPTS.glob("*.py"):
         shutil.copy(script, path)
     home = {"XDG_STATE_HOME": str(state), "XDG_CONFIG_HOME": str(state / "config")}

@@ -15,11 +15,13 @@ import pytest
 from clusterrun.config import load_spec
 from clusterrun.logformat.lines import Stream
 from clusterrun.logs.text_view import _MARKS
+from tests.checkout import listed
 from tests.readme import BLOCK, ROOT, blocks, run, tour
 
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *listed(ROOT / "examples")]
+    if page.suffix == ".md"
 )
 KINDS = {"local", "slurm", "render", "logs", "config"}
 ENDED_RUN = (

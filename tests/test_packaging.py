@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import configparser
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkout import ROOT, copy_listed
 from tests.patience import PATIENCE
 
-ROOT = Path(__file__).resolve().parents[1]
 DATA = ("templates", "accelerate_configs")
 
 
@@ -67,22 +66,6 @@ def test_everything_that_is_needed_for_training_is_an_extra(
     assert not [n for n in ("torch", "accelerate", "deepspeed", "transformers") if n in required]
 
 
-def _tree(target: Path) -> Path:
-    """Copy what git knows or would take, so that building leaves nothing in the tree."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
-    return target
-
-
 def _ran(*argv: str | Path, cwd: Path, environ: dict[str, str] | None = None) -> str:
     done = subprocess.run(
         [str(word) for word in argv],
@@ -100,7 +83,7 @@ def _ran(*argv: str | Path, cwd: Path, environ: dict[str, str] | None = None) ->
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the sdist from the tree and the wheel from the sdist."""
-    tree = _tree(tmp_path_factory.mktemp("tree"))
+    tree = copy_listed(ROOT, tmp_path_factory.mktemp("tree"))
     output = tmp_path_factory.mktemp("dist")
     _ran(sys.executable, "-m", "build", "--outdir", output, tree, cwd=tree)
     (found,) = output.glob("*.whl")

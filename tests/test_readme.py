@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.config import load_spec
+from tests.checkout import EXAMPLES, copy_listed
 from tests.patience import PATIENCE
 from tests.readme import ROOT, blocks, run, tour
 
@@ -30,7 +30,7 @@ def test_the_tour_on_this_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [5, pytest.param(150, marks=pytest.mark.long)])
 def test_the_demo_trains_on_a_machine_without_slurm(tmp_path: Path, steps: int) -> None:
     """`make demo`, shorter first, with the environment of the tests instead of a new one."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
+    copy_listed(EXAMPLES, tmp_path / "examples")
     recipes = (ROOT / "Makefile").read_text()
     assert "--max-steps 150" in recipes
     (tmp_path / "Makefile").write_text(recipes.replace("--max-steps 150", f"--max-steps {steps}"))

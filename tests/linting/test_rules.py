@@ -10,9 +10,9 @@ import yaml
 
 from clusterrun.linting.lint import lint
 from clusterrun.linting.rule import RULES, Launch
+from tests.checkout import EXAMPLES, ROOT, listed
 from tests.linting.launches import LAUNCHES
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLE: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
     Path(__file__).with_name("rules.yaml").read_text()
 )
@@ -20,7 +20,8 @@ FOUND = [(rule, case) for rule, both in TABLE.items() for case in both["finds"]]
 SILENT = [(rule, case) for rule, both in TABLE.items() for case in both["silent"]]
 OWN = sorted(
     path
-    for path in (ROOT / "examples").rglob("*.py")
+    for path in listed(EXAMPLES)
+    if path.suffix == ".py"
     if b"torch" in path.read_bytes() or b"accelerate" in path.read_bytes()
 )
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.checkout import EXAMPLES, listed
 from tests.hosts import LAPTOP, Hosts
-from tests.hosts.machine import ROOT
 from tests.patience import wait_for
 
 pytestmark = [pytest.mark.ssh, pytest.mark.torch]
@@ -78,7 +78,9 @@ def bench(request: pytest.FixtureRequest, hosts: Hosts) -> Bench:
     if not is_shared:
         hosts.share()
     project = "/shared/proj" if is_shared else "/home/ann/proj"
-    hosts.laptop.run(["cp", "-r", str(ROOT / "examples"), project], check=True)
+    hosts.laptop.run(["mkdir", project], check=True)
+    names = [str(path.relative_to(EXAMPLES)) for path in listed(EXAMPLES)]
+    hosts.laptop.run(["cp", "--parents", *names, project], cwd=str(EXAMPLES), check=True)
     hosts.laptop.write(f"{project}/idle.py", IDLE)
     return Bench(hosts=hosts, project=project)
 
