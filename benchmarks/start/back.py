@@ -24,8 +24,8 @@ from benchmarks.start.place import (
 )
 from benchmarks.start.turns import compared, in_turns, parts
 from benchmarks.start.world import ON_CPU, Times, World, known, rank_step
+from tests.checkout import EXAMPLES
 from tests.cluster.cluster import Cluster
-from tests.road import EXAMPLES
 
 OURS, RESUMED, NEW = "clusterrun, killed rank", "srun python, resuming", "srun python, from step 0"
 RANKS = 2
