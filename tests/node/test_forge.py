@@ -433,3 +433,25 @@ def test_python_looks_first_beside_the_script(
     assert first_on_path(["-m", "x"]) == ["/"]
     assert first_on_path([str(tmp_path / "link.py")]) == [str(tmp_path)]
     assert first_on_path([str(tmp_path)]) == [str(tmp_path)]
+
+
+SIGNALS = """
+import signal
+lines = [line.split() for line in open("/proc/self/status")]
+masks = {words[0]: int(words[1], 16) for words in lines if words[0] in ("SigIgn:", "SigBlk:")}
+ours = 1 << signal.SIGUSR1 - 1 | 1 << signal.SIGUSR2 - 1
+print([mask & ~ours for mask in masks.values()], signal.getsignal(signal.SIGINT))
+"""
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize("launcher", [Launcher.FORGE, Launcher.DIRECT, Launcher.ACCELERATE])
+def test_a_rank_of_a_run_in_the_background_has_the_signals_of_a_terminal(
+    stub_job: Make, launcher: Launcher
+) -> None:
+    plain = subprocess.run([sys.executable, "-c", SIGNALS], capture_output=True, text=True).stdout
+    job = stub_job(SIGNALS, nodes=1, launcher=launcher)
+    script = job.paths.node_script.read_text()
+    job.paths.node_script.write_text(f"trap '' HUP INT QUIT TERM TSTP\n{script}")
+    assert job.start().wait() == [0], job.text() + job.errors()
+    assert job.text().count(f" {plain}") == 2, job.text()

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -20,6 +21,8 @@ from clusterrun.node.forge.packets import pair
 from clusterrun.shared.own_modules import WORKER_MODULE
 
 _NODE_RANKS = ("CLUSTERRUN_LOCAL_NODE_RANK", "CLUSTERRUN_HOSTS_NODE_RANK", "SLURM_NODEID")
+_PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # node.sh ignores them until the agent handles them
 _started: list[Started] = []
 
 
@@ -36,6 +39,7 @@ def begin(run_dir: str) -> Callable[[], None] | None:
 
     In a rank that the forge has forked, return what the rank is to run.
     """
+    _restore_signals()
     rank = next((os.environ[name] for name in _NODE_RANKS if name in os.environ), "")
     with contextlib.suppress(Exception):  # the agent reports an unreadable plan
         plan = json.loads(Path(run_dir, "plan.json").read_text())
@@ -43,6 +47,19 @@ def begin(run_dir: str) -> Callable[[], None] | None:
         if is_needed and not plan["is_smoke"]:
             return _fork(run_dir, is_head=rank == "0")
     return None
+
+
+def _restore_signals() -> None:
+    """Give ranks the signals of a process that a terminal started.
+
+    A run that was started in the background, or with nohup, inherits SIGHUP, SIGINT and SIGQUIT
+    as ignored.
+    """
+    for number in signal.valid_signals() - {*_PYTHON_IGNORES, *_WARNINGS}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            is_int = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_int else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def begun() -> Started | None:
