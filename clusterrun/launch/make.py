@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,12 +28,12 @@ from clusterrun.launch.parallel import (
     notes_on_sizes,
     template_sizes,
 )
-from clusterrun.launch.passed_on import SBATCH, SRUN, check_options
+from clusterrun.launch.passed_on import SBATCH, SRUN, as_one_word, check_options
 from clusterrun.launch.plan import Directive, Plan, Precision
 from clusterrun.launch.sbatch_header import cpus_per_task, directives, srun_options
 from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argument
 from clusterrun.launch.user_files import ANY_PRECISION, OwnFiles, read_own_files
-from clusterrun.launch.world_shape import World, decide_world
+from clusterrun.launch.world_shape import World, check_step_gpus, decide_world, take_gpus
 
 LARGE_JOB_NODES = 64  # above it the ranks' logs are capped: all nodes share one file system
 LARGE_JOB_LINES_PER_S = 2000
@@ -40,8 +41,11 @@ LARGE_JOB_LINES_PER_S = 2000
 
 def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     """Decide all that a job needs. Raises UsageError, or ConfigError for a file of the user."""
+    spec = _joined(spec)
     own, asked = read_own_files(spec, facts), spec
     spec = take_world(spec, own, facts)
+    if facts.cluster is Cluster.SLURM:
+        spec = take_gpus(spec)
     host_notes = check_hosts(spec, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
@@ -99,6 +103,11 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     )
 
 
+def _joined(spec: JobSpec) -> JobSpec:
+    sbatch, srun = as_one_word(SBATCH, spec.sbatch_args), as_one_word(SRUN, spec.srun_args)
+    return replace(spec, sbatch_args=sbatch, srun_args=srun)
+
+
 def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]:
     is_useless = spec.stage is Stage.AUTO and world.nodes == 1
     if facts.cluster is Cluster.SLURM and not is_useless:
@@ -149,6 +158,7 @@ def _directives(spec: JobSpec, world: World, cpus: int) -> tuple[Directive, ...]
 
 def _srun_args(spec: JobSpec, world: World, cpus: int) -> tuple[str, ...]:
     check_options(SRUN, spec.srun_args)
+    check_step_gpus(spec, world)
     outlives_nodes = survives_lost_nodes(spec)
     ours = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=outlives_nodes)
     return (*ours, *spec.srun_args)

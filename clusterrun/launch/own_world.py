@@ -11,8 +11,9 @@ from clusterrun.config.choices import Cluster, Device, Strategy
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError
 from clusterrun.launch.facts import Facts
+from clusterrun.launch.passed_on import gpu_option
 from clusterrun.launch.user_files import OwnFiles
-from clusterrun.launch.world_shape import World, asks_for_gpus
+from clusterrun.launch.world_shape import World
 from clusterrun.shared.wording import count
 
 _COUNTS: Final = ("num_machines", "num_processes", "gpu_ids", "use_cpu", "mixed_precision")
@@ -131,11 +132,8 @@ def _is_cpu(spec: JobSpec, own: OwnFiles) -> bool:
 
 
 def _gpus_elsewhere(spec: JobSpec, ranks: int | None) -> dict[str, Any]:
-    if spec.gpus_per_node is not None:
-        return {}
-    if any(map(asks_for_gpus, spec.sbatch_args)):
-        return {"device": Device.CUDA}
-    return {"gpus_per_node": ranks}
+    passed_on = spec.gpus_per_node is not None or any(map(gpu_option, spec.sbatch_args))
+    return {} if passed_on else {"gpus_per_node": ranks}
 
 
 def _gpu_ids(spec: JobSpec, own: OwnFiles) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,7 +58,7 @@ _OWNED_BY_SRUN: Final = {
     **dict.fromkeys(("help", "usage", "version"), "see 'srun --help'"),
 }
 _SHORT: Final = {
-    **{"A": "account", "C": "constraint", "D": "chdir", "H": "hold", "J": "job-name"},
+    **{"A": "account", "C": "constraint", "D": "chdir", "G": "gpus", "H": "hold", "J": "job-name"},
     **{"M": "clusters", "N": "nodes", "V": "version", "W": "wait", "a": "array", "b": "begin"},
     **{"c": "cpus-per-task", "d": "dependency", "e": "error", "h": "help", "i": "input"},
     **{"n": "ntasks", "o": "output", "p": "partition", "q": "qos", "t": "time"},
@@ -72,6 +72,9 @@ _SHORT_OF_SRUN: Final = {
 # Full names of options that are also prefixes of others.
 _WHOLE: Final = frozenset(("gpus", "mem", "time"))
 _MEMORY: Final = ("mem", "mem-per-cpu", "mem-per-gpu")
+_PER_NODE: Final = ("gres", "gpus-per-node", "tres-per-node")
+_GPU_OPTIONS: Final = ("gpus", *_PER_NODE, "gpus-per-task", "gpus-per-socket", "tres-per-task")
+_OF_PYXIS: Final = re.compile(r"--(no-)?container-(?!id)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +108,73 @@ SRUN: Final = Program(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuOption:
+    """An option of sbatch or srun that requests GPUs, as `arg`.
+
+    `count` is None if the option shares GPUs; `kind` is the type, "" for any.
+    """
+
+    arg: str
+    option: str
+    count: int | None
+    kind: str
+
+    @property
+    def per_node(self) -> int | None:
+        """Return how many GPUs each node gets, None if the option does not say it."""
+        return self.count if self.option in _PER_NODE else None
+
+
+def gpu_option(arg: str) -> GpuOption | None:
+    """Return what an option requests of GPUs; None if it requests none.
+
+    >>> found = [gpu_option(arg) for arg in ("--gres=gpu:h100:4,nvme:1", "-G4", "--gres=nvme:1")]
+    >>> [(gpus.kind, gpus.count, gpus.per_node) for gpus in found if gpus]
+    [('h100', 4, 4), ('', 4, None)]
+    """
+    name = _option_name(SBATCH, arg)
+    is_long = arg.startswith("--") and len(name) > 2  # a prefix is as good
+    options = (o for o in _GPU_OPTIONS if o == name or (is_long and o.startswith(name)))
+    option = next(options, "")
+    value = arg.partition("=")[2] if arg.startswith("--") else arg[2:]
+    found = list(_gpus_in(value, option)) if option else []
+    if not any(count for _, _, count in found):
+        return None
+    counts = [count for what, _, count in found if what == "gpu"]
+    kind = next((kind for _, kind, _ in found if kind), "")
+    return GpuOption(arg=arg, option=option, count=sum(counts) if counts else None, kind=kind)
+
+
+def _gpus_in(value: str, option: str) -> Iterator[tuple[str, str, int]]:
+    """Yield name, type and count of what an option's value requests: gpu, or a part of one."""
+    for part in value.split(","):
+        rest = re.split("[:=]", re.sub(r"^gres[/:]", "", part))
+        what = "gpu" if option.startswith("gpus") else rest.pop(0)
+        if what in ("gpu", "shard", "mps"):
+            count = int(rest.pop()) if rest and rest[-1].isdecimal() else 1
+            yield what, "".join(rest[:1]), count
+
+
+def as_one_word(program: Program, args: Iterable[str]) -> tuple[str, ...]:
+    """Join each option with its value, since a directive is one word. Raises UsageError.
+
+    >>> as_one_word(SBATCH, ["-p gpu", "--gres gpu:4", "--licenses=a b"])
+    ('-pgpu', '--gres=gpu:4', '--licenses=a b')
+    """
+    joined = []
+    for arg in args:
+        found = re.match(r"(-[A-Za-z]|--[A-Za-z][\w-]*)\s+(?=\S)", arg)
+        join = "=" if arg.startswith("--") else ""
+        joined.append(f"{found[1]}{join}{arg[found.end() :]}" if found else arg)
+        if re.search(r"\s(-[A-Za-z]\b|--[a-z])", joined[-1]) and "comment" not in arg:
+            raise UsageError(
+                f"{program.flag} {arg!r} contains several options",
+                hint=f"write each separately: {program.flag}=--nice=100 {program.flag}=--tmp=1G",
+            )
+    return tuple(joined)
+
+
 def sets_cpus(arg: str) -> bool:
     """Return whether an option of sbatch sets the CPUs of a task.
 
@@ -127,6 +197,11 @@ def check_options(program: Program, args: Iterable[str], lines: Iterable[Directi
                 hint=f"write it as one word: {program.flag}=--nice=100",
             )
         _refuse_bundled(program, arg)
+        if program is SBATCH and _OF_PYXIS.match(arg):
+            raise UsageError(
+                f"{program.flag} {arg} would also run the batch script in the container",
+                hint=f"use --srun-arg={arg}",
+            )
         _refuse_owned(program, arg)
         _refuse_twice(program, arg, ours)
         refuse_undecodable(Directive(name=program.flag.strip("-"), value=arg))

@@ -10,7 +10,7 @@ from clusterrun.errors import UsageError
 from clusterrun.launch.interruption_policy import signal_request
 from clusterrun.launch.passed_on import refuse_undecodable, sets_cpus
 from clusterrun.launch.plan import Directive
-from clusterrun.launch.world_shape import World, asks_for_gpus
+from clusterrun.launch.world_shape import World
 
 # Options of sbatch that have a field of the same name in JobSpec.
 _AS_NAMED: Final = (
@@ -53,11 +53,6 @@ def _gpus(spec: JobSpec) -> list[Directive]:
                 hint="pass --gpus-per-node, and not --gpu-request none",
             )
         return []
-    if any(map(asks_for_gpus, spec.sbatch_args)):
-        raise UsageError(
-            "GPUs are requested twice: by --gpus-per-node and by --sbatch-arg",
-            hint="drop one of them, or use --gpu-request none with --sbatch-arg",
-        )
     count = f"{spec.gpu_type}:{gpus}" if spec.gpu_type else str(gpus)
     if spec.gpu_request is GpuRequest.GRES:
         return [Directive(name="gres", value=f"gpu:{count}")]

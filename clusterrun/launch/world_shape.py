@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterrun.config.choices import Cluster, Device, GpuRequest
 from clusterrun.config.hosts import one_count
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
+from clusterrun.launch.passed_on import GpuOption, gpu_option
 from clusterrun.shared.wording import count
 
 
@@ -73,9 +74,11 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
         device = Device.CUDA if gpus and not cpu_by_file else Device.CPU
         if not gpus:
             notes = (f"no GPU requested: {_cpu_processes(procs)}",)
+    elif device is Device.CPU and (passed_on := _passed_on(spec)):
+        notes = (f"--device cpu: the ranks do not use the GPUs of {passed_on[0].arg}",)
     if device is Device.MPS:
         raise UsageError("--device mps is Apple's GPU; nodes of a Slurm cluster have none")
-    if device is Device.CUDA and not gpus and not _gpus_come_otherwise(spec):
+    if device is Device.CUDA and not gpus and spec.gpu_request is not GpuRequest.NONE:
         raise UsageError(
             "--device cuda, but no GPU is requested",
             hint="pass --gpus-per-node COUNT (and --gpu-request none if the site adds GPUs itself)",
@@ -112,20 +115,56 @@ def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
     )
 
 
-def _gpus_come_otherwise(spec: JobSpec) -> bool:
-    return spec.gpu_request is GpuRequest.NONE or any(map(asks_for_gpus, spec.sbatch_args))
+def take_gpus(spec: JobSpec) -> JobSpec:
+    """Return the spec with the GPUs of each node that only --sbatch-arg requests.
 
-
-def asks_for_gpus(sbatch_arg: str) -> bool:
-    """Return whether an option of sbatch requests GPUs.
-
-    >>> [asks_for_gpus(arg) for arg in ("--gres=gpu:2", "-G4", "--gpus-per-task=1", "--gres=nvme")]
-    [True, True, True, False]
+    Raises UsageError if the count for each node is unknown or contradicts --gpus-per-node.
     """
-    name, _, value = sbatch_arg.partition("=")
-    if len(name) > 2 and "--gres".startswith(name):  # sbatch accepts prefixes of options
-        return any(part.startswith("gpu") for part in value.split(","))
-    return name.startswith(("--gpus", "-G")) or name in ("--gp", "--gpu")
+    asked = _passed_on(spec)
+    if not asked or spec.device is Device.CPU:
+        return spec
+    given = spec.gpus_per_node
+    is_shared = spec.gpu_request is GpuRequest.NONE
+    if given is not None and not is_shared:
+        raise UsageError(
+            "GPUs are requested twice: by --gpus-per-node and by --sbatch-arg",
+            hint="drop one of them, or use --gpu-request none with --sbatch-arg",
+        )
+    counts = {gpus.per_node for gpus in asked}
+    if None in counts and is_shared and (given or spec.device is Device.CUDA):
+        return spec
+    if None in counts or counts - {given or next(iter(counts))} or spec.gpu_type:
+        raise UsageError(
+            f"--sbatch-arg {asked[0].arg} does not say how many GPUs the ranks of a node have"
+            if None in counts
+            else f"--sbatch-arg {asked[0].arg} contradicts the other options on GPUs",
+            hint=f"drop it and pass {gpu_words(asked[0], spec)}",
+        )
+    return replace(spec, gpus_per_node=counts.pop(), gpu_request=GpuRequest.NONE)
+
+
+def _passed_on(spec: JobSpec) -> list[GpuOption]:
+    return [gpus for arg in spec.sbatch_args if (gpus := gpu_option(arg))]
+
+
+def gpu_words(asked: GpuOption, spec: JobSpec) -> str:
+    """Return our own options for what an option of sbatch requests, with COUNT if unknown."""
+    total, nodes = asked.count or 0, spec.nodes or 1
+    of_ranks = total * (spec.nproc_per_node or 0)
+    of_job = 0 if total % nodes else total // nodes
+    each = asked.per_node or {"gpus": of_job, "gpus-per-task": of_ranks}.get(asked.option)
+    kind = spec.gpu_type or asked.kind
+    return f"--gpus-per-node {each or 'COUNT'}" + (f" --gpu-type {kind}" if kind else "")
+
+
+def check_step_gpus(spec: JobSpec, world: World) -> None:
+    """Refuse options of srun that give the ranks other GPUs than the plan. Raises UsageError."""
+    for gpus in filter(None, map(gpu_option, spec.srun_args)):
+        if gpus.per_node != world.gpus_per_node:
+            raise UsageError(
+                f"--srun-arg {gpus.arg} changes the GPUs of the ranks",
+                hint=f"drop it and pass {gpu_words(gpus, spec)}",
+            )
 
 
 def _cpu_processes(count: int) -> str:

@@ -166,6 +166,9 @@ def test_variables_of_sbatch_are_told_and_removed(
     assert "clusterrun removes it" not in kept.err
     warnings = json.loads(here("submit", "--json", "-p", "gpu", "train.py").out)["warnings"]
     assert {"code": "sbatch_env_removed", "message": "SBATCH_PARTITION=debug"} in warnings
+    monkeypatch.setenv("SBATCH_GRES", "gpu:4")
+    refused = here("submit", "--keep-sbatch-env", "train.py")
+    assert (refused.code, "unset it and pass --gpus-per-node 4" in refused.err) == (2, True)
 
 
 def test_without_sbatch_the_job_is_for_this_machine_and_that_is_told(here: CommandLine) -> None:

@@ -110,7 +110,7 @@ def test_no_gpus_are_asked_for_on_cpus_or_where_they_are_already() -> None:
     assert shape(slurm(counts(1, 2), gpus_per_node=0)) == (1, 2, 0)
     plan = slurm(counts(1, 2), sbatch_args=("--gres=gpu:2",))
     assert (shape(plan), plan.device, "gpus-per-node" in lines(plan)) == (
-        (1, 2, 0), Device.CUDA, False,
+        (1, 2, 2), Device.CUDA, False,
     )  # fmt: skip
     plan = slurm(counts(1, 2), gpu_request=GpuRequest.NONE)
     assert (shape(plan), "gpus-per-node" in lines(plan)) == ((1, 2, 2), False)

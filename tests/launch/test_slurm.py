@@ -235,6 +235,8 @@ def test_one_task_a_node_and_all_end_together() -> None:
         "--open-mode=truncate",
         "--job-name=x",
         "--job=x",
+        "--container-image=x.sqsh",
+        "--no-container-mount-home",
         "-Jx",
         "-Hn8",
         "-ka0-9",
@@ -291,7 +293,6 @@ def test_an_expedited_requeue_is_refused_for_what_it_does(value: str) -> None:
         "--container=/images/bundle",
         "--cpu-bind=none",
         "--mpi=none",
-        "--gres=gpu:4",
         "-v",
     ],
 )

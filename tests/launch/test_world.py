@@ -120,3 +120,53 @@ def test_cuda_without_our_request_is_fine_where_gpus_come_otherwise(
     asked: dict[str, Any],
 ) -> None:
     assert on_slurm(device=Device.CUDA, **asked).device is Device.CUDA
+
+
+@pytest.mark.parametrize(
+    ("arg", "each"),
+    [
+        *(("--gres=gpu:h100:4", 4), ("--gres gpu:4", 4), ("--gres=gpu", 1), ("--gre=gpu:2", 2)),
+        *(("--gres=gpu:a100:2,shard:1", 2), ("--gres=nvme:1,gpu:1g.5gb:3", 3)),
+        *(("--gpus-per-node=h100:4", 4), ("--tres-per-node=gres/gpu:4", 4)),
+    ],
+)
+def test_gpus_of_an_option_for_sbatch_are_those_of_the_ranks(arg: str, each: int) -> None:
+    plan = on_slurm(nodes=2, sbatch_args=(arg,))
+    assert (plan.device, plan.procs_per_node, plan.gpus_per_node) == (Device.CUDA, each, each)
+    assert not any("no GPU requested" in note for note in plan.notes)
+    assert " " not in plan.sbatch_args[0]
+    cpu = on_slurm(device=Device.CPU, sbatch_args=(arg,))
+    assert (cpu.procs_per_node, cpu.device) == (1, Device.CPU)
+    assert "--device cpu: the ranks do not use the GPUs of --" in cpu.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "arg", "words"),
+    [
+        ({}, "--gpus=16", "--gpus-per-node 8"),
+        ({}, "-G h100:16", "--gpus-per-node 8 --gpu-type h100"),
+        ({}, "--gpus=15", "--gpus-per-node COUNT"),
+        ({"nproc_per_node": 8}, "--gpus-per-task=1", "--gpus-per-node 8"),
+        ({}, "--tres-per-task=cpu=4,gres/gpu:1", "--gpus-per-node COUNT"),
+        ({"device": Device.CUDA}, "--gpus-per-socket=a100:2", "COUNT --gpu-type a100"),
+        ({}, "--gres=shard:1", "--gpus-per-node COUNT"),
+        ({"gpu_request": GpuRequest.NONE, "gpus_per_node": 2}, "--gres=gpu:4", "node 4"),
+        ({"gpus_per_node": 0}, "--gres=gpu:4", "--gpu-request none"),
+        ({"gpu_type": "v100"}, "--gres=gpu:4", "--gpus-per-node 4 --gpu-type v100"),
+    ],
+)
+def test_gpus_that_cannot_be_counted_are_refused_with_our_own_options(
+    asked: dict[str, Any], arg: str, words: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        on_slurm(nodes=2, sbatch_args=(arg,), **asked)
+    assert words in refused.value.hints[0]
+
+
+def test_a_step_keeps_the_gpus_of_the_ranks() -> None:
+    assert on_slurm(gpus_per_node=4, srun_args=("--gres=gpu:4",)).srun_args[-1] == "--gres=gpu:4"
+    for arg in ("--gpus-per-task=1", "--gres=gpu:2"):
+        with pytest.raises(UsageError, match=f"{arg} changes the GPUs of the ranks"):
+            on_slurm(gpus_per_node=4, srun_args=(arg,))
+    with pytest.raises(UsageError, match="contains several options"):
+        on_slurm(sbatch_args=("-p gpu -A nlp",))

@@ -15,7 +15,9 @@ from clusterrun.backends.environment import SbatchVariable, sbatch_variables
 from clusterrun.cli.shared import output
 from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ElsewhereError, UsageError
+from clusterrun.launch.passed_on import gpu_option
 from clusterrun.launch.plan import Plan
+from clusterrun.launch.world_shape import gpu_words
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.check import in_words
@@ -62,10 +64,19 @@ def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warning
 
 
 def warn_of_sbatch_variables(prepared: Prepared, *, keep: bool) -> tuple[SbatchVariable, ...]:
-    """Print, and return, the SBATCH_* variables that override a job's options."""
+    """Print, and return, the SBATCH_* variables that override a job's options.
+
+    Raises UsageError for one that would change the GPUs of the ranks.
+    """
     is_slurm = prepared.plan.cluster is Cluster.SLURM
     variables = sbatch_variables(prepared.plan, os.environ) if is_slurm else ()
     for variable in variables:
+        gpus = gpu_option(f"--{variable.option}={variable.value}") if keep else None
+        if gpus and gpus.per_node != prepared.plan.gpus_per_node:
+            raise UsageError(
+                f"{variable.name}={variable.value} changes the GPUs of the ranks",
+                hint=f"unset it and pass {gpu_words(gpus, prepared.resolved.spec)}",
+            )
         _warn_of(variable, keep=keep)
     return variables
 
