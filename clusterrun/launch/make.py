@@ -43,9 +43,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     """Decide all that a job needs. Raises UsageError, or ConfigError for a file of the user."""
     spec = _joined(spec)
     own, asked = read_own_files(spec, facts), spec
-    spec = take_world(spec, own, facts)
-    if facts.cluster is Cluster.SLURM:
-        spec = take_gpus(spec)
+    spec = take_gpus(take_world(spec, own, facts), facts)
     host_notes = check_hosts(spec, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy

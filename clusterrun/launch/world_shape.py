@@ -115,13 +115,13 @@ def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
     )
 
 
-def take_gpus(spec: JobSpec) -> JobSpec:
+def take_gpus(spec: JobSpec, facts: Facts) -> JobSpec:
     """Return the spec with the GPUs of each node that only --sbatch-arg requests.
 
     Raises UsageError if the count for each node is unknown or contradicts --gpus-per-node.
     """
     asked = _passed_on(spec)
-    if not asked or spec.device is Device.CPU:
+    if not asked or spec.device is Device.CPU or facts.cluster is not Cluster.SLURM:
         return spec
     given = spec.gpus_per_node
     is_shared = spec.gpu_request is GpuRequest.NONE
