@@ -197,6 +197,7 @@ def install(contract: Contract) -> None:
     patches = contract.patches()
     patches |= {
         "accelerate.state": functools.partial(_watch_accelerate, contract),
+        "torch.distributed.rpc": functools.partial(_watch_rpc, contract),
         "torch.utils.file_baton": watch_locks,
         **trainers.PATCHES,
         **contract.engine.patches(),
@@ -233,8 +234,33 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
             holder.__dict__["init_process_group"] = init_process_group
 
 
+def _watch_rpc(contract: Contract, module: Any) -> None:
+    """Count ranks that meet by RPC alone as joined. torch may be built without it."""
+    original = getattr(module, "init_rpc", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def init_rpc(*args: Any, **kwargs: Any) -> None:
+        if not contract.is_mine or contract.has_joined:
+            original(*args, **kwargs)
+            return
+        size = _Call(original, args, kwargs).size
+        if size is not None:
+            contract.check_size(size, "init_rpc()")
+        contract.note(Joining.WAITS)
+        original(*args, **kwargs)
+        contract.note(Joining.JOINED)
+        contract.first_step.drop(contract.check_step)
+        if own_rank() == 0:
+            waited_s = round(time.monotonic() - contract.waits_since, 6)
+            runtime.emit("world_ready", world_size=size, backend="rpc", waited_s=waited_s)
+
+    module.init_rpc = init_rpc
+
+
 class _Call:
-    """A call of init_process_group: the rank and world size that it requests."""
+    """A call that joins a world: the rank and world size that it requests."""
 
     def __init__(self, original: Any, args: Any, kwargs: Any) -> None:
         self._given: Mapping[str, Any] = {}

@@ -128,6 +128,20 @@ def test_a_group_of_another_size_ends_the_rank_where_it_is_made(world: World) ->
     assert "joined" not in world.out()
 
 
+@pytest.mark.parametrize("size", [", world_size=2", ""])
+def test_ranks_that_meet_by_remote_calls_have_joined(world: World, size: str) -> None:
+    meet = f"from torch.distributed.rpc import init_rpc\ninit_rpc('w', rank=0{size})"
+    assert world.run(meet, rank=0) == 0, world.err(0)
+    (ready,) = world.events("world_ready")
+    assert (ready["world_size"], ready["backend"]) == (2, "rpc")
+
+
+def test_remote_calls_in_a_world_of_another_size_end_the_rank(world: World) -> None:
+    assert world.run("import torch.distributed.rpc as r; r.init_rpc('w', world_size=3)") == 120
+    assert "init_rpc() has a world of 3, but the job requested 2" in world.err()
+    assert "rpc w" not in world.out()
+
+
 def test_accelerate_that_keeps_a_rank_to_itself_is_caught_with_the_reason(world: World) -> None:
     assert world.run(STATE) == 120
     assert "accelerate has a world of 1, but the job requested 2" in world.err()
