@@ -15,7 +15,11 @@ from click.core import ParameterSource
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.help import HEADINGS, REPLACED, GroupedCommand, GroupedOption, under
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
-from clusterrun.cli.shared.spellings import refuse_other_program, refuse_single_dash
+from clusterrun.cli.shared.spellings import (
+    refuse_launcher_module,
+    refuse_other_program,
+    refuse_single_dash,
+)
 from clusterrun.config import Given, Resolved
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.settings import BUILT_IN
@@ -124,6 +128,7 @@ class JobCommand(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the words as typed, since origins name the spelling."""
         ctx.meta[_TYPED] = list(args)
+        refuse_launcher_module(args, ctx)
         refuse_single_dash(args, ctx)
         return super().parse_args(ctx, args)
 
@@ -266,7 +271,8 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
             _refuse_option(flags[declared.name], declared)
     notes: tuple[str, ...] = ()
     if words and "module" not in flags and not words[0].startswith("-"):
-        refuse_other_program(words, ctx.info_name or "")
+        own = [word for word in ctx.meta[_TYPED][: -len(words)] if word != "--"]
+        refuse_other_program(words, ctx.info_name or "", own)
         notes = tuple(_misplaced(ctx, words))
     flags.update(_entry(words, has_module="module" in flags))
     if REPLACED in ctx.meta:

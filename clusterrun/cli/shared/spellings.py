@@ -17,6 +17,7 @@ from typing import Any, Final
 import click
 
 from clusterrun.errors import UsageError
+from clusterrun.shared import shell
 
 JOB_VERBS: Final = ("submit", "render", "resume", "resubmit", "scaling", "plan")
 CONTINUING: Final = ("resume", "resubmit")
@@ -29,6 +30,9 @@ _ACCEPTED: Final = {
 }
 _SIMILAR: Final = 0.8
 _TORCHRUN_WORDS: Final = ("auto", "cpu", "gpu")  # for --nproc-per-node: one rank per GPU
+_LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+_NUMBERS: Final = {"--node-rank", "--machine-rank"}
+_MODULE: Final = re.compile(r"(?:--module(?:=|\Z)|-m)(.*)")
 _SINGLE_DASH: Final = re.compile(r"-[a-z][a-z-]{2,}\Z")
 
 
@@ -64,7 +68,7 @@ def _hints(
         yield f"use '-{typed}'"
     if verb in JOB_VERBS and "," in _value(words, at, flag):
         yield from _entry("listed", flag)
-    for section in (verb, "job") if verb in JOB_VERBS else (verb,):
+    for section in (*_no_slurm(words, at, flag), verb, "job") if verb in JOB_VERBS else (verb,):
         yield from _entry(section, typed.partition("=")[0], flag)
     if verb in JOB_VERBS:
         for program in ("sbatch", "srun"):
@@ -75,6 +79,12 @@ def _hints(
     if near:
         yield f"use '{near}'"
     yield from _behind(words, at, verb)
+
+
+def _no_slurm(words: Sequence[str], at: int, flag: str) -> Iterator[str]:
+    is_chosen = any(word.startswith("--cluster") for word in words)
+    if not is_chosen and _value(words, at, flag) not in _LOCAL and shell.find("sbatch") is None:
+        yield "job_without_slurm"
 
 
 def _entry(section: str, *flags: str) -> Iterator[str]:
@@ -203,17 +213,39 @@ def _awaits_value(word: str, with_value: Set[str]) -> bool:
     return first == len(word) - 1
 
 
-def refuse_other_program(words: Sequence[str], verb: str) -> None:
-    """Refuse a launcher, or a file that is not Python, as the script. Raises UsageError."""
+def refuse_launcher_module(words: Sequence[str], ctx: click.Context) -> None:
+    """Refuse a launcher as the module, `-m torch.distributed.run`. Raises UsageError."""
+    for at in _own_options(words, ctx.command):
+        if found := _MODULE.match(words[at]):
+            module, *rest = [word for word in (found[1], *words[at + 1 :]) if word] or [""]
+            if _is_launcher(module):
+                raise _not_the_script(module, rest, ctx.info_name or "", words[:at])
+
+
+def _is_launcher(module: str) -> bool:
+    parts = module.split(".")  # a launcher in a package contains more modules
+    begun = [".".join(parts[:n]) for n in range(2, len(parts))]
+    return not {module, *begun}.isdisjoint(_table()["modules"].split())
+
+
+def _not_the_script(name: str, words: Sequence[str], verb: str, own: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"'{name}' is not the training script; clusterrun starts the ranks itself",
+        hint=translated(words, verb, own),
+    )
+
+
+def refuse_other_program(words: Sequence[str], verb: str, own: Sequence[str] = ()) -> None:
+    """Refuse a launcher, or a file that is not Python, as the script. Raises UsageError.
+
+    `own` are the options of clusterrun before it.
+    """
     first = words[0]
     if first.endswith(".py"):
         return
     name = os.path.basename(first)
     if _is_program(name) and ("/" in first or not os.path.isfile(first)):
-        raise UsageError(
-            f"'{name}' is not the training script; clusterrun starts the ranks itself",
-            hint=translated(words, verb),
-        )
+        raise _not_the_script(name, words, verb, own)
     for endings, hint in _table()["files"].items():
         if os.path.splitext(name)[1] in endings.split():
             hint = _filled(hint, value=first, verb=verb)
@@ -224,8 +256,8 @@ def _is_program(name: str) -> bool:
     return re.sub(r"(?<=python)[0-9.]+\Z", "", name) in _table()["programs"].split()
 
 
-def translated(words: Sequence[str], verb: str) -> str:
-    """Translate another launcher's command line, as far as it is clear.
+def translated(words: Sequence[str], verb: str, own: Sequence[str] = ()) -> str:
+    """Translate another launcher's command line, as far as it is clear, after our `own` options.
 
     >>> translated("torchrun --nnodes=2 --nproc_per_node 4 train.py --lr 1".split(), "submit")
     'clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1'
@@ -238,19 +270,44 @@ def translated(words: Sequence[str], verb: str) -> str:
             value = _value(words[:at], number, name)
             if (value and value not in _TORCHRUN_WORDS) or "{" not in hint:
                 options[hint] = _filled(hint, value=value, verb=verb)
-    _divide(words[:at], options)
-    return " ".join(filter(None, ("clusterrun", verb, *options.values(), shlex.join(entry))))
-
-
-def _divide(words: Sequence[str], options: dict[str, str]) -> None:
-    """Add the ranks per node; accelerate counts those of all machines."""
-    found = {
-        _dashed(word.partition("=")[0]): _value(words, number, "--")
-        for number, word in enumerate(words)
+    given = {
+        _dashed(word.partition("=")[0]): _value(words[:at], number, "--")
+        for number, word in enumerate(words[:at])
     }
-    total, nodes = (found.get(f"--num-{name}", "") for name in ("processes", "machines"))
+    _divide(given, options)
+    is_free = not _is_given("--cluster", own) and shell.find("sbatch") is None
+    if is_free and (hosts := _hosts(given)):
+        options = {"hosts": hosts, **options, "-N {value}": ""}
+    added = [each for each in options.values() if each and not _is_given(each.split()[0], own)]
+    parts = ("clusterrun", verb, shlex.join(own), *added, shlex.join(entry))
+    return " ".join(filter(None, parts))
+
+
+def _is_given(flag: str, own: Sequence[str]) -> bool:
+    flags = (flag, "--nodes", "--nnodes") if flag == "-N" else (flag,)
+    return any(word.startswith(flags) for word in own)
+
+
+def _divide(given: Mapping[str, str], options: dict[str, str]) -> None:
+    """Add the ranks per node; accelerate counts those of all machines."""
+    total, nodes = (given.get(f"--num-{name}", "") for name in ("processes", "machines"))
     if total.isdigit() and (nodes or "1").isdigit() and int(nodes or 1):
         options["total"] = f"--gpus-per-node {int(total) // int(nodes or 1)}"
+
+
+def _hosts(given: Mapping[str, str]) -> str:
+    """Name the machines of a command line that is typed on each of them, as without Slurm."""
+    if hostfile := given.get("--hostfile") or given.get("--deepspeed-hostfile"):
+        return f"--cluster ssh --hostfile {hostfile}"
+    names = ("--master-addr", "--main-process-ip", "--rdzv-endpoint")
+    found = next((given[name] for name in names if given.get(name)), "")
+    address = found.partition(":")[0] if found.count(":") == 1 else found
+    counts = ("--nnodes", "--num-machines", "--num-nodes")
+    number = next((given[name] for name in counts if given.get(name)), "")
+    if number == "1" or address in _LOCAL or not (address or _NUMBERS & given.keys()):
+        return ""
+    more = range(1, min(int(number), 9)) if number.isdecimal() and number != "2" else ("",)
+    return f"--cluster ssh --hosts {','.join([address or 'FIRST', *(f'OTHER{n}' for n in more)])}"
 
 
 def _entry_point(words: Sequence[str]) -> tuple[int, list[str]]:
@@ -259,7 +316,7 @@ def _entry_point(words: Sequence[str]) -> tuple[int, list[str]]:
         if word.endswith(".py"):
             return at, list(words[at:])
         if word in ("-m", "--module") and at + 1 < len(words):
-            if words[at + 1].startswith("torch.distributed."):  # python -m torch.distributed.run
+            if _is_launcher(words[at + 1]):  # python -m torch.distributed.run
                 continue
             rest = list(words[at + 2 :])
             return at, ["-m", words[at + 1], *(["--", *rest] if rest else [])]
