@@ -48,6 +48,7 @@ print(json.dumps({
     "packages": {name: version(name) for name in sys.argv[1:]} if metadata else {},
 }))
 """
+_CLASSES: Final = ("BaseConfig", "ClusterConfig")  # of accelerate: the fields are the keys
 _IMPORT: Final = ("import ", "import\t")  # what site.py executes in a .pth file
 # Lines of this kind that every environment may have; they hide no package.
 _KNOWN_PTH: Final = re.compile(r"distutils-precedence|_virtualenv|__editable__.*|.*-nspkg")
@@ -73,11 +74,29 @@ def path_of(python: str, spec: JobSpec, environ: Mapping[str, str]) -> str:
 def look_at(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpreter:
     """Return what is known about an interpreter; `path` may be "" for unknown."""
     if path == sys.executable:
-        found = {name: _own_version(name) for name in PACKAGES}
-        return Interpreter(path=path, version=sys.version_info[:2], packages=found, is_known=True)
+        found, places = {name: _own_version(name) for name in PACKAGES}, tuple(sys.path)
+        version = sys.version_info[:2]
+        return Interpreter(path=path, version=version, packages=found, is_known=True, places=places)
     if path and may_run and (answer := _asked(path, environ)) is not None:
         return answer
     return _read(Path(path), environ) if path else Interpreter()
+
+
+def accelerate_keys(interpreter: Interpreter) -> frozenset[str]:
+    """Return the keys that accelerate accepts in its YAML, by its source; empty if not found."""
+    import ast  # only for a job with such a file
+
+    for place in interpreter.places:
+        file = Path(place, "accelerate/commands/config/config_args.py")
+        with contextlib.suppress(OSError, ValueError, SyntaxError):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            wanted = (node for node in tree.body if isinstance(node, ast.ClassDef))
+            nodes = [n for c in wanted if c.name in _CLASSES for n in ast.walk(c)]
+            fields = {ast.unparse(n.target) for n in nodes if isinstance(n, ast.AnnAssign)}
+            compared = (n.left for n in nodes if isinstance(n, ast.Compare))  # "fp16" in config
+            old = {str(c.value) for c in compared if isinstance(c, ast.Constant)}
+            return frozenset(fields | old if "distributed_type" in fields else ())
+    return frozenset()
 
 
 def mistake_in(source: bytes, name: str, path: str) -> tuple[int, str] | None:
@@ -116,8 +135,11 @@ def _asked(path: str, environ: Mapping[str, str]) -> Interpreter | None:
     try:
         major, minor = answer["version"]
         packages = {name: str(answer["packages"].get(name, "")) for name in PACKAGES}
-        found = Interpreter(path=path, version=(major, minor), packages=packages, is_known=True)
-        watched = [path, str(Path(path).parent.parent / "pyvenv.cfg"), *answer["path"]]
+        version, places = (major, minor), tuple(answer["path"])
+        found = Interpreter(
+            path=path, version=version, packages=packages, is_known=True, places=places
+        )
+        watched = [path, str(Path(path).parent.parent / "pyvenv.cfg"), *places]
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     if not is_fresh:
@@ -171,7 +193,10 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
     directories += [*own, *_added(own)]  # in the order of sys.path
     found = {name: _version_in(name, directories) for name in PACKAGES}
     is_known = version is not None and _is_isolated(root) and not _runs_code(root, own)
-    return Interpreter(path=str(python), version=version, packages=found, is_known=is_known)
+    places = tuple(map(str, directories))
+    return Interpreter(
+        path=str(python), version=version, packages=found, is_known=is_known, places=places
+    )
 
 
 def _is_isolated(root: Path) -> bool:

@@ -14,7 +14,7 @@ from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import JobSpec
 from clusterrun.config.verdict_rules import VerdictRule
-from clusterrun.errors import UsageError
+from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, is_older
 from clusterrun.launch.hosts import check_hosts, host_settings
@@ -137,7 +137,14 @@ def _check_engine(
     spec: JobSpec, facts: Facts, own: OwnFiles, strategy: Strategy, world: World
 ) -> Parallel:
     """Return the parallel sizes; refuse an engine that can't train with them."""
-    check_strategy(strategy, world, facts)
+    is_free = spec.device is Device.AUTO and not own.use_cpu and facts.cluster is Cluster.SLURM
+    check_strategy(
+        strategy,
+        world,
+        facts,
+        file=(spec.accelerate_config or "") if own.accelerate else "",
+        asks_for_gpus=bool(world.gpus_per_node) or not is_free,
+    )
     sizes = decide_sizes(spec, own, strategy, world)
     if template_sizes(sizes, strategy):
         check_versions(sizes, facts)
@@ -207,15 +214,26 @@ def _python(spec: JobSpec, facts: Facts) -> str:
     return posixpath.join(facts.workdir, python) if is_path else python
 
 
-def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
-    """Refuse a strategy that this world can't train with. Raises UsageError."""
+def check_strategy(
+    strategy: Strategy, world: World, facts: Facts, *, file: str = "", asks_for_gpus: bool = True
+) -> None:
+    """Refuse a strategy that this world can't train with; `file` sets it, "" for an option.
+
+    Raises UsageError, or ConfigError for the file.
+    """
     if strategy is Strategy.NONE and world.size > 1:
+        if file:
+            raise ConfigError(
+                f"distributed_type NO runs one process, but the job has {world.size} ranks",
+                where=file,
+                hint="write distributed_type: MULTI_GPU",
+            )
         raise UsageError(
             f"strategy none runs one process, but the job has {world.size} ranks",
             hint="use --strategy ddp: it trains the same model on all of them",
         )
     if strategy.is_fsdp:
-        _check_fsdp(strategy, world, facts)
+        _check_fsdp(strategy, world, facts, file, asks_for_gpus=asks_for_gpus)
     if strategy.is_deepspeed and world.device is Device.MPS:
         raise UsageError(
             f"DeepSpeed ({strategy.value}) does not run on Apple's GPU",
@@ -223,12 +241,19 @@ def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
         )
 
 
-def _check_fsdp(strategy: Strategy, world: World, facts: Facts) -> None:
+def _check_fsdp(
+    strategy: Strategy, world: World, facts: Facts, file: str, *, asks_for_gpus: bool
+) -> None:
     if world.device is not Device.CUDA:
+        other = "use --strategy zero2 (which also shards on a CPU) or ddp"
+        if file:
+            other = (
+                f"write distributed_type: DEEPSPEED (also shards on a CPU) or MULTI_GPU in {file}"
+            )
         raise UsageError(
             f"{strategy.value} needs GPUs: on {world.device.value}, accelerate would train "
             "plain DDP or an unsharded model, without a warning",
-            hint="use --strategy zero2 (which also shards on a CPU) or ddp",
+            hint=other if asks_for_gpus else ("pass --gpus-per-node COUNT", f"or {other}"),
         )
     if is_older(facts, "torch", "2.6"):
         raise UsageError(

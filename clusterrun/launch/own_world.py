@@ -36,9 +36,9 @@ _REPLACED_OF_DEEPSPEED: Final = {
 def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
     """Return the spec with the nodes, ranks and GPUs that only the YAML sets.
 
-    Raises ConfigError for an impossible count and for the misspelt key of a count.
+    Raises ConfigError for an impossible count and for a key that accelerate does not know.
     """
-    _refuse_misspelt(spec, own)
+    _refuse_unknown(spec, own, facts)
     machines, each = _shape(spec, own)
     taken: dict[str, Any] = {"nodes": spec.nodes or machines}
     if each and not _gives_ranks(spec):
@@ -68,16 +68,27 @@ def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> 
         yield f"clusterrun replaces settings of {asked.accelerate_config}: {', '.join(replaced)}"
 
 
-def _refuse_misspelt(spec: JobSpec, own: OwnFiles) -> None:
-    """Refuse misspelt keys, which accelerate would refuse only on the nodes, after the queue."""
-    for key in map(str, own.accelerate):
-        near = difflib.get_close_matches(key, _COUNTS, n=1, cutoff=0.85)
-        if near and key not in _COUNTS:
-            raise ConfigError(
-                f"accelerate has no key '{key}'",
-                where=spec.accelerate_config,
-                hint=f"did you mean {near[0]}?",
-            )
+def _refuse_unknown(spec: JobSpec, own: OwnFiles, facts: Facts) -> None:
+    """Refuse keys that accelerate would refuse only on the nodes, after the queue.
+
+    Sections such as `fsdp_config` are not checked: accelerate accepts any key in them.
+    """
+    known = facts.accelerate_keys
+    unknown = [key for key in map(str, own.accelerate) if key not in (known or _COUNTS)]
+    near = {key: difflib.get_close_matches(key, known or _COUNTS, 1, 0.85) for key in unknown}
+    refused = unknown if known else [key for key in unknown if near[key]]
+    if not refused:
+        return
+    hints = [f"write {near[key][0]} for {key}" for key in refused if near[key]]
+    others = [key for key in refused if not near[key]]
+    if others:
+        hints.append(f"remove {', '.join(others)}, or install the accelerate that wrote the file")
+    program = f"accelerate {facts.versions.get('accelerate', '') if known else ''}".strip()
+    raise ConfigError(
+        f"{program} has no key {' or '.join(map(repr, refused))}",
+        where=spec.accelerate_config,
+        hint=tuple(hints),
+    )
 
 
 def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:

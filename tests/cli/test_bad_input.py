@@ -10,6 +10,7 @@ import pytest
 
 from clusterrun.backends.slurm import backend, sbatch
 from clusterrun.shared import shell
+from clusterrun.shared.installed import installed_version
 from tests.cli.conftest import CommandLine
 from tests.cli.runs import ended, queue, submitted
 
@@ -171,11 +172,16 @@ def test_counts_of_an_accelerate_yaml_that_do_not_divide(here: CommandLine) -> N
     )
 
 
-def test_a_misspelt_count_of_an_accelerate_yaml(here: CommandLine) -> None:
-    (here.path / "own.yaml").write_text("distributed_type: MULTI_GPU\nnum_proceses: 2\n")
+def test_a_key_that_the_jobs_accelerate_does_not_know(here: CommandLine) -> None:
+    (here.path / "own.yaml").write_text(
+        "distributed_type: MULTI_GPU\nfp16: true\ndynamo_backend: 'NO'\nfsdp_config: {any: 1}\n"
+        "num_proceses: 2\nuse_gradient_checkpoints: true\n"
+    )
     assert refused(here, *LOCAL, "--accelerate-config", "own.yaml", "train.py") == (
-        "error: own.yaml: accelerate has no key 'num_proceses'\n"
-        "  hint: did you mean num_processes?\n"
+        f"error: own.yaml: accelerate {installed_version('accelerate')} has no key 'num_proceses' "
+        "or 'use_gradient_checkpoints'\n"
+        "  hint: write num_processes for num_proceses; "
+        "remove use_gradient_checkpoints, or install the accelerate that wrote the file\n"
     )
 
 

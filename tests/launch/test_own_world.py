@@ -157,9 +157,28 @@ def test_more_ranks_than_gpus_are_refused() -> None:
         slurm(counts(1, 2), nproc_per_node=4, gpus_per_node=2)
 
 
-def test_fsdp_on_a_cpu_stays_refused() -> None:
-    with pytest.raises(UsageError, match="fsdp needs GPUs"):
+def test_fsdp_on_a_cpu_stays_refused_with_hints_that_work() -> None:
+    with pytest.raises(UsageError, match="fsdp needs GPUs") as refused:
         local({"distributed_type": "FSDP", **counts(1, 2)})
+    (hint,) = refused.value.hints
+    assert "DEEPSPEED (also shards on a CPU) or MULTI_GPU in acc.yaml" in hint
+    for kind in ("DEEPSPEED", "MULTI_GPU"):
+        assert shape(local({"distributed_type": kind, **counts(1, 2)})) == (1, 2, 0)
+    with pytest.raises(UsageError, match="fsdp needs GPUs") as refused:
+        slurm({"distributed_type": "FSDP"}, nodes=2)
+    assert refused.value.hints[0] == "pass --gpus-per-node COUNT"
+    assert shape(slurm({"distributed_type": "FSDP"}, nodes=2, gpus_per_node=4)) == (2, 4, 4)
+    with pytest.raises(UsageError, match="fsdp needs GPUs") as refused:
+        slurm({"distributed_type": "FSDP"}, nodes=2, device=Device.CPU)
+    assert refused.value.hints == (hint,)
+
+
+def test_one_process_by_the_file_names_the_file_and_a_type_that_works() -> None:
+    with pytest.raises(ConfigError, match="NO runs one process, but the job has 4") as refused:
+        slurm({"distributed_type": "NO"}, gpus_per_node=4)
+    assert refused.value.where == "acc.yaml"
+    assert refused.value.hints == ("write distributed_type: MULTI_GPU",)
+    assert shape(slurm({"distributed_type": "MULTI_GPU"}, gpus_per_node=4)) == (1, 4, 4)
 
 
 def test_gpu_ids_choose_among_the_gpus_of_this_machine() -> None:
