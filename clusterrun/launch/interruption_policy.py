@@ -40,16 +40,18 @@ def warning_s(spec: JobSpec) -> int:
 
 
 def signal_request(spec: JobSpec) -> str:
-    """Return sbatch's --signal: it warns the conductor, which passes it to the head.
+    """Return sbatch's --signal: it warns the conductor alone, which passes it to the head.
 
-    Raises UsageError for a signal that would end the job without a save, as TERM does.
+    Without B:, Slurm would also signal ranks that do not expect it. Raises UsageError for a signal
+    that would end the job without a save, as TERM does.
     """
     if spec.signal and not _SIGNAL.match(spec.signal):
         raise UsageError(
             f"--signal {spec.signal} is neither USR1 nor USR2, which ask the ranks to save",
             hint="write it as B:USR2@300",
         )
-    return spec.signal or f"B:USR2@{warning_s(spec)}"
+    flags, _, rest = (spec.signal or f"B:USR2@{warning_s(spec)}").rpartition(":")
+    return f"{flags if 'B' in flags.upper() else f'B{flags}'}:{rest}"
 
 
 def survives_lost_nodes(spec: JobSpec) -> bool:

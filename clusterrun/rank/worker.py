@@ -70,7 +70,6 @@ def main() -> None:
     ending = _Ending()
     _kept_ending.append(ending)
     die_with_parent("CLUSTERRUN_LAUNCHER_PID")
-    _ignore_blocked_signals()
     _move_output(os.environ.get("CLUSTERRUN_SPOOL"))
     faulthandler.enable()
     _show_stacks(os.environ.get("CLUSTERRUN_SPOOL"))
@@ -85,14 +84,6 @@ def main() -> None:
     if contract.expected:
         world.install(contract)
     _run(argv, contract, ending)
-
-
-def _ignore_blocked_signals() -> None:
-    """Ignore the signals that the agent has blocked for this process: they are meant for it."""
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGUSR1, signal.SIGUSR2}
-    for number in blocked:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
 
 
 def freeze() -> None:

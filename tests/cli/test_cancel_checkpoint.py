@@ -67,7 +67,7 @@ def test_the_ranks_are_asked_and_what_they_saved_is_said(here: CommandLine) -> N
     asked, saved = said.err.splitlines()
     assert asked == "asked job 4711 to save a checkpoint, waiting up to 00:05:00"
     assert saved.startswith(f"checkpoint {root}/checkpoints/step-00004200 written after 00:00:")
-    assert here.asked("scancel")[:2] == ["--signal=USR2", "4711"]
+    assert here.asked("scancel")[:3] == ["--batch", "--signal=USR2", "4711"]
     request = root / "attempts/1/request"
     assert (request.read_text(), request.stat().st_mode & 0o777) == ("cancel\n", 0o600)
 
@@ -112,7 +112,7 @@ def test_a_job_that_does_not_leave_in_time_is_ended(here: CommandLine) -> None:
     said = here("cancel", "--checkpoint", "--timeout", "1s", "4711")
     assert said.code == 3
     assert "has written no new checkpoint; the newest is" in said.err
-    assert here.asked("scancel") == ["--signal=USR2", "4711", "4711"]
+    assert here.asked("scancel") == ["--batch", "--signal=USR2", "4711", "4711"]
 
 
 def test_what_keeps_the_ranks_from_saving_is_told_once(
@@ -233,7 +233,7 @@ def test_ctrl_c_stops_the_waiting_alone(here: CommandLine) -> None:
     out, err = process.communicate(timeout=60 * PATIENCE)
     assert (process.returncode, out) == (130, "")
     assert "stopped waiting for 4711; the ranks still save and exit\n" in err
-    assert here.asked("scancel") == ["--signal=USR2", "4711"]
+    assert here.asked("scancel") == ["--batch", "--signal=USR2", "4711"]
 
 
 def chain(root: Path) -> None:
@@ -296,7 +296,7 @@ def test_ranks_that_left_for_another_reason_do_not_go_on_in_the_next_job(here: C
         "asked.write_text(asked.read_text().replace('4711|RUNNING', '4711|FAILED'))",
     )
     assert here("cancel", "--checkpoint", "--timeout", "1s", "4711").code == 0
-    assert here.asked("scancel") == ["--signal=USR2", "4711", "4712"]
+    assert here.asked("scancel") == ["--batch", "--signal=USR2", "4711", "4712"]
 
 
 def test_cancel_ends_all_jobs_of_a_chain(here: CommandLine) -> None:
@@ -323,7 +323,7 @@ def test_a_chain_ends_before_its_job_saves(here: CommandLine) -> None:
     queue(here, running(), WAITS.format(4712), WAITS.format(4713))
     leaving(here, root, *SAVED)
     assert here("cancel", "--checkpoint", "4711").code == 0
-    assert here.asked("scancel")[:4] == ["4712", "4713", "--signal=USR2", "4711"]
+    assert here.asked("scancel")[:5] == ["4712", "4713", "--batch", "--signal=USR2", "4711"]
 
 
 def test_a_chain_whose_job_ran_into_the_limit_stands_as_its_next_job_does(

@@ -43,7 +43,7 @@ def test_every_option_of_slurm_reaches_its_directive() -> None:
         "comment": "it's 100% #1",
         "mail_type": "END",
         "mail_user": "ada@example.org",
-        "signal": "USR2@300",
+        "signal": "B:USR2@300",
     }
     found = lines(on_slurm(exclusive=True, hold=True, **asked))
     assert {name.replace("_", "-"): value for name, value in asked.items()}.items() <= found.items()
@@ -140,9 +140,9 @@ def test_requeue_is_explicit_either_way() -> None:
         ({"time_minutes": 1}, "B:USR2@30", 30),
         ({"time_minutes": 20}, "B:USR2@120", 120),
         ({"time_minutes": 6000}, "B:USR2@300", 300),
-        ({"signal": "USR2@90"}, "USR2@90", 90),
+        ({"signal": "USR2@90"}, "B:USR2@90", 90),
         ({"signal": "B:USR1"}, "B:USR1", 60),
-        ({"signal": "SIGUSR2@90"}, "SIGUSR2@90", 90),
+        ({"signal": "R:SIGUSR2@90"}, "BR:SIGUSR2@90", 90),
         ({"signal": "b:10@90"}, "b:10@90", 90),
         ({"on_interrupt": OnInterrupt.STOP}, "B:USR2@120", 120),
         ({"requeue": False}, "B:USR2@120", 120),

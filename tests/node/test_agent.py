@@ -220,9 +220,11 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(stub_job: Make) -> None
     job.assert_clean()
 
 
-def test_user_signals_kill_neither_agent_nor_launcher_nor_rank(stub_job: Make) -> None:
+def test_user_signals_for_a_whole_step_kill_nothing_of_ours(stub_job: Make) -> None:
     script = """
-import os, time
+import os, signal, time
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda *_: None)
 print("ready", flush=True)
 while not os.path.exists("go"):
     time.sleep(0.1)

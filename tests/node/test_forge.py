@@ -439,8 +439,7 @@ SIGNALS = """
 import signal
 lines = [line.split() for line in open("/proc/self/status")]
 masks = {words[0]: int(words[1], 16) for words in lines if words[0] in ("SigIgn:", "SigBlk:")}
-ours = 1 << signal.SIGUSR1 - 1 | 1 << signal.SIGUSR2 - 1
-print([mask & ~ours for mask in masks.values()], signal.getsignal(signal.SIGINT))
+print(masks, *map(signal.getsignal, (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)))
 """
 
 

@@ -177,8 +177,9 @@ class SlurmBackend:
             raise JobNotFoundError(f"Slurm does not know job {', '.join(unknown)}")
 
     def interrupt(self, job_id: str) -> None:
-        """Signal the agents, which are the tasks of the job's steps."""
-        done = slurm_query.call(self.slurm_cluster, "scancel", "--signal=USR2", job_id)
+        """Signal the conductor; without --batch, the signal would also reach the ranks."""
+        argv = ("scancel", "--batch", "--signal=USR2", job_id)
+        done = slurm_query.call(self.slurm_cluster, *argv)
         if done.rc != 0:
             raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
 

@@ -1,6 +1,6 @@
 """Run accelerate's launcher: `clusterrun.node.agent.accelerate_main FAILURES.json ARGS…`.
 
-It dies with the agent, ignores the agent's signals, and records which ranks failed: accelerate
+It dies with the agent, leaves signals to the agent, and records which ranks failed: accelerate
 itself exits with 1 for any failure.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.node.base.processes import die_with_parent
-from clusterrun.node.forge.ranks import WARNINGS
+from clusterrun.node.forge.ranks import leave_to_agent
 from clusterrun.shared.files import write_whole
 
 
@@ -26,12 +25,7 @@ def main(argv: Sequence[str]) -> int:
     failures_file, arguments = Path(argv[0]), list(argv[1:])
     die_with_parent(int(os.environ["CLUSTERRUN_AGENT_PID"]))
     os.environ["CLUSTERRUN_LAUNCHER_PID"] = str(os.getpid())
-    for number in WARNINGS:
-        signal.signal(number, signal.SIG_IGN)  # inherited by the ranks
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
-    # Slurm may send SIGTERM to every process of a step; the agent decides what to do. The ranks
-    # would inherit SIG_IGN.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    leave_to_agent()
 
     _keep_torch_quiet()
     from accelerate.commands.launch import launch_command, launch_command_parser

@@ -57,7 +57,7 @@ class NodeLauncher(Protocol):
 
 @contextlib.contextmanager
 def _warnings_blocked() -> Any:
-    """Block the agent's signals until a new process ignores them itself; a mask survives exec."""
+    """Block the warnings until a new process of ours handles them; a mask survives exec."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
     try:
         yield
@@ -194,12 +194,12 @@ class DirectLauncher:
         start, own = self._start, {"CLUSTERRUN_LAUNCHER_PID": str(os.getpid())}
         argv = module_argv(sys.executable, WORKER_MODULE, *start.entry)
         try:
-            with _warnings_blocked():
-                for env in start.environs:
-                    self._processes.append(_popen(argv, {**env, **own}, start.spool))
-                if start.store is not None:
-                    words = map(str, (os.getpid(), *start.store))
-                    store = module_argv(sys.executable, "clusterrun.node.forge.store", *words)
+            for env in start.environs:
+                self._processes.append(_popen(argv, {**env, **own}, start.spool))
+            if start.store is not None:
+                words = map(str, (os.getpid(), *start.store))
+                store = module_argv(sys.executable, "clusterrun.node.forge.store", *words)
+                with _warnings_blocked():  # until the store is killed
                     self._processes.append(_popen(store, os.environ, start.spool))
         except OSError as error:
             self._refused = _refusal(error)

@@ -16,9 +16,9 @@ from clusterrun.node.forge.project import ProjectFiles
 from clusterrun.node.forge.script import READ_LATE, directories, shadowing
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # meant for the agent, not for its ranks
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # Slurm may send these to every process of a step; the agent decides what to do.
-_LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 
 _REPORT = "report this to clusterrun; --launcher direct does the same without this line"
 _INTEL_OPENMP = "KMP_"  # read by libiomp5, if it is loaded
@@ -29,11 +29,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self._before = {number: signal.getsignal(number) for number in _LEFT_TO_AGENT}
-        for number in _LEFT_TO_AGENT:
-            signal.signal(number, lambda *_: None)
-        for number in WARNINGS:
-            signal.signal(number, signal.SIG_IGN)  # inherited by the ranks
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
+        leave_to_agent()
 
     @contextlib.contextmanager
     def held(self) -> Any:
@@ -45,9 +41,16 @@ class Handlers:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_AGENT)
 
     def restore(self) -> None:
-        """Restore what was set before the forge began."""
-        for number, handler in self._before.items():
+        """Restore what was set before the forge began; node.sh had the warnings ignored."""
+        for number, handler in {**self._before, **dict.fromkeys(WARNINGS, signal.SIG_DFL)}.items():
             signal.signal(number, handler)
+
+
+def leave_to_agent() -> None:
+    """Leave signals to the agent; the programs that this process starts have the defaults."""
+    for number in _LEFT_TO_AGENT:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_AGENT)
 
 
 def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:

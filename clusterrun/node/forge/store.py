@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from clusterrun.node.base.processes import die_with_parent
+from clusterrun.node.forge.ranks import leave_to_agent
 
 
 def host(
@@ -33,6 +34,7 @@ def host(
 def main(argv: Sequence[str]) -> None:
     """Host the store for the agent that starts this process."""
     die_with_parent(int(argv[0]))
+    leave_to_agent()
     host(argv[1], int(argv[2]), int(argv[3]), int(argv[4]), lambda: None)
 
 
