@@ -68,7 +68,8 @@ def command(
 ) -> None:
     """Submit a training script to N nodes.
 
-    Put options before SCRIPT; all words after it go to the script. With -m, write -- before the
+    Put options before SCRIPT; all words after it go to the script. A misplaced option is refused if
+    the script has no such option; all words after -- are passed on. With -m, write -- before the
     arguments of the module. Without SCRIPT, submit the script set in clusterrun.yaml.
 
     \b

@@ -24,6 +24,7 @@ from clusterrun.cli.shared.options import (
 )
 from clusterrun.config.fields import Kind
 from clusterrun.config.spec import FIELDS, Strategy
+from clusterrun.errors import UsageError
 
 
 def parse(*args: str, script: bool = True) -> JobOptions:
@@ -138,27 +139,73 @@ def test_words_behind_two_dashes_that_begin_with_one_are_for_the_configured_scri
 
 @given(st.lists(st.text()))
 def test_any_argument_of_the_script_arrives_as_it_was_typed(args: list[str]) -> None:
-    assert given_values(parse("train.py", *args))["args"] == (tuple(args), "")
+    assert given_values(parse("train.py", "--", *args))["args"] == (tuple(args), "")
 
 
-@pytest.mark.parametrize("word", ["--wait", "--follow", "--nodes=2", "--partition", "--dry-run"])
-def test_our_options_after_the_script_are_noted_unless_the_script_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+NO_PARSER = "print(1)"
+ARGPARSE = "import argparse\np.add_argument('--lr', help='as --nodes')\ndef f(nodes): 'x --nodes'"
+TRAINER = "import sys\nfrom transformers import HfArgumentParser\nif len(sys.argv) == 2: 1"
+HYDRA = "import hydra\n@hydra.main()\ndef main(): 1"
+REST = "import argparse\np.parse_known_args()"
+ELSEWHERE = "from studio.cli import main\nmain()"
+OWN = "import sys\nread(sys.argv[1:])"
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "answer"),
+    [
+        *(
+            (NO_PARSER, word, "refused")
+            for word in ("--wait", "--nodes=2", "--help", "-N4", "-p x")
+        ),
+        *(
+            (ARGPARSE, word, "refused")
+            for word in ("--gpus_per_node 8", "--dry-run", "-t 5", "-N 2")
+        ),
+        *((source, "--dry-run", "refused") for source in (TRAINER, HYDRA, "import dgl")),
+        *((source, "--dry-run", "noted") for source in (REST, ELSEWHERE, OWN)),
+        *((ARGPARSE, word, "noted") for word in ("--help", "--device cpu", "--strategy=x")),
+        *((TRAINER, word, "noted") for word in ("--wait", "-h", "-p x")),
+        *(
+            (NO_PARSER, word, "passed")
+            for word in ("-- --nodes 2", "x -- -N 2", "--no 2", "--lr -3")
+        ),
+        (TRAINER, "--output_dir out --fp16 --device x --config y --num_train_epochs 3", "passed"),
+        ("p.add_argument('-N', '--node_count')", "-N 2 --node-count 3", "passed"),
+        ("class A:\n    dry_run: bool", "--dry-run", "passed"),
+        ("import typer\ndef main(partition): 1", "--partition x", "passed"),
+        ("import fire\ndef main(nodes): 1", "--nodes x", "passed"),
+        ("from absl import flags\nflags.DEFINE_integer('nodes', 1)", "--nodes 2", "passed"),
+        ("p.add_argument('--time-limit')", "--time 2", "passed"),  # argparse completes it
+        ("import arguments", "--nodes 2", "passed"),
+        ("from .arguments import x", "--nodes 2", "passed"),
+    ],
+)
+def test_our_options_after_the_script_are_refused_unless_the_script_may_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: str, answer: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    script, name = tmp_path / "train.py", word.partition("=")[0]
-    script.write_text("parser.add_argument('--lr')\nwaiting = 'x--wait', dry_runs, followed\n")
-    noted = (
-        f"{name} comes after the script and goes to it; put clusterrun's options before the script"
-    )
-    assert parse("train.py", "--lr", "1", word, "x", word).notes == (noted,)
-    assert parse("--nodes=2", "train.py", "--lr", "1").notes == ()
-    for own in (
-        f"parser.add_argument('{name}')",
-        f"class A:\n    {name[2:].replace('-', '_')}: int",
-    ):
-        script.write_text(own)
-        assert parse("train.py", word).notes == ()
+    Path("train.py").write_text(source)
+    Path("arguments.py").write_text("import argparse\np.add_argument('--nodes')")
+    for before in (["train.py"], ["-m", "train", "x"]):
+        if answer == "refused":
+            with pytest.raises(UsageError) as caught:
+                parse("-N2", *before, *words.split(), "end")
+            right, escape = (hint.partition(" -N2 ")[2].split() for hint in caught.value.hints)
+            assert right.index(words.split()[0]) < right.index("end")
+            assert "--" in escape[: escape.index(words.split()[0])]
+            assert parse("-N2", *escape).notes == ()
+        else:
+            name = words.partition(" ")[0].partition("=")[0]
+            end = (
+                "comes after the script and goes to it; put clusterrun's options before the script"
+            )
+            noted = (f"{name} {end}",) if answer == "noted" else ()
+            assert parse("-N2", *before, *words.split()).notes == noted
+
+
+def test_two_dashes_right_after_the_script_are_not_passed_on() -> None:
+    assert given_values(parse("train.py", "--", "-N", "2"))["args"] == (("-N", "2"), "")
 
 
 def test_files_profile_and_overrides_are_collected() -> None:

@@ -223,10 +223,16 @@ def test_templates_of_a_relative_config_home_are_ignored_like_its_configuration(
     assert "# foreign" not in here("render", "--cluster", "local", "train.py").out
 
 
-def test_an_option_after_the_script_goes_to_the_script_and_is_noted(here: CommandLine) -> None:
-    said = here("render", *SLURM, "train.py", "--nodes", "8")
-    assert said.code == 0
-    assert "note: --nodes comes after the script and goes to it; put clusterrun's " in said.err
+def test_an_option_after_the_script_is_refused_with_the_right_order(here: CommandLine) -> None:
+    said = here("render", "--cluster", "slurm", "-N2", "train.py", "--lr", "1", "--nodes", "8")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        "error: --nodes would go to the script, but train.py has no such option\n"
+        "  hint: put clusterrun's options before the script: "
+        "clusterrun render --cluster slurm -N2 --nodes 8 train.py --lr 1; "
+        "to pass it to the script: clusterrun render --cluster slurm -N2 train.py -- --lr 1 "
+        "--nodes 8\n"
+    )
 
 
 def test_the_script_passes_bash(here: CommandLine, tmp_path: Path) -> None:
@@ -278,7 +284,7 @@ def test_plan_tells_of_bf16_on_a_gpu_without_it(here: CommandLine) -> None:
 
 
 def test_quiet_prints_no_notes_and_q_stays_the_quality_of_service(here: CommandLine) -> None:
-    argv = ("render", "--cluster", "slurm", "-q", "high", "train.py", "--nodes", "8")
+    argv = ("render", "--cluster", "slurm", "-q", "high", "train.py", "--device", "x")
     loud = here(*argv)
     assert "note: " in loud.err
     assert "#SBATCH --qos=high\n" in loud.out

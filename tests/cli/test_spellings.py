@@ -82,7 +82,9 @@ def test_an_option_after_a_module_may_be_the_modules(here: CommandLine) -> None:
 @pytest.mark.parametrize("options", ACCEPTED)
 def test_a_spelling_with_one_meaning_is_accepted(here: CommandLine, options: str) -> None:
     argv = shlex.split(options)
-    said = here("render", "--cluster", "slurm", *argv, "--json", "train.py", "--gpus_per_node")
+    said = here(
+        "render", "--cluster", "slurm", *argv, "--json", "train.py", "--", "--gpus_per_node"
+    )
     assert said.code == 0, said.err
     assert '"--gpus_per_node"' in said.out.replace('\\"', '"')  # the script's own stays as it is
 

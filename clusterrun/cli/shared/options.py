@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
@@ -14,6 +12,7 @@ from click.core import ParameterSource
 
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.help import HEADINGS, REPLACED, GroupedCommand, GroupedOption, under
+from clusterrun.cli.shared.misplaced import refuse_misplaced
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
 from clusterrun.cli.shared.spellings import (
     refuse_launcher_module,
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from clusterrun.estimates.inputs import Setup
 
 _TYPED: Final = "clusterrun.typed"
-_UNMISTAKABLE: Final = (HEADINGS["slurm"], HEADINGS["submission"])
-_OTHERS: Final = ("cluster", "nproc_per_node")
 _WIDEST: Final = 30  # characters; longer choices go into the help text
 _METAVARS: Final = {
     Kind.TEXT: "TEXT",
@@ -269,11 +266,7 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
         if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
             flags[declared.name] = Given(value=value, flag=_typed_as(ctx, declared))
             _refuse_option(flags[declared.name], declared)
-    notes: tuple[str, ...] = ()
-    if words and "module" not in flags and not words[0].startswith("-"):
-        own = [word for word in ctx.meta[_TYPED][: -len(words)] if word != "--"]
-        refuse_other_program(words, ctx.info_name or "", own)
-        notes = tuple(_misplaced(ctx, words))
+    notes = _checked(ctx, words, flags.get("module")) if words else ()
     flags.update(_entry(words, has_module="module" in flags))
     if REPLACED in ctx.meta:
         flags["args"] = Given(value=ctx.meta[REPLACED])
@@ -294,48 +287,30 @@ def _refuse_option(given: Given, declared: Field) -> None:
         raise UsageError(f"{given.flag} has no value before {given.value}", hint=hint)
 
 
+def _checked(ctx: click.Context, words: Sequence[str], module: Given | None) -> tuple[str, ...]:
+    """Refuse words that belong before the script; return notes. Raises UsageError."""
+    before = ctx.meta[_TYPED][: -len(words)]
+    if not module and not words[0].startswith("-"):
+        own = [word for word in before if word != "--"]
+        refuse_other_program(words, ctx.info_name or "", own)
+    if before[-1:] == ["--"] or words[0].startswith("--"):
+        return ()
+    if module:
+        return refuse_misplaced(ctx, before, str(module.value), words, is_module=True)
+    return refuse_misplaced(ctx, before, words[0], words[1:], is_module=False)
+
+
 def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
-    """Split `[SCRIPT] [ARGS]...`; words that begin with a dash are for the configured script."""
+    """Split `[SCRIPT] [--] [ARGS]...`; words that begin with a dash are for the configured one."""
     if not words:
         return {}
     if has_module or words[0].startswith("-"):
         return {"args": Given(value=tuple(words), flag="")}
+    args = words[2:] if words[1:2] == ("--",) else words[1:]
     return {
         "script": Given(value=words[0], flag=""),
-        "args": Given(value=tuple(words[1:]), flag=""),
+        "args": Given(value=tuple(args), flag=""),
     }
-
-
-def _misplaced(ctx: click.Context, words: Sequence[str]) -> Iterator[str]:
-    """Name options of clusterrun after the script, unless the script has an option of that name."""
-    ours = {
-        name
-        for each in ctx.command.params
-        if getattr(each, "heading", "") in _UNMISTAKABLE or each.name in _OTHERS
-        for name in (*each.opts, *each.secondary_opts)
-        if name.startswith("--") or name in ("-N", "-p", "-A", "-t")
-    }
-    found = [name for name in dict.fromkeys(w.partition("=")[0] for w in words[1:]) if name in ours]
-    source = _source(words[0]) if found else ""
-    for name in found:
-        if not _has_option(source, name):
-            to = "comes after the script and goes to it"
-            yield f"{name} {to}; put clusterrun's options before the script"
-
-
-def _source(path: str) -> str:
-    try:
-        is_file = Path(path).is_file()  # reading would use up a pipe
-        return Path(path).read_text(errors="replace") if is_file else ""
-    except (OSError, ValueError):
-        return ""
-
-
-def _has_option(source: str, name: str) -> bool:
-    """Return whether a source names an option, or declares a parameter that a parser makes one."""
-    plain = re.escape(name.lstrip("-")).replace("\\-", "[-_]")
-    dashes = "--" if name.startswith("--") else "-"
-    return bool(re.search(rf"(?<![\w-]){dashes}{plain}(?![\w-])|\b{plain}\s*[:=]", source))
 
 
 def _typed_as(ctx: click.Context, declared: Field) -> str:
