@@ -201,6 +201,11 @@ def _add_outcome(
         scanner.feed(dataclasses.replace(line, text=each))
     if outcome.cause is Cause.EXCEPTION and not (is_printed or _has_reported(scanner)):
         scanner.add(UNCAUGHT, Role.ROOT, line)
+    is_of_launcher = outcome.cause is Cause.LAUNCHER and not outcome.signal
+    if is_of_launcher and {(x.cause.id, x.line.rank) for x in scanner.causal()} == {
+        (UNCAUGHT, None)
+    }:
+        scanner.add("launcher_failed", Role.ROOT, line)
     is_unexplained = not _of_rank(scanner, outcome.rank) and by_numbers(scanner) is None
     if outcome.cause is Cause.EXIT and is_unexplained:
         silent = "" if outcome.rank in loud else " and printed no error"

@@ -111,7 +111,9 @@ def to_do(found: Diagnosis) -> list[str]:
     run = _run(found, found.job, found.verdict) if found.job else None
     lines = [_filled_in(text, found, found.verdict, run) for text in found.verdict.cause.do]
     if run is None:
-        return lines
+        missing = _MODULE.search(found.verdict.first.line.text)
+        is_script = found.verdict.cause.id == "user_code_exception"
+        return [_install(missing[1], "PYTHON")] if missing and is_script else lines
     if remedy := _REMEDIES.get(found.verdict.cause.id):
         at, compute = remedy
         lines[at : at + 1] = compute(run) or lines[at : at + 1]
@@ -329,15 +331,16 @@ def _fitting_world(run: Run) -> list[str]:
     return [f"{text}: {run.resume('--nodes', str(nodes))}"]
 
 
+def _install(module: str, python: str) -> str:
+    install = f"{python} -m pip install PACKAGE"
+    return f"install what has '{module}' into the job's environment: {install}"
+
+
 def _mended(run: Run) -> list[str]:
     """Return how to correct the environment, the arguments, or an exit without a message."""
     text = run.verdict.first.line.text
     if found := _MODULE.search(text):
-        install = f"{shlex.quote(run.plan.python)} -m pip install PACKAGE"
-        return [
-            f"install what has '{found[1]}' into the job's environment: {install}",
-            f"then: {run.resume()}",
-        ]
+        return [_install(found[1], shlex.quote(run.plan.python)), f"then: {run.resume()}"]
     if _REFUSED.search(text):
         command = f"clusterrun resume {shlex.quote(_name(run.job))} --from scratch"
         return [f"pass arguments that the script accepts: {command} -- ARGS"]

@@ -40,6 +40,13 @@ def test_a_log_of_any_job(here: CommandLine) -> None:
     assert "THEN    peer_died: 1 line on 1 rank" in done.out
 
 
+def test_a_log_with_a_missing_package_tells_to_install_it(here: CommandLine) -> None:
+    missing = RAISED.replace("ValueError: torn", "ModuleNotFoundError: No module named 'odd'")
+    (here.path / "job.log").write_text(missing)
+    said = here("diagnose", "--log", "job.log").out
+    assert "what has 'odd' into the job's environment: PYTHON -m pip install PACKAGE" in said
+
+
 def test_a_file_is_no_job(here: CommandLine) -> None:
     (here.path / "job.log").write_text(LOG)
     done = here("diagnose", "job.log")
@@ -230,6 +237,17 @@ def test_a_loss_that_became_nan_explains_a_silent_exit(here: CommandLine) -> Non
     noted(root, rank="\n".join(f"step {n} loss {'nan' if n > 3 else 2 / n}" for n in range(1, 7)))
     outcome(root, cause=Cause.EXIT, code=1, rank=0, node="node17", message="exited with status 1")
     assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "loss_nan"
+
+
+def test_an_error_of_the_launcher_is_not_one_of_the_script(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 1)
+    noted(root, rank=RAISED)
+    log = RunPaths(root=root).log(1, "node17")
+    log.write_text(log.read_text().replace(" 0 e ", " - l "))
+    outcome(root, cause=Cause.LAUNCHER, code=1, node="node17", message="the launcher exited")
+    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "launcher_failed"
 
 
 def test_the_log_says_more_than_the_agents_about_an_exception(here: CommandLine) -> None:

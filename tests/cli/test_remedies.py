@@ -48,11 +48,11 @@ def proposed(
     ("argv", "printed", "expected"),
     [
         pytest.param(
-            (*TRAIN, "train.py", "--batch-size", "8", "--accumulation=2", "--lr", "1"),
+            (*TRAIN, "train.py", "--batch-size", "8", "--gradient-accumulation=2", "--lr", "1"),
             OOM,
             "lower the micro-batch from 8 to 4 and raise the accumulation from 2 to 4: the "
             "effective batch stays 64: "
-            "clusterrun resume 4711 -- --batch-size 4 --accumulation=4 --lr 1",
+            "clusterrun resume 4711 -- --batch-size 4 --gradient-accumulation=4 --lr 1",
             id="the script's batch",
         ),
         pytest.param(
