@@ -138,13 +138,8 @@ def _check_engine(
 ) -> Parallel:
     """Return the parallel sizes; refuse an engine that can't train with them."""
     is_free = spec.device is Device.AUTO and not own.use_cpu and facts.cluster is Cluster.SLURM
-    check_strategy(
-        strategy,
-        world,
-        facts,
-        file=(spec.accelerate_config or "") if own.accelerate else "",
-        asks_for_gpus=bool(world.gpus_per_node) or not is_free,
-    )
+    is_asked, file = bool(world.gpus_per_node) or not is_free, spec.accelerate_config or ""
+    check_strategy(strategy, world, facts, file=file, asks_for_gpus=is_asked)
     sizes = decide_sizes(spec, own, strategy, world)
     if template_sizes(sizes, strategy):
         check_versions(sizes, facts)
@@ -223,11 +218,8 @@ def check_strategy(
     """
     if strategy is Strategy.NONE and world.size > 1:
         if file:
-            raise ConfigError(
-                f"distributed_type NO runs one process, but the job has {world.size} ranks",
-                where=file,
-                hint="write distributed_type: MULTI_GPU",
-            )
+            text = f"distributed_type NO runs one process, but the job has {world.size} ranks"
+            raise ConfigError(text, where=file, hint="write distributed_type: MULTI_GPU")
         raise UsageError(
             f"strategy none runs one process, but the job has {world.size} ranks",
             hint="use --strategy ddp: it trains the same model on all of them",
@@ -245,11 +237,8 @@ def _check_fsdp(
     strategy: Strategy, world: World, facts: Facts, file: str, *, asks_for_gpus: bool
 ) -> None:
     if world.device is not Device.CUDA:
-        other = "use --strategy zero2 (which also shards on a CPU) or ddp"
-        if file:
-            other = (
-                f"write distributed_type: DEEPSPEED (also shards on a CPU) or MULTI_GPU in {file}"
-            )
+        in_file = f"write distributed_type: DEEPSPEED (also shards on a CPU) or MULTI_GPU in {file}"
+        other = in_file if file else "use --strategy zero2 (which also shards on a CPU) or ddp"
         raise UsageError(
             f"{strategy.value} needs GPUs: on {world.device.value}, accelerate would train "
             "plain DDP or an unsharded model, without a warning",

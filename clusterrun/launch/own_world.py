@@ -79,15 +79,13 @@ def _refuse_unknown(spec: JobSpec, own: OwnFiles, facts: Facts) -> None:
     refused = unknown if known else [key for key in unknown if near[key]]
     if not refused:
         return
-    hints = [f"write {near[key][0]} for {key}" for key in refused if near[key]]
-    others = [key for key in refused if not near[key]]
-    if others:
-        hints.append(f"remove {', '.join(others)}, or install the accelerate that wrote the file")
+    others = ", ".join(key for key in refused if not near[key])
+    more = (f"remove {others}, or install the accelerate that wrote the file",) if others else ()
     program = f"accelerate {facts.versions.get('accelerate', '') if known else ''}".strip()
     raise ConfigError(
         f"{program} has no key {' or '.join(map(repr, refused))}",
         where=spec.accelerate_config,
-        hint=tuple(hints),
+        hint=(*(f"write {near[key][0]} for {key}" for key in refused if near[key]), *more),
     )
 
 
@@ -129,12 +127,6 @@ def _refuse_other_kind(spec: JobSpec, own: OwnFiles, ranks: int) -> None:
             "distributed_type MULTI_GPU, but num_processes 1",
             where=spec.accelerate_config,
             hint='write num_processes: 2, or distributed_type: "NO" to train on one',
-        )
-    if own.strategy is Strategy.NONE and ranks > 1:
-        raise ConfigError(
-            f"distributed_type NO runs one process, but the job has {ranks}",
-            where=spec.accelerate_config,
-            hint="write distributed_type: MULTI_GPU, or num_processes: 1",
         )
 
 

@@ -168,10 +168,8 @@ def as_one_word(program: Program, args: Iterable[str]) -> tuple[str, ...]:
         join = "=" if arg.startswith("--") else ""
         joined.append(f"{found[1]}{join}{arg[found.end() :]}" if found else arg)
         if re.search(r"\s(-[A-Za-z]\b|--[a-z])", joined[-1]) and "comment" not in arg:
-            raise UsageError(
-                f"{program.flag} {arg!r} contains several options",
-                hint=f"write each separately: {program.flag}=--nice=100 {program.flag}=--tmp=1G",
-            )
+            hint = f"write each separately: {program.flag}=--nice=100 {program.flag}=--tmp=1G"
+            raise UsageError(f"{program.flag} {arg!r} contains several options", hint=hint)
     return tuple(joined)
 
 
@@ -198,10 +196,8 @@ def check_options(program: Program, args: Iterable[str], lines: Iterable[Directi
             )
         _refuse_bundled(program, arg)
         if program is SBATCH and _OF_PYXIS.match(arg):
-            raise UsageError(
-                f"{program.flag} {arg} would also run the batch script in the container",
-                hint=f"use --srun-arg={arg}",
-            )
+            text = f"{program.flag} {arg} would also run the batch script in the container"
+            raise UsageError(text, hint=f"use --srun-arg={arg}")
         _refuse_owned(program, arg)
         _refuse_twice(program, arg, ours)
         refuse_undecodable(Directive(name=program.flag.strip("-"), value=arg))

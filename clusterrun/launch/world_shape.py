@@ -134,12 +134,10 @@ def take_gpus(spec: JobSpec, facts: Facts) -> JobSpec:
     if None in counts and is_shared and (given or spec.device is Device.CUDA):
         return spec
     if None in counts or counts - {given or next(iter(counts))} or spec.gpu_type:
-        raise UsageError(
-            f"--sbatch-arg {asked[0].arg} does not say how many GPUs the ranks of a node have"
-            if None in counts
-            else f"--sbatch-arg {asked[0].arg} contradicts the other options on GPUs",
-            hint=f"drop it and pass {gpu_words(asked[0], spec)}",
-        )
+        is_open = "does not say how many GPUs the ranks of a node have"
+        why = is_open if None in counts else "contradicts the other options on GPUs"
+        hint = f"drop it and pass {gpu_words(asked[0], spec)}"
+        raise UsageError(f"--sbatch-arg {asked[0].arg} {why}", hint=hint)
     return replace(spec, gpus_per_node=counts.pop(), gpu_request=GpuRequest.NONE)
 
 
@@ -161,10 +159,8 @@ def check_step_gpus(spec: JobSpec, world: World) -> None:
     """Refuse options of srun that give the ranks other GPUs than the plan. Raises UsageError."""
     for gpus in filter(None, map(gpu_option, spec.srun_args)):
         if gpus.per_node != world.gpus_per_node:
-            raise UsageError(
-                f"--srun-arg {gpus.arg} changes the GPUs of the ranks",
-                hint=f"drop it and pass {gpu_words(gpus, spec)}",
-            )
+            text = f"--srun-arg {gpus.arg} changes the GPUs of the ranks"
+            raise UsageError(text, hint=f"drop it and pass {gpu_words(gpus, spec)}")
 
 
 def _cpu_processes(count: int) -> str:

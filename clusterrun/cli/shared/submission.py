@@ -73,10 +73,9 @@ def warn_of_sbatch_variables(prepared: Prepared, *, keep: bool) -> tuple[SbatchV
     for variable in variables:
         gpus = gpu_option(f"--{variable.option}={variable.value}") if keep else None
         if gpus and gpus.per_node != prepared.plan.gpus_per_node:
-            raise UsageError(
-                f"{variable.name}={variable.value} changes the GPUs of the ranks",
-                hint=f"unset it and pass {gpu_words(gpus, prepared.resolved.spec)}",
-            )
+            text = f"{variable.name}={variable.value} changes the GPUs of the ranks"
+            words = gpu_words(gpus, prepared.resolved.spec)
+            raise UsageError(text, hint=f"unset it and pass {words}")
         _warn_of(variable, keep=keep)
     return variables
 
