@@ -19,7 +19,7 @@ import pytest
 from hypothesis import settings
 
 from tests import builds, gpus, side_by_side
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 builds.share()
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @cache
 def _limited(seconds: float) -> pytest.MarkDecorator:
-    return pytest.mark.timeout(seconds * PATIENCE)
+    return pytest.mark.timeout(seconds * patience())
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> side_by_side.InGroups | None:

@@ -1,7 +1,7 @@
 """How patient the tests are: every wait, and every bound on how long something takes, is scaled.
 
 On a machine that is busy, with other work or with tests side by side, everything takes longer.
-CLUSTERRUN_TEST_PATIENCE sets the factor; else it is measured when the tests start.
+CLUSTERRUN_TEST_PATIENCE sets the factor; else it is measured at each use.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def _measured() -> float:
+def patience() -> float:
     """Return how many processes want each core: the load now, and the workers of this run."""
+    if given := os.environ.get("CLUSTERRUN_TEST_PATIENCE"):
+        return float(given)
     cores = len(os.sched_getaffinity(0))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(1.0, (os.getloadavg()[0] + workers) / cores)
 
 
-PATIENCE = float(os.environ.get("CLUSTERRUN_TEST_PATIENCE") or _measured())
+def __getattr__(name: str) -> float:
+    """Serve tests that still ask for the constant."""
+    if name != "PATIENCE":
+        raise AttributeError(name)
+    return patience()
 
 
 def wait_for(
@@ -30,7 +36,7 @@ def wait_for(
     """Wait until the condition holds, and return its value; have more patience as load grows."""
     begin = time.monotonic()
     while not (value := condition()):
-        waited_s, limit_s = time.monotonic() - begin, timeout_s * max(PATIENCE, _measured())
+        waited_s, limit_s = time.monotonic() - begin, timeout_s * patience()
         assert waited_s < limit_s, f"{what}: not within {waited_s:.0f} s"
         time.sleep(every_s)
     return value

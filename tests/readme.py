@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.checkout import EXAMPLES, ROOT, copy_listed
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 BLOCK = re.compile(r"<!-- test: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
 
@@ -43,7 +43,7 @@ def run(script: str, tmp_path: Path) -> str:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script.replace("/tmp/", f"{scratch}/")],
         cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=500 * PATIENCE, check=False,
+        timeout=500 * patience(), check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

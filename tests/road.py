@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkout import EXAMPLES, ROOT, copy_listed
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 
 SCRIPTS = ROOT / "tests" / "scripts"
 STUB = ROOT / "tests" / "node" / "stub"
@@ -54,7 +54,7 @@ class Watcher:
     def end(self, timeout_s: float = 60) -> int:
         """Wait for its own end and return its exit status."""
         try:
-            return self.process.wait(timeout_s * PATIENCE)
+            return self.process.wait(timeout_s * patience())
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(f"still there after {timeout_s} s: {self.err}") from None
@@ -84,7 +84,7 @@ class Project:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=timeout_s * PATIENCE,
+            timeout=timeout_s * patience(),
             check=False,
         )
 
@@ -130,7 +130,7 @@ class Project:
             env={**self.environ, **self.extra},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=240 * PATIENCE,
+            timeout=240 * patience(),
             check=False,
         )
         assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stderr.decode()}"

@@ -22,7 +22,7 @@ from clusterrun.rundir import record
 from clusterrun.shared.state import JobState
 from clusterrun.verbs import status as status_verb
 from clusterrun.verbs.render import prepare
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 
 @pytest.fixture(name="project")
@@ -213,7 +213,8 @@ def test_the_handle_is_a_job_of_submitit(project: Path) -> None:
     (project / "templates" / "node.sh.j2").write_text("#!/bin/bash\nexit 3\n")
     badly = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
     assert isinstance(well, submitit.Job)
-    ended = {*submitit.helpers.as_completed([well, badly], timeout=60, poll_frequency=0.2)}
+    wait = submitit.helpers.as_completed
+    ended = {*wait([well, badly], timeout=60 * patience(), poll_frequency=0.2)}
     assert ended == {well, badly}
     assert (well.state, badly.state) == ("COMPLETED", "FAILED")
     assert well.result().exit_code == 0
@@ -265,11 +266,11 @@ def test_two_submissions_at_once_get_a_run_and_an_id_each(project: Path) -> None
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    assert sorted(process.communicate(timeout=60 * PATIENCE)[0] for process in both) == [
+    assert sorted(process.communicate(timeout=60 * patience())[0] for process in both) == [
         "L1\n",
         "L2\n",
     ]
-    deadline = time.monotonic() + 30 * PATIENCE
+    deadline = time.monotonic() + 30 * patience()
     while len(list(project.glob("runs/*/*/end.json"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(clusterrun.list_jobs()) == 2

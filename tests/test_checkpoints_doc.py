@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.shared import checkpoint_files
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.readme import BLOCK
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +52,7 @@ def run(script: str, cwd: Path, own: Path) -> str:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=200 * PATIENCE,
+        timeout=200 * patience(),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "clusterrun"
 MOST_LINES = {"clusterrun": 60_945, "tests": 68_038}  # ceilings; they only go down
+TIMED = re.compile(r"time\.(monotonic|perf_counter|time)\(\)|\b(took|waited|elapsed)(_s)?\b")
 
 
 def sources() -> Iterator[tuple[Path, str]]:
@@ -55,3 +57,28 @@ def test_the_project_does_not_grow(directory: str) -> None:
     paths = (ROOT / directory).rglob("*.py")
     lines = sum(len(path.read_text().splitlines()) for path in paths)
     assert lines <= MOST_LINES[directory]
+
+
+def limits(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what limits a wait here, or how long something may take."""
+    if isinstance(node, ast.Call):
+        yield from (word.value for word in node.keywords if word.arg == "timeout")
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("wait", "join"):
+            yield from node.args[:1]
+    elif isinstance(node, ast.BinOp) and ast.unparse(node.left) == "time.monotonic()":
+        yield node.right
+    elif isinstance(node, ast.Compare) and TIMED.search(ast.unparse(node)):
+        bounds = zip(node.ops, node.comparators, strict=True)
+        yield from (bound for op, bound in bounds if isinstance(op, ast.Lt | ast.LtE))
+
+
+def test_no_test_waits_for_a_bare_number_of_seconds() -> None:
+    """A busy machine needs longer: tests/patience.py says how much."""
+    bare = [
+        f"{path}:{limit.lineno}: {ast.unparse(node)}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        for limit in limits(node)
+        if isinstance(limit, ast.Constant) and type(limit.value) in (int, float) and limit.value
+    ]
+    assert bare == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.cli.main import VERBS
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 HEAVY = {"accelerate", "deepspeed", "jinja2", "rich", "submitit", "torch", "transformers"}
 
@@ -41,7 +41,7 @@ def _loaded(*argv: str, program: str = "") -> set[str]:
             pass_fds=[writing],
             capture_output=True,
             text=True,
-            timeout=60 * PATIENCE,
+            timeout=60 * patience(),
             check=False,
         )
         assert done.returncode == 0, done.stderr

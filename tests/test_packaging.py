@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import ROOT, copy_listed
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 DATA = ("templates", "accelerate_configs")
 
@@ -73,7 +73,7 @@ def _ran(*argv: str | Path, cwd: Path, environ: dict[str, str] | None = None) ->
         env=environ,
         capture_output=True,
         text=True,
-        timeout=300 * PATIENCE,
+        timeout=300 * patience(),
         check=False,
     )
     assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"

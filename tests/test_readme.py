@@ -11,7 +11,7 @@ import pytest
 
 from clusterrun.config import load_spec
 from tests.checkout import EXAMPLES, copy_listed
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.readme import ROOT, blocks, run, tour
 
 START = "docs/getting-started.md"
@@ -39,7 +39,7 @@ def test_the_demo_trains_on_a_machine_without_slurm(tmp_path: Path, steps: int) 
         ["make", "-o", f"{venv}/.train", f"VENV={venv}", "demo"],
         cwd=tmp_path, env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=200 * PATIENCE, check=False,
+        timeout=200 * patience(), check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert f"step {steps}/{steps}" in done.stdout

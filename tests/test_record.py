@@ -23,6 +23,7 @@ from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import create, known_roots, record
 from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
 from clusterrun.rundir.record import JobRecord
+from tests.patience import patience
 
 from .backends.builders import make_bundle, make_plan
 
@@ -508,20 +509,20 @@ def test_a_change_of_the_record_waits_for_the_one_before(runs: RunsDir) -> None:
 
     def slowly(now: JobRecord) -> JobRecord:
         begun.set()
-        may_end.wait(30)
+        may_end.wait(30 * patience())
         return record.chained_by(now, "60")
 
     chaining = threading.Thread(target=record.update, args=(made.paths, slowly))
     chaining.start()
-    assert begun.wait(30)
+    assert begun.wait(30 * patience())
     going_on = threading.Thread(
         target=record.update, args=(made.paths, lambda now: record.continued_by(now, "53"))
     )
     going_on.start()
-    going_on.join(0.3)
+    going_on.join(0.3 * patience())
     may_end.set()
     for thread in (chaining, going_on):
-        thread.join(30)
+        thread.join(30 * patience())
     now = record.read(made.paths)
     assert (now.earlier_job_ids, now.job_id) == (("52", "60"), "53")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
@@ -67,12 +67,12 @@ def test_a_python_and_its_packages_run_the_tool(
     light = [oldest(r) if is_oldest else r for r in requirements()]
     tools = [r for r in requirements("dev") if r.startswith(("pytest", "hypothesis"))]
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    subprocess.run([*pip, *light, *tools], check=True, timeout=300 * PATIENCE)
+    subprocess.run([*pip, *light, *tools], check=True, timeout=300 * patience())
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-m", FAST]
         + [str(ROOT / "tests" / room) for room in ROOMS],
         cwd=ROOT, env={**clean, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=600 * PATIENCE, check=False,
+        timeout=600 * patience(), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:]

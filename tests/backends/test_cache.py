@@ -14,7 +14,7 @@ from clusterrun.backends import cache
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.shared.state import JobState
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 from .conftest import Stubs
 
@@ -73,7 +73,7 @@ def test_processes_that_ask_at_once_cost_one_call(stubs: Stubs) -> None:
     many = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(4)
     ]
-    assert {process.communicate(timeout=60 * PATIENCE)[0] for process in many} == {b"RUNNING\n"}
+    assert {process.communicate(timeout=60 * patience())[0] for process in many} == {b"RUNNING\n"}
     assert len(stubs.calls("squeue")) == 1
 
 

@@ -27,7 +27,7 @@ from clusterrun.rundir import record
 from clusterrun.rundir.known_roots import remember_root, state_dir
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared.state import JobState
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 
 from .builders import kill_all, make_bundle, make_plan, make_run
 
@@ -142,7 +142,7 @@ def test_one_failing_node_ends_one_that_would_wait_for_ever(site: LocalSite, has
     job_id, _ = site.submit(script)
     job = site.wait(job_id)
     assert (job.state, job.exit_code) == (JobState.FAILED, 121)  # not the 143 that we caused
-    assert time.monotonic() - begin < 10 * PATIENCE
+    assert time.monotonic() - begin < 10 * patience()
     no_process_left(site)
 
 

@@ -29,6 +29,7 @@ from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared import files
+from tests.patience import patience
 
 NODE = "gpu2"
 
@@ -59,7 +60,7 @@ class Pair:
     def finish(self) -> None:
         """Drain until the receiver asks for no more."""
         while True:
-            self.take(self.sender.drain(time.monotonic() + 60))
+            self.take(self.sender.drain(time.monotonic() + 60 * patience()))
             asked = self.receiver.again()
             assert asked is not None
             if not asked:
@@ -421,7 +422,7 @@ def test_chunks_travel_over_a_pipe(pair: Pair, tmp_path: Path) -> None:
     (wire := tmp_path / "wire").touch()
     with wire.open("rb") as reader, wire.open("wb") as writer:
         pipe = Pipe(reader, writer)
-        for chunk in pair.sender.drain(time.monotonic() + 60):
+        for chunk in pair.sender.drain(time.monotonic() + 60 * patience()):
             pipe.send("file", chunk.data, **chunk.fields)
         while frame := pipe.receive():
             pair.receiver.take(Chunk.of(frame))
@@ -437,7 +438,7 @@ def test_requests_and_the_status_reach_the_host(pair: Pair) -> None:
             receiver.take(chunk)
         assert pair.host.request(1).read_text() == f"{reason.value}\n"
     files.create(pair.home.status(1), "121\n")
-    for chunk in down.drain(time.monotonic() + 60):
+    for chunk in down.drain(time.monotonic() + 60 * patience()):
         receiver.take(chunk)
     assert pair.host.status(1).read_text() == "121\n"
     pair.finish()

@@ -18,6 +18,7 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.paths import RunPaths
 from tests.cluster.small_disk import small_disk
 from tests.launch.samples import on_slurm
+from tests.patience import patience
 
 MODULE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages/weights.py"
 IMPORT = "-c 'import weights; print(weights.__file__)'"
@@ -73,7 +74,9 @@ class Node:
     def _bash(self, text: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "SLURM_JOB_ID": self.job, "SLURMD_NODENAME": "n1"}
         argv = ["bash", "-c", text, "bash", str(self.script)]
-        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            argv, env=environ, capture_output=True, text=True, timeout=60 * patience()
+        )
 
     def copies(self) -> list[Path]:
         return [path for path in self.home.iterdir() if path.is_dir()]
@@ -256,7 +259,7 @@ def test_two_jobs_at_once_unpack_one_copy(node: Node) -> None:
         )
         for job in ("7", "8")
     ]
-    answers = [job.communicate(timeout=60) for job in jobs]
+    answers = [job.communicate(timeout=60 * patience()) for job in jobs]
     (copy,) = node.copies()
     assert answers == [("", None)] * 2
     assert [path.name for path in node.home.iterdir()] == [copy.name]

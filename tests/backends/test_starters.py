@@ -16,6 +16,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.own_modules import RUN_MODULE
 from tests.launch.samples import slurm_facts
+from tests.patience import patience
 
 HOSTS = ("n1", "n2", "n3")
 # As documented: it passes no input on, and the output goes to the output of the batch job.
@@ -76,7 +77,7 @@ def call_back(tmp_path: Path, script: bytes, pbsdsh: str = PBSDSH) -> subprocess
         [*relay, str(program), "-h", "localhost", "--"],
         input=script,
         capture_output=True,
-        timeout=60,
+        timeout=60 * patience(),
         check=False,
     )
 

@@ -20,7 +20,7 @@ from clusterrun.rundir import record
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import locks
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 from .builders import make_bundle, make_plan, make_run
 from .conftest import Stubs
@@ -49,7 +49,7 @@ def successor(
         env={**os.environ, "SLURM_JOB_ID": job_id, **env},
         capture_output=True,
         text=True,
-        timeout=60 * PATIENCE,
+        timeout=60 * patience(),
         check=False,
     )
 

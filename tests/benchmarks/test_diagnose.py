@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.diagnose import hang, score, subtraction
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = {
@@ -60,7 +60,7 @@ def test_runs_of_many_ranks_are_measured(tmp_path: Path) -> None:
     results = tmp_path / "results"
     argv = [sys.executable, "-m", "benchmarks.diagnose", "scale", "--runs", "1"]
     argv += ["--dir", str(tmp_path), "--results", str(results)]
-    subprocess.run(argv, cwd=ROOT, check=True, timeout=300 * PATIENCE)
+    subprocess.run(argv, cwd=ROOT, check=True, timeout=300 * patience())
     (section,) = json.loads(results.with_suffix(".json").read_text())["sections"]
     assert len(section["rows"]) == 4
     assert all(row["peak_MB"] < 200 for row in section["rows"])

@@ -14,7 +14,7 @@ from benchmarks.logs import corpus
 from benchmarks.logs.corpus import Corpus
 from clusterrun.node.forward.logfile import NodeLog
 from clusterrun.node.forward.stamp import Piece
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--scale", "1e-5", "--nodes", "3", "--runs", "1")
@@ -112,7 +112,7 @@ def _run(tmp_path: Path, *argv: str) -> list[dict[str, object]]:
         [sys.executable, "-m", "benchmarks.logs", "--results", results, "--dir", tmp_path, *argv],
         cwd=ROOT,
         check=True,
-        timeout=300 * PATIENCE,
+        timeout=300 * patience(),
     )
     assert "| --- |" in results.with_suffix(".md").read_text()
     sections: list[dict[str, object]] = json.loads(results.with_suffix(".json").read_text())[

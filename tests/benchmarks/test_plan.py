@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_each_command_is_measured_beside_the_floor(tmp_path: Path) -> None:
     results = tmp_path / "results"
     argv = [sys.executable, "-m", "benchmarks.plan", "--runs", "1", "--results", results]
-    subprocess.run(argv, cwd=ROOT, check=True, timeout=240 * PATIENCE)
+    subprocess.run(argv, cwd=ROOT, check=True, timeout=240 * patience())
     (section,) = json.loads(results.with_suffix(".json").read_text())["sections"]
     rows = {row["command"]: row["over the floor"] for row in section["rows"]}
     assert rows.pop("python, nothing") == 1

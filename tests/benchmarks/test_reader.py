@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 pytest.importorskip("pyarrow", reason="the example needs the extra 'examples'")
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +20,7 @@ def test_every_way_of_reading_is_measured_and_written_down(tmp_path: Path) -> No
     options = ["--rows", "20", "--factors", "1", "--runs", "1"]
     results = tmp_path / "results"
     argv = [sys.executable, "-m", "benchmarks.reader", "--dir", tmp_path, "--results", results]
-    subprocess.run([*argv, *options], cwd=ROOT, check=True, timeout=120 * PATIENCE)
+    subprocess.run([*argv, *options], cwd=ROOT, check=True, timeout=120 * patience())
     assert "| read_table |" in results.with_suffix(".md").read_text()
     sections = json.loads(results.with_suffix(".json").read_text())["sections"]
     assert [section["title"] for section in sections] == [

@@ -12,7 +12,7 @@ from tests.chaos.faults import Fault, Scene
 from tests.chaos.training import Training, add_scripts
 from tests.cluster.cluster import OVER, Cluster
 from tests.cluster.small_disk import small_disk
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 from tests.road import Project, project
 
 DISK_MIB = 128
@@ -77,7 +77,7 @@ def wait_until_over(
     training: Training, cluster: Cluster, timeout_s: float = OVER_S
 ) -> list[SeenState]:
     """Wait until the run's newest job is over and no other has followed it; tell its states."""
-    deadline = time.monotonic() + timeout_s * PATIENCE
+    deadline = time.monotonic() + timeout_s * patience()
     seen: list[SeenState] = []
     while True:
         newest = training.job_ids[-1]

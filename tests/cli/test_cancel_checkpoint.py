@@ -19,7 +19,7 @@ from clusterrun.verbs import cancel as ending
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, submitted
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +149,8 @@ def test_a_script_that_never_asks_is_not_waited_for(
         monkeypatch.setattr(cancel, "DEFAULT", "2s")
     begin = time.monotonic()
     assert here("cancel", "--checkpoint", "4711").code == 3
-    assert (time.monotonic() - begin > 1.5) == calls
+    waited_s = time.monotonic() - begin
+    assert waited_s > 1.5 if calls else waited_s < 60 * patience(), "of the 5 minutes of DEFAULT"
 
 
 def test_a_job_that_has_no_checkpoint_is_told(here: CommandLine) -> None:
@@ -230,7 +231,7 @@ def test_ctrl_c_stops_the_waiting_alone(here: CommandLine) -> None:
     assert process.stderr is not None
     assert "waiting up to" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60 * PATIENCE)
+    out, err = process.communicate(timeout=60 * patience())
     assert (process.returncode, out) == (130, "")
     assert "stopped waiting for 4711; the ranks still save and exit\n" in err
     assert here.asked("scancel") == ["--batch", "--signal=USR2", "4711"]

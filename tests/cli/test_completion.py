@@ -19,7 +19,7 @@ from clusterrun.config.keys import BY_KEY
 from clusterrun.rundir import record
 from tests.cli.conftest import CommandLine
 from tests.cli.runs import ended, submitted
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def _run(argv: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        argv, env=environ, capture_output=True, text=True, timeout=60 * PATIENCE, check=False
+        argv, env=environ, capture_output=True, text=True, timeout=60 * patience(), check=False
     )
 
 
@@ -261,7 +261,7 @@ class _Terminal:
     def send(self, text: str, *, until: str) -> None:
         """Type a text and read until an answer is shown."""
         os.write(self._fd, text.encode())
-        shown, deadline = "", time.monotonic() + 60 * PATIENCE
+        shown, deadline = "", time.monotonic() + 60 * patience()
         while until not in shown:
             assert time.monotonic() < deadline, f"no '{until}' in {shown!r}"
             if select([self._fd], [], [], 0.1)[0]:

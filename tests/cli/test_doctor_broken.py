@@ -18,7 +18,7 @@ import pytest
 
 from clusterrun.health.cgroup import own_group
 from tests.cli.test_doctor import Found, changed
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 UNSHARE = (
     *("unshare", "--map-root-user", "--mount", "--net", "--uts"),
@@ -84,7 +84,7 @@ class Machine:
             env=self.environ,
             capture_output=True,
             text=True,
-            timeout=60 * PATIENCE,
+            timeout=60 * patience(),
             check=False,
             preexec_fn=setup,
         )

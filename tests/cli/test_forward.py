@@ -27,7 +27,7 @@ from clusterrun.rundir.paths import RunsDir, directory_name
 from clusterrun.rundir.record import Home, JobRecord
 from tests.backends.builders import make_bundle, make_plan
 from tests.logs.corpus import T0, raw, write_log
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 
 SSH = r"""#!/usr/bin/env python3
 import os, sys
@@ -91,7 +91,7 @@ class Here:
 
     def __call__(self, *args: str, **settings: Any) -> tuple[int, str, str]:
         process = self.popen(*args, stdin=subprocess.DEVNULL, **settings)
-        out, err = process.communicate(timeout=60 * PATIENCE)
+        out, err = process.communicate(timeout=60 * patience())
         return process.returncode, out.decode(), err.decode()
 
     @property
@@ -178,7 +178,7 @@ def test_the_answer_is_that_of_the_home_byte_for_byte(here: Here) -> None:
         argv = [sys.executable, "-m", "clusterrun", args[0], made.run_dir, *args[1:]]
         there = subprocess.run(argv, env=home, cwd="/", capture_output=True, check=False)
         process = here.popen(args[0], "L1", *args[1:], stdin=subprocess.DEVNULL)
-        out, err = process.communicate(timeout=60 * PATIENCE)
+        out, err = process.communicate(timeout=60 * patience())
         assert (process.returncode, out) == (there.returncode, there.stdout), err
         assert err == there.stderr
     assert there.returncode == Exit.NO
@@ -233,7 +233,7 @@ def test_ctrl_c_ends_the_command_on_both_machines(here: Here) -> None:
         assert following.stdout
         assert b"hello" in following.stdout.readline()
         following.send_signal(signal.SIGINT)
-        _, err = following.communicate(timeout=20 * PATIENCE)
+        _, err = following.communicate(timeout=20 * patience())
         assert following.returncode == Exit.INTERRUPTED, err
         assert not others(made.run_dir)
     finally:
@@ -290,7 +290,7 @@ def test_a_reader_that_has_enough_ends_it(here: Here) -> None:
     assert reading.stderr
     reading.stdout.readline()
     reading.stdout.close()
-    assert reading.wait(20 * PATIENCE) == 141
+    assert reading.wait(20 * patience()) == 141
     assert reading.stderr.read() == b""
 
 
@@ -305,7 +305,7 @@ def test_cancel_takes_several_jobs_of_one_host(here: Here) -> None:
         assert code == 0, err
         assert [line.split()[1] for line in out.splitlines()] == ["L1", "L2"]
         assert ", in " not in out
-        assert [sleeper.wait(10 * PATIENCE) for sleeper in sleepers] == [-signal.SIGTERM] * 2
+        assert [sleeper.wait(10 * patience()) for sleeper in sleepers] == [-signal.SIGTERM] * 2
     finally:
         for sleeper in sleepers:
             sleeper.kill()
@@ -417,9 +417,9 @@ def test_a_terminal_is_passed_on(here: Here) -> None:
         while b"Cancel 2 jobs" not in shown:
             shown += os.read(end_of_terminal, 1000)
         os.write(end_of_terminal, b"n\n")
-        assert asking.wait(20 * PATIENCE) == Exit.FAILED
+        assert asking.wait(20 * patience()) == Exit.FAILED
         assert [sleeper.poll() for sleeper in sleepers] == [None, None]
-        assert here.popen("status", "L1", env=env, **streams).wait(20 * PATIENCE) == 0
+        assert here.popen("status", "L1", env=env, **streams).wait(20 * patience()) == 0
         assert b"\x1b[" in os.read(end_of_terminal, 10_000).split(b"state")[1]
         assert here.asked == ["gpu1 -t", "gpu1 -t"]
     finally:

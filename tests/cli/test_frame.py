@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.cli.main import VERBS, main
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 
 def clusterrun(
@@ -25,7 +25,7 @@ def clusterrun(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60 * PATIENCE,
+        timeout=60 * patience(),
         check=False,
     )
 
@@ -91,7 +91,7 @@ def test_a_reader_that_goes_away_gives_the_status_of_sigpipe_and_no_noise() -> N
         [sys.executable, "-m", "clusterrun", "help", "exit-codes"],
         stdout=writing,
         stderr=subprocess.PIPE,
-        timeout=60 * PATIENCE,
+        timeout=60 * patience(),
         check=False,
     )
     os.close(writing)
@@ -105,7 +105,7 @@ def test_full_disk_behind_stdout_is_told() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60 * PATIENCE,
+            timeout=60 * patience(),
             check=False,
         )
     assert result.returncode == 1
@@ -133,7 +133,7 @@ def _in_terminal(*args: str, **environ: str) -> str:
             shown += chunk
     except OSError:  # how Linux says that the other end was closed
         pass
-    process.wait(timeout=60 * PATIENCE)
+    process.wait(timeout=60 * patience())
     os.close(master)
     return shown.decode()
 
@@ -204,7 +204,7 @@ def test_crash_leaves_its_traceback_in_a_private_file(tmp_path: Path) -> None:
     argv = [sys.executable, str(broken), "help", "exit-codes"]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     result = subprocess.run(
-        argv, capture_output=True, text=True, env=env, timeout=60 * PATIENCE, check=False
+        argv, capture_output=True, text=True, env=env, timeout=60 * patience(), check=False
     )
     (crash,) = (tmp_path / "cache" / "clusterrun").iterdir()
     assert (result.returncode, result.stdout) == (1, "")
@@ -219,7 +219,7 @@ def test_crash_leaves_its_traceback_in_a_private_file(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=env,
-        timeout=60 * PATIENCE,
+        timeout=60 * patience(),
         check=False,
     )
     assert "Traceback (most recent call last)" in shown.stderr

@@ -20,7 +20,7 @@ from clusterrun.rundir.verdict import ShortVerdict
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted
-from tests.patience import PATIENCE
+from tests.patience import patience, wait_for
 
 
 def test_status_of_a_running_job(here: CommandLine) -> None:
@@ -332,12 +332,9 @@ def test_ctrl_c_while_waiting_gives_130_and_no_traceback(here: CommandLine) -> N
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 30 * PATIENCE
-    while not here.asked("squeue") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)
+    wait_for(lambda: len(here.asked("squeue")) > 1, "the second look at the job")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30 * PATIENCE)
+    out, err = process.communicate(timeout=30 * patience())
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     assert err.endswith("interrupted\n")

@@ -30,7 +30,7 @@ from tests.backends.builders import make_plan
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, queue, running, submitted
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 FAILED = "4711|FAILED|node[17-18]|0:31:09|1-00:00:00|1000|2000|NonZeroExitCode"
 
@@ -431,7 +431,7 @@ def test_of_two_that_resume_a_run_one_is_refused(here: CommandLine) -> None:
         )
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=60 * PATIENCE) for process in both]
+    said = [process.communicate(timeout=60 * patience()) for process in both]
     assert sorted(process.returncode for process in both) == [0, 2]
     assert sorted(out for out, _ in said) == ["", "Submitted batch job 4714\n"]
     assert sum("job 4714 is still PENDING" in err for _, err in said) == 1

@@ -11,7 +11,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from clusterrun.verbs import render
 from clusterrun.verbs import status as status_verb
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
-from tests.patience import PATIENCE
+from tests.patience import patience, wait_for
 
 
 def run_dir(here: CommandLine, job_id: str = "4711") -> Path:
@@ -327,7 +326,7 @@ def in_terminal(here: CommandLine, answer: str, *argv: str) -> tuple[int, str, s
     os.write(master, answer.encode())
     assert process.stdout is not None
     out = process.stdout.read().decode()
-    code = process.wait(timeout=60 * PATIENCE)
+    code = process.wait(timeout=60 * patience())
     shown = os.read(master, 65536).decode().replace("\r\n", "\n")
     os.close(master)
     return code, out, shown
@@ -380,12 +379,9 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone(
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 30 * PATIENCE
-    while not here.asked("squeue") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)
+    wait_for(lambda: len(here.asked("squeue")) > 1, "the second look at the job")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30 * PATIENCE)
+    out, err = process.communicate(timeout=30 * patience())
     assert (process.returncode, out) == (130, "Submitted batch job 4711\n")
     told = "\njob 4711 keeps running\n  to end it, run: clusterrun cancel --checkpoint 4711\n"
     assert err.endswith(f"{told}{last}")

@@ -18,7 +18,7 @@ from tests.cluster import cgroups, daemons, network, processes
 from tests.cluster.commands import ClusterError, run
 from tests.cluster.processes import Process
 from tests.cluster.shape import Shape
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 USABLE = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
 OVER = frozenset(
@@ -105,7 +105,7 @@ class Cluster:
 
     def wait_healthy(self, timeout_s: float = 60) -> None:
         """Wait until nothing is wrong; raise ClusterError with what still is."""
-        deadline = time.monotonic() + timeout_s * PATIENCE
+        deadline = time.monotonic() + timeout_s * patience()
         while problems := self.problems():
             if time.monotonic() > deadline:
                 raise ClusterError("; ".join(problems[:5]))
@@ -162,7 +162,7 @@ class Cluster:
     ) -> str:
         """Wait until a job is in one of `states` and return it; raise ClusterError when late."""
         wanted = {states} if isinstance(states, str) else set(states)
-        deadline = time.monotonic() + timeout_s * PATIENCE
+        deadline = time.monotonic() + timeout_s * patience()
         while (state := self.job_state(job_id)) not in wanted:
             if time.monotonic() > deadline:
                 raise ClusterError(f"job {job_id} is {state} after {timeout_s} s, not {wanted}")
@@ -189,7 +189,7 @@ class Cluster:
 
     def wait_no_processes(self, timeout_s: float = 10) -> None:
         """Wait until no node runs anything but Slurm; raise ClusterError naming what is left."""
-        deadline = time.monotonic() + timeout_s * PATIENCE
+        deadline = time.monotonic() + timeout_s * patience()
         while left := {node: found for node, found in self.processes().items() if found}:
             if time.monotonic() > deadline:
                 raise ClusterError(f"left on the nodes: {left}")

@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -31,7 +31,7 @@ def run(
             input="" if stdin is None else stdin,
             capture_output=True,
             text=True,
-            timeout=timeout_s * PATIENCE,
+            timeout=timeout_s * patience(),
             check=False,
         )
     except FileNotFoundError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.cluster import config, network, processes
 from tests.cluster.commands import SYSTEM_PATH, ClusterError, run, whole_path
 from tests.cluster.shape import Shape
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 READY_TIMEOUT_S = 60.0
 
@@ -179,7 +179,7 @@ def _run(shape: Shape, argv: list[str]) -> None:
             stdout=output,
             stderr=output,
             cwd=shape.state_dir,
-            timeout=READY_TIMEOUT_S * PATIENCE,
+            timeout=READY_TIMEOUT_S * patience(),
         )
     if code != 0:
         raise ClusterError(f"{' '.join(argv)} ended with {code}: {log.read_text()[-2000:]}")
@@ -196,7 +196,7 @@ def _slurm_code(shape: Shape, argv: list[str]) -> int:
 
 
 def _wait(what: str, ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + READY_TIMEOUT_S * PATIENCE
+    deadline = time.monotonic() + READY_TIMEOUT_S * patience()
     while not ready():
         if time.monotonic() > deadline:
             raise ClusterError(f"{what} did not answer in {READY_TIMEOUT_S:.0f} s")

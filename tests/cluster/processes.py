@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 # The environment variable by which the daemons of a cluster are told from all other processes.
 MARK = "CLUSTERRUN_TEST_CLUSTER"
@@ -77,7 +77,7 @@ def kill(pids: Iterable[int], *, number: int = signal.SIGKILL, timeout_s: float 
     waiting = set(pids) - {os.getpid()}
     for pid in sorted(waiting, reverse=True):
         send(pid, number)
-    deadline = time.monotonic() + timeout_s * PATIENCE
+    deadline = time.monotonic() + timeout_s * patience()
     while waiting and time.monotonic() < deadline:
         waiting = {pid for pid in waiting if alive(pid)}
         time.sleep(0.02)

@@ -15,7 +15,7 @@ from clusterrun.config.spec import Strategy
 from clusterrun.estimates.disk import checkpoint_terms
 from clusterrun.estimates.inputs import Model, Setup, total
 from tests.examples.worlds import SCRIPT, command
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 pytestmark = [
     pytest.mark.long,
@@ -91,7 +91,7 @@ def train(folder: Path, strategy: str, *, precision: str = "no", script: Path | 
         config.write_text(yaml.safe_dump(said))
     done = subprocess.run(
         argv, env={**env, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, cwd=folder,
-        capture_output=True, text=True, timeout=300 * PATIENCE, check=False,
+        capture_output=True, text=True, timeout=300 * patience(), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

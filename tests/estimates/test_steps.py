@@ -25,7 +25,7 @@ from clusterrun.estimates.steps import (
     schedule_steps,
     total_steps,
 )
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 SAMPLES = st.integers(1, 400)
 BATCH = st.integers(1, 17)
@@ -241,7 +241,7 @@ def test_processes_that_train_together_run_as_many_steps(
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     argv += [f"--nproc-per-node={world}", str(script)]
     argv += [*map(str, (samples, micro_batch, accumulation, epochs)), str(out)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300 * PATIENCE, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300 * patience())
     assert done.returncode == 0, done.stderr[-3000:]
     per_epoch = accelerate_steps(samples, micro_batch, accumulation, world)
     repeated = repeated_samples(samples, micro_batch, world)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.readme import BLOCK, run
 from tests.road import EXAMPLES, Project, project
 
@@ -161,7 +161,7 @@ def test_a_launch_as_llavas_trains_on_a_folder_with_a_frozen_adapter(
 ) -> None:
     data, adapter = tmp_path / "shapes", tmp_path / "projector.pt"
     write = [sys.executable, "image_folder.py", str(data), "--count", "40"]
-    subprocess.run(write, cwd=here.path, check=True, timeout=60 * PATIENCE)
+    subprocess.run(write, cwd=here.path, check=True, timeout=60 * patience())
     debug = (
         *("--deepspeed", "zero2_offload.json", "--data_path", str(data / "captions.json")),
         *("--image_folder", str(data / "images"), "--bf16", "True"),
@@ -188,7 +188,7 @@ def test_a_deepspeed_json_that_the_launcher_did_not_take_is_refused(
     argv = [sys.executable, "train_captions.py", "--deepspeed", "zero2_offload.json"]
     done = subprocess.run(
         argv, cwd=here.path, env={**here.environ}, capture_output=True, text=True,
-        timeout=120 * PATIENCE, check=False,
+        timeout=120 * patience(), check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "error: the launcher ignored zero2_offload.json, and would train" in done.stderr
@@ -198,7 +198,7 @@ def test_a_deepspeed_json_that_the_launcher_did_not_take_is_refused(
 def test_one_process_trains_without_a_launcher(here: Project, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, *DEBUG[:3], *DEBUG[-2:], *SMALL], cwd=here.path, env={**here.environ},
-        capture_output=True, text=True, timeout=120 * PATIENCE, check=False,
+        capture_output=True, text=True, timeout=120 * patience(), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "strategy no, precision no" in done.stdout

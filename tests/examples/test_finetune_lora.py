@@ -21,7 +21,7 @@ from clusterrun.shared import checkpoint_files
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests import readme
 from tests.examples import worlds
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 HERE = worlds.EXAMPLES / "finetune_lora"
 SCRIPT = HERE / "finetune.py"
@@ -84,7 +84,7 @@ def by_hand(folder: Path, *flags: str, **environ: str) -> subprocess.CompletedPr
         env={**env, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environ},
         capture_output=True,
         text=True,
-        timeout=300 * PATIENCE,
+        timeout=300 * patience(),
         check=False,
     )
 
@@ -278,7 +278,7 @@ def in_world(
         env = {**env, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}  # as clusterrun writes it
     return subprocess.run(
         argv, cwd=folder, env={**env, **environ},
-        capture_output=True, text=True, timeout=300 * PATIENCE, check=False,
+        capture_output=True, text=True, timeout=300 * patience(), check=False,
     )  # fmt: skip
 
 

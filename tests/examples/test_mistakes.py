@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.worlds import EXAMPLES, command, train
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 pytestmark = pytest.mark.torch
 # Each needs its own least flags.
@@ -79,7 +79,7 @@ def test_ranks_that_the_trainer_did_not_join_are_refused(tmp_path: Path) -> None
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, *script], cwd=tmp_path, env=environ,
-        capture_output=True, text=True, timeout=110 * PATIENCE, check=False,
+        capture_output=True, text=True, timeout=110 * patience(), check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "error: the launcher started 2 ranks, but the Trainer did not join" in done.stderr

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.examples import worlds
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.readme import BLOCK, run
 from tests.road import EXAMPLES, project
 
@@ -296,7 +296,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 def train(folder: Path, *options: str) -> str:
     process = start(folder, *options)
-    out, err = process.communicate(timeout=300 * PATIENCE)
+    out, err = process.communicate(timeout=300 * patience())
     assert process.returncode == 0, out + err
     return out
 
@@ -369,7 +369,7 @@ def test_the_same_effective_batch_goes_on_with_the_same_losses(
     text = train(folder, *divided, "--is_keep_training=True")
     assert (steps(text), len(expected)) == (expected, 20)
     process = start(tmp_path, "--is_keep_training=True", "--output", "elsewhere")
-    _, err = process.communicate(timeout=300 * PATIENCE)
+    _, err = process.communicate(timeout=300 * patience())
     assert process.returncode == 1
     assert err.startswith("error: elsewhere has no complete checkpoint to resume from\n  hint: ")
 
@@ -395,7 +395,7 @@ def test_another_training_is_refused_in_words_and_a_rate_may_be_overridden(
 ) -> None:
     folder = copied(whole[0], tmp_path, from_step=80)
     process = start(folder, "--accumulation", "2", "--lr", "5e-5")
-    _, err = process.communicate(timeout=300 * PATIENCE)
+    _, err = process.communicate(timeout=300 * patience())
     assert process.returncode == 1
     assert "step-00000080: effective_batch was 16 and is 32; lr was 0.003 and is 5e-05\n" in err
     assert "  hint: keep batch size x accumulation x ranks = 16; accept the change with" in err
@@ -414,7 +414,7 @@ def test_a_bad_row_ends_the_training_with_one_line(tmp_path: Path, gib: str) -> 
     rows = {"prompt": ["a"] * 50, "response": ["b"] * 49 + [None]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "data/train/part-00001.parquet")
     process = start(tmp_path, "--host-memory", gib)
-    _, err = process.communicate(timeout=300 * PATIENCE)
+    _, err = process.communicate(timeout=300 * patience())
     assert process.returncode == 1
     where = "data/train/part-00001.parquet, row group 0"
     assert err == f"error: {where} has a row without response\n"

@@ -22,7 +22,7 @@ from clusterrun.estimates.loader import advice
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.readme import run
 from tests.road import Project, project
 
@@ -100,7 +100,7 @@ def alone(
     quiet = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HOME": str(here.path)}
     return subprocess.run(
         [sys.executable, "train.py", *argv], cwd=here.path, env=inherited | quiet | dict(environ),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300 * PATIENCE,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300 * patience(),
         check=False,
     )  # fmt: skip
 
@@ -182,7 +182,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_ends_with_130(here: Project) -> None
         assert training.stdout
         assert any(line.startswith("step 1/") for line in training.stdout)
         training.send_signal(signal.SIGINT)
-        out, err = training.communicate(timeout=60 * PATIENCE)
+        out, err = training.communicate(timeout=60 * patience())
     assert training.returncode == 130, err
     stopped = re.search(r"^stopped at step (\d+)$", out, re.MULTILINE)
     assert stopped

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -113,7 +113,7 @@ def train(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300 * PATIENCE,
+        timeout=300 * patience(),
         check=False,
     )
 

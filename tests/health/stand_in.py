@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
+
 SURROUNDINGS = dict(os.environ)  # with the compiler, which a test may hide
 GCC = shutil.which("gcc")
 SOURCE = Path(__file__).with_name("nvml.c")
@@ -48,4 +50,4 @@ def build(place: Path) -> None:
     place.mkdir(exist_ok=True)
     out = place / "libnvidia-ml.so.1"
     argv = [str(GCC), "-shared", "-fPIC", "-w", "-o", os.fspath(out), os.fspath(SOURCE)]
-    subprocess.run(argv, check=True, timeout=120, env=SURROUNDINGS)
+    subprocess.run(argv, check=True, timeout=120 * patience(), env=SURROUNDINGS)

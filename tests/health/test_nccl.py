@@ -12,6 +12,7 @@ import pytest
 
 from clusterrun.health import nccl
 from clusterrun.health.check import UnknownError
+from tests.patience import patience
 
 SOURCE = "int ncclGetVersion(int *version) { *version = %d; return 0; }"
 OWN = Path("nvidia", "nccl", "lib")
@@ -23,7 +24,7 @@ def library(place: Path, version: int) -> Path:
     place.mkdir(parents=True, exist_ok=True)
     path = place / "libnccl.so.2"
     argv = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", str(path), "-xc", "-"]
-    subprocess.run(argv, input=SOURCE % version, text=True, check=True, timeout=60)
+    subprocess.run(argv, input=SOURCE % version, text=True, check=True, timeout=60 * patience())
     return path
 
 

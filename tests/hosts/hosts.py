@@ -17,7 +17,7 @@ from tests.cluster.commands import ClusterError, run, whole_path
 from tests.hosts.access import SSHD_CONFIG, Access
 from tests.hosts.machine import Machine, Program, mark
 from tests.hosts.people import HOSTS, LAPTOP, MACHINES, accounts, mac
-from tests.patience import wait_for
+from tests.patience import patience, wait_for
 
 
 def default_state_dir(slot: int) -> Path:
@@ -277,7 +277,7 @@ class Hosts:
         ended = threading.Event()
 
         def collect() -> None:
-            while not ended.wait(0.02):
+            while not ended.wait(0.02 * patience()):
                 for machine in self.machines.values():
                     found.update(" ".join(p.argv) for p in machine.all_processes())
 

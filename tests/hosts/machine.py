@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.cluster import processes
 from tests.cluster.commands import ClusterError, run, whole_path
 from tests.hosts.people import HOSTS, MACHINES, Account, accounts, address, mac
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(sys.prefix) / "bin" / "python"
@@ -70,7 +70,7 @@ class Machine:
         """Run a program as one of the people, to its end. On time-out it is killed."""
         process = self.start(argv, user=user, env=env, cwd=cwd)
         try:
-            out, err = process.communicate(stdin, timeout=timeout_s * PATIENCE)
+            out, err = process.communicate(stdin, timeout=timeout_s * patience())
         except subprocess.TimeoutExpired:
             self.signal(process, signal.SIGKILL)
             process.communicate()
@@ -220,7 +220,7 @@ class Machine:
     def _reap(self) -> None:
         for process in self._started:
             with suppress(OSError, ValueError):  # its pipes may be closed or broken
-                process.communicate(timeout=10)
+                process.communicate(timeout=10 * patience())
         self._started.clear()
 
     @staticmethod

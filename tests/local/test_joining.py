@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.test_main_road_local import FOUR
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 from tests.road import ROOT, Project, project
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(240)]
@@ -51,7 +51,7 @@ def test_a_script_that_joins_nothing_fails_soon_after_its_first_step(
     assert "--no-world-contract" in verdict["message"]
     (failed,) = [event for event in here.events("L1") if event["type"] == "failed"]
     first = min(map(float, re.findall(r"first step at ([\d.]+)", here.logs("L1"))))
-    assert failed["ts"] - first < 10 * PATIENCE
+    assert failed["ts"] - first < 10 * patience()
 
 
 def test_a_script_that_joins_late_is_reported_and_completes(here: Project) -> None:

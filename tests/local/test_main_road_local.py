@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.processes import processes_of, wait_for_none
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.road import Project, project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -72,7 +72,7 @@ def test_one_rank_that_fails_ends_every_simulated_node(here: Project, how: str, 
     since = time.monotonic()
     assert here.cli("status", job_id, "--wait", "--exit-status").returncode == 3
     wait_for_none(here, job_id)
-    assert time.monotonic() - since < 10 * PATIENCE
+    assert time.monotonic() - since < 10 * patience()
     status = here.json("status", job_id)
     assert (status["state"], status["exit"]["code"]) == ("FAILED", code)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.road import Project, project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -52,7 +52,7 @@ def run(here: Project, *argv: str) -> None:
         env=here.environ,
         capture_output=True,
         text=True,
-        timeout=240 * PATIENCE,
+        timeout=240 * patience(),
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout

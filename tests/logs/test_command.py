@@ -30,7 +30,7 @@ from clusterrun.shared.state import JobState
 from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand, new_project
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 
 def test_default_is_rank_0_the_launcher_and_the_errors_of_all(ended: LogsCommand) -> None:
@@ -303,14 +303,14 @@ class Follower:
     err: Path
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + 20 * PATIENCE
+        deadline = time.monotonic() + 20 * patience()
         while text not in self.out.read_text() + self.err.read_text():
             assert time.monotonic() < deadline, f"{text!r} in {self.out.read_text()!r}"
             assert self.child.poll() is None, self.err.read_text()
             time.sleep(0.02)
 
     def finish(self) -> tuple[int, list[str], list[str]]:
-        code = self.child.wait(timeout=20 * PATIENCE)
+        code = self.child.wait(timeout=20 * patience())
         return code, self.out.read_text().splitlines(), self.err.read_text().splitlines()
 
 
@@ -507,7 +507,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(here: LogsCommand) -> None:
         env=here.environ,
         capture_output=True,
         text=True,
-        timeout=60 * PATIENCE,
+        timeout=60 * patience(),
         check=True,
     )
     assert done.stdout.splitlines() == ["n1:0  | " + "x" * 100, "141"]
@@ -523,7 +523,7 @@ def test_a_full_disk_is_told(ended: LogsCommand) -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60 * PATIENCE,
+            timeout=60 * patience(),
             check=False,
         )
     assert done.returncode == 1
@@ -544,7 +544,7 @@ def _in_terminal(here: LogsCommand, *args: str) -> str:
             break
         shown += block
     os.close(master)
-    assert child.wait(timeout=20 * PATIENCE) == 0
+    assert child.wait(timeout=20 * patience()) == 0
     return shown.decode()
 
 
@@ -575,7 +575,7 @@ def test_memory_of_the_whole_command_is_bounded(here: LogsCommand) -> None:
             env=here.environ,
             capture_output=True,
             preexec_fn=limit,
-            timeout=60 * PATIENCE,
+            timeout=60 * patience(),
             check=False,
         )
         assert done.returncode == 0, done.stderr

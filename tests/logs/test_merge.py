@@ -21,7 +21,7 @@ from clusterrun.logs.sources import Part, Source
 from tests.logs.corpus import T0, raw, texts
 from tests.logs.reading import blocks_of, newest, sources, whole, write
 from tests.logs.strategies import CORPORA, as_whole, merged, parsed
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 BLOCKS = st.integers(1, 200)
 HELD = st.sampled_from([0, 3000, 1 << 26])
@@ -209,8 +209,8 @@ print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def _read_all(directory: Path, *options: str) -> tuple[int, int]:
     """Count the lines of all files, and the KiB that reading them took."""
     argv = [sys.executable, "-c", _READ_ALL, str(directory), *options]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100 * PATIENCE)
-    count, grown_kib = map(int, done.stdout.split())
+    said = subprocess.check_output(argv, text=True, timeout=100 * patience())
+    count, grown_kib = map(int, said.split())
     return count, grown_kib
 
 

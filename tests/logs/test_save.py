@@ -12,6 +12,7 @@ import pytest
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand
 from tests.logs.sampled import SECOND
+from tests.patience import patience
 
 
 def test_a_save_to_a_file_is_what_would_be_shown(run: LogsCommand, tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_a_fifo_is_written_through_and_stays_one(run: LogsCommand, tmp_path: Pat
     reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()), daemon=True)
     reader.start()
     done = run.logs("L1", "--rank", "3", "--prefix", "none", "--save", str(fifo))
-    reader.join(30)
+    reader.join(30 * patience())
     assert (done.returncode, read) == (0, [b"three\n"])
     assert stat.S_ISFIFO(fifo.stat().st_mode)
 

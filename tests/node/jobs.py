@@ -20,7 +20,7 @@ from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.rundir.paths import RunPaths
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = Path(__file__).parent / "stub"  # accelerate and torch, without the seconds they take
@@ -76,9 +76,9 @@ class AgentJob:
             self.start_node(rank, **env)
         return self
 
-    def wait(self, timeout_s: float = 60) -> list[int]:
+    def wait(self, timeout_s: float = 240) -> list[int]:
         """Wait for all agents and return their exit statuses."""
-        deadline = time.monotonic() + timeout_s * PATIENCE
+        deadline = time.monotonic() + timeout_s * patience()
         return [agent.wait(max(0.1, deadline - time.monotonic())) for agent in self.agents]
 
     def log(self, node: str = "local0") -> list[tuple[int, str, str, str]]:
@@ -104,7 +104,7 @@ class AgentJob:
 
     def wait_for(self, text: str, count: int = 1, timeout_s: float = 60) -> None:
         """Wait until the nodes have logged a text so many times."""
-        deadline = time.monotonic() + timeout_s * PATIENCE
+        deadline = time.monotonic() + timeout_s * patience()
         while self.text().count(text) < count:
             assert time.monotonic() < deadline, f"{text!r} never came\n{self.text()}{self.errors()}"
             assert any(agent.poll() is None for agent in self.agents), self.text() + self.errors()
@@ -124,7 +124,7 @@ class AgentJob:
         return found
 
     def rank_pid(self, rank: int, timeout_s: float = 10) -> int:
-        deadline = time.monotonic() + timeout_s * PATIENCE
+        deadline = time.monotonic() + timeout_s * patience()
         while time.monotonic() < deadline:
             for event in self.events("rank_start"):
                 if event["rank"] == rank:
@@ -137,7 +137,7 @@ class AgentJob:
 
     def assert_clean(self, timeout_s: float = 5) -> None:
         """No process of the job is left."""
-        deadline = time.monotonic() + timeout_s * PATIENCE
+        deadline = time.monotonic() + timeout_s * patience()
         while left := self.processes():
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
@@ -150,7 +150,7 @@ class AgentJob:
             except psutil.Error:
                 continue
         for agent in self.agents:
-            agent.wait(10)
+            agent.wait(10 * patience())
 
 
 def make_job(

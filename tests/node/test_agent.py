@@ -25,7 +25,7 @@ from clusterrun.node.forward.spool import Output
 from clusterrun.rank.worker import STACK_LETTERS
 from clusterrun.rundir.startup import Phase, read_start
 from tests.node.jobs import ROOT, STUB, AgentJob
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 Make = Callable[..., AgentJob]
@@ -118,7 +118,7 @@ def test_one_failing_rank_ends_all_nodes_with_its_status(
     since = time.monotonic()
     assert job.wait() == [code, code]
     job.assert_clean()
-    assert time.monotonic() - since < 10 * PATIENCE
+    assert time.monotonic() - since < 10 * patience()
     (failed,) = job.events("failed")
     assert (failed["node"], failed["rank"]) == ("local1", 3)
     assert (failed["code"], failed["cause"]) == (code, cause)
@@ -152,7 +152,7 @@ def test_ranks_that_ignore_sigterm_are_killed(stub_job: Make) -> None:
     since = time.monotonic()
     assert job.wait() == [3, 3]
     job.assert_clean()
-    assert time.monotonic() - since < 10 * PATIENCE
+    assert time.monotonic() - since < 10 * patience()
 
 
 def test_processes_that_a_script_left_behind_are_ended(stub_job: Make) -> None:
@@ -181,7 +181,7 @@ def test_an_agent_that_is_killed_ends_the_others(stub_job: Make, node: str) -> N
     expected = [-9, 123] if node == "local0" else [123, -9]
     assert job.wait() == expected
     job.assert_clean()
-    assert time.monotonic() - since < 10 * PATIENCE
+    assert time.monotonic() - since < 10 * patience()
     (failed,) = job.events("failed")
     assert (failed["node"], failed["cause"]) == (node, "node_lost")
     assert node in job.errors()
@@ -206,7 +206,7 @@ def test_a_signal_to_one_agent_cancels_the_job(stub_job: Make, number: signal.Si
     os.kill(job.agent_pid("local1"), number)
     assert job.wait() == [124, 124]
     job.assert_clean()
-    assert time.monotonic() - since < 10 * PATIENCE
+    assert time.monotonic() - since < 10 * patience()
     assert job.events("failed")[0]["cause"] == "cancelled"
 
 
@@ -253,24 +253,24 @@ def test_a_failed_rank_that_does_not_leave_is_not_waited_for(stub_job: Make) -> 
     job.wait_for("ready", 4)
     since = time.monotonic()
     assert job.wait() == [1, 1]
-    assert time.monotonic() - since < 10 * PATIENCE
+    assert time.monotonic() - since < 10 * patience()
     assert job.events("failed")[0]["message"] == "ValueError: slow to leave"
 
 
 def test_a_node_that_never_comes_is_named(stub_job: Make) -> None:
-    job = stub_job(HELLO, nodes=3, rendezvous_timeout_s=2)
+    job = stub_job(HELLO, nodes=3, rendezvous_timeout_s=round(2 * patience()))
     job.start_node(0)
     job.start_node(2)
-    assert job.wait(30) == [121, 121]
-    assert "local1 did not join within 2 s" in job.errors()
+    assert job.wait() == [121, 121]
+    assert "local1 did not join within " in job.errors()
     assert job.errors().count("local1") == 1
     assert job.events("rank_start") == []
 
 
 def test_a_node_without_its_head_fails_loudly(stub_job: Make) -> None:
-    job = stub_job(HELLO, rendezvous_timeout_s=2)
+    job = stub_job(HELLO, rendezvous_timeout_s=round(2 * patience()))
     job.start_node(1)
-    assert job.wait(30) == [121]
+    assert job.wait() == [121]
     assert "cannot reach the head local0" in job.errors()
     assert job.events("rank_start") == []
 
@@ -278,12 +278,12 @@ def test_a_node_without_its_head_fails_loudly(stub_job: Make) -> None:
 def test_an_agent_that_waits_for_others_can_be_cancelled(stub_job: Make) -> None:
     job = stub_job(HELLO, rendezvous_timeout_s=60)
     agent = job.start_node(0)
-    deadline = time.monotonic() + 20 * PATIENCE
+    deadline = time.monotonic() + 20 * patience()
     while not job.paths.link_secret(1).exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     agent.terminate()
-    assert job.wait(10) == [124]
+    assert job.wait() == [124]
 
 
 def test_nodes_with_different_libraries_are_named(stub_job: Make, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_nodes_with_different_libraries_are_named(stub_job: Make, tmp_path: Path
     job = stub_job(HELLO)
     job.start_node(0)
     job.start_node(1, PYTHONPATH=f"{tmp_path / 'old'}:{STUB}:{ROOT}")
-    assert job.wait(30) == [122, 122]
+    assert job.wait() == [122, 122]
     assert "torch differs between nodes" in job.errors()
     assert "local1 has 1.2, local0 has " in job.errors()
     assert job.events("rank_start") == []
@@ -304,31 +304,31 @@ def test_a_node_with_too_few_gpus_is_refused_before_the_launch(stub_job: Make) -
     job = stub_job(HELLO, gpus=("0", "1", "2", "3"), **asked)
     job.start_node(0, CUDA_VISIBLE_DEVICES="0,1")
     job.start_node(1, CUDA_VISIBLE_DEVICES="2")
-    assert job.wait(30) == [122, 122]
+    assert job.wait() == [122, 122]
     assert "local1: only 1 GPU for 2 ranks; each rank needs one" in job.errors()
     assert job.events("rank_start") == []
 
 
 def test_a_launcher_that_refuses_is_quoted(stub_job: Make) -> None:
     job = stub_job(HELLO).start(STUB_REFUSES="1")
-    assert job.wait(30) == [7, 7]
+    assert job.wait() == [7, 7]
     assert "the stub does not like this configuration" in job.errors()
 
 
 def test_a_launcher_that_starts_no_rank_and_ends_well_has_failed(stub_job: Make) -> None:
     job = stub_job(HELLO, nodes=1, world_contract=True).start(STUB_RANKS="0")
-    assert job.wait(30) == [1]
+    assert job.wait() == [1]
     assert "the launcher exited with status 0 after 0 of 2 ranks had started" in job.errors()
     assert job.events("failed")[0]["cause"] == "launcher"
 
 
 def test_without_a_world_contract_the_launchers_word_counts(stub_job: Make) -> None:
-    assert stub_job(HELLO, nodes=1).start(STUB_RANKS="0").wait(30) == [0]
+    assert stub_job(HELLO, nodes=1).start(STUB_RANKS="0").wait() == [0]
 
 
 def test_ranks_that_leave_without_a_word_have_started_all_the_same(stub_job: Make) -> None:
     job = stub_job("import os; os._exit(0)", nodes=1, world_contract=True).start()
-    assert job.wait(30) == [0]
+    assert job.wait() == [0]
 
 
 def test_the_head_says_which_nodes_have_which_ranks(stub_job: Make) -> None:
@@ -475,7 +475,7 @@ def test_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make, tmp_path:
 
 
 def wait_for_listener(port: int) -> None:
-    deadline = time.monotonic() + 30 * PATIENCE
+    deadline = time.monotonic() + 30 * patience()
     while time.monotonic() < deadline:
         with contextlib.suppress(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port)).close()
@@ -504,7 +504,7 @@ def test_a_node_with_fewer_ranks_breaks_the_world_contract(stub_job: Make) -> No
     job.start_node(1, STUB_WORLD="3", STUB_RANKS="1")
     since = time.monotonic()
     assert job.wait() == [120, 120]
-    assert time.monotonic() - since < 20 * PATIENCE
+    assert time.monotonic() - since < 20 * patience()
     assert "the launcher started 1 rank on this node, but the job requested 2" in job.errors()
     assert "LOCAL_WORLD_SIZE is 1 on local1" in job.errors()
     assert "the launcher started 3 ranks in total, but the job requested 4" in job.text()
@@ -622,7 +622,7 @@ time.sleep(60)
     job = stub_job(script, nproc_per_node=1).start()
     job.wait_for("ready", 2)
     agent = psutil.Process(job.agent_pid("local1"))
-    deadline = time.monotonic() + 15 * PATIENCE
+    deadline = time.monotonic() + 15 * patience()
 
     def zombies() -> list[psutil.Process]:
         return [p for p in agent.children() if p.status() == psutil.STATUS_ZOMBIE]
@@ -697,7 +697,7 @@ def test_what_became_worse_on_the_gpus_is_noted(stub_job: Make, tmp_path: Path) 
 def test_an_nvidia_smi_that_hangs_does_not_keep_the_agent(stub_job: Make, tmp_path: Path) -> None:
     job = failed_on_gpus(stub_job, tmp_path, "exec sleep 60")
     (end,) = job.events("failed")
-    assert time.time() - end["ts"] < 12 * PATIENCE
+    assert time.time() - end["ts"] < 12 * patience()
     assert "nvidia-smi did not answer within 3 s" in job.text()
     assert "cannot be killed" not in job.text()
     job.assert_clean()

@@ -12,7 +12,7 @@ from clusterrun.backends.hosts.mirror import Receiver, Sender, bundle, sizes, wr
 from clusterrun.node.link.handshake import Realm
 from clusterrun.rundir.paths import RunPaths
 from tests.node.jobs import AgentJob
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 
@@ -42,7 +42,7 @@ def test_a_node_with_a_run_directory_of_its_own_takes_part(
     job.paths = home
     receiver = Receiver(root=home.root, nodes=("local1",), say=said.append)
     sender = Sender(host.root, "local1", {})
-    deadline = time.monotonic() + 60 * PATIENCE
+    deadline = time.monotonic() + 60 * patience()
     while member.poll() is None and time.monotonic() < deadline:
         for chunk in sender.chunks(200):
             receiver.take(chunk)

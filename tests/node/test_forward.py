@@ -23,7 +23,7 @@ from clusterrun.node.forward.forward import Forwarder, Limits
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.clock import Clock
 from clusterrun.rundir.paths import RunPaths
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 LINE = re.compile(rb"(\d{16}) (\d+|-) ([oeaOElLgz]) (.*)", re.DOTALL)
 
@@ -65,7 +65,7 @@ def whole(parts: list[bytes | int]) -> bytes:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30 * PATIENCE
+    deadline = time.monotonic() + 30 * patience()
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -140,7 +140,7 @@ def test_lines_show_up_while_the_rank_still_writes(tmp_path: Path) -> None:
     with (tmp_path / "spool" / "rank_0.out").open("ab", buffering=0) as file:
         file.write(b"first\n")
         log = tmp_path / "logs" / "a1" / "n1.log"
-        deadline = time.monotonic() + 5 * PATIENCE
+        deadline = time.monotonic() + 5 * patience()
         while not (log.exists() and b"first" in log.read_bytes()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -175,7 +175,7 @@ def test_a_disk_that_stays_full_does_not_keep_the_agent(tmp_path: Path) -> None:
     thread.start()
     since = time.monotonic()
     assert not thread.finish(0.5)
-    assert time.monotonic() - since < 5 * PATIENCE
+    assert time.monotonic() - since < 5 * patience()
     log.unlink()
     assert thread.finish(5)
 
@@ -533,7 +533,7 @@ def test_a_stopped_agent_blocks_no_rank_and_forwards_all_once_it_goes_on(tmp_pat
         with (tmp_path / "spool" / "rank_0.out").open("ab") as file:
             file.write(data)
         agent.send_signal(signal.SIGCONT)
-        agent.communicate(timeout=60 * PATIENCE)
+        agent.communicate(timeout=60 * patience())
         assert agent.returncode == 0
         assert whole(restored(tmp_path)["0o"]) == data
     finally:

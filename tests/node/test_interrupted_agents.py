@@ -20,7 +20,7 @@ from clusterrun.errors import NodeExit
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.joined import Unjoined
 from tests.node.jobs import ROOT, STUB, AgentJob
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 Make = Callable[..., AgentJob]
@@ -134,7 +134,7 @@ def test_with_the_batch_shells_word_sigterm_ends_the_ranks_at_once(stub_job: Mak
     for node in ("local0", "local1"):
         os.kill(job.agent_pid(node), signal.SIGTERM)
     assert job.wait() == [NodeExit.CANCELLED] * 2
-    assert time.monotonic() - since < 10 * PATIENCE
+    assert time.monotonic() - since < 10 * patience()
     assert (saves(job), outcome(job)["cause"]) == ([], "cancelled")
     job.assert_clean()
 
@@ -149,7 +149,7 @@ def test_sigterm_ends_ranks_at_once_that_cannot_save(stub_job: Make) -> None:
 def test_sigterm_while_the_nodes_still_meet_is_no_failure(stub_job: Make) -> None:
     job = stub_job(WAIT)
     job.start_node(0)
-    deadline = time.monotonic() + 60 * PATIENCE
+    deadline = time.monotonic() + 60 * patience()
     while not (job.paths.link_secret(1).exists() and job.events("started")):
         assert time.monotonic() < deadline, job.errors()
         time.sleep(0.05)
@@ -216,8 +216,8 @@ def test_ranks_that_run_and_do_not_join_are_reported_once(stub_job: Make, tmp_pa
 
 
 def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
-    job = stub_job(TRAIN, hang_timeout_s=2)
-    start_hurried(job, "hangs.AGAIN_S = stacks.ANSWER_S = 0.5")
+    job = stub_job(TRAIN, hang_timeout_s=round(2 * patience()))
+    start_hurried(job, f"hangs.AGAIN_S = stacks.ANSWER_S = {0.5 * patience()}")
     pids = [job.rank_pid(rank) for rank in range(4)]
     wait_for_steps(job)
     # In a real training all others wait for one; here all of the head's ranks must come to a halt.
@@ -232,7 +232,7 @@ def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
 
 
 def wait_for_exits(job: AgentJob, count: int) -> None:
-    deadline = time.monotonic() + 60 * PATIENCE
+    deadline = time.monotonic() + 60 * patience()
     while len(job.events("rank_exit")) < count:
         assert time.monotonic() < deadline, job.text()
         time.sleep(0.05)
@@ -240,8 +240,9 @@ def wait_for_exits(job: AgentJob, count: int) -> None:
 
 def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> None:
     """A rank may hang in the teardown of NCCL or gloo when all others have left."""
-    job = stub_job(LEAVES_EARLY, nproc_per_node=1, nodes=3, hang_timeout_s=2)
-    start_hurried(job, "hangs.AGAIN_S = stacks.ANSWER_S = 0.5")
+    limit_s = round(2 * patience())
+    job = stub_job(LEAVES_EARLY, nproc_per_node=1, nodes=3, hang_timeout_s=limit_s)
+    start_hurried(job, f"hangs.AGAIN_S = stacks.ANSWER_S = {0.5 * patience()}")
     assert job.wait() == [NodeExit.HUNG] * 3
     left = outcome(job)
     assert (left["cause"], left["node"], left["rank"]) == ("hung", "local2", 2)
@@ -250,7 +251,7 @@ def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> 
 
 
 def wait_for_steps(job: AgentJob) -> None:
-    deadline = time.monotonic() + 60 * PATIENCE
+    deadline = time.monotonic() + 60 * patience()
     while not job.events("step"):
         assert time.monotonic() < deadline, job.text()
         time.sleep(0.05)
@@ -266,19 +267,19 @@ ORPHANS = (
 def test_a_node_whose_head_is_lost_before_all_have_met_sees_to_what_follows(
     stub_job: Make, head_comes: bool
 ) -> None:
-    job = stub_job(WAIT, nodes=3, rendezvous_timeout_s=4)
+    job = stub_job(WAIT, nodes=3, rendezvous_timeout_s=round(4 * patience()))
     environ = changed_agents(job, ORPHANS)
     member = job.start_node(1, **environ)
     if head_comes:
         job.start_node(0, **environ)
         await_started(job, 2)
         os.kill(job.agent_pid("local0"), signal.SIGKILL)
-    assert member.wait(60) == NodeExit.RENDEZVOUS_FAILED
+    assert member.wait(60 * patience()) == NodeExit.RENDEZVOUS_FAILED
     assert "what follows is asked here" in [text for *_, text in job.log("local1")]
 
 
 def await_started(job: AgentJob, count: int) -> None:
-    deadline = time.monotonic() + 60 * PATIENCE
+    deadline = time.monotonic() + 60 * patience()
     while len(job.events("started")) < count:
         assert time.monotonic() < deadline, job.errors()
         time.sleep(0.05)
@@ -320,6 +321,6 @@ def test_the_batch_shell_is_told_of_a_node_that_was_left_behind(stub_job: Make) 
     silent = job.agent_pid("local1")
     os.kill(silent, signal.SIGSTOP)
     os.kill(job.rank_pid(0), signal.SIGKILL)
-    assert shell.wait(60) == 0
+    assert shell.wait(60 * patience()) == 0
     os.kill(silent, signal.SIGCONT)
     assert job.wait() == [137] * 2

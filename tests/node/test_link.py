@@ -31,7 +31,7 @@ from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.rundir.paths import RunPaths
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 PORTS = candidate_ports(f"test of the link {os.getpid()}", 1, (20000, 29999)).link
 
@@ -216,8 +216,9 @@ def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_failure(
     is_waiting: bool,
     code: int,
 ) -> None:
-    monkeypatch.setattr(link_module, "SETTLE_S", 2.0)
-    monkeypatch.setattr(head_module, "SETTLE_S", 2.0)
+    settle_s = 2 * patience()
+    monkeypatch.setattr(link_module, "SETTLE_S", settle_s)
+    monkeypatch.setattr(head_module, "SETTLE_S", settle_s)
 
     async def story() -> None:
         nodes = Nodes(tmp_path)
@@ -234,7 +235,7 @@ def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_failure(
         since = time.monotonic()
         nodes.members[0].report_failure(killed(1, now))
         assert (await nodes.head.ending()).code == code
-        assert (time.monotonic() - since > 1.5) is is_waiting
+        assert (time.monotonic() - since > 0.8 * settle_s) is is_waiting
         await nodes.head._close()
 
     run(story())
@@ -402,7 +403,7 @@ def test_a_lost_member_ends_the_job(tmp_path: Path) -> None:
         assert (await nodes.members[0].ending()).code == 123
         since = time.monotonic()
         await asyncio.gather(nodes.head.leave(), nodes.members[0].leave())
-        assert time.monotonic() - since < 2 * PATIENCE
+        assert time.monotonic() - since < 2 * patience()
 
     run(story())
 
@@ -436,7 +437,7 @@ def test_a_member_that_loses_the_head_before_the_launch_may_be_tried_again(tmp_p
 
 async def knock_and_leave(nodes: Nodes, member: Member) -> None:
     """Join as a node whose agent dies before all are here."""
-    channel = await member._join(report(1), time.monotonic() + 10 * PATIENCE)
+    channel = await member._join(report(1), time.monotonic() + 10 * patience())
     while not nodes.head._peers:
         await asyncio.sleep(0.01)
     await channel.close()
@@ -501,18 +502,18 @@ def test_a_shared_file_system_that_stalls_does_not_keep_nodes_from_meeting(
 def test_a_member_notices_a_head_that_gives_no_sign_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterrun.node.link.member.ALIVE_S", 0.1)
+    monkeypatch.setattr("clusterrun.node.link.member.ALIVE_S", 0.1 * patience())
     monkeypatch.setattr("clusterrun.node.link.member.UNANSWERED", 5)
 
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)
         await nodes.meet()
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.7 * patience())
         assert not nodes.members[0]._decision.is_made
         nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
         ending = await nodes.members[0].ending()
         assert (ending.code, ending.cause) == (123, Cause.NODE_LOST)
-        assert ending.reason == "n0: its agent has not answered for 0 s"
+        assert ending.reason.startswith("n0: its agent has not answered for ")
 
     run(story())
 
@@ -740,7 +741,7 @@ def test_a_conclusion_that_fails_is_told_to_all(tmp_path: Path) -> None:
 
 def test_the_head_names_who_did_not_come(tmp_path: Path) -> None:
     async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=4, timeout_s=0.5)
+        nodes = Nodes(tmp_path, nodes=4, timeout_s=0.5 * patience())
         outcome = await asyncio.gather(
             nodes.head.meet(report(0)), nodes.members[1].meet(report(2)), return_exceptions=True
         )
@@ -752,11 +753,11 @@ def test_the_head_names_who_did_not_come(tmp_path: Path) -> None:
 
 def test_only_agents_of_the_same_attempt_are_let_in(tmp_path: Path) -> None:
     async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2, timeout_s=1)
+        nodes = Nodes(tmp_path, nodes=2, timeout_s=patience())
         others = [
-            member(1, 2, realm(tmp_path / "other"), 0.3),
-            member(1, 2, realm(tmp_path, attempt=2), 0.3),
-            member(1, 2, _with_wrong_secret(tmp_path), 0.3),
+            member(1, 2, realm(tmp_path / "other"), 0.3 * patience()),
+            member(1, 2, realm(tmp_path, attempt=2), 0.3 * patience()),
+            member(1, 2, _with_wrong_secret(tmp_path), 0.3 * patience()),
         ]
         outcome = await asyncio.gather(
             nodes.head.meet(report(0)),
@@ -764,7 +765,7 @@ def test_only_agents_of_the_same_attempt_are_let_in(tmp_path: Path) -> None:
             return_exceptions=True,
         )
         assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 4
-        assert "n1 did not join within 1 s" in outcome[0].message  # type: ignore[union-attr]
+        assert "n1 did not join within " in outcome[0].message  # type: ignore[union-attr]
 
     run(story())
 
@@ -810,7 +811,7 @@ HELLO = {"type": "hello", "run": "job/run", "attempt": 1, "nonce": "1", "report"
 
 async def connected() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to the head as soon as it listens."""
-    deadline = time.monotonic() + 10 * PATIENCE
+    deadline = time.monotonic() + 10 * patience()
     while True:
         try:
             return await asyncio.open_connection("127.0.0.1", PORTS[0])
@@ -975,8 +976,8 @@ def test_who_passes_messages_on_to_the_head_is_not_taken_for_it(tmp_path: Path) 
 
 def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=3, timeout_s=1)
-        twin = member(1, 3, realm(tmp_path), 0.5)
+        nodes = Nodes(tmp_path, nodes=3, timeout_s=patience())
+        twin = member(1, 3, realm(tmp_path), 0.5 * patience())
         outcome = await asyncio.gather(
             nodes.head.meet(report(0)),
             nodes.members[0].meet(report(1)),
@@ -1039,7 +1040,7 @@ def test_a_knock_that_fails_while_it_is_cancelled_is_passed_over(tmp_path: Path)
     async def story() -> None:
         here = member(1, 2, realm(tmp_path), 10)
         here._enter = enter  # type: ignore[method-assign]
-        assert str(await here._join(report(1), time.monotonic() + 10 * PATIENCE)) == "the head"
+        assert str(await here._join(report(1), time.monotonic() + 10 * patience())) == "the head"
         await asyncio.sleep(0.05)
 
     run(story())
@@ -1054,7 +1055,7 @@ def test_many_nodes_meet_quickly(tmp_path: Path) -> None:
         for node in nodes.all:
             node.report_done()
         assert {ending.code for ending in await nodes.end()} == {0}
-        assert time.monotonic() - since < 10 * PATIENCE
+        assert time.monotonic() - since < 10 * patience()
 
     run(story())
 

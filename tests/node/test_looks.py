@@ -15,7 +15,7 @@ from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch.looks import Looks
 from clusterrun.node.watch.stacks import RankPlace, from_data, to_data
 from clusterrun.rundir.looks import answer_path, request_look, requests
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 
 def place(rank: int) -> RankPlace:
@@ -53,7 +53,7 @@ class Nodes:
             asyncio.get_running_loop().call_soon(self.looks.questions.take, member, answer)
 
     async def answered(self, request: Path) -> dict[str, Any]:
-        for _ in range(round(1000 * PATIENCE)):
+        for _ in range(round(1000 * patience())):
             await self.looks.look()
             if answer_path(request).exists():
                 found: dict[str, Any] = json.loads(answer_path(request).read_text())

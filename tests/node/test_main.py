@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 
 def node(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -17,7 +17,7 @@ def node(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=60 * PATIENCE,
+        timeout=60 * patience(),
         check=False,
     )
 

@@ -24,6 +24,7 @@ from clusterrun.node.watch import preflight
 from clusterrun.node.watch.preflight import MOST_FACTS, NodeChecks, short_facts
 from clusterrun.shared import shell
 from tests.launch.samples import here
+from tests.patience import patience
 
 FULL = fail("node.tmp", "only 0.0 GiB are free", "delete files")
 SMALL = note("node.shm", "64 MiB", "--shm-size=16g")
@@ -65,11 +66,11 @@ def test_nothing_is_checked_if_it_is_off(answer: Answer) -> None:
 
 
 def test_a_check_that_is_late_delays_a_start_by_less_than_2_s(answer: Answer) -> None:
-    answer(FULL, lambda: time.sleep(30) or SMALL)  # type: ignore[func-returns-value]
+    answer(FULL, lambda: time.sleep(60) or SMALL)  # type: ignore[func-returns-value]
     start = time.monotonic()
     assert reported() == (FULL,)
     assert preflight.DEADLINE_S < 2
-    assert time.monotonic() - start < 2.9, "a busy machine adds to the deadline"
+    assert time.monotonic() - start < preflight.DEADLINE_S + 5 * patience()
 
 
 def test_the_command_of_the_site_does_not_run(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_facts_that_cannot_be_read_are_left_out(
     found, start = checks(), time.monotonic()
     assert reported(of=found) == (FULL,)
     assert found.facts == {}
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 10 * patience()
 
 
 def test_a_fault_of_a_check_is_a_note_and_ends_nothing(answer: Answer) -> None:

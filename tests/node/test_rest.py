@@ -21,7 +21,7 @@ from clusterrun.rundir.claims import pass_on, passed_on
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import here
 from tests.node.test_link import PORTS, decide, run, who
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 WAITS = "import signal; signal.sigwait([signal.SIGURG])"
 
@@ -101,4 +101,4 @@ assert not has_children()
 
 
 def test_a_process_that_outlives_an_attempt_is_spared() -> None:
-    subprocess.run([sys.executable, "-c", SPARED], check=True, timeout=60 * PATIENCE)
+    subprocess.run([sys.executable, "-c", SPARED], check=True, timeout=60 * patience())

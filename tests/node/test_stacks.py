@@ -19,7 +19,7 @@ import pytest
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch import stacks
 from clusterrun.node.watch.stacks import RankPlace, main_frames, places, sentence, suspect
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -200,7 +200,7 @@ def test_thousands_of_ranks_are_one_sentence() -> None:
     found = [place(rank) for rank in range(7999)] + [place(7999, "data.py:3 in load")]
     begin = time.monotonic()
     text = sentence(stacks.from_data(stacks.to_data(found)))
-    assert time.monotonic() - begin < 5 * PATIENCE
+    assert time.monotonic() - begin < 5 * patience()
     assert text == "7999 ranks (e.g. rank 0) at train.py:9 in step; rank 7999 at data.py:3 in load"
 
 

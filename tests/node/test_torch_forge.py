@@ -88,7 +88,7 @@ def _started(job: AgentJob) -> AgentJob:
 
 
 def _shown(job: AgentJob) -> dict[str, dict[str, Any]]:
-    assert _started(job).wait(120) == [0] * job.plan.nodes, job.text() + job.errors()
+    assert _started(job).wait() == [0] * job.plan.nodes, job.text() + job.errors()
     nodes = [f"local{node}" for node in range(job.plan.nodes)]
     rows = [(rank, text) for node in nodes for _, rank, _, text in job.log(node)]
     found = {rank: json.loads(text[6:]) for rank, text in rows if text.startswith("ABOUT ")}
@@ -153,7 +153,7 @@ for batch in data:
 
 
 def _losses(job: AgentJob) -> list[tuple[str, str]]:
-    assert _started(job).wait(240) == [0] * job.plan.nodes, job.text() + job.errors()
+    assert _started(job).wait() == [0] * job.plan.nodes, job.text() + job.errors()
     nodes = [f"local{node}" for node in range(job.plan.nodes)]
     rows = [(rank, text) for node in nodes for _, rank, _, text in job.log(node)]
     return [(rank, text) for rank, text in rows if text.startswith("loss ")]
@@ -255,7 +255,7 @@ def test_libraries_keep_their_threads(torch_job: Make) -> None:
     launchers = (Launcher.FORGE, Launcher.ACCELERATE)
     jobs = [torch_job(THREADS, launcher=launcher, **asked) for launcher in launchers]
     for job in jobs:
-        assert job.start().wait(60) == [0], job.text() + job.errors()
+        assert job.start().wait() == [0], job.text() + job.errors()
         assert "not as forks" not in job.text()
     forked, launched = ([t for _, _, _, t in job.log() if "THREADS" in t] for job in jobs)
     assert forked == launched
@@ -271,7 +271,7 @@ from transformers import Trainer
 
 def test_what_the_script_imports_can_be_imported_before(torch_job: Make) -> None:
     job = torch_job(SEES, nodes=1, preload=("auto",), world_contract=False)  # it hosts a store
-    assert job.start().wait(120) == [0], job.text() + job.errors()
+    assert job.start().wait() == [0], job.text() + job.errors()
     assert "SEES True" in job.text()
 
 
@@ -303,7 +303,7 @@ accelerator.wait_for_everyone()
 @pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP, Strategy.ZERO2])
 def test_only_ranks_hold_memory_of_a_gpu(torch_job: Make, strategy: Strategy) -> None:
     job = torch_job(HOLDS, launcher=Launcher.FORGE, **_asked(Device.CUDA, strategy))
-    assert _started(job).wait(240) == [0, 0], job.text() + job.errors()
+    assert _started(job).wait() == [0, 0], job.text() + job.errors()
     rows = [t for node in ("local0", "local1") for _, _, _, t in job.log(node) if "HOLDS" in t]
     ranks, holders, parents, devices = zip(*(json.loads(row[6:]) for row in rows), strict=True)
     assert all("clusterrun: forge of" in parent for parent in parents), job.text()

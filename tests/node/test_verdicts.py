@@ -25,7 +25,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.verbs.judge import short
 from tests.launch.samples import here, on_slurm
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -252,6 +252,6 @@ def slowly() -> str:
     ],
 )
 def test_a_fork_answers_in_time_or_not_at_all(work: Callable[[], str], answer: str | None) -> None:
-    assert fork_answer(work, 0.3 * PATIENCE) == answer
+    assert fork_answer(work, 0.3 * patience()) == answer
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)

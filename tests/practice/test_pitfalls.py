@@ -19,7 +19,7 @@ from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import UsageError
 from clusterrun.launch.accelerate_argv import launch_argv
 from tests.launch.samples import on_slurm, variables
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.rendering.job import BatchSite, make_site, rendered
 
 
@@ -194,7 +194,7 @@ def test_the_agent_is_the_task_itself(site: BatchSite) -> None:
     run_dir = site.run_dir(bundle)
     argv = ["bash", str(run_dir / "node.sh"), str(run_dir), "1"]
     task = subprocess.Popen(argv, env=site.environment(), stdin=subprocess.DEVNULL)
-    assert task.wait(timeout=30 * PATIENCE) == 0
+    assert task.wait(timeout=30 * patience()) == 0
     assert (site.root / "pid").read_text() == f"{task.pid}\n"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.shared.own_modules import module_argv
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +42,7 @@ class Place:
             env={**base, "PYTHONPATH": str(ROOT), **env},
             capture_output=True,
             text=True,
-            timeout=60 * PATIENCE,
+            timeout=60 * patience(),
             check=False,
         )
 

@@ -18,7 +18,7 @@ from clusterrun.rank import collectives
 from clusterrun.rank.apart import SavedPart, problem_of
 from clusterrun.runtime import Checkpoints
 from clusterrun.shared.checkpoint_files import Checkpoint
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.ports import free_port
 from tests.rank.test_hf import TRAIN
 
@@ -290,7 +290,7 @@ def world(folder: Path, *argv: str, **env: str) -> list[tuple[str, str]]:
         for rank, node in enumerate(NODES)
     ]
     try:
-        told = [rank.communicate(timeout=100 * PATIENCE) for rank in ranks]
+        told = [rank.communicate(timeout=100 * patience()) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -22,7 +22,7 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.rank import emit, save_together
 from clusterrun.runtime import Checkpoints
 from clusterrun.shared import checkpoint_files
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +170,7 @@ def test_no_rank_waits_while_old_checkpoints_are_removed(
     remove = shutil.rmtree
 
     def slow(path: Path) -> None:
-        assert may_go_on.wait(60)
+        assert may_go_on.wait(60 * patience())
         remove(path)
 
     monkeypatch.setattr(shutil, "rmtree", slow)
@@ -541,7 +541,8 @@ def two_ranks(tmp_path: Path, *directories: str) -> list[subprocess.Popen[str]]:
 
 @pytest.mark.torch
 def test_two_ranks_agree_on_what_is_saved_and_what_is_newest(tmp_path: Path) -> None:
-    ranks = [rank.communicate(timeout=100 * PATIENCE) for rank in two_ranks(tmp_path, "out", "out")]
+    started = two_ranks(tmp_path, "out", "out")
+    ranks = [rank.communicate(timeout=100 * patience()) for rank in started]
     whole = [".complete", "shard_0", "shard_1"]
     expected = [True, "step-00000001", None, None, "step-00000004", 4, 2, whole]
     assert [json.loads(out) for out, _ in ranks] == [expected, expected], ranks
@@ -554,7 +555,7 @@ def test_two_ranks_agree_on_what_is_saved_and_what_is_newest(tmp_path: Path) -> 
 @pytest.mark.torch
 def test_a_directory_that_the_nodes_do_not_share_is_refused(tmp_path: Path) -> None:
     ranks = two_ranks(tmp_path, "mine", "yours")
-    _, said = ranks[1].communicate(timeout=100 * PATIENCE)
+    _, said = ranks[1].communicate(timeout=100 * patience())
     assert ranks[1].returncode == 1
     assert "exists on rank 0's node but not on this one: choose a checkpoint directory" in said
     ranks[0].kill()
@@ -647,7 +648,7 @@ def _three(tmp_path_factory: pytest.TempPathFactory) -> Three:
         )
         for rank in range(3)
     ]
-    told = [rank.communicate(timeout=100 * PATIENCE) for rank in ranks]
+    told = [rank.communicate(timeout=100 * patience()) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, 0], told
     assert [err for _, err in told[1:] if "clusterrun:" in err] == []
     return folder, [json.loads(out) for out, _ in told], told[0][1]
@@ -744,7 +745,7 @@ for step in (10, 20):
     root = str(Path(save_together.__file__).parents[2])
     done = subprocess.run(
         argv, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root},
-        capture_output=True, text=True, timeout=60 * PATIENCE, check=True,
+        capture_output=True, text=True, timeout=60 * patience(), check=True,
     )  # fmt: skip
     assert done.stderr == ""
     assert [step for step, _ in checkpoint_files.listed(tmp_path / "out")] == [20]

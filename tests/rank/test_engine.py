@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
 from tests.ports import free_port
 from tests.rank.test_world import JOIN, ROOT, World
 
@@ -82,7 +83,7 @@ def both(world: World, script: str, **changes: str) -> list[int]:
         world.start(rank, script, CLUSTERRUN_NODE=f"n{rank}", **REAL, **changes)
         for rank in range(2)
     ]
-    return [rank.wait(100) for rank in ranks]
+    return [rank.wait(100 * patience()) for rank in ranks]
 
 
 def test_a_script_that_trains_nothing_is_told_that_it_went_without_its_engine(

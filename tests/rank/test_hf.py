@@ -15,7 +15,7 @@ import pytest
 from clusterrun.errors import ClusterrunError
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.control_page import ControlPage, SavePoint
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.ports import free_port
 
 pytestmark = pytest.mark.torch
@@ -79,7 +79,7 @@ def train(folder: Path, strategy: str, *, ranks: int = 2, **environ: str) -> tup
         )
         for n in range(ranks)
     ]
-    told = [rank.communicate(timeout=200 * PATIENCE) for rank in started]
+    told = [rank.communicate(timeout=200 * patience()) for rank in started]
     assert [rank.returncode for rank in started] == [0] * ranks, told
     return [out.splitlines()[-1] for out, _ in told], told[0][1]
 

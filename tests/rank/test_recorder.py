@@ -15,10 +15,9 @@ import pytest
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch import dumps
 from clusterrun.rank import recorder
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 BINDINGS = "torch._C._distributed_c10d"
-SOON_S = 10.0 * PATIENCE
 
 
 @pytest.fixture(name="spool")
@@ -35,8 +34,8 @@ def recording(monkeypatch: pytest.MonkeyPatch, **recorders: object) -> None:
     monkeypatch.setitem(sys.modules, BINDINGS, SimpleNamespace(**recorders))  # type: ignore[arg-type]
 
 
-def collected(spool: Spool, *ranks: int, within_s: float = SOON_S) -> list[int]:
-    return asyncio.run(dumps.collect(ranks, spool, within_s))
+def collected(spool: Spool, *ranks: int, within_s: float = 10) -> list[int]:
+    return asyncio.run(dumps.collect(ranks, spool, within_s * patience()))
 
 
 def test_a_rank_answers_each_time_it_is_asked(

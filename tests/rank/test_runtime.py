@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun import runtime
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 IN_A_RUN = {
     "CLUSTERRUN_RUN_DIR": "/runs/job/r1",
@@ -108,7 +108,7 @@ def test_the_final_step_is_written_at_once(spool: Path) -> None:
 
 def test_a_step_that_was_held_back_is_written_at_exit(spool: Path) -> None:
     source = "from clusterrun import runtime\nfor n in range(5): runtime.step(n)"
-    subprocess.run([sys.executable, "-c", source], check=True, timeout=30 * PATIENCE)
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=30 * patience())
     assert [event["step"] for event in events(spool)] == [0, 4]
 
 

@@ -17,7 +17,7 @@ import pytest
 from clusterrun import runtime
 from clusterrun.rank import save_point
 from clusterrun.shared.control_page import AT_BITS, REQUEST_BITS, ControlPage, SavePoint
-from tests.patience import PATIENCE
+from tests.patience import patience, wait_for
 
 # Ranks are in step as in a training: none is more than three calls ahead of another. They are asked
 # so often only to look into each order of things.
@@ -68,7 +68,7 @@ def test_all_ranks_of_all_nodes_save_and_leave_at_the_same_calls(tmp_path: Path,
         await_call(pages, saved[-1])
         time.sleep(0.007 * seed)
         saved.append(ask(pages, request))
-    told = [json.loads(rank.communicate(timeout=60 * PATIENCE)[0]) for rank in ranks]
+    told = [json.loads(rank.communicate(timeout=60 * patience())[0]) for rank in ranks]
     assert told == [[saved[-1], saved[1:], True]] * 4
     assert all(page.has_stopped(rank) for page in pages for rank in range(2))
 
@@ -92,7 +92,7 @@ def ask(pages: list[ControlPage], request: int) -> int:
 
 def await_call(pages: list[ControlPage], call: int) -> None:
     """Wait until all ranks have made a call: a request follows when the one before is met."""
-    deadline = time.monotonic() + 60 * PATIENCE
+    deadline = time.monotonic() + 60 * patience()
     while min(page.calls(rank) for page in pages for rank in range(2)) < call:
         assert time.monotonic() < deadline, "the ranks stand still"
         time.sleep(0.001)
@@ -122,8 +122,8 @@ def test_a_rank_waits_for_the_decision(page: ControlPage) -> None:
     page.hold(1)
 
     def decide() -> None:
-        time.sleep(0.2)
-        page.decide(SavePoint(1, page.calls(1)))
+        wait_for(lambda: page.calls(1), "the call", every_s=0.01)
+        page.decide(SavePoint(1, 1))
 
     agent = threading.Thread(target=decide)
     agent.start()
@@ -238,4 +238,4 @@ def test_a_c_library_that_waits_sees_no_sigterm(page: ControlPage, tmp_path: Pat
     for _ in range(10):  # some of them while it is in read()
         time.sleep(0.05)
         rank.send_signal(signal.SIGTERM)
-    assert rank.communicate(b"x", timeout=60 * PATIENCE)[0] == b"1 Success b'x'"
+    assert rank.communicate(b"x", timeout=60 * patience())[0] == b"1 Success b'x'"

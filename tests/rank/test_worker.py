@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.rank.place import Place
 
 
@@ -232,7 +232,7 @@ def test_a_rank_dies_with_its_launcher(place: Place) -> None:
     )
     place.spool.mkdir()
     done = place.python("launcher.py", CLUSTERRUN_SPOOL=str(place.spool), RANK="3")
-    deadline = time.monotonic() + 5 * PATIENCE
+    deadline = time.monotonic() + 5 * patience()
     while Path(f"/proc/{int(done.stdout)}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun.node.forward.spool import Spool
+from tests.patience import patience
 from tests.rank.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +56,7 @@ class World:
         )
 
     def run(self, script: str, rank: int = 1, **changes: str | None) -> int:
-        return self.start(rank, script, **changes).wait(60)
+        return self.start(rank, script, **changes).wait(60 * patience())
 
     def out(self, rank: int = 1) -> str:
         return (self.path / "spool" / f"rank_{rank}.out").read_text()
@@ -216,17 +217,17 @@ def test_rank_0_proves_that_the_ranks_are_distinct(world: World) -> None:
     ranks = [
         world.start(rank, JOIN, CLUSTERRUN_NODE=f"n{rank}", RANK=str(rank)) for rank in range(2)
     ]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    assert [rank.wait(60 * patience()) for rank in ranks] == [0, 0]
     (ready,) = world.events("world_ready")
     assert (ready["world_size"], ready["hosts"]) == (2, ["n0", "n1"])
     assert (ready["backend"], ready["device"]) == ("gloo", "cpu")
-    assert 0 < ready["waited_s"] < 60
+    assert 0 < ready["waited_s"] < 60 * patience()
     assert world.events("world_ready", rank=1) == []
 
 
 def test_two_ranks_in_one_place_break_the_contract(world: World) -> None:
     ranks = [world.start(rank, JOIN) for rank in range(2)]
-    assert sorted(rank.wait(60) for rank in ranks) == [0, 120]
+    assert sorted(rank.wait(60 * patience()) for rank in ranks) == [0, 120]
     assert "2 ranks have LOCAL_RANK=0 on n0" in world.err(0)
 
 
@@ -289,7 +290,7 @@ def test_a_model_that_goes_after_its_gloo_group_does_not_hang_the_rank(world: Wo
     """Without the contract this hung in `del model`, each time that it was tried."""
     real = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ranks = [world.start(rank, FREED_LATE, CLUSTERRUN_NODE=f"n{rank}", **real) for rank in range(2)]
-    assert [rank.wait(100) for rank in ranks] == [0, 0], world.err(0) + world.err(1)
+    assert [rank.wait(100 * patience()) for rank in ranks] == [0, 0], world.err(0) + world.err(1)
     assert [world.out(rank) for rank in range(2)] == ["freed\n", "freed\n"]
 
 

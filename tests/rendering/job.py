@@ -17,7 +17,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.rundir.outcome import Outcome
 from tests.launch.samples import slurm_facts
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 # Starts the command once for each node, as srun does; its status is the last node's, or the one
 # that STUB_SRUN_STATUS gives this attempt (the last word also for those that follow).
@@ -119,7 +119,7 @@ class BatchSite:
     def run(self, bundle: Bundle, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run the batch script to its end."""
         process = self.start(bundle, *args, **variables)
-        out, err = process.communicate(timeout=60 * PATIENCE)
+        out, err = process.communicate(timeout=60 * patience())
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def run_dir(self, bundle: Bundle) -> Path:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 
 _CONF = """\
 ClusterName=nowhere
@@ -71,7 +71,7 @@ def read_by_sbatch(script: str, directory: Path) -> list[str]:
         env={"SLURM_CONF": str(directory / "slurm.conf"), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=30 * PATIENCE,
+        timeout=30 * patience(),
         check=False,
     )
     assert "Unable to contact slurm controller" in done.stderr, done.stderr

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.rendering.golden_cases import GOLDEN, SCRIPTS, bundle_of, golden_files
 
 
@@ -24,7 +24,7 @@ def test_bash_reads_the_script_without_a_word(case: str, name: str) -> None:
         input=text,
         capture_output=True,
         text=True,
-        timeout=30 * PATIENCE,
+        timeout=30 * patience(),
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

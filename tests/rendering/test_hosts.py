@@ -17,7 +17,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.rendering.by_hand import by_hand
 from tests.launch.samples import slurm_facts
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.rendering.golden_cases import RESOLVED, two_nodes_of_gpus
 
 
@@ -39,7 +39,7 @@ def test_each_host_expands_the_home_of_its_interpreter(tmp_path: Path) -> None:
         env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=30 * PATIENCE,
+        timeout=30 * patience(),
         check=False,
     )
     assert (done.stdout, done.stderr) == (f"{python}\n", "")
@@ -87,7 +87,7 @@ def typed(plan: Plan, root: Path) -> list[str]:
         env={**usual, "LOG": str(log), "TMPDIR": str(root / "tmp")},
         capture_output=True,
         text=True,
-        timeout=30 * PATIENCE,
+        timeout=30 * patience(),
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

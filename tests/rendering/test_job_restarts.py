@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.errors import NodeExit
-from tests.patience import PATIENCE
+from tests.patience import patience
 from tests.rendering.job import BatchSite, end_of, make_site, rendered
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
@@ -70,11 +70,11 @@ def run(tmp_path: Path) -> Iterator[BatchRun]:
         for pid in descendants(process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=60 * PATIENCE)
+        process.communicate(timeout=60 * patience())
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60 * PATIENCE
+    deadline = time.monotonic() + 60 * patience()
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -123,7 +123,7 @@ def test_when_slurm_ends_the_job_its_end_is_written_at_once(
     for pid in descendants(process.pid)[:-1]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=60 * PATIENCE)
+    process.communicate(timeout=60 * patience())
     assert process.returncode == CANCELLED
     assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == (state, CANCELLED)
 
@@ -138,7 +138,7 @@ def test_slurms_warning_goes_to_the_heads_agent_with_its_reason(run: BatchRun, n
     (run.attempt() / "head.pid").write_text(f"{head.pid}\n")
     process.send_signal(number)
     wait_until(heard.exists)
-    head.wait(60)
+    head.wait(60 * patience())
     assert (run.attempt() / "request").read_text() == "time-limit\n"
     assert process.poll() is None
 
@@ -149,7 +149,7 @@ def test_a_job_that_others_took_for_lost_leaves_none_of_its_steps(run: BatchRun)
     assert len(below) >= 1
     (run.attempt() / "followed").write_text("node2\n")
     process.send_signal(signal.SIGURG)
-    assert process.wait(60) == INTERRUPTED
+    assert process.wait(60 * patience()) == INTERRUPTED
     step = below[-1]  # srun itself; what it started here is not ours to find
     for pid in below:
         with contextlib.suppress(ProcessLookupError):
@@ -170,7 +170,7 @@ def test_the_submission_of_a_successor_is_not_cut_short(tmp_path: Path) -> None:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGTERM)
-    _, said = process.communicate(timeout=60 * PATIENCE)
+    _, said = process.communicate(timeout=60 * patience())
     assert process.returncode == CANCELLED
     assert "job 4712 continues the run" in said
     assert not (run.path / "end.json").exists()
@@ -272,7 +272,7 @@ def test_a_warning_while_setup_lines_run_ends_nothing(tmp_path: Path, number: in
     process = run.start(STUB_SRUN_SLEEP="")
     run.wait_for("setup.up")
     process.send_signal(number)
-    process.communicate(timeout=60 * PATIENCE)
+    process.communicate(timeout=60 * patience())
     assert process.returncode == 0
 
 
@@ -281,7 +281,7 @@ def test_a_job_that_is_ended_while_setup_lines_run_was_cancelled(tmp_path: Path)
     process = run.start()
     run.wait_for("setup.up")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60 * PATIENCE)
+    process.communicate(timeout=60 * patience())
     assert process.returncode == CANCELLED
     assert (end_of(run.path)["state"], run.attempt().exists()) == ("CANCELLED", False)
 
@@ -294,7 +294,7 @@ def test_a_warning_while_python_starts_ends_nothing(tmp_path: Path, pause_s: flo
     time.sleep(pause_s)
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGUSR2)
-    process.communicate(timeout=60 * PATIENCE)
+    process.communicate(timeout=60 * patience())
     assert process.returncode == 0
 
 

@@ -11,5 +11,5 @@ steps = int(sys.argv[1])
 if len(sys.argv) > 2 and int(sys.argv[2]) == ranks:
     sys.exit(f"a world of {ranks} ranks fails here")
 for step in range(1, steps + 1):
-    time.sleep(0.2 + 0.02 * ranks)
+    time.sleep(0.15 + 0.05 * ranks)
     runtime.step(step, steps)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 from tests.road import LIGHT, Project, project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -59,7 +59,7 @@ def salloc(here: Project, script: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120 * PATIENCE,
+        timeout=120 * patience(),
         check=False,
     )
 

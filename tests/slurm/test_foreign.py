@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.slurm import foreign
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -54,7 +54,7 @@ def _followed(
 
 def logs(here: Path, *args: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "clusterrun", "logs", *args]
-    return subprocess.run(argv, cwd=here, capture_output=True, text=True, timeout=120 * PATIENCE)
+    return subprocess.run(argv, cwd=here, capture_output=True, text=True, timeout=120 * patience())
 
 
 def test_names_with_spaces_and_symbols_that_slurmctld_replaces_are_found(
@@ -110,7 +110,7 @@ def test_the_command_line_follows_a_job_to_its_end(
     followed: tuple[str, subprocess.Popen[str]],
 ) -> None:
     job_id, command = followed
-    out, err = command.communicate(timeout=120 * PATIENCE)
+    out, err = command.communicate(timeout=120 * patience())
     assert out.splitlines() == ["line 1", "line 2", "line 3"]
     assert command.returncode == 3
     assert err.splitlines()[-1].startswith(f"job {job_id} FAILED")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 from tests.road import LIGHT, Project, project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -147,7 +147,7 @@ def by_hand(here: Project, *argv: str, script: str = "") -> str:
     done = subprocess.run(
         ["sbatch", "--parsable", *argv],
         cwd=here.path, env=here.environ, input=script, capture_output=True, text=True,
-        timeout=60 * PATIENCE, check=False,
+        timeout=60 * patience(), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -202,7 +202,7 @@ def test_one_rank_that_fails_ends_the_job_everywhere_within_10_s(
     since = time.monotonic()
     assert ended(cluster, job_id) == "FAILED"
     cluster.wait_no_processes()
-    assert time.monotonic() - since < 10 * PATIENCE
+    assert time.monotonic() - since < 10 * patience()
     assert sacct(cluster, job_id) == ("FAILED", code)
     failed = [event for event in here.events(job_id) if event["type"] == "failed"]
     assert {event["rank"] for event in failed} == {3}
@@ -238,7 +238,7 @@ def test_ranks_that_each_make_a_world_of_their_own_fail_and_are_named(
     since = time.monotonic()
     job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", *broken, "world.py")
     assert ended(cluster, job_id) == "FAILED"
-    assert time.monotonic() - since < 40 * PATIENCE
+    assert time.monotonic() - since < 40 * patience()
     assert sacct(cluster, job_id) == ("FAILED", "120:0")
     text = here.ok("status", job_id)
     assert "accelerate has a world of 1, but the job requested 4" in text

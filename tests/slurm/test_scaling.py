@@ -44,7 +44,7 @@ def test_the_speed_ups_are_those_of_the_runs_and_plan_takes_them(here: Project) 
     gains = [took[0] * ranks / step for ranks, step in zip((1, 2, 4), took, strict=True)]
     assert [point["step_s"] for point in points] == pytest.approx(took)
     assert [point["speedup"] for point in points] == pytest.approx(gains)
-    assert 1 < gains[1] < gains[2] < 4  # a step takes 0.22, 0.24 and 0.28 s
+    assert 1 < gains[1] < gains[2] < 4  # a step takes 0.2, 0.25 and 0.35 s
     compared = json.loads(here.ok("plan", "--compare", points[2]["job_id"], "--json"))["compared"]
     assert compared["speed-up"]["measured"] == pytest.approx(gains[2])
     assert compared["efficiency"]["measured"] == pytest.approx(gains[2] / 4)

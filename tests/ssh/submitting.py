@@ -14,7 +14,7 @@ import pytest
 from tests.health.stand_in import GCC, build
 from tests.hosts import LAPTOP, Hosts
 from tests.hosts.machine import PYTHON
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 
 QUICK_S = 15.0
 PROJECT = "/shared/project"
@@ -42,7 +42,7 @@ def start(
 def submit(hosts: Hosts, *options: str, **about: str) -> subprocess.CompletedProcess[str]:
     """Submit to the end; `about` is that of `start`."""
     process = start(hosts, *options, "hello.py", **about)  # type: ignore[arg-type]
-    out, err = process.communicate(timeout=60 * PATIENCE)
+    out, err = process.communicate(timeout=60 * patience())
     return subprocess.CompletedProcess(options, process.returncode, out, err)
 
 

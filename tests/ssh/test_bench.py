@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.commands import ClusterError
 from tests.hosts import HOSTS, LAPTOP, MACHINES, Hosts, machine
-from tests.patience import wait_for
+from tests.patience import patience, wait_for
 
 pytestmark = pytest.mark.ssh
 
@@ -71,7 +71,7 @@ def test_a_host_sees_its_own_processes_and_memory_files(hosts: Hosts) -> None:
     ]
     hosts.reset()
     assert hosts.leftovers() == []
-    assert waiting.wait(10) == -9
+    assert waiting.wait(10 * patience()) == -9
 
 
 @pytest.mark.long
@@ -162,7 +162,7 @@ def test_a_crash_is_silent_and_a_boot_brings_back_the_home(hosts: Hosts) -> None
     talk.stdin.write("during\n")
     talk.stdin.flush()
     with pytest.raises(subprocess.TimeoutExpired):
-        talk.wait(1)
+        talk.wait(1 * patience())
     assert not host.is_up
     hosts.boot("h2")
     after = over_ssh(hosts, "h2", FACTS).stdout.split()
@@ -208,7 +208,7 @@ def test_a_signal_reaches_the_program_and_not_its_starter(hosts: Hosts) -> None:
     assert process.stdout
     assert process.stdout.readline() == "\n"
     hosts.laptop.signal(process, signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(10 * patience()) == 130
     with pytest.raises(subprocess.TimeoutExpired):
         hosts.laptop.run(["sleep", "99"], timeout_s=0.1)
     assert hosts.processes() == {}

@@ -16,7 +16,7 @@ from tests.chaos.faults import RESTARTS, UNDISTURBED
 from tests.chaos.training import add_scripts
 from tests.chaos.training import submit as submit_here
 from tests.hosts import LAPTOP, Hosts
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 from tests.road import project
 from tests.ssh.training import (
     IN_BETWEEN,
@@ -107,7 +107,7 @@ def test_a_spare_host_takes_the_place_of_one_that_crashes(
     begin = time.monotonic()
     hosts.crash("h2")
     job.training.wait_for_attempt(2)
-    assert time.monotonic() - begin < LOST_S * PATIENCE
+    assert time.monotonic() - begin < LOST_S * patience()
     ends_equal(job, reference, 2)
     assert job.training.world(2) == ["h1", "h3"]
 
@@ -193,7 +193,7 @@ def test_without_the_first_host_the_others_stop_and_the_run_can_resume(
     begin = time.monotonic()
     hosts.crash("h1")
     wait_for(lambda: not hosts["h2"].processes(), "h2 to stop")
-    assert time.monotonic() - begin < STOPPED_S * PATIENCE
+    assert time.monotonic() - begin < STOPPED_S * patience()
     assert job.status()["state"] == "NODE_FAIL"
     assert "h1, which conducts the run, is lost" in job.cli("logs", job.id, "-n", "all").stdout
     resumed = job.cli("resume", job.id, "--hosts", "h3,h2")

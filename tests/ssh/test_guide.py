@@ -12,7 +12,7 @@ import pytest
 from clusterrun.config import load_spec
 from tests.examples.guides import commands
 from tests.hosts import Hosts
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 from tests.readme import ROOT, run
 
 HERE = ROOT / "examples" / "several_machines"
@@ -96,7 +96,7 @@ def project(hosts: Hosts, place: str, *machines: str) -> None:
 def at_once(hosts: Hosts, lines: Sequence[str]) -> str:
     """Run commands on the laptop, each in a terminal of its own; return what all print."""
     started = [hosts.laptop.start(["bash", "-c", line]) for line in lines]
-    outs = [process.communicate(timeout=120 * PATIENCE) for process in started]
+    outs = [process.communicate(timeout=120 * patience()) for process in started]
     assert [process.returncode for process in started] == [0] * len(lines), outs
     return "".join(out for out, _ in outs)
 

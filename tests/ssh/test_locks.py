@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.hosts import Hosts
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 from tests.ssh.submitting import SLEEPS, gpus, nothing_left, start
 
 pytestmark = [pytest.mark.ssh, pytest.mark.long]
@@ -33,7 +33,7 @@ def submitted(hosts: Hosts, person: str, names: str) -> subprocess.Popen[str]:
 
 
 def answer(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120 * PATIENCE)
+    out, err = process.communicate(timeout=120 * patience())
     return process.returncode, out, err
 
 

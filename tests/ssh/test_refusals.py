@@ -13,7 +13,7 @@ import pytest
 from clusterrun.backends.hosts.refusals import Refusal
 from tests.hosts import LAPTOP, Hosts
 from tests.hosts.machine import PYTHON, ROOT
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 from tests.ssh.submitting import (
     QUICK_S,
     gpus,
@@ -94,7 +94,7 @@ def test_a_silent_host_is_named_soon(hosts: Hosts) -> None:
     }.items():
         begin = time.monotonic()
         refusals(hosts, {names: (5, error)})
-        assert time.monotonic() - begin < QUICK_S * PATIENCE
+        assert time.monotonic() - begin < QUICK_S * patience()
 
 
 def test_closed_ports_are_named(hosts: Hosts) -> None:
@@ -254,7 +254,7 @@ def test_ctrl_c_while_a_host_is_silent_leaves_nothing(hosts: Hosts, after_s: flo
 
 def interrupted(hosts: Hosts, process: subprocess.Popen[str]) -> None:
     hosts.laptop.signal(process, signal.SIGINT)
-    _, err = process.communicate(timeout=60 * PATIENCE)
+    _, err = process.communicate(timeout=60 * patience())
     assert (process.returncode, err.splitlines()[-1]) == (130, "interrupted")
     nothing_left(hosts)
 
@@ -266,7 +266,7 @@ def test_a_link_that_dies_during_submit_leaves_nothing(hosts: Hosts) -> None:
     process = start(hosts, "--hosts", "h1,h2,h3", "hello.py")
     wait_for(lambda: any("courier" in str(p.argv) for p in hosts["h2"].processes()), "a courier")
     hosts.cut(LAPTOP)
-    _, err = process.communicate(timeout=120 * PATIENCE)
+    _, err = process.communicate(timeout=120 * patience())
     assert process.returncode == 5, err
     assert f"error: h1: {Refusal.CLOSED.value}: " in err
     hosts.heal("h3")

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests.hosts import LAPTOP, Hosts
-from tests.patience import PATIENCE, wait_for
+from tests.patience import patience, wait_for
 from tests.ssh.submitting import nothing_left, start
 
 pytestmark = [pytest.mark.ssh, pytest.mark.long]
@@ -44,7 +44,7 @@ def test_a_token_reaches_the_ranks_and_nothing_else(hosts: Hosts, shared: bool) 
     with hosts.all_command_lines() as lines:
         environ = {"TOKEN": TOKEN}
         process = start(hosts, *options, *odd, cwd=cwd, script=SHOWS, env=environ)
-        out, err = process.communicate(timeout=120 * PATIENCE)
+        out, err = process.communicate(timeout=120 * patience())
         assert process.returncode == 0, err
         wait_for(lambda: not hosts.processes(), "the end of the run")
     job_id = out.split()[3]
@@ -67,7 +67,7 @@ def test_nothing_is_left_after_any_end(hosts: Hosts, ending: str) -> None:
     names = "h1,h9" if ending == "refusal" else "h1,h2"
     options = ["--hosts", names, "--pass-env", "TOKEN", "hello.py"]
     out, err = start(hosts, *options, script=script, env=environ).communicate(
-        timeout=120 * PATIENCE
+        timeout=120 * patience()
     )
     if ending == "cancel":
         job_id = out.split()[3]

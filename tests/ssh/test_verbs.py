@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkout import EXAMPLES, listed
 from tests.hosts import LAPTOP, Hosts
-from tests.patience import wait_for
+from tests.patience import patience, wait_for
 
 pytestmark = [pytest.mark.ssh, pytest.mark.torch]
 
@@ -112,7 +112,7 @@ def test_a_training_is_stopped_and_resumed_from_every_machine(bench: Bench) -> N
     follower = bench.hosts.laptop.start(["clusterrun", "logs", "-f", first], cwd=bench.project)
     bench.do("cancel", "--checkpoint", first, on="h2")
     assert bench.wait_for_end(first) == "CANCELLED"
-    assert "asked to save and exit" in follower.communicate(timeout=60)[0]
+    assert "asked to save and exit" in follower.communicate(timeout=60 * patience())[0]
     saved = bench.status(first)["attempts"][0]["checkpoint"]
     assert saved
 

@@ -75,7 +75,7 @@ def _end(ranks):
         if rank.poll() is None:
             rank.terminate()
     for rank in ranks.values():
-        rank.wait(30)
+        rank.wait()
 
 
 def _on_signal(number, frame):
