@@ -249,16 +249,30 @@ def test_what_imports_print_is_in_the_log(stub_job: Make, tmp_path: Path) -> Non
 
 
 @pytest.mark.agents
+@pytest.mark.parametrize(
+    ("source", "why", "hint"),
+    [
+        (
+            "os.environ['SOME_BACKEND'] = 'x'; print('HF')",
+            "the script may set SOME_BACKEND before",
+            "pass it with --env SOME_BACKEND=VALUE",
+        ),
+        (
+            "import torch; os.environ.update(os.environ.copy())",
+            "script.py:1 may set any variable before",
+            "pass the variables with --env NAME=VALUE",
+        ),
+    ],
+)
 def test_nothing_listed_is_imported_before_a_script_that_sets_variables(
-    stub_job: Make, tmp_path: Path
+    stub_job: Make, tmp_path: Path, source: str, why: str, hint: str
 ) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "ready.py").write_text("")
-    job = stub_job(f"import os; os.environ['SOME_BACKEND'] = 'x'\n{HELLO}", preload=("ready",))
+    job = stub_job(f"import os; {source}\n{HELLO}", preload=("ready",))
     job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
     assert job.wait() == [0, 0], job.text() + job.errors()
-    note = "--preload imports nothing, since the script may set SOME_BACKEND before; hint: pass it"
-    assert job.errors().count(f"{note} with --env SOME_BACKEND=VALUE") == 1
+    assert job.errors().count(f"--preload imports nothing, since {why}; hint: {hint}") == 1
     for rank in range(4):
         assert f"rank {rank} [] False forked: True" in job.text()
 

@@ -8,7 +8,7 @@ import pytest
 
 from clusterrun.node.forge import fitness, preload
 from clusterrun.node.forge.project import ProjectFiles
-from clusterrun.node.forge.script import variables
+from clusterrun.node.forge.writes import Changes
 
 
 @pytest.fixture(name="project")
@@ -59,7 +59,7 @@ def test_a_module_or_a_directory_is_read_as_a_script_is(
     for place in (project, project / "model"):
         (place / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'\n")
     found = ProjectFiles(entry)
-    assert variables(found) == {"OMP_NUM_THREADS"}
+    assert Changes(found).names == {"OMP_NUM_THREADS"}
     assert entry == ["model"] or found.installed == ["gamma", "delta"]
 
 

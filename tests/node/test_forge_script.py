@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterrun.node.forge.project import ProjectFiles
-from clusterrun.node.forge.script import RankStart, directories, read_early, variables
+from clusterrun.node.forge.script import RankStart, directories, read_early
+from clusterrun.node.forge.writes import Changes
 from tests.node.jobs import STUB, AgentJob
 from tests.node.test_forge import FRESH, HELLO, ROOT, Make
 
@@ -33,6 +34,11 @@ SETS = {
     'e = os.environ; e["TORCH_LOGS"] = "dynamo"': ["TORCH_LOGS"],
     'os.environ["X"] = "1"; ours = [n for n in os.environ if n.startswith("DS_")]': [],
     'of = {"OMP_NUM_THREADS": 1}; print({n: os.environ.get(n) for n in of})': [],
+    'ours = {"OMP_NUM_THREADS": x()}; os.environ.update({k: v for k, v in ours.items()})': [
+        "OMP_NUM_THREADS"
+    ],
+    'os.environ["X"] = "1"; print("OMP", "TORCH_LOGS")': [],
+    'os.environ["HF_TOKEN"] = read()': [],
     "this is no Python": [],
 }
 
@@ -43,8 +49,66 @@ def test_variables_that_libraries_read_when_they_are_imported(
 ) -> None:
     monkeypatch.setenv("MKL_NUM_THREADS", "1")
     (tmp_path / "train.py").write_text(source)
-    found = variables(ProjectFiles([str(tmp_path / "train.py"), "--x"]))
-    assert read_early(found, ()) == SETS[source]
+    found = Changes(ProjectFiles([str(tmp_path / "train.py"), "--x"]))
+    assert (read_early(found.names, ("transformers",)), found.place) == (SETS[source], "")
+
+
+EARLY = [
+    "os.environ.update(dict(line.split('=') for line in open('my.env')))\nimport torch",
+    "from os import environ as e\nfor k, v in read(): e[k] = v\nfrom torch import nn",
+    "os.environ |= json.load(open('my.json'))\nimport torch",
+    "[os.environ.setdefault(k.upper(), v) for k, v in read()]\nimport accelerate",
+    "def put(name): os.putenv(name, '1')\nput('OMP_NUM_THREADS')\nimport torch",
+    "import dotenv\ndotenv.load_dotenv('my.env')\nimport torch",
+    "from dotenv import load_dotenv as ld\nif ld(): import torch",
+    "from environs import Env\nEnv().read_env()\nimport torch",
+    "settings = Dynaconf(load_dotenv=True)\nimport torch",
+    "import helper\nhelper.load()\nimport torch",
+    "from helper import Settings\nSettings()\nimport torch",
+    "def f():\n  import helper\n  helper.load()\n  import torch\nif __name__ == '__main__': f()",
+    "import torch, dotenv\ndotenv.load_dotenv()\nimport transformers",
+    f"os.environ.update(x){'+x' * 1500}",
+]
+LATER = [
+    "import torch\nos.environ.update(read())",
+    "import helper, torch\nhelper.load()",
+    "import torch\nfrom transformers import Trainer\nload_dotenv()\nimport numpy",
+    "def put(name): os.environ[name] = '1'\nimport torch\nput('WANDB_MODE')",
+    "import helper\nfrom dotenv import load_dotenv\nimport torch",
+]
+NEVER = [
+    "for k in ('WANDB_MODE', 'X'): os.environ[k] = '1'\nimport torch",
+    "env = dict(os.environ)\nenv.update(read())\nimport torch",
+    "from dotenv import dotenv_values\nvalues = dotenv_values('my.env')\nimport torch",
+    "KEY = 'WANDB_MODE'\nos.environ[KEY] = args.mode\nos.environ.pop(KEY)\nimport torch",
+]
+HELPER = """
+import os
+def load():
+    for line in open("my.env"):
+        key, value = line.split("=")
+        os.environ[key] = value
+class Settings:
+    def __init__(self):
+        load()
+if __name__ == "__main__":
+    load()
+"""
+
+
+@pytest.mark.parametrize("source", [*EARLY, *LATER, *NEVER])
+def test_names_that_cannot_be_known_count_before_an_import_that_reads_them(
+    tmp_path: Path, source: str
+) -> None:
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "train.py").write_text(source)
+    found = Changes(ProjectFiles([str(tmp_path / "train.py")]))
+    assert (bool(found.early_place), bool(found.place)) == (source in EARLY, source not in NEVER)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")))
+def test_our_examples_stay_forks(script: Path) -> None:
+    assert Changes(ProjectFiles([str(script)])).early_place == ""
 
 
 def test_a_preloaded_module_reads_more() -> None:
@@ -81,7 +145,8 @@ def test_what_a_rank_has_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "path", [Path("/no/text"), *sys.path])
-    assert start.missed() == ""
+    monkeypatch.setenv("DS_SKIP_CUDA_CHECK", "1")
+    assert (start.missed(), start.changed()) == ("", ["DS_SKIP_CUDA_CHECK"]), "no deepspeed yet"
     (tmp_path / "yaml.py").write_text("")
     assert "the script has its own yaml, but the forge" in start.missed()
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
@@ -106,11 +171,27 @@ for state in (process._CHANGED, process._UNKNOWN, process._ALIKE):
 
 
 @pytest.mark.agents
-def test_a_script_that_sets_variables_first_gets_new_interpreters(stub_job: Make) -> None:
-    job = stub_job(f"import os; os.environ['OMP_NUM_THREADS'] = '3'\n{HELLO}").start()
+@pytest.mark.parametrize(
+    ("source", "why", "hint"),
+    [
+        (
+            "os.environ['OMP_NUM_THREADS'] = '3'",
+            "the script may set OMP_NUM_THREADS before it imports what reads it",
+            "pass it with --env OMP_NUM_THREADS=VALUE",
+        ),
+        (
+            "os.environ |= {name: '3' for name in sys.argv[1:]}",
+            "script.py:2 may set any variable before the script imports what reads it",
+            "pass the variables with --env NAME=VALUE, and remove this line",
+        ),
+    ],
+)
+def test_a_script_that_sets_variables_first_gets_new_interpreters(
+    stub_job: Make, source: str, why: str, hint: str
+) -> None:
+    job = stub_job(f"import os, sys\n{source}\n{HELLO}").start()
     assert job.wait() == [0, 0], job.text() + job.errors()
-    why = "the script may set OMP_NUM_THREADS before it imports what reads it; hint: pass it with"
-    assert job.errors().count(f"{FRESH}{why} --env OMP_NUM_THREADS=VALUE") == 1
+    assert job.errors().count(f"{FRESH}{why}; hint: {hint}") == 1
     assert _forked(job) == 0
 
 

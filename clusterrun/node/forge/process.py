@@ -27,7 +27,8 @@ from clusterrun.node.forge import launcher_variables, preload, ranks, store
 from clusterrun.node.forge.fitness import Closed, fork
 from clusterrun.node.forge.packets import receive, send
 from clusterrun.node.forge.project import ProjectFiles
-from clusterrun.node.forge.script import RankStart, not_late, read_early, variables
+from clusterrun.node.forge.script import RankStart, not_late, read_early
+from clusterrun.node.forge.writes import Changes
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.own_modules import WORKER_MODULE
 
@@ -35,6 +36,9 @@ KILL_S = 5.0
 IDLE_S = 10.0  # after which it imports, for the next attempt, what each rank imports itself
 LOOK_S = 0.5  # between looks at a rank that the kernel does not report
 NAMED = 3  # variables in a message
+UNKNOWN_HINT = (
+    "pass the variables with --env NAME=VALUE, and remove this line or run it after the imports"
+)
 AUTO = "auto"  # in launch.preload: what the script imports
 _UNKNOWN, _ALIKE, _CHANGED = range(3)  # whether a script has set what an import had missed
 
@@ -55,7 +59,7 @@ class ForgeProcess:
         self._waiting: list[dict[str, Any]] = []
         self._why_closed = "its modules are not imported"
         self._project = ProjectFiles(plan["entry"])
-        self._sets = variables(self._project)
+        self._changes = Changes(self._project)
         self._late_at = 0.0
         self._page = mmap.mmap(-1, 1)  # shared with the ranks
 
@@ -129,7 +133,10 @@ class ForgeProcess:
 
     def _check_variables(self, modules: Iterable[str]) -> None:
         """Raise Closed if the script may set a variable that these modules read at their import."""
-        if early := read_early(self._sets, modules):
+        if place := self._changes.early_place:
+            why = f"{place} may set any variable before the script imports what reads it"
+            raise Closed(why, UNKNOWN_HINT)
+        if early := read_early(self._changes.names, modules):
             named = ", ".join(early[:NAMED])
             hint = f"pass it with --env {early[0]}=VALUE, and remove it from the script"
             raise Closed(f"the script may set {named} before it imports what reads it", hint)
@@ -138,10 +145,12 @@ class ForgeProcess:
         """Import the modules of `launch.preload`, of which it is unknown what they read then."""
         listed, auto = self._plan["preload"], self._project.installed
         names = [name for each in listed for name in (auto if each == AUTO else [each])]
-        if names and (set_by_script := not_late(self._sets)):
-            named = ", ".join(set_by_script[:NAMED])
-            text = f"--preload imports nothing, since the script may set {named} before"
-            self._tell("note", text=f"{text}; hint: pass it with --env {set_by_script[0]}=VALUE")
+        set_by_script, place = not_late(self._changes.names), self._changes.place
+        if names and (set_by_script or place):
+            why = f"the script may set {', '.join(set_by_script[:NAMED])} before"
+            hint = f"pass it with --env {set_by_script[0]}=VALUE" if set_by_script else UNKNOWN_HINT
+            why = why if set_by_script else f"{place} may set any variable before"
+            self._tell("note", text=f"--preload imports nothing, since {why}; hint: {hint}")
             return
         if names and self._finder:  # a module may end this process, and that with it
             os.waitid(os.P_PID, self._finder, os.WEXITED | os.WNOWAIT)
@@ -302,7 +311,8 @@ class ForgeProcess:
         def compare() -> None:
             with contextlib.suppress(Exception):  # it must not end a training
                 missed = start.missed()
-                self._page[0] = max(self._page[0], _CHANGED if missed else _ALIKE)
+                is_alike = not missed and not start.changed()
+                self._page[0] = max(self._page[0], _ALIKE if is_alike else _CHANGED)
                 if missed and os.environ.get("RANK", "0") == "0":
                     sys.stderr.write(f"clusterrun: {missed}; use --launcher direct\n")
 

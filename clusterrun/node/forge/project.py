@@ -1,6 +1,6 @@
 """The script of a training and the project's modules that it imports: read, not run.
 
-Only imports outside functions and other blocks count, which every rank executes.
+Of installed packages, only imports outside functions and blocks count, which every rank executes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 _FILES = 50
-_RELEVANT = re.compile(rb"environ|putenv|unsetenv|\.path(?:\.insert|\[| *=)")
+_RELEVANT = re.compile(rb"environ|dotenv|putenv|unsetenv|read_env|\.path(?:\.insert|\[| *=)")
 Nodes = tuple[ast.AST, ...]
 
 
@@ -23,6 +23,8 @@ class ProjectFiles:
     def __init__(self, entry: Sequence[str]) -> None:
         # By path, the script first: all syntax of those that may change variables or sys.path.
         self.files: dict[str, Nodes] = {}
+        self.bodies: dict[str, list[ast.stmt]] = {}
+        self.imports: dict[ast.AST, list[tuple[str, list[str]]]] = {}  # modules, and their files
         self.installed: list[str] = []  # what they import from installed packages, in order
         self.directories = first_on_path(entry)
         path, package = _script(entry)
@@ -35,24 +37,27 @@ class ProjectFiles:
             return
         body, is_relevant = _parsed(path)
         self.files[path] = tuple(each for node in body * is_relevant for each in ast.walk(node))
-        for node in body:
+        self.bodies[path] = body
+        for node in _statements(body):
+            is_first = node in body
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    self._import(alias.name, ())
+                    self._import(node, alias.name, (), is_first=is_first)
             elif isinstance(node, ast.ImportFrom):
-                self._import(_absolute(node, package), [alias.name for alias in node.names])
+                names = [alias.name for alias in node.names]
+                self._import(node, _absolute(node, package), names, is_first=is_first)
 
-    def _import(self, module: str, names: Sequence[str]) -> None:
+    def _import(self, node: ast.AST, module: str, names: Sequence[str], *, is_first: bool) -> None:
         """Read the files of a module, or note an installed one and what is taken from it.
 
         `from a import B` is `a.B`: packages load much only when they are asked for a name.
         """
         modules = (*_with_parents(module), *(f"{module}.{name}" for name in names))
-        found = [_file(each, self.directories) for each in modules]
+        found = [each for each in (_file(each, self.directories) for each in modules) if each[0]]
+        self.imports.setdefault(node, []).append((module, [path for path, _ in found]))
         for path, package in found:
-            if path:
-                self._read(path, package)
-        if not any(path for path, _ in found) and _is_installed(module.partition(".")[0]):
+            self._read(path, package)
+        if is_first and not found and is_installed(module.partition(".")[0]):
             self.installed += [module, *(f"{module}.{name}" for name in names if name != "*")]
 
 
@@ -97,6 +102,15 @@ def _parsed(path: str) -> tuple[list[ast.stmt], bool]:
         return [], False
 
 
+def _statements(body: Sequence[ast.stmt]) -> list[ast.AST]:
+    """Return the statements of a file, then those in its functions and blocks."""
+    found: list[ast.AST] = list(body)
+    for node in found:
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            found += getattr(node, part, ())
+    return found
+
+
 def _absolute(node: ast.ImportFrom, package: str) -> str:
     """Return the module of `from … import`; `package` is where a relative one begins."""
     if not node.level:
@@ -111,7 +125,7 @@ def _with_parents(module: str) -> Iterator[str]:
     return (".".join(parts[:n]) for n in range(1, len(parts) + 1))
 
 
-def _is_installed(root: str) -> bool:
+def is_installed(root: str) -> bool:
     """Return whether a package lies among the installed ones: an editable one does not."""
     if root in sys.stdlib_module_names:
         return False

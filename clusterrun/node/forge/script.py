@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import takewhile
@@ -25,8 +24,18 @@ _READ_EARLY = (
 )
 _HUB = ("HF_", "HUGGINGFACE_", "XDG_CACHE_HOME")
 _READ_BY = {"huggingface_hub": _HUB, "transformers": (*_HUB, "TRANSFORMERS_")}
-_VARIABLE = re.compile("[A-Z][A-Z0-9_]*[A-Z0-9]")
-_HARMLESS = ("TORCH_HOME", "TORCH_CPP_LOG_LEVEL", "PYTORCH_ENABLE_MPS_", "PYTORCH_NVML_")
+_HARMLESS = (
+    *("TORCH_HOME", "TORCH_CPP_LOG_LEVEL", "PYTORCH_ENABLE_MPS_", "PYTORCH_NVML_"),
+    *("HF_TOKEN", "HF_DATASETS_"),
+)
+# What reads these may be imported by the script alone.
+_READERS = {
+    "CUDA_HOME": "torch.utils.cpp_extension",
+    "DS_": "deepspeed",
+    "TORCHDYNAMO_": "torch._dynamo",
+    "TORCHINDUCTOR_": "torch._inductor",
+    "TQDM_": "tqdm",
+}
 _LATE = (*READ_LATE, *_HARMLESS)
 
 
@@ -40,21 +49,6 @@ def read_early(names: Iterable[str], modules: Iterable[str]) -> list[str]:
 def not_late(names: Iterable[str]) -> list[str]:
     """Return the variables of which it is not known that they are read when a rank trains."""
     return sorted({name for name in names if not name.startswith(_LATE)})
-
-
-def variables(project: ProjectFiles) -> set[str]:
-    """Return the variables that a file of a project may set: if it sets any, its texts.
-
-    Those that it only reads are left out.
-    """
-    found: set[str] = set()
-    for nodes in project.files.values():
-        named = {alias for node in nodes for alias in _aliases(node)}
-        if any(_changes_environ(node, {"environ", *named}) for node in nodes):
-            read = {id(each) for node in nodes if _reads(node) for each in ast.walk(node)}
-            texts = (text for node in nodes if id(node) not in read for text in _own_texts(node))
-            found.update(filter(_VARIABLE.fullmatch, texts))
-    return found
 
 
 def directories(project: ProjectFiles) -> list[str]:
@@ -88,54 +82,9 @@ def _module(entry: os.DirEntry[str]) -> str:
     return name if rest == "py" or rest.endswith("so") else ""
 
 
-def _own_texts(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.keyword):
-        return [node.arg or ""]
-    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
-
-
 def _texts(node: ast.AST) -> list[str]:
-    return [text for each in ast.walk(node) for text in _own_texts(each)]
-
-
-def _name(node: ast.AST) -> str:
-    """Return the last part of a name."""
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-    return ""
-
-
-def _aliases(node: ast.AST) -> list[str]:
-    """Return the names that a statement gives to `os.environ`."""
-    match node:
-        case ast.alias(name="environ", asname=str() as name):
-            return [name]
-        case ast.Assign(targets=targets, value=value) if _name(value) == "environ":
-            return [_name(target) for target in targets]
-    return []
-
-
-def _changes_environ(node: ast.AST, named: Collection[str]) -> bool:
-    match node:
-        case ast.Subscript(ctx=ast.Store() | ast.Del(), value=owner) | ast.AugAssign(target=owner):
-            return _name(owner) in named
-        case ast.Call(func=ast.Attribute(attr="update" | "setdefault" | "pop", value=owner)):
-            return _name(owner) in named
-        case ast.Call(func=function):
-            return _name(function) in ("putenv", "unsetenv")
-    return False
-
-
-def _reads(node: ast.AST) -> bool:
-    """Return whether an expression only reads a variable, or keeps what the job has set."""
-    match node:
-        case ast.Subscript(ctx=ast.Load(), value=owner):
-            return _name(owner) == "environ"
-        case ast.Call(func=function, args=[ast.Constant(value=first), *_]):
-            is_kept = _name(function) == "setdefault" and first in os.environ
-            return is_kept or _name(function) in ("get", "getenv")
-    return False
+    constants = (each for each in ast.walk(node) if isinstance(each, ast.Constant))
+    return [each.value for each in constants if isinstance(each.value, str)]
 
 
 def _changes_path(node: ast.AST) -> bool:
@@ -158,10 +107,14 @@ class RankStart:
         self._env: Mapping[str, str] = dict(os.environ)
         self._path = frozenset(sys.path)
 
+    def changed(self) -> list[str]:
+        """Return the variables that the script has changed and a library reads at its import."""
+        return read_early(dict(self._env.items() ^ os.environ.items()), self._imported)
+
     def missed(self) -> str:
         """Return what the script has changed since, but too late; "" if nothing."""
-        changed = dict(self._env.items() ^ os.environ.items())
-        if names := read_early(changed, self._imported):
+        late = tuple(name for name, module in _READERS.items() if module not in self._imported)
+        if names := [name for name in self.changed() if not name.startswith(late)]:
             text = ", ".join(names)
             return f"the script changes {text} too late: the forge has imported what reads it"
         if names := shadowing(self._new_directories(), self._imported):
