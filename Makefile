@@ -6,11 +6,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-FAST := not slurm and not torch and not agents and not ssh and not install and not long
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 # Workers mostly wait, for Slurm or for processes: there are more of them than cores.
-CHECK := HYPOTHESIS_PROFILE=same $(BIN)/python -m pytest -q -n 4 --dist worksteal -m "$(FAST)"
+CHECK := HYPOTHESIS_PROFILE=same $(BIN)/python -m pytest -q -n 4 --dist worksteal --part fast
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 4 --dist loadgroup --durations=15
 
 .PHONY: demo test test-all check lint slurm diagnose-score clean
@@ -23,11 +22,11 @@ demo: $(VENV)/.train
 	@echo '  clusterrun submit --nodes 2 --gpus-per-node 2 --strategy zero2 --device cpu --follow'
 
 test: slurm check
-	$(SIDE_BY_SIDE) -m "not ($(FAST)) and not long"
+	$(SIDE_BY_SIDE) --part slow
 
 test-all: lint slurm $(VENV)/.styles
-	$(BIN)/python -m pytest -q -n 4 -m "$(FAST)"
-	CLUSTERRUN_REQUIRE_STYLES=1 $(SIDE_BY_SIDE) -m "not ($(FAST))"
+	$(BIN)/python -m pytest -q -n 4 --part fast
+	$(SIDE_BY_SIDE) --part slow-and-long
 
 check: lint
 	$(CHECK)
@@ -38,7 +37,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 slurm: $(VENV)/.dev
-	$(BIN)/python -m tests.cluster install || [ -z "$$CLUSTERRUN_REQUIRE_SLURM" ]
+	$(BIN)/python -m tests.cluster install || [ -z "$$CLUSTERRUN_REQUIRE_ALL" ]
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clusterrun needs Python 3.10 or newer")'

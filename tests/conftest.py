@@ -11,9 +11,10 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -24,6 +25,14 @@ from tests.patience import patience
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 builds.share()
 
+# Under this switch of CI, a skip is a failure, unless only a GPU is missing.
+REQUIRE = "CLUSTERRUN_REQUIRE_ALL"
+FAST = "not slurm and not torch and not agents and not ssh and not install and not long"
+PARTS = {
+    "fast": FAST,
+    "slow": f"not ({FAST}) and not long",
+    "slow-and-long": f"not ({FAST})",
+}
 OF_TORCH = re.compile(r"^pytestmark = .*pytest\.mark\.torch\b", re.MULTILINE)
 
 # Without byte code, each of the thousand processes that tests start compiles the package again.
@@ -44,6 +53,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "patient"))
 gc.disable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=PARTS, help="the tests of `make check`, or the others")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the tests of a part by their markers."""
+    if part := config.getoption("part"):
+        config.option.markexpr = PARTS[part]
+
+
 def pytest_collection_finish() -> None:
     """Collect garbage from now on, and only what the tests make."""
     gc.freeze()
@@ -52,10 +71,34 @@ def pytest_collection_finish() -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no module of torch tests in `make check`: torch takes seconds to import."""
-    is_fast = config.getoption("markexpr").startswith("not slurm and not torch and ")
-    if not is_fast or collection_path.suffix != ".py":
+    if config.getoption("part") != "fast" or collection_path.suffix != ".py":
         return None
     return OF_TORCH.search(collection_path.read_text()) is not None or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let no test go without a word that CI means to run."""
+    report = yield
+    return report if item.get_closest_marker("gpu") else _required(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let no module go either."""
+    return _required((yield))
+
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+def _required(report: Report) -> Report:
+    if report.skipped and os.environ.get(REQUIRE) and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome, report.longrepr = "failed", f"{reason} ({REQUIRE} makes a skip a failure)"
+    return report
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -239,24 +239,6 @@ def test_down_leaves_nothing(spare: Cluster) -> None:
     assert not any(_traces(spare.shape).values()), _traces(spare.shape)
 
 
-@pytest.mark.parametrize(("required", "outcome"), [("0", "skipped"), ("1", "errors")])
-def test_a_machine_without_slurm_skips_or_fails_as_asked(
-    tmp_path: Path, required: str, outcome: str
-) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "from tests.cluster import packages\n"
-        "from tests.cluster.fixtures import cluster, no_accounting_cluster\n"
-        "packages.missing_programs = lambda: ['slurmd']\n"
-        "def test_it(cluster): pass\n"
-    )
-    argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(tmp_path)]
-    root = str(Path(__file__).parents[2])
-    env = {"PYTHONPATH": root, "CLUSTERRUN_REQUIRE_SLURM": required}
-    said = run(argv, env=env, check=False).stdout
-    assert "missing slurmd: python -m tests.cluster install" in said
-    assert f"1 {outcome.removesuffix('s')}" in said.splitlines()[-1]
-
-
 def test_down_never_deletes_a_directory_that_is_not_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     stranger = Cluster(shape=Shape(state_dir=tmp_path, slot=own_slot(SPARE)))

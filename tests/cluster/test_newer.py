@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.commands import ClusterError, run
-from tests.cluster.newer import CACHE, VERSION, NewerSlurm
-
-pytestmark = pytest.mark.xdist_group("a newer Slurm")
+from tests.cluster.newer import VERSION, NewerSlurm
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,23 +42,6 @@ def test_what_is_installed_is_not_downloaded_again(
     monkeypatch.setenv("PATH", str(tmp_path))  # no apt-get there
     assert newer_cluster.shape.newer is not None
     assert newer_cluster.shape.newer.install() is False
-
-
-@pytest.mark.parametrize(("required", "outcome"), [("0", "skipped"), ("1", "error")])
-def test_a_machine_without_the_newer_slurm_skips_or_fails_as_asked(
-    tmp_path: Path, required: str, outcome: str
-) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "from tests.cluster import fixtures\n"
-        "from tests.cluster.fixtures import newer_cluster, newer_slurm_cluster\n"
-        "fixtures._need_a_fit_machine = lambda: None\n"
-        "def test_it(newer_cluster): pass\n"
-    )
-    argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(tmp_path)]
-    env = {"PYTHONPATH": str(ROOT), "CLUSTERRUN_REQUIRE_SLURM": required, CACHE: str(tmp_path)}
-    said = run(argv, env=env, check=False).stdout
-    assert f"missing {tmp_path}/slurm-{VERSION}: python -m tests.cluster install" in said
-    assert f"1 {outcome}" in said.splitlines()[-1]
 
 
 def test_another_distribution_gives_a_reason_and_leaves_nothing(

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster import packages
-from tests.cluster.fixtures import absent
 from tests.cluster.shape import own_slot
 from tests.hosts.hosts import Hosts, default_state_dir, refusal
 
@@ -17,11 +16,11 @@ from tests.hosts.hosts import Hosts, default_state_dir, refusal
 def standing_hosts() -> Iterator[Hosts]:
     """Bring up four hosts and a laptop for the session, in the place of what was left."""
     if os.geteuid() != 0:
-        absent("the hosts need root")
+        pytest.skip("the hosts need root")
     if missing := packages.missing_programs(packages.OF_HOSTS):
-        absent(f"missing {', '.join(missing)}: python -m tests.cluster install")
+        pytest.skip(f"missing {', '.join(missing)}: python -m tests.cluster install")
     if refused := refusal():
-        absent(f"no namespaces here: {refused}")
+        pytest.skip(f"no namespaces here: {refused}")
     hosts = Hosts(default_state_dir(own_slot()))
     hosts.up()
     yield hosts

@@ -51,7 +51,6 @@ __all__ = [
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.timeout(300),
-    pytest.mark.xdist_group("a newer Slurm"),
 ]
 
 

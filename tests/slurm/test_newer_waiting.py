@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.long,
     pytest.mark.timeout(300),
-    pytest.mark.xdist_group("a newer Slurm"),
 ]
 
 

@@ -20,7 +20,6 @@ from tests.road import LIGHT, Project, project
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.timeout(400),
-    pytest.mark.xdist_group("a newer Slurm"),
 ]
 
 SMALL = ("-N1", "--gpus-per-node", "1", "--cpus-per-task", "1", *LIGHT, "-p", "low")

@@ -1,0 +1,33 @@
+"""Where everything is required, as in CI, a skip is a failure, unless only a GPU is missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import ROOT
+from tests.cluster.commands import run
+
+TESTS = {
+    "test_module.py": "import pytest\npytest.importorskip('no_such_package')\n",
+    "test_function.py": "import pytest\ndef test_it(): pytest.importorskip('no_such_package')\n"
+    "@pytest.mark.gpu\ndef test_gpu(): pytest.skip('no GPU')\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("required", "outcome"), [("", "3 skipped"), ("1", "1 failed, 1 skipped, 1 error")]
+)
+def test_a_skip_is_a_failure_where_all_is_required(
+    tmp_path: Path, required: str, outcome: str
+) -> None:
+    for name, text in TESTS.items():
+        (tmp_path / name).write_text(text)
+    words = ["-q", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
+    argv = [*words, "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
+    env = {"PYTHONPATH": str(ROOT), "CLUSTERRUN_REQUIRE_ALL": required}
+    said = run([sys.executable, "-m", "pytest", *argv], env=env, check=False).stdout
+    assert said.splitlines()[-1].startswith(outcome), said
+    assert said.count("CLUSTERRUN_REQUIRE_ALL makes a skip a failure") == 2 * len(required)
