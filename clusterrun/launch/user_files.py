@@ -74,7 +74,7 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
         accelerate_text=_unix_text(facts.accelerate_config_text) if config else "",
         deepspeed_text=_unix_text(text) if zero else "",
         deepspeed_name=name,
-        notes=_adopted(spec, name, strategy) if facts.script_deepspeed_text else (),
+        notes=_adopted(spec, facts, name, strategy),
         strategy=strategy,
         use_cpu=config.get("use_cpu") is True,
         stated=_stated_precision(config),
@@ -97,9 +97,13 @@ def _deepspeed_file(spec: JobSpec, facts: Facts) -> tuple[str, str]:
     return named or own, adopted
 
 
-def _adopted(spec: JobSpec, name: str, strategy: Strategy | None) -> tuple[str, ...]:
-    if spec.deepspeed_config or strategy is None:
+def _adopted(spec: JobSpec, facts: Facts, name: str, strategy: Strategy | None) -> tuple[str, ...]:
+    own = named_json(spec.args)
+    if spec.deepspeed_config or own is None:
         return ()
+    if not facts.script_deepspeed_text or strategy is None:
+        need = "it is not plain JSON with a zero_optimization section, or is not on this machine"
+        return (f"{own}, from the script's arguments, does not set the strategy: {need}",)
     return (f"{name}, from the script's arguments, sets the strategy to {strategy.value}",)
 
 
@@ -204,7 +208,7 @@ def _deepspeed_mapping(name: str, text: str) -> dict[str, Any]:
         raise ConfigError(
             "the DeepSpeed configuration has no zero_optimization section",
             where=name,
-            hint='add "zero_optimization": {"stage": 2}',
+            hint='add "zero_optimization": {"stage": 0}, which changes nothing in the training',
         )
     return config
 

@@ -141,6 +141,10 @@ def test_an_unusable_json_is_named(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         with_json(text)
     assert (refused.value.where or "").startswith("ds.json")
+    if text == "{}":
+        section = '"zero_optimization": {"stage": 0}'
+        assert refused.value.hints[0].startswith(f"add {section}"), "DeepSpeed's own default"
+        assert with_json(f"{{{section}}}").strategy is Strategy.ZERO1
 
 
 ON, OFF, AUTO = {"enabled": True}, {"enabled": False}, {"enabled": "auto"}

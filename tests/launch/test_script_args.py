@@ -70,6 +70,16 @@ def test_the_scripts_json_is_adopted_and_said_so() -> None:
     assert plan.entry == ("train.py", *TRAINER)
 
 
+def test_a_json_that_is_not_adopted_is_said_so() -> None:
+    note = "ds.json, from the script's arguments, does not set the strategy: it is not plain JSON"
+    plan = on_slurm(slurm_facts(), args=TRAINER, gpus_per_node=4)
+    assert len([each for each in plan.notes if each.startswith(note)]) == 1
+    assert not [each for each in adopting(OFFLOAD).notes if "does not set" in each]
+    launch = {"deepspeed_config": "own.json", "facts": {"script_deepspeed_text": ""}}
+    launch["facts"]["deepspeed_config_text"] = json.dumps(OFFLOAD)
+    assert not [each for each in adopting(OFFLOAD, **launch).notes if "does not set" in each]
+
+
 def test_on_a_cpu_deepspeed_really_runs() -> None:
     plan = adopting(OFFLOAD, device=Device.CPU)
     env = variables(plan)

@@ -63,6 +63,14 @@ def test_a_module_or_a_directory_is_read_as_a_script_is(
     assert entry == ["model"] or found.installed == ["gamma", "delta"]
 
 
+def test_deepspeed_is_imported_for_a_script_that_imports_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preload.importlib.util, "find_spec", lambda name: name == "deepspeed")
+    assert preload.of_ranks("ddp", ["alpha", "deepspeed"]) == ("deepspeed",)
+    assert preload.of_ranks("ddp", ["alpha"]) == ()
+
+
 def test_a_package_loads_what_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from clusterrun.node.forge import nvml
 from clusterrun.node.forge.fitness import Closed, check
@@ -17,11 +17,14 @@ def of_launchers(strategy: str) -> tuple[str, ...]:
     return (*found, *(["deepspeed"] * strategy.startswith("zero")))
 
 
-def of_ranks(strategy: str) -> tuple[str, ...]:
-    """Return what accelerate has each rank import for a strategy, if it is installed."""
-    names = (
-        ["setuptools", "transformers.integrations.deepspeed"] if strategy.startswith("zero") else []
-    )
+def of_ranks(strategy: str, installed: Collection[str]) -> tuple[str, ...]:
+    """Return what each rank imports in any case, if it is installed.
+
+    accelerate does so for a strategy, a script that imports deepspeed for DeepSpeed's own loop.
+    """
+    names = ["deepspeed"] if "deepspeed" in installed else []
+    if strategy.startswith("zero"):
+        names += ["setuptools", "transformers.integrations.deepspeed"]
     return tuple(name for name in names if importlib.util.find_spec(name.partition(".")[0]))
 
 

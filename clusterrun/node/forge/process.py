@@ -83,7 +83,7 @@ class ForgeProcess:
         """
         gc.disable()  # all of it stays
         strategy = self._plan["strategy"]
-        of_ranks = preload.of_ranks(strategy)
+        of_ranks = preload.of_ranks(strategy, self._project.installed)
         try:
             if not is_head:
                 self._check_variables(of_ranks)
