@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import SourceFileLoader
 from itertools import compress
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import FunctionType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from clusterrun import runtime
@@ -48,6 +48,12 @@ _INSTALLED = (
     "dist-packages",
     "/lib/python",
     "<frozen",
+)
+FEW_OBJECTS = 2_000_000  # that are collected within half a second
+# What a `__del__` commonly uses, and what may hold a process group.
+_USED_LATE = (ModuleType, FunctionType, type, str, bytes, int, float, Path)
+_MAY_HOLD_GROUPS = frozenset(
+    ("accelerate", "deepspeed", "lightning", "peft", "pytorch_lightning", "torch", "transformers")
 )
 _kept: list[io.TextIOWrapper] = []  # files that must stay open
 _kept_ending: list[_Ending] = []
@@ -320,9 +326,16 @@ class _Ending:
         if not self._code:
             runtime.report_end()
             runtime.emit("rank_exit", code=0)
+        may_abort = _may_abort()
+        c10d = getattr(distributed, "distributed_c10d", None)
+        kept = [*getattr(getattr(c10d, "_world", None), "pg_map", ())]  # see Contract.gloo_groups
+        if not may_abort:
+            kept.clear()
         if is_joined:
             distributed.destroy_process_group()
-        if _may_abort():
+        if may_abort:
+            with contextlib.suppress(BaseException):  # such as a signal's handler of the script
+                _release_globals(may_collect=is_joined or distributed is None)
             self._exit_at_once()
 
     def _exit_at_once(self) -> NoReturn:
@@ -332,6 +345,47 @@ class _Ending:
             with contextlib.suppress(OSError, ValueError):
                 file.flush()
         os._exit(self._code)
+
+
+def _release_globals(*, may_collect: bool) -> None:
+    """Free what the script and its modules hold, as Python's own end does: it closes archives.
+
+    Models stay: their destructors may need a process group. Cycles stay if they may contain groups
+    that the script has destroyed.
+    """
+    if threading := sys.modules.get("threading"):
+        threading.excepthook = lambda *_: None  # type: ignore[attr-defined]  # daemons go on
+    for module in (sys.modules["__main__"], *reversed(list(sys.modules.values()))):
+        names = vars(module) if isinstance(module, ModuleType) else {}
+        if (file := names.get("__file__")) and not any(part in file for part in _INSTALLED):
+            _release(names)
+    if may_collect and len(gc.get_objects()) < FEW_OBJECTS:
+        gc.collect()
+
+
+def _release(names: dict[str, Any], *, is_module: bool = True) -> None:
+    """Set to None what may have to be closed, the newest first; keep what that may still use."""
+    for name, value in reversed(list(names.items())):
+        if _is_plain(value) or (is_module and name.startswith("__")):
+            continue
+        inner = getattr(value, "__dict__", {})
+        if not any(map(_is_of_torch, (value, *inner.values()))):
+            names[name] = None
+        elif is_module and not _is_of_torch(value):
+            _release(inner, is_module=False)
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value has nothing to close, or too much to look for it."""
+    if not isinstance(value, (list, dict, set, tuple)):
+        return isinstance(value, _USED_LATE)
+    parts = value.values() if isinstance(value, dict) else value
+    return len(value) > FEW_OBJECTS / 100 or all(isinstance(part, _USED_LATE) for part in parts)
+
+
+def _is_of_torch(value: object) -> bool:
+    roots = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    return not roots.isdisjoint(_MAY_HOLD_GROUPS)
 
 
 def _peaks() -> dict[str, int]:

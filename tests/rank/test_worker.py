@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import os
 import signal
 import textwrap
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -214,6 +217,41 @@ def test_a_forked_child_does_not_speak_for_the_rank(place: Place) -> None:
     assert place.rank("s.py").returncode == 0
     assert place.last_word()["code"] == 0
     assert not (place.spool / "rank_3.error.json").exists()
+
+
+OPEN_AT_THE_END = """
+import bz2, gzip, sys, types, zipfile
+import part
+cuda = types.SimpleNamespace(is_initialized=lambda: False)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+class Writer:
+    def __init__(self, name):
+        self.name = name
+    def __del__(self):
+        print(self.name, names["end"] if names else "", gzip.open("text.gz", "rb").read())
+        raise ValueError(self.name)
+names = {"end": "closed"}
+text = gzip.open("text.gz", "wt")
+text.write("hello")
+gzip.open("text.gz", "wb").write(b"local")
+archive = zipfile.ZipFile("all.zip", "w")
+archive.writestr("a", "b")
+writers = {"first": Writer("first")}
+writers["first"].others = [bz2.open("text.bz2", "wb"), writers]
+writers["first"].others[0].write(b"hello")
+"""
+
+
+def test_a_rank_of_several_closes_what_only_the_end_of_python_closes(place: Place) -> None:
+    place.write("s.py", OPEN_AT_THE_END)
+    place.write("part.py", "import gzip\nlog = gzip.open('part.gz', 'wb'); log.write(b'hello')")
+    world = {"CLUSTERRUN_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
+    assert place.rank("s.py", **world).returncode == 0
+    assert gzip.decompress((place.path / "part.gz").read_bytes()) == b"hello"
+    assert bz2.decompress((place.path / "text.bz2").read_bytes()) == b"hello"
+    assert zipfile.ZipFile(place.path / "all.zip").read("a") == b"b"
+    assert (place.spool / "rank_3.out").read_text() == "first closed b'hello'\n"
+    assert "Exception ignored in" in (place.spool / "rank_3.err").read_text()
 
 
 def test_a_rank_dies_with_its_launcher(place: Place) -> None:
