@@ -49,7 +49,8 @@ _INSTALLED = (
     "/lib/python",
     "<frozen",
 )
-FEW_OBJECTS = 2_000_000  # that are collected within half a second
+FEW_BLOCKS = 5_000_000  # of memory, whose objects are collected within half a second
+FEW_PARTS = 20_000  # of a collection
 # What a `__del__` commonly uses, and what may hold a process group.
 _USED_LATE = (ModuleType, FunctionType, type, str, bytes, int, float, Path)
 _MAY_HOLD_GROUPS = frozenset(
@@ -359,7 +360,7 @@ def _release_globals(*, may_collect: bool) -> None:
         names = vars(module) if isinstance(module, ModuleType) else {}
         if (file := names.get("__file__")) and not any(part in file for part in _INSTALLED):
             _release(names)
-    if may_collect and len(gc.get_objects()) < FEW_OBJECTS:
+    if may_collect and sys.getallocatedblocks() < FEW_BLOCKS:
         gc.collect()
 
 
@@ -380,7 +381,7 @@ def _is_plain(value: object) -> bool:
     if not isinstance(value, (list, dict, set, tuple)):
         return isinstance(value, _USED_LATE)
     parts = value.values() if isinstance(value, dict) else value
-    return len(value) > FEW_OBJECTS / 100 or all(isinstance(part, _USED_LATE) for part in parts)
+    return len(value) > FEW_PARTS or all(isinstance(part, _USED_LATE) for part in parts)
 
 
 def _is_of_torch(value: object) -> bool:
