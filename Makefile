@@ -1,6 +1,7 @@
 # make demo      real training on two simulated nodes of this machine: no root, no Slurm
 # make test      lint, types, real training, a real Slurm where root may start one: 12 minutes
 # make check     the fast part of it: no Slurm, no training
+# make check-user, check-newer  the fast part as another user, and with a newer Python; as root
 # make test-all  the long form: every fault, each guide's training, 64 nodes
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 CHECK := HYPOTHESIS_PROFILE=same $(BIN)/python -m pytest -q -n 4 --dist worksteal --part fast
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q -n 4 --dist loadgroup --durations=15
 
-.PHONY: demo test test-all check lint slurm diagnose-score clean
+.PHONY: demo test test-all check check-user check-newer lint slurm diagnose-score clean
 
 demo: $(VENV)/.train
 	cd examples && $(abspath $(BIN))/clusterrun submit --cluster local --nodes 2 --gpus-per-node 2 --device cpu --follow train_lm.py --max-steps 150
@@ -30,6 +31,9 @@ test-all: lint slurm $(VENV)/.styles
 
 check: lint
 	$(CHECK)
+
+check-user check-newer: $(VENV)/.dev
+	$(BIN)/python -m tests.elsewhere $(@:check-%=%)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -168,9 +168,15 @@ class _Gathering:
         return time.monotonic() - (self._started_at or time.monotonic())
 
     def _are_others_late(self) -> bool:
-        """Return whether nodes that have not reported have had their time: setup lines vary."""
+        """Return whether nodes that have not reported have had their time: setup lines vary.
+
+        A node whose script has started may be busy: it has as long as the first one.
+        """
         self._done_at = self._done_at or time.monotonic()
+        begun = len(list(self._record.paths.owner(1).parent.glob("begun.*")))
         patience_s = LATE_S + LATE * (self._first_after_s or 0.0)
+        if begun == self._record.nodes:
+            patience_s = max(REPORT_S, patience_s)
         return time.monotonic() - self._done_at > patience_s
 
     def _status(self) -> JobStatus:

@@ -1,4 +1,4 @@
-"""A newer Slurm beside the system's: the next Debian's packages, unpacked into a folder.
+"""A newer Slurm and Python beside the system's: the next Debian's packages, unpacked into folders.
 
 Nothing is installed: apt downloads with a configuration of its own, dpkg unpacks, and each program
 gets the loader and the libraries of the folder written into it. A variable such as LD_LIBRARY_PATH
@@ -11,16 +11,17 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from tests.cluster.commands import ClusterError, run
 
 VERSION = "24.11"
 RELEASE = "trixie"  # the Debian that has this version
-PACKAGES = ("slurm-client", "slurmctld", "slurmd", "slurmdbd", "slurm-wlm-mysql-plugin")
+PYTHON = "3.13"
 CLIENTS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 # Each daemon, with its file: Debian's own programs of these names are links to alternatives.
 DAEMONS = {
@@ -45,16 +46,19 @@ APT::Sandbox::User "";
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewerSlurm:
-    """Where the newer Slurm is, or would be."""
+class Newer:
+    """Where newer programs are, or would be."""
 
     prefix: Path
+    name: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+    programs_of: ClassVar[dict[str, str]]  # each program, with its file
 
     @classmethod
-    def default(cls) -> NewerSlurm:
-        """Return the one in this user's cache."""
+    def default(cls) -> Newer:
+        """Return those in this user's cache."""
         cache = os.environ.get(CACHE) or Path.home() / ".cache" / "clusterrun-tests"
-        return cls(prefix=Path(cache).absolute() / f"slurm-{VERSION}")
+        return cls(prefix=Path(cache).absolute() / cls.name)
 
     @property
     def installed(self) -> bool:
@@ -66,11 +70,6 @@ class NewerSlurm:
         """Return the folder of its programs."""
         return self.prefix / "bin"
 
-    @property
-    def plugins(self) -> Path:
-        """Return the folder of its plugins."""
-        return next((self.prefix / "usr" / "lib").glob("*/slurm-wlm"))
-
     def install(self) -> bool:
         """Install it where it is missing; return whether it was."""
         if self.installed:
@@ -81,7 +80,7 @@ class NewerSlurm:
                 return False
             mirror = _mirror()
             with tempfile.TemporaryDirectory(dir=self.prefix.parent) as work:
-                _download(mirror, Path(work))
+                _download(mirror, Path(work), self.packages)
                 unpacked = _unpack(Path(work))
                 self._adopt_programs(unpacked)
                 shutil.rmtree(self.prefix, ignore_errors=True)
@@ -90,32 +89,63 @@ class NewerSlurm:
 
     def _adopt_programs(self, unpacked: Path) -> None:
         """Make the folder of programs, which use the loader and libraries of this prefix."""
-        programs = unpacked / "bin"
-        programs.mkdir()
-        for name in CLIENTS:
-            shutil.copy(unpacked / "usr/bin" / name, programs / name)
-        for name, file in DAEMONS.items():
-            shutil.copy(unpacked / "usr/sbin" / file, programs / name)
+        programs = unpacked / self.programs.relative_to(self.prefix)
+        programs.mkdir(parents=True, exist_ok=True)
+        for name, file in self.programs_of.items():
+            shutil.copy(unpacked / file, programs / name)
         files = [str(file) for file in programs.iterdir()]
         patch, loader = _patchelf(unpacked, files[0])
-        libraries = self.prefix / "usr/lib" / next(unpacked.glob("usr/lib/*/slurm-wlm")).parent.name
+        libraries = self.prefix / "usr/lib" / _libraries(unpacked).name
         # RPATH and not RUNPATH: it counts for the libraries of plugins, too.
         rpath = f"{libraries}:{libraries}/slurm-wlm"
         interpreter = f"{self.prefix}/usr{loader}"
-        argv = ["--set-interpreter", interpreter, "--force-rpath", "--set-rpath", rpath]
-        run([*patch, *argv, *files])
+        # In this order: patchelf breaks Python if it does both at once, or the other first.
+        run([*patch, "--force-rpath", "--set-rpath", rpath, *files])
+        run([*patch, "--set-interpreter", interpreter, *files])
+
+
+class NewerSlurm(Newer):
+    """A newer Slurm than the system's."""
+
+    name = f"slurm-{VERSION}"
+    packages = ("slurm-client", "slurmctld", "slurmd", "slurmdbd", "slurm-wlm-mysql-plugin")
+    programs_of = {name: f"usr/bin/{name}" for name in CLIENTS} | {
+        name: f"usr/sbin/{file}" for name, file in DAEMONS.items()
+    }
+
+    @property
+    def plugins(self) -> Path:
+        """Return the folder of its plugins."""
+        return next((self.prefix / "usr" / "lib").glob("*/slurm-wlm"))
+
+
+class NewerPython(Newer):
+    """A newer Python than the system's."""
+
+    name = f"python-{PYTHON}"
+    packages = (f"python{PYTHON}",)
+    programs_of: ClassVar = {"python": f"usr/bin/python{PYTHON}"}
+
+    @property
+    def programs(self) -> Path:
+        """Return the folder of its program, from which Python finds its library."""
+        return self.prefix / "usr" / "own"
 
 
 def _patchelf(unpacked: Path, program: str) -> tuple[list[str], str]:
     """Return how to start the unpacked patchelf, and the loader that `program` asks for."""
-    libraries = next(unpacked.glob("usr/lib/*/slurm-wlm")).parent
+    libraries = _libraries(unpacked)
     for loader in (*unpacked.glob("usr/lib*/ld-linux*.so.*"), *libraries.glob("ld-linux*.so.*")):
         patch = [str(loader), "--library-path", str(libraries), str(unpacked / "usr/bin/patchelf")]
         return patch, run([*patch, "--print-interpreter", program]).stdout.strip()
     raise ClusterError(f"no loader in {unpacked}")
 
 
-def _download(mirror: str, work: Path) -> None:
+def _libraries(unpacked: Path) -> Path:
+    return next(unpacked.glob("usr/lib/*/libc.so.6")).parent
+
+
+def _download(mirror: str, work: Path, packages: Sequence[str]) -> None:
     """Download the packages and all that they depend on; to apt nothing is installed yet."""
     for name in ("cache/archives/partial", "state/lists/partial"):
         (work / name).mkdir(parents=True)
@@ -125,7 +155,7 @@ def _download(mirror: str, work: Path) -> None:
     (work / "apt.conf").write_text(APT_CONF.format(work=work))
     env = {"APT_CONFIG": str(work / "apt.conf"), "DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update", "-q", "--error-on=any"], env=env, timeout_s=600)
-    argv = ["apt-get", "install", "-q", "-y", "--download-only", *PACKAGES, "patchelf"]
+    argv = ["apt-get", "install", "-q", "-y", "--download-only", *packages, "patchelf"]
     run(argv, env=env, timeout_s=1800)
 
 

@@ -86,17 +86,17 @@ class Shape:
     @property
     def ctld_port(self) -> int:
         """Return the port of slurmctld."""
-        return 6817 + 10 * self.slot
+        return 5817 + 10 * self.slot  # not that of a Slurm which this machine may have
 
     @property
     def slurmd_port(self) -> int:
         """Return the port of each slurmd."""
-        return 6818 + 10 * self.slot
+        return 5818 + 10 * self.slot
 
     @property
     def dbd_port(self) -> int:
         """Return the port of slurmdbd."""
-        return 6819 + 10 * self.slot
+        return 5819 + 10 * self.slot
 
     @property
     def device_dir(self) -> Path:
