@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
@@ -13,7 +14,8 @@ from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import brief, failure_lines, verdict_line, where_or_why
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
 from clusterrun.cli.shared.times import local_time
-from clusterrun.errors import ClusterrunError, describe
+from clusterrun.config.keys import nearest
+from clusterrun.errors import ClusterrunError, UsageError, describe
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
@@ -26,6 +28,16 @@ READ_MARK = "*"
 NEWEST_LOOKED_AT = 200  # without --all; active jobs are among the newest
 
 
+class _StateName(click.Choice):  # type: ignore[type-arg]  # older versions of click have none
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        name, known = value.upper(), [str(choice) for choice in self.choices]
+        if name in known:
+            return name
+        near = nearest(name, known)
+        hint = f"use '{near}'" if near else f"use one of: {', '.join(known)}"
+        raise UsageError(f"no state '{value}'", hint=hint)
+
+
 @click.command()
 @click.option("-a", "--all", "everything", is_flag=True, help="list all runs")
 @click.option(
@@ -36,7 +48,7 @@ NEWEST_LOOKED_AT = 200  # without --all; active jobs are among the newest
     "--state",
     "states",
     multiple=True,
-    type=click.Choice([state.value for state in JobState], case_sensitive=False),
+    type=_StateName([state.value for state in JobState], case_sensitive=False),
     metavar="STATE",
     help="list runs in this state, e.g. FAILED (repeatable)",
 )

@@ -352,7 +352,8 @@ def _read_session(args: list[str], session: output.Session) -> None:
 
 
 def _from_click(error: click.UsageError, args: Sequence[str]) -> UsageError:
-    command = error.ctx.command_path if error.ctx else "clusterrun"
+    verb = " ".join(word for word in args[:1] if word in VERBS)
+    command = error.ctx.command_path if error.ctx else f"clusterrun {verb}".rstrip()
     fallback = f"run '{command} --help' for the options"
     if isinstance(error, click.NoSuchOption):
         return spellings.no_option(error, args)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     is_flag=True,
     help="print the launch command of a node and the environment of a rank, with reasons",
 )
-@rare_output("--node", type=int, metavar="K", help="choose the node for --command  [default: 0]")
-@rare_output("--rank", type=int, metavar="R", help="choose the rank for --command  [default: 0]")
+@rare_output("--of-node", "node", type=int, metavar="K", help="choose the node for --command")
+@rare_output("--rank", type=int, metavar="R", help="choose the rank for --command")
 @json_option
 @keep_sbatch_env_option
 def command(
@@ -64,6 +64,8 @@ def command(
     clusterrun render -N 2 --gpus-per-node 4 -O job train.py && sbatch job/job.sbatch
     """
     output.expect_json(as_json)
+    if not shows_command and (node, rank) != (None, None):
+        raise UsageError("--of-node and --rank are for --command", hint="pass --command too")
     prepared = prepare(job.load())
     print_notes(prepared, keep_sbatch_env=keep_sbatch_env)
     if prepared.problem:

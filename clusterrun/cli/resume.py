@@ -25,7 +25,8 @@ from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.config.parallel import FIELDS
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
-from clusterrun.verbs.resume import Resumption, prepare_resume, resume_prepared
+from clusterrun.verbs.find import FORWARDED, refuse_elsewhere
+from clusterrun.verbs.resume import Resumption, newest_failed, prepare_resume, resume_prepared
 
 # The settings that may change the batch of a rank, the accumulation or the data-parallel share.
 DECIDE_BATCH: Final = frozenset(
@@ -74,7 +75,8 @@ def command(
 
     Start the next attempt in the same run directory, from the newest complete checkpoint, with the
     settings of the run. Options change them; ARGS after -- replace all arguments of the script.
-    JOB is a job id, the name of a run or its directory  [default: the newest run].
+    JOB is a job id, the name of a run or its directory  [default: the newest run that ended without
+    completing].
 
     \b
     clusterrun resume 4711
@@ -85,7 +87,7 @@ def command(
     output.expect_json(as_json)
     submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
     plan = prepare_resume(
-        find_announced(run),
+        _chosen(run),
         start=start,
         flags=job.flags,
         overrides=job.overrides,
@@ -109,6 +111,16 @@ def command(
     record = resume_prepared(plan)
     data = _object(plan, record, warnings)
     answer_and_wait(ctx, record, data, as_json=as_json, parsable=parsable, wait=wait, follow=follow)
+
+
+def _chosen(run: str | None) -> JobRecord:
+    """Find a run; without a name, the newest that ended without completing, or the newest."""
+    record = None if run or FORWARDED else newest_failed()
+    if record is None:
+        return find_announced(run)
+    output.say(f"using job {record.job_id} ({record.name}, the newest that did not complete)")
+    refuse_elsewhere([("", record)])
+    return record
 
 
 def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:

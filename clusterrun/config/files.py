@@ -76,16 +76,20 @@ def read_file(
 
 def find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
     """Search upwards; above the working directory only for a file of the user or of root."""
+    notes: tuple[str, ...] = ()
     for directory in (cwd, *cwd.parents):
         path = directory / PROJECT_FILE
+        if directory == cwd and path.with_suffix(".yml").is_file():
+            notes = (f"clusterrun.yml is ignored; rename it to {PROJECT_FILE}",)
         try:
             owner = path.stat().st_uid
         except OSError:
             continue
         if directory == cwd or owner in (os.getuid(), 0):
-            return path, ()
-        return None, (f"{path} belongs to another user and is ignored; pass --config to use it",)
-    return None, ()
+            return path, notes
+        other = f"{path} belongs to another user and is ignored; pass --config to use it"
+        return None, (*notes, other)
+    return None, notes
 
 
 def user_and_site(environ: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:

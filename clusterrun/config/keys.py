@@ -69,6 +69,11 @@ def hint_for_key(name: str, section: str) -> str:
     return _written_at(key, section) if key else f"use one of: {', '.join(keys_in(section))}"
 
 
+def key_of_word(word: str) -> str | None:
+    """Return the key that a word names: `gpus`, `nodes`."""
+    return _words().get(word)
+
+
 def _words() -> dict[str, str]:
     """Map words to the keys that they name: whole keys, their last parts, long options."""
     words = dict(_ALIASES)

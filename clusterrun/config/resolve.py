@@ -54,6 +54,7 @@ class Merged:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
         self.notes: list[str] = []
+        self.readings: dict[str, str] = {}
 
     def lay(self, setting: Setting) -> None:
         """Put a value over those of lower layers.
@@ -78,6 +79,7 @@ class Merged:
         else:
             self.values[name] = setting.value
         self.origins[setting.key] = origin
+        self.readings[setting.key] = setting.note
 
     def take_timeout(self) -> None:
         """Read NCCL_TIMEOUT as the process group's timeout."""
@@ -125,7 +127,7 @@ def merge(layers: Iterable[Layer]) -> Merged:
     for layer in kept:
         for setting in layer:
             merged.lay(setting)
-    merged.notes += _replaced(displaced)
+    merged.notes += [*filter(None, merged.readings.values()), *_replaced(displaced)]
     return merged
 
 

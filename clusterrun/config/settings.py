@@ -11,7 +11,9 @@ from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_NAME
 from clusterrun.config.values import Raw, anchored, interpret
 from clusterrun.errors import ConfigError, UsageError
+from clusterrun.shared.wording import count
 
+_MEMORIES: Final = ("mem", "mem_per_gpu", "mem_per_cpu")
 _TYPED_GPUS: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z")
 
 
@@ -71,13 +73,17 @@ class ConfigFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One value of one field; of a mapping one `item`; `adds` extends a list."""
+    """One value of one field; of a mapping one `item`; `adds` extends a list.
+
+    `note` tells how a text is read that is easily meant otherwise.
+    """
 
     field: Field
     value: Any
     origin: Origin
     item: str | None = None
     adds: bool = False
+    note: str = ""
 
     @property
     def key(self) -> str:
@@ -100,10 +106,19 @@ def settings_of(
     value = interpret_at(origin, field, raw, label=label)
     value = anchored(field, value, directory=anchor.directory, home=anchor.home)
     if field.kind is not Kind.MAPPING:
-        yield Setting(field=field, value=value, origin=origin, adds=adds)
+        note = _reading(field, raw, value, label) if isinstance(raw, str) else ""
+        yield Setting(field=field, value=value, origin=origin, adds=adds, note=note)
         return
     for name, text in value.items():
         yield Setting(field=field, value=text, origin=origin, item=name)
+
+
+def _reading(field: Field, raw: str, value: Any, label: str) -> str:
+    if field.kind is Kind.MINUTES and re.fullmatch(r"\d+:\d\d", raw):
+        return f"{label} {raw} is minutes:seconds, {count(value, 'minute')}; for hours: {raw}:00"
+    if field.name in _MEMORIES and re.fullmatch(r"0*[1-9]\d{0,2}", raw):
+        return f"{label} {raw} is {raw} megabytes; for gigabytes: {raw}G"
+    return ""
 
 
 def interpret_at(origin: Origin, field: Field, raw: Raw, *, label: str) -> Any:

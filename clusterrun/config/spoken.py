@@ -5,14 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from clusterrun.config.fields import Field, Kind
-from clusterrun.config.keys import BY_ENV, BY_KEY, BY_NAME, SECTIONS, hint_for_key, nearest
+from clusterrun.config.keys import (
+    BY_ENV,
+    BY_KEY,
+    BY_NAME,
+    SECTIONS,
+    hint_for_key,
+    key_of_word,
+    nearest,
+)
 from clusterrun.config.settings import Anchor, Origin, Setting, settings_of
 from clusterrun.config.spec import FIELDS
 from clusterrun.config.values import Raw
 from clusterrun.errors import UsageError
+
+_OF_A_JOB: Final = (
+    *("CLUSTERRUN_ATTEMPT", "CLUSTERRUN_GIVEN", "CLUSTERRUN_HOSTS_JOB_ID"),
+    *("CLUSTERRUN_LOCAL_JOB_ID", "CLUSTERRUN_FORWARDED", "CLUSTERRUN_BATCH_PID"),
+)
+# Variables that are no settings, and those of clusterrun's own tests.
+_OTHERS: Final = (
+    *("CLUSTERRUN_SITE_CONFIG", "CLUSTERRUN_PROFILE", "CLUSTERRUN_LAST_JOB_ID"),
+    "CLUSTERRUN_BENCHMARKS_",
+    *("CLUSTERRUN_TEST_", "CLUSTERRUN_REQUIRE_", "CLUSTERRUN_CLUSTER_", "CLUSTERRUN_HOSTS_"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +66,17 @@ def _belongs_to_a_run(field: Field, environ: Mapping[str, str]) -> bool:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each variable that looks like a setting but is not."""
+    """Yield a warning for each variable that looks like a setting but is not.
+
+    In a job, only those of a section: the job has variables of its own.
+    """
     sections = tuple(f"CLUSTERRUN_{section.upper()}_" for section in SECTIONS)
+    looks = ("CLUSTERRUN_",) if environ.keys().isdisjoint(_OF_A_JOB) else sections
     for name in sorted(environ):
-        if name.startswith(sections) and name not in BY_ENV:
-            near = nearest(name, BY_ENV)
+        if name.startswith(looks) and name not in BY_ENV and not name.startswith(_OTHERS):
+            key = key_of_word(name.removeprefix("CLUSTERRUN_").lower())
+            near = BY_KEY[key].env if key else None
+            near = nearest(name, BY_ENV) if name.startswith(sections) else near
             hint = f"; use {near}" if near else ""
             yield f"{name} is set in your shell but is not a setting, so it is ignored{hint}"
 

@@ -32,6 +32,9 @@ _FLAGS: Final = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
+_DEVICES: Final = ("tpu", "xla", "npu", "xpu", "hpu")  # nearest to "cpu"
+_SCHEDULERS: Final = ("lsf", "bsub", "pbs", "torque", "qsub", "flux", "sge")
+_OF_SCHEDULERS: Final = "pass --cluster allocation inside an allocation of that scheduler"
 # The names in other tools.
 _SYNONYMS: Final = {
     **dict.fromkeys(("fp32", "float32", "false", "off"), "no"),
@@ -170,10 +173,11 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
     if name in names:
         return field.choices(name)
     near = _SYNONYMS.get(name)
-    near = near if near in names else nearest(name, names)
+    near = near if near in names else nearest(name, names) if name not in _DEVICES else None
     hint = f"use '{near}'" if near else f"use one of: {', '.join(names)}"
     if field.name == "cluster" and not near:
         hint += f"; to choose a Slurm cluster, pass -M {name}"
+        hint = _OF_SCHEDULERS if name in _SCHEDULERS else hint
     raise UsageError(f"unknown {field.name.replace('_', ' ')} '{text}'", hint=hint)
 
 

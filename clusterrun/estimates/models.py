@@ -140,7 +140,8 @@ def find_config(name: str) -> Mapping[str, Any] | None:
 def nearest(name: str) -> list[str]:
     """Return the names of built-in models most similar to a name, the most similar first."""
     plain = _plain(name).rpartition("/")[2]
-    return difflib.get_close_matches(plain, list(_table()), n=2, cutoff=0.75)
+    longer = [known for known in _table() if plain and known.startswith(plain)]
+    return longer[:2] or difflib.get_close_matches(plain, list(_table()), n=2, cutoff=0.75)
 
 
 def _known(name: str) -> str:

@@ -57,7 +57,7 @@ def choose_rank(plan: Plan, *, node: int | None, rank: int | None) -> tuple[int,
         )
     home = rank // plan.procs_per_node
     if node is not None and node != home:
-        raise UsageError(f"rank {rank} is on node {home}, not {node}", hint="drop --node")
+        raise UsageError(f"rank {rank} is on node {home}, not {node}", hint="drop --of-node")
     return home, rank
 
 

@@ -22,7 +22,7 @@ from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Retry
 from clusterrun.diagnosis.weigh import Verdict
-from clusterrun.errors import ClusterrunError
+from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.estimates.inputs import GIB
 from clusterrun.estimates.recommend import recommend
 from clusterrun.estimates.speed import segments
@@ -131,7 +131,17 @@ def retry_of(found: Diagnosis) -> Retry:
 def _retry(run: Run) -> Retry:
     is_stopped = run.outcome is not None and run.outcome.rule in _REPEATS
     is_cut = run.verdict.cause.id == "slurm_time_limit" and run.checkpoint is None
-    return Retry.NO if is_stopped or is_cut else run.verdict.retry
+    return Retry.NO if is_stopped or is_cut or _is_certain(run) else run.verdict.retry
+
+
+def _is_certain(run: Run) -> bool:
+    """Return whether the script refused its arguments, or failed at one line on all ranks."""
+    last = run.outcome
+    if last is None or not run.verdict.cause.generic:
+        return False
+    is_usage = last.cause is Cause.EXIT and last.code == Exit.USAGE
+    is_shared = last.alike >= run.plan.world_size and (last.alike > 1 or last.step is None)
+    return last.cause in (Cause.EXIT, Cause.EXCEPTION) and (is_usage or is_shared)
 
 
 def _is_of_use(text: str, run: Run) -> bool:
@@ -342,8 +352,9 @@ def _mended(run: Run) -> list[str]:
     if found := _MODULE.search(text):
         return [_install(found[1], shlex.quote(run.plan.python)), f"then: {run.resume()}"]
     if _REFUSED.search(text):
-        command = f"clusterrun resume {shlex.quote(_name(run.job))} --from scratch"
-        return [f"pass arguments that the script accepts: {command} -- ARGS"]
+        command = run.resume(from_scratch=True, args=run.spec.args or ("ARGS",))
+        text = "pass arguments that the script accepts"
+        return [f"{text}: {command}" if command else text]
     if run.verdict.first.line.source == AGENTS and run.outcome and run.outcome.cause is Cause.EXIT:
         logs = f"clusterrun logs {shlex.quote(_name(run.job))} --rank {run.outcome.rank}"
         return [

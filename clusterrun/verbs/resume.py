@@ -28,7 +28,7 @@ from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import active_chain
 from clusterrun.verbs.changes import Changed, change, refuse_other_hosts, refuse_other_world
-from clusterrun.verbs.find import Which, find_record
+from clusterrun.verbs.find import FORWARDED, Which, find_record, own_runs
 from clusterrun.verbs.render import Prepared, prepare, with_python
 from clusterrun.verbs.start_point import LATEST, StartPoint, choose, set_aside
 from clusterrun.verbs.submit import remember
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 PLACE: Final = ("name", "run_dir")
 ELSEWHERE: Final = "start a new run: clusterrun resubmit accepts another name, directory or cluster"
+_LOOKED_AT: Final = 20  # runs, for one that failed
 WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 
 
@@ -91,7 +92,7 @@ def prepare_resume(
     `start` is `latest`, `scratch`, `step-N` or the path of one of its checkpoints; `force` resumes
     a run that seems to be active. Raises UsageError if that is impossible.
     """
-    record = find_record(job)
+    record = find_record(job or (not FORWARDED and newest_failed()) or None)
     status = _inactive_status(record, force=force)
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
     _refuse_other_place(record, changed)
@@ -111,6 +112,20 @@ def prepare_resume(
         is_complete=is_complete,
         force=force,
     )
+
+
+def newest_failed() -> JobRecord | None:
+    """Return this project's newest run that ended without completing; None for none."""
+    known = records.list_records(own_runs(), _LOOKED_AT, of=lambda record: not record.is_smoke)
+    found = statuses([record for record in known if record.job_id], select.backend_of)
+    over = (job.record for job in found if _is_over(job) and not job.state.is_success)
+    return next(over, None)
+
+
+def _is_over(status: JobStatus) -> bool:
+    """Return whether a job has ended, or the scheduler has forgotten it."""
+    is_unknown = status.state is JobState.UNKNOWN and bool(status.record.job_id)
+    return status.state.is_terminal or (is_unknown and not status.reason)
 
 
 def resume_prepared(resumption: Resumption) -> JobRecord:
@@ -178,9 +193,14 @@ def _refuse_active(status: JobStatus, chained: Sequence[str]) -> None:
             f"job {chained[0]} is the next in a chain and will continue the run",
             hint=f"end the chain first: clusterrun cancel {job_id}",
         )
-    if state.is_terminal or (state is JobState.UNKNOWN and job_id and not status.reason):
-        return  # it has ended, or the scheduler has forgotten it
-    job = f"job {job_id}" if job_id else f"run {status.record.run_id}"
+    if _is_over(status):
+        return
+    if not job_id:
+        raise UsageError(
+            f"run {status.record.run_id} is being submitted",
+            hint="wait for its job id: clusterrun list; --force resumes anyway",
+        )
+    job = f"job {job_id}"
     why = f" ({status.reason})" if status.reason else ""
     hint = f"end it first: clusterrun cancel {job_id}; --force resumes anyway"
     if state is JobState.COMPLETING:

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Final
 
 from clusterrun.backends import select
+from clusterrun.backends.slurm import query
+from clusterrun.backends.slurm.reasons import explain
 from clusterrun.backends.startups import with_startups
 from clusterrun.backends.status import JobStatus, statuses, with_last_step
 from clusterrun.backends.waiting import explained
-from clusterrun.rundir.record import read_again
+from clusterrun.rundir.record import JobRecord, read_again
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.release import Release
@@ -40,6 +42,14 @@ def status_explained(job: Which | None = None) -> JobStatus:
     This asks the scheduler at most twice. Raises JobNotFoundError.
     """
     return explained(status(job))
+
+
+def stuck_now(record: JobRecord) -> JobStatus | None:
+    """Ask Slurm once about a new job; None unless the job will not start without a change."""
+    reason = query.pending_reason(record.job_id, record.slurm_cluster)
+    if not reason or explain(reason, record.job_id).can_start is not False:
+        return None
+    return explained(_status(record, max_age_s=0))
 
 
 def wait(

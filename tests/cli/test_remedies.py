@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -218,7 +219,7 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\n'
         (RAISED + "ValueError: bad sample", "line above, then: clusterrun resume 4711{}"),
         (
             USAGE,
-            "pass arguments that the script accepts: clusterrun resume 4711 --from scratch -- ARGS",
+            "pass arguments that the script accepts: clusterrun resume 4711 --from scratch -- ",
         ),
         (
             RAISED + "ModuleNotFoundError: No module named 'odd'",
@@ -271,6 +272,24 @@ def test_what_failed_twice_at_the_same_place_fails_again(here: CommandLine) -> N
     outcome(root, cause=Cause.EXCEPTION, rank=0, message="ValueError: boom at 25", rule=rule)
     proposed(here, root)
     assert retry(here) == "no"
+
+
+@pytest.mark.parametrize(
+    ("how", "answer"),
+    [
+        ({"cause": Cause.EXIT, "code": 2}, "no"),  # argparse
+        ({"cause": Cause.EXIT, "code": 1}, "maybe"),
+        ({"cause": Cause.EXCEPTION, "code": 1, "alike": 4}, "no"),
+        ({"cause": Cause.EXCEPTION, "code": 1, "alike": 1}, "maybe"),
+    ],
+)
+def test_what_no_try_can_change_fails_again(
+    here: CommandLine, how: dict[str, Any], answer: str
+) -> None:
+    root = submitted(here, "4711", *TRAIN, "train.py")
+    outcome(root, rank=0, message="ValueError: bad sample", **how)
+    proposed(here, root, RAISED + "ValueError: bad sample")
+    assert retry(here) == answer
 
 
 @pytest.mark.parametrize("is_over", [True, False])

@@ -93,7 +93,7 @@ def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_torch")
-@pytest.mark.parametrize("where", [("--rank", "5"), ("--rank", "5", "--node", "1")])
+@pytest.mark.parametrize("where", [("--rank", "5"), ("--rank", "5", "--of-node", "1")])
 def test_command_shows_the_launch_line_and_the_environment_of_a_rank(
     here: CommandLine, where: tuple[str, ...]
 ) -> None:
@@ -138,8 +138,8 @@ def test_the_launcher_itself_numbers_the_ranks_that_command_shows(here: CommandL
     ("where", "message"),
     [
         (("--rank", "8"), "the job has no such rank\n  hint: nodes are 0-1, ranks 0-7"),
-        (("--node", "2"), "the job has no such node\n  hint: nodes are 0-1, ranks 0-7"),
-        (("--rank", "5", "--node", "0"), "rank 5 is on node 1, not 0\n  hint: drop --node"),
+        (("--of-node", "2"), "the job has no such node\n  hint: nodes are 0-1, ranks 0-7"),
+        (("--rank", "5", "--of-node", "0"), "rank 5 is on node 1, not 0\n  hint: drop --of-node"),
     ],
 )
 def test_a_rank_that_the_job_does_not_have(

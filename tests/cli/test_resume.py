@@ -90,6 +90,33 @@ def test_a_resumed_run_is_the_newest(here: CommandLine) -> None:
     assert here("list", "--ids-only").out.split() == ["4714", "4712"]
 
 
+def test_without_a_name_the_newest_that_did_not_complete_is_resumed(here: CommandLine) -> None:
+    failed(here)
+    ended(submitted(here, "4712", "-N2", "--job-name", "bb", "train.py"), "COMPLETED", 0)
+    root = submitted(here, "4713", "-N2", "--job-name", "cc", "train.py")
+    record = json.loads((root / "job.json").read_text())
+    (root / "job.json").write_text(json.dumps({**record, "job_id": ""}))  # being submitted
+    here.program("sbatch", "echo 4714")
+    said = here("resume", "cc")
+    assert (said.code, "is being submitted" in said.err, "cancel ;" in said.err) == (2, True, False)
+    said = here("resume")
+    assert (said.code, said.out) == (0, "Submitted batch job 4714\n")
+    assert said.err.startswith("using job 4711 (")
+
+
+def test_what_follows_a_resumed_run_begins_at_its_next_attempt(here: CommandLine) -> None:
+    root = failed(here)
+    log = RunPaths(root=root).log(1, "node17")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"2026-11-28T14:00:00.000000Z 0 O an old line\n")
+    queue(here, "4712|FAILED|n|1:00|1:00|1000|2000|NonZeroExitCode")
+    assert "an old line" in here("logs", "4711", "-a").out
+    here.program("sbatch", "echo 4712")
+    said = here("resume", "4711", "--follow")
+    assert "Submitted batch job 4712" in said.out
+    assert "an old line" not in said.out
+
+
 def test_failures_before_a_run_that_left_no_end_was_resumed_count_no_more(
     here: CommandLine,
 ) -> None:

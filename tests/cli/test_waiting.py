@@ -66,6 +66,20 @@ clusterrun resubmit 4711 --partition 'a b' --time 01:00:00
     assert asked(here) == 2  # both answers are kept for some seconds
 
 
+@pytest.mark.parametrize(("reason", "is_told"), [("PartitionNodeLimit", True), ("Priority", False)])
+def test_submit_warns_of_a_job_that_will_not_start(
+    here: CommandLine, waits: Waits, reason: str, *, is_told: bool
+) -> None:
+    waits(reason, nodes=50)
+    here.program("squeue", f'[ "$1" = -h ] && echo {reason} || {here.bin / "squeue.row"}')
+    here.program("squeue.row", f"echo '4712|PENDING||0:00|1:00|N/A|N/A|{reason}|main|50'")
+    here.program("sbatch", "echo 4712")
+    said = here("submit", "-N50", "train.py")
+    assert (said.code, said.out) == (0, "Submitted batch job 4712\n")
+    warning = "warning: job 4712 is pending: requests more nodes than the partition allows"
+    assert (warning in said.err, "50 nodes requested" in said.err) == (is_told, is_told)
+
+
 @pytest.mark.parametrize(
     ("reason", "changes", "facts"),
     [

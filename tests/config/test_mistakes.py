@@ -106,7 +106,7 @@ MISTAKES = [
         "launch: {device: tpu}",
         "unknown device 'tpu'",
         "1:18",
-        "use 'cpu'",
+        "use one of: auto, cuda, mps, cpu",
     ),
     (
         "network: {preset: xyz}",

@@ -122,6 +122,17 @@ def test_each_trainer_gets_a_callback_that_reports_its_steps(
     assert type(pickle.loads(pickle.dumps(callback))).__name__ == "StepCallback"
 
 
+def test_the_last_report_has_the_loss_of_the_last_step(
+    spool: Path, transformers: ModuleType
+) -> None:
+    """A Trainer logs after the end of the step."""
+    callback, last = transformers.DEFAULT_CALLBACKS[1], state(9)
+    callback.on_step_end(None, last, None)
+    last.log_history.append({"loss": 0.5})
+    callback.on_log(None, last, None)
+    assert reported(spool)[-1] == ("step", 9, 9, {"loss": 0.5})
+
+
 def test_steps_that_the_script_reports_itself_replace_the_trainers(
     spool: Path, transformers: ModuleType
 ) -> None:

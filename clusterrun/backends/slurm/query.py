@@ -149,6 +149,16 @@ def _squeue(slurm_cluster: str | None, *options: str) -> str:
     return done.stdout
 
 
+def pending_reason(job_id: str, slurm_cluster: str | None) -> str:
+    """Return why a job waits, from one call; "" if the job does not, or Slurm does not answer."""
+    try:
+        words = ("-h", "--states=PENDING", f"--jobs={job_id}", "--format=%r")
+        done = call(slurm_cluster, "squeue", *words, tries=1)
+    except SchedulerUnreachableError:
+        return ""
+    return done.stdout.strip() if done.rc == 0 else ""
+
+
 def _in_pieces(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield pieces of a list that each fit into one argument."""
     if not job_ids:

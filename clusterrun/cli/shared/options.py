@@ -164,6 +164,7 @@ def job_options(
     `script` adds the arguments `[SCRIPT] [ARGS]...`, for a ScriptCommand; `files` adds the options
     for a configuration file and a profile; `training` adds those for the facts of the training, and
     the help shows only what an estimate depends on. The fields in `without` have no options.
+    Without `files`, the defaults are those of a run, and the help names none.
     """
     groups = {x.group for x in FIELDS if training or x.group != "training"}
     declared = [x for x in FIELDS if x.flags and x.group in groups and x.name not in without]
@@ -175,7 +176,10 @@ def job_options(
             return function(*args, job=job, **kwargs)
 
         sources = [*_FILE_OPTIONS, _SET_OPTION] if files else [_SET_OPTION]
-        fields = [_field_option(x, hidden=training and not x.is_estimated) for x in declared]
+        fields = [
+            _field_option(x, hidden=training and not x.is_estimated, has_default=files)
+            for x in declared
+        ]
         for option in reversed([*fields, *sources]):
             option(command)
         if script:
@@ -185,10 +189,11 @@ def job_options(
     return decorate
 
 
-def _field_option(declared: Field, *, hidden: bool) -> Callable[[Any], Any]:
+def _field_option(declared: Field, *, hidden: bool, has_default: bool) -> Callable[[Any], Any]:
     words = [str(member.value) for member in declared.choices or ()]
     shown = "|".join(words)
     is_wide = len(shown) > _WIDEST
+    text = declared.help if has_default else declared.help.partition("  [default")[0]
     settings: dict[str, Any] = {
         "cls": GroupedOption,
         "heading": HEADINGS[declared.group],
@@ -196,7 +201,7 @@ def _field_option(declared: Field, *, hidden: bool) -> Callable[[Any], Any]:
         "hidden": hidden,
         "words": words,
         "default": None,
-        "help": _with_words(declared.help, words) if is_wide else declared.help,
+        "help": _with_words(text, words) if is_wide else text,
         "shell_complete": complete.BY_FIELD.get(declared.name),
     }
     if declared.kind is Kind.FLAG:

@@ -34,6 +34,8 @@ _PRECISIONS: Final = {
 }
 
 
+_FEW_NODES: Final = 2  # hardly a partition has fewer: Slurm is not asked whether they can start
+
 # Before it
 
 
@@ -194,6 +196,8 @@ def answer_and_wait(
     if not (wait or follow):
         if record.cluster is Cluster.ALLOCATION and not sys.stdin.isatty():
             output.note("the job ends with this allocation; at the end of a script, use --wait")
+        if record.cluster is Cluster.SLURM and record.nodes > _FEW_NODES:
+            _warn_if_stuck(record)
         return
     from clusterrun.cli.shared.waiting import await_end  # most submissions need none of it
     from clusterrun.verbs.find import refuse_elsewhere
@@ -206,6 +210,15 @@ def answer_and_wait(
         options = ["--follow"] * follow + ["--json", json.dumps(data)] * as_json
         ctx.exit(forward.forward(["await-end", *options], there))
     await_end(ctx, record, data if as_json else None, follow=follow)
+
+
+def _warn_if_stuck(record: JobRecord) -> None:
+    """Warn of a job that will not start, such as one for more nodes than a partition has."""
+    from clusterrun.cli.shared.wait_text import warn_stuck
+    from clusterrun.verbs.status import stuck_now
+
+    if (job := stuck_now(record)) is not None:
+        warn_stuck(job)
 
 
 def print_where(record: JobRecord) -> None:

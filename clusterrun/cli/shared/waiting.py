@@ -43,11 +43,17 @@ def _pass_warnings_on(record: JobRecord) -> None:
 
 
 def _follow(ctx: click.Context, record: JobRecord) -> None:
-    """Print the logs as `logs --follow` does; Ctrl-C does not end the job."""
+    """Print the logs as `logs --follow` does, of a resumed run those of the next attempt.
+
+    Ctrl-C does not end the job.
+    """
     from clusterrun.cli.logs import command as logs
 
+    newest = record.paths.newest_attempt()
+    is_over = bool(newest) and record.paths.earlier_end(newest).exists()
     try:
-        with logs.command.make_context("logs", ["--follow", record.run_dir], parent=ctx) as inner:
+        args = ["--follow", *["-n", "0"] * is_over, record.run_dir]
+        with logs.command.make_context("logs", args, parent=ctx) as inner:
             status = logs.command.invoke(inner)
     except ClickExit as leaving:
         status = leaving.exit_code
