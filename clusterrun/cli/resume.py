@@ -25,7 +25,7 @@ from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.config.parallel import FIELDS
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
-from clusterrun.verbs.find import FORWARDED, refuse_elsewhere
+from clusterrun.verbs.find import FORWARDED
 from clusterrun.verbs.resume import Resumption, newest_failed, prepare_resume, resume_prepared
 
 # The settings that may change the batch of a rank, the accumulation or the data-parallel share.
@@ -116,11 +116,9 @@ def command(
 def _chosen(run: str | None) -> JobRecord:
     """Find a run; without a name, the newest that ended without completing, or the newest."""
     record = None if run or FORWARDED else newest_failed()
-    if record is None:
-        return find_announced(run)
-    output.say(f"using job {record.job_id} ({record.name}, the newest that did not complete)")
-    refuse_elsewhere([("", record)])
-    return record
+    if record is not None:
+        output.say(f"using job {record.job_id} ({record.name}, the newest that did not complete)")
+    return record or find_announced(run)
 
 
 def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:

@@ -593,12 +593,7 @@ def ignores_strategy(script: Script) -> bool:
 
 def is_closed(script: Script, *, also: Collection[str] = ()) -> bool:
     """Return whether the whole training is in this file, as far as its imports show."""
-    return not foreign_packages(script, also=also)
-
-
-def foreign_packages(script: Script, *, also: Collection[str]) -> frozenset[str]:
-    """Return the packages that a script imports, without known ones and those in `also`."""
-    return script.packages - _KNOWN.union(also)
+    return script.packages <= _KNOWN.union(also)
 
 
 def is_conditional(script: Script, node: ast.AST, seen: set[ast.AST] | None = None) -> bool:

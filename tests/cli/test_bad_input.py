@@ -35,31 +35,10 @@ def refused(here: CommandLine, *args: str, code: int = 2, files: list[str] | Non
     return said.err
 
 
-def test_no_script_and_none_configured(here: CommandLine) -> None:
-    assert refused(here, *LOCAL) == (
-        "error: no training script given\n"
-        "  hint: name it: clusterrun submit train.py (or script: in clusterrun.yaml)\n"
-    )
-
-
-def test_missing_script_names_the_nearest(here: CommandLine) -> None:
-    assert refused(here, *LOCAL, "trian.py", "--lr", "1") == (
-        "error: the script 'trian.py' does not exist\n  hint: did you mean 'train.py'?\n"
-    )
-
-
 def test_missing_script_in_a_missing_directory(here: CommandLine) -> None:
     assert refused(here, *LOCAL, "sub/train.py") == (
         f"error: the script 'sub/train.py' does not exist\n"
         f"  hint: check the path: there is no directory {here.path}/sub\n"
-    )
-
-
-def test_missing_script_that_the_configuration_names(here: CommandLine) -> None:
-    (here.path / "clusterrun.yaml").write_text("name: x\nscript: tain.py\n")
-    assert refused(here, *LOCAL) == (
-        "error: clusterrun.yaml:2:9: the script 'tain.py' does not exist\n"
-        "  hint: did you mean 'train.py'?\n"
     )
 
 
@@ -162,16 +141,6 @@ def test_missing_file_for_the_launcher(here: CommandLine, option: str, what: str
     )
 
 
-def test_counts_of_an_accelerate_yaml_that_do_not_divide(here: CommandLine) -> None:
-    (here.path / "own.yaml").write_text(
-        "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 7\n"
-    )
-    assert refused(here, *LOCAL, "--accelerate-config", "own.yaml", "train.py") == (
-        "error: own.yaml: num_processes 7 can't be divided among 2 machines\n"
-        "  hint: write 6 or 8: num_processes counts the ranks of all machines\n"
-    )
-
-
 def test_a_key_that_the_jobs_accelerate_does_not_know(here: CommandLine) -> None:
     (here.path / "own.yaml").write_text(
         "distributed_type: MULTI_GPU\nfp16: true\ndynamo_backend: 'NO'\nfsdp_config: {any: 1}\n"
@@ -185,38 +154,6 @@ def test_a_key_that_the_jobs_accelerate_does_not_know(here: CommandLine) -> None
     )
 
 
-def test_unknown_strategy_names_the_nearest(here: CommandLine) -> None:
-    assert refused(here, *LOCAL, "--strategy", "zeor2", "train.py") == (
-        "error: unknown strategy 'zeor2'\n  hint: use 'zero2'\n"
-    )
-
-
-def test_unknown_option_names_the_nearest(here: CommandLine) -> None:
-    assert refused(here, "--gpus-per-nod", "4", "train.py") == (
-        "error: no option '--gpus-per-nod'\n  hint: use '--gpus-per-node'\n"
-    )
-
-
-def test_unknown_key_has_its_place_and_the_nearest(here: CommandLine) -> None:
-    (here.path / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  gpus_per_nodes: 4\n")
-    assert refused(here, *LOCAL) == (
-        "error: clusterrun.yaml:3:3: unknown key 'gpus_per_nodes' in section [slurm]\n"
-        "  hint: use 'gpus_per_node'\n"
-    )
-
-
-def test_a_count_that_cannot_be_has_a_hint(here: CommandLine) -> None:
-    assert refused(here, *LOCAL, "--nodes", "0", "train.py") == (
-        "error: --nodes must be at least 1, not 0\n  hint: write 1 or more, or leave it out\n"
-    )
-
-
-def test_a_missing_choice_is_reported_on_one_line(here: CommandLine) -> None:
-    said = here("completion")
-    assert (said.code, said.out) == (2, "")
-    assert said.err == "error: no shell given\n  hint: pass one of bash, zsh, fish\n"
-
-
 @pytest.mark.parametrize("verb", ["submit", "resubmit", "resume"])
 def test_a_refused_job_has_no_notes_before_its_error(here: CommandLine, verb: str) -> None:
     root = submitted(here, "4711", "-N2", "train.py")
@@ -227,15 +164,6 @@ def test_a_refused_job_has_no_notes_before_its_error(here: CommandLine, verb: st
     said = here(verb, *what.get(verb, ("-N2", "train.py")))
     assert said.code == 2
     assert said.err.startswith("error: ")
-
-
-@pytest.mark.parametrize("text", ["a\nb", "a\r", "a\x1b[31m", "a\x7f"])
-@pytest.mark.parametrize("option", ["--job-name", "--partition", "--comment"])
-def test_control_characters_in_names(here: CommandLine, option: str, text: str) -> None:
-    assert refused(here, *LOCAL, option, text, "train.py") == (
-        f"error: {option} contains a newline or control character: {text!r}\n"
-        "  hint: remove it: a Slurm directive is one line\n"
-    )
 
 
 def test_run_directory_that_cannot_be_made(here: CommandLine) -> None:
@@ -335,15 +263,6 @@ def test_sbatch_that_prints_no_job_id_is_no_success(here: CommandLine) -> None:
         "welcome\n"
         "  hint: look for it with 'squeue --me' before you submit again; "
         "its run directory was kept: "
-    )
-
-
-def test_two_clusters_configured(here: CommandLine) -> None:
-    here.slurm()
-    (here.path / "clusterrun.yaml").write_text("script: train.py\nslurm:\n  clusters: one,two\n")
-    assert refused(here) == (
-        "error: clusterrun.yaml:3:13: slurm.clusters lists 2 clusters: one, two\n"
-        "  hint: choose one, e.g. --clusters=one\n"
     )
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -275,20 +274,15 @@ def test_what_failed_twice_at_the_same_place_fails_again(here: CommandLine) -> N
 
 
 @pytest.mark.parametrize(
-    ("how", "answer"),
-    [
-        ({"cause": Cause.EXIT, "code": 2}, "no"),  # argparse
-        ({"cause": Cause.EXIT, "code": 1}, "maybe"),
-        ({"cause": Cause.EXCEPTION, "code": 1, "alike": 4}, "no"),
-        ({"cause": Cause.EXCEPTION, "code": 1, "alike": 1}, "maybe"),
-    ],
+    ("cause", "code", "alike", "answer"),
+    [(Cause.EXIT, 2, 0, "no"), (Cause.EXCEPTION, 1, 4, "no"), (Cause.EXCEPTION, 1, 1, "maybe")],
 )
 def test_what_no_try_can_change_fails_again(
-    here: CommandLine, how: dict[str, Any], answer: str
+    here: CommandLine, cause: Cause, code: int, alike: int, answer: str
 ) -> None:
     root = submitted(here, "4711", *TRAIN, "train.py")
-    outcome(root, rank=0, message="ValueError: bad sample", **how)
-    proposed(here, root, RAISED + "ValueError: bad sample")
+    outcome(root, rank=0, message="boom", cause=cause, code=code, alike=alike)
+    proposed(here, root, RAISED + "ValueError: boom")
     assert retry(here) == answer
 
 

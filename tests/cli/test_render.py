@@ -223,18 +223,6 @@ def test_templates_of_a_relative_config_home_are_ignored_like_its_configuration(
     assert "# foreign" not in here("render", "--cluster", "local", "train.py").out
 
 
-def test_an_option_after_the_script_is_refused_with_the_right_order(here: CommandLine) -> None:
-    said = here("render", "--cluster", "slurm", "-N2", "train.py", "--lr", "1", "--nodes", "8")
-    assert (said.code, said.out) == (2, "")
-    assert said.err == (
-        "error: --nodes would go to the script, but train.py has no such option\n"
-        "  hint: put clusterrun's options before the script: "
-        "clusterrun render --cluster slurm -N2 --nodes 8 train.py --lr 1; "
-        "to pass it to the script: clusterrun render --cluster slurm -N2 train.py -- --lr 1 "
-        "--nodes 8\n"
-    )
-
-
 def test_the_script_passes_bash(here: CommandLine, tmp_path: Path) -> None:
     assert shutil.which("bash")
     assert (

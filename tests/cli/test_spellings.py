@@ -44,10 +44,6 @@ def test_a_wrong_command_gets_the_right_hint(here: CommandLine, line: str, hint:
     assert here.files() == files
 
 
-def test_the_table_is_long_enough() -> None:
-    assert len({tuple(shlex.split(line)) for line, _ in WRONG}) >= 80  # each is run above
-
-
 @pytest.mark.parametrize(
     "line",
     ["train -nodes 3", "-N 2 train -time 3", "--nnodes 2 --gpus_per_node 4 train -time 3"],
@@ -63,20 +59,6 @@ def test_the_value_of_an_option_is_no_option(here: CommandLine) -> None:
     here.slurm()
     said = here("render", "--cluster", "slurm", "--sbatch-arg", "-time", "train.py")
     assert "no option" not in said.err
-
-
-def test_before_a_script_without_an_ending_a_single_dash_is_refused(here: CommandLine) -> None:
-    said = here("submit", "-N", "2", "-nodes", "3", "train")
-    assert (said.code, said.err) == (2, "error: no option '-nodes'\n  hint: use '--nodes'\n")
-
-
-def test_an_option_after_a_module_may_be_the_modules(here: CommandLine) -> None:
-    said = here("submit", "-m", "pkg.mod", "-nodes", "3")
-    assert said.code == 2
-    assert said.err.splitlines()[1:] == [
-        "  hint: use '--nodes'; put arguments of a module after --: "
-        "clusterrun submit -m pkg.mod -- -nodes 3",
-    ]
 
 
 @pytest.mark.parametrize("options", ACCEPTED)

@@ -68,11 +68,12 @@ clusterrun resubmit 4711 --partition 'a b' --time 01:00:00
 
 @pytest.mark.parametrize(("reason", "is_told"), [("PartitionNodeLimit", True), ("Priority", False)])
 def test_submit_warns_of_a_job_that_will_not_start(
-    here: CommandLine, waits: Waits, reason: str, *, is_told: bool
+    here: CommandLine, reason: str, *, is_told: bool
 ) -> None:
-    waits(reason, nodes=50)
-    here.program("squeue", f'[ "$1" = -h ] && echo {reason} || {here.bin / "squeue.row"}')
-    here.program("squeue.row", f"echo '4712|PENDING||0:00|1:00|N/A|N/A|{reason}|main|50'")
+    here.slurm()
+    row = f"4712|PENDING||0:00|1:00|N/A|N/A|{reason}|main|50"
+    here.program("sinfo", f"echo '{SINFO}'")
+    here.program("squeue", f"[ $1 = -h ] && echo {reason} || echo '{row}'")
     here.program("sbatch", "echo 4712")
     said = here("submit", "-N50", "train.py")
     assert (said.code, said.out) == (0, "Submitted batch job 4712\n")

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clusterrun.linting.options import ScriptOptions
 
 _UNMISTAKABLE: Final = (HEADINGS["slurm"], HEADINGS["submission"])
+_OF_A_JOB: Final = frozenset(HEADINGS.values()) - {HEADINGS["training"]}
 _OTHERS: Final = ("cluster", "nproc_per_node")
 _SHORT: Final = ("-N", "-p", "-A", "-t")
 _HELP: Final = ("-h", "--help")
@@ -43,21 +44,25 @@ def refuse_misplaced(
     ours = {*options, *_CERTAIN, *_HELP}  # the verb may lack some of submit's
     plain = args[: args.index("--")] if "--" in args else args
     found = {at: name for at, word in enumerate(plain) if (name := _name(word)) in ours}
-    if not found:
-        return ()
-    script = _options_of(entry, is_module=is_module)
-    refused: dict[int, click.Parameter | None] = {}
-    noted: list[str] = []
-    for at, name in found.items():
-        option = options.get(name)
-        if script.may_have(typed := _typed(args[at])):
+    script = _options_of(entry, is_module=is_module) if found else None
+    moved, refused, noted = list[int](), list[str](), list[str]()
+    for at, name in found.items() if script else ():
+        option, typed = options.get(name), _typed(args[at])
+        heading = getattr(option, "heading", "")
+        is_ours = heading in _UNMISTAKABLE or getattr(option, "name", "") in _OTHERS
+        is_clear = (is_ours and (name[:2] == "--" or name in _SHORT)) or name in _CERTAIN
+        if script is None or script.may_have(typed):
             continue
-        if _lacks(script, name, option):
-            refused[at] = option
-        elif _is_unmistakable(name, option) or (script.are_visible and _is_of_a_job(option)):
+        is_certain = name in _CERTAIN or (script.are_visible and is_clear)
+        is_certain = not script.has_parser if name in _HELP else bool(option) and is_certain
+        if is_certain and not script.takes_any:
+            takes_next = isinstance(option, click.Option) and not option.is_flag
+            moved += [at, at + 1] if takes_next and typed == args[at] else [at]
+            refused.append(typed)
+        elif is_clear or name in _HELP or (script.are_visible and heading in _OF_A_JOB):
             noted.append(typed)
     if refused:
-        raise _refusal(ctx.command_path, before, entry, args, refused, is_module=is_module)
+        raise _refusal([ctx.command_path, *before], entry, args, moved, refused, is_module)
     where = "comes after the script and goes to it; put clusterrun's options before the script"
     return tuple(f"{name} {where}" for name in dict.fromkeys(noted))
 
@@ -73,56 +78,27 @@ def _typed(word: str) -> str:
     return word.partition("=")[0] if word.startswith("--") else word[:2]
 
 
-def _is_unmistakable(name: str, option: click.Parameter | None) -> bool:
-    is_ours = getattr(option, "heading", "") in _UNMISTAKABLE
-    is_ours = is_ours or getattr(option, "name", "") in _OTHERS
-    is_clear = is_ours and (name.startswith("--") or name in _SHORT)
-    return is_clear or name in (*_HELP, *_CERTAIN)
-
-
-def _is_of_a_job(option: click.Parameter | None) -> bool:
-    return getattr(option, "heading", HEADINGS["training"]) != HEADINGS["training"]
-
-
-def _lacks(script: ScriptOptions, name: str, option: click.Parameter | None) -> bool:
-    """Return whether a script whose sources do not name an option certainly does not have it."""
-    if script.takes_any:
-        return False
-    if name in _HELP:
-        return not script.has_parser
-    is_certain = name in _CERTAIN or (script.are_visible and _is_unmistakable(name, option))
-    return is_certain and option is not None
-
-
 def _refusal(
-    command: str,
-    before: Sequence[str],
+    first: list[str],
     entry: str,
     args: Sequence[str],
-    refused: Mapping[int, click.Parameter | None],
-    *,
+    moved: Sequence[int],
+    refused: Sequence[str],
     is_module: bool,
 ) -> UsageError:
-    moved: list[int] = []
-    for at, option in refused.items():
-        is_flag = option is None or getattr(option, "is_flag", False)
-        is_whole = is_flag or _typed(args[at]) != args[at] or at + 1 == len(args)
-        moved += [at] if is_whole else [at, at + 1]
-    names = " and ".join(dict.fromkeys(_typed(args[at]) for at in refused))
     rest = [word for at, word in enumerate(args) if at not in moved]
-    after = ["--"] if is_module else [entry]
-    right = [*before, *(args[at] for at in moved), *(after if rest or not is_module else ()), *rest]
-    passed = [*before, *after, *(() if is_module else ("--",)), *args]
+    after = ["--"] * bool(rest) if is_module else [entry]
+    words = [args[at] for at in moved if at < len(args)]
+    right = shlex.join([*first[1:], *words, *after, *rest])
+    passed = shlex.join([*first[1:], *([] if is_module else [entry]), "--", *args])
     return UsageError(
-        f"{names} would go to the script, but {entry} has no such option",
+        f"{' and '.join(dict.fromkeys(refused))} would go to the script, "
+        f"but {entry} has no such option",
         hint=(
-            f"put clusterrun's options before the script: {command} {shlex.join(right)}",
-            f"to pass it to the script: {command} {shlex.join(passed)}",
+            f"put clusterrun's options before the script: {first[0]} {right}",
+            f"to pass it to the script: {first[0]} {passed}",
         ),
     )
-
-
-# The sources
 
 
 def _options_of(entry: str, *, is_module: bool) -> ScriptOptions:
@@ -131,30 +107,30 @@ def _options_of(entry: str, *, is_module: bool) -> ScriptOptions:
     from clusterrun.linting.source import Script
 
     path = Path(*entry.split(".")) if is_module else Path(entry)
-    starts = [path.with_suffix(".py"), path / "__main__.py"] if is_module else [path]
+    waiting = [path.with_suffix(".py"), path / "__main__.py"] if is_module else [path]
     search = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     roots = [path.parent, Path(), Path("src"), *map(Path, search)]
     modules: dict[Path, Script] = {}
-    own: set[str] = set()
-    waiting = [file for file in starts if file.is_file()]
+    own = set(sys.stdlib_module_names)
     while waiting and len(modules) < _MOST_FILES:
         file = waiting.pop()
-        if file not in modules:
-            try:
-                modules[file] = Script(file.read_bytes())
-            except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-                continue
-            for package in modules[file].packages - own - sys.stdlib_module_names:
-                files = list(islice(_files_of(package, file.parent, roots), _MOST_FILES))
-                own |= {package} if files else set()
-                waiting += files
-    return ScriptOptions([*modules.values()], (*own, *sys.stdlib_module_names))
+        if file in modules or not file.is_file():  # reading would use up a pipe
+            continue
+        try:
+            modules[file] = Script(file.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        for package in modules[file].packages - own:
+            files = list(islice(_files_of(package, file.parent, roots), _MOST_FILES))
+            own |= {package} if files and package != "." else set()
+            waiting += files
+    return ScriptOptions([*modules.values()], own)
 
 
 def _files_of(package: str, directory: Path, roots: Sequence[Path]) -> Iterator[Path]:
     """Yield the files of a project's package; "." is the directory of the importing module."""
+    if package == ".":
+        yield from directory.glob("*.py")
     for root in roots if package != "." else ():
         yield from root.glob(f"{package}.py")
         yield from root.joinpath(package).rglob("*.py")
-    if package == ".":
-        yield from directory.glob("*.py")
