@@ -1,5 +1,5 @@
 # make demo      real training on two simulated nodes of this machine: no root, no Slurm
-# make test      lint, types, real training, a real Slurm where root may start one: 12 minutes
+# make test      lint, types, real training, a real Slurm where root may start one: 12 to 24 minutes
 # make check     the fast part of it: no Slurm, no training
 # make check-user, check-newer  the fast part as another user, and with a newer Python; as root
 # make test-all  the long form: every fault, each guide's training, 64 nodes

@@ -52,6 +52,12 @@ def test_all_presets_have_32_rows_a_step() -> None:
     assert steps == {32}
 
 
+def test_the_presets_of_gpus_are_those_of_the_guide() -> None:
+    sizes = {name: (p.micro_batch, p.width, p.layers) for name, p in presets.PRESETS.items()}
+    assert sizes.pop("cpu")
+    assert sizes == {"small-gpu": (8, 128, 2), "gpu": (16, 256, 3), "large-gpu": (32, 512, 6)}
+
+
 @pytest.mark.parametrize(
     ("gib", "name"),
     [(0, "cpu"), (6, "small-gpu"), (8, "small-gpu"), (10, "gpu"), (20, "gpu"), (24, "large-gpu")],
