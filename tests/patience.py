@@ -23,13 +23,6 @@ def patience() -> float:
     return max(1.0, (os.getloadavg()[0] + workers) / cores)
 
 
-def __getattr__(name: str) -> float:
-    """Serve tests that still ask for the constant."""
-    if name != "PATIENCE":
-        raise AttributeError(name)
-    return patience()
-
-
 def wait_for(
     condition: Callable[[], T], what: str = "it", timeout_s: float = 120, every_s: float = 0.1
 ) -> T:

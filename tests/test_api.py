@@ -7,7 +7,6 @@ import json
 import pkgutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ from clusterrun.rundir import record
 from clusterrun.shared.state import JobState
 from clusterrun.verbs import status as status_verb
 from clusterrun.verbs.render import prepare
-from tests.patience import patience
+from tests.patience import patience, wait_for
 
 
 @pytest.fixture(name="project")
@@ -270,9 +269,7 @@ def test_two_submissions_at_once_get_a_run_and_an_id_each(project: Path) -> None
         "L1\n",
         "L2\n",
     ]
-    deadline = time.monotonic() + 30 * patience()
-    while len(list(project.glob("runs/*/*/end.json"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: len(list(project.glob("runs/*/*/end.json"))) >= 2)
     assert len(clusterrun.list_jobs()) == 2
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from datetime import datetime
 
@@ -20,7 +17,6 @@ from clusterrun.rundir.verdict import ShortVerdict
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted
-from tests.patience import patience, wait_for
 
 
 def test_status_of_a_running_job(here: CommandLine) -> None:
@@ -319,25 +315,6 @@ def test_wait_returns_when_the_job_has_ended(here: CommandLine) -> None:
     said = here("status", "4711", "--wait")
     assert said.code == 0
     assert said.err.endswith(hint)
-
-
-def test_ctrl_c_while_waiting_gives_130_and_no_traceback(here: CommandLine) -> None:
-    submitted(here)
-    queue(here, running())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clusterrun", "status", "4711", "--wait"],
-        cwd=here.path,
-        env=dict(os.environ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(lambda: len(here.asked("squeue")) > 1, "the second look at the job")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30 * patience())
-    assert (process.returncode, out) == (130, "")
-    assert "Traceback" not in err
-    assert err.endswith("interrupted\n")
 
 
 def test_list_shows_what_runs_and_why_the_rest_does_not(here: CommandLine) -> None:

@@ -25,7 +25,7 @@ from clusterrun.node.forward.spool import Output
 from clusterrun.rank.worker import STACK_LETTERS
 from clusterrun.rundir.startup import Phase, read_start
 from tests.node.jobs import ROOT, STUB, AgentJob
-from tests.patience import patience
+from tests.patience import patience, wait_for
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 Make = Callable[..., AgentJob]
@@ -278,10 +278,7 @@ def test_a_node_without_its_head_fails_loudly(stub_job: Make) -> None:
 def test_an_agent_that_waits_for_others_can_be_cancelled(stub_job: Make) -> None:
     job = stub_job(HELLO, rendezvous_timeout_s=60)
     agent = job.start_node(0)
-    deadline = time.monotonic() + 20 * patience()
-    while not job.paths.link_secret(1).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: job.paths.link_secret(1).exists())
     agent.terminate()
     assert job.wait() == [124]
 

@@ -23,7 +23,7 @@ from clusterrun.node.forward.forward import Forwarder, Limits
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.clock import Clock
 from clusterrun.rundir.paths import RunPaths
-from tests.patience import patience
+from tests.patience import patience, wait_for
 
 LINE = re.compile(rb"(\d{16}) (\d+|-) ([oeaOElLgz]) (.*)", re.DOTALL)
 
@@ -65,10 +65,7 @@ def whole(parts: list[bytes | int]) -> bytes:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30 * patience()
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(is_so)
 
 
 def make_full(root: Path) -> Path:
@@ -140,10 +137,7 @@ def test_lines_show_up_while_the_rank_still_writes(tmp_path: Path) -> None:
     with (tmp_path / "spool" / "rank_0.out").open("ab", buffering=0) as file:
         file.write(b"first\n")
         log = tmp_path / "logs" / "a1" / "n1.log"
-        deadline = time.monotonic() + 5 * patience()
-        while not (log.exists() and b"first" in log.read_bytes()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: bool(log.exists() and b"first" in log.read_bytes()))
         file.write(b"second\n")
     assert thread.finish(5)
     assert log.read_bytes().count(b"\n") == 2

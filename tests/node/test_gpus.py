@@ -14,7 +14,7 @@ from clusterrun.diagnosis.table import Role, built_in
 from clusterrun.node.base import processes
 from clusterrun.node.watch import gpus
 from clusterrun.node.watch.gpus import Gpus, GpuState, changes, held, parsed, problems
-from tests.patience import patience
+from tests.patience import patience, wait_for
 
 UUIDS = ("GPU-5a0c1f8e-7d3b", "GPU-b94d27b9-934d")
 H100 = (
@@ -142,9 +142,7 @@ def noted(found: Gpus, within_s: float = 30.0) -> list[str]:
 
 def started() -> Gpus:
     found = Gpus([])
-    deadline = time.monotonic() + 60 * patience()
-    while not found.before and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: found.before)
     return found
 
 

@@ -20,7 +20,7 @@ from clusterrun.errors import NodeExit
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.joined import Unjoined
 from tests.node.jobs import ROOT, STUB, AgentJob
-from tests.patience import patience
+from tests.patience import patience, wait_for
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 Make = Callable[..., AgentJob]
@@ -149,10 +149,7 @@ def test_sigterm_ends_ranks_at_once_that_cannot_save(stub_job: Make) -> None:
 def test_sigterm_while_the_nodes_still_meet_is_no_failure(stub_job: Make) -> None:
     job = stub_job(WAIT)
     job.start_node(0)
-    deadline = time.monotonic() + 60 * patience()
-    while not (job.paths.link_secret(1).exists() and job.events("started")):
-        assert time.monotonic() < deadline, job.errors()
-        time.sleep(0.05)
+    wait_for(lambda: bool(job.paths.link_secret(1).exists() and job.events("started")))
     os.kill(job.agent_pid("local0"), signal.SIGTERM)
     assert job.wait() == [NodeExit.CANCELLED]
     assert (outcome(job)["cause"], outcome(job)["reason"]) == ("cancelled", "cancelled")
@@ -232,10 +229,7 @@ def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
 
 
 def wait_for_exits(job: AgentJob, count: int) -> None:
-    deadline = time.monotonic() + 60 * patience()
-    while len(job.events("rank_exit")) < count:
-        assert time.monotonic() < deadline, job.text()
-        time.sleep(0.05)
+    wait_for(lambda: len(job.events("rank_exit")) >= count)
 
 
 def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> None:
@@ -251,10 +245,7 @@ def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> 
 
 
 def wait_for_steps(job: AgentJob) -> None:
-    deadline = time.monotonic() + 60 * patience()
-    while not job.events("step"):
-        assert time.monotonic() < deadline, job.text()
-        time.sleep(0.05)
+    wait_for(lambda: job.events("step"))
 
 
 ORPHANS = (
@@ -279,10 +270,7 @@ def test_a_node_whose_head_is_lost_before_all_have_met_sees_to_what_follows(
 
 
 def await_started(job: AgentJob, count: int) -> None:
-    deadline = time.monotonic() + 60 * patience()
-    while len(job.events("started")) < count:
-        assert time.monotonic() < deadline, job.errors()
-        time.sleep(0.05)
+    wait_for(lambda: len(job.events("started")) >= count)
 
 
 LEAVES_EARLY = """

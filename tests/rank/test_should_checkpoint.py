@@ -92,10 +92,7 @@ def ask(pages: list[ControlPage], request: int) -> int:
 
 def await_call(pages: list[ControlPage], call: int) -> None:
     """Wait until all ranks have made a call: a request follows when the one before is met."""
-    deadline = time.monotonic() + 60 * patience()
-    while min(page.calls(rank) for page in pages for rank in range(2)) < call:
-        assert time.monotonic() < deadline, "the ranks stand still"
-        time.sleep(0.001)
+    wait_for(lambda: min(page.calls(rank) for page in pages for rank in range(2)) >= call)
 
 
 def test_the_call_that_waits_may_be_the_one_to_save_at(page: ControlPage) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import patience
+from tests.patience import wait_for
 from tests.rank.place import Place
 
 
@@ -270,10 +270,7 @@ def test_a_rank_dies_with_its_launcher(place: Place) -> None:
     )
     place.spool.mkdir()
     done = place.python("launcher.py", CLUSTERRUN_SPOOL=str(place.spool), RANK="3")
-    deadline = time.monotonic() + 5 * patience()
-    while Path(f"/proc/{int(done.stdout)}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: not (Path(f"/proc/{int(done.stdout)}").exists()))
 
 
 def test_a_rank_whose_launcher_is_already_gone_does_not_start(place: Place) -> None:

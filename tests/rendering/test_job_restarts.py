@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.errors import NodeExit
-from tests.patience import patience
+from tests.patience import patience, wait_for
 from tests.rendering.job import BatchSite, end_of, make_site, rendered
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(180)]
@@ -74,10 +74,7 @@ def run(tmp_path: Path) -> Iterator[BatchRun]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60 * patience()
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(condition)
 
 
 def descendants(pid: int) -> list[int]:
