@@ -23,7 +23,7 @@ from clusterrun.errors import WorldContractError
 from clusterrun.rank import children, first_step, recorder, trainers
 from clusterrun.rank.build_locks import watch_locks
 from clusterrun.rank.emit import add_hint, own_rank, say
-from clusterrun.rank.engine import EngineWatch, is_forced_to_cpu
+from clusterrun.rank.engine import EngineWatch, is_forced_to_cpu, is_sharding_requested
 from clusterrun.rank.first_step import FirstStep
 from clusterrun.rank.import_hooks import Patch, patch_on_import
 from clusterrun.rank.save_point import control_page
@@ -113,8 +113,6 @@ class Contract:
 
     def check_environment(self, env: Mapping[str, str]) -> None:
         """Check WORLD_SIZE, LOCAL_WORLD_SIZE and RANK against the job."""
-        if self.expected == 1 and "WORLD_SIZE" not in env:
-            return  # one process needs no launcher variables
         if "WORLD_SIZE" not in env:
             self.break_off(
                 f"this process is a world of 1, but the job requested {self.expected}",
@@ -212,8 +210,6 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        if contract.is_mine and contract.expected == 1 and "RANK" not in os.environ:
-            _be_alone()
         call = _Call(original, args, kwargs)
         if not _is_for_rank(contract, call):
             return original(*args, **kwargs)
@@ -310,18 +306,6 @@ def _is_for_rank(contract: Contract, call: _Call) -> bool:
     return False  # such as an inference server, which may join any group
 
 
-def _be_alone() -> None:
-    """Set the launcher's variables for a script that joins a world of one."""
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    for name, value in {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-        os.environ.setdefault(name, value)
-
-
 def _group_made(contract: Contract, module: ModuleType) -> None:
     size = module.get_world_size()
     contract.check_size(size, "torch.distributed")
@@ -405,12 +389,28 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
         if mine and contract.backend and kwargs.get("backend") is None:
             kwargs["backend"] = contract.backend  # the Trainer passes None by default
         # Accelerator() reads ACCELERATE_USE_CPU, a bare PartialState() does not.
-        original(self, cpu or (mine and is_forced_to_cpu()), **kwargs)
+        cpu |= mine and is_forced_to_cpu()
+        is_one = mine and contract.expected == 1 and (cpu or not is_sharding_requested())
+        with _one_process() if is_one and not _group_size() else contextlib.nullcontext():
+            original(self, cpu, **kwargs)
         if mine:
             cause, hint = _why_alone(self.num_processes)
             contract.check_size(self.num_processes, "accelerate", cause, hint=hint)
 
     module.PartialState.__init__ = __init__
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Have accelerate train as in a process of `accelerate launch --num_processes 1`.
+
+    With LOCAL_RANK it would make a process group of one rank, and wrap models with DDP.
+    """
+    local_rank = os.environ.pop("LOCAL_RANK", "0")
+    try:
+        yield
+    finally:
+        os.environ["LOCAL_RANK"] = local_rank
 
 
 def _why_alone(size: int) -> tuple[str | None, str]:

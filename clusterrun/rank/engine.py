@@ -278,5 +278,10 @@ def is_forced_to_cpu() -> bool:
     return _is_true("ACCELERATE_USE_CPU")
 
 
+def is_sharding_requested() -> bool:
+    """Return whether the launch or the script has accelerate train with DeepSpeed or FSDP."""
+    return any(map(_is_true, _SWITCHES.values()))
+
+
 def _is_true(name: str) -> bool:
     return os.environ.get(name, "").lower() in ("1", "true", "yes", "y", "on", "t")

@@ -71,7 +71,7 @@ def view(plan: Plan, bundle: Bundle, *, python: str, node: int, rank: int) -> Ra
     launched, note = _of_launcher(plan, bundle, python, of_node, rank)
     for source, values in (
         ("set by the launcher", launched),
-        ("set in the rank, for scripts that read it", _of_task(plan, launched)),
+        ("set in the rank, for scripts that read it", _of_task(plan, {**of_node, **launched})),
     ):
         for name, value in values.items():
             if name not in found or found[name].value != value:
@@ -133,6 +133,7 @@ def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
         env["OMP_NUM_THREADS"] = "<CPUs of the node / its ranks>"
     return {
         **env,
+        **({"MASTER_PORT": str(plan.main_process_port or PORT)} if plan.world_size == 1 else {}),
         OWN_RANK: str(rank),
         "CLUSTERRUN_AGENT_PID": "<pid>",
         "CLUSTERRUN_LAUNCHER_PID": "<pid>",

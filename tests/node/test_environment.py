@@ -64,6 +64,11 @@ def test_the_contract_of_a_rank() -> None:
     }
 
 
+def test_one_rank_has_the_variables_of_torchrun() -> None:
+    env = environment(plan=on_slurm(nodes=1, nproc_per_node=1, device=Device.CPU))
+    assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_PORT"]) == ("0", "1", "21000")
+
+
 def test_deepspeed_on_a_cpu_is_told_its_backend() -> None:
     plan = on_slurm(nodes=2, gpus_per_node=2, device=Device.CPU, strategy=Strategy.ZERO2)
     assert environment(plan=plan)["CLUSTERRUN_BACKEND"] == "gloo"

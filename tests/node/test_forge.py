@@ -286,6 +286,19 @@ def test_a_launcher_can_be_chosen(stub_job: Make, launcher: Launcher) -> None:
     job.assert_clean()
 
 
+STORE = """
+import os, socket
+socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+"""
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize("launcher", [Launcher.FORGE, Launcher.DIRECT])
+def test_one_rank_finds_the_store_of_its_launcher(stub_job: Make, launcher: Launcher) -> None:
+    job = stub_job(STORE, nodes=1, nproc_per_node=1, launcher=launcher)
+    assert job.start(STUB_AGENT_STORE="True").wait() == [0], job.text() + job.errors()
+
+
 @pytest.mark.agents
 def test_a_module_of_the_project_is_found_before_a_preloaded_one(
     stub_job: Make, tmp_path: Path

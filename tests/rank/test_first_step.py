@@ -10,7 +10,7 @@ import pytest
 from clusterrun.rank import children
 from clusterrun.shared.control_page import ControlPage, Joining
 from tests.rank.test_engine import ALONE, REAL
-from tests.rank.test_world import JOIN, World
+from tests.rank.test_world import JOIN, ONE, World
 
 STEP = """
 from torch.optim.optimizer import Optimizer, Parameter, _global_optimizer_pre_hooks
@@ -73,8 +73,7 @@ def test_steps_without_gradients_and_a_join_before_the_first_are_fine(world: Wor
 
 def test_a_rank_alone_and_a_contract_that_is_off_are_not_checked(world: World) -> None:
     assert world.run(main("train()"), CLUSTERRUN_WORLD_CONTRACT="0") == 0
-    one = {"CLUSTERRUN_WORLD_SIZE": "1", "WORLD_SIZE": None, "LOCAL_WORLD_SIZE": None}
-    assert world.run(main("train()"), rank=0, **one) == 0
+    assert world.run(main("train()"), rank=0, **ONE) == 0
     assert world.out() == world.out(0) == "stepped 0\n"
 
 
@@ -197,9 +196,7 @@ accelerator.prepare(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
 @pytest.mark.torch
 @pytest.mark.long
 def test_several_models_under_deepspeed_get_a_hint(world: World) -> None:
-    one = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    one["CLUSTERRUN_WORLD_SIZE"] = "1"
-    assert world.run(SEVERAL, rank=0, **REAL, **one) == 1
+    assert world.run(SEVERAL, rank=0, **REAL, **ONE) == 1
     (word,) = world.events("rank_exit", 0)
     assert "multiple models" in word["message"]
     assert "hint: use --strategy ddp, or combine all models" in word["message"]

@@ -23,7 +23,9 @@ STATE = """
 from accelerate.state import PartialState
 state = PartialState()
 print('given', state.given, 'size', state.num_processes)
+import os; print('local', state.local_rank, os.environ.get('LOCAL_RANK'))
 """
+ONE = {"CLUSTERRUN_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
 
 
 class World:
@@ -182,9 +184,13 @@ def test_a_group_that_the_script_took_down_itself_counts(world: World) -> None:
     assert world.run(JOIN + "\ndist.destroy_process_group()") == 0
 
 
-def test_a_world_of_one_needs_no_group(world: World) -> None:
-    one = {"CLUSTERRUN_WORLD_SIZE": "1", "WORLD_SIZE": None, "LOCAL_WORLD_SIZE": None}
-    assert world.run("print('alone')", rank=0, **one) == 0
+@pytest.mark.parametrize(("switch", "seen"), [("FSDP", "0"), ("DEEPSPEED", "0"), ("CPU", "None")])
+def test_accelerate_makes_no_group_of_one_rank_unless_it_shards(
+    world: World, switch: str, seen: str
+) -> None:
+    world.env |= {**ONE, f"ACCELERATE_USE_{switch}": "true"}
+    assert world.run(STATE, rank=0) == 0, world.err(0)
+    assert f"local {seen} 0\n" in world.out(0)
 
 
 def test_the_contract_can_be_switched_off(world: World) -> None:
@@ -292,23 +298,6 @@ def test_a_model_that_goes_after_its_gloo_group_does_not_hang_the_rank(world: Wo
     ranks = [world.start(rank, FREED_LATE, CLUSTERRUN_NODE=f"n{rank}", **real) for rank in range(2)]
     assert [rank.wait(100 * patience()) for rank in ranks] == [0, 0], world.err(0) + world.err(1)
     assert [world.out(rank) for rank in range(2)] == ["freed\n", "freed\n"]
-
-
-@pytest.mark.torch
-def test_a_script_that_joins_a_world_of_one_needs_no_launcher_of_more(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.write(
-        "s.py",
-        """
-        import torch.distributed as dist
-        dist.init_process_group("gloo")
-        print(dist.get_rank(), dist.get_world_size())
-        dist.destroy_process_group()
-        """,
-    )
-    env = {"CLUSTERRUN_WORLD_SIZE": "1", "CLUSTERRUN_LOCAL_WORLD_SIZE": "1"}
-    done = place.worker("s.py", **env)
-    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
 
 
 @pytest.mark.torch

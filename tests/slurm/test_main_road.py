@@ -108,17 +108,6 @@ def test_one_gpu_per_node_on_two_nodes_is_one_world_of_two(cluster: Any, here: P
     assert "sum 1 hosts 2 args ['a b', '$HOME']" in here.logs(job_id)
 
 
-@pytest.mark.long
-def test_a_script_joins_by_the_variables_that_slurm_gives_its_tasks(
-    cluster: Any, here: Project
-) -> None:
-    job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", "slurm_task.py")
-    assert ended(cluster, job_id) == "COMPLETED"
-    text = here.ok("logs", job_id, "-a", "-n", "all", "--no-dedup")
-    for rank in range(4):
-        assert f"rank {rank} local {rank % 2} of 4" in text
-
-
 def test_submit_wait_returns_the_status_of_the_job(cluster: Any, here: Project) -> None:
     argv = ("submit", "-W", "-N1", "--gpus-per-node", "2", *LIGHT, *ALONE, "fail.py", "exit", "1")
     assert here.cli(*argv).returncode == 3

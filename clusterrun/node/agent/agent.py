@@ -381,8 +381,8 @@ class Agent:
             if self._plan.world_size > 1:
                 self._store_port = host_store(self._attempt, self._forge)
             self._variables, why = await asked
-            if self._variables and not is_store_used(self._variables):
-                self._store_port = 0
+            if self._variables and is_store_used(self._variables) != bool(self._store_port):
+                self._store_port = 0 if self._store_port else host_store(self._attempt, self._forge)
             self._event("forge", problem=why)
         if why and self._plan.launcher is not Launcher.ACCELERATE:
             self._say_of_forge(f"{NOT_FORKED.format('by accelerate launch')}: {why}")

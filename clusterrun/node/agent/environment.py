@@ -49,6 +49,8 @@ def rank_environment(
         "PET_RDZV_ID": f"{attempt.who.job_id}-{attempt.number}",
     }
     required = {**_threads(attempt, facts), **_contract(attempt, spool)}
+    if attempt.plan.world_size == 1:
+        required |= _of_torchrun(attempt, parameters)
     return noting_changes(base, {**suggested, **base, **required})
 
 
@@ -70,6 +72,25 @@ def _contract(attempt: Attempt, spool: Path) -> dict[str, str]:
         "CLUSTERRUN_CHECKPOINT_DIR": str(paths.checkpoints_dir),
         "CLUSTERRUN_AGENT_PID": str(os.getpid()),
         "PET_SIGNALS_TO_HANDLE": "SIGQUIT",  # torch's handler of SIGTERM would end the ranks
+    }
+
+
+def _of_torchrun(attempt: Attempt, parameters: LaunchParameters) -> dict[str, str]:
+    """Set what torchrun sets for one rank: accelerate's launcher for one process sets none of it.
+
+    Nobody hosts a store for that launcher, so rank 0 does.
+    """
+    zero = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
+    one = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    return {
+        **dict.fromkeys(zero, "0"),
+        **dict.fromkeys(one, "1"),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": parameters.address,
+        "MASTER_PORT": str(parameters.port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": f"{attempt.who.job_id}-{attempt.number}",
     }
 
 

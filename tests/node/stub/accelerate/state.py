@@ -1,5 +1,7 @@
 """A Borg like accelerate's, alone in the world unless the environment says that it is on a CPU."""
 
+import os
+
 
 class PartialState:
     _shared_state = {}  # noqa: RUF012 - as accelerate has it
@@ -8,7 +10,7 @@ class PartialState:
         self.__dict__ = self._shared_state
         if self._shared_state:
             return
-        self.given = (cpu, kwargs)
+        self.given, self.local_rank = (cpu, kwargs), os.environ.get("LOCAL_RANK")
         self.num_processes = 1
         if cpu or "backend" in kwargs:
             import torch.distributed

@@ -46,6 +46,7 @@ def launch_command(args):
                 "LOCAL_WORLD_SIZE": str(local),
                 "MASTER_ADDR": args.main_process_ip,
                 "MASTER_PORT": args.main_process_port,
+                "TORCHELASTIC_USE_AGENT_STORE": os.environ.get("STUB_AGENT_STORE", "False"),
                 "TORCHELASTIC_ERROR_FILE": f"{args.log_dir}.{number}.json",
             }
             ranks[number] = subprocess.Popen(args.rest, env=env, start_new_session=True)
