@@ -108,7 +108,7 @@ def test_what_follows_a_resumed_run_begins_at_its_next_attempt(here: CommandLine
     root = failed(here)
     log = RunPaths(root=root).log(1, "node17")
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"2026-11-28T14:00:00.000000Z 0 O an old line\n")
+    log.write_text("1700000000000000 0 o an old line\n")
     queue(here, "4712|FAILED|n|1:00|1:00|1000|2000|NonZeroExitCode")
     assert "an old line" in here("logs", "4711", "-a").out
     here.program("sbatch", "echo 4712")
