@@ -37,6 +37,8 @@ def waits(here: CommandLine) -> Waits:
         cache.forget()
 
     submitted(here, "4711", *ASKED)
+    assert asked(here) == 1  # submit asks once whether the job can start
+    (here.bin / "squeue.argv").unlink()
     return put
 
 

@@ -152,7 +152,7 @@ def _squeue(slurm_cluster: str | None, *options: str) -> str:
 def pending_reason(job_id: str, slurm_cluster: str | None) -> str:
     """Return why a job waits, from one call; "" if the job does not, or Slurm does not answer."""
     try:
-        words = ("-h", "--states=PENDING", f"--jobs={job_id}", "--format=%r")
+        words = ("--noheader", "--states=PENDING", f"--jobs={job_id}", "--format=%r")
         done = call(slurm_cluster, "squeue", *words, tries=1)
     except SchedulerUnreachableError:
         return ""
