@@ -75,7 +75,7 @@ def test_submit_warns_of_a_job_that_will_not_start(
     here.slurm()
     row = f"4712|PENDING||0:00|1:00|N/A|N/A|{reason}|main|50"
     here.program("sinfo", f"echo '{SINFO}'")
-    here.program("squeue", f"[ $1 = -h ] && echo {reason} || echo '{row}'")
+    here.program("squeue", f"[ $2 = --states=PENDING ] && echo {reason} || echo '{row}'")
     here.program("sbatch", "echo 4712")
     said = here("submit", "-N50", "train.py")
     assert (said.code, said.out) == (0, "Submitted batch job 4712\n")
