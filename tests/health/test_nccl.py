@@ -36,7 +36,8 @@ def _environ(tmp_path: Path) -> dict[str, str]:
 
 
 def look(environ: dict[str, str], cuda: str | None = "12.4") -> tuple[str, str, str]:
-    found = nccl.loaded(sys.executable, cuda, environ)
+    bare = getattr(sys, "_base_executable", sys.executable)  # the environment may have one
+    found = nccl.loaded(bare, cuda, environ)
     assert found.id == "cuda.nccl"
     return found.status.value, found.text, found.hint
 
