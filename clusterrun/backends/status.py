@@ -185,7 +185,8 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         partition=job.partition if job and waits else "",
         asked_nodes=job.asked_nodes if job and waits else None,
         asked_limit_s=job.limit_s if job and waits else None,
-        nodelist=(job.nodelist if job else "") or _nodelist(record, evidence),
+        nodelist=(job.nodelist if job else "")
+        or ",".join(evidence.hosts if record.cluster is Cluster.LOCAL else evidence.nodes),
         elapsed_s=_elapsed(job, start, ended),
         limit_s=(job.limit_s if job else None) or record.time_minutes * 60 or None,
         expected_start=job.expected_start if job and can_start else None,
@@ -213,11 +214,6 @@ def with_last_step(job: JobStatus) -> JobStatus:
         return job
     progress = with_output(job.record.paths, read_evidence(job.record.paths))
     return dataclasses.replace(job, progress=dataclasses.replace(progress, output_at=None))
-
-
-def _nodelist(record: JobRecord, evidence: Evidence) -> str:
-    """Return the nodes that the files name; for simulated nodes, their host."""
-    return ",".join(evidence.hosts if record.cluster is Cluster.LOCAL else evidence.nodes)
 
 
 def _is_being_ended(request: Path, job: SchedulerJob | None) -> bool:

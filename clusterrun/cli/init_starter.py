@@ -80,14 +80,10 @@ def filled(known: Mapping[str, Known]) -> str:
         found, heading = _SETTING.match(line), _SECTION.match(line)
         if heading:
             section = heading[1]
-        elif found and (value := known.get(_key(section, found[1], found[2]))):
+        elif found and (value := known.get(f"{section}.{found[2]}" if found[1] else found[2])):
             line = _written(line, found[1], found[2], value)
         lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-def _key(section: str, indent: str, name: str) -> str:
-    return f"{section}.{name}" if indent else name
 
 
 def _written(line: str, indent: str, name: str, known: Known) -> str:

@@ -79,7 +79,7 @@ def _doubts(facts: SuccessFacts) -> Iterator[Suspicion]:
         yield Suspicion(kind=Doubt.NO_STEP, text=f"no step was taken: {text}")
     elif text := _no_checkpoint(facts):
         yield Suspicion(kind=Doubt.NO_CHECKPOINT, text=f"no checkpoint was saved: {text}")
-    if _is_not_finite(facts):
+    if not (facts.reported if facts.reported.count else facts.printed).is_finite:
         yield Suspicion(kind=Doubt.LOSS_NOT_FINITE, text="the last loss is NaN or infinite")
     elif found := _constant(facts):
         value = f"{found.last:.6g}"
@@ -124,10 +124,6 @@ def _no_checkpoint(facts: SuccessFacts) -> str:
     if saves and has_stepped and wrote_nothing:
         return "the script looked for one to resume from, and saved none"
     return ""
-
-
-def _is_not_finite(facts: SuccessFacts) -> bool:
-    return not (facts.reported.is_finite if facts.reported.count else facts.printed.is_finite)
 
 
 def _constant(facts: SuccessFacts) -> Losses | None:

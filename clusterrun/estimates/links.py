@@ -57,14 +57,11 @@ def links_of(
     """
     fabric = FABRIC_REACHED * _node_bits(gpu, procs_per_node, network) / 8
     return Links(
-        within_node=within_node or _within(gpu),
+        within_node=within_node
+        or (NVLINK_REACHED * gpu.nvlink / 2 if gpu.nvlink else PCIE_REACHED * gpu.pcie),
         between_nodes=between_nodes or fabric,
         to_host=PCIE_REACHED * gpu.pcie,
     )
-
-
-def _within(gpu: Gpu) -> float:
-    return NVLINK_REACHED * gpu.nvlink / 2 if gpu.nvlink else PCIE_REACHED * gpu.pcie
 
 
 def _node_bits(gpu: Gpu, procs_per_node: int, network: Network) -> float:

@@ -91,7 +91,8 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         hang_timeout_s=spec.hang_timeout_s,
         silence_timeout_s=spec.silence_timeout_s,
         preflight=spec.preflight,
-        **_start(spec),
+        launcher=_launcher(spec),
+        preload=spec.preload,
         ignore_rules=tuple(map(VerdictRule, spec.ignore_rules)),
         **_logs(spec, world),
         accelerate_text=own.accelerate_text,
@@ -111,11 +112,6 @@ def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]
     if facts.cluster is Cluster.SLURM and not is_useless:
         return {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
     return host_settings(spec, facts, world.nodes)
-
-
-def _start(spec: JobSpec) -> dict[str, Any]:
-    """Decide what starts the ranks, and what it imports first."""
-    return {"launcher": _launcher(spec), "preload": spec.preload}
 
 
 def _launcher(spec: JobSpec) -> Launcher:

@@ -41,7 +41,7 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
     _refuse_unknown(spec, own, facts)
     machines, each = _shape(spec, own)
     taken: dict[str, Any] = {"nodes": spec.nodes or machines}
-    if each and not _gives_ranks(spec):
+    if each and not (spec.nproc_per_node or spec.gpus_per_node):
         _refuse_other_kind(spec, own, (spec.nodes or machines or 1) * each)
         taken["nproc_per_node"] = each
     if not _is_cpu(spec, own):
@@ -114,10 +114,6 @@ def _count(spec: JobSpec, own: OwnFiles, key: str) -> int | None:
         where=spec.accelerate_config,
         hint=f"write {key}: 2, or omit it",
     )
-
-
-def _gives_ranks(spec: JobSpec) -> bool:
-    return bool(spec.nproc_per_node or spec.gpus_per_node)
 
 
 def _refuse_other_kind(spec: JobSpec, own: OwnFiles, ranks: int) -> None:

@@ -75,7 +75,7 @@ def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
     if any(word in script.text for word in ("exec(", "import_module", "__import__", "device_mesh")):
         return
     for call in script.calls(".backward"):
-        if _loops_around(script, call):
+        if sum(isinstance(each, ast.For | ast.While) for each in script.around(call)):
             yield call, "the training loop is here"
             return
 
@@ -645,10 +645,6 @@ def _waits_in_function(script: Script, node: ast.AST) -> bool:
     """Return whether ranks wait for each other in the function of a node."""
     waits = script.calls(".barrier", ".monitored_barrier", ".wait_for_everyone")
     return any(script.function(call) is script.function(node) for call in waits)
-
-
-def _loops_around(script: Script, node: ast.AST) -> int:
-    return sum(isinstance(each, ast.For | ast.While) for each in script.around(node))
 
 
 def _trains_for_epochs(script: Script) -> bool:

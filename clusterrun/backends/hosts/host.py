@@ -225,7 +225,7 @@ class HostsHost(Host):
         if is_enough and not missing:
             first = sorted(usable, key=lambda link: link.name not in savers)[: self.plan.nodes]
             return sorted(first, key=self.links.index)
-        lost = self._lost_names()
+        lost = [link.name for link in self.links if link.is_lost]
         if not usable and self.plan.cluster is Cluster.ALLOCATION:
             raise ClusterrunError("the allocation has ended: none of its hosts answers")
         if lost and time.monotonic() < self._wait_until:
@@ -246,9 +246,6 @@ class HostsHost(Host):
         _, here = checkpoint_files.read_marker(newest.path)
         names = [link.name for link in self.links]
         return [name for name in names if {*newest.nodes.get(name, ())} - {*here}]
-
-    def _lost_names(self) -> list[str]:
-        return [link.name for link in self.links if link.is_lost]
 
     def _await(self, names: Sequence[str]) -> None:
         """Try now and then to reach lost hosts, in the background."""
