@@ -140,8 +140,7 @@ def _refuse_batch_of_checkpoint(args: Any, state: Any, loader: Any) -> None:
 def _settings(args: Any, world_size: int) -> dict[str, int]:
     """Return the settings that a resumed run must share."""
     ranks = world_size // _ranks_of_a_sample()
-    batch = args.train_batch_size * args.gradient_accumulation_steps * ranks
-    return {"effective_batch": batch}
+    return {"effective_batch": args.train_batch_size * args.gradient_accumulation_steps * ranks}
 
 
 def _ranks_of_a_sample() -> int:

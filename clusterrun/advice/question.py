@@ -47,7 +47,6 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
     _refuse(spec, is_open=is_open)
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
     setup = _setup(spec, _model(resolved), gpu, is_open=is_open)
-    saves = spec.save_every is not None
     question = Question(
         setup=setup,
         is_cpu=is_cpu,
@@ -72,7 +71,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
         is_batch_chosen=not (spec.micro_batch is spec.accumulation is spec.effective_batch is None),
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
         disk_bytes=_free_bytes(resolved.cwd / spec.run_dir)
-        if saves and _writes_here(spec)
+        if spec.save_every is not None and _writes_here(spec)
         else None,
         network=spec.network,
         within_node=_bytes_a_second(spec.intra_node_bandwidth),
@@ -127,8 +126,7 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
     """
     question = question_of(_submitted(resolved), is_open=True)
     for choice in recommend(question, effective_batch(question), strategy=strategy):
-        answer = estimate(dataclasses.replace(question, setup=choice.setup))
-        if answer.never_ends:
+        if estimate(dataclasses.replace(question, setup=choice.setup)).never_ends:
             raise ClusterrunError(
                 "the training takes longer than its time limit, and saves nothing",
                 hint="set training.save_every to how often it saves, or raise --time",
@@ -259,8 +257,7 @@ def _precision(spec: JobSpec, gpu: Gpu | None, *, is_cpu: bool) -> str:
     if is_cpu and spec.mixed_precision is MixedPrecision.FP16:
         raise fp16_without_gpu()
     if spec.mixed_precision is not MixedPrecision.AUTO:
-        no = spec.mixed_precision is MixedPrecision.NO
-        return "fp32" if no else spec.mixed_precision.value
+        return "fp32" if spec.mixed_precision is MixedPrecision.NO else spec.mixed_precision.value
     if is_cpu:
         return "fp32"
     return gpus.precision_of(gpu) if gpu else "bf16"

@@ -70,8 +70,7 @@ def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
     first = _resumed_from(paths, number, outcomes)
     lost = max(0, outcome.step - _resumed_from(paths, number + 1, outcomes))
     done = outcome.step - first
-    spent_s = outcome.ended_at - outcome.started_at
-    lost_s = spent_s * min(1.0, lost / done) if done > 0 else None
+    lost_s = (outcome.ended_at - outcome.started_at) * min(1.0, lost / done) if done > 0 else None
     return AttemptSummary(
         number=number, nodes=nodes, outcome=outcome, lost_steps=lost, lost_s=lost_s
     )

@@ -97,8 +97,7 @@ def working_directory(environ: Mapping[str, str]) -> Path:
     try:
         real = os.getcwd()
     except OSError as error:
-        text = "the working directory no longer exists"
-        raise ClusterrunError(text, cause=str(error)) from error
+        raise ClusterrunError("the working directory no longer exists", cause=str(error)) from error
     named = environ.get("PWD", "")
     try:
         if os.path.isabs(named) and os.path.samefile(named, real):

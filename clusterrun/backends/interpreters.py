@@ -104,8 +104,7 @@ def mistake_in(source: bytes, name: str, path: str) -> tuple[int, str] | None:
     argv = [path, "-I", "-S", "-c", _COMPILE, name]
     text = source.decode("utf-8", "surrogateescape")
     with contextlib.suppress(ClusterrunError, ValueError, TypeError):
-        done = shell.run(argv, input=text, timeout_s=ANSWER_S, tries=1)
-        line, message = json.loads(done.stdout)
+        line, message = json.loads(shell.run(argv, input=text, timeout_s=ANSWER_S, tries=1).stdout)
         return int(line), str(message)
     return None
 

@@ -12,10 +12,9 @@ from clusterrun.rundir.startup import Phase, Startup, read_start, startup_of
 
 def with_startups(job: JobStatus) -> JobStatus:
     """Add the start of each attempt; this reads one small file for each."""
-    pairs = zip((None, *job.attempts), job.attempts, strict=False)
     attempts = (
         dataclasses.replace(attempt, startup=_startup(job, before, attempt))
-        for before, attempt in pairs
+        for before, attempt in zip((None, *job.attempts), job.attempts, strict=False)
     )
     return dataclasses.replace(job, attempts=tuple(attempts))
 

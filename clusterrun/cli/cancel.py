@@ -62,8 +62,7 @@ def command(
     if timeout is not None and not checkpoint:
         raise UsageError("--timeout requires --checkpoint", hint="pass both, or drop --timeout")
     timeout_s = parse_seconds(timeout or DEFAULT)
-    chosen = find_all_announced(jobs) if all(jobs) else jobs
-    found = cancel.look_before_cancel(*chosen)
+    found = cancel.look_before_cancel(*(find_all_announced(jobs) if all(jobs) else jobs))
     _confirm([status for status in found if not status.state.is_terminal], yes=yes)
     unheard_s = timeout_s if timeout else min(cancel.UNHEARD_S, timeout_s)
     saved = _let_leave(found, timeout_s, unheard_s) if checkpoint else {}

@@ -26,5 +26,4 @@ def command(ctx: click.Context, shell: str) -> None:
     """
     found = get_completion_class(shell)
     assert found is not None  # every choice has one
-    script = found(ctx.find_root().command, {}, "clusterrun", "_CLUSTERRUN_COMPLETE")
-    output.answer(script.source())
+    output.answer(found(ctx.find_root().command, {}, "clusterrun", "_CLUSTERRUN_COMPLETE").source())

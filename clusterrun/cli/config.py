@@ -124,8 +124,7 @@ def validate(file: str | None, strict: bool, as_json: bool) -> int:
     output.expect_json(as_json)
     cwd = working_directory(os.environ)
     found = find_files(environ=os.environ, cwd=cwd, config_file=file, search=file is None)
-    documents = [parse_document(each) for each in found.files]
-    errors, warnings = _problems(found, documents, cwd)
+    errors, warnings = _problems(found, [parse_document(each) for each in found.files], cwd)
     for error in errors:
         output.print_error_text(error)
     for text in warnings:

@@ -109,8 +109,7 @@ class _Report:
         if self._as_json:
             numbers = {status.value: counts[status] for status in Status}
             rows = [_object(each) for each in self._found]
-            data = {"schema": SCHEMA, "checks": rows, "counts": numbers, **self.facts}
-            output.answer_json(data)
+            output.answer_json({"schema": SCHEMA, "checks": rows, "counts": numbers, **self.facts})
         output.say(", ".join(f"{counts[status]} {word}" for status, word in _COUNTED.items()))
         if failed := [each.check.id for each in self._found if each.check.status is Status.FAIL]:
             output.say(f"failed: {', '.join(dict.fromkeys(failed))}")

@@ -70,8 +70,7 @@ def command(directory: str, script: str | None, force: bool) -> None:
     path = Path(directory) / PROJECT_FILE
     if os.path.lexists(path) and not force:
         raise UsageError(f"{path} exists", hint="pass --force to replace it")
-    found = [script] if script is not None else find_scripts(path.parent)
-    known = {**_script(found), **_place()}
+    known = {**_script([script] if script is not None else find_scripts(path.parent)), **_place()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_whole(path, filled(known), mode=files.BY_UMASK)
@@ -228,5 +227,4 @@ def _gpus(row: PartitionRow, alike: Sequence[PartitionRow]) -> dict[str, Known]:
     if kind:
         also = f"; also: {_names(others)}" if others else ""
         found["slurm.gpu_type"] = Known(yaml_text(kind), f"requests gpu:{kind}:{number}{also}")
-    cpus = row.cpus.rstrip("+")
-    return {**found, "slurm.cpus_per_task": Known(cpus, "all CPUs of a node")}
+    return {**found, "slurm.cpus_per_task": Known(row.cpus.rstrip("+"), "all CPUs of a node")}

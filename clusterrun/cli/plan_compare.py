@@ -72,14 +72,12 @@ def compare(job: str | None, *, as_json: bool) -> None:
 
 
 def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
-    step_s = answer.time.step.mid_s if answer.time else None
-    one_bytes = checkpoint_bytes(answer.question.setup)
     return [
-        Pair("step time", "s", step_s, found.step_s),
+        Pair("step time", "s", answer.time.step.mid_s if answer.time else None, found.step_s),
         Pair("steps", "", answer.steps.total, found.steps),
         Pair("allocated per GPU", "GiB", _allocated(answer), found.gpu_bytes),
         Pair("host memory", "GiB", answer.host_memory.total_bytes, found.host_bytes),
-        Pair("checkpoint", "B", one_bytes, found.checkpoint_bytes),
+        Pair("checkpoint", "B", checkpoint_bytes(answer.question.setup), found.checkpoint_bytes),
     ]
 
 

@@ -73,7 +73,6 @@ def changed_options(setup: Setup, asked: Setup) -> str:
     """Return the options that change `asked` into `setup`."""
     what = changed(setup, asked)
     passes = f"--micro-batch {setup.micro_batch} --accumulation {setup.accumulation}"
-    is_other = "micro_batch" in what or setup.accumulation != asked.accumulation
     options = {
         f"--nodes {setup.nodes}": "nodes" in what,
         f"--lora {setup.lora}": "lora" in what,
@@ -81,7 +80,7 @@ def changed_options(setup: Setup, asked: Setup) -> str:
         f"--strategy {setup.strategy.value}": ("strategy" in what and setup.world > 1)
         or setup.offloads_optimizer,
         "--grad-ckpt" if setup.grad_ckpt else "--no-grad-ckpt": "grad_ckpt" in what,
-        passes: is_other,
+        passes: "micro_batch" in what or setup.accumulation != asked.accumulation,
     }
     return " ".join(option for option, is_changed in options.items() if is_changed)
 

@@ -83,8 +83,7 @@ def usual_neighbours(question: Question) -> list[Question]:
 
 
 def _lines(answer: Estimate, *, explains: bool) -> Iterator[str]:
-    question = answer.question
-    yield from _head(question)
+    yield from _head(answer.question)
     yield ""
     yield from _batch(answer)
     yield ""
@@ -292,16 +291,14 @@ def _gpu_cells(found: Estimate, *, is_priced: bool) -> tuple[str, ...]:
     held = need.capacity_bytes
     sizes = (gib(held), f"{100 * need.total_bytes / held:.0f} %") if held else ("-", "-")
     host = found.host_memory.verdict
-    spent = (span(time.whole or time.step), number(time.samples_s)) if time else ("-", "-")
-    cost = "-" if found.cost is None else f"{found.cost:,.2f}"
     return (
         question.gpu.name if question.gpu else "-",
         question.setup.precision,
         gib(need.total_bytes),
         *sizes,
         host.value if host else "-",
-        *spent,
-        *((cost,) if is_priced else ()),
+        *((span(time.whole or time.step), number(time.samples_s)) if time else ("-", "-")),
+        *(("-" if found.cost is None else f"{found.cost:,.2f}",) if is_priced else ()),
         need.verdict.value if need.verdict else "-",
     )
 

@@ -76,8 +76,7 @@ def parse_hostfile(text: str, *, shown: str) -> HostList:
             continue
         try:
             for host, slots in _hosts_of(words):
-                place = _place(host)
-                if rows.setdefault(place, (host, slots))[1] != slots:
+                if rows.setdefault(_place(host), (host, slots))[1] != slots:
                     raise UsageError(
                         f"{host} is listed twice, with different slots", hint="keep one line"
                     )

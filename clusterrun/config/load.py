@@ -113,8 +113,7 @@ def resolve(
     documents = _documents(found.files)
     refuse_mistakes(documents)
     chosen = chosen_profile(profile, environ, documents)
-    home = environ.get("HOME") or None
-    anchor = Anchor(home=home, directory=str(typed_in) if typed_in else None)
+    anchor = Anchor(home=environ.get("HOME") or None, directory=str(typed_in) if typed_in else None)
     merged = merge(
         (
             *_file_layers(documents, chosen),

@@ -89,8 +89,7 @@ class Merged:
                     self._take_timeout(name, item)
 
     def _take_timeout(self, name: str, item: str) -> None:
-        key = f"{BY_NAME[name].key}.{item}"
-        text, origin = self.values[name].pop(item), self.origins.pop(key)
+        text, origin = self.values[name].pop(item), self.origins.pop(f"{BY_NAME[name].key}.{item}")
         ignored = f"neither NCCL nor torch reads {item} ({origin})"
         if "timeout_s" in self.values:
             self.notes.append(f"{ignored}; launch.timeout is used")
@@ -140,8 +139,7 @@ def displace(layers: list[Layer]) -> tuple[list[Layer], list[tuple[Setting, Sett
     dropped: list[tuple[Setting, Setting]] = []
     rivals: dict[str, Setting] = {}
     for layer in reversed(layers):
-        higher_names = {setting.field.name for higher in kept for setting in higher}
-        names = rivals.keys() - higher_names
+        names = rivals.keys() - {setting.field.name for higher in kept for setting in higher}
         dropped += [(s, rivals[s.field.name]) for s in layer if s.field.name in names]
         own = [setting for setting in layer if setting.field.name not in rivals]
         _refuse_two_entries(own)

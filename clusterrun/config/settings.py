@@ -67,8 +67,7 @@ class ConfigFile:
     @property
     def origin_name(self) -> str:
         """Return its name in origins: a leading `./` distinguishes a file from a word."""
-        plain = not self.shown.startswith(("/", "~", "."))
-        return f"./{self.shown}" if plain else self.shown
+        return f"./{self.shown}" if not self.shown.startswith(("/", "~", ".")) else self.shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,8 +196,7 @@ def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
 def _mapping(_field: Field, raw: Raw, label: str) -> dict[str, str]:
     if isinstance(raw, Mapping):
         return dict(raw)
-    pairs = (raw,) if isinstance(raw, str) else raw
-    return dict(_pair(text, label) for text in pairs)
+    return dict(_pair(text, label) for text in ((raw,) if isinstance(raw, str) else raw))
 
 
 def _pair(text: str, label: str) -> tuple[str, str]:

@@ -176,8 +176,7 @@ class Recordings:
         def order(stuck: Stuck) -> tuple[bool, bool, int, float]:
             """Sort victims last: ranks that are missing here, but wait in another group."""
             is_clear = stuck.kind is StuckKind.MISMATCH
-            victims = len(waiting.intersection(stuck.odd))
-            return not is_clear, not stuck.odd, victims, stuck.since
+            return not is_clear, not stuck.odd, len(waiting.intersection(stuck.odd)), stuck.since
 
         return min(found, key=order, default=None)
 
@@ -245,7 +244,6 @@ class Recordings:
             usual = max(counts, key=lambda each: (counts[each], each == first))
             odd = tuple(sorted(r for r, call in calls.items() if call.signature != usual))
             inside = tuple(sorted(calls.keys() - set(odd)))
-            others = {rank: _text(calls[rank], number) for rank in odd}
             return Stuck(
                 kind=StuckKind.MISMATCH,
                 group=group,
@@ -253,7 +251,7 @@ class Recordings:
                 call=calls[inside[0]],
                 waiting=inside,
                 odd=odd,
-                others=others,
+                others={rank: _text(calls[rank], number) for rank in odd},
             )
         return None
 

@@ -165,8 +165,7 @@ class Scanner:
 
     def training_of(self, line: PrintedLine) -> TrainingLog:
         """Return what the line's file shows of the training."""
-        found = self.trainings.get(line.file)
-        return found or self.trainings.setdefault(line.file, TrainingLog())
+        return self.trainings.get(line.file) or self.trainings.setdefault(line.file, TrainingLog())
 
     def add(self, name: str, role: Role, line: PrintedLine) -> None:
         """Add a sign that is in no log, such as a job's state."""
@@ -373,8 +372,7 @@ class Scanner:
 
     def more_places(self, finding: Finding) -> set[tuple[int | None, str]]:
         """Return ranks and nodes of findings like this one that are not among the kept ones."""
-        more = self._more.get((finding.cause.id, finding.role), {})
-        return more.get(_like(finding), set())
+        return self._more.get((finding.cause.id, finding.role), {}).get(_like(finding), set())
 
 
 def _like(finding: Finding) -> str:

@@ -105,8 +105,7 @@ def extended(more: Iterable[KnownCause]) -> Table:
 
 def parse(texts: Iterable[str]) -> Table:
     """Read YAML lists of causes. Raises UsageError."""
-    rows = [row for text in texts for row in _rows(text)]
-    return _merged(map(_cause, rows))
+    return _merged(map(_cause, [row for text in texts for row in _rows(text)]))
 
 
 def _rows(text: str) -> Sequence[Any]:
@@ -123,8 +122,7 @@ def _merged(causes: Iterable[KnownCause]) -> Table:
     found: dict[str, KnownCause] = {}
     for cause in causes:
         if before := found.get(cause.id):
-            values = {**vars(before), "signs": before.signs + cause.signs}
-            cause = KnownCause(**values)
+            cause = KnownCause(**{**vars(before), "signs": before.signs + cause.signs})
         found[cause.id] = cause
     return found
 

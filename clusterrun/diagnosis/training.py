@@ -175,8 +175,7 @@ class TrainingLog:
     def is_overflowing(self) -> bool:
         """Return whether steps of fp16 are skipped at the end, more than at a usual start."""
         is_least = self._is_skipping and 0 < self._scale <= _LEAST_SCALE
-        is_late = len(self.losses) >= _SETTLED or is_least
-        least = _OVERFLOWS if is_late else _OVERFLOWS_AT_START
+        least = _OVERFLOWS if len(self.losses) >= _SETTLED or is_least else _OVERFLOWS_AT_START
         return self._is_after_overflow and self.overflows >= (1 if self.is_diverged else least)
 
     @property
@@ -194,8 +193,7 @@ class TrainingLog:
     def is_diverged(self) -> bool:
         """Return whether the last losses are far above the usual ones before them."""
         values = list(self.losses)
-        is_exploded = _has_exploded(list(self.norms), values)
-        return is_exploded or _has_jumped(values) or _has_risen(values)
+        return _has_exploded(list(self.norms), values) or _has_jumped(values) or _has_risen(values)
 
     @property
     def silent_s(self) -> float:

@@ -55,8 +55,7 @@ class Verdict:
 def verdict_of(scanner: Scanner) -> Verdict | None:
     """Return why a run failed; None if its log shows no cause."""
     findings = scanner.findings()
-    candidates = scanner.causal()
-    chosen = _chosen(candidates) or by_numbers(scanner)
+    chosen = _chosen(scanner.causal()) or by_numbers(scanner)
     if chosen is None:
         return None
     of_cause = _of_its_nodes(chosen, [each for each in findings if _is_of(chosen, each)])
@@ -129,8 +128,7 @@ def _explains(other: Finding, finding: Finding) -> bool:
 def _order(finding: Finding) -> tuple[int, int]:
     """Sort by strength, then by time: what ended a job counts only if nothing failed before."""
     cause = finding.cause
-    is_late = cause.generic or cause.domain is Domain.POLICY
-    return _weakness(finding) or int(is_late), finding.order
+    return _weakness(finding) or int(cause.generic or cause.domain is Domain.POLICY), finding.order
 
 
 def _weakness(finding: Finding) -> int:

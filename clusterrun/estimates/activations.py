@@ -152,14 +152,13 @@ def terms(setup: Setup, traced: Activations | None = None) -> tuple[Term, ...]:
         return ()
     tokens = setup.seq_len * setup.micro_batch
     left = traced or closed_form(setup)
-    logits = LOGIT_BYTES * tokens * model.vocab
     return (
         *(
             _term(name, each * tokens * model.hidden, formula, left)
             for name, each, formula in (_checkpointed if setup.grad_ckpt else _whole)(setup, left)
         ),
         *_outside(tokens * model.hidden, left),
-        term("logits", logits, f"{LOGIT_BYTES} s b V", MEASURED),
+        term("logits", LOGIT_BYTES * tokens * model.vocab, f"{LOGIT_BYTES} s b V", MEASURED),
     )
 
 
@@ -186,8 +185,7 @@ def _outside(elements: int, left: Activations) -> tuple[Term, ...]:
     """Return what is saved outside the blocks, which the closed form leaves out."""
     if not left.outside:
         return ()
-    formula = f"{left.outside:.4g} s b h"
-    return (_term("outside of blocks", left.outside * elements, formula, left),)
+    return (_term("outside of blocks", left.outside * elements, f"{left.outside:.4g} s b h", left),)
 
 
 def _term(name: str, size: float, formula: str, left: Activations) -> Term:

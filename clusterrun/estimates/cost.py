@@ -74,8 +74,7 @@ def assumption(links: Links) -> str:
 
 
 def _network_seconds(setup: Setup, links: Links) -> float:
-    slowest = min(links.within_node, links.between_nodes)
-    between = links.within_node if setup.nodes == 1 else slowest
+    between = links.within_node if setup.nodes == 1 else min(links.within_node, links.between_nodes)
     if setup.strategy.is_fsdp and setup.replicas > 1:
         # Replicas communicate between nodes, in a ring per local rank; shards within if they fit.
         is_within = setup.shards * setup.parallel.tensor <= setup.procs_per_node

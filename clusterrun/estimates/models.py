@@ -86,10 +86,9 @@ def from_numbers(
 
 def _shaped(shape: Model) -> Model:
     hidden, ffn, layers, params = shape.hidden, shape.ffn, shape.layers, shape.params
-    mlp = gated(hidden, ffn)
     block = (
         *attention(hidden, hidden, hidden * shape.kv_heads // shape.heads),
-        *mlp,
+        *gated(hidden, ffn),
         hidden,
         hidden,
     )

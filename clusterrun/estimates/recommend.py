@@ -108,10 +108,9 @@ def _setups(question: Question, effective: int) -> Iterator[Setup]:
         raise UsageError("no strategy supports these parallel sizes", hint="change the sizes")
     each, rest = divmod(effective, ranks)
     if rest or not each:
-        near = max(1, round(effective / ranks)) * ranks
         raise UsageError(
             f"an effective batch of {effective} is not divisible by {ranks} data-parallel ranks",
-            hint=f"use {near}",
+            hint=f"use {max(1, round(effective / ranks)) * ranks}",
         )
     for strategy in strategies:
         for grad_ckpt in (False, True) if wanted is None else (wanted,):
@@ -144,13 +143,12 @@ def _judged(question: Question, setup: Setup) -> Choice:
     links = question.links(question.gpu)
     unknown = Fit.TIGHT if setup.offloads_optimizer else Fit.FITS
     needs = (gpu.verdict, host.verdict or unknown, disk_need(changed).verdict)
-    verdicts = [verdict for verdict in needs if verdict is not None]
     return Choice(
         setup=setup,
         step_s=step_cost(setup, question.gpu, links, mfu=question.mfu).total_s,
         gpu_bytes=gpu.total_bytes,
         host_bytes=host.total_bytes,
-        verdict=max(verdicts, key=list(Fit).index),
+        verdict=max([verdict for verdict in needs if verdict is not None], key=list(Fit).index),
     )
 
 

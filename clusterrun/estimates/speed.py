@@ -79,8 +79,7 @@ def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
     so LoRA takes 4P; its adapters are not counted. By the definition of MFU, recomputed
     activations never count.
     """
-    per_param = 4 if lora else 6
-    work = per_param * (model.active_params or model.params)
+    work = (4 if lora else 6) * (model.active_params or model.params)
     return work + 12 * model.layers * model.query_width * seq_len
 
 
@@ -151,8 +150,7 @@ def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
 
 def _waves(setup: Setup, gpu: Gpu) -> float:
     """Return the waves of tiles in a matrix product as wide as the hidden size."""
-    outputs = setup.micro_batch * setup.seq_len * setup.model.hidden
-    return outputs / (TILE * gpu.processors)
+    return setup.micro_batch * setup.seq_len * setup.model.hidden / (TILE * gpu.processors)
 
 
 def measured_time(steps: int, step_s: float) -> Duration:

@@ -33,8 +33,7 @@ def adapter_params(model: Model, rank: int) -> int:
             "the size of LoRA's adapters depends on the model's shape",
             hint="add --hidden, --layers, --heads and --ffn, or pass --model",
         )
-    key_value = model.key_value_width
-    attention = 2 * (model.hidden + model.query_width) + 2 * (model.hidden + key_value)
+    attention = 2 * (model.hidden + model.query_width) + 2 * (model.hidden + model.key_value_width)
     ffn = model.ffn - model.experts_met * model.expert_ffn
     feed_forward = (3 if model.gated else 2) * (model.hidden + ffn) if ffn else 0
     return rank * model.layers * (attention + feed_forward)
@@ -134,8 +133,7 @@ def _zero_buffers(setup: Setup, bucket: int) -> tuple[Term, ...]:
     source = ZERO_3 if is_zero3 else ZERO_12
     reduce = term("reduce bucket", width * bucket, f"{width} reduce_bucket_size", source)
     if not is_zero3:
-        is_kept = zero_stage(setup) == 1 or setup.lora
-        size = 0 if is_kept else width * model.largest_layer
+        size = 0 if zero_stage(setup) == 1 or setup.lora else width * model.largest_layer
         return (reduce, term("largest gradient", size, f"{width} L_max", ZERO_12))
     live = max(min(STAGE3_MAX_LIVE_PARAMETERS, model.params), 2 * model.largest_layer)
     formula = f"{width} max(min(stage3_max_live_parameters, P), 2 L_max)"
@@ -152,11 +150,10 @@ def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
     if not (model.block and model.layers):
         return ()
     outside = max(0, model.params - model.layers * model.block)
-    unit = max(model.block, model.largest_layer)
     graded, symbol = (
         (trainable_params(setup) // model.layers, "P_t/L")
         if setup.lora
-        else (unit, "max(U, L_max)")
+        else (max(model.block, model.largest_layer), "max(U, L_max)")
     )
     return (
         term("gathered weights", width * (outside + 2 * model.block), f"{width} (E + 2 U)", FSDP),

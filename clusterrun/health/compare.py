@@ -121,8 +121,7 @@ def values_text(holders: Mapping[str, Sequence[str]]) -> str:
     >>> values_text({"560": ["n1", "n2", "n4"], "550": ["n3"]})
     'n3 has 550, the other 3 have 560'
     """
-    ordered = sorted(holders.items(), key=lambda each: (len(each[1]), each[0]))
-    *rare, (common, most) = ordered
+    *rare, (common, most) = sorted(holders.items(), key=lambda each: (len(each[1]), each[0]))
     parts = [f"{named(nodes)} {_has(nodes)} {value}" for value, nodes in rare[-_MOST_VALUES:]]
     if len(rare) > _MOST_VALUES:
         hidden = sum(len(nodes) for _, nodes in rare[:-_MOST_VALUES])
@@ -158,8 +157,7 @@ class MergedCheck:
     @property
     def line(self) -> str:
         """The nodes and what was found."""
-        are_well = self.status is Status.OK
-        who = count(len(self.nodes), "node") if are_well else named(self.nodes)
+        who = count(len(self.nodes), "node") if self.status is Status.OK else named(self.nodes)
         return f"{who}: {self.text}"
 
 

@@ -53,8 +53,7 @@ class Wanted:
 def ask(python: str) -> Extras | None:
     """Run an interpreter, without importing torch; None if it doesn't answer."""
     try:
-        done = shell.run([python, "-c", _ASK], timeout_s=ANSWER_S, tries=1)
-        answer = json.loads(done.stdout)
+        answer = json.loads(shell.run([python, "-c", _ASK], timeout_s=ANSWER_S, tries=1).stdout)
     except (ClusterrunError, ValueError):
         return None
     cuda = _CUDA.search(answer["torch"])
@@ -106,8 +105,7 @@ def package(wanted: Wanted, package: str, *, needed_by: str, source: str = "") -
 def compiler(environ: Mapping[str, str], *, is_sure: bool) -> Check:
     """Look for the C++ compiler that builds DeepSpeed's operators."""
     name, wanted = "python.compiler", environ.get("CXX") or "c++"
-    words = wanted.split()[:1]
-    if found := next(filter(None, map(shell.find, words)), None):
+    if found := next(filter(None, map(shell.find, wanted.split()[:1])), None):
         return ok(name, found)
     text = f"no C++ compiler ({wanted}), which DeepSpeed's offload needs to build its optimizer"
     return bad(name, text, "install g++ or load a module with it in setup:", is_sure=is_sure)

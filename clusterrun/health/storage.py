@@ -211,6 +211,5 @@ def _unseen(directory: Path, nodes: Sequence[str]) -> list[str]:
     """A listing that is cached may lack some: they are asked for by name, if they are few."""
     listed = set(os.listdir(directory))
     missing = [node for node in nodes if f"{MARK}{node}" not in listed]
-    asked = missing[:STATS]
-    gone = [node for node in asked if not (directory / f"{MARK}{node}").exists()]
+    gone = [node for node in missing[:STATS] if not (directory / f"{MARK}{node}").exists()]
     return gone + missing[STATS:]

@@ -40,9 +40,8 @@ def decide_environment(
         timeout_s=timeout_s,
     )
     base += _planned(spec)
-    with_network = overlay(base, network_env, "yours (network.env)")
     return JobEnvironment(
-        variables=overlay(with_network, env, "yours (env)"),
+        variables=overlay(overlay(base, network_env, "yours (network.env)"), env, "yours (env)"),
         timeout_s=timeout_s,
         notes=(*network_notes, *env_notes),
     )

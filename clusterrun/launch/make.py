@@ -91,8 +91,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         hang_timeout_s=spec.hang_timeout_s,
         silence_timeout_s=spec.silence_timeout_s,
         preflight=spec.preflight,
-        launcher=_launcher(spec),
-        preload=spec.preload,
+        **_start(spec),
         ignore_rules=tuple(map(VerdictRule, spec.ignore_rules)),
         **_logs(spec, world),
         accelerate_text=own.accelerate_text,
@@ -108,10 +107,14 @@ def _joined(spec: JobSpec) -> JobSpec:
 
 
 def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]:
-    is_useless = spec.stage is Stage.AUTO and world.nodes == 1
-    if facts.cluster is Cluster.SLURM and not is_useless:
+    if facts.cluster is Cluster.SLURM and not (spec.stage is Stage.AUTO and world.nodes == 1):
         return {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
     return host_settings(spec, facts, world.nodes)
+
+
+def _start(spec: JobSpec) -> dict[str, Any]:
+    """Decide what starts the ranks, and what it imports first."""
+    return {"launcher": _launcher(spec), "preload": spec.preload}
 
 
 def _launcher(spec: JobSpec) -> Launcher:
@@ -141,8 +144,7 @@ def _check_engine(
         check_versions(sizes, facts)
     check_attention(spec, sizes)
     check_fsdp_argument(spec, strategy, world)
-    ranks = sizes.data(world.size)
-    check_batch_numbers(spec.args, own.deepspeed_text, own.deepspeed_name, ranks)
+    check_batch_numbers(spec.args, own.deepspeed_text, own.deepspeed_name, sizes.data(world.size))
     return sizes
 
 
@@ -155,8 +157,7 @@ def _directives(spec: JobSpec, world: World, cpus: int) -> tuple[Directive, ...]
 def _srun_args(spec: JobSpec, world: World, cpus: int) -> tuple[str, ...]:
     check_options(SRUN, spec.srun_args)
     check_step_gpus(spec, world)
-    outlives_nodes = survives_lost_nodes(spec)
-    ours = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=outlives_nodes)
+    ours = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec))
     return (*ours, *spec.srun_args)
 
 
@@ -170,8 +171,7 @@ def _entry(spec: JobSpec) -> tuple[str, ...]:
         entry = ("-m", spec.module, *spec.args)
     elif spec.script:
         # A script named -m would read as an option of Python.
-        script = f"./{spec.script}" if spec.script.startswith("-") else spec.script
-        entry = (script, *spec.args)
+        entry = (f"./{spec.script}" if spec.script.startswith("-") else spec.script, *spec.args)
     else:
         raise UsageError(
             "no training script given",

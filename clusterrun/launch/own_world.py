@@ -117,8 +117,7 @@ def _count(spec: JobSpec, own: OwnFiles, key: str) -> int | None:
 
 
 def _refuse_other_kind(spec: JobSpec, own: OwnFiles, ranks: int) -> None:
-    kind = own.accelerate["distributed_type"]
-    if kind == "MULTI_GPU" and ranks == 1:
+    if own.accelerate["distributed_type"] == "MULTI_GPU" and ranks == 1:
         raise ConfigError(
             "distributed_type MULTI_GPU, but num_processes 1",
             where=spec.accelerate_config,

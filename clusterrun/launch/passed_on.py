@@ -135,8 +135,7 @@ def gpu_option(arg: str) -> GpuOption | None:
     """
     name = _option_name(SBATCH, arg)
     is_long = arg.startswith("--") and len(name) > 2  # a prefix is as good
-    options = (o for o in _GPU_OPTIONS if o == name or (is_long and o.startswith(name)))
-    option = next(options, "")
+    option = next((o for o in _GPU_OPTIONS if o == name or (is_long and o.startswith(name))), "")
     value = arg.partition("=")[2] if arg.startswith("--") else arg[2:]
     found = list(_gpus_in(value, option)) if option else []
     if not any(count for _, _, count in found):

@@ -56,8 +56,7 @@ def _wandb_runs(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.world_size < 2 or is_chosen or not joins(script):
         return
     for call in _wandb_calls(script):
-        is_shared = keyword(call, "group") or keyword(call, "id")
-        if not is_shared and not script.may_be_chosen(call):
+        if not (keyword(call, "group") or keyword(call, "id")) and not script.may_be_chosen(call):
             yield call, "wandb.init() is called on all ranks"
 
 

@@ -413,8 +413,7 @@ def _saves_on_all_ranks(script: Script, launch: Launch) -> Iterator[Found]:
         is_buffer = path is not None and re.search("(?i)buf|bytesio", ast.unparse(path))
         if path is None or is_buffer or differs(script, path):
             continue
-        is_computed = isinstance(path, ast.Name | ast.Attribute)
-        if not is_computed and not script.may_be_chosen(call):
+        if not isinstance(path, ast.Name | ast.Attribute) and not script.may_be_chosen(call):
             yield call, f"{script.name(call.func)}() runs on all ranks"
 
 
@@ -479,8 +478,7 @@ def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
         return
     for call in script.calls(".train_test_split"):
         is_asked = keyword(call, "generator") or keyword(call, "shuffle")
-        is_plain = not is_asked and not has_unknown_arguments(call)
-        if is_plain and not script.may_be_chosen(call):
+        if not is_asked and not has_unknown_arguments(call) and not script.may_be_chosen(call):
             yield call, "train_test_split() has no seed"
     for call in script.calls("torch.utils.data.random_split"):
         if len(call.args) == 2 and not call.keywords and not script.may_be_chosen(call):
@@ -587,8 +585,7 @@ _SHARDS = re.compile(
 
 def ignores_strategy(script: Script) -> bool:
     """Return whether a script wraps its model in plain DDP, and uses nothing that shards it."""
-    is_plain = any(script.calls(*DDP)) and is_closed(script)
-    return is_plain and not _SHARDS.search(script.text)
+    return any(script.calls(*DDP)) and is_closed(script) and not _SHARDS.search(script.text)
 
 
 def is_closed(script: Script, *, also: Collection[str] = ()) -> bool:
@@ -739,8 +736,7 @@ def _is_global_rank(script: Script, node: ast.AST, name: str) -> bool:
         if (isinstance(each, ast.arg) and each.arg == name)
         or (isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store))
     ]
-    is_all = len(bound) == len(values) > 0
-    return is_all and all(_reads_rank(script, value) for value in values)
+    return len(bound) == len(values) > 0 and all(_reads_rank(script, value) for value in values)
 
 
 def _reads_rank(script: Script, value: ast.expr) -> bool:

@@ -249,8 +249,7 @@ def _emulated_bf16(script: Script, launch: Launch) -> Iterator[Found]:
 def _uses_of_bf16(script: Script, launch: Launch) -> Iterator[Found]:
     for name, value in options(launch.args or ()):
         is_on = value.lower() in ("", "true", "1") and re.fullmatch("--bf16(?:_full_eval)?", name)
-        is_type = re.search("(?i)type|precision|amp", name)
-        if is_on or (is_type and value in ("bf16", "bfloat16")):
+        if is_on or (re.search("(?i)type|precision|amp", name) and value in ("bf16", "bfloat16")):
             yield None, f"the arguments contain {name} {value}".rstrip()
     if launch.accelerate.get("mixed_precision") == "bf16":
         yield None, "mixed_precision is bf16 in your accelerate YAML"
@@ -297,8 +296,7 @@ def _starts_over(script: Script, launch: Launch) -> Iterator[Found]:
     trains = any("trainer" in ast.unparse(call.func).lower() for call in script.calls(".train"))
     names = ("transformers.Trainer", "transformers.Seq2SeqTrainer")
     trainers = script.calls(*names) if trains else ()
-    loops = script.calls(".backward") if is_closed(script) else ()
-    for call in (*trainers, *loops):
+    for call in (*trainers, *(script.calls(".backward") if is_closed(script) else ())):
         yield call, f"the script loads no checkpoint, and max_restarts is {launch.max_restarts}"
         return
 

@@ -194,6 +194,5 @@ def _kind_of_form(form: bytes) -> str:
         return ""
     for symptom in SYMPTOMS:
         if symptom.pattern.search(form):
-            is_warning = symptom.id == ERROR and _WARNING.search(form)
-            return "" if is_warning else symptom.id
+            return "" if symptom.id == ERROR and _WARNING.search(form) else symptom.id
     return ""

@@ -73,8 +73,7 @@ def parse_log(
                 near, near_us = stamp, int(stamp)
             wanted, rank, stream, partial = head
             if wanted:
-                text = raw[cut:]
-                add(new(LogLine, (near_us, node, rank, stream, text, partial, offset)))
+                add(new(LogLine, (near_us, node, rank, stream, raw[cut:], partial, offset)))
         elif torn and raw:
             add(LogLine(near_us, node, None, Stream.LAUNCHER, raw, False, offset))
         offset += len(raw) + 1

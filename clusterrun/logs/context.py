@@ -75,8 +75,7 @@ def context_of(
         source = writer_of(line)
         limit = shown_to.get(source, -1)
         before, after = around(files[line.node], line, count + 1)
-        is_torn = line.offset > limit and all(other.offset > limit for other in before)
-        if is_torn and shown_to:
+        if line.offset > limit and all(other.offset > limit for other in before) and shown_to:
             yield BREAK
         stretch = [*before[max(len(before) - count, 0) :], line, *after[:count]]
         yield from (other for other in stretch if other.offset > limit)

@@ -181,8 +181,7 @@ def find_line_end(path: Path, start: int, end: int) -> int:
     position = end
     while position > start:
         size = min(BLOCK_BYTES, position - start)
-        block = read_once(path, position - size, size)
-        newline = block.rfind(b"\n")
+        newline = read_once(path, position - size, size).rfind(b"\n")
         if newline >= 0:
             return position - size + newline + 1
         position -= size

@@ -126,8 +126,7 @@ class Joiner:
 
     def unfinished(self) -> LogLine | None:
         """Return the newest unfinished line as it is, and keep waiting for the rest."""
-        newest_first = reversed(self.begun.values())
-        entry = max(newest_first, key=lambda entry: entry.epoch_us, default=None)
+        entry = max(reversed(self.begun.values()), key=lambda entry: entry.epoch_us, default=None)
         return entry.line(ends=True) if entry else None
 
     def _take(self, source: tuple[str, int | None, Stream], *, ends: bool) -> LogLine:

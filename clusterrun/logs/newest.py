@@ -189,8 +189,7 @@ class _Backward:
             return b"", self._position
         start, self._long_bytes = max(start, 0), 0
         if self._source.file.kind is not FileKind.PLAIN:
-            found = last_stamp(data[start:])
-            self._newest_us = int(found or self._near(data))
+            self._newest_us = int(last_stamp(data[start:]) or self._near(data))
         offset = self._position + start
         self._keep(data[:start])
         return data[start:], offset
@@ -230,5 +229,4 @@ class _Backward:
         """Return the stamp of the first line; of the line after it if its head is out of reach."""
         if STAMPED.match(data):
             return data[:16]
-        is_first = self._position <= self._source.start
-        return BEFORE_ALL if is_first else b"%016d" % self._newest_us
+        return BEFORE_ALL if self._position <= self._source.start else b"%016d" % self._newest_us

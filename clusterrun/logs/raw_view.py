@@ -28,8 +28,7 @@ class RawView(View):
         _, nodes, ranks, streams, texts, partials, _ = zip(*lines, strict=True)
         is_whole = True not in partials and RECORDS.isdisjoint(streams)
         if is_whole and self._joiner.begun:
-            sources = zip(nodes, ranks, streams, strict=True)
-            is_whole = self._joiner.begun.keys().isdisjoint(sources)
+            is_whole = self._joiner.begun.keys().isdisjoint(zip(nodes, ranks, streams, strict=True))
         if is_whole:
             self._put(b"\n".join(texts) + b"\n")
         else:

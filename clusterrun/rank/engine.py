@@ -108,8 +108,7 @@ class EngineWatch:
     def _await(self, engine: Engine, who: str) -> None:
         # Sharding over a world of one shards nothing.
         is_alone = engine is Engine.FSDP and self._world.expected == 1
-        is_due = engine.is_sharding and engine not in self._made
-        if is_due and self._world.holds and not is_alone:
+        if engine.is_sharding and engine not in self._made and self._world.holds and not is_alone:
             self._awaited.setdefault(engine, who)
             self._first_step.add(self._check_step)
 
@@ -150,8 +149,7 @@ class EngineWatch:
             # Before the call: DeepSpeed steps its optimizer once in its constructor.
             if self._world.is_mine:
                 # torch's composable DDP derives its state from FSDP's.
-                is_replica = type(made).__name__ == "_ReplicateState"
-                self._begun(Engine.DDP if is_replica else engine)
+                self._begun(Engine.DDP if type(made).__name__ == "_ReplicateState" else engine)
             original(made, *args, **kwargs)
 
         watched.__init__ = __init__
@@ -180,8 +178,7 @@ class EngineWatch:
         except TypeError:
             return None  # let accelerate itself refuse the call
         plugin = next((_PLUGINS[name] for name in _PLUGINS if given.get(name)), None)
-        switch = next((e for e, name in _SWITCHES.items() if _is_true(name)), None)
-        engine = plugin or switch
+        engine = plugin or next((e for e, name in _SWITCHES.items() if _is_true(name)), None)
         if engine is None:
             return None
         if engine is self._launched:
@@ -250,8 +247,7 @@ def _used(accelerator: Any) -> Engine | None:
     kind = str(accelerator.distributed_type.value)
     if kind.startswith("MULTI_"):
         return Engine.DDP
-    named = {"NO": Engine.NONE, "FSDP": Engine.FSDP, "DEEPSPEED": Engine.DEEPSPEED}
-    return named.get(kind)
+    return {"NO": Engine.NONE, "FSDP": Engine.FSDP, "DEEPSPEED": Engine.DEEPSPEED}.get(kind)
 
 
 def _why(asked: Engine, runs: Engine, who: str) -> tuple[str | None, str]:

@@ -24,8 +24,7 @@ class Tidying:
         """Start removing checkpoints older than the newest complete ones up to a step."""
         if self._thread is None:
             atexit.register(self.wait, LEAVING_S)
-        arguments = (self._thread, up_to)
-        self._thread = threading.Thread(target=self._tidy, args=arguments, daemon=True)
+        self._thread = threading.Thread(target=self._tidy, args=(self._thread, up_to), daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:

@@ -52,7 +52,6 @@ def _steps(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
 
 
 def _options(plan: Plan, rank: int) -> tuple[str, ...]:
-    is_open = plan.precision is Precision.HEAD
     return launch_options(
         plan,
         config_file=f"{_PLACE}/{_CONFIGS[0]}",
@@ -60,7 +59,7 @@ def _options(plan: Plan, rank: int) -> tuple[str, ...]:
         machine_rank=rank,
         address=parse_host(plan.hosts[0]).host,
         port=plan.main_process_port or plan.port_range[0],
-        precision="bf16" if is_open else plan.precision.value,
+        precision="bf16" if plan.precision is Precision.HEAD else plan.precision.value,
     )
 
 

@@ -175,9 +175,8 @@ def continued_by(record: JobRecord, job_id: str) -> JobRecord:
     if job_id in (record.job_id, *record.earlier_job_ids):
         return record
     at = ids.index(job_id) if job_id in record.chained_job_ids else len(ids)
-    later = ids[at + 1 :]
     return dataclasses.replace(
-        record, job_id=job_id, earlier_job_ids=ids[:at], chained_job_ids=later
+        record, job_id=job_id, earlier_job_ids=ids[:at], chained_job_ids=ids[at + 1 :]
     )
 
 

@@ -141,8 +141,7 @@ def check_room(directory: Path, node: str = "") -> None:
     Check before a save: if one rank fails during a save, the others wait in the collectives of
     DeepSpeed and FSDP.
     """
-    markers = (_marked(path, node) for _, path in listed(directory))
-    last = next(filter(None, markers), None)
+    last = next(filter(None, (_marked(path, node) for _, path in listed(directory))), None)
     if last is None:
         return
     needed = sum(size for size, _ in last.values())

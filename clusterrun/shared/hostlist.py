@@ -164,8 +164,7 @@ def _ranges(numbers: list[str]) -> Iterator[str]:
 
 
 def _range(first: str, count: int) -> str:
-    last = str(int(first) + count - 1).zfill(len(first))
-    return first if count == 1 else f"{first}-{last}"
+    return first if count == 1 else f"{first}-{str(int(first) + count - 1).zfill(len(first))}"
 
 
 def parse_ranks(text: str, world_size: int, *, of: str = "the ranks are") -> frozenset[int]:

@@ -74,8 +74,7 @@ def run(
         cause = _silence(done)
         if not cause:
             return done
-        late = time.monotonic() - begin > PATIENCE_S
-        if number == tries or late or not may_pass(cause):
+        if number == tries or time.monotonic() - begin > PATIENCE_S or not may_pass(cause):
             break
         time.sleep(PAUSES_S[min(number, len(PAUSES_S)) - 1])
     raise _error(argv[0], cause, time.monotonic() - begin, number, was_killed=done.rc == TIMED_OUT)

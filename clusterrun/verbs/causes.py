@@ -23,8 +23,7 @@ def known_causes() -> Table:
 
 def _files() -> Iterator[Path]:
     project, _ = find_project(working_directory(os.environ))
-    places = [path for path, _ in user_and_site(os.environ)] + ([project] if project else [])
-    for place in places:
+    for place in [path for path, _ in user_and_site(os.environ)] + ([project] if project else []):
         if (file := place.with_name(FILE)).is_file():
             yield file
 

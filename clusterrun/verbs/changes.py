@@ -114,8 +114,7 @@ def refuse_other_world(
     saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
     if not any(map(_is_sharded, (saved_by, plan.strategy.value))):
         return
-    fits_world = checkpoint.world_size in (0, plan.world_size)
-    if fits_world and saved_by == plan.strategy.value:
+    if checkpoint.world_size in (0, plan.world_size) and saved_by == plan.strategy.value:
         return
     raise UsageError(
         f"{checkpoint.path.name} was saved by {checkpoint.world_size} ranks with {saved_by}; its "

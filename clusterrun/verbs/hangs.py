@@ -150,8 +150,7 @@ def _ask(directory: Path, *, with_dumps: bool) -> Mapping[str, Any]:
 
 
 def _nodes(paths: RunPaths, attempt: int) -> dict[int, str]:
-    ranks = ranks_by_node(paths, attempt).items()
-    return {rank: node for node, found in ranks for rank in found}
+    return {rank: node for node, found in ranks_by_node(paths, attempt).items() for rank in found}
 
 
 def _waiting(places: Iterable[RankPlace]) -> list[int]:

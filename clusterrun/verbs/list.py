@@ -35,8 +35,7 @@ def list_on_hosts(known: Sequence[JobStatus]) -> tuple[list[JobStatus], list[Clu
         raise UsageError("no hosts are configured", hint="list them as hosts: in clusterrun.yaml")
     found, errors = homes.runs_on(spec.hosts, spec.python or sys.executable)
     by_id = {job.record.run_id: job for job in (*found, *known)}
-    jobs = sorted(by_id.values(), key=lambda job: job.record.age_key, reverse=True)
-    return jobs, errors
+    return sorted(by_id.values(), key=lambda job: job.record.age_key, reverse=True), errors
 
 
 def _statuses(found: Sequence[JobRecord]) -> list[JobStatus]:

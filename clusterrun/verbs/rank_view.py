@@ -50,10 +50,9 @@ def choose_rank(plan: Plan, *, node: int | None, rank: int | None) -> tuple[int,
     if rank is None:
         rank = (node or 0) * plan.procs_per_node
     if not 0 <= rank < plan.world_size:
-        last = plan.nodes - 1
         raise UsageError(
             f"the job has no such {'node' if node else 'rank'}",
-            hint=f"nodes are 0-{last}, ranks 0-{plan.world_size - 1}",
+            hint=f"nodes are 0-{plan.nodes - 1}, ranks 0-{plan.world_size - 1}",
         )
     home = rank // plan.procs_per_node
     if node is not None and node != home:
@@ -90,7 +89,6 @@ def _address(plan: Plan) -> str:
 
 
 def _arguments(plan: Plan, node: int) -> tuple[str, ...]:
-    is_open = plan.precision is Precision.HEAD
     return launch_argv(
         plan,
         python=plan.python,
@@ -99,7 +97,7 @@ def _arguments(plan: Plan, node: int) -> tuple[str, ...]:
         machine_rank=node,
         address=_address(plan),
         port=plan.main_process_port or PORT,
-        precision=_PRECISION if is_open else plan.precision.value,
+        precision=_PRECISION if plan.precision is Precision.HEAD else plan.precision.value,
         worker_argv=plan.entry,
     )
 
@@ -116,8 +114,7 @@ def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
         head_host=names[0],
         is_local=is_local,
     )
-    paths = RunPaths(root=Path(RUN_DIR))
-    attempt = Attempt(plan=plan, paths=paths, number=1, who=who)
+    attempt = Attempt(plan=plan, paths=RunPaths(root=Path(RUN_DIR)), number=1, who=who)
     address = _address(plan)
     interface = "lo" if address == LOOPBACK else "<interface>"
     met = LaunchParameters(address=address, port=0, interface=interface, precision="")

@@ -85,15 +85,13 @@ class Run:
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | None:
         """Its newest complete checkpoint."""
-        directory = self.job.record.paths.checkpoints_dir
-        return checkpoint_files.newest(directory, contents=False)[0]
+        return checkpoint_files.newest(self.job.record.paths.checkpoints_dir, contents=False)[0]
 
     def resume(
         self, *options: str, args: Sequence[str] | None = None, from_scratch: bool = False
     ) -> str:
         """Return the command that resumes it with changes; "" if it would show a secret."""
-        is_new = from_scratch or self.checkpoint is None
-        start = ("--from", "scratch") if is_new else ()
+        start = ("--from", "scratch") if from_scratch or self.checkpoint is None else ()
         words = ["clusterrun", "resume", _name(self.job), *start, *options]
         text = shlex.join([*words, *(("--", *args) if args is not None else ())])
         return text if redacted(text) == text else ""

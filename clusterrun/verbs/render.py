@@ -92,13 +92,12 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     if problem and not is_sure:
         notes += (f"{problem.message}; {problem.hint}",)
         problem = None
-    python = (facts.interpreter.path if may_run else "") or sys.executable
     return Prepared(
         resolved=job,
         plan=plan,
         bundle=bundle,
         facts=facts,
-        python=python,
+        python=(facts.interpreter.path if may_run else "") or sys.executable,
         notes=notes,
         pitfalls=() if is_again else find_pitfalls(job, plan, source),
         problem=problem,
@@ -130,8 +129,7 @@ def _compiled_dir(environ: Mapping[str, str]) -> Path | None:
         found = directory.stat()
     except OSError:
         return None
-    is_private = found.st_uid == os.getuid() and not found.st_mode & 0o022
-    return directory if is_private else None
+    return directory if found.st_uid == os.getuid() and not found.st_mode & 0o022 else None
 
 
 def _problem(
@@ -190,8 +188,7 @@ def _template_dirs(resolved: Resolved) -> list[Path]:
     files = [path for path, _ in user_and_site(os.environ)]
     if (resolved.project_dir / PROJECT_FILE).is_file():
         files.insert(0, resolved.project_dir / PROJECT_FILE)
-    places = [file.parent / "templates" for file in files]
-    return [place for place in places if place.is_dir()]
+    return [place for place in [file.parent / "templates" for file in files] if place.is_dir()]
 
 
 def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:

@@ -51,8 +51,7 @@ def _earlier(record: JobRecord, attempt: int) -> Iterator[tuple[RunPaths, int, f
     for number in range(attempt - 1, max(0, attempt - 1 - ATTEMPTS), -1):
         yield record.paths, number, _well_until(record.paths, number)
     namesakes = earlier_namesakes(record, _MOST_RECORDS)
-    completed = (each.paths for each in namesakes if _has_completed(each.paths))
-    for paths in islice(completed, RUNS):
+    for paths in islice((each.paths for each in namesakes if _has_completed(each.paths)), RUNS):
         yield paths, paths.newest_attempt(), math.inf
 
 

@@ -92,8 +92,7 @@ class HostsBackend(LocalBackend):
         is_here = plan.cluster is Cluster.ALLOCATION or is_this_machine(host)
         shell_there = start.READ if is_here else openssh.ssh(host, start.READ)
         if paths.environment.exists():
-            lock = paths.environment.read_bytes()
-            environment.ensure_environment(host, shell_there, lock, _note)
+            environment.ensure_environment(host, shell_there, paths.environment.read_bytes(), _note)
         with tempfile.TemporaryFile() as errors:  # a pipe would block setup lines that print much
             process = _start_controller(plan, paths, shell_there, errors)
             assert process.stdin
@@ -123,8 +122,7 @@ class HostsBackend(LocalBackend):
             _note(note)
         home = None
         if not fields["is_here"]:
-            python = fields["python"]
-            home = Home(host=plan.hosts[0], run_dir=fields["run_dir"], python=python)
+            home = Home(host=plan.hosts[0], run_dir=fields["run_dir"], python=fields["python"])
         return Submission(job_id=fields["job_id"], home=home)
 
     def interrupt(self, job_id: str) -> None:

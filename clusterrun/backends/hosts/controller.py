@@ -275,8 +275,7 @@ class Controller:
         about = {"job": job, "run": run, "host": link.name}
         locked = link.ask("lock", about=about, gpus=gpus, count=count)
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
-        is_twice = job_lock(job) in locked["busy"]
-        if is_twice or len(locked["gpus"]) < count:
+        if job_lock(job) in locked["busy"] or len(locked["gpus"]) < count:
             raise judge.error_of(
                 judge.busy(link.name, lock, Holder(**holder), job)
                 for lock, holder in locked["busy"].items()

@@ -43,11 +43,10 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
     """
     is_seen = partial(_sees, RunPaths(root=Path(ask["home"])).nonce(ask["nonce"]))
     sees_home = bool(_side_by_side({"sees_home": is_seen}).get("sees_home"))
-    run_dir = Path(ask["home"] if sees_home else ask["own_dir"]).expanduser()
     parts: dict[str, Callable[[], Any]] = {
         "missing": partial(_missing, [*ask.get("paths", ())] if sees_home else []),
         "versions": _versions,
-        "checks": partial(_checks, run_dir),
+        "checks": partial(_checks, Path(ask["home"] if sees_home else ask["own_dir"]).expanduser()),
         "gpus": partial(_gpus, ask),
     }
     found = _side_by_side(parts)
@@ -120,8 +119,7 @@ def _checks(run_dir: Path) -> list[dict[str, str]]:
         "path.inodes": partial(paths.inodes, run_dir),
         "node.tmp": paths.scratch,
     }
-    late = {"path.runs": paths.slow(run_dir)}
-    found = examine(looks, _CHECKS_S, late=late)
+    found = examine(looks, _CHECKS_S, late={"path.runs": paths.slow(run_dir)})
     return [dataclasses.asdict(each) for each in found if each.status is Status.FAIL]
 
 

@@ -105,10 +105,9 @@ def error_of(found: Iterable[Problem]) -> SubmissionError:
 def busy(host: str, lock: str, holder: Holder, job_id: str) -> Problem:
     """Explain a lock that a host could not take: a GPU's, or the one of this job."""
     if lock == job_lock(job_id):
-        other = holder.host or str(holder)
         return Problem(
             hosts=(host,),
-            text=f"the same machine as {other}",
+            text=f"the same machine as {holder.host or str(holder)}",
             hint="name each machine once in hosts:",
             order=Order.SAME_HOST,
             exit_code=Exit.USAGE,
@@ -133,10 +132,9 @@ def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
 def _software(facts: Facts, first: Facts, first_name: str) -> Iterator[Found]:
     python, wanted = facts["python"], first["python"]
     if parse_version(python) != parse_version(wanted):
-        text = f"Python {python} ({facts['executable']}), but {wanted} on {first_name}"
         yield (
             Order.PYTHON,
-            text,
+            f"Python {python} ({facts['executable']}), but {wanted} on {first_name}",
             "name an interpreter of the same version on all hosts with --python",
         )
     for name in NEEDED if "versions" not in facts["late"] else ():
@@ -205,8 +203,7 @@ def _user(gpu: Facts) -> str:
     """Return who uses a GPU; "" if it is free."""
     if gpu["holder"]:
         return str(Holder(**gpu["holder"]))
-    users = [_described(each) for each in gpu["processes"] if not _is_screen(each)]
-    return ", ".join(users)
+    return ", ".join([_described(each) for each in gpu["processes"] if not _is_screen(each)])
 
 
 def _is_screen(process: Facts) -> bool:

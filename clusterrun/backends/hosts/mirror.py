@@ -317,8 +317,7 @@ def bundle(paths: RunPaths) -> list[tuple[str, str, int]]:
     found = []
     for path in filter(Path.is_file, (*paths.config_files, secret)):
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
-        mode = stat.S_IMODE(path.stat().st_mode)
-        found.append((str(path.relative_to(paths.root)), text, mode))
+        found.append((str(path.relative_to(paths.root)), text, stat.S_IMODE(path.stat().st_mode)))
     return found
 
 

@@ -24,10 +24,9 @@ def ssh(host: str, argv: Sequence[str], *, terminal: bool = False) -> list[str]:
     An own `bash -c` makes this independent of the login shell there.
     """
     line = " ".join(map(shlex.quote, argv))
-    tty = "-t" if terminal else "-T"
     return [
         "ssh",
-        tty,
+        "-t" if terminal else "-T",
         *OPTIONS,
         *parse_host(host).options,
         "--",

@@ -102,8 +102,7 @@ def between(first: str, host: str, rc: int, stderr: str) -> HostError:
 
 def not_started(starter: str, host: str, rc: int, stderr: str) -> HostError:
     """Explain why an allocation's own program did not start a process on a host."""
-    refusal = refusal_of(rc, stderr)
-    if refusal in _OURS:
+    if refusal_of(rc, stderr) in _OURS:
         return why(host, rc, stderr)
     error = _error(f"{starter} did not start a process on {host}", host, Refusal.OTHER, stderr)
     error.hints = (f"check that the allocation still has {host}, or pass --starter ssh",)

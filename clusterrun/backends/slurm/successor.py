@@ -46,9 +46,8 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
         return _next_of_chain(record, exclude, backend)
     # Slurm keeps the job of a lost node for minutes. The successor excludes that node and need
     # not wait: this job's agents have exited by now.
-    after = "" if nodes else job_id
     new = _submitted_before(record) or backend.submit_again(
-        plan, record, after=after, exclude=exclude
+        plan, record, after="" if nodes else job_id, exclude=exclude
     )
     _remember(record, new, backend)
     return new.job_id

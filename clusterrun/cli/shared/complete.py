@@ -90,8 +90,7 @@ def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     """Offer the models that `plan` knows by name, and files: a config.json."""
     from clusterrun.estimates.models import BUILT_IN
 
-    known = _matching(((name, "") for name in BUILT_IN), incomplete)
-    return known or files(ctx, param, incomplete)
+    return _matching(((name, "") for name in BUILT_IN), incomplete) or files(ctx, param, incomplete)
 
 
 BY_FIELD: Final[dict[str, Completer]] = {"gpu": gpus, "model": models}

@@ -77,16 +77,14 @@ def failure_lines(failure: Outcome) -> list[str]:
     if failure.signal:  # a rank's message names its signal
         how = "" if failure.cause is Cause.SIGNAL else f"killed by signal {failure.signal}"
     who = _who(failure) if failure.message else ""  # else the reason names it
-    message = failure.message or failure.reason
-    text = ": ".join(part for part in (who, how, message) if part)
+    text = ": ".join(part for part in (who, how, failure.message or failure.reason) if part)
     return list(_without_tracebacks(text.splitlines()))
 
 
 def _without_tracebacks(lines: Iterable[str]) -> Iterator[str]:
     is_inside = False
     for line in lines:
-        is_header = line.endswith(_TRACEBACK)
-        is_inside = is_header or (is_inside and line[:1] in ("", " "))
+        is_inside = line.endswith(_TRACEBACK) or (is_inside and line[:1] in ("", " "))
         if line.strip() and not is_inside:
             yield line
 

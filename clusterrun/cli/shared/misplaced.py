@@ -88,8 +88,7 @@ def _refusal(
 ) -> UsageError:
     rest = [word for at, word in enumerate(args) if at not in moved]
     after = ["--"] * bool(rest) if is_module else [entry]
-    words = [args[at] for at in moved if at < len(args)]
-    right = shlex.join([*first[1:], *words, *after, *rest])
+    right = shlex.join([*first[1:], *[args[at] for at in moved if at < len(args)], *after, *rest])
     passed = shlex.join([*first[1:], *([] if is_module else [entry]), "--", *args])
     return UsageError(
         f"{' and '.join(dict.fromkeys(refused))} would go to the script, "

@@ -209,8 +209,7 @@ def _safe(text: str) -> str:
 
 
 def _write(text: str, *, err: bool, session: Session) -> None:
-    stream = sys.stderr if err else sys.stdout
-    colour = wants_colour(stream, session.color, os.environ)
+    colour = wants_colour(sys.stderr if err else sys.stdout, session.color, os.environ)
     try:
         click.echo(text, nl=False, err=err, color=colour)
     except BrokenPipeError:

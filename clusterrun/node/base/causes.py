@@ -78,8 +78,7 @@ class Failure:
 
 def lost_node(node: str, message: str) -> Failure:
     """Return the failure of a node whose agent is now gone."""
-    code = int(NodeExit.NODE_LOST)
-    return Failure(node=node, code=code, cause=Cause.NODE_LOST, message=message)
+    return Failure(node=node, code=int(NodeExit.NODE_LOST), cause=Cause.NODE_LOST, message=message)
 
 
 def cancelled(node: str) -> Failure:
@@ -98,8 +97,7 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
     is_node_lost = any(failure.cause is Cause.NODE_LOST for failure in given)
 
     def order(failure: Failure) -> tuple[bool, bool, float]:
-        after_loss = is_node_lost and failure.cause is Cause.CANCELLED
-        return failure.is_consequence, after_loss, failure.at
+        return failure.is_consequence, is_node_lost and failure.cause is Cause.CANCELLED, failure.at
 
     return min(given, key=order)
 
@@ -150,8 +148,7 @@ class Ending:
         is_by_script = first.cause in (Cause.EXCEPTION, Cause.EXIT) and first.where
         own = [f for f in failures if not f.is_consequence]
         alike = [f for f in own if (f.cause, f.where) == (first.cause, first.where)]
-        count = len(alike) if is_by_script else 0
-        return dataclasses.replace(cls.of(first), alike=count)
+        return dataclasses.replace(cls.of(first), alike=len(alike) if is_by_script else 0)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Ending:

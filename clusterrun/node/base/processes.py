@@ -41,8 +41,7 @@ def wait_status(pid: int) -> int | None:
     It is the last field of /proc/<pid>/stat, which the same user can read (proc(5)).
     """
     fields = _stat(pid)
-    is_zombie = len(fields) > _EXIT_CODE and fields[_STATE] == "Z"
-    return int(fields[_EXIT_CODE]) if is_zombie else None
+    return int(fields[_EXIT_CODE]) if len(fields) > _EXIT_CODE and fields[_STATE] == "Z" else None
 
 
 def open_pidfd(pid: int) -> int:
@@ -52,8 +51,7 @@ def open_pidfd(pid: int) -> int:
     """
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = int(libc.syscall(SYS_PIDFD_OPEN, pid, 0))
+    descriptor = int(ctypes.CDLL(None, use_errno=True).syscall(SYS_PIDFD_OPEN, pid, 0))
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), "pidfd_open")
     return descriptor
@@ -198,8 +196,7 @@ def _work_in_fork(work: Callable[[], str], writer: int) -> NoReturn:
 
 def has_children(besides: Collection[int] = ()) -> bool:
     """Return whether this process has started any other than `besides`, which still runs."""
-    found = _children(os.getpid())
-    return any(pid not in besides and is_running(pid) for pid in found)
+    return any(pid not in besides and is_running(pid) for pid in _children(os.getpid()))
 
 
 def reap_adopted(besides: Collection[int]) -> None:

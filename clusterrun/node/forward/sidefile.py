@@ -65,8 +65,7 @@ class SideFile:
         if rank != "-" and not is_inside and not may_hold_errors(piece.text):
             return
         head_bytes = len(line_head(time_us, rank, stream))
-        lines = [piece.text] if piece.is_cut else piece.text.split(b"\n")[:-1]
-        for text in lines:
+        for text in [piece.text] if piece.is_cut else piece.text.split(b"\n")[:-1]:
             line = self._begun.pop(source, None) or self._begin(source, text)
             if line is not None:
                 self._go_on(line, _Place(time_us, *source, offset), text, is_cut=piece.is_cut)

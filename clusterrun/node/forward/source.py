@@ -56,8 +56,7 @@ class SpoolReader:
         is_end = len(data) == self.unread
         is_long_held = self._held is not None and self._held[0] == self.position
         since = self._held[2] if self._held and is_long_held else now
-        with_rest = is_end and (is_last or now - since >= HELD_S)
-        pieces = split_pieces(data, with_rest=with_rest)
+        pieces = split_pieces(data, with_rest=is_end and (is_last or now - since >= HELD_S))
         taken = sum(len(piece.text) for piece in pieces)
         if is_last and is_end and taken < len(data):  # part of a character, and no rest
             pieces.append(Piece(data[taken:], is_cut=True))

@@ -60,8 +60,7 @@ class Comparison:
         """Take the head's time from an answer; return the offset after the last, else None."""
         now_us = self._clock.now_us()
         middle_us = (self._sent_us + now_us) // 2
-        rtt_us = now_us - self._sent_us
-        self._found.append(Offset(offset_us=middle_us - head_us, rtt_us=rtt_us))
+        self._found.append(Offset(offset_us=middle_us - head_us, rtt_us=now_us - self._sent_us))
         if len(self._found) < PINGS:
             return None
         return min(self._found, key=lambda offset: offset.rtt_us)

@@ -86,8 +86,7 @@ class Channel:
         """Send a message with long texts cut; the reader notices a closed connection."""
         with contextlib.suppress(OSError, RuntimeError):
             size = TEXT_CHARS if self._is_trusted else HELLO_CHARS
-            message = {"type": kind, **_cut(fields, size)}
-            self._writer.write(json.dumps(message).encode() + b"\n")
+            self._writer.write(json.dumps({"type": kind, **_cut(fields, size)}).encode() + b"\n")
 
     async def close(self) -> None:
         """Flush and close."""
@@ -188,5 +187,4 @@ class StopDecision:
         if not all(failure.is_consequence for failure in self._failures):
             is_open = self.is_open(Ending.of_first(self._failures), len(self._failures))
             return ALIKE_S if is_open else SETTLE_S
-        has_lost_peer = any(failure.has_lost_peer for failure in self._failures)
-        return CAUSE_S if has_lost_peer else 2 * SETTLE_S
+        return CAUSE_S if any(failure.has_lost_peer for failure in self._failures) else 2 * SETTLE_S

@@ -172,8 +172,7 @@ def _number(text: str) -> int | None:
 
 def problems(text: str, before: Mapping[str, GpuState]) -> Iterator[str]:
     """Yield what nvidia-smi reports instead of GPUs that it listed before."""
-    found = (line for line in text.splitlines() if before and _PROBLEM.search(line))
-    for line in islice(found, 3):
+    for line in islice((line for line in text.splitlines() if before and _PROBLEM.search(line)), 3):
         address = _ADDRESS.search(line)
         if address is None or pci_address(address[0]) in before:
             yield line

@@ -79,8 +79,7 @@ class HangWatch:
     def look(self) -> None:
         """Report once if there was no progress for too long."""
         now = time.monotonic()
-        is_off = self._is_through or self._is_leaving or self._is_reported
-        if is_off or len(self._tasks):
+        if self._is_through or self._is_leaving or self._is_reported or len(self._tasks):
             return
         sizes = [(size_of(output.path), output.is_of_rank) for output in self.spool.outputs()]
         printed = sum(size for size, _ in sizes)

@@ -79,8 +79,7 @@ class KernelLog:
 
     def notes(self, own: Own) -> list[str]:
         """Return a line for each new message that may explain a failure of the attempt."""
-        since_us = (time.monotonic() - OLD_S) * 1e6
-        found = () if self.problem else texts(self._descriptor, since_us)
+        found = () if self.problem else texts(self._descriptor, (time.monotonic() - OLD_S) * 1e6)
         return list(_few(of_interest(found, own)))
 
 

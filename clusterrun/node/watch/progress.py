@@ -53,8 +53,7 @@ class Progress:
     def limit_s(self) -> float:
         """The time without progress that counts as a hang."""
         found = sorted(self._durations)
-        usual_s = found[len(found) // 2] if found else 0.0
-        return max(self.floor_s, PATIENCE * usual_s)
+        return max(self.floor_s, PATIENCE * (found[len(found) // 2] if found else 0.0))
 
     @property
     def stalled_s(self) -> float:
