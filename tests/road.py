@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.checkout import EXAMPLES, ROOT, copy_listed
 from tests.patience import patience, wait_for
 
@@ -190,3 +192,9 @@ def project(path: Path, state: Path) -> Project:
         shutil.copy(script, path)
     home = {"XDG_STATE_HOME": str(state), "XDG_CONFIG_HOME": str(state / "config")}
     return Project(path=path, environ={**os.environ, **home})
+
+
+@pytest.fixture(name="here")
+def a_project(tmp_path: Path) -> Project:
+    """Give a test a project and a state of its own."""
+    return project(tmp_path / "project", tmp_path / "state")

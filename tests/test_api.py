@@ -53,8 +53,7 @@ def test_importing_the_package_imports_none_of_its_rooms() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(clusterrun.__all__) - {"__version__"}))
 def test_every_name_that_is_promised_is_there_and_explained(name: str) -> None:
-    thing = getattr(clusterrun, name)
-    assert inspect.getdoc(thing)
+    assert inspect.getdoc(getattr(clusterrun, name))
     assert name in dir(clusterrun)
 
 
@@ -213,8 +212,7 @@ def test_the_handle_is_a_job_of_submitit(project: Path) -> None:
     badly = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
     assert isinstance(well, submitit.Job)
     wait = submitit.helpers.as_completed
-    ended = {*wait([well, badly], timeout=60 * patience(), poll_frequency=0.2)}
-    assert ended == {well, badly}
+    assert {*wait([well, badly], timeout=60 * patience(), poll_frequency=0.2)} == {well, badly}
     assert (well.state, badly.state) == ("COMPLETED", "FAILED")
     assert well.result().exit_code == 0
     assert well.exception() is None
@@ -231,8 +229,7 @@ def test_the_handle_ends_its_job(project: Path) -> None:
     job = clusterrun.submit(clusterrun.load_spec({"cluster": "local"}))
     job.cancel()
     assert job.wait(timeout_s=60).state is JobState.CANCELLED
-    error = job.exception()
-    assert str(error) == f"job {job.job_id} is CANCELLED: the job was cancelled"
+    assert str(job.exception()) == f"job {job.job_id} is CANCELLED: the job was cancelled"
 
 
 def test_logs_are_merged_and_selected(project: Path) -> None:
@@ -318,10 +315,8 @@ def test_a_run_whose_submission_was_interrupted_cannot_be_cancelled(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm(project, monkeypatch, "echo 7")
-    job = clusterrun.submit(spec(cluster="slurm"))
-    path = job.record.paths.record
-    text = path.read_text().replace('"job_id": "7"', '"job_id": ""')
-    path.write_text(text)
+    path = clusterrun.submit(spec(cluster="slurm")).record.paths.record
+    path.write_text(path.read_text().replace('"job_id": "7"', '"job_id": ""'))
     with pytest.raises(JobNotFoundError, match="has no job id: its submission was interrupted"):
         clusterrun.cancel("train")
 

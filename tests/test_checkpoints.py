@@ -78,8 +78,7 @@ def test_the_marker_lists_every_file_and_names_its_schema(tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_that_is_marked_again_does_not_list_its_old_marker(tmp_path: Path) -> None:
-    path = save(tmp_path, "step-00000020")
-    checkpoint_files.mark(path, 20, world_size=4, settings={})
+    checkpoint_files.mark(save(tmp_path, "step-00000020"), 20, world_size=4, settings={})
     assert newest_name(tmp_path) == ("step-00000020", [])
 
 

@@ -52,6 +52,5 @@ def test_the_options_of_the_page_are_understood(
     tmp_path: Path, given: dict[str, tuple[str, ...]], line: str
 ) -> None:
     assert f"`--setup {given['setup'][0]}`" in PAGE.replace("'", "")
-    resolved = load_spec(given, environ={"HOME": "/home/ada"}, cwd=tmp_path)
-    assert resolved.spec.setup == (line,)
+    assert load_spec(given, environ={"HOME": "/home/ada"}, cwd=tmp_path).spec.setup == (line,)
     assert read_step(line).tool is not None

@@ -46,9 +46,7 @@ def test_what_env_sh_adds_and_changes_is_undone(tmp_path: Path) -> None:
 
 def test_a_second_look_at_env_sh_in_the_same_job_changes_nothing(tmp_path: Path) -> None:
     plan = plan_with_setup('export PATH="/opt/cuda/bin:$PATH"', NCCL_NET="Socket")
-    batch_host = in_the_job(plan, tmp_path)
-    node = in_the_job(plan, tmp_path, **batch_host)
-    assert given.as_given(node) == SHELL
+    assert given.as_given(in_the_job(plan, tmp_path, **in_the_job(plan, tmp_path))) == SHELL
 
 
 def test_no_secret_is_copied(tmp_path: Path) -> None:

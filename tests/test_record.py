@@ -151,8 +151,7 @@ def test_a_colleagues_directory_is_named_before_anything_is_submitted(
 def test_removing_a_run_removes_what_was_made_for_it_and_no_empty_directory_else(
     runs: RunsDir,
 ) -> None:
-    only = laid_out(runs, "r1")
-    create.remove_run(only)
+    create.remove_run(laid_out(runs, "r1"))
     assert not runs.root.exists()
     (runs.root / "demo").mkdir(parents=True)
     runs.by_job.mkdir()
@@ -206,8 +205,7 @@ def test_different_names_have_different_directories(one: str, other: str) -> Non
 
 @pytest.mark.parametrize("name", ["..", "../../etc", "/etc", "a/b", ".", "by-job", "~", "-rf"])
 def test_no_name_leaves_the_directory_of_runs(runs: RunsDir, name: str) -> None:
-    paths = create.create_run(runs, name, "r1", Bundle(files={}))
-    assert paths.root.parent.parent == runs.root
+    assert create.create_run(runs, name, "r1", Bundle(files={})).root.parent.parent == runs.root
 
 
 # job.json
@@ -224,8 +222,7 @@ def test_a_record_is_read_as_it_was_written(runs: RunsDir) -> None:
 def test_a_run_that_was_moved_knows_where_it_is(runs: RunsDir, tmp_path: Path) -> None:
     made = make(runs, job_id="4711")
     runs.root.rename(tmp_path / "elsewhere")
-    moved = RunsDir(root=tmp_path / "elsewhere")
-    found = record.resolve_job("4711", [moved])
+    found = record.resolve_job("4711", [RunsDir(root=tmp_path / "elsewhere")])
     assert found.run_dir == str(tmp_path / "elsewhere" / "demo" / "r1")
     assert found.run_id == made.run_id
 
@@ -299,15 +296,13 @@ def test_a_run_is_found_by_each_of_its_names(runs: RunsDir, text: str) -> None:
     made = make(runs, job_id="4711")
     record.write(dataclasses.replace(made, slurm_cluster="tux"))
     make(runs, name="other", run_id="r9", job_id="9", at=5)
-    found = record.resolve_job(text.format(runs=runs.root), [runs])
-    assert found.run_dir == str(made.paths.root)
+    assert record.resolve_job(text.format(runs=runs.root), [runs]).run_dir == str(made.paths.root)
 
 
 def test_relative_paths_are_meant_from_the_working_directory(
     runs: RunsDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make(runs, job_id="4711")
-    monkeypatch.chdir(made.paths.root / "slurm")
+    monkeypatch.chdir(make(runs, job_id="4711").paths.root / "slurm")
     assert record.resolve_job("..", [runs]).job_id == "4711"
 
 
@@ -328,8 +323,7 @@ def test_the_newest_records_are_found_without_reading_the_old_ones(
         at = now - 86400 * number
         made = make(runs, f"name{number % 3}", f"r{number}", job_id=str(number), at=at)
         os.utime(made.paths.record, (at + 1, at + 1))
-    resumed = dataclasses.replace(record.list_records(runs)[-1], resumed_at=now + 1)
-    record.write(resumed)
+    record.write(dataclasses.replace(record.list_records(runs)[-1], resumed_at=now + 1))
     read = record.read
     opened: list[RunPaths] = []
     monkeypatch.setattr(record, "read", lambda paths: opened.append(paths) or read(paths))
@@ -429,8 +423,7 @@ def test_a_directory_of_the_name_of_a_run_does_not_hide_it(
 
 
 def test_a_run_submitted_by_hand_is_registered_and_found(runs: RunsDir) -> None:
-    plan = make_plan(runs.root.parent)
-    paths = create.create_run(runs, "demo", "53-0", make_bundle(plan))
+    paths = create.create_run(runs, "demo", "53-0", make_bundle(make_plan(runs.root.parent)))
     environ = {"SLURM_JOB_ID": "53", "SLURM_SUBMIT_HOST": "login1"}
     made = record.register_run(paths.root, environ, now=5.0)
     assert (made.job_id, made.host, made.submitted_at) == ("53", "login1", 5.0)
@@ -441,8 +434,7 @@ def test_registering_keeps_what_the_submission_wrote(runs: RunsDir) -> None:
     made = make(runs)  # the shell died before sbatch's answer was written down
     registered = record.register_run(made.paths.root, {"SLURM_JOB_ID": "53"})
     assert registered == dataclasses.replace(made, job_id="53")
-    again = record.register_run(made.paths.root, {"SLURM_JOB_ID": "53"})
-    assert again == registered
+    assert record.register_run(made.paths.root, {"SLURM_JOB_ID": "53"}) == registered
 
 
 def test_a_job_that_goes_on_with_a_run_becomes_its_newest(runs: RunsDir) -> None:
@@ -529,8 +521,7 @@ def test_a_change_of_the_record_waits_for_the_one_before(runs: RunsDir) -> None:
 
 
 def test_a_job_that_recorded_itself_first_is_not_recorded_twice(runs: RunsDir) -> None:
-    made = make(runs, job_id="52")
-    gone_on = record.continued_by(made, "53")
+    gone_on = record.continued_by(make(runs, job_id="52"), "53")
     assert record.submitted_as(gone_on, "52", None) == gone_on
     assert record.chained_by(gone_on, "53") == gone_on
 

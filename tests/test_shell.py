@@ -40,15 +40,13 @@ def count(calls: Path) -> int:
 
 def test_output_status_and_errors_are_returned(stub: Stub) -> None:
     stub("squeue", "echo out; echo err >&2; exit 3")
-    done = shell.run(["squeue"])
-    assert done == shell.Completed(rc=3, stdout="out\n", stderr="err\n")
+    assert shell.run(["squeue"]) == shell.Completed(rc=3, stdout="out\n", stderr="err\n")
 
 
 def test_arguments_never_pass_through_a_shell(stub: Stub, tmp_path: Path) -> None:
     stub("squeue", 'printf "%s\\0" "$@"')
     hostile = ["$(touch pwned)", "a b", "'\"", "`id`", "", "ü\n;"]
-    done = shell.run(["squeue", *hostile], cwd=tmp_path)
-    assert done.stdout.split("\0")[:-1] == hostile
+    assert shell.run(["squeue", *hostile], cwd=tmp_path).stdout.split("\0")[:-1] == hostile
     assert not (tmp_path / "pwned").exists()
 
 
@@ -166,8 +164,7 @@ def test_a_command_that_does_not_die_is_not_waited_for(
 
 def test_what_a_hanging_command_said_last_is_the_cause(stub: Stub) -> None:
     # Its child left the process group: it survives the kill, holds the pipe, and is not waited for.
-    body = "echo first >&2; echo 'slurm.conf: retrying' >&2; setsid sleep 20 & sleep 60"
-    stub("squeue", body)
+    stub("squeue", "echo first >&2; echo 'slurm.conf: retrying' >&2; setsid sleep 20 & sleep 60")
     begin = time.monotonic()
     with pytest.raises(SchedulerUnreachableError) as silent:
         shell.run(["squeue"], timeout_s=1, tries=1)

@@ -100,8 +100,7 @@ def test_a_place_that_cannot_be_written_costs_the_memory_alone(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    answer = cache.through(("7",), 10, lambda: {"7": job()})
-    assert answer == {"7": job()}
+    assert cache.through(("7",), 10, lambda: {"7": job()}) == {"7": job()}
 
 
 def test_what_is_remembered_is_private(tmp_path: Path) -> None:

@@ -68,8 +68,7 @@ class RestartingSite:
 
     def start(self, node: str = NODE, **changes: Any) -> tuple[str, RunPaths]:
         plan = make_plan(self.root, **changes)
-        bundle = make_bundle(plan, node.format(root=self.root))
-        paths = make_run(self.root, plan, bundle)
+        paths = make_run(self.root, plan, make_bundle(plan, node.format(root=self.root)))
         if self.is_output_full:
             paths.batch_output.symlink_to("/dev/full")
         return self.backend.submit(plan, paths).job_id, paths
@@ -204,8 +203,7 @@ def test_the_agents_are_warned_of_the_time_limit(site: RestartingSite) -> None:
 
 
 def test_a_signal_without_agents_harms_nobody(site: RestartingSite) -> None:
-    waits = "touch {root}/up\nwhile [[ ! -e {root}/go ]]; do sleep 0.05; done\n"
-    job_id, paths = site.start(waits)
+    job_id, paths = site.start("touch {root}/up\nwhile [[ ! -e {root}/go ]]; do sleep 0.05; done\n")
     wait_for((site.root / "up").exists)
     os.kill(int(json.loads(paths.controller.read_text())["pid"]), signal.SIGUSR2)
     (site.root / "go").touch()

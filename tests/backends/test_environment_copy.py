@@ -62,8 +62,7 @@ def test_each_package_is_locked_by_its_origin(tmp_path: Path) -> None:
 
 
 def test_the_key_is_that_of_the_content(tmp_path: Path) -> None:
-    origin = {"url": "file:///home/me/mine", "dir_info": {}}
-    package = installed(tmp_path, "mine", "1.0", origin)
+    package = installed(tmp_path, "mine", "1.0", {"url": "file:///home/me/mine", "dir_info": {}})
     first = json.loads(lock_of([package]))["key"]
     (tmp_path / "mine.py").touch()
     assert json.loads(lock_of([package]))["key"] == first

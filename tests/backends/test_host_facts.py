@@ -57,8 +57,7 @@ def test_a_stuck_file_system_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_gpus_name_the_processes_that_use_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = stand_in(tmp_path / "lib", tmp_path / "says", monkeypatch)
-    driver.answer(gpu1_pid=os.getpid())
+    stand_in(tmp_path / "lib", tmp_path / "says", monkeypatch).answer(gpu1_pid=os.getpid())
     held = Locks.take([gpu_lock("GPU-a")], {"run": "lm/1", "job": "7"})
     first, second = gather(ask(tmp_path, device="cuda"))["gpus"]["all"]
     held.free()

@@ -26,8 +26,7 @@ def chosen(root: Path, lost: str = "", unfit: tuple[str, ...] = ()) -> list[str]
         Link(name=name, host=name, first="h1", argv=(), script=b"", is_lost=name == lost)
         for name in NAMES
     ]
-    paths = RunPaths(root=root)
-    host = HostsHost(paths, plan, "H1", links, values={}, admit=lambda _: None)
+    host = HostsHost(RunPaths(root=root), plan, "H1", links, values={}, admit=lambda _: None)
     return [link.name for link in host._choose(unfit)]
 
 

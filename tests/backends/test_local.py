@@ -45,8 +45,7 @@ class LocalSite:
 
     def submit(self, node_sh: str, **changes: object) -> tuple[str, RunPaths]:
         plan = make_plan(self.root, **changes)
-        bundle = make_bundle(plan, node_sh)
-        paths = make_run(self.root, plan, bundle)
+        paths = make_run(self.root, plan, make_bundle(plan, node_sh))
         return self.backend.submit(plan, paths).job_id, paths
 
     def job(self, job_id: str) -> SchedulerJob:
@@ -105,8 +104,7 @@ def test_every_node_runs_once_with_its_rank(site: LocalSite) -> None:
     job_id, paths = site.submit(script, nodes=3)
     job = site.wait(job_id)
     assert (job_id, job.state, job.exit_code) == ("L1", JobState.COMPLETED, 0)
-    written = sorted(path.name for path in paths.root.glob("node-*"))
-    assert written == ["node-0", "node-1", "node-2"]
+    assert sorted(path.name for path in paths.root.glob("node-*")) == ["node-0", "node-1", "node-2"]
     assert (paths.root / "node-2").read_text() == f"{paths.root} 1 L1\n"
     no_process_left(site)
 
@@ -176,8 +174,7 @@ def test_cancel_kills_what_does_not_listen_and_what_hides(site: LocalSite, hasty
     job_id, paths = site.submit(script, nodes=1)
     wait_for((paths.root / "hidden").exists)
     site.backend.cancel([job_id])
-    job = site.wait(job_id)
-    assert job.state is JobState.CANCELLED
+    assert site.wait(job_id).state is JobState.CANCELLED
     no_process_left(site)
 
 
@@ -308,8 +305,7 @@ def test_gpus_are_shared_out_between_the_nodes(
         script, device=Device.CUDA, gpus_per_node=2, procs_per_node=2, gpu_ids=gpu_ids
     )
     site.wait(job_id)
-    seen = [path.read_text().strip() for path in sorted(paths.root.glob("gpus-*"))]
-    assert seen == expected
+    assert [path.read_text().strip() for path in sorted(paths.root.glob("gpus-*"))] == expected
 
 
 def test_too_few_gpus_are_refused_and_nothing_is_left(site: LocalSite) -> None:

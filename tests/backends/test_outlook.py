@@ -116,8 +116,7 @@ def test_a_partition_of_other_groups_is_offered_to_its_members_only() -> None:
 
 def test_behind_other_jobs_fewer_nodes_and_its_own_idle_nodes_do_not_count() -> None:
     alias = [replace(group, partition="alias") for group in GROUPS if group.partition == "gpu"]
-    found = look("Priority", [*GROUPS, *alias], gpus=4, gpu_type="", nodes=3)
-    assert found.sooner == (LONG, SHORT)
+    assert look("Priority", [*GROUPS, *alias], gpus=4, gpu_type="", nodes=3).sooner == (LONG, SHORT)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +155,7 @@ main|up|infinite|1-infinite|all|no|1|idle|(null)|64|512000|(null)|n4|none
     assert out == [("n[1-2]", "drained", "bad | DIMM"), ("n3", "down*", "Not responding")]
     assert found.is_out
     assert not of_nodes("Resources", request, parse_sinfo(rows)).is_out
-    too_many = of_nodes("PartitionNodeLimit", replace(request, nodes=5), parse_sinfo(rows))
-    assert not too_many.is_out
+    assert not of_nodes("PartitionNodeLimit", replace(request, nodes=5), parse_sinfo(rows)).is_out
     assert kinds(of_nodes("Resources", replace(request, nodes=1), parse_sinfo(rows))) == [
         FactKind.NODES
     ]

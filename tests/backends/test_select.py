@@ -31,8 +31,7 @@ def test_slurm_without_sbatch_is_refused(stubs: Stubs, tmp_path: Path) -> None:
 
 def test_jobs_of_one_scheduler_are_asked_about_together(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
-    paths = make_run(tmp_path, plan, make_bundle(plan))
-    here = record.new_record(plan, paths, argv=(), now=1)
+    here = record.new_record(plan, make_run(tmp_path, plan, make_bundle(plan)), argv=(), now=1)
     assert select.backend_of(here) == LocalBackend(runs_dir=RunsDir(root=tmp_path / "runs"))
     there = dataclasses.replace(here, cluster=Cluster.SLURM)
     assert select.backend_of(there) == select.backend_of(dataclasses.replace(there, name="other"))

@@ -129,8 +129,7 @@ def test_a_silent_submission_is_looked_for_on_its_own_cluster(site: Stubs, tmp_p
     plan, paths = make(tmp_path, directives=(Directive(name="clusters", value="tuxA"),))
     found = f"echo '77|{paths.root}/job.sbatch {paths.root}'"
     site.add("squeue", f"[[ $* == *--clusters=tuxA* ]] && {found}; exit 0")
-    done = SlurmBackend().submit(plan, paths)
-    assert done == Submission(job_id="77", slurm_cluster="tuxA")
+    assert SlurmBackend().submit(plan, paths) == Submission(job_id="77", slurm_cluster="tuxA")
 
 
 def test_no_id_is_an_error_with_what_was_printed_instead() -> None:
@@ -294,8 +293,7 @@ def test_the_memory_that_was_asked_for_is_named(site: Stubs, tmp_path: Path) -> 
     site.add("sbatch", "echo 'Memory specification can not be satisfied' >&2; exit 1")
     with pytest.raises(SubmissionError) as refused:
         submit(tmp_path, gpus_per_node=1, directives=(Directive(name="mem", value="9999G"),))
-    asked = "you requested 2 nodes with 1 GPU and 9999G of memory each"
-    assert refused.value.hints[-1] == asked
+    assert refused.value.hints[-1] == "you requested 2 nodes with 1 GPU and 9999G of memory each"
 
 
 @pytest.mark.parametrize(("name", "value"), [("gpus-per-node", "a100:4"), ("gres", "gpu:a100:4")])
@@ -303,8 +301,7 @@ def test_the_type_of_the_gpus_is_named(site: Stubs, tmp_path: Path, name: str, v
     site.add("sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
     with pytest.raises(SubmissionError) as refused:
         submit(tmp_path, gpus_per_node=4, directives=(Directive(name=name, value=value),))
-    asked = "you requested 2 nodes with 4 GPUs of type a100 each"
-    assert refused.value.hints[-1] == asked
+    assert refused.value.hints[-1] == "you requested 2 nodes with 4 GPUs of type a100 each"
 
 
 def test_only_the_partition_that_was_asked_for_is_described(site: Stubs, tmp_path: Path) -> None:

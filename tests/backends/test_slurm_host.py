@@ -145,8 +145,7 @@ def test_whoever_submitted_a_job_has_time_to_record_it(
 
 def test_a_run_that_was_submitted_by_hand_is_registered_once(tmp_path: Path) -> None:
     runs = RunsDir(root=tmp_path / "runs")
-    plan = on_slurm(name="demo")
-    paths = create.create_run(runs, "demo", "42", make_bundle(plan))
+    paths = create.create_run(runs, "demo", "42", make_bundle(on_slurm(name="demo")))
     given = host(paths.root)
     given.register()
     before = paths.record.stat().st_mtime_ns

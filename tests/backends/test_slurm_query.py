@@ -226,8 +226,7 @@ def test_sacct_searches_from_the_day_of_submission(stubs: Stubs) -> None:
     stubs.add("squeue")
     stubs.add("sacct")
     query.ask(["7"], since=1795257574.0)
-    start = stubs.calls("sacct")[0][-1]
-    assert start.startswith("--starttime=2026-11-2")
+    assert stubs.calls("sacct")[0][-1].startswith("--starttime=2026-11-2")
 
 
 def test_no_filter_of_the_users_hides_a_job(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,8 +92,7 @@ def test_a_shell_without_input_connects_back(tmp_path: Path) -> None:
 
 def test_nobody_connects_back_without_the_secret(tmp_path: Path) -> None:
     forged = """sed -i "s/' [0-9a-f]* /' 0 /" $2; """
-    intruder = PBSDSH.replace('"$@"', f'{forged}"$@"')
-    done = call_back(tmp_path, b"echo in >&2\n", intruder)
+    done = call_back(tmp_path, b"echo in >&2\n", PBSDSH.replace('"$@"', f'{forged}"$@"'))
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"in\n" not in done.stderr
 

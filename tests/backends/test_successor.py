@@ -84,8 +84,7 @@ def test_nodes_to_leave_out_join_those_of_the_plan(site: Stubs, tmp_path: Path) 
 
 
 def test_a_job_without_the_lost_node_waits_for_nothing(site: Stubs, tmp_path: Path) -> None:
-    made = run_of(tmp_path)
-    successor(made, "node2")
+    successor(run_of(tmp_path), "node2")
     assert not any(word.startswith("--dependency") for word in site.calls("sbatch")[0])
 
 

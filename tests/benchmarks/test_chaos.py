@@ -39,8 +39,7 @@ def test_the_way_from_a_fault_to_the_next_step_is_measured(tmp_path: Path) -> No
     jobs = [SeenState(at=110.0, job_id="7", state="RUNNING")]
     jobs += [SeenState(at=111.5, job_id="8", state="PENDING")]
     training = run(tmp_path, events, logs)
-    hurt = Undergone(training=training, hurt_at=110.0, state="COMPLETED", jobs=jobs)
-    assert row(hurt) == {
+    assert row(Undergone(training=training, hurt_at=110.0, state="COMPLETED", jobs=jobs)) == {
         "ends": "COMPLETED",
         "attempts": 2,
         "noticed_s": 0.5,

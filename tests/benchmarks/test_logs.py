@@ -37,8 +37,7 @@ def _lines(path: str) -> dict[int, tuple[int, bytes]]:
 
 
 def test_a_corpus_has_the_size_that_was_asked_for(made: Corpus) -> None:
-    sizes = [Path(file).stat().st_size for file in made.files]
-    assert sum(sizes) == made.size_bytes
+    assert sum([Path(file).stat().st_size for file in made.files]) == made.size_bytes
     assert 0.9 < made.size_bytes / (120 * 20_000) < 1.4
     assert sum(len(_lines(file)) for file in made.files) == made.lines
 

@@ -118,8 +118,7 @@ def repeated_too_much(training: Training, unusable: Mapping[int, int]) -> Iterat
         lines = training.printed(attempt)
         if lines:
             usable = [0, *saved]
-            spoiled = min(unusable.get(attempt, 0), len(saved))
-            yield from _not_in_a_row(lines, usable[-1 - spoiled])
+            yield from _not_in_a_row(lines, usable[-1 - min(unusable.get(attempt, 0), len(saved))])
         saved = sorted({*saved, *training.saved(attempt)})
 
 

@@ -59,8 +59,7 @@ class Scene:
 
     def newest_checkpoint(self) -> Path:
         """Name the newest directory that a next attempt would resume from."""
-        found = sorted((self.training.root / "checkpoints").glob("step-*/.complete"))
-        return found[-1].parent
+        return sorted((self.training.root / "checkpoints").glob("step-*/.complete"))[-1].parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +247,7 @@ def take_ports(scene: Scene) -> float:
 
 def wait_for_the_bug(scene: Scene) -> float:
     """Let the script run into its own mistake."""
-    failed = wait_for(lambda: scene.training.events("failed"), "the user's exception")
-    return float(failed[0]["ts"])
+    return float(wait_for(lambda: scene.training.events("failed"), "the user's exception")[0]["ts"])
 
 
 def nothing(scene: Scene) -> float:

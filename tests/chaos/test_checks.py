@@ -98,8 +98,7 @@ def test_another_loss_on_the_way_is_seen(good: Training) -> None:
 
 
 def test_a_step_that_was_never_taken_is_seen(tmp_path: Path) -> None:
-    gap = run(tmp_path / "run", [1, 2], [4, 5, 6], saved=[[2], [4, 6]])
-    text = said(gap, fault())
+    text = said(run(tmp_path / "run", [1, 2], [4, 5, 6], saved=[[2], [4, 6]]), fault())
     assert "never trained: steps [3]" in text
     assert "attempt 2 began with step 4, not with 3" in text
 

@@ -174,8 +174,7 @@ def submit(
     save_every: int = SAVE_EVERY,
 ) -> Training:
     """Submit the example and return at once."""
-    job_id = project.submit(*RUN, *options, script, *arguments(steps, save_every))
-    root = project.run_dir(job_id)
+    root = project.run_dir(project.submit(*RUN, *options, script, *arguments(steps, save_every)))
     return Training(project=project, root=root, steps=steps, save_every=save_every)
 
 

@@ -120,8 +120,7 @@ def test_an_attempt_that_left_no_word_has_no_times(here: CommandLine) -> None:
 
 
 def test_an_attempt_that_was_cancelled_before_it_could_report_says_so(here: CommandLine) -> None:
-    root = came_back(here)
-    ended(root, "CANCELLED", 124)
+    ended(came_back(here), "CANCELLED", 124)
     queue(here)
     _, second = lines(here("status", "4711").out, "attempts")
     assert second == "2  node[17,19]  cancelled; stop"
@@ -146,8 +145,7 @@ def test_nothing_is_lost_where_the_ranks_saved_before_they_left(here: CommandLin
 
 
 def test_an_attempt_that_slurm_ended_is_no_stop_while_the_job_waits(here: CommandLine) -> None:
-    root = submitted(here)
-    outcome(root, 1, cause=Cause.CANCELLED, reason="node17: cancelled")
+    outcome(submitted(here), 1, cause=Cause.CANCELLED, reason="node17: cancelled")
     queue(here, HELD)
     (line,) = lines(here("status", "4711").out, "attempts")
     assert line.endswith("checkpoint 100; lost 40 steps (about 00:00:40)")
@@ -263,8 +261,7 @@ def test_who_waits_has_slurm_start_a_requeued_job_now(here: CommandLine) -> None
 
 def test_who_follows_the_logs_has_it_start_now_too(here: CommandLine) -> None:
     requeued(here)
-    said = here("logs", "-f", "4711")
-    assert "Slurm was asked to start it now" in said.err
+    assert "Slurm was asked to start it now" in here("logs", "-f", "4711").err
     assert here.asked("scontrol")[-3:] == UPDATE
 
 

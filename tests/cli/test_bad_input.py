@@ -156,8 +156,7 @@ def test_a_key_that_the_jobs_accelerate_does_not_know(here: CommandLine) -> None
 
 @pytest.mark.parametrize("verb", ["submit", "resubmit", "resume"])
 def test_a_refused_job_has_no_notes_before_its_error(here: CommandLine, verb: str) -> None:
-    root = submitted(here, "4711", "-N2", "train.py")
-    ended(root, "FAILED", 1)
+    ended(submitted(here, "4711", "-N2", "train.py"), "FAILED", 1)
     queue(here, "4711|FAILED|n|1:00|1:00|1000|2000|NonZeroExitCode")
     (here.path / "train.py").write_text("def (")
     what = {"resubmit": ("4711",), "resume": ("4711", "--from", "scratch", "--time", "5")}

@@ -83,8 +83,7 @@ def test_a_save_of_the_scripts_own_is_not_taken_for_the_one_that_was_asked_for(
     here: CommandLine,
 ) -> None:
     root = at_work(here)
-    killed = "outcome(root, cause='cancelled', code=124)"
-    leaving(here, root, SAVED[0], killed, SAVED[2])
+    leaving(here, root, SAVED[0], "outcome(root, cause='cancelled', code=124)", SAVED[2])
     said = here("cancel", "--checkpoint", "4711")
     assert "has written no new checkpoint" in said.err
     assert (said.code, said.out) == (3, "cancelled 4711  (train, was RUNNING 05:10:40)\n")
@@ -207,8 +206,7 @@ def test_a_job_that_waits_has_nothing_to_save(here: CommandLine) -> None:
 
 def test_a_timeout_without_checkpoint_is_a_mistake(here: CommandLine) -> None:
     at_work(here)
-    said = here("cancel", "--timeout", "1s", "4711")
-    assert (said.code, here.asked("scancel")) == (2, [])
+    assert (here("cancel", "--timeout", "1s", "4711").code, here.asked("scancel")) == (2, [])
 
 
 @pytest.mark.parametrize("timeout", ["soon", "-3"])
@@ -301,11 +299,9 @@ def test_ranks_that_left_for_another_reason_do_not_go_on_in_the_next_job(here: C
 
 
 def test_cancel_ends_all_jobs_of_a_chain(here: CommandLine) -> None:
-    root = submitted(here)
-    chain(root)
+    chain(submitted(here))
     queue(here, running(), WAITS.format(4712), WAITS.format(4713))
-    said = here("cancel", "4711")
-    assert said.code == 0
+    assert here("cancel", "4711").code == 0
     assert here.asked("scancel") == ["4711", "4712", "4713"]
 
 

@@ -293,8 +293,7 @@ def test_a_bundle_has_the_evidence_and_no_secret(
     errors.parent.mkdir(parents=True)
     token = "hf_" + "a1B2" * 8
     errors.write_text(f"login correct-horse-battery {token} http://me:pass1@proxy HF_TOKEN=zzzz9\n")
-    done = here("diagnose", "--bundle", "help.tgz")
-    assert "read it before you send it" in done.err
+    assert "read it before you send it" in here("diagnose", "--bundle", "help.tgz").err
     assert (here.path / "help.tgz").stat().st_mode & 0o777 == 0o600
     packed = _packed(here.path / "help.tgz")
     assert json.loads(packed["diagnosis.json"])["verdict"]["class"] == "host_oom"

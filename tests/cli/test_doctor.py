@@ -104,8 +104,7 @@ def test_without_slurm_torch_and_gpu_the_rest_is_checked(
     assert {found[name]["status"] for name in found if name.startswith("slurm.")} == {"skip"}
     assert {found[name]["status"] for name in ("cuda.driver", "cuda.toolkit")} == {"skip"}
     assert found["path.runs"]["status"] == "ok"
-    asked = look(here, "--only", "python.torch", "train.py")
-    assert asked["python.torch"]["status"] == "fail"
+    assert look(here, "--only", "python.torch", "train.py")["python.torch"]["status"] == "fail"
 
 
 def test_what_is_printed(well: CommandLine) -> None:
@@ -274,8 +273,7 @@ def test_a_request_beyond_the_site(
 
 def test_a_cluster_without_its_commands(here: CommandLine) -> None:
     found = look(here, "--cluster", "slurm", "--only", "slurm")
-    failed = [each for each in found if found[each]["status"] == "fail"]
-    assert failed == ["slurm.client"]
+    assert [each for each in found if found[each]["status"] == "fail"] == ["slurm.client"]
     assert {each["status"] for each in found.values()} == {"fail", "skip"}
 
 

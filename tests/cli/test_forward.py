@@ -133,8 +133,7 @@ def start(made: JobRecord) -> subprocess.Popen[bytes]:
 def test_a_record_keeps_its_home(here: Here) -> None:
     made = here.run("gpu1", "L1")
     (found,) = record.list_records(here.runs)
-    home = Home(host="gpu1", run_dir=made.run_dir, python=sys.executable)
-    assert found.home == home
+    assert found.home == Home(host="gpu1", run_dir=made.run_dir, python=sys.executable)
     assert record.read(made.paths).home is None
     text = json.loads(made.paths.record.read_text())
     del text["home"]  # as an earlier version wrote it
@@ -163,8 +162,7 @@ def test_every_name_of_a_run_means_it_there(here: Here, word: str | None) -> Non
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_arrives_as_it_is(here: Here, name: str) -> None:
-    made = here.run("gpu1", "L1", name=name)
-    end(made)
+    end(here.run("gpu1", "L1", name=name))
     code, out, err = here("status", "--json", "--", name)
     assert (code, json.loads(out)["name"]) == (0, name), err
 
@@ -436,5 +434,4 @@ def test_a_status_survives_the_way(tmp_path: Path) -> None:
     made = record.new_record(plan, paths, argv=("a",), now=1.0)
     (status,) = statuses([made], lambda _: pytest.fail("no job to ask about"))
     status = dataclasses.replace(status, progress=TrainingProgress(step=3, metrics={"loss": 1.0}))
-    plain = json.loads(json.dumps(dataclasses.asdict(status)))
-    assert decoded(JobStatus, plain) == status
+    assert decoded(JobStatus, json.loads(json.dumps(dataclasses.asdict(status)))) == status

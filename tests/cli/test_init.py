@@ -157,8 +157,7 @@ def test_a_silent_slurm_is_reported_and_leaves_the_lines_to_the_user(here: Comma
     here.slurm()
     here.program("sinfo", "exit 1")
     assert "warning: sinfo did not answer" in here("init").err
-    found = values_of(here.path / "clusterrun.yaml")
-    assert found.keys() == {"script", "cluster", "slurm.nodes"}
+    assert values_of(here.path / "clusterrun.yaml").keys() == {"script", "cluster", "slurm.nodes"}
 
 
 def test_rows_that_are_not_sinfos_are_passed_over(here: CommandLine) -> None:
@@ -194,8 +193,7 @@ def test_the_likeliest_script_comes_first_and_the_others_are_named(here: Command
 
 def test_without_a_script_the_line_asks_for_one(here: CommandLine) -> None:
     (here.path / "train.py").unlink()
-    said = here("init")
-    assert said.err.endswith("clusterrun submit SCRIPT\n")
+    assert here("init").err.endswith("clusterrun submit SCRIPT\n")
     text = (here.path / "clusterrun.yaml").read_text()
     assert re.search(r"^#script: train.py +# no training script was found here", text, re.M)
     assert here("config", "validate", "--strict").code == 0

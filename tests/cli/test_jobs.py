@@ -54,17 +54,14 @@ def test_a_training_that_has_gone_silent_is_not_estimated(here: CommandLine) -> 
     root = submitted(here)
     queue(here, running())
     then = time.time() - 125
-    steps = [{"type": "step", "step": n, "total": 9, "ts": then + n} for n in (1, 3)]
-    events(root, *steps)
+    events(root, *[{"type": "step", "step": n, "total": 9, "ts": then + n} for n in (1, 3)])
     assert "step       3/9  1 steps/s, last reported 00:02:0" in here("status", "4711").out
-    slow = {"type": "step", "step": 4, "total": 9, "ts": then + 120}
-    events(root, slow)
+    events(root, {"type": "step", "step": 4, "total": 9, "ts": then + 120})
     assert "to go" in here("status", "4711").out
 
 
 def test_a_failure_gives_way_to_why_the_job_waits_now(here: CommandLine) -> None:
-    root = submitted(here)
-    outcome(root, next=Next.REQUEUE)
+    outcome(submitted(here), next=Next.REQUEUE)
     queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|BeginTime")
     said = here("list").out
     assert "requeued; Slurm holds it for two minutes" in said
@@ -134,8 +131,7 @@ def test_a_job_is_found_while_its_configuration_is_broken(here: CommandLine) -> 
 def test_status_of_a_pending_job_says_why_it_waits(here: CommandLine) -> None:
     submitted(here)
     queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources")
-    said = here("status", "4711")
-    assert "state      PENDING\nwaits      waiting for free nodes\n" in said.out
+    assert "state      PENDING\nwaits      waiting for free nodes\n" in here("status", "4711").out
     answer = json.loads(here("status", "4711", "--json").out)
     assert answer["reason"] == {
         "code": "Resources",
@@ -328,8 +324,7 @@ def test_list_shows_what_runs_and_why_the_rest_does_not(here: CommandLine) -> No
     started = running("4711").replace("|N/A|N/A|", f"|{now:.0f}|N/A|")
     at = f"{datetime.fromtimestamp(now):%H:%M}"
     queue(here, started, "4713|PENDING||0:00|UNLIMITED|N/A|N/A|Priority")
-    said = here("list")
-    head, *rows = said.out.splitlines()
+    head, *rows = here("list").out.splitlines()
     starts = [head.index(name) for name in HEAD]
     cells = [
         [row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)] for row in rows
@@ -409,8 +404,7 @@ def test_cancelling_what_has_ended_is_no_mistake(here: CommandLine) -> None:
     assert (said.code, said.out) == (0, "")
     assert said.err == "note: job 4711 had already ended: COMPLETED\n"
     assert here.asked("scancel") == []
-    answer = json.loads(here("cancel", "4711", "--json").out)
-    assert answer["jobs"] == [
+    assert json.loads(here("cancel", "4711", "--json").out)["jobs"] == [
         {
             "job_id": "4711",
             "name": "train",

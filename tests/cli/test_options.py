@@ -116,8 +116,7 @@ def test_values_stay_texts_until_loading_reads_them() -> None:
 
 
 def test_words_behind_the_script_belong_to_the_script() -> None:
-    job = parse("-N", "2", "train.py", "--lr", "1", "-x", "--", "--follow")
-    assert given_values(job) == {
+    assert given_values(parse("-N", "2", "train.py", "--lr", "1", "-x", "--", "--follow")) == {
         "nodes": ("2", "-N"),
         "script": ("train.py", ""),
         "args": (("--lr", "1", "-x", "--", "--follow"), ""),
@@ -125,8 +124,7 @@ def test_words_behind_the_script_belong_to_the_script() -> None:
 
 
 def test_with_a_module_all_words_are_arguments() -> None:
-    job = parse("-m", "pkg.train", "--", "--lr", "1")
-    assert given_values(job) == {
+    assert given_values(parse("-m", "pkg.train", "--", "--lr", "1")) == {
         "module": ("pkg.train", "-m"),
         "args": (("--lr", "1"), ""),
     }

@@ -78,8 +78,7 @@ def test_links_are_those_of_the_network_or_as_given(here: CommandLine) -> None:
 
 def test_what_the_host_does_is_a_part_of_the_time(here: CommandLine) -> None:
     argv = ("--strategy", "zero2-offload", "--host-mem", "1000GiB")
-    said = here("plan", *LLAMA, *H100, *argv)
-    assert re.search(r"a step: passes .*host [0-9.]+ s", said.out)
+    assert re.search(r"a step: passes .*host [0-9.]+ s", here("plan", *LLAMA, *H100, *argv).out)
 
 
 # Verdict and alternatives
@@ -192,8 +191,7 @@ def test_gpu_hours_are_those_of_all_gpus(here: CommandLine) -> None:
 
 
 def test_what_does_not_fit_ends_with_3(here: CommandLine) -> None:
-    answer = told(here, *LLAMA, "--gpu", "rtx3090", "--strategy", "ddp")
-    assert answer["verdict"] == "no"
+    assert told(here, *LLAMA, "--gpu", "rtx3090", "--strategy", "ddp")["verdict"] == "no"
 
 
 def test_the_section_training_of_a_job_file_is_read(here: CommandLine) -> None:
@@ -201,8 +199,7 @@ def test_the_section_training_of_a_job_file_is_read(here: CommandLine) -> None:
         "slurm: {nodes: 2, gpus_per_node: 4}\n"
         "training: {model: gpt2, seq_len: 1024, micro_batch: 8, gpu: a100-40g, samples: 100000}\n"
     )
-    answer = told(here, "train.yaml")
-    assert answer["batch"]["effective"] == 64
+    assert told(here, "train.yaml")["batch"]["effective"] == 64
     assert told(here, "train.yaml", "-N", "1")["batch"]["effective"] == 32
 
 
@@ -668,8 +665,7 @@ def test_a_disk_is_judged_only_where_the_job_writes(
 ) -> None:
     asked = ("--params", "1M", "--save-every", "10", *argv)
     assert (told(here, *asked)["disk"]["verdict"] is not None) == is_judged
-    said = here("plan", *asked).out
-    assert ("not checked: the job writes elsewhere" in said) != is_judged
+    assert ("not checked: the job writes elsewhere" in here("plan", *asked).out) != is_judged
 
 
 def test_a_login_node_judges_the_disk_of_its_cluster(here: CommandLine) -> None:
@@ -768,8 +764,7 @@ def test_submit_plan_sets_what_is_recommended_and_hands_it_to_the_ranks(
     said = here("submit", "--plan")
     assert said.code == 0
     planned = said.err.split("plan       ")[1].splitlines()[0]
-    recommended = here("plan", "--recommend").out.split("plan ... ")[1].splitlines()[0]
-    assert planned == recommended
+    assert planned == here("plan", "--recommend").out.split("plan ... ")[1].splitlines()[0]
     (run,) = [path for path in (project / "runs").glob("train/*") if path.is_dir()]
     words = planned.split()
     env = (run / "env.sh").read_text()

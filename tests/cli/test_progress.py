@@ -72,8 +72,7 @@ def test_a_bar_of_rank_0_is_shown_as_what_it_is(here: CommandLine, root: Path) -
 def test_reported_steps_win_over_a_bar(here: CommandLine, root: Path) -> None:
     printed(root, (5, "0 E", bar(50)))
     now = time.time()
-    steps = [{"type": "step", "step": n, "total": 9, "ts": now - 9 + n} for n in (1, 3)]
-    events(root, *steps)
+    events(root, *[{"type": "step", "step": n, "total": 9, "ts": now - 9 + n} for n in (1, 3)])
     told = json.loads(here("list", "--json").out)["jobs"][0]["progress"]
     assert (told["step"], told["total"], told["source"], told["bar"]) == (3, 9, "reported", None)
     assert (told["rate_per_s"], told["eta_s"]) == (1.0, 6.0)

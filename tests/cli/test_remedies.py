@@ -163,8 +163,7 @@ def test_the_time_limit_fits_the_steps_that_are_left(here: CommandLine) -> None:
     steps = ({"ts": 100.0 + n, "type": "step", "step": n, "total": 10_000} for n in (1, 3001))
     events(root, *steps)
     checkpoint(root, 2800, world=4)
-    texts = proposed(here, root, state="TIMEOUT", is_saved=False)
-    assert texts[1:] == [
+    assert proposed(here, root, state="TIMEOUT", is_saved=False)[1:] == [
         "7,200 steps are left, 02:00:00 at 1 steps/s; with a tenth for starts and saves: "
         "clusterrun resume 4711 --time 02:12:00",
         "or keep the limit and let 3 jobs continue one another: "

@@ -105,8 +105,7 @@ def test_without_a_name_the_newest_that_did_not_complete_is_resumed(here: Comman
 
 
 def test_what_follows_a_resumed_run_begins_at_its_next_attempt(here: CommandLine) -> None:
-    root = failed(here)
-    log = RunPaths(root=root).log(1, "node17")
+    log = RunPaths(root=failed(here)).log(1, "node17")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("1700000000000000 0 o an old line\n")
     queue(here, "4712|FAILED|n|1:00|1:00|1000|2000|NonZeroExitCode")
@@ -129,16 +128,14 @@ def test_failures_before_a_run_that_left_no_end_was_resumed_count_no_more(
 
 def test_a_newer_checkpoint_that_is_damaged_is_named_with_its_fault(here: CommandLine) -> None:
     root = failed(here)
-    newer = checkpoint(root, 140)
-    (newer / "model.pt").write_text("weights 14")
+    (checkpoint(root, 140) / "model.pt").write_text("weights 14")
     said = here("resume", "4711")
     assert f"  from       {root}/checkpoints/step-00000100\n" in said.err
     assert "step-00000140 is incomplete and was skipped: model.pt has" in said.err
 
 
 def test_a_run_that_is_active_is_refused_unless_forced(here: CommandLine) -> None:
-    root = failed(here)
-    (root / "end.json").unlink()
+    (failed(here) / "end.json").unlink()
     queue(here, running())
     said = here("resume", "4711")
     assert (said.code, said.out) == (2, "")
@@ -150,8 +147,7 @@ def test_a_run_that_is_active_is_refused_unless_forced(here: CommandLine) -> Non
 
 
 def test_a_run_that_is_being_cancelled_is_to_be_waited_for(here: CommandLine) -> None:
-    root = failed(here)
-    (root / "end.json").unlink()
+    (failed(here) / "end.json").unlink()
     queue(here, running())
     assert here("cancel", "4711").code == 0
     said = here("resume", "4711")
@@ -174,8 +170,7 @@ def test_where_slurm_is_silent_nobody_knows_and_nothing_is_sent(here: CommandLin
     words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     here.program("squeue", f"echo '{words}' >&2; exit 1")
     here.program("sacct", "exit 1")
-    said = here("resume", "4711")
-    assert (said.code, here.asked("sbatch")) == (5, [])
+    assert (here("resume", "4711").code, here.asked("sbatch")) == (5, [])
 
 
 def test_without_a_complete_checkpoint_only_scratch_goes_on(here: CommandLine) -> None:
@@ -202,8 +197,7 @@ def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine, how: 
     assert said.code == 0
     assert "step-00000100 (1 newer checkpoint set aside)\n" in said.err
     assert [step for step, _ in checkpoint_files.listed(root / "checkpoints")] == [100]
-    aside = list((root / "checkpoints").glob("set-aside-*/step-00000140/.complete"))
-    assert len(aside) == 1
+    assert len(list((root / "checkpoints").glob("set-aside-*/step-00000140/.complete"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -216,16 +210,14 @@ def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine, how: 
     ],
 )
 def test_a_start_that_is_not_there_is_refused(here: CommandLine, text: str, said: str) -> None:
-    root = failed(here)
-    (root / "checkpoints/step-00000140").mkdir()
+    (failed(here) / "checkpoints/step-00000140").mkdir()
     answer = here("resume", "4711", "--from", text)
     assert (answer.code, here.asked("sbatch")) == (2, [])
     assert answer.err.startswith(f"error: {said}")
 
 
 def test_an_unknown_step_is_told_with_those_that_are_there(here: CommandLine) -> None:
-    root = failed(here)
-    checkpoint(root, 140)
+    checkpoint(failed(here), 140)
     said = here("resume", "4711", "--from", "step-7")
     assert said.err.splitlines()[1:] == ["  hint: this run has step-140, step-100"]
 
@@ -362,8 +354,7 @@ def test_shards_of_another_world_are_refused(here: CommandLine) -> None:
 def test_shards_of_another_strategy_are_refused(
     here: CommandLine, settings: dict[str, str]
 ) -> None:
-    root = failed(here, "-N2", "--strategy", "zero2", "train.py")
-    checkpoint(root, 200, **settings)
+    checkpoint(failed(here, "-N2", "--strategy", "zero2", "train.py"), 200, **settings)
     said = here("resume", "4711", "--strategy", "ddp")
     assert (said.code, here.asked("sbatch")) == (2, [])
     assert "saved by 2 ranks with zero2; its shards can't be read by 2 with ddp" in said.err
@@ -396,8 +387,7 @@ def test_without_evidence_no_node_is_left_out_and_that_is_said(here: CommandLine
 
 def test_resume_in_json_is_one_object(here: CommandLine) -> None:
     root = failed(here)
-    said = here("resume", "4711", "--json", "--time", "60")
-    answer = json.loads(said.out)
+    answer = json.loads(here("resume", "4711", "--json", "--time", "60").out)
     expected = {
         "schema": "clusterrun.resume/1",
         "job_id": "4714",
@@ -532,10 +522,8 @@ def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: CommandLine)
 
 
 def test_resubmit_leaves_out_bad_nodes_too(here: CommandLine) -> None:
-    root = failed(here)
-    outcome(root, 1, cause=Cause.NODE_LOST, node="node18", exclude=("node18",))
-    said = here("resubmit", "4711", "--exclude-bad", "--json")
-    answer = json.loads(said.out)
+    outcome(failed(here), 1, cause=Cause.NODE_LOST, node="node18", exclude=("node18",))
+    answer = json.loads(here("resubmit", "4711", "--exclude-bad", "--json").out)
     assert answer["schema"] == "clusterrun.resubmit/1"
     assert answer["changes"] == [{"key": "slurm.exclude", "old": None, "new": "node18"}]
 
@@ -566,8 +554,7 @@ def test_a_complete_run_without_a_checkpoint_is_submitted_anew(here: CommandLine
     root = failed(here)
     ended(root, "COMPLETED", 0)
     shutil.rmtree(root / "checkpoints")
-    said = here("resume", "4711")
-    assert said.err.endswith(
+    assert here("resume", "4711").err.endswith(
         "it has no checkpoint; to train again, run: clusterrun resubmit 4711\n"
     )
 

@@ -273,8 +273,7 @@ def test_pass_env_reaches_sbatch_and_no_file(
 
 def test_arguments_that_are_not_utf8_stay_the_same_bytes(here: CommandLine) -> None:
     here.slurm()
-    odd = os.fsdecode(b"caf\xe9 \n '$HOME'")
-    assert here("submit", "train.py", odd).code == 0
+    assert here("submit", "train.py", os.fsdecode(b"caf\xe9 \n '$HOME'")).code == 0
     plan = json.loads((run_dir(here) / "plan.json").read_text())
     assert os.fsencode(plan["entry"][1]) == b"caf\xe9 \n '$HOME'"
 

@@ -151,8 +151,7 @@ def test_a_run_with_a_checkpoint_is_resumed_and_not_started_again(
 
 
 def test_a_checkpoint_of_shards_keeps_its_nodes(here: CommandLine, waits: Waits) -> None:
-    root = submitted(here, "4711", *ASKED[:-1], "--strategy", "zero3", "train.py")
-    outcome(root, checkpoint=100)
+    outcome(submitted(here, "4711", *ASKED[:-1], "--strategy", "zero3", "train.py"), checkpoint=100)
     waits("Resources")
     said = here("status", "4711").out
     assert "clusterrun resume 4711 --partition" in said

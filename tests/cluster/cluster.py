@@ -154,8 +154,7 @@ class Cluster:
         if words.get("JobState") != "PENDING" or words["StartTime"] == "Unknown":
             return
         if datetime.fromisoformat(words["StartTime"]) - datetime.now() > timedelta(seconds=5):
-            setting = ["scontrol", "update", f"JobId={job_id}", "StartTime=now+2"]
-            self.run(setting, check=False)
+            self.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now+2"], check=False)
 
     def wait_job(
         self, job_id: str, states: Collection[str] | str = OVER, timeout_s: float = 60

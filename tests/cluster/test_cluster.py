@@ -145,8 +145,7 @@ def test_a_preempted_job_is_requeued(cluster: Cluster) -> None:
         high = cluster.sbatch("-p", "high", *where, "--wrap=exit 0")
         assert cluster.wait_job(high) == "COMPLETED"
         assert cluster.wait_job(low, "PENDING") == "PENDING"
-        shown = cluster.run(["scontrol", "-o", "show", "job", low]).stdout
-        assert "Restarts=1 " in shown
+        assert "Restarts=1 " in cluster.run(["scontrol", "-o", "show", "job", low]).stdout
     finally:
         cluster.run(["scancel", low], check=False)
 
@@ -211,8 +210,7 @@ def test_a_powered_off_node_comes_back_and_works(spare: Cluster) -> None:
     spare.run(["scancel", job_id])
     time.sleep(12)  # MessageTimeout is 10 s: from here on Slurm has failed to end the lost job
     spare.heal()
-    done = spare.run(["srun", "-w", node, "hostname"], timeout_s=15)
-    assert done.stdout == f"{node}\n"
+    assert spare.run(["srun", "-w", node, "hostname"], timeout_s=15).stdout == f"{node}\n"
 
 
 def test_slurmctld_restarts_and_still_knows_its_jobs(spare: Cluster) -> None:

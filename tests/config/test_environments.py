@@ -41,8 +41,7 @@ def test_a_directory_counts_from_its_file_and_a_name_does_not(workplace: Workpla
     )
     below = workplace.project / "below"
     below.mkdir()
-    spec = workplace.load(cwd=below).spec
-    assert spec.setup == (
+    assert workplace.load(cwd=below).spec.setup == (
         f"venv: {workplace.project}/env",
         f"uv: {workplace.root}/home/llm",
         "conda: llm",

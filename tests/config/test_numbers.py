@@ -36,8 +36,7 @@ from clusterrun.errors import UsageError
     ],
 )
 def test_a_number_is_read(name: str, text: str, value: float) -> None:
-    field = BY_NAME[name]
-    assert interpret(field, text, label=name) == pytest.approx(value)
+    assert interpret(BY_NAME[name], text, label=name) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(

@@ -334,8 +334,7 @@ def test_no_home_is_no_error(workplace: Workplace) -> None:
 
 
 def test_variables_of_a_rank_are_no_settings_but_for_the_one_that_loading_knows() -> None:
-    root = Path(__file__).resolve().parents[2]
-    contract = (root / "docs" / "contracts.md").read_text()
+    contract = (Path(__file__).resolve().parents[2] / "docs" / "contracts.md").read_text()
     rows = "".join(re.findall(r"^\| `CLUSTERRUN_.*$", contract, re.MULTILINE))
     names = set(re.findall(r"CLUSTERRUN_\w+", rows))
     assert "CLUSTERRUN_ATTEMPT" in names

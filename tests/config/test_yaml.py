@@ -28,8 +28,7 @@ HERE = Path("/work dir")
 
 @pytest.mark.parametrize("text", ["no", "No", "'no'", '"no"', "NO"])
 def test_mixed_precision_no_is_not_yamls_false(loaded: Load, text: str) -> None:
-    spec = loaded(f"launch: {{mixed_precision: {text}}}").spec
-    assert spec.mixed_precision is MixedPrecision.NO
+    assert loaded(f"launch: {{mixed_precision: {text}}}").spec.mixed_precision is MixedPrecision.NO
 
 
 @pytest.mark.parametrize(
@@ -103,8 +102,7 @@ def test_resolved_yaml_shows_values_with_their_origins(workplace: Workplace) -> 
         "script: train.py\nargs: [--steps, '5']\nprofile: a100\n"
         "profiles:\n  a100:\n    slurm: {partition: gpu}\n    env: {B: 'x y'}\n"
     )
-    resolved = workplace.load({"time_minutes": Given(value="90", flag="-t")})
-    text = resolved.to_yaml()
+    text = workplace.load({"time_minutes": Given(value="90", flag="-t")}).to_yaml()
     lines = text.splitlines()
     assert lines[:3] == [
         "# The resolved configuration, with the origin of each value.",

@@ -41,8 +41,7 @@ def dump(calls: Iterable[dict[str, Any]], ranks: str = "") -> bytes:
 
 
 def history(last: int, *, is_done: bool = False, first: int = 1) -> list[dict[str, Any]]:
-    done = [entry(number) for number in range(first, last)]
-    return [*done, entry(last, retired=is_done)]
+    return [*[entry(number) for number in range(first, last)], entry(last, retired=is_done)]
 
 
 def found(dumps: dict[int, bytes], world: int = 4, waiting: Iterable[int] = ()) -> Stuck | None:
@@ -93,8 +92,7 @@ def test_the_minority_that_called_something_else_is_odd(other: dict[str, Any]) -
 
 def test_of_two_halves_that_of_rank_0_is_right() -> None:
     odd = dump([*history(11, is_done=True), entry(12, "broadcast", retired=False)])
-    dumps = {0: dump(history(12)), 1: odd, 2: odd, 3: dump(history(12))}
-    assert blamed(found(dumps))[1] == (1, 2)
+    assert blamed(found({0: dump(history(12)), 1: odd, 2: odd, 3: dump(history(12))}))[1] == (1, 2)
 
 
 def test_sizes_may_differ_where_torch_allows_it_and_where_training_went_on() -> None:

@@ -138,8 +138,7 @@ def test_deepspeeds_buckets_are_its_defaults() -> None:
 
 
 def test_a_small_model_gathers_no_more_than_it_has() -> None:
-    tiny = from_numbers(params=1000)
-    sizes = _sizes(memory.gpu_terms(_setup(Strategy.ZERO3, model=tiny)))
+    sizes = _sizes(memory.gpu_terms(_setup(Strategy.ZERO3, model=from_numbers(params=1000))))
     assert sizes["gathered weights"] == 2000
 
 
@@ -180,8 +179,7 @@ def test_adapters_are_as_many_as_peft_makes_for_all_linear_layers(family: str) -
 
 def test_lora_freezes_the_weights_in_half_precision() -> None:
     adapters = adapter_params(LLAMA, 16)
-    states = _states(_setup(Strategy.DDP, lora=16))
-    assert states == 2 * P + 16 * adapters
+    assert _states(_setup(Strategy.DDP, lora=16)) == 2 * P + 16 * adapters
     assert _states(_setup(Strategy.DDP, lora=16, precision="fp32")) == 4 * P + 16 * adapters
 
 
@@ -343,8 +341,7 @@ def _peak_of_processes(argv: list[str], env: Mapping[str, str]) -> int:
         argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as launcher:
         while launcher.poll() is None:
-            pids = [launcher.pid, *descendants(launcher.pid)]
-            peak = max(peak, sum(map(_resident_bytes, pids)))
+            peak = max(peak, sum(map(_resident_bytes, [launcher.pid, *descendants(launcher.pid)])))
             time.sleep(0.05)
     assert launcher.returncode == 0
     return peak

@@ -63,8 +63,7 @@ def test_the_batch_counts_data_parallel_ranks_and_the_state_its_shards(
 
 
 def test_steps_of_an_epoch_and_their_rate_follow_the_data_parallel_size() -> None:
-    asked = Question(setup=setup(tensor=8), samples=1600, lr=1e-4, base_batch=16)
-    answer = estimate(asked)
+    answer = estimate(Question(setup=setup(tensor=8), samples=1600, lr=1e-4, base_batch=16))
     assert answer.steps.full_per_epoch == answer.steps.accelerate_per_epoch == 1600 // 16
     assert answer.rates is not None
     assert answer.rates.linear == pytest.approx(1e-4)
@@ -144,8 +143,7 @@ def test_a_model_that_cannot_be_divided_so_is_refused(changes: dict[str, Any], w
 
 def test_ulysses_copies_heads_of_keys_that_are_too_few() -> None:
     few = replace(LLAMA, kv_heads=2)
-    asked = replace(setup(Strategy.ZERO3, sequence=4), model=few)
-    assert parts.mistake(asked) == ""
+    assert parts.mistake(replace(setup(Strategy.ZERO3, sequence=4), model=few)) == ""
 
 
 LINKS = Links(within_node=400e9, between_nodes=50e9, to_host=30e9)

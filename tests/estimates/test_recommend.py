@@ -174,8 +174,7 @@ def test_a_small_model_needs_nothing_sharded_or_offloaded() -> None:
 
 
 def test_a_large_model_on_small_gpus_is_sharded_or_offloaded() -> None:
-    small = gpus.find("rtx3090")
-    choices = recommend(question(gpu=small, nodes=1, procs_per_node=2), 64)
+    choices = recommend(question(gpu=gpus.find("rtx3090"), nodes=1, procs_per_node=2), 64)
     assert {choice.setup.strategy for choice in choices} <= {
         *(Strategy.FSDP, Strategy.FSDP_OFFLOAD),
         *(Strategy.ZERO3, Strategy.ZERO3_OFFLOAD, Strategy.ZERO2_OFFLOAD),

@@ -66,8 +66,7 @@ def test_a_model_without_memory_saves_what_a_real_one_saves(
 ) -> None:
     pytest.importorskip("transformers")
     values = CONFIGS[family]
-    setup = _setup(values, arithmetic)
-    told = traced_bytes(values, setup, layers=5, recomputes=checkpointed)
+    told = traced_bytes(values, _setup(values, arithmetic), layers=5, recomputes=checkpointed)
     assert told == _really_saved(values, arithmetic, checkpointed=checkpointed)
 
 
@@ -129,8 +128,7 @@ def test_how_a_config_is_to_be_loaded_changes_nothing_and_asks_no_network(
         "attn_implementation": "kernels-community/flash-attn",
         "auto_map": {"AutoModelForCausalLM": "someone/else--modeling.Other"},
     }
-    told = traced_bytes({**LLAMA, **says}, setup, layers=1)
-    assert told == traced_bytes(LLAMA, setup, layers=1)
+    assert traced_bytes({**LLAMA, **says}, setup, layers=1) == traced_bytes(LLAMA, setup, layers=1)
 
 
 @pytest.mark.torch

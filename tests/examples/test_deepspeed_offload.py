@@ -72,8 +72,7 @@ def words_right(text: str) -> int:
 @pytest.mark.long
 def test_the_tour_debugs_goes_on_and_captions_images_that_it_never_saw(tmp_path: Path) -> None:
     blocks = BLOCK.findall((HERE / "README.md").read_text())
-    tour = "\n".join(block for name, _, block in blocks if name == "local")
-    out = run(tour, tmp_path)
+    out = run("\n".join(block for name, _, block in blocks if name == "local"), tmp_path)
     assert "strategy deepspeed zero-2, optimizer in host memory, precision no" in out
     assert set(re.findall(r"rank (\d)/2 on local0 device cpu", out)) == {"0", "1"}
     assert len(re.findall(r"saved .*/tmp/captions/step-00000005$", out, re.MULTILINE)) == 1
@@ -122,8 +121,7 @@ def test_a_checkpoint_of_another_strategy_is_refused_in_one_line(
 ) -> None:
     words = (*DEBUG[:3], *SMALL, "--output", str(tmp_path / "kept"))
     train(here, "--strategy", "zero2-offload", *words)
-    again = here.cli("submit", "--wait", *TWO, "--strategy", "ddp", *words)
-    assert again.returncode != 0
+    assert here.cli("submit", "--wait", *TWO, "--strategy", "ddp", *words).returncode != 0
     text = here.logs(here.json("status")["job_id"])
     assert "can't resume from" in text
     assert "sharding was deepspeed zero-2, optimizer in host memory and is multi_cpu" in text

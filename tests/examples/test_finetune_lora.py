@@ -172,8 +172,7 @@ def test_the_record_says_how_the_run_was_made(tour: Tour) -> None:
 
 @pytest.mark.long
 def test_a_run_that_was_cancelled_with_a_checkpoint_ends_in_the_same_adapters(tour: Tour) -> None:
-    record = json.loads((tour.cut / "run_config.json").read_text())
-    assert record["run"]["attempt"] == 2
+    assert json.loads((tour.cut / "run_config.json").read_text())["run"]["attempt"] == 2
     assert same(tour.whole, tour.cut)
 
 
@@ -256,8 +255,7 @@ def test_another_division_of_the_same_batch_goes_on_to_the_same_losses(tmp_path:
     halved = (*flags, "--batch-size", "8", "--resume")
     passes = by_hand(tmp_path / "passes", *halved, "--accumulation", "2")
     assert losses(printed(passes)) == undisturbed
-    ranks = in_world(tmp_path / "ranks", "ddp", *halved)
-    assert losses(printed(ranks)) == undisturbed
+    assert losses(printed(in_world(tmp_path / "ranks", "ddp", *halved))) == undisturbed
     refused = by_hand(tmp_path / "rate", *halved, "--lr", "1e-3")
     assert "effective_batch was 16 and is 8; lr was 0.005 and is 0.001\n" in refused.stderr
     slower = (*whole, "--resume", "--lr", "1e-3", "--warmup", "1", "--override", "lr,warmup")
@@ -378,8 +376,7 @@ def test_other_spellings_are_the_same_flags_and_large_presets_compute_activation
     assert parse([*theirs.split(), *out]).gradient_checkpointing
     assert not parse([*ours.split(), "--no-gradient-checkpointing", *out]).gradient_checkpointing
     assert not parse(out).gradient_checkpointing
-    named = parse(["--resume-from-checkpoint", str(tmp_path / "checkpoint-80")])
-    assert named.output == tmp_path
+    assert parse(["--resume-from-checkpoint", str(tmp_path / "checkpoint-80")]).output == tmp_path
 
 
 def test_a_checkpoint_that_is_named_is_for_the_first_attempt(

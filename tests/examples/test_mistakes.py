@@ -35,8 +35,7 @@ def refused(folder: Path, script: str, flags: str = "", **environ: str) -> tuple
 @pytest.mark.parametrize("script", GUIDES)
 def test_an_output_that_can_be_no_directory_is_refused(tmp_path: Path, script: str) -> None:
     (tmp_path / "file").touch()
-    said = refused(tmp_path, script, "--output file")
-    assert said == (2, "argument --output: file: File exists")
+    assert refused(tmp_path, script, "--output file") == (2, "argument --output: file: File exists")
 
 
 @pytest.mark.long
@@ -50,8 +49,7 @@ def test_a_rate_that_is_none_is_refused(tmp_path: Path, script: str) -> None:
     ["train_lm.py", pytest.param("small_transformer/train.py", marks=pytest.mark.long)],
 )
 def test_an_override_of_nothing_is_refused(tmp_path: Path, script: str) -> None:
-    said = refused(tmp_path, script, "--override lrr")
-    assert said == (2, "--override needs --resume")
+    assert refused(tmp_path, script, "--override lrr") == (2, "--override needs --resume")
 
 
 @pytest.mark.parametrize(

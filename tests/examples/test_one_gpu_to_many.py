@@ -209,5 +209,4 @@ def test_a_run_that_is_over_says_that_nothing_is_left(tmp_path: Path) -> None:
     assert train(tmp_path, "none", 1, *words, "2", example=HERE / "train.py").returncode == 0
     for epochs in (("2",), ("1", "--override", "epochs")):
         again = train(tmp_path, "none", 1, *words, *epochs, example=HERE / "train.py")
-        last = again.stdout.splitlines()[-1]
-        assert last.startswith("nothing is left to do: all epochs are in ")
+        assert again.stdout.splitlines()[-1].startswith("nothing is left to do: all epochs are in ")

@@ -95,8 +95,7 @@ def test_an_epoch_deals_each_row_to_one_rank_and_as_many_to_each(
 def test_from_any_step_on_the_stream_is_what_it_was(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], buffer: int, data: Any
 ) -> None:
-    groups = write_set(tmp_path_factory.mktemp("set"), files)
-    (stream,) = streams(groups, 1, 1, buffer)
+    (stream,) = streams(write_set(tmp_path_factory.mktemp("set"), files), 1, 1, buffer)
     whole = list(stream.rows(epoch=3))
     step = data.draw(st.integers(0, len(whole)))
     assert list(stream.rows(epoch=3, step=step)) == whole[step:]
@@ -122,8 +121,7 @@ def test_in_another_world_each_step_has_the_same_rows_in_the_same_order(
 
 
 def test_rows_are_shuffled_and_each_epoch_is_another_order(tmp_path: Path) -> None:
-    groups = write_set(tmp_path, [[100] * 4, [100] * 2])
-    (stream,) = streams(groups, 1, 8, 100)
+    (stream,) = streams(write_set(tmp_path, [[100] * 4, [100] * 2]), 1, 8, 100)
     orders = [[str(piece) for piece in stream.pieces(epoch, 0, 0)] for epoch in (0, 1)]
     assert orders[0] != orders[1]
     first, second = ([int(prompt) for prompt, _ in stream.rows(epoch)] for epoch in (0, 1))
@@ -133,14 +131,12 @@ def test_rows_are_shuffled_and_each_epoch_is_another_order(tmp_path: Path) -> No
 
 
 def test_a_place_of_the_stream_is_named_by_file_row_group_and_row(tmp_path: Path) -> None:
-    groups = write_set(tmp_path, [[100, 50]])
-    (piece,) = parquet_stream.pieces(groups, 120, 130)
+    (piece,) = parquet_stream.pieces(write_set(tmp_path, [[100, 50]]), 120, 130)
     assert str(piece) == "0.parquet, row group 1, row 20"
 
 
 def test_no_file_stays_open_between_rows_of_two_files(tmp_path: Path) -> None:
-    groups = write_set(tmp_path, [[1], [1], [1]])
-    rows = read(parquet_stream.pieces(groups, 0, 3))
+    rows = read(parquet_stream.pieces(write_set(tmp_path, [[1], [1], [1]]), 0, 3))
     for n in range(3):
         next(rows)
         links = [path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.exists()]

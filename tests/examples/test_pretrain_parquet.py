@@ -122,8 +122,7 @@ def test_too_much_memory_of_host_or_gpu_is_warned_of() -> None:
     _, host, gpu = host_memory.lines(200, fuller, 3, limit)
     assert host.startswith("warning: more than 70% of the host memory is used: lower")
     assert gpu.startswith("warning: more than 80% of the GPU memory is used: use half of ")
-    on_a_cpu = [[gib, gib, 0, 0, 0]]
-    assert host_memory.lines(1, on_a_cpu, 1, limit) == [
+    assert host_memory.lines(1, [[gib, gib, 0, 0, 0]], 1, limit) == [
         "memory at step 1: host 1074 MB (10% of 10.0 GiB), peak 1074 MB"
     ]
 
@@ -400,8 +399,7 @@ def test_another_training_is_refused_in_words_and_a_rate_may_be_overridden(
     assert "step-00000080: effective_batch was 16 and is 32; lr was 0.003 and is 5e-05\n" in err
     assert "  hint: keep batch size x accumulation x ranks = 16; accept the change with" in err
     assert "Traceback" not in err
-    text = train(folder, "--lr", "5e-5", "--override", "lr,warmup")
-    assert "resumed at step 80" in text
+    assert "resumed at step 80" in train(folder, "--lr", "5e-5", "--override", "lr,warmup")
     marker = json.loads((folder / "out/step-00000100/.complete").read_text())
     assert marker["overrides"] == [{"step": 80, "settings": {"lr": [0.003, 5e-5]}}]
 
@@ -449,8 +447,7 @@ def test_two_ranks_that_are_asked_to_save_go_on_in_the_same_run(tmp_path: Path) 
     make_data(here.path / "data")
     script = ["pretrain.py", "--data", "data", *TINY.split(), "--epochs", "12"]
     options = ["--cluster", "local", "--nodes", "1", "--nproc-per-node", "2", "--device", "cpu"]
-    job_id = here.submit(*options, "--job-name", "back", *script)
-    here.wait_for_line(job_id, "step 30/300")
+    here.wait_for_line(here.submit(*options, "--job-name", "back", *script), "step 30/300")
     here.ok("cancel", "--checkpoint", "back")
     here.ok("resume", "back")
     assert "COMPLETED" in here.ok("status", "back", "--wait")

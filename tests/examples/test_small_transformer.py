@@ -247,8 +247,7 @@ def test_a_checkpoint_that_is_named_is_for_the_first_attempt(
 def test_flags_go_before_the_preset_and_a_step_keeps_its_rows(
     script: ModuleType, words: str, expected: tuple[int, int, int, int, bool]
 ) -> None:
-    args = script.parse_arguments(["--preset", "gpu", *words.split()])
-    found = script.chosen(args)
+    found = script.chosen(script.parse_arguments(["--preset", "gpu", *words.split()]))
     assert expected == (
         found.width, found.layers, found.micro_batch, found.accumulation, found.grad_ckpt
     )  # fmt: skip

@@ -106,8 +106,7 @@ def test_a_run_that_is_asked_leaves_with_a_checkpoint_and_its_next_attempt_ends_
     page.hold(1)
     page.decide(SavePoint(1, 4))
     first = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
-    left = printed(train(cut, "ddp", 2, *options, environ=first))
-    assert left.splitlines()[-2:] == [
+    assert printed(train(cut, "ddp", 2, *options, environ=first)).splitlines()[-2:] == [
         f"saved {cut}/out/step-00000004",
         "stopped at step 4, saved",
     ]
@@ -125,8 +124,7 @@ def test_a_run_that_is_asked_leaves_with_a_checkpoint_and_its_next_attempt_ends_
 def test_without_clusterrun_it_trains_and_says_what_checkpoints_need(tmp_path: Path) -> None:
     blocked = {"PYTHONPATH": str(tmp_path)}
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['clusterrun'] = None\n")
-    text = printed(train(tmp_path, "none", 1, *flags(TINY), environ=blocked))
-    assert held_out(text)
+    assert held_out(printed(train(tmp_path, "none", 1, *flags(TINY), environ=blocked)))
     refused = train(tmp_path, "none", 1, *flags(TINY, "--output out"), environ=blocked)
     assert refused.returncode == 2
     assert "checkpoints need clusterrun: pip install clusterrun" in refused.stderr

@@ -281,8 +281,7 @@ def test_the_effective_batch_of_64_makes_40_steps_an_epoch(here: CommandLine) ->
 def test_each_gpu_of_the_guides_has_its_precision(
     here: CommandLine, gpu: str, precision: str
 ) -> None:
-    answer = planned(here, f"--params 1e6 --gpu {gpu}")
-    assert answer["inputs"]["precision"] == precision
+    assert planned(here, f"--params 1e6 --gpu {gpu}")["inputs"]["precision"] == precision
 
 
 @pytest.mark.parametrize(
@@ -505,6 +504,5 @@ def test_a_script_takes_the_flags_of_its_guide(
         pytest.importorskip(package, reason="the examples need the extras 'train' and 'examples'")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str((EXAMPLES / script).parent))
-    module = load(EXAMPLES / script)
-    args = vars(module.parse_arguments(typed.format(out=tmp_path / "out").split()))
+    args = vars(load(EXAMPLES / script).parse_arguments(typed.format(out=tmp_path / "out").split()))
     assert {name: args[name] for name in expected} == expected, guide

@@ -56,8 +56,7 @@ def functions(path: str) -> dict[str, bool]:
 def test_each_item_of_a_guide_has_a_row_of_its_own(guide: str) -> None:
     rows = table(guide)
     assert len(rows) == ITEMS[guide]
-    repeated = [item for item, n in Counter(row["item"] for row in rows).items() if n > 1]
-    assert repeated == []
+    assert [item for item, n in Counter(row["item"] for row in rows).items() if n > 1] == []
 
 
 def test_all_tables_are_looked_at() -> None:

@@ -252,14 +252,12 @@ def test_the_node_with_the_slow_link_is_named(slow: dict[str, float], named: str
 )
 def test_a_blocked_port(sender: str, text: str) -> None:
     """All nodes have reached the first one, so another that is not reached is at fault itself."""
-    error = "10.0.0.9:20001: No route to host"
-    met = group({sender: {"sent": None, "link_error": error}})
+    met = group({sender: {"sent": None, "link_error": "10.0.0.9:20001: No route to host"}})
     bad, exclude = lines(met=met)
     assert bad[0] == f"fail net.link {text}"
     assert bad[1:] == ([] if sender == "n4" else ["skip net.link n2: not measured"])
     assert exclude == text[:2]
-    checks = of_nodes(NODES, REPORTS, met, "", {}, 12.3)
-    assert hint_of("net.link", checks, exclude).startswith(
+    assert hint_of("net.link", of_nodes(NODES, REPORTS, met, "", {}, 12.3), exclude).startswith(
         f"try on {sender}: nc -vz 10.0.0.9 20001;"
     )
 

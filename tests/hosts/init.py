@@ -100,8 +100,7 @@ def build_etc(root: Path, home: Path) -> None:
 
 
 def build_terminals(root: Path) -> None:
-    options = "newinstance,ptmxmode=0666,mode=620,gid=5"
-    mount("devpts", root / "dev/pts", "devpts", options=options)
+    mount("devpts", root / "dev/pts", "devpts", options="newinstance,ptmxmode=0666,mode=620,gid=5")
     if not (root / "dev/ptmx").is_symlink():
         mount(root / "dev/pts/ptmx", root / "dev/ptmx", flags=MS_BIND)
 

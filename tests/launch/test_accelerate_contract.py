@@ -132,8 +132,7 @@ def gpu_plan(strategy: Strategy, nodes: int, precision: str, **asked: Any) -> Pl
 def test_accelerate_takes_every_strategy_and_gives_the_documented_environment(
     strategy: Strategy, nodes: int, precision: str, tmp_path: Path
 ) -> None:
-    plan = gpu_plan(strategy, nodes, precision)
-    found = launch(plan, tmp_path, rank=nodes - 1)
+    found = launch(gpu_plan(strategy, nodes, precision), tmp_path, rank=nodes - 1)
     assert found.env["ACCELERATE_MIXED_PRECISION"] == precision
     assert DOCUMENTED[strategy].items() <= found.env.items()
     assert ("ACCELERATE_USE_FSDP" in found.env) is strategy.is_fsdp
@@ -197,8 +196,7 @@ def test_accelerates_parallelism_config_reads_the_sizes(
 def test_a_deepspeed_json_of_the_users_own_goes_with_sequence_parallel(tmp_path: Path) -> None:
     facts = slurm_facts(deepspeed_config_text=json.dumps(OWN_JSON))
     asked = {"deepspeed_config": "ds.json", "sequence_parallel": 2}
-    plan = on_slurm(facts, nodes=2, gpus_per_node=2, **asked)
-    found = launch(plan, tmp_path, precision="bf16")
+    found = launch(on_slurm(facts, nodes=2, gpus_per_node=2, **asked), tmp_path, precision="bf16")
     assert found.launcher == "deepspeed"
     assert found.env["PARALLELISM_CONFIG_SP_SIZE"] == "2"
 
@@ -320,8 +318,7 @@ def test_notes_name_each_key_that_plain_accelerate_would_have_heeded(tmp_path: P
 
 
 def test_one_gpu_on_each_of_two_nodes_is_one_world_of_two(tmp_path: Path) -> None:
-    plan = on_slurm(nodes=2, gpus_per_node=1)
-    found = launch(plan, tmp_path, rank=1, precision="bf16")
+    found = launch(on_slurm(nodes=2, gpus_per_node=1), tmp_path, rank=1, precision="bf16")
     assert found.launcher == "torchrun"
     assert (found.args.nnodes, found.args.nproc_per_node) == ("2", "1")
 

@@ -200,8 +200,7 @@ def test_threads_are_exported_where_they_are_known() -> None:
 
 
 def test_what_was_planned_is_handed_to_the_ranks() -> None:
-    plan = on_slurm(planned=True, micro_batch=4, accumulation=8, grad_ckpt=True)
-    found = variables(plan)
+    found = variables(on_slurm(planned=True, micro_batch=4, accumulation=8, grad_ckpt=True))
     assert found["CLUSTERRUN_MICRO_BATCH"] == "4"
     assert found["CLUSTERRUN_ACCUMULATION"] == "8"
     assert found["CLUSTERRUN_GRAD_CKPT"] == "1"

@@ -124,8 +124,7 @@ def test_without_an_allocation_the_variables_are_listed() -> None:
 def test_the_starter_follows_the_allocation(
     environ: dict[str, str], programs: set[str], starter: Starter
 ) -> None:
-    chosen = choose_starter(JobSpec(), Cluster.ALLOCATION, environ, programs.__contains__)
-    assert chosen is starter
+    assert choose_starter(JobSpec(), Cluster.ALLOCATION, environ, programs.__contains__) is starter
     assert choose_starter(JobSpec(), Cluster.SSH, environ, programs.__contains__) is Starter.SSH
 
 

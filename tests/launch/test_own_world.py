@@ -42,8 +42,7 @@ def slurm(config: dict[str, Any], **asked: Any) -> Plan:
 
 
 def local(config: dict[str, Any], gpus: tuple[str, ...] = (), **asked: Any) -> Plan:
-    text = yaml.safe_dump({**USUAL, **config})
-    facts = local_facts(accelerate_config_text=text, local_gpus=gpus)
+    facts = local_facts(accelerate_config_text=yaml.safe_dump({**USUAL, **config}), local_gpus=gpus)
     return here(facts, accelerate_config="acc.yaml", **asked)
 
 
@@ -208,8 +207,7 @@ def test_what_clusterrun_replaces_is_named_in_one_note() -> None:
         f"{says}machine_rank 1, main_process_ip 10.0.0.1, main_process_port 29500, "
         "rdzv_backend c10d, gpu_ids 0,1",
     )
-    same = slurm({**counts(2, 4), "main_process_port": 29500}, main_process_port=29500)
-    assert same.notes == ()
+    assert slurm({**counts(2, 4), "main_process_port": 29500}, main_process_port=29500).notes == ()
     zero = {"zero_stage": 2, "deepspeed_multinode_launcher": "pdsh", "deepspeed_hostfile": "hosts"}
     plan = slurm({**counts(2, 4), "distributed_type": "DEEPSPEED", "deepspeed_config": zero})
     assert plan.notes == (f"{says}deepspeed_multinode_launcher pdsh, deepspeed_hostfile hosts",)

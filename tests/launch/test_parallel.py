@@ -240,6 +240,5 @@ def test_an_option_beside_a_yaml_of_the_users_own_is_refused(field: str) -> None
 def test_the_product_of_a_mesh_is_its_world_for_every_divisor() -> None:
     for world, tensor, context in ((64, t, c) for t in (1, 2, 4) for c in (1, 2, 8)):
         for strategy in (Strategy.FSDP, Strategy.FSDP_HYBRID, Strategy.ZERO3):
-            asked = Parallel(tensor=tensor, context=context)
-            sizes = asked.decided(strategy, nodes=8, world=world)
+            sizes = Parallel(tensor=tensor, context=context).decided(strategy, nodes=8, world=world)
             assert sizes.replicate * sizes.shard * sizes.model == world

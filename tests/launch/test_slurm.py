@@ -368,8 +368,7 @@ def test_contradictions_are_refused(asked: dict[str, Any], message: str) -> None
 
 
 def test_cpus_of_a_cpu_job_are_shared_by_its_ranks() -> None:
-    plan = on_slurm(nproc_per_node=2, cpus_per_task=9, device=Device.CPU)
-    assert plan.threads_per_process == 4
+    assert on_slurm(nproc_per_node=2, cpus_per_task=9, device=Device.CPU).threads_per_process == 4
 
 
 def test_options_of_sbatch_mean_nothing_here_and_it_is_said() -> None:

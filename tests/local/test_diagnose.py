@@ -15,7 +15,7 @@ import pytest
 from clusterrun.health.cgroup import own_group
 from tests.local.test_main_road_local import FOUR
 from tests.patience import wait_for
-from tests.road import Project, project
+from tests.road import Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(240)]
 
@@ -59,11 +59,6 @@ if dist.get_rank() == 2:
     import flash_attn_9
 dist.barrier()
 """
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 def diagnosed(here: Project, *argv: str) -> dict[str, Any]:
@@ -223,5 +218,4 @@ def test_memory_that_ran_out(here: Project, small_memory: Path) -> None:
 
 def test_a_batch_that_deepspeed_refuses(here: Project) -> None:
     (here.path / "batch.py").write_text(BATCH)
-    verdict = diagnosed(here, "batch.py")["verdict"]
-    assert verdict["class"] == "deepspeed_batch_mismatch"
+    assert diagnosed(here, "batch.py")["verdict"]["class"] == "deepspeed_batch_mismatch"

@@ -30,5 +30,4 @@ def test_the_nodes_run_in_the_virtual_environment_that_setup_names(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "has no clusterrun" not in done.stderr  # it was asked
     assert "note: --data: /no/x does not exist here" in done.stderr
-    text = here.logs(here.json("status")["job_id"])
-    assert text.count(f"{venv} 1") == 2
+    assert here.logs(here.json("status")["job_id"]).count(f"{venv} 1") == 2

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.local.test_main_road_local import FOUR
 from tests.patience import patience, wait_for
-from tests.road import ROOT, Project, project
+from tests.road import ROOT, Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(240)]
 SOON = """
@@ -26,11 +25,6 @@ while not Path(sys.argv[1]).exists():
 from accelerate import Accelerator
 print("sum", Accelerator().num_processes)
 """
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.patience import wait_for
-from tests.road import LIGHT, Project, project
+from tests.road import LIGHT, Project
 from tests.scripts import chatter
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 TWO = ("--cluster", "local", "--nodes", "2", *LIGHT)
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 @pytest.mark.long

@@ -5,22 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.local.processes import processes_of, wait_for_none
 from tests.patience import patience
-from tests.road import Project, project
+from tests.road import Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 FOUR = ("--cluster", "local", "--nodes", "2", "--gpus-per-node", "2", "--device", "cpu")
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 @pytest.mark.long

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.road import Project, project
+from tests.road import Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -16,11 +15,6 @@ RUN = (
     *("--threads-per-process", "1"),
 )
 PLANNED = ("planned=true", "micro_batch=2", "accumulation=3")
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.long)])

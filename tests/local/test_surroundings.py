@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import patience
-from tests.road import Project, project
+from tests.road import Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -38,11 +38,6 @@ OWN = {
     *("TORCHELASTIC_ERROR_FILE", "TORCHINDUCTOR_CACHE_DIR", "TORCH_FR_DUMP_TEMP_FILE"),
     *("TRITON_CACHE_DIR", "TORCHELASTIC_RUN_ID"),
 }
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 def run(here: Project, *argv: str) -> None:

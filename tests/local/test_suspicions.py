@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.local.test_main_road_local import FOUR
-from tests.road import Project, project
+from tests.road import Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(240)]
 
 ONE = ("--cluster", "local", "--nodes", "1", "--nproc-per-node", "1", "--device", "cpu")
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 def kinds(here: Project) -> list[str]:

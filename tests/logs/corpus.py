@@ -17,8 +17,7 @@ T0 = 1_700_000_000_000_000
 
 def raw(time_us: int, rank: int | None, stream: str, text: bytes | str) -> bytes:
     body = text.encode() if isinstance(text, str) else text
-    head = f"{time_us} {'-' if rank is None else rank} {stream} ".encode()
-    return head + body + b"\n"
+    return f"{time_us} {'-' if rank is None else rank} {stream} ".encode() + body + b"\n"
 
 
 def write_log(paths: RunPaths, attempt: int, node: str, lines: Iterable[bytes]) -> Path:

@@ -155,8 +155,7 @@ def test_files_can_be_listed_and_found(ended: LogsCommand) -> None:
         ["1", "n2", "-", "2", "65", str(logs / "a1" / "n2.log")],
         ["2", "n1", "-", "1", "27", str(logs / "a2" / "n1.log")],
     ]
-    data = json.loads(ended.logs("L1", "--list", "--json", "--node", "n2").stdout)
-    assert data == {
+    assert json.loads(ended.logs("L1", "--list", "--json", "--node", "n2").stdout) == {
         "schema": "clusterrun.logs/1",
         "files": [
             {
@@ -457,8 +456,7 @@ def test_following_asks_the_scheduler_seldom(
     here: LogsCommand, monkeypatch: pytest.MonkeyPatch, state: str, questions: int
 ) -> None:
     clock = SkippingClock(monkeypatch, [JobState(state)])
-    watch = cli_follow._Watch(job=RunLogs(record=here.record))
-    assert clock.run_until_end(watch, 300) is None
+    assert clock.run_until_end(cli_follow._Watch(job=RunLogs(record=here.record)), 300) is None
     assert len(clock.asked) == questions
 
 
@@ -562,8 +560,7 @@ def test_a_terminal_gets_colours_and_no_control_sequence_of_the_application(
 
 def test_memory_of_the_whole_command_is_bounded(here: LogsCommand) -> None:
     here.start()
-    path = here.write("n1", raw(T0, 0, "o", "first"))
-    os.truncate(path, 300 * 1024**2)
+    os.truncate(here.write("n1", raw(T0, 0, "o", "first")), 300 * 1024**2)
     here.write("n1", b"\n", *(raw(T0 + i, 0, "o", f"{i}") for i in range(5)))
 
     def limit() -> None:

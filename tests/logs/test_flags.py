@@ -118,8 +118,7 @@ def test_the_full_prefix_says_local_rank_attempt_and_stream(run: LogsCommand) ->
 
 
 def test_highlights_stand_out_where_there_is_colour(run: LogsCommand) -> None:
-    plain = run.logs("L1", "--rank", "3", "-H", "hre").stdout
-    assert plain == "n1:3  | three\n"
+    assert run.logs("L1", "--rank", "3", "-H", "hre").stdout == "n1:3  | three\n"
     done = run.logs("L1", "--rank", "3", "--color", "always", "-H", "hre")
     assert re.search(r"t\x1b\[[0-9;]*mhre\x1b\[[0-9;]*me", done.stdout)
     done = run.logs("L1", "--rank", "3", "--color", "always", "-g", "hre")
@@ -168,8 +167,7 @@ def test_what_a_side_file_left_out_is_told_and_found_in_the_log(run: LogsCommand
 
 
 def test_a_log_file_can_be_named_by_its_path(run: LogsCommand) -> None:
-    path = run.paths.log(1, "n2")
-    assert run.lines(str(path), "--prefix", "none", "-n", "1") == ["after"]
+    assert run.lines(str(run.paths.log(1, "n2")), "--prefix", "none", "-n", "1") == ["after"]
     plain = run.path / "notes.txt"
     plain.write_text("one\ntwo\nTraceback\n")
     assert run.lines(str(plain), "--prefix", "none", "-n", "2") == ["two", "Traceback"]
@@ -263,8 +261,7 @@ def test_nothing_of_a_log_moves_the_readers_terminal(run: LogsCommand) -> None:
 
 
 def test_the_ends_of_nodes_use_up_none_of_the_last_lines(run: LogsCommand) -> None:
-    done = run.logs("-f", "L1", "-a", "-n", "1", "--prefix", "none")
-    assert done.stdout == "launcher says\n"
+    assert run.logs("-f", "L1", "-a", "-n", "1", "--prefix", "none").stdout == "launcher says\n"
 
 
 def test_a_followers_side_files_that_were_full_are_told_of_once(run: LogsCommand) -> None:
@@ -299,8 +296,7 @@ def test_nothing_turns_the_order_of_a_line_round(run: LogsCommand) -> None:
 
 
 def test_the_end_of_a_log_is_not_listed_as_a_line(run: LogsCommand) -> None:
-    counts = [line.split()[3] for line in run.lines("L1", "--list")]
-    assert counts == ["LINES", "6", "4"]
+    assert [line.split()[3] for line in run.lines("L1", "--list")] == ["LINES", "6", "4"]
 
 
 def test_a_finished_progress_bar_has_the_time_of_its_end(run: LogsCommand) -> None:

@@ -107,8 +107,7 @@ def test_a_waiting_job_says_why_and_shows_no_earlier_jobs_file(shell: LogsComman
 
 def test_a_running_job_without_output_names_the_file(shell: LogsCommand) -> None:
     slurm_knows(shell, row("JobId=4711", stdout="/gone/train.log"))
-    done = shell.logs("4711")
-    assert done.stderr.splitlines()[-1] == (
+    assert shell.logs("4711").stderr.splitlines()[-1] == (
         "job 4711 is RUNNING; nothing has been written yet to /gone/train.log"
     )
 
@@ -154,5 +153,4 @@ def test_a_job_that_slurm_forgot_can_still_be_read_by_its_file(shell: LogsComman
 def test_a_stamped_log_by_its_path_is_that_of_its_run(shell: LogsCommand) -> None:
     shell.write("n1", raw(T0, 0, "o", "stamped"), attempt=1)
     shell.write("n2", raw(T0, 8, "o", "of another node"), attempt=1)
-    path = shell.paths.log(1, "n1")
-    assert shell.lines(str(path), "-a", "--prefix", "none") == ["stamped"]
+    assert shell.lines(str(shell.paths.log(1, "n1")), "-a", "--prefix", "none") == ["stamped"]

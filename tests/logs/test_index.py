@@ -100,8 +100,7 @@ def test_the_index_saves_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_side_files_are_searched_too(tmp_path: Path) -> None:
     lines = [raw(T0 + i, 0, "e", f"error {i * 100} text") for i in range(500)]
     file = write(tmp_path, "n1", b"".join(lines), FileKind.ERRORS)
-    end = file.path.stat().st_size
-    assert seek_time(file, T0 + 321, end) == len(b"".join(lines[:321]))
+    assert seek_time(file, T0 + 321, file.path.stat().st_size) == len(b"".join(lines[:321]))
 
 
 @pytest.mark.parametrize("moment", [-5, 10**20])

@@ -88,8 +88,7 @@ def test_a_stretch_gives_the_lines_that_begin_in_it(
         start, end = sorted(
             (data.draw(st.sampled_from(places)), data.draw(st.sampled_from(places)))
         )
-        stretch = Source(file=source.file, start=start, end=end)
-        chosen.append(stretch)
+        chosen.append(Source(file=source.file, start=start, end=end))
         lines = parsed(content[start:end], source.file.node)
         expected += [line._replace(offset=line.offset + start) for line in lines]
     with blocks_of(block):

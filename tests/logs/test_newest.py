@@ -74,8 +74,7 @@ def test_what_is_older_than_needed_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [raw(T0 + i * 1_000_000, 0, "o", f"{i}") for i in range(20_000)]
-    corpus = dict.fromkeys(("n1", "n2"), b"".join(lines))
-    wanted, other = sources(tmp_path, corpus)
+    wanted, other = sources(tmp_path, dict.fromkeys(("n1", "n2"), b"".join(lines)))
     read = _count_bytes(monkeypatch)
     found = newest([wanted, whole(other.file, takes=lambda rank, stream: False)], 200)
     assert texts(found) == [str(i) for i in range(19_800, 20_000)]

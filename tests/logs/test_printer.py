@@ -270,8 +270,7 @@ def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
     to.print_line(line(T0, "n1", 0, "O", b"begun"))
     to.start_attempt(2)
     to.print_truncated("n1")
-    nodes = [LogFile(node=f"n{n}", path=Path("n.log")) for n in range(1, 21)]
-    print_joined((*nodes,), to)
+    print_joined((*[LogFile(node=f"n{n}", path=Path("n.log")) for n in range(1, 21)],), to)
     print_left([Left(node="n1", code=0, reason=""), *ALIKE], to)
     to.print_end("FAILED", 1)
     assert pipe.take() == "n1:0  | begun…\n"

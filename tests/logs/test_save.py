@@ -66,8 +66,7 @@ def test_a_save_that_fails_leaves_nothing(run: LogsCommand, tmp_path: Path) -> N
 
 def test_gaps_are_counted_where_they_cannot_be_shown(run: LogsCommand, tmp_path: Path) -> None:
     run.write("n2", raw(T0 + 9 * SECOND, 9, "g", "o 100 full"))
-    done = run.logs("L1", "-a", "--save", f"{tmp_path / 'saved'}/")
-    assert done.stderr.splitlines()[1] == (
+    assert run.logs("L1", "-a", "--save", f"{tmp_path / 'saved'}/").stderr.splitlines()[1] == (
         "note: output was lost in 1 place; the logs show where and how much"
     )
 

@@ -292,8 +292,7 @@ def test_a_long_error_line_is_searched_whole(long_error: LoggedRun) -> None:
 def test_a_long_error_line_that_the_log_lacks_ends_with_a_mark(
     long_error: LoggedRun, content: bytes
 ) -> None:
-    paths = long_error.write()
-    paths.log(1, "n2").write_bytes(content)
+    long_error.write().log(1, "n2").write_bytes(content)
     assert long_error.read(ERRORS)[-1] == LONG[:SIDE_TEXT_BYTES] + "…"
 
 

@@ -114,8 +114,7 @@ def test_hostile_names_of_nodes_reach_no_terminal() -> None:
 
 
 def test_colour_comes_from_the_name_of_the_node_and_red_is_for_stderr() -> None:
-    view = View(style=Style(colour=True))
-    assert view.show((0, "e", b"\x1b[1mbold")) == [
+    assert View(style=Style(colour=True)).show((0, "e", b"\x1b[1mbold")) == [
         f"\x1b[{node_colour('n1')}mn1:0\x1b[0m \x1b[31m!\x1b[0m \x1b[1mbold\x1b[0m\n"
     ]
 
@@ -200,10 +199,8 @@ def test_control_sequences_never_reach_the_terminal(text: str, plain: str) -> No
 
 @given(st.text(st.sampled_from("\x1b[]P0123;?mJHa\x07\x9b\x9c\\\r\x08 \t")))
 def test_no_control_character_is_left_but_whole_colours_and_tabs(text: str) -> None:
-    plain = strip_controls(text, keep_colours=False)
-    assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", plain)
-    coloured = strip_controls(text, keep_colours=True)
-    rest = re.sub(r"\x1b\[[0-9;:]*m", "", coloured)
+    assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", strip_controls(text, keep_colours=False))
+    rest = re.sub(r"\x1b\[[0-9;:]*m", "", strip_controls(text, keep_colours=True))
     assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", rest)
 
 
@@ -336,8 +333,7 @@ def test_records_that_are_no_lines_are_not_shown() -> None:
 def test_copies_are_one_line_that_says_how_many_and_how_far_apart() -> None:
     view = View(nodes=("n1", "n10"), world_size=80, dedup=True)
     for rank in range(7):
-        entry = line(T0 + 50_000 * rank, "n1", rank, "e", b"aborted on rank %d" % rank)
-        view.view.show(entry)
+        view.view.show(line(T0 + 50_000 * rank, "n1", rank, "e", b"aborted on rank %d" % rank))
     assert view.drain() == ["[7 ranks] ! aborted on rank <n>   (first n1:0, last +0.3 s)\n"]
 
 

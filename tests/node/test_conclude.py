@@ -184,8 +184,7 @@ def test_a_checkpoint_that_a_killed_agent_had_not_told_of_counts(run: EndedAttem
     for number in (1, 2, 3, 4):
         run.attempt(number)
         run.world(number)
-    told = {"type": "checkpoint", "step": 60, "attempt": 1}
-    run.events("n1", told)
+    run.events("n1", {"type": "checkpoint", "step": 60, "attempt": 1})
     found = [run.conclude(number) for number in (1, 2, 3, 4)]
     assert [outcome.checkpoint for _, outcome in found] == [60, 100, 100, 100]
     assert [decision.next for decision, _ in found] == [*[Next.RELAUNCH] * 3, Next.STOP]
@@ -357,8 +356,7 @@ def test_a_signal_with_time_left_is_not_the_time_limit(
 def test_without_slurms_word_the_first_attempt_of_the_job_tells_the_time_left(
     run: EndedAttempts,
 ) -> None:
-    plan = on_slurm(nodes=2, gpus_per_node=2, time_minutes=60)
-    run.plan(plan.to_json())
+    run.plan(on_slurm(nodes=2, gpus_per_node=2, time_minutes=60).to_json())
     left = {"code": 125, "cause": Cause.INTERRUPTED, "interruption": Reason.TIME_LIMIT}
     run.attempt(1, {"checkpoint": 50, "next": Next.RELAUNCH})
     left |= {"reason": "x", "checkpoint": 100, "started_at": 3000.0, "ended_at": 3590.0}

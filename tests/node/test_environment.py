@@ -104,8 +104,7 @@ def test_threads_are_the_cpus_by_the_ranks() -> None:
     assert environment()["OMP_NUM_THREADS"] == "4"
     plan = on_slurm(nodes=2, gpus_per_node=4, threads_per_process=3)
     assert environment({"OMP_NUM_THREADS": "3"}, plan)["OMP_NUM_THREADS"] == "3"  # by env.sh
-    few = NodeFacts(**{**vars(FACTS), "cpus": 2})
-    assert environment(facts=few)["OMP_NUM_THREADS"] == "1"
+    assert environment(facts=NodeFacts(**{**vars(FACTS), "cpus": 2}))["OMP_NUM_THREADS"] == "1"
 
 
 @pytest.mark.parametrize("cpus_per_task", [None, 16])

@@ -87,8 +87,7 @@ def test_ranks_start_as_usual_after_a_bad_preload(
     lines = [line for line in job.errors().splitlines() if "not as forks" in line]
     assert len(lines) == 1, job.errors()
     assert lines[0].startswith(f"clusterrun: local0: {FRESH}{why}")
-    hint = HINTS.get(what, LEAVE_OUT.format(name))
-    assert lines[0].endswith(hint)
+    assert lines[0].endswith(HINTS.get(what, LEAVE_OUT.format(name)))
     assert lines[0].endswith(read_start(job.paths, 1)[1]), "status shows it"
     assert read_start(job.paths, 1)[1].startswith(FRESH)
     job.assert_clean()

@@ -109,8 +109,7 @@ def test_what_ranks_leave_beside_their_output_comes_home_as_a_file_a_node(tmp_pa
     (spool / "nccl.n1.0").write_text("n1:0 NCCL WARN one\nn1:0 NCCL WARN two\n")
     assert thread.finish(20)
     assert paths.rank_errors(1, "n1").read_text() == '{"rank": 0}\n{"rank": 1}\n'
-    lines = paths.nccl_log(1, "n1").read_text().splitlines()
-    assert sorted(lines) == [
+    assert sorted(paths.nccl_log(1, "n1").read_text().splitlines()) == [
         *("n1:0 NCCL WARN one", "n1:0 NCCL WARN two", "n1:1 NCCL", "n1:1 NCCL WARN one")
     ]
     with tarfile.open(paths.flight_dumps(1, "n1")) as archive:

@@ -121,8 +121,7 @@ def test_sigterm_for_every_process_still_leads_to_one_step(stub_job: Make) -> No
     job = started(stub_job(TRAIN))
     for process in job.processes():
         process.send_signal(signal.SIGTERM)
-    codes = job.wait()
-    assert (codes, outcome(job)["reason"]) == ([NodeExit.INTERRUPTED] * 2, "preempted")
+    assert (job.wait(), outcome(job)["reason"]) == ([NodeExit.INTERRUPTED] * 2, "preempted")
     assert_all_saved_at_one_step(job)
     job.assert_clean()
 
@@ -200,8 +199,7 @@ dist.init_process_group("gloo")
 def test_ranks_that_run_and_do_not_join_are_reported_once(stub_job: Make, tmp_path: Path) -> None:
     go = tmp_path / "go"
     job = stub_job(NEVER_JOINS, str(go), world_contract=True)
-    change = "from clusterrun.node.watch import joins; joins.AFTER_S = 0.3"
-    job.start(**changed_agents(job, change))
+    job.start(**changed_agents(job, "from clusterrun.node.watch import joins; joins.AFTER_S = 0.3"))
     job.wait_for("hint: wait if the script is still preparing its data")
     go.touch()
     assert job.wait() == [0, 0]
@@ -234,8 +232,7 @@ def wait_for_exits(job: AgentJob, count: int) -> None:
 
 def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> None:
     """A rank may hang in the teardown of NCCL or gloo when all others have left."""
-    limit_s = round(2 * patience())
-    job = stub_job(LEAVES_EARLY, nproc_per_node=1, nodes=3, hang_timeout_s=limit_s)
+    job = stub_job(LEAVES_EARLY, nproc_per_node=1, nodes=3, hang_timeout_s=round(2 * patience()))
     start_hurried(job, f"hangs.AGAIN_S = stacks.ANSWER_S = {0.5 * patience()}")
     assert job.wait() == [NodeExit.HUNG] * 3
     left = outcome(job)

@@ -631,8 +631,7 @@ def test_a_head_whose_name_is_unknown_is_found_at_its_address_in_slurm(
 
     async def story() -> None:
         nodes = Nodes(tmp_path, nodes=2)
-        far = dataclasses.replace(who(1, 2), head_host="cloud-0.invalid")
-        nodes.members[0]._who = far
+        nodes.members[0]._who = dataclasses.replace(who(1, 2), head_host="cloud-0.invalid")
         assert [parameters.port for parameters in await nodes.meet()] == [2, 2]
 
     run(story())
@@ -718,8 +717,7 @@ def test_a_refusal_reaches_a_member_that_is_slow(
         nodes = Nodes(tmp_path, nodes=2)
         nodes.head._prepare = lambda: asyncio.sleep(0.2)  # it refuses once the other has joined
         monkeypatch.setattr(Member, "_ping", ping_late)
-        loop = asyncio.get_running_loop()
-        joined = loop.run_in_executor(None, other, nodes.members[0])
+        joined = asyncio.get_running_loop().run_in_executor(None, other, nodes.members[0])
         with pytest.raises(NodeError):
             await nodes.head.meet(report(0))
         assert await joined == 122
@@ -860,8 +858,7 @@ def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: bytes) -> 
         nodes = Nodes(tmp_path, nodes=2)
         meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
         reader, writer = await connected()
-        challenge = json.loads(await reader.readline())
-        assert set(challenge) == {"type", "nonce", "run", "attempt"}
+        assert set(json.loads(await reader.readline())) == {"type", "nonce", "run", "attempt"}
         writer.write(said)
         if not said:
             writer.write_eof()

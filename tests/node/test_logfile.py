@@ -260,8 +260,7 @@ def test_what_is_left_out_is_told_now_and_then(files: Files) -> None:
         files.add(b"error: x\n" * 1000, T0 + second * SECOND)
         files.file.flush()
     told = [line for line in files.error_lines() if line[2] == b"g"]
-    counts = [int(line[5].split()[1]) for line in told]
-    assert counts == [980, 5980, 10980, 15980]
+    assert [int(line[5].split()[1]) for line in told] == [980, 5980, 10980, 15980]
 
 
 def test_a_long_error_line_is_shortened_in_the_side_file(files: Files) -> None:

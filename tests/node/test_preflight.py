@@ -75,8 +75,7 @@ def test_a_check_that_is_late_delays_a_start_by_less_than_2_s(answer: Answer) ->
 
 def test_the_command_of_the_site_does_not_run(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    plan = here(nodes=2, nproc_per_node=2, health_command=f"touch {ran}")
-    asyncio.run(NodeChecks(plan).report())
+    asyncio.run(NodeChecks(here(nodes=2, nproc_per_node=2, health_command=f"touch {ran}")).report())
     assert not ran.exists()
 
 

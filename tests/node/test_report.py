@@ -11,8 +11,7 @@ VERSIONS = {"python": "3.11", "torch": "2.13.0"}
 
 
 def report(rank: int, **changes: Any) -> Report:
-    given = {"node": f"n{rank}", "node_rank": rank, "versions": VERSIONS}
-    return Report(**{**given, **changes})
+    return Report(**{**{"node": f"n{rank}", "node_rank": rank, "versions": VERSIONS}, **changes})
 
 
 def test_equal_nodes_have_no_problem() -> None:

@@ -67,8 +67,7 @@ class SavingNodes:
         def send(kind: str, **fields: Any) -> None:
             self.questions.take(member, fields)
 
-        answerers = {"hold": page.hold, "decide": page.decide}
-        await answer(message, answerers, send)
+        await answer(message, {"hold": page.hold, "decide": page.decide}, send)
 
     def leave(self, member: int) -> None:
         self.present.discard(member)

@@ -90,8 +90,7 @@ def test_a_rank_says_where_its_script_is(start: Start, spool: Spool, tmp_path: P
 def test_other_threads_are_not_taken_for_the_scripts(
     start: Start, spool: Spool, threads: int
 ) -> None:
-    rank = start(f"start({threads})\nrest()\n")
-    (place,) = where(spool, rank)
+    (place,) = where(spool, start(f"start({threads})\nrest()\n"))
     assert place.where.endswith(" in rest")
 
 
@@ -192,8 +191,7 @@ def test_nobody_is_suspected_where_nobody_stands_out(busy: int) -> None:
 
 
 def test_a_single_rank_is_its_own_suspect() -> None:
-    chosen = suspect([place(0, waits=False)])
-    assert chosen is not None
+    assert suspect([place(0, waits=False)]) is not None
 
 
 def test_thousands_of_ranks_are_one_sentence() -> None:

@@ -159,8 +159,7 @@ def test_what_is_given_and_what_is_lost_add_up(
 ) -> None:
     pieces = split_pieces(data.encode(), with_rest=True)
     parts = allowed(Caps(lines_per_s, line_bytes), *pieces)
-    given_bytes = sum(p.size if isinstance(p, Loss) else len(p.text) for p in parts)
-    assert given_bytes == len(data.encode())
+    assert sum(p.size if isinstance(p, Loss) else len(p.text) for p in parts) == len(data.encode())
     texts = [p.text for p in parts if isinstance(p, Piece)]
     assert all(texts)
     if line_bytes:

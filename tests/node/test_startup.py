@@ -48,8 +48,7 @@ def _watch(paths: RunPaths, disk: Disk) -> StartWatch:
     who = Identity(
         job_id="42", node="n0", node_rank=0, nodes=NODES, head_host="127.0.0.1", is_local=False
     )
-    plan = here(nodes=1000, nproc_per_node=8)
-    attempt = Attempt(plan=plan, paths=paths, number=1, who=who)
+    attempt = Attempt(plan=here(nodes=1000, nproc_per_node=8), paths=paths, number=1, who=who)
     return StartWatch(attempt, cast(SharedDisk, disk))
 
 

@@ -23,8 +23,7 @@ def test_a_task_that_fails_is_noticed_and_others_run_on() -> None:
     found: list[tuple[str, str]] = []
 
     async def story() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(
+        asyncio.get_running_loop().set_exception_handler(
             lambda loop, context: found.append((context["message"], str(context["exception"])))
         )
         tasks = Tasks()

@@ -94,8 +94,7 @@ def test_a_configuration_that_has_trained_is_not_to_blame(earlier: Outcome) -> N
 
 def test_an_exception_of_the_script_stops_if_it_shows_that_it_repeats() -> None:
     likely = {"status": Certainty.LIKELY, "generic": True}
-    decision = after(failed(verdict("user_code_exception", **likely)))
-    assert decision.rule is VerdictRule.WOULD_REPEAT
+    assert after(failed(verdict("user_code_exception", **likely))).rule is VerdictRule.WOULD_REPEAT
     again = after(failed(verdict("user_code_exception", retry=Retry.MAYBE, **likely)))
     assert again.next is Next.RELAUNCH
 
@@ -119,8 +118,7 @@ def test_the_same_cause_at_the_same_place_costs_two_attempts() -> None:
     ],
 )
 def test_two_failures_that_differ_are_no_proof(second: Outcome) -> None:
-    first = failed(verdict("device_assert"), step=7, checkpoint=5)
-    assert after(first, second).rule is None
+    assert after(failed(verdict("device_assert"), step=7, checkpoint=5), second).rule is None
 
 
 @pytest.mark.parametrize("place", [{"nodes": ("n4",)}, {"ranks": (1,)}])
@@ -225,8 +223,7 @@ def test_the_judge_names_the_cause_in_a_process_of_its_own(
     monkeypatch.setattr(verdicts.threading, "active_count", lambda: threads)
     verdicts.load_judge()
     paths = RunPaths(root=tmp_path)
-    plan = here(nodes=1, nproc_per_node=1)
-    record.write(record.new_record(plan, paths, argv=[], now=1.0))
+    record.write(record.new_record(here(nodes=1, nproc_per_node=1), paths, argv=[], now=1.0))
     paths.attempt(1).mkdir(parents=True)
     text = "ModuleNotFoundError: No module named 'x'"
     end = failed(None, cause=Cause.EXCEPTION, message=text, rank=0, node="n1")

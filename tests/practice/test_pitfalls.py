@@ -190,8 +190,7 @@ def test_the_agent_is_the_task_itself(site: BatchSite) -> None:
     """A cgroup's processes end with the task's own: no shell may stand in its place."""
     python = site.stubs / "python"
     python.write_text(f'#!/bin/bash\necho "$$" > "{site.root}/pid"\n')
-    bundle = rendered(site.plan(nodes=1))
-    run_dir = site.run_dir(bundle)
+    run_dir = site.run_dir(rendered(site.plan(nodes=1)))
     argv = ["bash", str(run_dir / "node.sh"), str(run_dir), "1"]
     task = subprocess.Popen(argv, env=site.environment(), stdin=subprocess.DEVNULL)
     assert task.wait(timeout=30 * patience()) == 0

@@ -79,8 +79,7 @@ def test_where_a_script_goes_on_from_is_an_event(store: Checkpoints, tmp_path: P
     assert path is not None
     (path / "model.bin").write_bytes(b"damaged")
     store.newest()
-    found = [event["step"] for event in events(tmp_path) if event["type"] == "resumed"]
-    assert found == [0, 7]
+    assert [event["step"] for event in events(tmp_path) if event["type"] == "resumed"] == [0, 7]
 
 
 def store_with(tmp_path: Path, *, override: Sequence[str] = (), **settings: object) -> Checkpoints:
@@ -299,8 +298,7 @@ def test_a_disk_without_room_for_another_one_is_said_before_anything_is_written(
     store.save(1, lambda folder: (folder / "large").write_bytes(b"x" * (3 << 20)))
     capsys.readouterr()
     assert store.save(2, lambda _: pytest.fail("nothing can be written")) is None
-    said = capsys.readouterr().err
-    assert said == (
+    assert capsys.readouterr().err == (
         "clusterrun: step 2 was not saved: 3 MiB are needed, 2 MiB are free (rank 0); "
         "training continues\n"
     )
@@ -670,8 +668,7 @@ def test_each_rank_reads_its_share_and_each_file_is_read_once(
 def test_the_marker_lists_the_shares_of_all_ranks_in_order(three: Three) -> None:
     folder, told, _ = three
     assert [t["saved"] for t in told] == [[1, 2]] * 3
-    marker = json.loads((folder / "out/step-00000001/.complete").read_text())
-    assert list(marker["files"]) == FILES
+    assert list(json.loads((folder / "out/step-00000001/.complete").read_text())["files"]) == FILES
     assert checkpoint_files.read(folder / "out/step-00000001").world_size == 3
 
 

@@ -96,8 +96,7 @@ def test_a_script_that_trains_nothing_is_told_that_it_went_without_its_engine(
     assert world.err().endswith(said)
     for quiet in ({"CLUSTERRUN_ENGINE": engine} for engine in ("ddp", "none", "", "another")):
         assert world.run(JOIN, **quiet) == 0
-    off = {"CLUSTERRUN_ENGINE": "fsdp", "CLUSTERRUN_WORLD_CONTRACT": "0"}
-    assert world.run(JOIN, **off) == 0
+    assert world.run(JOIN, **{"CLUSTERRUN_ENGINE": "fsdp", "CLUSTERRUN_WORLD_CONTRACT": "0"}) == 0
     assert world.err().count("ended without it") == 2  # of the first two runs
 
 
@@ -161,8 +160,7 @@ def test_parameters_spread_over_all_ranks_are_sharded_and_over_fewer_are_not(
 
 def told(world: World, given: str, **changes: str) -> str:
     """Make an Accelerator in both ranks, neither of which may go on, and return what was said."""
-    script = ACCELERATE.format(port=str(free_port()), given=given)
-    ended = both(world, script, **changes)
+    ended = both(world, ACCELERATE.format(port=str(free_port()), given=given), **changes)
     assert set(ended) <= {120, 1}, world.err(0)  # one may meet the other's end first
     assert "accelerates" not in world.out(0) + world.out(1)
     return world.err(ended.index(120))

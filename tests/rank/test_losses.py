@@ -40,8 +40,7 @@ def test_a_loss_that_never_changes() -> None:
 
 
 def test_a_loss_that_is_only_reported_again_is_not_new() -> None:
-    newest = float("2.5")
-    assert summary(*[newest] * 30)["count"] == 1
+    assert summary(*[float("2.5")] * 30)["count"] == 1
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])

@@ -24,5 +24,4 @@ def test_the_examples_hold(name: str) -> None:
 
 
 def test_there_are_examples() -> None:
-    found = [doctest.testmod(importlib.import_module(name)).attempted for name in MODULES]
-    assert sum(found) >= 8
+    assert sum([doctest.testmod(importlib.import_module(name)).attempted for name in MODULES]) >= 8

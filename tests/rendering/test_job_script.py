@@ -138,8 +138,7 @@ def test_a_setup_line_that_exits_is_no_success(site: BatchSite, line: str) -> No
 
 
 def test_an_unfit_node_leaves_its_status_even_where_srun_says_less(site: BatchSite) -> None:
-    only_on_nodes = "[[ -z ${SLURM_NODEID:-} ]]"
-    bundle = rendered(site.plan(setup=(only_on_nodes,), nodes=2))
+    bundle = rendered(site.plan(setup=("[[ -z ${SLURM_NODEID:-} ]]",), nodes=2))
     run_dir = site.run_dir(bundle)
     site.run(bundle, str(run_dir))
     assert (run_dir / "attempts" / "1" / "status").read_text() == f"{UNFIT}\n"
@@ -209,8 +208,7 @@ def test_the_signals_of_users_do_not_kill_the_launcher_on_its_way(site: BatchSit
     plan = site.plan(env={"A": "b"})
     (site.stubs / "python").write_text("#!/bin/bash\ngrep SigIgn /proc/$$/status\n")
     bundle = rendered(plan)
-    done = site.run(bundle, str(site.run_dir(bundle)))
-    ignored = int(done.stdout.split()[1], 16)
+    ignored = int(site.run(bundle, str(site.run_dir(bundle))).stdout.split()[1], 16)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         assert ignored & 1 << (number - 1)
     assert not ignored & 1 << (signal.SIGTERM - 1)

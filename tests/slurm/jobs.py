@@ -37,8 +37,7 @@ def submitter(root: Path) -> Submit:
         bundle = make_bundle(plan, sbatch=f"#!/bin/bash\n{lines}{body}\n")
         paths = make_run(root, plan, bundle)
         made = record.new_record(plan, paths, argv=(), now=time.time())
-        submission = BACKEND.submit(plan, paths)
-        made = dataclasses.replace(made, job_id=submission.job_id)
+        made = dataclasses.replace(made, job_id=BACKEND.submit(plan, paths).job_id)
         record.write(made)
         return made
 

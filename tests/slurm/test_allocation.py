@@ -102,13 +102,11 @@ def test_a_run_saves_when_its_allocation_ends_and_resumes_in_another(
     (job,) = here.json("list", "--all")["jobs"]
     assert "begins at step 0" in done.stdout, done.stderr
     wait_for((here.run_dir(job["job_id"]) / "end.json").exists, "the run to end")
-    found = here.json("status", job["job_id"])
-    assert found["state"] == "TIMEOUT"
+    assert here.json("status", job["job_id"])["state"] == "TIMEOUT"
     cluster.wait_no_processes(30)
     outside = here.cli("resume", job["job_id"])
     assert outside.returncode == 2
     assert "this shell is in no allocation" in outside.stderr
     again = salloc(here, f"python -m clusterrun resume {job['job_id']} --wait")
     assert again.returncode == 0, again.stderr
-    newest = here.json("list", "--all")["jobs"][0]["job_id"]
-    assert "begins at step 0" not in here.logs(newest)
+    assert "begins at step 0" not in here.logs(here.json("list", "--all")["jobs"][0]["job_id"])

@@ -16,16 +16,11 @@ from clusterrun.health.reports import reported
 from tests.cluster.cluster import Cluster
 from tests.cluster.small_disk import small_disk
 from tests.patience import patience, wait_for
-from tests.road import Project, project
+from tests.road import Project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
 
 TWO = ("--only", "slurm", "-N2", "--gpus-per-node", "2")
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 def looked(here: Project, *args: str) -> dict[str, dict[str, Any]]:

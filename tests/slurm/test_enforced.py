@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from tests.cluster import cgroups
 from tests.cluster.cluster import OVER, Cluster
 from tests.cluster.shape import Shape, default_state_dir, own_slot
-from tests.road import LIGHT, Project, project
+from tests.road import LIGHT, Project
 from tests.slurm.test_diagnose import WAITING, diagnosed
 from tests.slurm.test_waiting import waits
 
@@ -51,11 +50,6 @@ def _polled(cluster: Cluster) -> Iterator[Cluster]:
     slot = own_slot(POLLED)
     shape = Shape(state_dir=default_state_dir(slot), slot=slot, nodes=2, accounting=False)
     yield from brought_up(replace(shape, memory_limit="polled"))
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 def ran_out(here: Project, cluster: Cluster) -> tuple[str, dict[str, Any]]:
@@ -100,8 +94,7 @@ def test_an_account_that_is_not_registered(here: Project, strict: Cluster) -> No
     assert not (here.path / "runs").exists()
     assert cause_of(here, done.stderr) == "slurm_account_invalid"
     plain = ["sbatch", "--account=nope", "-o", "/dev/null", "--wrap=true"]
-    refused = strict.run(plain, check=False)
-    assert cause_of(here, refused.stderr) == "slurm_account_invalid"
+    assert cause_of(here, strict.run(plain, check=False).stderr) == "slurm_account_invalid"
 
 
 def cause_of(here: Project, text: str) -> str:
@@ -131,8 +124,7 @@ def test_a_limit_of_the_account(
     of_root = ("sacctmgr", "-i", "modify", "user", "root", "set")
     strict.run([*of_root, limit])
     try:
-        job_id = here.submit(*TWO, "--time", "5", *WAITING)
-        reason = waits(here, job_id, code)
+        reason = waits(here, here.submit(*TWO, "--time", "5", *WAITING), code)
     finally:
         strict.run(["scancel", "--me"])
         strict.run([*of_root, f"{limit.rpartition('=')[0]}=-1"])

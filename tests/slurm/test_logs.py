@@ -28,11 +28,6 @@ LARGE_MEMORY_BYTES = 14 << 30  # 64 launchers with torch and 512 ranks took 14 G
 MIB = 1 << 20
 
 
-@pytest.fixture(name="here")
-def _here(tmp_path: Path, cluster: Cluster) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
-
-
 @pytest.fixture(autouse=True)
 def _nothing_left(cluster: Cluster) -> Iterator[None]:
     """Let no test pay for what an earlier one left running."""
@@ -82,8 +77,7 @@ def assert_beginning(
 ) -> bytes:
     """Hold a log to what a rank had written when it was ended, without being asked."""
     told = read(here, job_id, rank, "out", *more)
-    expected = chatter.beginning(rank, len(told), torn=torn)
-    assert chatter.difference(told, expected) == "", rank
+    assert chatter.difference(told, chatter.beginning(rank, len(told), torn=torn)) == "", rank
     # It may have been ended between a line and its account of it.
     assert 0 <= len(told) - here.written_by(rank) <= len(chatter.line(rank, 0) + chatter.FILLER)
     return told
@@ -234,8 +228,7 @@ def test_a_rank_killed_in_mid_line_leaves_all_that_it_wrote(
     assert ended(cluster, job_id) == "FAILED"
     for rank in range(3):
         assert_beginning(here, job_id, rank)
-    torn = assert_beginning(here, job_id, 3, torn=True)
-    assert not torn.endswith(b"\n")
+    assert not assert_beginning(here, job_id, 3, torn=True).endswith(b"\n")
     told = here.json_lines("logs", job_id, "--rank", "3", "-n", "all")
     assert [line["partial"] for line in told if line["type"] == "line"][-1] is True
 

@@ -9,24 +9,18 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.patience import patience, wait_for
-from tests.road import LIGHT, Project, project
+from tests.road import LIGHT, Project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 TWO = ("-N2", "--gpus-per-node", "1", *LIGHT)
 ALONE = ("--env", "ALONE=1")
 TINY = ("--layers", "1", "--width", "32", "--heads", "2", "--seq-len", "32", "--batch-size", "2")
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path, cluster: Any) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 @pytest.fixture(autouse=True)
@@ -229,8 +223,7 @@ def test_ranks_that_each_make_a_world_of_their_own_fail_and_are_named(
     assert ended(cluster, job_id) == "FAILED"
     assert time.monotonic() - since < 40 * patience()
     assert sacct(cluster, job_id) == ("FAILED", "120:0")
-    text = here.ok("status", job_id)
-    assert "accelerate has a world of 1, but the job requested 4" in text
+    assert "accelerate has a world of 1, but the job requested 4" in here.ok("status", job_id)
     cluster.wait_no_processes()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.road import Project, project
+from tests.road import Project
 from tests.slurm.jobs import Submit, submitter
 from tests.slurm.test_backend import (
     own_memory,
@@ -64,11 +64,6 @@ def _cluster(newer_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture(name="submit")
 def _submit(cluster: Cluster, tmp_path: Path) -> Submit:
     return submitter(tmp_path)
-
-
-@pytest.fixture(name="here")
-def _here(cluster: Cluster, tmp_path: Path) -> Project:
-    return project(tmp_path / "project", tmp_path / "state")
 
 
 # Fields that a newer scontrol shows behind the name of the output file.

@@ -145,8 +145,7 @@ def test_a_training_that_is_killed_without_a_grace_time_goes_on_once(preempted: 
 
 
 def test_what_waits_for_the_success_of_a_requeued_training_starts(preempted: Preempted) -> None:
-    cluster = preempted.runs["requeue"].cluster
-    assert cluster.wait_job(preempted.dependent) == "COMPLETED"
+    assert preempted.runs["requeue"].cluster.wait_job(preempted.dependent) == "COMPLETED"
 
 
 def test_a_successor_does_not_wait_for_a_requeue(preempted: Preempted) -> None:

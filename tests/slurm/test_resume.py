@@ -134,8 +134,7 @@ def test_a_training_that_was_cancelled_with_a_checkpoint_is_resumed(
     assert done.returncode == 0, done.stderr
     assert "written after" in done.stderr
     here.ok("status", job_id, "--wait")
-    root = here.run_dir(job_id)
-    saved, _ = checkpoint_files.newest(root / "checkpoints")
+    saved, _ = checkpoint_files.newest(here.run_dir(job_id) / "checkpoints")
     assert saved is not None
     assert here.json("status", job_id)["state"] == "CANCELLED"
     assert here.cli("resume", job_id, "--strategy", "zero2").returncode == 2
@@ -185,8 +184,7 @@ def test_the_rest_of_a_chain_ends_at_once_where_all_is_done(
     here: Project, cluster: Cluster
 ) -> None:
     job_id = here.submit("--chain", "2", *RUN, "--max-steps", "3")
-    record = json.loads((here.run_dir(job_id) / "job.json").read_text())
-    (later,) = record["chained_job_ids"]
+    (later,) = json.loads((here.run_dir(job_id) / "job.json").read_text())["chained_job_ids"]
     assert cluster.wait_job(job_id, timeout_s=200) == "COMPLETED"
     assert cluster.wait_job(later, timeout_s=60) == "COMPLETED"
     assert here.json("status", later)["attempt"] == 1

@@ -37,8 +37,7 @@ def step_s(here: Project, job_id: str) -> float:
 
 
 def test_the_speed_ups_are_those_of_the_runs_and_plan_takes_them(here: Project) -> None:
-    answer = json.loads(here.ok("scaling", *JOB, "--json", "paced.py", "20"))
-    points = answer["points"]
+    points = json.loads(here.ok("scaling", *JOB, "--json", "paced.py", "20"))["points"]
     assert [point["ranks"] for point in points] == [1, 2, 4]
     took = [step_s(here, point["job_id"]) for point in points]
     gains = [took[0] * ranks / step for ranks, step in zip((1, 2, 4), took, strict=True)]

@@ -72,8 +72,7 @@ def kinds(reason: dict[str, Any]) -> list[str]:
 
 def test_busy_nodes_and_fewer_that_are_idle(here: Project, cluster: Cluster) -> None:
     occupy(cluster, *cluster.nodes[:3])
-    job_id = here.submit("-N3", "--time", "30", *ONE, *WAITING)
-    reason = waits(here, job_id, "Resources")
+    reason = waits(here, here.submit("-N3", "--time", "30", *ONE, *WAITING), "Resources")
     (fact,) = reason["facts"]
     assert (fact["kind"], fact["asked"], fact["limit"]) == ("nodes", 3, 4)
     assert fact["uses"]["busy"] == 3
@@ -88,8 +87,7 @@ def test_another_partition_has_idle_nodes(here: Project, cluster: Cluster) -> No
     reason = waits(here, job_id, "Resources")
     offered = {one["partition"]: one["idle"] for one in reason["sooner"]}
     assert offered.popitem()[1] == 3
-    command = reason["sooner"][0]["command"].split()
-    again = here.cli(*command[1:], "--parsable")
+    again = here.cli(*reason["sooner"][0]["command"].split()[1:], "--parsable")
     assert again.returncode == 0, again.stderr
     wait_for(lambda: cluster.job_state(again.stdout.split()[0]) == "RUNNING", "it runs there")
 
@@ -133,8 +131,7 @@ def test_maintenance_ahead_and_a_time_that_ends_before_it(here: Project, cluster
     when = ("StartTime=now+60minutes", "Duration=60", "Users=root", "Flags=MAINT,IGNORE_JOBS")
     where = f"Nodes={','.join(cluster.nodes)}"
     cluster.run(["scontrol", "create", "reservation", "ReservationName=maint", *when, where])
-    job_id = here.submit("-N2", "--time", "120", *ONE, *WAITING)
-    reason = waits(here, job_id, "ReqNodeNotAvail")
+    reason = waits(here, here.submit("-N2", "--time", "120", *ONE, *WAITING), "ReqNodeNotAvail")
     assert kinds(reason) == ["reservation"]
     (change,) = reason["sooner"]
     assert 2400 <= change["limit_s"] < 3600
@@ -145,6 +142,5 @@ def test_maintenance_ahead_and_a_time_that_ends_before_it(here: Project, cluster
 def test_a_held_job_and_one_that_waits_for_another_cost_no_further_question(
     here: Project, cluster: Cluster
 ) -> None:
-    held = here.submit("-N1", "--hold", *ONE, *WAITING)
-    reason = waits(here, held, "JobHeldUser")
+    reason = waits(here, here.submit("-N1", "--hold", *ONE, *WAITING), "JobHeldUser")
     assert (reason["facts"], reason["can_start"]) == ([], False)

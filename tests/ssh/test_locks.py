@@ -70,8 +70,7 @@ def test_the_end_of_a_run_frees_its_gpus(shared_gpus: Hosts) -> None:
     for person in PEOPLE:
         code, out, err = answer(submitted(hosts, person, "h1,h2"))
         assert code == 0, err
-        job_id = out.split()[3]
-        cancel = ["clusterrun", "cancel", "-y", job_id]
+        cancel = ["clusterrun", "cancel", "-y", out.split()[3]]
         hosts.laptop.run(cancel, user=person, cwd=f"/shared/{person}", check=True)
         wait_for(lambda: not hosts.processes(), "the end of the run")
         nothing_left(hosts, RUN_FILES, "/hello.py$")

@@ -99,8 +99,7 @@ def test_a_silent_host_is_named_soon(hosts: Hosts) -> None:
 
 def test_closed_ports_are_named(hosts: Hosts) -> None:
     hosts.close_ports("h2", "1024-65535", silently=False)
-    done = submit(hosts, "--hosts", "h1,h2,h3")
-    code, error, hint = refusal(done)
+    code, error, hint = refusal(submit(hosts, "--hosts", "h1,h2,h3"))
     assert code == 1
     assert error.startswith("h1: port ")
     assert error.endswith(" of h2 cannot be reached (Connection refused)")
@@ -111,8 +110,7 @@ def test_closed_ports_are_named(hosts: Hosts) -> None:
 @pytest.mark.long
 def test_a_firewall_that_drops_is_named_with_all_hosts_before_it(hosts: Hosts) -> None:
     hosts.close_ports("h1", "1024-65535")
-    done = submit(hosts, "--hosts", "h1,h2,h3", "--port-range", "5000-5010")
-    code, error, _ = refusal(done)
+    code, error, _ = refusal(submit(hosts, "--hosts", "h1,h2,h3", "--port-range", "5000-5010"))
     assert code == 1
     assert error.startswith("h[2-3]: port 50")
     assert error.endswith(" of h1 cannot be reached (timed out)")
@@ -192,8 +190,7 @@ def test_a_full_disk_of_the_first_host_is_named(hosts: Hosts) -> None:
     hosts.share(LAPTOP)
     hosts["h1"].small_disk("/home/ann1/clusterrun", 1)
     refusals(hosts, {"h1,h2": (1, "h1: only .*")})
-    fill = ["dd", "if=/dev/zero", "of=clusterrun/full", "bs=1k", "count=2000"]
-    hosts["h1"].run(fill)
+    hosts["h1"].run(["dd", "if=/dev/zero", "of=clusterrun/full", "bs=1k", "count=2000"])
     code, error, hint = refusal(submit(hosts, "--hosts", "h1,h2"))
     assert code == 1
     assert error.startswith("h1: cannot create the run directory /home/ann1/clusterrun/runs/")

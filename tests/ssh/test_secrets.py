@@ -42,21 +42,18 @@ def test_a_token_reaches_the_ranks_and_nothing_else(hosts: Hosts, shared: bool) 
     options = ["--hosts", "h1,h2", "--pass-env", "TOKEN", "--job-name", "my 'first' job"]
     options += ["--no-world-contract", "hello.py"]
     with hosts.all_command_lines() as lines:
-        environ = {"TOKEN": TOKEN}
-        process = start(hosts, *options, *odd, cwd=cwd, script=SHOWS, env=environ)
+        process = start(hosts, *options, *odd, cwd=cwd, script=SHOWS, env={"TOKEN": TOKEN})
         out, err = process.communicate(timeout=120 * patience())
         assert process.returncode == 0, err
         wait_for(lambda: not hosts.processes(), "the end of the run")
-    job_id = out.split()[3]
-    logs = hosts.laptop.run(["clusterrun", "logs", "-a", "-n", "all", job_id], cwd=cwd)
+    logs = hosts.laptop.run(["clusterrun", "logs", "-a", "-n", "all", out.split()[3]], cwd=cwd)
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     assert logs.stdout.count(f"passed {digest}") == 2, logs
     assert logs.stdout.count(f"got {odd}") == 2, logs
     for part in ("hf_5ecret", "5ecret-with"):
         assert not [line for line in lines if part in line]
         assert found(hosts, part) == []
-    left = hosts.leftovers(r"/runs/|roots\.json|local-job-id|/hello\.py$")
-    assert left == []
+    assert hosts.leftovers(r"/runs/|roots\.json|local-job-id|/hello\.py$") == []
 
 
 @pytest.mark.parametrize("ending", ["cancel", "failure", "refusal"])

@@ -1,0 +1,5 @@
+"""Give these tests a project with the examples and the scripts of tests/scripts."""
+
+from tests.road import a_project
+
+__all__ = ["a_project"]
