@@ -49,7 +49,8 @@ def pass_on(module: ModuleType) -> None:
 
 def install() -> None:
     """Watch this process, which a rank spawned; this costs nothing until torch is imported."""
-    names = ("torch.distributed.distributed_c10d", "torch.optim.optimizer")
+    distributed = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
+    names = (*distributed, "torch.optim.optimizer")
     patches = {name: functools.partial(_patch, name) for name in names}
     patch_on_import({**patches, "multiprocessing.spawn": pass_on})
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from clusterrun import runtime
@@ -28,6 +28,7 @@ from clusterrun.rank.first_step import FirstStep
 from clusterrun.rank.import_hooks import Patch, patch_on_import
 from clusterrun.rank.save_point import control_page
 from clusterrun.shared.control_page import Joining
+from clusterrun.shared.given import STORE_PORT
 
 PUBLISH_TIMEOUT_S = 60
 SWITCH_OFF = "use --no-world-contract to switch this check off"
@@ -179,6 +180,7 @@ class Contract:
         """Return the patch of each module, for every process that may train."""
         return {
             "torch.distributed.distributed_c10d": functools.partial(_watch_torch, self),
+            "torch.distributed.rendezvous": _host_own_stores,
             first_step.MODULE: self.first_step.listen,
         }
 
@@ -228,6 +230,26 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
     for holder in (module, *sys.modules.values()):
         if getattr(holder, "__dict__", {}).get("init_process_group") is original:
             holder.__dict__["init_process_group"] = init_process_group
+
+
+def _host_own_stores(module: ModuleType) -> None:
+    """Have rank 0 host the store of a port that the script names.
+
+    torch's launcher hosts one store, and its ranks take that for every store's host. A port tells
+    them apart: the launcher's is not free on its node, under any name of the node.
+    """
+    hosted: Any = getattr(module, "_create_c10d_store", None)
+    if hosted is None:
+        return
+    names = {**vars(module), "_torchelastic_use_agent_store": lambda: False}
+    own = FunctionType(hosted.__code__, names, hosted.__name__, hosted.__defaults__)
+
+    @functools.wraps(hosted)
+    def create(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        is_hosted = str(port) == os.environ.get(STORE_PORT, str(port))
+        return (hosted if is_hosted else own)(hostname, port, *args, **kwargs)
+
+    vars(module)["_create_c10d_store"] = create
 
 
 def _watch_rpc(contract: Contract, module: Any) -> None:

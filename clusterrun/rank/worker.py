@@ -70,6 +70,7 @@ def main() -> None:
         sys.exit("usage: python -m clusterrun.rank.worker SCRIPT [ARGS...] | -m MODULE [ARGS...]")
     os.environ.pop(given.OWN_RANK, None)
     os.environ[given.OWN_RANK] = str(runtime.rank())
+    os.environ[given.STORE_PORT] = os.environ.get("MASTER_PORT", "")
     with contextlib.suppress(OSError):
         os.unlink(_error_file())
     leave_last()

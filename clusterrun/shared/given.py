@@ -15,6 +15,7 @@ GIVEN = "CLUSTERRUN_GIVEN"
 WAS = "CLUSTERRUN_WAS_"
 STARTED = "CLUSTERRUN_STARTED"
 OWN_RANK = "CLUSTERRUN_RANK"  # unchanged if a script sets RANK, also for processes that it starts
+STORE_PORT = "CLUSTERRUN_STORE_PORT"  # the launcher's, unchanged if a script sets MASTER_PORT
 TASK = {  # Slurm's variables of a task, and torch's launcher's, whose values a rank gives them
     "SLURM_PROCID": "RANK",
     "SLURM_LOCALID": "LOCAL_RANK",

@@ -23,7 +23,7 @@ from clusterrun.node.base.report import LaunchParameters
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
-from clusterrun.shared.given import OWN_RANK, TASK
+from clusterrun.shared.given import OWN_RANK, STORE_PORT, TASK
 from clusterrun.shared.installed import installed_version
 from clusterrun.shared.own_modules import module_argv
 
@@ -128,9 +128,11 @@ def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
     env = rank_environment(base, attempt, met, Path(SPOOL), known)
     if "OMP_NUM_THREADS" not in base:
         env["OMP_NUM_THREADS"] = "<CPUs of the node / its ranks>"
+    port = str(plan.main_process_port or PORT)
     return {
         **env,
-        **({"MASTER_PORT": str(plan.main_process_port or PORT)} if plan.world_size == 1 else {}),
+        **({"MASTER_PORT": port} if plan.world_size == 1 else {}),
+        STORE_PORT: port,
         OWN_RANK: str(rank),
         "CLUSTERRUN_AGENT_PID": "<pid>",
         "CLUSTERRUN_LAUNCHER_PID": "<pid>",

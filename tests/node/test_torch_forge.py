@@ -65,6 +65,7 @@ OWN = {
     "CLUSTERRUN_AGENT_PID": "of the agent",
     "CLUSTERRUN_LAUNCHER_PID": "of the forge or the launcher",
     "CLUSTERRUN_STARTED": "checksums of values that differ",
+    "CLUSTERRUN_STORE_PORT": "of the attempt",
     "MASTER_PORT": "of the attempt",
     "TORCHELASTIC_ERROR_FILE": "torch's launcher makes a directory of a random name",
 }

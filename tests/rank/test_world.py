@@ -13,6 +13,7 @@ import pytest
 
 from clusterrun.node.forward.spool import Spool
 from tests.patience import patience
+from tests.ports import free_port
 from tests.rank.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,8 +23,7 @@ JOIN = "import torch.distributed as dist\ndist.init_process_group('gloo')\nprint
 STATE = """
 from accelerate.state import PartialState
 state = PartialState()
-print('given', state.given, 'size', state.num_processes)
-import os; print('local', state.local_rank, os.environ.get('LOCAL_RANK'))
+print('given', state.given, 'size', state.num_processes, 'local', state.local_rank)
 """
 ONE = {"CLUSTERRUN_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
 
@@ -190,7 +190,7 @@ def test_accelerate_makes_no_group_of_one_rank_unless_it_shards(
 ) -> None:
     world.env |= {**ONE, f"ACCELERATE_USE_{switch}": "true"}
     assert world.run(STATE, rank=0) == 0, world.err(0)
-    assert f"local {seen} 0\n" in world.out(0)
+    assert f"local {seen}\n" in world.out(0)
 
 
 def test_the_contract_can_be_switched_off(world: World) -> None:
@@ -298,6 +298,35 @@ def test_a_model_that_goes_after_its_gloo_group_does_not_hang_the_rank(world: Wo
     ranks = [world.start(rank, FREED_LATE, CLUSTERRUN_NODE=f"n{rank}", **real) for rank in range(2)]
     assert [rank.wait(100 * patience()) for rank in ranks] == [0, 0], world.err(0) + world.err(1)
     assert [world.out(rank) for rank in range(2)] == ["freed\n", "freed\n"]
+
+
+OWN_PORTS = """
+import os
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+rank, ports = int(os.environ["RANK"]), os.environ["PORTS"].split()
+
+def meet(_, url):
+    dist.init_process_group("gloo", url, rank=rank, world_size=2)
+    dist.barrier()
+    print("met", flush=True)
+
+if __name__ == "__main__":
+    os.environ.update(dict(MASTER_ADDR="localhost", MASTER_PORT=ports[1]))
+    meet(0, "env://")
+    multiprocessing.spawn(meet, [f"tcp://127.0.0.1:{ports[2]}"])
+"""
+
+
+@pytest.mark.torch
+def test_rank_0_hosts_the_store_of_a_port_that_the_script_names(world: World) -> None:
+    ports = [str(free_port()) for _ in range(3)]
+    world.env |= {"PYTHONPATH": str(ROOT), "MASTER_PORT": ports[0], "PORTS": " ".join(ports)}
+    world.env |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    ranks = [world.start(rank, OWN_PORTS, CLUSTERRUN_NODE=f"n{rank}") for rank in range(2)]
+    assert [rank.wait(100 * patience()) for rank in ranks] == [0, 0], world.err(0) + world.err(1)
+    assert [world.out(rank) for rank in range(2)] == ["met\nmet\n"] * 2
 
 
 @pytest.mark.torch
