@@ -23,7 +23,7 @@ from clusterrun.errors import WorldContractError
 from clusterrun.rank import children, first_step, recorder, trainers
 from clusterrun.rank.build_locks import watch_locks
 from clusterrun.rank.emit import add_hint, own_rank, say
-from clusterrun.rank.engine import EngineWatch, is_forced_to_cpu, is_sharding_requested
+from clusterrun.rank.engine import EngineWatch, is_forced_to_cpu, switched_on
 from clusterrun.rank.first_step import FirstStep
 from clusterrun.rank.import_hooks import Patch, patch_on_import
 from clusterrun.rank.save_point import control_page
@@ -233,11 +233,7 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
 
 
 def _host_own_stores(module: ModuleType) -> None:
-    """Have rank 0 host the store of a port that the script names.
-
-    torch's launcher hosts one store, and its ranks take that for every store's host. A port tells
-    them apart: the launcher's is not free on its node, under any name of the node.
-    """
+    """Have rank 0 host the stores of other ports than the launcher's: torch expects them there."""
     hosted: Any = getattr(module, "_create_c10d_store", None)
     if hosted is None:
         return
@@ -302,15 +298,12 @@ class _Call:
         try:
             yield
         except Exception as error:
-            if "nccl" in str(self._given.get("backend")).lower() and not _has_gpu():
+            import torch
+
+            is_nccl = "nccl" in str(self._given.get("backend")).lower()
+            if is_nccl and not torch.cuda.is_available():
                 add_hint(error, "omit the backend or use 'gloo': NCCL needs GPUs")
             raise
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_available())
 
 
 def _is_for_rank(contract: Contract, call: _Call) -> bool:
@@ -412,27 +405,19 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
             kwargs["backend"] = contract.backend  # the Trainer passes None by default
         # Accelerator() reads ACCELERATE_USE_CPU, a bare PartialState() does not.
         cpu |= mine and is_forced_to_cpu()
-        is_one = mine and contract.expected == 1 and (cpu or not is_sharding_requested())
-        with _one_process() if is_one and not _group_size() else contextlib.nullcontext():
+        is_one = mine and contract.expected == 1 and (cpu or switched_on() is None)
+        # With LOCAL_RANK, accelerate makes a group of one rank; its own launcher sets none.
+        hidden = ["LOCAL_RANK"] if is_one and not _group_size() else []
+        kept = {name: os.environ.pop(name, "0") for name in hidden}
+        try:
             original(self, cpu, **kwargs)
+        finally:
+            os.environ.update(kept)
         if mine:
             cause, hint = _why_alone(self.num_processes)
             contract.check_size(self.num_processes, "accelerate", cause, hint=hint)
 
     module.PartialState.__init__ = __init__
-
-
-@contextlib.contextmanager
-def _one_process() -> Iterator[None]:
-    """Have accelerate train as in a process of `accelerate launch --num_processes 1`.
-
-    With LOCAL_RANK it would make a process group of one rank, and wrap models with DDP.
-    """
-    local_rank = os.environ.pop("LOCAL_RANK", "0")
-    try:
-        yield
-    finally:
-        os.environ["LOCAL_RANK"] = local_rank
 
 
 def _why_alone(size: int) -> tuple[str | None, str]:

@@ -178,7 +178,7 @@ class EngineWatch:
         except TypeError:
             return None  # let accelerate itself refuse the call
         plugin = next((_PLUGINS[name] for name in _PLUGINS if given.get(name)), None)
-        engine = plugin or next((e for e, name in _SWITCHES.items() if _is_true(name)), None)
+        engine = plugin or switched_on()
         if engine is None:
             return None
         if engine is self._launched:
@@ -274,9 +274,9 @@ def is_forced_to_cpu() -> bool:
     return _is_true("ACCELERATE_USE_CPU")
 
 
-def is_sharding_requested() -> bool:
-    """Return whether the launch or the script has accelerate train with DeepSpeed or FSDP."""
-    return any(map(_is_true, _SWITCHES.values()))
+def switched_on() -> Engine | None:
+    """Return the engine that accelerate's variables request."""
+    return next((engine for engine, name in _SWITCHES.items() if _is_true(name)), None)
 
 
 def _is_true(name: str) -> bool:

@@ -132,9 +132,9 @@ def _act_as_a_task_of_slurm() -> None:
 
     Slurm started the agent as its task, one for each node.
     """
-    for name, same in given.TASK.items():
-        if name in os.environ and same in os.environ:
-            os.environ[name] = os.environ[same]
+    task = {**given.of_task(os.environ), "SLURM_TASK_PID": str(os.getpid())}
+    found = {name: value for name, value in task.items() if name in os.environ}
+    os.environ.update(given.noting_changes(os.environ, {**os.environ, **found}))
 
 
 def die_with_parent(variable: str) -> None:

@@ -8,6 +8,7 @@ they show what the script changes, and copy no secret.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping, MutableMapping
 
@@ -15,13 +16,30 @@ GIVEN = "CLUSTERRUN_GIVEN"
 WAS = "CLUSTERRUN_WAS_"
 STARTED = "CLUSTERRUN_STARTED"
 OWN_RANK = "CLUSTERRUN_RANK"  # unchanged if a script sets RANK, also for processes that it starts
+# Of the agent's task, which has the CPUs of all ranks of its node: a number, or `cpu=` and one.
+_CPUS = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+_CPU_COUNT = re.compile(r"(^|\bcpu=)(\d+)")
+_OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 STORE_PORT = "CLUSTERRUN_STORE_PORT"  # the launcher's, unchanged if a script sets MASTER_PORT
-TASK = {  # Slurm's variables of a task, and torch's launcher's, whose values a rank gives them
-    "SLURM_PROCID": "RANK",
-    "SLURM_LOCALID": "LOCAL_RANK",
-    "SLURM_NTASKS": "WORLD_SIZE",
-    "SLURM_NPROCS": "WORLD_SIZE",
-}
+
+
+def of_task(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what `srun --ntasks-per-node=RANKS` sets for the task that is this rank."""
+    numbers = [int(env[name]) for name in _OF_RANK if env.get(name, "").isdigit()]
+    if len(numbers) < len(_OF_RANK):
+        return {}
+    rank, local, size, each = numbers
+    per_node = f"{each}(x{size // each})" if size > each else str(each)
+    share = lambda found: f"{found[1]}{max(1, int(found[2]) // each)}"  # noqa: E731
+    return {
+        **{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local)},
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), str(size)),
+        **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), per_node),
+        "SLURM_NTASKS_PER_NODE": str(each),
+        "SLURM_GTIDS": ",".join(map(str, range(rank - local, rank - local + each))),
+        "SLURM_DISTRIBUTION": "block" if each > 1 else "cyclic",
+        **{name: _CPU_COUNT.sub(share, env[name]) for name in _CPUS if name in env},
+    }
 
 
 def noting_changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:

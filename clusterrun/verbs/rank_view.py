@@ -23,7 +23,7 @@ from clusterrun.node.base.report import LaunchParameters
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
-from clusterrun.shared.given import OWN_RANK, STORE_PORT, TASK
+from clusterrun.shared.given import OWN_RANK, STORE_PORT, of_task
 from clusterrun.shared.installed import installed_version
 from clusterrun.shared.own_modules import module_argv
 
@@ -148,9 +148,7 @@ def _of_host(node: int) -> dict[str, str]:
 
 
 def _of_task(plan: Plan, launched: Mapping[str, str]) -> dict[str, str]:
-    if plan.cluster is not Cluster.SLURM:
-        return {}
-    return {name: launched[same] for name, same in TASK.items() if same in launched}
+    return of_task(launched) if plan.cluster is Cluster.SLURM else {}
 
 
 def _of_launcher(

@@ -89,6 +89,7 @@ def test_the_users_own_deepspeed_file_is_among_them_as_it_is(here: CommandLine) 
 def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Import neither accelerate nor torch."""
     variables = {"ACCELERATE_MIXED_PRECISION": "no", "RANK": "5", "LOCAL_RANK": "1"}
+    variables |= {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
     monkeypatch.setattr(rank_view, "_of_launcher", lambda *_: (variables, ""))
 
 

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import patience
 from tests.ports import free_port
-from tests.rank.test_world import JOIN, ROOT, World
-
-REAL = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+from tests.rank.test_world import JOIN, REAL, World, both
 
 MEET = """
 import os
@@ -75,15 +72,6 @@ print("accelerates")
 @pytest.fixture(name="world")
 def _world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-def both(world: World, script: str, **changes: str) -> list[int]:
-    """Run both ranks and return how they ended."""
-    ranks = [
-        world.start(rank, script, CLUSTERRUN_NODE=f"n{rank}", **REAL, **changes)
-        for rank in range(2)
-    ]
-    return [rank.wait(100 * patience()) for rank in ranks]
 
 
 def test_a_script_that_trains_nothing_is_told_that_it_went_without_its_engine(

@@ -9,8 +9,8 @@ import pytest
 
 from clusterrun.rank import children
 from clusterrun.shared.control_page import ControlPage, Joining
-from tests.rank.test_engine import ALONE, REAL
-from tests.rank.test_world import JOIN, ONE, World
+from tests.rank.test_engine import ALONE
+from tests.rank.test_world import JOIN, ONE, REAL, World
 
 STEP = """
 from torch.optim.optimizer import Optimizer, Parameter, _global_optimizer_pre_hooks

@@ -110,11 +110,12 @@ def test_every_way_to_name_a_script_works_as_under_plain_python(
 
 
 def test_a_script_reads_its_rank_from_the_variables_of_slurm(place: Place) -> None:
-    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS")
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_TRES_PER_TASK")
     place.write("s.py", f"import os; print([os.environ.get(name) for name in {names}])")
-    rank = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
-    task = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_NPROCS": "2"}
-    assert place.worker("s.py", **rank, **task).stdout == "['5', '1', '8', '8']\n"
+    rank = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"}
+    task = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
+    task |= {"SLURM_TRES_PER_TASK": "cpu=8,gres/gpu:2"}
+    assert place.worker("s.py", **rank, **task).stdout == "['5', '1', '8', 'cpu=4,gres/gpu:2']\n"
     assert place.worker("s.py", **rank).stdout == "[None, None, None, None]\n", "not on Slurm"
 
 

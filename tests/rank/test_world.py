@@ -17,6 +17,7 @@ from tests.ports import free_port
 from tests.rank.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
+REAL = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 STUB = ROOT / "tests" / "node" / "stub"
 
 JOIN = "import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('joined')"
@@ -69,6 +70,15 @@ class World:
     def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
         lines = (self.path / "spool" / f"rank_{rank}.events").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+
+def both(world: World, script: str, **changes: str) -> list[int]:
+    """Run both ranks and return how they ended."""
+    ranks = [
+        world.start(rank, script, CLUSTERRUN_NODE=f"n{rank}", **REAL, **changes)
+        for rank in range(2)
+    ]
+    return [rank.wait(100 * patience()) for rank in ranks]
 
 
 @pytest.fixture(name="world")
@@ -294,9 +304,7 @@ print("freed")
 @pytest.mark.torch
 def test_a_model_that_goes_after_its_gloo_group_does_not_hang_the_rank(world: World) -> None:
     """Without the contract this hung in `del model`, each time that it was tried."""
-    real = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ranks = [world.start(rank, FREED_LATE, CLUSTERRUN_NODE=f"n{rank}", **real) for rank in range(2)]
-    assert [rank.wait(100 * patience()) for rank in ranks] == [0, 0], world.err(0) + world.err(1)
+    assert both(world, FREED_LATE) == [0, 0], world.err(0) + world.err(1)
     assert [world.out(rank) for rank in range(2)] == ["freed\n", "freed\n"]
 
 
@@ -305,27 +313,23 @@ import os
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-rank, ports = int(os.environ["RANK"]), os.environ["PORTS"].split()
-
 def meet(_, url):
-    dist.init_process_group("gloo", url, rank=rank, world_size=2)
+    dist.init_process_group("gloo", url, rank=int(os.environ["RANK"]), world_size=2)
     dist.barrier()
     print("met", flush=True)
 
 if __name__ == "__main__":
-    os.environ.update(dict(MASTER_ADDR="localhost", MASTER_PORT=ports[1]))
+    os.environ["MASTER_PORT"], other = os.environ["PORTS"].split()
     meet(0, "env://")
-    multiprocessing.spawn(meet, [f"tcp://127.0.0.1:{ports[2]}"])
+    multiprocessing.spawn(meet, [f"tcp://127.0.0.1:{other}"])
 """
 
 
 @pytest.mark.torch
 def test_rank_0_hosts_the_store_of_a_port_that_the_script_names(world: World) -> None:
-    ports = [str(free_port()) for _ in range(3)]
-    world.env |= {"PYTHONPATH": str(ROOT), "MASTER_PORT": ports[0], "PORTS": " ".join(ports)}
-    world.env |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    ranks = [world.start(rank, OWN_PORTS, CLUSTERRUN_NODE=f"n{rank}") for rank in range(2)]
-    assert [rank.wait(100 * patience()) for rank in ranks] == [0, 0], world.err(0) + world.err(1)
+    world.env |= {"PORTS": f"{free_port()} {free_port()}", "MASTER_PORT": str(free_port())}
+    world.env |= {"MASTER_ADDR": "localhost", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert both(world, OWN_PORTS) == [0, 0], world.err(0) + world.err(1)
     assert [world.out(rank) for rank in range(2)] == ["met\nmet\n"] * 2
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from typing import Any
 
@@ -100,6 +101,27 @@ def test_one_gpu_per_node_on_two_nodes_is_one_world_of_two(cluster: Any, here: P
     )
     assert ended(cluster, job_id) == "COMPLETED"
     assert "sum 1 hosts 2 args ['a b', '$HOME']" in here.logs(job_id)
+
+
+TASK = """
+import json, os, re
+names = re.compile("SLURM_.*(TASK|PROC|LOCALID|GTIDS|DISTRIBUTION|NODES|NODEID)")
+about = {name: value for name, value in sorted(os.environ.items()) if names.match(name)}
+print("TASK", json.dumps({**about, "SLURM_TASK_PID": about["SLURM_TASK_PID"] == str(os.getpid())}))
+"""
+
+
+def test_a_rank_has_the_variables_of_a_task_of_srun(cluster: Any, here: Project) -> None:
+    (here.path / "task.py").write_text(TASK)
+    wrapped = f"srun --label {sys.executable} {here.path}/task.py"
+    shape = ("-N2", "--ntasks-per-node=2", "-c1", "-o", f"{here.path}/srun")
+    cluster.run(["sbatch", "-W", *shape, "--wrap", wrapped])
+    job_id = here.submit("-N2", "--nproc-per-node", "2", "-c", "2", *LIGHT, "task.py")
+    assert ended(cluster, job_id) == "COMPLETED", here.logs(job_id)
+    ours = here.ok("logs", job_id, "-a", "-n", "all", "--no-dedup")
+    shown = [sorted(re.findall("TASK {.*", t)) for t in (ours, (here.path / "srun").read_text())]
+    assert len(shown[1]) == 4
+    assert shown[0] == shown[1]
 
 
 def test_submit_wait_returns_the_status_of_the_job(cluster: Any, here: Project) -> None:

@@ -25,6 +25,7 @@ from tests.slurm.test_backend import (
     test_with_slurmdbd_down_the_answer_is_the_same,
 )
 from tests.slurm.test_main_road import (
+    test_a_rank_has_the_variables_of_a_task_of_srun,
     test_a_rendered_directory_submitted_by_hand_is_the_same_run,
     test_status_list_logs_and_cancel_work_without_accounting,
     test_submit_wait_returns_the_status_of_the_job,
@@ -33,6 +34,7 @@ from tests.slurm.test_main_road import (
 __all__ = [
     "own_memory",
     "test_a_job_is_found_by_its_run_directory",
+    "test_a_rank_has_the_variables_of_a_task_of_srun",
     "test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing",
     "test_a_rendered_directory_submitted_by_hand_is_the_same_run",
     "test_a_requeued_job_waits_and_says_so_and_is_not_over",

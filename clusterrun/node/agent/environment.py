@@ -76,20 +76,15 @@ def _contract(attempt: Attempt, spool: Path) -> dict[str, str]:
 
 
 def _of_torchrun(attempt: Attempt, parameters: LaunchParameters) -> dict[str, str]:
-    """Set what torchrun sets for one rank: accelerate's launcher for one process sets none of it.
-
-    Nobody hosts a store for that launcher, so rank 0 does.
-    """
-    zero = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
-    one = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    """Set what torchrun sets for one rank, but no store: accelerate's launcher sets nothing."""
+    kinds = ("", "LOCAL_", "GROUP_", "ROLE_")
     return {
-        **dict.fromkeys(zero, "0"),
-        **dict.fromkeys(one, "1"),
+        **{f"{kind}RANK": "0" for kind in kinds},
+        **{f"{kind}WORLD_SIZE": "1" for kind in kinds},
         "ROLE_NAME": "default",
         "MASTER_ADDR": parameters.address,
         "MASTER_PORT": str(parameters.port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
         "TORCHELASTIC_RUN_ID": f"{attempt.who.job_id}-{attempt.number}",
     }
 
