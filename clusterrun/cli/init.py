@@ -190,7 +190,9 @@ def _chosen(rows: Sequence[PartitionRow]) -> PartitionRow:
 
 
 def _partition(chosen: PartitionRow, rows: Sequence[PartitionRow]) -> dict[str, Known]:
-    others = dict.fromkeys(_shown(row) for row in rows if row.name != chosen.name)
+    others = dict.fromkeys(
+        f"{row.name} ({row.gres or 'no GPUs'})" for row in rows if row.name != chosen.name
+    )
     limit, total = chosen.limit_minutes, Counter[str]()
     for row in rows:
         total[row.name] += row.nodes
@@ -201,10 +203,6 @@ def _partition(chosen: PartitionRow, rows: Sequence[PartitionRow]) -> dict[str, 
         "slurm.time": Known(f'"{time}"', f"days-hours:minutes:seconds; {shown}"),
         "slurm.nodes": Known("1", f"of {total[chosen.name]} in '{chosen.name}'"),
     }
-
-
-def _shown(row: PartitionRow) -> str:
-    return f"{row.name} ({row.gres or 'no GPUs'})"
 
 
 def _account(accounts: Sequence[str]) -> dict[str, Known]:

@@ -245,8 +245,7 @@ class _Reader:
             if not isinstance(item, MappingNode):
                 yield self.text(item, "an item")
                 continue
-            for kind, key, value in self.pairs(item):
-                yield self.environment(kind, key, value)
+            yield from (self.environment(kind, key, value) for kind, key, value in self.pairs(item))
 
     def environment(self, kind: str, key: Node, value: Node) -> str:
         """Return the line that names an environment."""

@@ -65,9 +65,7 @@ def written(field: Field, value: Any) -> Raw:
     """
     if field.kind is Kind.MAPPING:
         return dict(value)
-    if field.kind is Kind.TEXTS:
-        return tuple(value)
-    return _scalar_text(field, value)
+    return tuple(value) if field.kind is Kind.TEXTS else _scalar_text(field, value)
 
 
 def _scalar_text(field: Field, value: Any) -> str:

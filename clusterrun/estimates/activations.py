@@ -137,11 +137,6 @@ def arithmetic(setup: Setup) -> Arithmetic:
     return Arithmetic.AUTOCAST if keeps_fp32 else Arithmetic.HALF
 
 
-def closed_form(setup: Setup) -> Activations:
-    """Return the activations by the closed form."""
-    return Activations(block=saved_bytes(setup), kept=CHECKPOINT[arithmetic(setup)])
-
-
 def terms(setup: Setup, traced: Activations | None = None) -> tuple[Term, ...]:
     """Return activations and logits; () if shape or sequence length is unknown.
 
@@ -151,7 +146,7 @@ def terms(setup: Setup, traced: Activations | None = None) -> tuple[Term, ...]:
     if not (model.has_shape and setup.seq_len):
         return ()
     tokens = setup.seq_len * setup.micro_batch
-    left = traced or closed_form(setup)
+    left = traced or Activations(block=saved_bytes(setup), kept=CHECKPOINT[arithmetic(setup)])
     return (
         *(
             _term(name, each * tokens * model.hidden, formula, left)

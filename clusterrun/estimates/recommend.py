@@ -112,9 +112,10 @@ def _setups(question: Question, effective: int) -> Iterator[Setup]:
             f"an effective batch of {effective} is not divisible by {ranks} data-parallel ranks",
             hint=f"use {max(1, round(effective / ranks)) * ranks}",
         )
+    divisors = [n for n in range(min(each, MAX_MICRO_BATCH), 0, -1) if each % n == 0]
     for strategy in strategies:
         for grad_ckpt in (False, True) if wanted is None else (wanted,):
-            for micro_batch in _divisors(each):
+            for micro_batch in divisors:
                 yield replace(
                     asked,
                     strategy=strategy,
@@ -129,10 +130,6 @@ def _strategies(asked: Setup) -> tuple[Strategy, ...]:
         return _ONE
     known = (s for s in _MANY if asked.nodes > 1 or s is not Strategy.FSDP_HYBRID)
     return tuple(s for s in known if not parts.mistake(replace(asked, strategy=s)))
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(min(number, MAX_MICRO_BATCH), 0, -1) if number % n == 0]
 
 
 def _judged(question: Question, setup: Setup) -> Choice:

@@ -54,8 +54,7 @@ def versions() -> dict[str, str]:
 
 def _versions() -> Iterator[tuple[str, str]]:
     yield "python", platform.python_version()
-    for package in PACKAGES:
-        yield package, installed_version(package)
+    yield from ((package, installed_version(package)) for package in PACKAGES)
     yield "NCCL", next(filter(None, map(installed_version, NCCL)), "")
 
 

@@ -39,7 +39,9 @@ def runs(path: Path, *, is_shared: bool) -> Check:
         return fail(name, f"{place} is not a directory", _ELSEWHERE)
     if not os.access(place, os.W_OK | os.X_OK):
         return fail(name, f"{place} cannot be written", _ELSEWHERE)
-    if is_shared and f"{os.path.realpath(place)}/".startswith(_places_of_one_machine()):
+    if is_shared and f"{os.path.realpath(place)}/".startswith(
+        tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
+    ):
         text = f"{path} is on a disk of this machine; the nodes cannot see it"
         return fail(name, text, _SHARED)
     kind = file_system(place) if is_shared else ""
@@ -144,10 +146,6 @@ def _room(path: Path) -> str:
 def _existing(path: Path) -> Path:
     """Return a path, or the nearest directory above it that exists."""
     return next((each for each in (path, *path.parents) if os.path.lexists(each)), Path("/"))
-
-
-def _places_of_one_machine() -> tuple[str, ...]:
-    return tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
 
 
 def file_system(path: Path) -> str:

@@ -161,9 +161,7 @@ def _strategy_of_yaml(spec: JobSpec, config: dict[str, Any]) -> Strategy:
     if named == "DEEPSPEED":
         return _zero_of_yaml(config.get("deepspeed_config"))
     offloads = str((config.get("fsdp_config") or {}).get("fsdp_offload_params")).lower() == "true"
-    if named == "FSDP" and offloads:
-        return Strategy.FSDP_OFFLOAD
-    return _STRATEGIES[named]
+    return Strategy.FSDP_OFFLOAD if named == "FSDP" and offloads else _STRATEGIES[named]
 
 
 def _zero_of_yaml(config: Any) -> Strategy:

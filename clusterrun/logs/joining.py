@@ -121,8 +121,7 @@ class Joiner:
 
     def drain(self) -> Iterator[LogLine]:
         """Yield every unfinished line."""
-        for source in list(self.begun):
-            yield self._take(source, ends=False)
+        yield from (self._take(source, ends=False) for source in list(self.begun))
 
     def unfinished(self) -> LogLine | None:
         """Return the newest unfinished line as it is, and keep waiting for the rest."""

@@ -105,9 +105,7 @@ def unfinished_directory(directory: Path, step: int, attempt: int) -> Path:
 
 def listed(directory: Path) -> list[tuple[int, Path]]:
     """Return the step and path of all checkpoints, complete or not, newest first."""
-    if not directory.is_dir():
-        return []
-    return newest_first(directory.iterdir())
+    return [] if not directory.is_dir() else newest_first(directory.iterdir())
 
 
 def newest_first(paths: Iterable[Path]) -> list[tuple[int, Path]]:

@@ -213,8 +213,7 @@ def groups(hang: Hang) -> list[Group]:
 
 def sentences(hang: Hang, stuck: Stuck) -> Iterator[tuple[int | None, str]]:
     """Yield what the flight recorders show, each with a rank: the ranks to blame first."""
-    for rank in stuck.odd[:_MOST_NAMED]:
-        yield rank, _blame(hang, stuck, rank)
+    yield from ((rank, _blame(hang, stuck, rank)) for rank in stuck.odd[:_MOST_NAMED])
     yield None, wording(stuck)
 
 

@@ -60,7 +60,9 @@ def lock_of(packages: Sequence[metadata.Distribution]) -> bytes:
     named = json.dumps([lock, lines, [_content(data) for data in wheels.values()]])
     files = {**wheels, "lock.txt": "".join(f"{line}\n" for line in lines).encode()}
     texts = {name: base64.b64encode(data).decode() for name, data in files.items()}
-    return json.dumps({**lock, "key": _hash(named), "files": texts}).encode()
+    return json.dumps(
+        {**lock, "key": hashlib.sha256(named.encode()).hexdigest(), "files": texts}
+    ).encode()
 
 
 def python_of(lock: bytes) -> str:
@@ -111,10 +113,6 @@ def _ask(
 def _distributions() -> Iterator[metadata.Distribution]:
     """Return the installed packages; of two with one name, the one that is imported is last."""
     return reversed([dist for dist in metadata.distributions() if dist.metadata["Name"]])
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _origin(package: metadata.Distribution) -> dict[str, Any]:

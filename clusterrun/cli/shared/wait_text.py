@@ -128,7 +128,9 @@ def outlook_object(job: JobStatus) -> dict[str, Any]:
     found = job.outlook
     return {
         "facts": [_fact_object(fact) for fact in found.facts] if found else [],
-        "sooner": [_sooner_object(one, job) for one in found.sooner] if found else [],
+        "sooner": [{**_described(one), "command": command(one, job)} for one in found.sooner]
+        if found
+        else [],
     }
 
 
@@ -140,10 +142,6 @@ def _fact_object(fact: Fact) -> dict[str, Any]:
         "start": timestamp(fact.start),
         "end": timestamp(fact.end),
     }
-
-
-def _sooner_object(change: Sooner, job: JobStatus) -> dict[str, Any]:
-    return {**_described(change), "command": command(change, job)}
 
 
 def _described(what: Fact | Sooner) -> dict[str, Any]:

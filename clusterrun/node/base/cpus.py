@@ -19,10 +19,5 @@ def openmp(
     """Return the number of threads as OpenMP reads it; {} if it is among the job's variables."""
     if "OMP_NUM_THREADS" in names:
         return {}
-    each = threads_of_rank(cpus, ranks=ranks, simulated_nodes=simulated_nodes)
-    return {"OMP_NUM_THREADS": str(each)}
-
-
-def threads_of_rank(cpus: int, *, ranks: int, simulated_nodes: int = 1) -> int:
-    """Return how many threads a rank gets; the nodes that are simulated share one machine."""
-    return max(1, cpus // (ranks * simulated_nodes))
+    # The nodes that are simulated share one machine.
+    return {"OMP_NUM_THREADS": str(max(1, cpus // (ranks * simulated_nodes)))}

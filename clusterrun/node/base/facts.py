@@ -38,9 +38,7 @@ def visible_gpus(env: Mapping[str, str]) -> int | None:
     if "CUDA_VISIBLE_DEVICES" in env:
         return len(device_names(env))
     text = env.get("SLURM_GPUS_ON_NODE", "")
-    if text.isdigit():
-        return int(text)
-    return _nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()))
+    return int(text) if text.isdigit() else _nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()))
 
 
 def _nvml(ask: Callable[[Any], _T]) -> _T | None:

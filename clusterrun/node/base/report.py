@@ -93,6 +93,4 @@ def _difference(library: str, reports: Sequence[Report]) -> str:
     nodes: dict[str, list[str]] = defaultdict(list)
     for report in reports:
         nodes[report.versions.get(library) or MISSING].append(report.node)
-    if len(nodes) == 1:
-        return ""
-    return f"{library} differs between nodes: {values_text(nodes)}"
+    return "" if len(nodes) == 1 else f"{library} differs between nodes: {values_text(nodes)}"

@@ -38,9 +38,7 @@ def _line_end(data: bytes, start: int) -> int:
     newline = data.rfind(b"\n", start, start + LINE_BYTES + 1)
     if newline >= 0:
         return newline + 1
-    if len(data) - start <= LINE_BYTES:
-        return start
-    return whole_characters(data, start + LINE_BYTES)
+    return start if len(data) - start <= LINE_BYTES else whole_characters(data, start + LINE_BYTES)
 
 
 def whole_characters(data: bytes, end: int) -> int:

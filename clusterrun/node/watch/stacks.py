@@ -146,9 +146,7 @@ def sentence(found: Iterable[RankPlace]) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"{len(ranks)} ranks (e.g. rank {min(ranks)})"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks (e.g. rank {min(ranks)})"
 
 
 def to_data(found: Iterable[RankPlace]) -> dict[str, Any]:
