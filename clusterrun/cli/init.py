@@ -155,7 +155,12 @@ def _names(names: Iterable[str]) -> str:
 
 def _place() -> dict[str, Known]:
     if choose_cluster(Cluster.AUTO) is Cluster.LOCAL:
-        return _this_machine()
+        gpus = len(visible_gpus(find_gpus(), os.environ))
+        where = {"cluster": Known("local", "this machine has no Slurm"), "slurm.nodes": Known("1")}
+        if gpus:
+            return {**where, "slurm.gpus_per_node": Known(str(gpus), "one rank per GPU")}
+        ranks = Known("2", "ranks per node; this machine has no GPU")
+        return {**where, "launch.nproc_per_node": ranks, "launch.device": Known("cpu")}
     rows = partition_rows()
     if not rows:
         output.warn("sinfo did not answer", notes=("set the partition and GPUs in the file",))
@@ -168,15 +173,6 @@ def _place() -> dict[str, Known]:
         **_account([each.account for each in allowed if each.partition in ("", chosen.name)]),
         **_gpus(chosen, [row for row in rows if row.name == chosen.name]),
     }
-
-
-def _this_machine() -> dict[str, Known]:
-    gpus = len(visible_gpus(find_gpus(), os.environ))
-    where = {"cluster": Known("local", "this machine has no Slurm"), "slurm.nodes": Known("1")}
-    if gpus:
-        return {**where, "slurm.gpus_per_node": Known(str(gpus), "one rank per GPU")}
-    ranks = Known("2", "ranks per node; this machine has no GPU")
-    return {**where, "launch.nproc_per_node": ranks, "launch.device": Known("cpu")}
 
 
 def _may_use(partition: str, allowed: Sequence[Association]) -> bool:

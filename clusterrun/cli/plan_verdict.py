@@ -20,7 +20,13 @@ def verdict_line(answer: Estimate) -> str:
     """Return the verdict with the need that decides it."""
     verdict = answer.verdict
     if verdict is None:
-        return _open(answer)
+        need = answer.gpu_memory or answer.host_memory
+        where = "GPU" if answer.gpu_memory else "node"
+        least = f"no verdict: {'at least ' if need.is_part else ''}"
+        if need.capacity_bytes is None:
+            option = "--gpu h100-80g" if answer.gpu_memory else "--host-mem 64GiB"
+            return f"{least}{gib(need.total_bytes)} GiB per {where}; pass {option} for a verdict"
+        return f"{least}{_of(need)} per {where}, and activations are not counted"
     for need, what in _needs(answer):
         if need.verdict is verdict:
             return f"{_WORDS[verdict]}: {what}"
@@ -42,17 +48,6 @@ def _of(need: Need) -> str:
     needed, there = need.total_bytes / GIB, (need.capacity_bytes or 0) / GIB
     digits = 0 if min(needed, there) >= 10 and round(needed) != round(there) else 1
     return f"{needed:,.{digits}f} of {there:,.{digits}f} GiB"
-
-
-def _open(answer: Estimate) -> str:
-    """Return what is missing for a verdict."""
-    need = answer.gpu_memory or answer.host_memory
-    where = "GPU" if answer.gpu_memory else "node"
-    least = f"no verdict: {'at least ' if need.is_part else ''}"
-    if need.capacity_bytes is None:
-        option = "--gpu h100-80g" if answer.gpu_memory else "--host-mem 64GiB"
-        return f"{least}{gib(need.total_bytes)} GiB per {where}; pass {option} for a verdict"
-    return f"{least}{_of(need)} per {where}, and activations are not counted"
 
 
 def _unfinished(answer: Estimate) -> str:

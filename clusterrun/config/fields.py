@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -125,17 +125,14 @@ def check_type(field: Field, value: Any) -> None:
         hint = f"write {list_of(field.name, value)}" if is_one_text else ()
         raise UsageError(f"{field.name} must be {what}, not {_type(value)}", hint=hint)
     if field.kind is Kind.TEXTS:
-        _check_text_types(field, value)
+        for text in value:
+            if not isinstance(text, str):
+                raise UsageError(
+                    f"{field.name} must contain str only, not {text!r}",
+                    hint=f"write it as '{text}'",
+                )
     if field.kind is Kind.MAPPING:
         _check_variable_types(field, value)
-
-
-def _check_text_types(field: Field, values: Iterable[Any]) -> None:
-    for text in values:
-        if not isinstance(text, str):
-            raise UsageError(
-                f"{field.name} must contain str only, not {text!r}", hint=f"write it as '{text}'"
-            )
 
 
 def _check_variable_types(field: Field, variables: Mapping[Any, Any]) -> None:
@@ -162,7 +159,9 @@ def check_value(field: Field, value: Any, *, label: str) -> None:
         return
     _check_number(field, label, value)
     if field.kind in (Kind.TEXT, Kind.PATH):
-        _check_text(label, value)
+        if not value:
+            raise UsageError(f"{label} is empty", hint=_LEFT_OUT)
+        _refuse_control(label, value)
         check_text(field.name, label, value)
     if field.kind is Kind.TEXTS:
         _check_texts(field, label, value)
@@ -181,12 +180,6 @@ def _check_number(field: Field, label: str, value: Any) -> None:
         raise UsageError(
             f"{label} must be {bound}, not {value}", hint=f"write {valid}, or leave it out"
         )
-
-
-def _check_text(label: str, value: str) -> None:
-    if not value:
-        raise UsageError(f"{label} is empty", hint=_LEFT_OUT)
-    _refuse_control(label, value)
 
 
 def _check_texts(field: Field, label: str, values: tuple[str, ...]) -> None:

@@ -142,19 +142,15 @@ def displace(layers: list[Layer]) -> tuple[list[Layer], list[tuple[Setting, Sett
         names = rivals.keys() - {setting.field.name for higher in kept for setting in higher}
         dropped += [(s, rivals[s.field.name]) for s in layer if s.field.name in names]
         own = [setting for setting in layer if setting.field.name not in rivals]
-        _refuse_two_entries(own)
+        named = [s for s in own if s.field.name in ("script", "module")]
+        if len({setting.field.name for setting in named}) == 2:
+            error = UsageError("script and module cannot be combined", hint="keep one of them")
+            raise located(error, named[-1].origin.where)
         for setting in own:
             for name in _DISPLACES.get(setting.field.name, ()):
                 rivals.setdefault(name, setting)
         kept.insert(0, own)
     return kept, dropped
-
-
-def _refuse_two_entries(layer: Layer) -> None:
-    named = [s for s in layer if s.field.name in ("script", "module")]
-    if len({setting.field.name for setting in named}) == 2:
-        error = UsageError("script and module cannot be combined", hint="keep one of them")
-        raise located(error, named[-1].origin.where)
 
 
 def _replaced(dropped: Iterable[tuple[Setting, Setting]]) -> list[str]:

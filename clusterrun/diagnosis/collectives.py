@@ -119,7 +119,11 @@ class Recordings:
                     group = entry["process_group"]
                     if group not in traces:
                         traces[group] = self._trace(rank, group, config.get(group[0], ()))
-                    self._enter(traces[group], entry)
+                    number = int(entry["collective_seq_id"])
+                    traces[group].add(number, self._call(entry))
+                    traces[group].entered_at = entry["time_created_ns"] / 1e9
+                    if entry.get("retired") or entry.get("state") == "completed":
+                        traces[group].done = max(traces[group].done, number)
         except Exception:  # noqa: BLE001 - a torn or foreign file can raise anything
             return False
         self.ranks.add(rank)
@@ -136,13 +140,6 @@ class Recordings:
         name, about = group
         ranks = self._groups.setdefault((f"{name}{members or ''}", about), {})
         return ranks.setdefault(rank, Trace(members=members))
-
-    def _enter(self, trace: Trace, entry: Mapping[str, Any]) -> None:
-        number = int(entry["collective_seq_id"])
-        trace.add(number, self._call(entry))
-        trace.entered_at = entry["time_created_ns"] / 1e9
-        if entry.get("retired") or entry.get("state") == "completed":
-            trace.done = max(trace.done, number)
 
     def _call(self, entry: Mapping[str, Any]) -> Call:
         op = entry["profiling_name"].partition(":")[2].partition(" ")[0]

@@ -155,21 +155,17 @@ def neighbours(question: Question, what: str) -> list[Question]:
     For "gpu" these are all other cards, the fastest first; on CPUs it raises UsageError.
     """
     if what == "gpu":
-        return _other_gpus(question)
+        if question.is_cpu:
+            raise UsageError(
+                "this training runs on CPUs, and only GPUs are compared",
+                hint="request GPUs (--gpus-per-node)",
+            )
+        others = [gpu for gpu in gpus.ALL if question.gpu is None or gpu.name != question.gpu.name]
+        found = [_on(question, gpu) for gpu in others]
+        return sorted(found, key=lambda each: step.mid_s if (step := step_duration(each)) else 0.0)
     setups = _neighbours(question.setup, what)
     asked = (replace(question, setup=setup, traced=None) for setup in setups)
     return [neighbour for neighbour in asked if not mistake(neighbour)]
-
-
-def _other_gpus(question: Question) -> list[Question]:
-    if question.is_cpu:
-        raise UsageError(
-            "this training runs on CPUs, and only GPUs are compared",
-            hint="request GPUs (--gpus-per-node)",
-        )
-    others = [gpu for gpu in gpus.ALL if question.gpu is None or gpu.name != question.gpu.name]
-    found = [_on(question, gpu) for gpu in others]
-    return sorted(found, key=lambda each: step.mid_s if (step := step_duration(each)) else 0.0)
 
 
 def _on(question: Question, gpu: Gpu) -> Question:

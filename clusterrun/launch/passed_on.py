@@ -193,7 +193,11 @@ def check_options(program: Program, args: Iterable[str], lines: Iterable[Directi
                 f"{program.flag} {arg!r} is not an option of {program.name}",
                 hint=f"write it as one word: {program.flag}=--nice=100",
             )
-        _refuse_bundled(program, arg)
+        if arg[1] in program.short_flags and len(arg) > 2:
+            raise UsageError(
+                f"{program.flag} {arg} combines several options in one word",
+                hint=f"write them separately: {program.flag}=-{arg[1]} {program.flag}=-{arg[2:]}",
+            )
         if program is SBATCH and _OF_PYXIS.match(arg):
             text = f"{program.flag} {arg} would also run the batch script in the container"
             raise UsageError(text, hint=f"use --srun-arg={arg}")
@@ -208,14 +212,6 @@ def refuse_undecodable(line: Directive) -> None:
         (line.value or "").encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"--{line.name} {line.value!r} is not text in UTF-8") from error
-
-
-def _refuse_bundled(program: Program, arg: str) -> None:
-    if arg[1] in program.short_flags and len(arg) > 2:
-        raise UsageError(
-            f"{program.flag} {arg} combines several options in one word",
-            hint=f"write them separately: {program.flag}=-{arg[1]} {program.flag}=-{arg[2:]}",
-        )
 
 
 def _refuse_owned(program: Program, arg: str) -> None:

@@ -37,7 +37,11 @@ def check_variables(spec: JobSpec) -> None:
             _refuse_harmful(name, value)
     for name in spec.pass_env:
         _refuse_owned(name)
-        _refuse_unset_first(name)
+        if _UNSET_FIRST.fullmatch(name):
+            raise UsageError(
+                f"{name} looks left over from another launcher and is unset on the nodes",
+                hint=f"keep it with --env {name}=VALUE",
+            )
         if name in spec.env or name in spec.network_env:
             raise UsageError(f"{name} is both set and passed from your shell", hint="choose one")
 
@@ -51,14 +55,6 @@ def _refuse_owned(name: str) -> None:
         raise UsageError(f"{name} is set on the node", hint=hint)
     if _BASH_KEEPS.fullmatch(name):
         raise UsageError(f"{name} belongs to bash and cannot be set for a job")
-
-
-def _refuse_unset_first(name: str) -> None:
-    if _UNSET_FIRST.fullmatch(name):
-        raise UsageError(
-            f"{name} looks left over from another launcher and is unset on the nodes",
-            hint=f"keep it with --env {name}=VALUE",
-        )
 
 
 def _refuse_harmful(name: str, value: str) -> None:

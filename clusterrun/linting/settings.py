@@ -82,10 +82,6 @@ def _starts_launcher(script: Script, launch: Launch) -> Iterator[Found]:
     for line in launch.setup:
         if found := _LAUNCHERS.match(line.strip()):
             yield None, f"setup runs {found[1]}"
-    yield from _commands(script)
-
-
-def _commands(script: Script) -> Iterator[Found]:
     for call in script.calls(*_RUNS):
         words = (text_of(node) for node in ast.walk(call.args[0])) if call.args else ()
         found = _LAUNCHERS.match(" ".join(filter(None, words)))

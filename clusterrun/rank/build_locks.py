@@ -29,35 +29,22 @@ def watch_locks(module: ModuleType) -> None:
         is_mine = acquire(self)
         path = os.path.abspath(self.lock_file_path)
         if is_mine:
-            _note(path)
-        if rank() == 0:  # it compiles or waits
-            _announce(Path(path).parent)
+            with contextlib.suppress(OSError):
+                write_whole(Path(_note_path()), os.fsencode(path))
+        build = Path(path).parent
+        if rank() == 0 and not any(build.glob("*.so")):  # it compiles or waits
+            say_once(f"compiling {build.name}; this takes minutes the first time")
         return is_mine
 
     @functools.wraps(release)
     def released(self: Any) -> Any:
         result = release(self)
-        _forget()
+        with contextlib.suppress(OSError):
+            os.unlink(_note_path())
         return result
 
     baton.try_acquire, baton.release = try_acquire, released
 
 
-def _announce(build: Path) -> None:
-    """Print that an extension is being compiled, unless it exists already."""
-    if not any(build.glob("*.so")):
-        say_once(f"compiling {build.name}; this takes minutes the first time")
-
-
 def _note_path() -> str:
     return os.path.join(os.environ.get("CLUSTERRUN_SPOOL", ""), f"rank_{rank()}.lock")
-
-
-def _note(path: str) -> None:
-    with contextlib.suppress(OSError):
-        write_whole(Path(_note_path()), os.fsencode(path))
-
-
-def _forget() -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(_note_path())

@@ -89,13 +89,9 @@ def parse_slurm_state(text: str) -> JobState:
     words = text.split(maxsplit=1)
     word = words[0].upper() if words else ""
     if word.endswith("+"):
-        return _parse_cut(word.rstrip("+"))
+        start = word.rstrip("+")  # sacct truncated the state to the width of its column
+        if start in _BY_NAME:
+            return _BY_NAME[start]
+        states = {state for long, _, state in _SLURM_STATES if long.startswith(start)}
+        return states.pop() if len(states) == 1 else JobState.UNKNOWN
     return _BY_NAME.get(word, JobState.UNKNOWN)
-
-
-def _parse_cut(start: str) -> JobState:
-    """Parse a state that sacct truncated to the width of its column."""
-    if start in _BY_NAME:
-        return _BY_NAME[start]
-    states = {state for long, _, state in _SLURM_STATES if long.startswith(start)}
-    return states.pop() if len(states) == 1 else JobState.UNKNOWN

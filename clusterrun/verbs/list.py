@@ -23,7 +23,10 @@ def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
     if not found:
         known = [record for place in others for record in list_records(place, limit)]
         found = sorted(known, key=lambda record: record.age_key, reverse=True)
-    return _statuses(found[:limit])
+    found = found[:limit]
+    here = iter(statuses([each for each in found if each.home is None], select.backend_of))
+    there = iter(_ask_homes([each for each in found if each.home]))  # hosts know their runs
+    return [next(there if each.home else here) for each in found]
 
 
 def list_on_hosts(known: Sequence[JobStatus]) -> tuple[list[JobStatus], list[ClusterrunError]]:
@@ -36,13 +39,6 @@ def list_on_hosts(known: Sequence[JobStatus]) -> tuple[list[JobStatus], list[Clu
     found, errors = homes.runs_on(spec.hosts, spec.python or sys.executable)
     by_id = {job.record.run_id: job for job in (*found, *known)}
     return sorted(by_id.values(), key=lambda job: job.record.age_key, reverse=True), errors
-
-
-def _statuses(found: Sequence[JobRecord]) -> list[JobStatus]:
-    """Return the status of each run; hosts that have run directories are asked for theirs."""
-    here = iter(statuses([each for each in found if each.home is None], select.backend_of))
-    there = iter(_ask_homes([each for each in found if each.home]))
-    return [next(there if each.home else here) for each in found]
 
 
 def _ask_homes(found: Sequence[JobRecord]) -> list[JobStatus]:

@@ -52,7 +52,11 @@ def ensure(lock: dict[str, Any], home: Path) -> None:
     if not (marker.exists() and python.exists()):
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(home / f"{root.name}.lock", "w") as file:
-            _wait_for(file.fileno())
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _say(note="waiting for another job that builds the environment")
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX)
             if not (marker.exists() and python.exists()):
                 _build(lock, root, str(python))
                 (root / "lock.json").write_text(json.dumps(lock))  # to build it on other hosts
@@ -67,14 +71,6 @@ def _end_with_sender() -> None:
 def _say(**fields: str) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
-
-
-def _wait_for(descriptor: int) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _say(note="waiting for another job that builds the environment")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _build(lock: dict[str, Any], root: Path, python: str) -> None:

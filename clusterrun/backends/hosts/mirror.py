@@ -198,7 +198,12 @@ class Sender:
         """Look at what points into a log before the log: that has all of it then."""
         if time.monotonic() - self._listed >= LIST_S:
             self._listed = time.monotonic()
-            self._find()
+            for path, way in _all_ways(self._root, self._node):
+                if path not in self._sources:
+                    grows, known = way is _Way.GROWS, self._known.get(path, 0)
+                    source = _Source(path=path, file=self._root / path, grows=grows, sent=known)
+                    self._sources[path] = source
+                    self._turns.append(source)
         for source in self._sources.values():
             if self._log_of(source) is not source and source.sent >= source.until:
                 source.look()
@@ -206,14 +211,6 @@ class Sender:
         for source in self._sources.values():
             if self._log_of(source) is source:
                 source.look()
-
-    def _find(self) -> None:
-        for path, way in _all_ways(self._root, self._node):
-            if path not in self._sources:
-                grows, known = way is _Way.GROWS, self._known.get(path, 0)
-                source = _Source(path=path, file=self._root / path, grows=grows, sent=known)
-                self._sources[path] = source
-                self._turns.append(source)
 
 
 @dataclass(kw_only=True)

@@ -213,7 +213,11 @@ def _make(cache: Path, prefix: Path, key: str) -> Pack:
     say_on_stderr(f"packing {prefix} for the nodes, once for all jobs of this directory of runs")
     for left in cache.glob(".*.tmp"):  # of a job that was killed while it held the lock
         left.unlink()
-    _remove_old(cache)
+    # Make room for another pack: keep those that were used last.
+    records = sorted(cache.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for record in records[KEPT_PACKS - 1 :]:
+        record.unlink()
+        record.with_suffix(".tar").unlink(missing_ok=True)
     path = cache / f"{key}.tar"
     with files.replacing(path) as temporary:
         with files.open_new(temporary) as file:
@@ -252,14 +256,6 @@ def _write_tar(stream: _Hashed, prefix: Path) -> int:
     with tarfile.open(fileobj=cast(Any, stream), mode="w|", format=tarfile.GNU_FORMAT) as tar:
         tar.add(prefix, "env", filter=counted)
     return number
-
-
-def _remove_old(cache: Path) -> None:
-    """Make room for another pack: keep those that were used last."""
-    records = sorted(cache.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for record in records[KEPT_PACKS - 1 :]:
-        record.unlink()
-        record.with_suffix(".tar").unlink(missing_ok=True)
 
 
 # The nodes

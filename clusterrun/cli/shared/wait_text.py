@@ -28,7 +28,10 @@ def fact_text(fact: Fact) -> str:
         reason = f": {fact.detail}" if fact.detail else ""
         return f"{fact.nodes} {'is' if _is_one(fact.nodes) else 'are'} {fact.state}{reason}"
     if fact.kind is FactKind.RESERVATION:
-        return _reservation_text(fact)
+        kind = f"{fact.state} reservation" if fact.state else "reservation"
+        nodes = f" of {fact.nodes}" if fact.nodes else ""
+        span = f"from {local_time(fact.start or 0)} to {local_time(fact.end or 0)}"
+        return f"{kind} '{fact.detail}'{nodes}: {span}"
     where = f"partition '{fact.partition}'"
     if fact.kind is FactKind.TOO_LONG:
         asked = "no --time" if fact.asked is None else f"--time {clock(fact.asked)}"
@@ -57,13 +60,6 @@ def _nodes_text(fact: Fact) -> str:
         f"needs {count(fact.asked or 0, 'node')}{kind}; "
         f"partition '{fact.partition}' has {fact.limit}: {uses}"
     )
-
-
-def _reservation_text(fact: Fact) -> str:
-    kind = f"{fact.state} reservation" if fact.state else "reservation"
-    nodes = f" of {fact.nodes}" if fact.nodes else ""
-    span = f"from {local_time(fact.start or 0)} to {local_time(fact.end or 0)}"
-    return f"{kind} '{fact.detail}'{nodes}: {span}"
 
 
 def sooner(job: JobStatus) -> list[str]:

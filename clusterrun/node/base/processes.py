@@ -115,7 +115,9 @@ def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = 
     """
     deadline = time.monotonic() + KILL_S
     while left := [pid for pid in _kill_all(spared) if pid not in unawaited]:
-        _reap()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         if time.monotonic() > deadline:
             return left
         time.sleep(0.02)
@@ -209,9 +211,3 @@ def reap_adopted(besides: Collection[int]) -> None:
             if ended.si_pid in besides:
                 return
             os.waitpid(ended.si_pid, 0)
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass

@@ -167,7 +167,10 @@ class Forwarder(threading.Thread):
             for lane in self._lanes.values():
                 lane.waiting = 0
                 lane.source.give_back()
-        self._complain()
+        # Report once on stderr that the run directory can't be written.
+        if self.problem and self.problem != self._complained:
+            self._complained = self.problem
+            say_on_stderr(f"cannot write logs: {self.problem}; retrying")
         return is_busy and not self._log.pending_bytes
 
     def _find_files(self, now_us: int) -> None:
@@ -267,12 +270,6 @@ class Forwarder(threading.Thread):
             self._log.add_gap(lane.lost, at_us, lane.source.rank, lane.source.stream)
             lane.waiting += lane.lost.size
             lane.lost, lane.recorded_us = Loss(0, ""), at_us
-
-    def _complain(self) -> None:
-        """Report once on stderr that the run directory can't be written."""
-        if self.problem and self.problem != self._complained:
-            self._complained = self.problem
-            say_on_stderr(f"cannot write logs: {self.problem}; retrying")
 
 
 @dataclass
