@@ -37,12 +37,11 @@ def settled(spec: JobSpec, cwd: Path, *, is_open: bool) -> JobSpec:
     if own.strategy not in _PLAIN or own.accelerate.get("parallelism_config"):
         raise refusal
     asked = take_world(spec, own, facts)
-    on_cpu = own.use_cpu and asked.device is Device.AUTO
     stated = MixedPrecision((own.stated or Precision.NO).value)
     is_auto = asked.mixed_precision is MixedPrecision.AUTO
     return dataclasses.replace(
         asked,
         strategy=own.strategy,
-        device=Device.CPU if on_cpu else asked.device,
+        device=Device.CPU if own.use_cpu and asked.device is Device.AUTO else asked.device,
         mixed_precision=stated if is_auto else asked.mixed_precision,
     )

@@ -397,10 +397,9 @@ def _bytes_a_second(gigabytes: float | None) -> float | None:
 def _host_bytes(spec: JobSpec) -> int | None:
     """Return the memory that the job gets on a node; None if Slurm decides."""
     gpu_count, cpus = spec.gpus_per_node or 1, _cpus(spec)
-    asked = ((spec.mem, 1), (spec.mem_per_gpu, gpu_count), (spec.mem_per_cpu, cpus))
     if spec.host_mem_bytes is not None:
         return spec.host_mem_bytes
-    for text, times in asked:
+    for text, times in ((spec.mem, 1), (spec.mem_per_gpu, gpu_count), (spec.mem_per_cpu, cpus)):
         if text and times and text.strip("0"):  # --mem=0 is all memory of the node
             return _slurm_bytes(text) * times
     if _runs_here(spec):

@@ -57,7 +57,6 @@ def gather_facts(
     """
     cluster = choose_cluster(spec.cluster)
     python = _interpreter(spec, cwd, home="" if cluster.is_hosts else environ.get("HOME", ""))
-    is_local = cluster is Cluster.LOCAL
     file = interpreters.path_of(python, spec, environ)
     interpreter = interpreters.look_at(file, may_run=may_run, environ=environ)
     return Facts(
@@ -68,7 +67,7 @@ def gather_facts(
         versions=interpreter.packages,
         interpreter=interpreter,
         oldest=interpreters.oldest(),
-        local_gpus=visible_gpus(find_gpus(), environ) if is_local else (),
+        local_gpus=visible_gpus(find_gpus(), environ) if cluster is Cluster.LOCAL else (),
         local_cpus=usable_cpus(),
         platform=sys.platform,
         own_python=sys.executable,

@@ -118,10 +118,9 @@ def _no_checkpoint(facts: SuccessFacts) -> str:
         return ""
     if facts.unsaved:
         return facts.unsaved
-    has_stepped = facts.steps is not None and facts.steps[1] > 0
     wrote_nothing = facts.written_bytes is not None and facts.written_bytes < SAVED_BYTES
     saves = facts.looked_for_checkpoint and not facts.begun  # a Trainer saves as it is asked to
-    if saves and has_stepped and wrote_nothing:
+    if saves and facts.steps is not None and facts.steps[1] > 0 and wrote_nothing:
         return "the script looked for one to resume from, and saved none"
     return ""
 

@@ -185,11 +185,10 @@ def _t5(config: Config) -> Model:
     head = config.head(("ForConditionalGeneration", "T5Model"), "ForConditionalGeneration")
     own_head = head != "T5Model" and not config.flag("tie_word_embeddings", True)
     distances = config.number("relative_attention_num_buckets", 32) * heads
-    words = (vocab * hidden,) * (2 if own_head else 1)
     decoders = config.number("num_decoder_layers", layers)
     return built(
         Model(name=config.name, params=0, hidden=hidden, ffn=ffn, vocab=vocab, gated=has_gate),
-        outer=(*words, *2 * (hidden,), *2 * (distances,)),
+        outer=(*((vocab * hidden,) * (2 if own_head else 1)), *2 * (hidden,), *2 * (distances,)),
         blocks=((layers, (*attend, *mlp)), (decoders, (*2 * attend, *mlp))),
     )
 

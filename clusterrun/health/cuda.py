@@ -57,11 +57,10 @@ def _loaded() -> str:
 def _new_enough(version: str, what: str, cuda: str | None) -> Check:
     least, found = _OLDEST.get((cuda or "").split(".")[0]), parse_version(version)
     if least and found and found < least:
-        text = (
-            f"driver {version} is too old for torch's CUDA {cuda}: it needs {least[0]}.{least[1]}"
-        )
         return fail(
-            "cuda.driver", text, "install a torch for an older CUDA: pytorch.org/get-started"
+            "cuda.driver",
+            f"driver {version} is too old for torch's CUDA {cuda}: it needs {least[0]}.{least[1]}",
+            "install a torch for an older CUDA: pytorch.org/get-started",
         )
     return ok("cuda.driver", f"driver {version}, {what}")
 

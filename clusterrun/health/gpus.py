@@ -58,9 +58,8 @@ def enough(asked: GpuAnswer, ranks: int) -> Check:
     """Compare the GPUs that answer with the ranks of a node."""
     name, found = "gpu.count", asked.asked
     if found.problem:
-        is_sure = not found.is_late or asked.within_s >= LONG_S
         hint = "look at the driver: nvidia-smi -q; if it is only slow, turn persistence mode on"
-        return bad(name, found.problem, hint, is_sure=is_sure)
+        return bad(name, found.problem, hint, is_sure=not found.is_late or asked.within_s >= LONG_S)
     if silent := [f"GPU {gpu.name}: {gpu.problem}" for gpu in found.gpus if gpu.problem]:
         return fail(name, "; ".join(silent), f"{_LEAVE_OUT}: nvidia-smi -L")
     kinds = Counter(gpu.model or "unknown model" for gpu in found.gpus)

@@ -59,9 +59,8 @@ def interface(machines: int) -> Check:
     ports = infiniband()
     active = [port for port, state in ports.items() if state == "ACTIVE"]
     if not found:
-        hint = "list the interfaces: ip -brief link"
         text = "no interface but loopback is up"
-        return bad(name, text, hint, is_sure=machines > 1)
+        return bad(name, text, "list the interfaces: ip -brief link", is_sure=machines > 1)
     found.sort(key=lambda each: not (INTERFACES / each / "device").exists())  # hardware first
     more = [f"{len(found) - MOST} more"] if len(found) > MOST else []
     text = f"up: {', '.join([*map(_with_speed, found[:MOST]), *more, *active])}"

@@ -45,9 +45,8 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
         _refuse_other_kind(spec, own, (spec.nodes or machines or 1) * each)
         taken["nproc_per_node"] = each
     if not _is_cpu(spec, own):
-        ranks = spec.nproc_per_node or each
         is_elsewhere = facts.cluster is not Cluster.LOCAL
-        taken |= _gpus_elsewhere(spec, ranks) if is_elsewhere and each else {}
+        taken |= _gpus_elsewhere(spec, spec.nproc_per_node or each) if is_elsewhere and each else {}
         taken |= {} if is_elsewhere else {"gpu_ids": spec.gpu_ids or _gpu_ids(spec, own)}
     return dataclasses.replace(spec, **taken)
 

@@ -86,10 +86,9 @@ def _never_joins(script: Script, launch: Launch) -> Iterator[Found]:
     "call the function once, with RANK, LOCAL_RANK and WORLD_SIZE from the environment",
 )
 def _spawns(script: Script, launch: Launch) -> Iterator[Found]:
-    spawn = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
     if not any(script.calls(INIT)):
         return
-    for call in script.calls(*spawn):
+    for call in script.calls("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn"):
         if not is_conditional(script, call) and constant(keyword(call, "nprocs")) != 1:
             yield call, "mp.spawn starts the ranks"
 

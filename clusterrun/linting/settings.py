@@ -96,10 +96,9 @@ def _starts_launcher(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _prints(script: Script, launch: Launch) -> Iterator[Found]:
     for at, line in enumerate(launch.setup):
-        is_traced = _TRACES.match(line.strip()) and any(
-            map(_SECRETS.search, launch.setup[at + 1 :])
-        )
-        if _PRINTS.match(line.strip()) or is_traced:
+        if _PRINTS.match(line.strip()) or (
+            _TRACES.match(line.strip()) and any(map(_SECRETS.search, launch.setup[at + 1 :]))
+        ):
             yield None, f"setup runs {line.strip()}"
 
 

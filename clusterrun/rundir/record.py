@@ -276,8 +276,7 @@ def _home(data: Mapping[str, str] | None) -> Home | None:
 def link_job(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
     """Link by-job/<job id> to the run; replace the link of an older run with the same id."""
     runs_dir.by_job.mkdir(mode=0o700, parents=True, exist_ok=True)
-    link = runs_dir.job_link(job_id)
-    with files.replacing(link) as temporary:
+    with files.replacing(runs_dir.job_link(job_id)) as temporary:
         temporary.symlink_to(link_target(runs_dir, paths))
 
 

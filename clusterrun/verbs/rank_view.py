@@ -183,9 +183,8 @@ def _of_launcher(
         unknown["ACCELERATE_MIXED_PRECISION"] = _PRECISION
     found |= {name: value for name, value in unknown.items() if name in found}
     found.pop("OMP_NUM_THREADS", None)  # the agent sets it
-    is_of_job = plan.python == python or python != sys.executable
     note = f"the variables set by the launcher are those of {python}, not of {plan.python}"
-    return found, "" if is_of_job else note
+    return found, "" if plan.python == python or python != sys.executable else note
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -174,7 +174,6 @@ def _run(found: Diagnosis, job: JobStatus, verdict: Verdict) -> Run | None:
         resolved, plan = configuration(job.record), read_plan(job.record.paths)
     except (ClusterrunError, OSError, ValueError):
         return None
-    is_newest = found.attempt == job.attempt
     outcome = next((each.outcome for each in job.attempts if each.number == found.attempt), None)
     limits = (found.memory[node].limit for node in verdict.nodes if node in found.memory)
     return Run(
@@ -182,7 +181,7 @@ def _run(found: Diagnosis, job: JobStatus, verdict: Verdict) -> Run | None:
         verdict=verdict,
         resolved=resolved,
         plan=plan,
-        is_newest=is_newest,
+        is_newest=found.attempt == job.attempt,
         outcome=outcome,
         allowed=min((limit for limit in limits if limit), default=None),
     )

@@ -270,9 +270,8 @@ class Controller:
         """Lock a host for this job, and its GPUs. Raises ClusterrunError."""
         gpus = judge.gpus_to_lock(self.plan, link.facts)
         count = judge.gpus_needed(self.plan) if gpus else 0
-        run = f"{self.plan.name}/{self.paths.root.name}"
         job = f"{self.job_id}-{self.paths.root.name}"  # others have jobs of the same number
-        about = {"job": job, "run": run, "host": link.name}
+        about = {"job": job, "run": f"{self.plan.name}/{self.paths.root.name}", "host": link.name}
         locked = link.ask("lock", about=about, gpus=gpus, count=count)
         link.gpus = tuple(locked["gpus"]) if link.facts["gpus"].get("all") else ()
         if job_lock(job) in locked["busy"] or len(locked["gpus"]) < count:
