@@ -21,7 +21,6 @@ from clusterrun.config.values import Raw, unexpanded_variable
 from clusterrun.errors import ConfigError, UsageError
 
 _NULL: Final = "tag:yaml.org,2002:null"
-_MERGE: Final = "tag:yaml.org,2002:merge"
 _TEXT_TAGS: Final = frozenset(
     f"tag:yaml.org,2002:{name}"
     for name in ("str", "int", "float", "bool", "null", "timestamp", "value")
@@ -216,7 +215,7 @@ class _Reader:
     def _refuse_duplicates(self, node: MappingNode) -> None:
         first: dict[str, Node] = {}
         for key, _value in node.value:
-            if key.tag == _MERGE:
+            if key.tag == "tag:yaml.org,2002:merge":
                 continue
             name = self._name(key)
             if name in first:

@@ -33,8 +33,6 @@ _ALIASES: Final = {
     **dict.fromkeys(("nodefile", "host_file", "machinefile"), "hostfile"),
 }
 
-_ENVIRONMENTS: Final = ("conda", "conda_env", "modules", "uv", "venv")
-
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate closest to the name, if any is close.
@@ -58,7 +56,7 @@ def hint_for_key(name: str, section: str) -> str:
     plain = name.replace("-", "_").removeprefix(section + "." if section else "")
     words = _words()
     key = words.get(plain)
-    if plain in _ENVIRONMENTS:
+    if plain in ("conda", "conda_env", "modules", "uv", "venv"):
         return f"write it under 'launch:' as setup: {{{plain.removesuffix('_env')}: ...}}"
     if plain not in keys_in(section) and key is not None:
         return _written_at(key, section)

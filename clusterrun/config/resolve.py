@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Layer = Sequence[Setting]
 
-_ENTRY: Final = ("script", "module", "args")
 _NUMBERS: Final = (
     "params",
     "active_params",
@@ -157,7 +156,7 @@ def _replaced(dropped: Iterable[tuple[Setting, Setting]]) -> list[str]:
     """Name the facts of the training that are replaced, but not a script's arguments."""
     losers: dict[str, list[Setting]] = {}
     for lost, won in dropped:
-        if lost.field.name not in _ENTRY:
+        if lost.field.name not in ("script", "module", "args"):
             losers.setdefault(f"{won.key}, {won.origin},", []).append(lost)
     return [
         f"{winner} replaces {', '.join(dict.fromkeys(s.key for s in lost))} ({lost[0].origin})"

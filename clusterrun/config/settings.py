@@ -13,7 +13,6 @@ from clusterrun.config.values import Raw, anchored, interpret
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.wording import count
 
-_MEMORIES: Final = ("mem", "mem_per_gpu", "mem_per_cpu")
 _TYPED_GPUS: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z")
 
 
@@ -115,7 +114,7 @@ def settings_of(
 def _reading(field: Field, raw: str, value: Any, label: str) -> str:
     if field.kind is Kind.MINUTES and re.fullmatch(r"\d+:\d\d", raw):
         return f"{label} {raw} is minutes:seconds, {count(value, 'minute')}; for hours: {raw}:00"
-    if field.name in _MEMORIES and re.fullmatch(r"0*[1-9]\d{0,2}", raw):
+    if field.name in ("mem", "mem_per_gpu", "mem_per_cpu") and re.fullmatch(r"0*[1-9]\d{0,2}", raw):
         return f"{label} {raw} is {raw} megabytes; for gigabytes: {raw}G"
     return ""
 

@@ -23,7 +23,6 @@ _MOST_PROCESSES: Final = 50_000  # a number before a colon may be a step and no 
 _DIGITS: Final = str.maketrans("123456789", "0" * 9)
 
 UNCAUGHT: Final = "user_code_exception"
-_HEADER: Final = "Traceback (most recent call last)"
 _TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\)(?::| [─-]+[╮+])\s*$")
 _FRAME: Final = re.compile(r'^\s+File "[^"]+", line \d+, in |^[│|] \S*:\d+ in \S')
 _CONTINUED: Final = (" ", "\t", "", "│", "|", "╰", "╭", "+")  # first letters in a traceback
@@ -260,7 +259,7 @@ class Scanner:
         text = line.text
         if _IGNORED.match(text):
             process.is_ignored, process.others = True, 0
-        elif _HEADER in text and (found := _TRACEBACK.search(text)):
+        elif "Traceback (most recent call last)" in text and (found := _TRACEBACK.search(text)):
             self._begin_traceback(text[: found.start()], process)
         elif _FRAME.match(text):
             if not process.in_traceback:

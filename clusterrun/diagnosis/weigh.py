@@ -14,7 +14,6 @@ from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Ro
 NAN, DIVERGED, STUCK = "loss_nan", "loss_divergence", "hang_no_timeout"
 _EVIDENCE: Final = 5
 _NO_CONSEQUENCE: Final = (Role.NOISE, Role.ADVICE, Role.TEARDOWN)
-_GUESSES: Final = (Role.CONFIRMATION, Role.CASCADE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +164,7 @@ def _consequences(
     first: dict[str, Finding] = {}
     for each in findings:
         # A guess about the end of the same rank, or of no rank, is what the cause explains.
-        is_guess = each.role in _GUESSES and bool(ranks)
+        is_guess = each.role in (Role.CONFIRMATION, Role.CASCADE) and bool(ranks)
         is_same = each.order in orders or (is_guess and each.line.rank in {None, *ranks})
         is_same |= cause.domain is each.cause.domain is Domain.POLICY  # one decision, two names
         if each.cause.id != cause.id and each.role not in _NO_CONSEQUENCE and not is_same:

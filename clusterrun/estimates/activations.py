@@ -77,7 +77,6 @@ class More(NamedTuple):
     score: tuple[float, float, float] = (0, 0, 0)
 
 
-_NOTHING_MORE = More()
 _LATENT = More(query=(16.5, 22.5, 24))  # 13 to 16, 19 to 22 and 20 to 24 were measured
 MORE = {
     "phi3": More(fixed=(9.2, 0, 4.7)),
@@ -117,7 +116,7 @@ def saved_bytes(setup: Setup) -> float:
 
 
 def _more_bytes(setup: Setup) -> float:
-    model, found = setup.model, MORE.get(setup.model.family, _NOTHING_MORE)
+    model, found = setup.model, MORE.get(setup.model.family, More())
     fixed, query, routed, score = (each[_COLUMN[arithmetic(setup)]] for each in found)
     wide = query * model.query_width + routed * model.experts_met * model.expert_ffn
     return fixed + (wide + score * model.heads * setup.seq_len) / model.hidden

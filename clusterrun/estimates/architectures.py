@@ -108,7 +108,6 @@ def _plain(shape: Model, outer: tuple[int, ...], *, fused: bool = True, bias: bo
 
 
 _USUAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-_GPT2 = ("n_embd", "n_layer", "n_head", "n_inner")
 
 
 def _shape(
@@ -134,7 +133,7 @@ def _shape(
 
 
 def _gpt2(config: Config) -> Model:
-    shape = _shape(config, _GPT2, wide=4)
+    shape = _shape(config, ("n_embd", "n_layer", "n_head", "n_inner"), wide=4)
     positions = config.number("n_positions", 1024) * shape.hidden
     return _plain(shape, (*embeddings(config, shape.hidden, tied=True), positions))
 

@@ -14,11 +14,9 @@ from typing import Final
 
 from clusterrun.errors import UsageError
 
-BF16_CAPABILITY: Final = (8, 0)
 MIB: Final = 1 << 20
 _NOISE: Final = re.compile(r"nvidia|tesla|geforce|quadro|rtx|amd|instinct|generation|[^a-z0-9]")
 _SIZE: Final = re.compile(r"-[0-9]+G\Z")
-_SMI: Final = "nvidia-smi"
 # GB/s of 16 lanes: 15.75 in PCIe 3, doubled by each generation since.
 _PCIE_GB: Final = {
     **dict.fromkeys(("Pascal", "Volta", "Turing"), 15.75),
@@ -70,7 +68,7 @@ def _card(
     processors: int,
     source: str,
     aliases: tuple[str, ...] = (),
-    memory: str = _SMI,
+    memory: str = "nvidia-smi",
     nvlink: float = 0,
     fabric: float = 0,
 ) -> Gpu:
@@ -98,7 +96,7 @@ def has_bf16(capability: tuple[int, int]) -> bool:
     >>> has_bf16((8, 0)), has_bf16((7, 5))
     (True, False)
     """
-    return capability >= BF16_CAPABILITY
+    return capability >= (8, 0)
 
 
 _GA102: Final = "NVIDIA Ampere GA102 white paper"

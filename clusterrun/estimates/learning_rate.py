@@ -12,7 +12,6 @@ WARMUP_ABOVE: Final = 8  # times the batch that the rate was chosen for
 SMALL_BATCH: Final = 256
 LINEAR_SOURCE: Final = "Goyal et al., arXiv:1706.02677"
 SQRT_SOURCE: Final = "Malladi et al., arXiv:2205.10287"
-_ADAM: Final = (Optimizer.ADAMW, Optimizer.ADAM8BIT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +53,6 @@ def _notes(ratio: float, largest: int, optimizer: Optimizer) -> list[str]:
             f"batches under {SMALL_BATCH} may need no scaling: try the old rate first;"
             f" the linear rule starts at {SMALL_BATCH} ({LINEAR_SOURCE})"
         )
-    if optimizer in _ADAM:
+    if optimizer in (Optimizer.ADAMW, Optimizer.ADAM8BIT):
         notes.append(f"for the Adam family, theory suggests the square root ({SQRT_SOURCE})")
     return notes

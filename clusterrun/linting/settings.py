@@ -33,7 +33,6 @@ _PRINTS = re.compile(r"(?:printenv|env|export|declare\s+-[px]+)$")
 _TRACES = re.compile(r"set\s+(?:-\w*x\w*|-o\s+xtrace)$")
 _SECRETS = re.compile(r"(?i)token|key|secret|passw|^\s*(?:source|\.)\s")
 _EXPORTS = re.compile(r"\s*(?:export|declare\s+-x)\s+(.*)")
-_TRAINERS: Final = (".TrainingArguments", ".SFTConfig", ".Trainer", ".ModelCheckpoint")
 _OUTPUT = re.compile(
     r"(?i)--?(?:(?:model|checkpoint|ckpt)s?[_-])?(?:out|output|save)s?(?:[_-](?:dir|path|folder|root))?"
 )
@@ -205,7 +204,7 @@ def _saves_on_one_machine(script: Script, launch: Launch) -> Iterator[Found]:
         for path in map(text_of, call.args[:2]):
             if ONE_MACHINE.match(path) and script.text.count(path) == 1:  # it is not used again
                 yield call, f"{path} is on the node's own disk"
-    for call in script.calls(*_TRAINERS):
+    for call in script.calls(".TrainingArguments", ".SFTConfig", ".Trainer", ".ModelCheckpoint"):
         for name in ("output_dir", "default_root_dir", "dirpath"):
             if ONE_MACHINE.match(place := text_of(keyword(call, name))):
                 yield call, f"{place} is on the node's own disk"

@@ -26,7 +26,6 @@ LINE_BYTES = 240  # memory of a line in addition to its text
 Place = tuple[int, int, int]  # time, node, place in its log: the order of all lines
 _AT_THE_END: Place = (2**62, 0, 0)
 _BY_TIME = itemgetter(0)
-_BY_TIME_AND_PLACE = itemgetter(0, 6)
 
 
 Report = Callable[[int, int], None]  # takes the bytes read so far and all bytes
@@ -221,7 +220,7 @@ class _Reader:
             return taken
         time, number, place = bound
         if number == self._number:
-            cut = bisect_left(self.lines, (time, place), key=_BY_TIME_AND_PLACE)
+            cut = bisect_left(self.lines, (time, place), key=itemgetter(0, 6))
         else:
             cut = bisect_left(self.lines, time + (self._number < number), key=_BY_TIME)
         taken = self.lines[:cut]

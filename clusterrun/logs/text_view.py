@@ -22,7 +22,6 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _RED = "\x1b[31m"
 _RESET = "\x1b[0m"
 _DETAILS = " a{} {:<8}"  # attempt and stream, in full prefixes
-_STREAM_NAMES = {Stream.OUT: "stdout", Stream.ERR: "stderr"}
 _MARKS = {Stream.ERR: "!", Stream.GAP: "~"}
 
 
@@ -42,7 +41,7 @@ def source_name(line: LogLine) -> str:
 
 def gap_sentence(gap: Gap) -> str:
     """Return the line to show in place of lost bytes."""
-    name = _STREAM_NAMES.get(gap.stream, "output")
+    name = {Stream.OUT: "stdout", Stream.ERR: "stderr"}.get(gap.stream, "output")
     why = f": {gap.reason}" if gap.reason else ""
     return f"{gap.size_bytes:,} bytes of {name} lost{why}"
 

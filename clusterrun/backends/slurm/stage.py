@@ -44,8 +44,6 @@ KEPT_PACKS = 3
 THREADS = 16  # that read a directory each: a shared file system answers slowly
 STEP_WORDS = 4  # bash node.sh RUN_DIR ATTEMPT, at the end of srun's command
 SPARE_KIB = 1 << 20  # of a node's disk, for everything else
-IN_MEMORY = frozenset({"tmpfs", "ramfs"})
-_CACHES = "__pycache__"
 
 
 class _UnstagedError(ClusterrunError):
@@ -142,7 +140,7 @@ def node_directory(plan: Plan, environ: Mapping[str, str]) -> str:
     """
     place = os.path.realpath(plan.stage_dir or environ.get("TMPDIR") or "/tmp")
     kind = file_system(Path(place))
-    if kind not in LOCAL or (kind in IN_MEMORY and not plan.stage_dir):
+    if kind not in LOCAL or (kind in ("tmpfs", "ramfs") and not plan.stage_dir):
         where = f"{place} is on {kind or 'an unknown file system'}"
         raise _UnstagedError(f"{where}; name a directory on the nodes' disks: launch.stage_dir")
     return f"{place}/clusterrun-stage-{os.getuid()}"
@@ -181,7 +179,7 @@ def _read_directory(path: str) -> tuple[list[str], list[str]]:
 def _is_left_out(directory: str, name: str) -> bool:
     """Return whether a directory is no part of the key: bytecode, or conda's other environments."""
     is_conda = name in ("envs", "pkgs") and os.path.isdir(f"{directory}/conda-meta")
-    return name == _CACHES or is_conda
+    return name == "__pycache__" or is_conda
 
 
 # The file

@@ -26,7 +26,6 @@ ANSWER_S = 3.0
 IDLE_S = 2.0  # after the launch: no rank has used a GPU yet
 _LOOK_S: Final = 0.02
 _MOST_BYTES: Final = 64 << 10
-_FORMAT: Final = "--format=csv,noheader,nounits"
 _COUNTS: Final = "memory.used,memory.total,ecc.errors.uncorrected.volatile.total"
 # Fields that drivers know since version 319; remapped rows came with 450, as a query of their own.
 _QUERIES: Final = (
@@ -64,7 +63,7 @@ class SmiQuery:
         self._outputs = [tempfile.TemporaryFile() for _ in _QUERIES]  # noqa: SIM115
         self._processes = [
             subprocess.Popen(
-                [program, query, _FORMAT],
+                [program, query, "--format=csv,noheader,nounits"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
