@@ -46,7 +46,12 @@ def traced(question: Question, values: Mapping[str, Any]) -> Question:
     as requested.
     """
     setup = question.setup
-    _refuse_setup(setup)
+    if not setup.seq_len:
+        raise UsageError("--trace needs the length of a sample", hint="pass --seq-len")
+    if setup.lora:
+        raise UsageError("--trace does not support LoRA", hint=WITHOUT)
+    if setup.parallel.model > 1:
+        raise UsageError("--trace does not support tensor, context or sequence sizes", hint=WITHOUT)
     versions = _versions()
     _refuse_config(values, setup)
     whole = _line(values, setup)
@@ -190,15 +195,6 @@ def _versions() -> str:
             hint="pip install torch transformers, or omit --trace",
         ) from error
     return f"transformers {transformers.__version__}, torch {torch.__version__}"
-
-
-def _refuse_setup(setup: Setup) -> None:
-    if not setup.seq_len:
-        raise UsageError("--trace needs the length of a sample", hint="pass --seq-len")
-    if setup.lora:
-        raise UsageError("--trace does not support LoRA", hint=WITHOUT)
-    if setup.parallel.model > 1:
-        raise UsageError("--trace does not support tensor, context or sequence sizes", hint=WITHOUT)
 
 
 def _refuse_config(values: Mapping[str, Any], setup: Setup) -> None:

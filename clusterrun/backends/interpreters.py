@@ -142,7 +142,11 @@ def _asked(path: str, environ: Mapping[str, str]) -> Interpreter | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     if not is_fresh:
-        _remember(file, {**answer, "times": {name: _time(name) for name in watched}})
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(
+                file, json.dumps({**answer, "times": {name: _time(name) for name in watched}})
+            )
     return found
 
 
@@ -153,12 +157,6 @@ def _answer_of(path: str) -> dict[str, Any]:
     except (ClusterrunError, ValueError):
         return {}
     return answer if isinstance(answer, dict) else {}
-
-
-def _remember(file: Path, answer: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(file, json.dumps(answer))
 
 
 def _time(path: str) -> int:

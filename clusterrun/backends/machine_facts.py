@@ -211,7 +211,14 @@ def find_gpus() -> tuple[CudaDevice, ...]:
     try:
         import pynvml
     except ImportError:
-        return _gpus_of_smi()
+        program = shell.find("nvidia-smi")
+        if program is None:
+            return ()
+        try:
+            done = shell.run([program, "-L"], timeout_s=SMI_TIMEOUT_S, tries=1)
+        except ClusterrunError:
+            return ()
+        return parse_smi_list(done.stdout) if done.rc == 0 else ()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -242,17 +249,6 @@ def _nvml_devices(nvml: Any, index: int) -> list[CudaDevice]:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value  # older bindings return bytes
-
-
-def _gpus_of_smi() -> tuple[CudaDevice, ...]:
-    program = shell.find("nvidia-smi")
-    if program is None:
-        return ()
-    try:
-        done = shell.run([program, "-L"], timeout_s=SMI_TIMEOUT_S, tries=1)
-    except ClusterrunError:
-        return ()
-    return parse_smi_list(done.stdout) if done.rc == 0 else ()
 
 
 def parse_smi_list(text: str) -> tuple[CudaDevice, ...]:

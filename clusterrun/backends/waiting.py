@@ -13,12 +13,11 @@ from clusterrun.backends.slurm import nodes
 from clusterrun.backends.slurm.outlook import (
     Lookup,
     NodeRequest,
-    Outlook,
     lookup,
     of_nodes,
     of_reservations,
 )
-from clusterrun.backends.slurm.reasons import WAITS_FOR_REPAIR, PendingReason
+from clusterrun.backends.slurm.reasons import WAITS_FOR_REPAIR
 from clusterrun.backends.status import JobStatus
 from clusterrun.config.choices import Strategy
 from clusterrun.errors import UsageError
@@ -52,10 +51,6 @@ def explained(job: JobStatus) -> JobStatus:
         found = of_reservations(request, nodes.reservations(cluster), time.time())
     else:
         found = of_nodes(pending.code, request, nodes.node_groups(cluster), _own_groups())
-    return _with_outlook(job, pending, found)
-
-
-def _with_outlook(job: JobStatus, pending: PendingReason, found: Outlook) -> JobStatus:
     if found.is_out:
         pending = dataclasses.replace(pending, text=WAITS_FOR_REPAIR, can_start=None)
     changes = tuple(one for one in found.sooner if one.nodes is None or not _keeps_nodes(job))

@@ -90,7 +90,14 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
     active = [before for before in found if not before.state.is_terminal]
     asked = [before for before in active if cancel.ask_to_leave(before)]
     try:
-        _print_asked(active, asked, timeout_s)
+        for before in active:
+            job_id = before.record.job_id
+            if before in asked:
+                output.say(
+                    f"asked job {job_id} to save a checkpoint, waiting up to {clock(timeout_s)}"
+                )
+            else:
+                output.note(f"job {job_id} is not running; there is nothing to save")
         watch = _Progress(unheard_s)
         cancel.wait_until_left(asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=watch)
     except KeyboardInterrupt:
@@ -102,15 +109,6 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
         for before in asked
         if not cancel.has_completed(before.record)
     }
-
-
-def _print_asked(active: list[JobStatus], asked: list[JobStatus], timeout_s: int) -> None:
-    for before in active:
-        job_id = before.record.job_id
-        if before in asked:
-            output.say(f"asked job {job_id} to save a checkpoint, waiting up to {clock(timeout_s)}")
-        else:
-            output.note(f"job {job_id} is not running; there is nothing to save")
 
 
 class _Progress:

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -81,10 +81,6 @@ def command(directory: str, script: str | None, force: bool) -> None:
     if script is not None and not (path.parent / script).exists():
         output.warn(f"script '{script}' does not exist in {path.parent.resolve()}")
     output.answer(str(path))
-    _print_summary(known)
-
-
-def _print_summary(known: Mapping[str, Known]) -> None:
     rows = {key.rpartition(".")[2]: each.value for key, each in known.items() if each.value}
     submit = "clusterrun submit" if "script" in rows else "clusterrun submit SCRIPT"
     rows |= {"check": "clusterrun config validate", "train": submit}

@@ -166,7 +166,13 @@ def check_value(field: Field, value: Any, *, label: str) -> None:
     if field.kind is Kind.TEXTS:
         _check_texts(field, label, value)
     if field.kind is Kind.MAPPING:
-        _check_variables(label, value)
+        for name, text in value.items():
+            if not _VARIABLE.match(name):
+                raise UsageError(f"{label}: {name!r} is not a variable name", hint=_NAME)
+            if "\x00" in text:
+                raise UsageError(
+                    f"{label}: the value of {name} contains a NUL byte", hint="remove it"
+                )
 
 
 def _check_number(field: Field, label: str, value: Any) -> None:
@@ -205,11 +211,3 @@ def _refuse_control(label: str, value: str) -> None:
             f"{label} contains a newline or control character: {value!r}",
             hint="remove it: a Slurm directive is one line",
         )
-
-
-def _check_variables(label: str, value: Mapping[str, str]) -> None:
-    for name, text in value.items():
-        if not _VARIABLE.match(name):
-            raise UsageError(f"{label}: {name!r} is not a variable name", hint=_NAME)
-        if "\x00" in text:
-            raise UsageError(f"{label}: the value of {name} contains a NUL byte", hint="remove it")

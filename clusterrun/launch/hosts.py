@@ -116,7 +116,15 @@ def check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     Raises UsageError.
     """
     if not facts.cluster.is_hosts:
-        return _without_effect(spec, facts.cluster)
+        copies = "--environment copy" if spec.environment is Environment.COPY else ""
+        given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""
+        if given and (spec.cluster is not Cluster.LOCAL):
+            raise UsageError(
+                f"{given} is given, but the job would run on {_PLACES[facts.cluster]}",
+                hint="pass --cluster ssh (or allocation), or drop the hosts",
+            )
+        place = _PLACES[facts.cluster]
+        return tuple(f"{name} has no effect on {place}" for name in (given, copies) if name)
     if spec.environment is Environment.COPY and spec.python:
         raise UsageError(
             "--python and --environment copy contradict each other",
@@ -133,18 +141,6 @@ def check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     unused = listed - (spec.nodes or listed - spares) - spares
     left = ", ".join(facts.hosts.hosts[listed - unused :])
     return (f"not used: {left} (--nodes {spec.nodes})",) if unused else ()
-
-
-def _without_effect(spec: JobSpec, cluster: Cluster) -> tuple[str, ...]:
-    copies = "--environment copy" if spec.environment is Environment.COPY else ""
-    given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""
-    if given and (spec.cluster is not Cluster.LOCAL):
-        raise UsageError(
-            f"{given} is given, but the job would run on {_PLACES[cluster]}",
-            hint="pass --cluster ssh (or allocation), or drop the hosts",
-        )
-    place = _PLACES[cluster]
-    return tuple(f"{name} has no effect on {place}" for name in (given, copies) if name)
 
 
 _PLACES: Final = {Cluster.SLURM: "Slurm", Cluster.LOCAL: "this machine"}

@@ -249,26 +249,22 @@ def _keep(found: Checkpoint, own: SavedPart, mine: Sums, fault: OSError | None) 
     try:
         if fault:
             raise fault
-        _mark(found, own, mine)
+        own.path.mkdir(parents=True, exist_ok=True)  # a save may have written no file here
+        received = checkpoint_files.settled(own.path, list(mine))
+        if wrong := [name for name in mine if received[name] != mine[name]]:
+            raise ClusterrunError(f"{wrong[0]} did not arrive as it was sent")
+        checkpoint_files.mark(
+            own.path,
+            found.step,
+            world_size=found.world_size,
+            attempt=found.attempt,
+            settings=found.settings,
+            overrides=found.overrides,
+            nodes=found.nodes,
+            saved_at=found.saved_at,
+            files={**own.files, **received},
+        )
     except Exception:
         for name in mine:
             (own.path / name).unlink(missing_ok=True)
         raise
-
-
-def _mark(found: Checkpoint, own: SavedPart, mine: Sums) -> None:
-    own.path.mkdir(parents=True, exist_ok=True)  # a save may have written no file here
-    received = checkpoint_files.settled(own.path, list(mine))
-    if wrong := [name for name in mine if received[name] != mine[name]]:
-        raise ClusterrunError(f"{wrong[0]} did not arrive as it was sent")
-    checkpoint_files.mark(
-        own.path,
-        found.step,
-        world_size=found.world_size,
-        attempt=found.attempt,
-        settings=found.settings,
-        overrides=found.overrides,
-        nodes=found.nodes,
-        saved_at=found.saved_at,
-        files={**own.files, **received},
-    )

@@ -190,19 +190,15 @@ def _node_facts(request: NodeRequest, partition: str, here: Sequence[NodeGroup])
             detail=request.gpu_type,
         )
     if asked <= limit and total - uses[Use.OUT] < asked:
-        yield from _out(partition, fitting)
-
-
-def _out(partition: str, groups: Sequence[NodeGroup]) -> Iterator[Fact]:
-    out = [group for group in groups if group.use is Use.OUT]
-    for group in sorted(out, key=lambda group: -group.count)[:MOST_REASONS]:
-        yield Fact(
-            kind=FactKind.NODES_OUT,
-            partition=partition,
-            nodes=group.nodes,
-            state=group.state,
-            detail=group.reason,
-        )
+        out = [group for group in fitting if group.use is Use.OUT]
+        for group in sorted(out, key=lambda group: -group.count)[:MOST_REASONS]:
+            yield Fact(
+                kind=FactKind.NODES_OUT,
+                partition=partition,
+                nodes=group.nodes,
+                state=group.state,
+                detail=group.reason,
+            )
 
 
 def _gpus(group: NodeGroup, kind: str) -> int:

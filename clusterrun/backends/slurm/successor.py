@@ -43,7 +43,13 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
     backend = SlurmBackend(slurm_cluster=record.slurm_cluster)
     exclude = _excluded(plan, nodes)
     if record.chain_length:
-        return _next_of_chain(record, exclude, backend)
+        if not record.chained_job_ids:
+            raise ClusterrunError(f"all {record.chain_length} jobs of the chain are used")
+        job_id = record.chained_job_ids[0]
+        if exclude:
+            backend.update(job_id, f"ExcNodeList={exclude}")
+        records.update(record.paths, lambda now: records.continued_by(now, job_id))
+        return job_id
     # Slurm keeps the job of a lost node for minutes. The successor excludes that node and need
     # not wait: this job's agents have exited by now.
     new = _submitted_before(record) or backend.submit_again(
@@ -51,16 +57,6 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
     )
     _remember(record, new, backend)
     return new.job_id
-
-
-def _next_of_chain(record: JobRecord, exclude: str, backend: SlurmBackend) -> str:
-    if not record.chained_job_ids:
-        raise ClusterrunError(f"all {record.chain_length} jobs of the chain are used")
-    job_id = record.chained_job_ids[0]
-    if exclude:
-        backend.update(job_id, f"ExcNodeList={exclude}")
-    records.update(record.paths, lambda now: records.continued_by(now, job_id))
-    return job_id
 
 
 def _submitted_before(record: JobRecord) -> Submission | None:

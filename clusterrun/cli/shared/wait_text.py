@@ -23,7 +23,12 @@ def facts(job: JobStatus) -> list[str]:
 def fact_text(fact: Fact) -> str:
     """Return one fact in words, with the request and the limit."""
     if fact.kind is FactKind.NODES:
-        return _nodes_text(fact)
+        uses = ", ".join(f"{number} {use.value}" for use, number in fact.uses)
+        kind = f" with {_gpus(fact.detail)}" if fact.detail else ""
+        return (
+            f"needs {count(fact.asked or 0, 'node')}{kind}; "
+            f"partition '{fact.partition}' has {fact.limit}: {uses}"
+        )
     if fact.kind is FactKind.NODES_OUT:
         reason = f": {fact.detail}" if fact.detail else ""
         return f"{fact.nodes} {'is' if _is_one(fact.nodes) else 'are'} {fact.state}{reason}"
@@ -51,15 +56,6 @@ def _is_one(nodes: str) -> bool:
 
 def _gpus(kind: str) -> str:
     return f"{kind} GPUs" if kind else "GPUs"
-
-
-def _nodes_text(fact: Fact) -> str:
-    uses = ", ".join(f"{number} {use.value}" for use, number in fact.uses)
-    kind = f" with {_gpus(fact.detail)}" if fact.detail else ""
-    return (
-        f"needs {count(fact.asked or 0, 'node')}{kind}; "
-        f"partition '{fact.partition}' has {fact.limit}: {uses}"
-    )
 
 
 def sooner(job: JobStatus) -> list[str]:

@@ -48,7 +48,15 @@ def identity(env: Mapping[str, str], nodes: int) -> Identity:
     fallback to this host: every node would train alone.
     """
     if "CLUSTERRUN_LOCAL_NODE_RANK" in env:
-        return _local(env, nodes)
+        rank = _number(env, "CLUSTERRUN_LOCAL_NODE_RANK")
+        return Identity(
+            job_id=env.get("CLUSTERRUN_LOCAL_JOB_ID", "L0"),
+            node=local_node(rank),
+            node_rank=rank,
+            nodes=tuple(map(local_node, range(nodes))),
+            head_host=LOOPBACK,
+            is_local=True,
+        )
     if "CLUSTERRUN_HOSTS_NODE_RANK" in env:
         return _of_hosts(env)
     if "SLURM_JOB_ID" in env:
@@ -75,18 +83,6 @@ def _of_hosts(env: Mapping[str, str]) -> Identity:
 def local_node(rank: int) -> str:
     """Return the name of a simulated node."""
     return f"local{rank}"
-
-
-def _local(env: Mapping[str, str], nodes: int) -> Identity:
-    rank = _number(env, "CLUSTERRUN_LOCAL_NODE_RANK")
-    return Identity(
-        job_id=env.get("CLUSTERRUN_LOCAL_JOB_ID", "L0"),
-        node=local_node(rank),
-        node_rank=rank,
-        nodes=tuple(map(local_node, range(nodes))),
-        head_host=LOOPBACK,
-        is_local=True,
-    )
 
 
 def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
