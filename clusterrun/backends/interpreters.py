@@ -182,7 +182,8 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
     """Read the packages of an environment; other installations may have more in unknown places."""
     root = python.parent.parent
     own = sorted(root.glob("lib/python3*/site-packages"))
-    version = _version(own)
+    minors = [re.fullmatch(r"python3\.([0-9]+)", path.parent.name) for path in own]
+    version = (3, int(minors[0][1])) if len(minors) == 1 and minors[0] else None
     directories = [Path(name) for name in environ.get("PYTHONPATH", "").split(":") if name]
     if version and not (root / "pyvenv.cfg").exists():  # conda also uses the user's packages
         home = Path(os.path.expanduser("~/.local/lib"))
@@ -203,12 +204,6 @@ def _is_isolated(root: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         return (root / "conda-meta").is_dir()
     return not re.search(r"(?im)^include-system-site-packages\s*=\s*true", text)
-
-
-def _version(directories: Sequence[Path]) -> tuple[int, int] | None:
-    """Return the version of Python, from the only directory of packages."""
-    found = [re.fullmatch(r"python3\.([0-9]+)", path.parent.name) for path in directories]
-    return (3, int(found[0][1])) if len(found) == 1 and found[0] else None
 
 
 def _runs_code(root: Path, directories: Sequence[Path]) -> bool:

@@ -70,7 +70,14 @@ def command(
     completed = [before for before in found if cancel.has_completed(before.record)]
     if as_json:
         objects = [
-            _object(before, saved.get(before.record.job_id), completed=before in completed)
+            {
+                "job_id": before.record.job_id,
+                "name": before.record.name,
+                "state_before": before.state.value,
+                "cancelled": not before.state.is_terminal and before not in completed,
+                "chained": list(before.record.chained_job_ids),
+                "saved": saved.get(before.record.job_id),
+            }
             for before in found
         ]
         output.answer_json({"schema": "clusterrun.cancel/1", "jobs": objects})
@@ -187,14 +194,3 @@ def _print_cancelled(before: JobStatus, *, completed: bool) -> None:
     spent = "" if before.elapsed_s is None else f" {clock(before.elapsed_s)}"
     where = f", in {record.workdir}" if is_elsewhere(record) else ""
     output.answer(f"cancelled {record.job_id}  ({record.name}, was {state}{spent}{where})")
-
-
-def _object(before: JobStatus, saved: str | None, *, completed: bool) -> dict[str, object]:
-    return {
-        "job_id": before.record.job_id,
-        "name": before.record.name,
-        "state_before": before.state.value,
-        "cancelled": not before.state.is_terminal and not completed,
-        "chained": list(before.record.chained_job_ids),
-        "saved": saved,
-    }

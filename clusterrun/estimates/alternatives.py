@@ -25,7 +25,11 @@ def alternatives(question: Question) -> list[Choice]:
     """
     if question.gpu is None or question.is_cpu or not counts_activations(question.setup):
         return []
-    asked = _asked(question)
+    # Unset what may change; one rank under ddp is the same setup as without a strategy.
+    setup = question.setup
+    if setup.world == 1 and setup.strategy is Strategy.DDP:
+        setup = replace(setup, strategy=Strategy.NONE)
+    asked = replace(question, setup=setup, wanted_ckpt=None, traced=None)
     found = _fitting(asked)
     chosen: list[Choice] = []
     for choice in sorted(found, key=lambda each: _price(each, asked.setup)):
@@ -41,14 +45,6 @@ def changed(setup: Setup, asked: Setup) -> frozenset[str]:
     """Return the names of the facts in which a setup differs from the requested one."""
     names = ("strategy", "micro_batch", "grad_ckpt", "nodes", "lora", "load_in_4bit")
     return frozenset(name for name in names if getattr(setup, name) != getattr(asked, name))
-
-
-def _asked(question: Question) -> Question:
-    """Unset what may change; one rank under ddp is the same setup as without a strategy."""
-    setup = question.setup
-    if setup.world == 1 and setup.strategy is Strategy.DDP:
-        setup = replace(setup, strategy=Strategy.NONE)
-    return replace(question, setup=setup, wanted_ckpt=None, traced=None)
 
 
 def _fitting(question: Question) -> list[Choice]:

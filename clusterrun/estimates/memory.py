@@ -57,7 +57,13 @@ def gpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term,
     setup = part_of_gpu(setup)
     kept = (*states(setup), *buffers(setup))
     passing = (*_cast_weights(setup), _dequantized(setup), *activations.terms(setup, traced))
-    step = _optimizer_step(setup, total(passing))
+    # What a step of AdamW needs beyond the memory that the passes before it freed.
+    is_adamw = setup.optimizer is Optimizer.ADAMW and not setup.offloads_optimizer
+    symbol, by = symbols(setup)
+    size = 4 * trainable_params(setup) / setup.shards if is_adamw else 0
+    formula = f"max(0, 4 {symbol}{by} - activations)"
+    source = "torch AdamW, foreach: a copy of one state for all"
+    step = term("optimizer step", max(0, size - total(passing)), formula, source)
     context = term(CONTEXT, CUDA_BYTES, "1.5 GiB", "an allowance; 0.3 to 2 GiB seen")
     return _present((*kept, *passing, step, context))
 
@@ -82,16 +88,6 @@ def _dequantized(setup: Setup) -> Term:
     formula = f"{setup.number_bytes} h max(f h, q)"
     source = "bitsandbytes, MatMul4Bit"
     return term("dequantized layer", size if setup.load_in_4bit else 0, formula, source)
-
-
-def _optimizer_step(setup: Setup, passing: int) -> Term:
-    """Return what a step of AdamW needs beyond the memory that the passes before it freed."""
-    is_adamw = setup.optimizer is Optimizer.ADAMW and not setup.offloads_optimizer
-    symbol, by = symbols(setup)
-    size = 4 * trainable_params(setup) / setup.shards if is_adamw else 0
-    formula = f"max(0, 4 {symbol}{by} - activations)"
-    source = "torch AdamW, foreach: a copy of one state for all"
-    return term("optimizer step", max(0, size - passing), formula, source)
 
 
 def cpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term, ...]:

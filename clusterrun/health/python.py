@@ -12,7 +12,7 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.health.check import Check, bad, ok, skip
 from clusterrun.launch.facts import Interpreter
 from clusterrun.shared import shell
-from clusterrun.shared.versions import parse_version
+from clusterrun.shared.versions import dotted, parse_version
 
 ANSWER_S: Final = 3.0
 # Imports come after the first line: a json.py in the working directory must not run.
@@ -72,9 +72,9 @@ def version(wanted: Wanted) -> Check:
         return bad(name, "the interpreter was not found here", other, is_sure=wanted.is_sure)
     if python.version is None:
         return skip(name, f"the version of {python.path} is unknown")
-    text = f"{python.path} is Python {_dotted(python.version)}"
+    text = f"{python.path} is Python {dotted(python.version)}"
     if least and python.version < least:
-        text = f"{text}; clusterrun needs {_dotted(least)} or newer"
+        text = f"{text}; clusterrun needs {dotted(least)} or newer"
         return bad(name, text, other, is_sure=wanted.is_sure)
     return ok(name, text)
 
@@ -90,14 +90,14 @@ def package(wanted: Wanted, package: str, *, needed_by: str, source: str = "") -
         return skip(name, f"the packages of {python.path or 'the interpreter'} are unknown")
     if not found and not needed_by:
         return skip(name, "not installed, and not needed by this job")
-    wants = f"{package}>={_dotted(least)}" if least else package
+    wants = f"{package}>={dotted(least)}" if least else package
     hint = f"run: {python.path} -m pip install {source or repr(wants)}"
     if not found:
         text = f"{python.path} has no {package}, which {needed_by} needs"
         return bad(name, text, hint, is_sure=wanted.is_sure)
     parsed = parse_version(found)
     if needed_by and parsed and least and parsed < least:
-        text = f"{package} {found} is too old; clusterrun needs {_dotted(least)} or newer"
+        text = f"{package} {found} is too old; clusterrun needs {dotted(least)} or newer"
         return bad(name, text, hint, is_sure=wanted.is_sure)
     return ok(name, f"{package} {found}".replace(" ?", ", version unknown"))
 
@@ -132,7 +132,3 @@ def cuda_of_torch(extras: Extras | None, torch: str) -> str | None:
         return extras.cuda
     tag = re.search(r"\+(?:cpu|cu([0-9]+)([0-9]))$", torch)
     return (f"{tag[1]}.{tag[2]}" if tag[1] else "") if tag else None
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"

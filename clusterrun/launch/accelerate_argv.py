@@ -57,14 +57,6 @@ def launch_options(
     """Return the options of `accelerate launch`, without what it starts."""
     return (
         *("--config_file", config_file),
-        *_machine_facts(plan, machine_rank, address, port),
-        *(() if precision in ("", "file") else ("--mixed_precision", precision)),
-        *_strategy_flags(plan, deepspeed_file),
-    )
-
-
-def _machine_facts(plan: Plan, machine_rank: int, address: str, port: int | str) -> tuple[str, ...]:
-    return (
         *("--num_machines", str(plan.nodes)),
         *("--num_processes", str(plan.world_size)),
         *("--machine_rank", str(machine_rank)),
@@ -78,6 +70,8 @@ def _machine_facts(plan: Plan, machine_rank: int, address: str, port: int | str)
         *("--monitor_interval", str(MONITOR_INTERVAL_S)),
         # Ids in a user's file would override what the scheduler allocated.
         *("--gpu_ids", "all"),
+        *(() if precision in ("", "file") else ("--mixed_precision", precision)),
+        *_strategy_flags(plan, deepspeed_file),
     )
 
 

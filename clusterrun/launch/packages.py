@@ -10,7 +10,7 @@ from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.inputs import runs_in_container
-from clusterrun.shared.versions import parse_version
+from clusterrun.shared.versions import dotted, parse_version
 
 _OTHER = "or name another interpreter with --python"
 
@@ -59,12 +59,8 @@ def _too_old(facts: Facts) -> Iterator[str]:
     found = facts.interpreter
     least = facts.oldest.get("python")
     if found.version and least and found.version < least:
-        yield f"is Python {_dotted(found.version)}; clusterrun needs {_dotted(least)} or newer"
+        yield f"is Python {dotted(found.version)}; clusterrun needs {dotted(least)} or newer"
     for name, text in found.packages.items() if found.is_known else ():
         version, least = parse_version(text), facts.oldest.get(name)
         if version and least and version < least:
-            yield f"has {name} {text}; clusterrun needs {_dotted(least)} or newer"
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
+            yield f"has {name} {text}; clusterrun needs {dotted(least)} or newer"

@@ -329,9 +329,7 @@ def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
     "call sampler.set_epoch(epoch) at the start of each epoch",
 )
 def _no_set_epoch(script: Script, launch: Launch) -> Iterator[Found]:
-    if not is_closed(script) or "set_epoch" in script.text:
-        return
-    if not _trains_for_epochs(script):
+    if not is_closed(script) or "set_epoch" in script.text or not _trains_for_epochs(script):
         return
     names = ("torch.utils.data.DistributedSampler", "torch.utils.data.distributed")
     for call in script.calls(names[0], f"{names[1]}.DistributedSampler"):

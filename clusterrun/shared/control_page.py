@@ -57,11 +57,6 @@ class SavePoint:
         """Pack the save point into 64 bits."""
         return self.request << AT_BITS | self.at
 
-    @classmethod
-    def from_word(cls, word: int) -> SavePoint:
-        """Unpack the result of `to_word`."""
-        return cls(*divmod(word, 1 << AT_BITS))
-
 
 class ControlPage:
     """The mapped page; `ranks` is the number of ranks of this node."""
@@ -128,7 +123,7 @@ class ControlPage:
     @property
     def save_point(self) -> SavePoint:
         """The newest save point."""
-        return SavePoint.from_word(self._get(_SAVE_POINT))
+        return SavePoint(*divmod(self._get(_SAVE_POINT), 1 << AT_BITS))  # as `to_word` packs it
 
     def _get(self, word: int) -> int:
         return int(_WORD.unpack_from(self._map, word * _WORD.size)[0])

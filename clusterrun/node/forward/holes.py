@@ -21,16 +21,13 @@ class ReadSpace:
         """Free the bytes before a position, if they are enough and the file system supports it."""
         start, end = self._given_back, position // _PAGE_BYTES * _PAGE_BYTES
         if self._can_give_back and end - start >= self._every_bytes:
-            self._can_give_back = _punch(descriptor, start, end - start)
+            mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+            result: int = _LIBC.fallocate(
+                descriptor, mode, ctypes.c_long(start), ctypes.c_long(end - start)
+            )
+            self._can_give_back = result == 0
             self._given_back = end
 
     def start_again(self) -> None:
         """Start at the first byte: the file was truncated."""
         self._given_back = 0
-
-
-def _punch(descriptor: int, offset: int, length: int) -> bool:
-    """Punch a hole into a file (fallocate(2)); return whether that succeeded."""
-    mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-    result: int = _LIBC.fallocate(descriptor, mode, ctypes.c_long(offset), ctypes.c_long(length))
-    return result == 0
