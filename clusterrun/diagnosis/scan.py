@@ -223,15 +223,12 @@ class Scanner:
                 self._keep(finding)
                 is_matched |= sign.role not in (Role.NOISE, Role.ADVICE)
                 if process.in_traceback and UNCAUGHT in cause.explains and sign.role in CAUSAL:
-                    self._explain_chain(line.source, process)
+                    # Take back the exceptions that led to this one: its sign says more.
+                    process.is_explained = True
+                    for waiting in self._waiting.get(line.source, ()):
+                        waiting.otherwise = None
+                    self._take_back(process)
         return is_matched
-
-    def _explain_chain(self, source: str, process: _Process) -> None:
-        """Take back the exceptions that led to this one: its sign says more."""
-        process.is_explained = True
-        for waiting in self._waiting.get(source, ()):
-            waiting.otherwise = None
-        self._take_back(process)
 
     def _take_back(self, process: _Process) -> None:
         """Drop the last exception of the chain."""

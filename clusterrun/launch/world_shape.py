@@ -171,7 +171,22 @@ def _on_this_machine(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World
     ids = _usable_gpus(spec, facts)
     device = _local_device(spec, facts, has_gpus=bool(ids), cpu_by_file=cpu_by_file)
     if device is Device.CUDA:
-        return _share_gpus(spec, ids)
+        # Assign the GPUs of this machine to its simulated nodes, in the order of `ids`.
+        nodes = spec.nodes or 1
+        each = spec.gpus_per_node or spec.nproc_per_node or max(1, len(ids) // nodes)
+        wanted = nodes * each
+        if wanted > len(ids):
+            raise UsageError(
+                f"{nodes} x {each} GPUs requested, but only {len(ids)} may be used here",
+                hint="request fewer, or pass --device cpu to run the same processes over gloo",
+            )
+        return World(
+            nodes=nodes,
+            procs_per_node=spec.nproc_per_node or each,
+            gpus_per_node=each,
+            device=Device.CUDA,
+            gpu_ids=ids[:wanted],
+        )
     procs = spec.nproc_per_node or spec.gpus_per_node or 1
     notes: tuple[str, ...] = ()
     if spec.device is Device.AUTO and device is Device.CPU and not cpu_by_file:
@@ -219,22 +234,3 @@ def _local_device(spec: JobSpec, facts: Facts, *, has_gpus: bool, cpu_by_file: b
         return Device.CUDA
     ranks = (spec.nodes or 1) * (spec.nproc_per_node or spec.gpus_per_node or 1)
     return Device.MPS if facts.platform == "darwin" and ranks == 1 else Device.CPU
-
-
-def _share_gpus(spec: JobSpec, ids: tuple[str, ...]) -> World:
-    """Assign the GPUs of this machine to its simulated nodes, in the order of `ids`."""
-    nodes = spec.nodes or 1
-    each = spec.gpus_per_node or spec.nproc_per_node or max(1, len(ids) // nodes)
-    wanted = nodes * each
-    if wanted > len(ids):
-        raise UsageError(
-            f"{nodes} x {each} GPUs requested, but only {len(ids)} may be used here",
-            hint="request fewer, or pass --device cpu to run the same processes over gloo",
-        )
-    return World(
-        nodes=nodes,
-        procs_per_node=spec.nproc_per_node or each,
-        gpus_per_node=each,
-        device=Device.CUDA,
-        gpu_ids=ids[:wanted],
-    )
