@@ -106,10 +106,6 @@ class RunPaths:
         """A file that shows whether a host sees this directory and not another of its name."""
         return self.root / f".home-{text}"
 
-    def set_aside_dir(self, when: str) -> Path:
-        """The directory for checkpoints that must not be preferred to an older one."""
-        return self.checkpoints_dir / f"set-aside-{when}"
-
     def events(self, node: str) -> Path:
         """One node's events."""
         return self.events_dir / f"{node}.jsonl"

@@ -90,7 +90,7 @@ def set_aside(paths: RunPaths, newer: tuple[Path, ...]) -> Callable[[], None]:
     """Move checkpoints out of the training's way; return a function that moves them back."""
     if not newer:
         return lambda: None
-    place = paths.set_aside_dir(time.strftime("%Y%m%d-%H%M%S"))
+    place = paths.checkpoints_dir / f"set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
     place.mkdir(mode=0o700)
     moved: list[Path] = []
 
