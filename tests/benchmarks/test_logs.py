@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +10,8 @@ from benchmarks.logs import corpus
 from benchmarks.logs.corpus import Corpus
 from clusterrun.node.forward.logfile import NodeLog
 from clusterrun.node.forward.stamp import Piece
-from tests.patience import patience
+from tests.benchmarks.running import sections_of
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--scale", "1e-5", "--nodes", "3", "--runs", "1")
 WITHOUT_ROOT = ("first", "size", "merge", "search", "torchx")  # dropping caches hurts others
 
@@ -42,35 +37,10 @@ def test_a_corpus_has_the_size_that_was_asked_for(made: Corpus) -> None:
     assert sum(len(_lines(file)) for file in made.files) == made.lines
 
 
-def test_each_file_of_a_corpus_is_in_the_order_of_time(made: Corpus) -> None:
-    for file in made.files:
-        times = [int(line[:16]) for _, line in _lines(file).values()]
-        assert times == sorted(times)
-
-
 def test_each_node_of_a_corpus_has_the_ranks_that_are_its_own(made: Corpus) -> None:
     for node, file in enumerate(made.files):
         ranks = {line.split(b" ")[1] for _, line in _lines(file).values()}
         assert ranks == {b"-", *(b"%d" % (8 * node + local) for local in range(8))}
-
-
-def test_the_indexes_of_a_corpus_point_at_their_lines(made: Corpus) -> None:
-    for file in made.files:
-        lines, index = _lines(file), Path(file).with_suffix(".idx").read_bytes()
-        entries = list(struct.iter_unpack("<QQQ", index))
-        assert len(entries) > 3
-        assert [(int(lines[o][1][:16]), o, lines[o][0]) for _, o, _ in entries] == entries
-
-
-def test_the_side_files_of_a_corpus_name_the_errors_and_where_they_are(made: Corpus) -> None:
-    for file in made.files:
-        lines, seen = _lines(file), set()
-        for line in Path(file).with_suffix(".err").read_bytes().split(b"\n")[:-1]:
-            *head, kind, offset, text = line.split(b" ", 5)
-            assert lines[int(offset)][1] == b" ".join([*head, text])
-            seen.add(kind)
-        assert {b"-", b"traceback", b"nccl"} <= seen
-        assert (b"oom" in seen) == file.endswith("node0072.log")
 
 
 def test_the_files_of_a_corpus_are_those_that_a_node_would_write(
@@ -105,24 +75,9 @@ def test_a_disk_that_is_too_small_is_told(tmp_path: Path) -> None:
         corpus.find_or_make(tmp_path, "big", nodes=10, size_bytes=10**18)
 
 
-def _run(tmp_path: Path, *argv: str) -> list[dict[str, object]]:
-    results = tmp_path / "results"
-    subprocess.run(
-        [sys.executable, "-m", "benchmarks.logs", "--results", results, "--dir", tmp_path, *argv],
-        cwd=ROOT,
-        check=True,
-        timeout=300 * patience(),
-    )
-    assert "| --- |" in results.with_suffix(".md").read_text()
-    sections: list[dict[str, object]] = json.loads(results.with_suffix(".json").read_text())[
-        "sections"
-    ]
-    return sections
-
-
 @pytest.mark.long
 def test_a_search_is_measured_and_written_down(tmp_path: Path) -> None:
-    (section,) = _run(tmp_path, "read", "--only", "search", *TINY)
+    (section,) = sections_of("logs", tmp_path, "--dir", tmp_path, "read", "--only", "search", *TINY)
     assert section["title"] == "Search for a text"
     assert section["machine"]["scale"] == "1e-05 (10 GB scaled to 0 MB)"  # type: ignore[index]  # JSON
 
@@ -131,7 +86,7 @@ def test_a_search_is_measured_and_written_down(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_all_that_others_do_not_suffer_from_can_be_measured(tmp_path: Path) -> None:
     only = [word for name in WITHOUT_ROOT for word in ("--only", name)]
-    sections = _run(tmp_path, "all", *only, *TINY)
+    sections = sections_of("logs", tmp_path, "--dir", tmp_path, "all", *only, *TINY)
     assert len(sections) == len(WITHOUT_ROOT) + 4
     burst = sections[-1]["rows"][0]  # type: ignore[index]  # JSON
     assert (burst["lost"], burst["twice"], burst["out_of_order"]) == (0, 0, 0)

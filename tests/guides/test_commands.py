@@ -16,6 +16,7 @@ import pytest
 from tests.cli.conftest import CommandLine
 from tests.examples.guides import load
 from tests.examples.worlds import EXAMPLES
+from tests.launch.samples import ZERO2_OFFLOAD
 
 ZERO2 = {
     "train_batch_size": "auto",
@@ -41,29 +42,6 @@ ZERO2 = {
     "scheduler": {
         "type": "WarmupLR",
         "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
-    },
-}
-ZERO2_OFFLOAD = {
-    "fp16": {
-        "enabled": "auto",
-        "loss_scale": 0,
-        "loss_scale_window": 1000,
-        "initial_scale_power": 16,
-        "hysteresis": 2,
-        "min_loss_scale": 1,
-    },
-    "bf16": {"enabled": "auto"},
-    "train_micro_batch_size_per_gpu": "auto",
-    "train_batch_size": "auto",
-    "gradient_accumulation_steps": "auto",
-    "zero_optimization": {
-        "stage": 2,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True},
-        "offload_param": {"device": "cpu", "pin_memory": True},
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-        "sub_group_size": 1e9,
-        "reduce_bucket_size": "auto",
     },
 }
 

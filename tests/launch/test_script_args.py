@@ -11,23 +11,8 @@ from clusterrun.config.spec import Device, Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.launch.script_args import is_for_deepspeed, named_json
-from tests.launch.samples import on_slurm, slurm_facts, variables
+from tests.launch.samples import ZERO2_OFFLOAD, on_slurm, slurm_facts, variables
 
-# As people have it, from DeepSpeed's and the Trainer's documentation.
-OFFLOAD: dict[str, Any] = {
-    "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16, "hysteresis": 2},
-    "bf16": {"enabled": "auto"},
-    "train_micro_batch_size_per_gpu": "auto",
-    "train_batch_size": "auto",
-    "gradient_accumulation_steps": "auto",
-    "zero_optimization": {
-        "stage": 2,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True},
-        "offload_param": {"device": "cpu", "pin_memory": True},
-        "sub_group_size": 1e9,
-        "reduce_bucket_size": "auto",
-    },
-}
 TRAINER = ("--bf16", "--deepspeed", "ds.json", "--lr", "1e-4")
 
 
@@ -60,9 +45,9 @@ def test_another_file_is_no_configuration_of_deepspeed(text: str) -> None:
 
 
 def test_the_scripts_json_is_adopted_and_said_so() -> None:
-    plan = adopting(OFFLOAD)
+    plan = adopting(ZERO2_OFFLOAD)
     assert (plan.strategy, plan.precision) == (Strategy.ZERO2_OFFLOAD, Precision.HEAD)
-    assert json.loads(plan.deepspeed) == OFFLOAD
+    assert json.loads(plan.deepspeed) == ZERO2_OFFLOAD
     # Beside a JSON accelerate refuses a strategy's own settings.
     assert plan.accelerate_config == "deepspeed-config.yaml.j2"
     said = "ds.json, from the script's arguments, sets the strategy to zero2-offload"
@@ -74,14 +59,14 @@ def test_a_json_that_is_not_adopted_is_said_so() -> None:
     note = "ds.json, from the script's arguments, does not set the strategy: it is not plain JSON"
     plan = on_slurm(slurm_facts(), args=TRAINER, gpus_per_node=4)
     assert len([each for each in plan.notes if each.startswith(note)]) == 1
-    assert not [each for each in adopting(OFFLOAD).notes if "does not set" in each]
+    assert not [each for each in adopting(ZERO2_OFFLOAD).notes if "does not set" in each]
     launch = {"deepspeed_config": "own.json", "facts": {"script_deepspeed_text": ""}}
-    launch["facts"]["deepspeed_config_text"] = json.dumps(OFFLOAD)
-    assert not [each for each in adopting(OFFLOAD, **launch).notes if "does not set" in each]
+    launch["facts"]["deepspeed_config_text"] = json.dumps(ZERO2_OFFLOAD)
+    assert not [each for each in adopting(ZERO2_OFFLOAD, **launch).notes if "does not set" in each]
 
 
 def test_on_a_cpu_deepspeed_really_runs() -> None:
-    plan = adopting(OFFLOAD, device=Device.CPU)
+    plan = adopting(ZERO2_OFFLOAD, device=Device.CPU)
     env = variables(plan)
     assert "ACCELERATE_USE_CPU" not in env  # it would make it DDP
     assert env["DS_ACCELERATOR"] == "cpu"
@@ -90,34 +75,37 @@ def test_on_a_cpu_deepspeed_really_runs() -> None:
 
 @pytest.mark.parametrize("strategy", [Strategy.ZERO2, Strategy.ZERO2_OFFLOAD, Strategy.DDP])
 def test_a_strategy_of_the_same_family_gives_way_to_the_json(strategy: Strategy) -> None:
-    assert adopting(OFFLOAD, strategy=strategy) == adopting(OFFLOAD)
+    assert adopting(ZERO2_OFFLOAD, strategy=strategy) == adopting(ZERO2_OFFLOAD)
 
 
 @pytest.mark.parametrize("strategy", [Strategy.ZERO3, Strategy.FSDP])
 def test_a_strategy_of_another_family_is_refused(strategy: Strategy) -> None:
     with pytest.raises(UsageError, match=r"but ds\.json means zero2-offload") as refused:
-        adopting(OFFLOAD, strategy=strategy)
+        adopting(ZERO2_OFFLOAD, strategy=strategy)
     assert refused.value.hints == ("drop --strategy: your own file decides",)
 
 
 def test_a_file_of_the_launch_may_be_the_same_but_not_another() -> None:
-    same = {"deepspeed_config": "own.json", "facts": {"deepspeed_config_text": json.dumps(OFFLOAD)}}
-    plan = adopting(OFFLOAD, **same)
+    same = {
+        "deepspeed_config": "own.json",
+        "facts": {"deepspeed_config_text": json.dumps(ZERO2_OFFLOAD)},
+    }
+    plan = adopting(ZERO2_OFFLOAD, **same)
     assert plan.strategy is Strategy.ZERO2_OFFLOAD
     assert "sets the strategy" not in " ".join(plan.notes)  # the command line gave it
     other = {"deepspeed_config_text": '{"zero_optimization": {"stage": 3}}'}
     with pytest.raises(UsageError, match=r"two DeepSpeed configurations: own\.json \(launch"):
-        adopting(OFFLOAD, deepspeed_config="own.json", facts=other)
+        adopting(ZERO2_OFFLOAD, deepspeed_config="own.json", facts=other)
 
 
 def test_a_yaml_of_another_family_is_refused() -> None:
     yaml = {"accelerate_config_text": "distributed_type: MULTI_GPU"}
     with pytest.raises(UsageError, match=r"ds\.json is for DeepSpeed, but acc\.yaml has"):
-        adopting(OFFLOAD, accelerate_config="acc.yaml", facts=yaml)
+        adopting(ZERO2_OFFLOAD, accelerate_config="acc.yaml", facts=yaml)
 
 
 def test_fp16_of_the_json_needs_a_gpu() -> None:
-    fp16 = {**OFFLOAD, "fp16": {"enabled": True}}
+    fp16 = {**ZERO2_OFFLOAD, "fp16": {"enabled": True}}
     assert adopting(fp16).precision is Precision.FP16
     with pytest.raises(UsageError, match="fp16 needs a GPU"):
         adopting(fp16, device=Device.CPU)
@@ -129,7 +117,7 @@ def numbers(**changed: int | str) -> dict[str, Any]:
         "micro": "train_micro_batch_size_per_gpu",
         "steps": "gradient_accumulation_steps",
     }
-    return {**OFFLOAD, **{names.get(name, name): value for name, value in changed.items()}}
+    return {**ZERO2_OFFLOAD, **{names.get(name, name): value for name, value in changed.items()}}
 
 
 @pytest.mark.parametrize(

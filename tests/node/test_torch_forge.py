@@ -231,8 +231,7 @@ def test_each_node_fills_in_what_accelerate_launch_would_set_there(
     spool = Spool(root=job.tmp)
     for node, ranks in zip(nodes, expected, strict=True):
         for local, theirs in enumerate(ranks):
-            parameters = replace(met, variables=variables)
-            ours = of_rank(node, parameters, os.environ, spool, local)
+            ours = of_rank(node, replace(met, variables=variables), os.environ, spool, local)
             if theirs.pop("TORCHELASTIC_ERROR_FILE", None):
                 error_file = str(spool.launcher_dir / f"{local}.json")
                 assert ours.pop("TORCHELASTIC_ERROR_FILE") == error_file

@@ -246,8 +246,7 @@ writers["first"].others[0].write(b"hello")
 def test_a_rank_of_several_closes_what_only_the_end_of_python_closes(place: Place) -> None:
     place.write("s.py", OPEN_AT_THE_END)
     place.write("part.py", "import gzip\nlog = gzip.open('part.gz', 'wb'); log.write(b'hello')")
-    world = {"CLUSTERRUN_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
-    assert place.rank("s.py", **world).returncode == 0
+    assert place.rank("s.py", **{"CLUSTERRUN_WORLD_SIZE": "2", "WORLD_SIZE": "2"}).returncode == 0
     assert gzip.decompress((place.path / "part.gz").read_bytes()) == b"hello"
     assert bz2.decompress((place.path / "text.bz2").read_bytes()) == b"hello"
     assert zipfile.ZipFile(place.path / "all.zip").read("a") == b"b"

@@ -268,8 +268,7 @@ for _ in range(2):
 
 
 def test_a_call_that_torch_refuses_is_torchs_to_refuse(world: World) -> None:
-    script = JOIN.replace("'gloo'", "'gloo', colour='red'")
-    assert world.run(script, CLUSTERRUN_TIMEOUT_S="90") == 1
+    assert world.run(JOIN.replace("'gloo'", "'gloo', colour='red'"), CLUSTERRUN_TIMEOUT_S="90") == 1
     assert "init_process_group() got an unexpected keyword argument 'colour'" in world.err()
 
 
@@ -358,8 +357,7 @@ def test_the_lock_of_a_build_is_known_while_a_rank_holds_it(
         (lock.parent / "built.so").touch()
     place.rank("s.py", **env)
     compiling = "clusterrun: compiling a cache; this takes minutes the first time\n"
-    printed = next(place.spool.glob("rank_*0.err")).read_text()
-    assert printed.count(compiling) == is_killed
+    assert next(place.spool.glob("rank_*0.err")).read_text().count(compiling) == is_killed
     spool = Spool(root=place.spool)
     assert lock.exists() is is_killed
     assert spool.locks() == ({0: lock} if is_killed else {})
