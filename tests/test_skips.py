@@ -30,4 +30,4 @@ def test_a_skip_is_a_failure_where_all_is_required(
     env = {"PYTHONPATH": str(ROOT), "CLUSTERRUN_REQUIRE_ALL": required}
     said = run([sys.executable, "-m", "pytest", *argv], env=env, check=False).stdout
     assert said.splitlines()[-1].startswith(outcome), said
-    assert said.count("CLUSTERRUN_REQUIRE_ALL makes a skip a failure") == 2 * len(required)
+    assert ("CLUSTERRUN_REQUIRE_ALL makes a skip a failure" in said) is bool(required)
