@@ -474,7 +474,8 @@ print(masks, *map(signal.getsignal, (signal.SIGINT, signal.SIGUSR1, signal.SIGUS
 def test_a_rank_of_a_run_in_the_background_has_the_signals_of_a_terminal(
     stub_job: Make, launcher: Launcher
 ) -> None:
-    plain = subprocess.run([sys.executable, "-c", SIGNALS], capture_output=True, text=True).stdout
+    default = ("env", "--default-signal=HUP,INT,QUIT,TERM,TSTP", sys.executable, "-c", SIGNALS)
+    plain = subprocess.run(default, capture_output=True, text=True, check=True).stdout
     job = stub_job(SIGNALS, nodes=1, launcher=launcher)
     script = job.paths.node_script.read_text()
     job.paths.node_script.write_text(f"trap '' HUP INT QUIT TERM TSTP\n{script}")
