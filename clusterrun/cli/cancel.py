@@ -50,9 +50,9 @@ def command(
     nodes; pass -y in scripts.
 
     With --checkpoint, a running job ends when its ranks have saved, or at the timeout. The exit
-    status is 3 if a job ended without a checkpoint. If no rank calls
-    runtime.should_checkpoint(), the job ends after a minute, or after --timeout. Ctrl-C stops
-    waiting; the ranks still save and exit.
+    status is 3 if a job ended without a checkpoint. Ranks with a signal handler of their own get
+    its signal. If no rank has one or calls runtime.should_checkpoint(), the job ends after a
+    minute, or after --timeout. Ctrl-C stops waiting; the ranks still save and exit.
 
     \b
     clusterrun cancel 4711
@@ -76,7 +76,7 @@ def command(
                 "state_before": before.state.value,
                 "cancelled": not before.state.is_terminal and before not in completed,
                 "chained": list(before.record.chained_job_ids),
-                "saved": saved.get(before.record.job_id),
+                "saved": saved.get(before.record.job_id) or None,
             }
             for before in found
         ]
@@ -154,8 +154,11 @@ class _Progress:
 
 
 def _print_saved(before: JobStatus, asked_at: float) -> str | None:
-    """Print which checkpoint was written since then, and return its path."""
+    """Print which checkpoint was written since then, and return its path; "" if unknown."""
     found = cancel.saved_since(before, asked_at)
+    if found is None and cancel.was_handled(before):
+        output.say(f"job {before.record.job_id} has ended by its script's own signal handler")
+        return ""
     if found is None:
         output.warn(f"job {before.record.job_id} has no checkpoint")
         return None

@@ -166,7 +166,9 @@ def _failure(plan: Resumption) -> str:
 
 def _from(plan: Resumption) -> str:
     found, newer = plan.start.checkpoint, len(plan.start.newer)
-    what = str(found.path) if found else "the beginning"
+    last = plan.status.attempts[-1].outcome if plan.status.attempts else None
+    own = "what the script itself saved" if last and last.is_handled else "the beginning"
+    what = str(found.path) if found else own
     return f"{what} ({count(newer, 'newer checkpoint')} set aside)" if newer else what
 
 

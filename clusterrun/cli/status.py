@@ -268,6 +268,8 @@ def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterat
     yield how if outcome.step is None else f"{how} at step {outcome.step}"
     if outcome.checkpoint is not None:
         yield f"checkpoint {outcome.checkpoint}"
+    elif outcome.is_handled:
+        yield "saved by the script's own handler"
     if attempt.lost_steps:
         about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
         yield f"lost {count(attempt.lost_steps, 'step')}{about}"

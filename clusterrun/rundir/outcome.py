@@ -88,7 +88,8 @@ class Outcome:
     """The end of one attempt.
 
     Times are epoch seconds; `failed_at` is that of the first failure; `code` is the job's exit
-    status if it ends here. `interruption` is why the ranks were to exit. `node`, `rank` and `where`
+    status if it ends here. `interruption` is why the ranks were to exit; `is_handled`: the script's
+    own handlers ended them, with saves that clusterrun may not know. `node`, `rank` and `where`
     (file:line) name the first failure; `signal` killed that rank (0: none); `message` is its error;
     `alike` is the number of ranks that raised the same error there. `reason` is the whole sentence.
     `step` is the last one that rank 0 reported; `checkpoint` is the newest complete one of this
@@ -109,6 +110,7 @@ class Outcome:
     cause: Cause
     reason: str
     interruption: Reason | None = None
+    is_handled: bool = False
     node: str | None = None
     rank: int | None = None
     where: str | None = None

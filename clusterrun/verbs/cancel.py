@@ -212,6 +212,12 @@ def saved_since(job: JobStatus, asked_at: float) -> SavedState | None:
     return SavedState(path=Path(path), at=at, is_last=has_left and at >= asked_at)
 
 
+def was_handled(job: JobStatus) -> bool:
+    """Return whether the script's own signal handlers have ended the ranks of an attempt."""
+    outcome = read_outcome(job.record.paths, job.attempt)
+    return outcome is not None and outcome.is_handled
+
+
 def has_completed(record: JobRecord) -> bool:
     """Return whether a run has completed."""
     end = read_end(record.paths)

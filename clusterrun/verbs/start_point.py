@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.errors import UsageError
+from clusterrun.rundir.outcome import read_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError
@@ -41,7 +42,8 @@ def choose(paths: RunPaths, text: str) -> StartPoint:
         return StartPoint(checkpoint=None, newer=tuple(path for _, path in listed))
     if text == LATEST:
         found, notes = checkpoint_files.newest(paths.checkpoints_dir)
-        if found is None:
+        last = read_outcome(paths, paths.newest_attempt())
+        if found is None and not (last and last.is_handled):  # else the script saved in its own way
             raise UsageError(
                 f"there is no complete checkpoint in {paths.checkpoints_dir}",
                 cause="\n".join(notes) or None,

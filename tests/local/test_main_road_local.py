@@ -10,7 +10,7 @@ import pytest
 
 from tests.local.processes import processes_of, wait_for_none
 from tests.patience import patience
-from tests.road import Project
+from tests.road import LIGHT, Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -94,12 +94,19 @@ def test_a_failed_setup_line_is_the_reason_that_status_gives(here: Project) -> N
 
 
 @pytest.mark.long
-def test_cancel_leaves_no_process(here: Project) -> None:
-    job_id = here.submit(*FOUR, "fail.py", "none", "0")
+@pytest.mark.parametrize("option", [(), ("--checkpoint",)])
+def test_cancel_awaits_what_a_script_saves_in_its_own_handler(
+    here: Project, option: tuple[str, ...]
+) -> None:
+    job_id = here.submit(*FOUR, *LIGHT, "own_handler.py", "SIGTERM", "13", "0")
     here.wait_for_line(job_id, "ready", 4)
-    here.ok("cancel", job_id)
+    here.ok("cancel", *option, job_id)
+    here.wait_for_line(job_id, "has saved", 4)
     wait_for_none(here, job_id)
-    assert here.json("status", job_id)["state"] == "CANCELLED"
+    status = here.json("status", job_id)
+    assert (status["state"], len(status["attempts"])) == ("CANCELLED", 1)
+    assert here.ok("resume", job_id, "--wait")
+    assert here.logs(job_id).count("continues") == 4
     assert here.cli("cancel", job_id).returncode == 0
 
 

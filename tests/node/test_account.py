@@ -172,6 +172,13 @@ def test_only_the_last_step_is_the_end(paths: RunPaths) -> None:
     assert book.is_through
 
 
+def test_the_last_step_of_a_training_that_is_stopped_early_is_not_the_end(paths: RunPaths) -> None:
+    book = account(paths)
+    for total in (100, 50):
+        book.take({"type": "step", "step": 50, "total": total})
+        assert not book.is_through
+
+
 def test_batch_hosts_that_vanish_again_and_again_end_the_run(paths: RunPaths) -> None:
     """Nobody is left to decide after such an attempt, and Slurm would requeue for ever."""
     for number in range(3, LOSSES + 3):

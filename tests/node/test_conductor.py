@@ -58,6 +58,8 @@ class Scene(Host):
     job_id = "42"
     register_after_s = 5.0
 
+    is_requeued = False
+
     def __init__(self, root: Path) -> None:
         self.paths = RunPaths(root=root)
         self.plan = on_slurm(nodes=2, gpus_per_node=1)
@@ -114,6 +116,9 @@ class Scene(Host):
 
     def answers(self) -> bool:
         return self.now >= self.silent_until
+
+    def was_requeued(self) -> bool:
+        return self.is_requeued
 
     def requeue(self) -> str:
         self.asked.append("requeue")
@@ -509,6 +514,20 @@ def test_a_job_that_slurm_cancels_asks_nothing_more_of_it(scene: Scene) -> None:
     scene.at(0.5, signal.SIGTERM)
     scene.run()
     assert not [what for what in scene.asked if what[0] == "stay_down"]
+
+
+@pytest.mark.parametrize("code", [INTERRUPTED, None])
+def test_a_job_that_its_script_has_requeued_is_not_requeued_again_and_has_no_end(
+    scene: Scene, code: int | None
+) -> None:
+    scene.is_requeued, scene.decisions = True, [REQUEUE]
+    if code is None:  # Slurm ends it before the script has ended
+        scene.at(0.5, signal.SIGTERM)
+    else:
+        scene.fails(code)
+    scene.run()
+    assert not {"requeue", "successor"} & {what[0] for what in scene.asked}
+    assert scene.end() is None
 
 
 # Warnings

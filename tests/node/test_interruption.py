@@ -19,6 +19,7 @@ from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.watch import interruption as module
 from clusterrun.node.watch.interruption import TRIES, Interruption
+from clusterrun.node.watch.own_signals import OwnSignals
 from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, write_request
@@ -32,7 +33,15 @@ PARAMETERS = LaunchParameters(address=LOOPBACK, port=1, interface="lo", precisio
 class InterruptedNode:
     """An attempt of one node and one rank; what its agent was told is written down."""
 
-    def __init__(self, path: Path, *, warning_s: float = 120) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        warning_s: float = 120,
+        end_s: float = 120,
+        named: tuple[int, ...] = (),
+    ) -> None:
+        self.ranks: dict[int, int] = {}
         self.file = path / "request"
         self.control = ControlPage(path / "control", 1)
         realm, disk = Realm(paths=RunPaths(root=path), attempt=1), SharedDisk()
@@ -55,6 +64,9 @@ class InterruptedNode:
             has_saved=lambda: self.has_saved,
             is_through=lambda: self.is_through,
             disk=disk,
+            own=OwnSignals(page=Page(self.control, 1), pids=lambda: self.ranks),
+            named=named,
+            end_s=end_s,
         )
 
     def _cancel(self) -> None:
@@ -319,9 +331,11 @@ def test_an_end_beats_what_interrupts(tmp_path: Path, word: str) -> None:
         scene.interruption.warned()
         await scene.settle()
         write_request(scene.file, Reason.END)
+        await scene.interruption.look()
+        await scene.settle()
         scene.interruption.ending()
         await scene.settle()
-        assert scene.cancels == 1
+        assert (scene.cancels, scene.link.decision.is_held()) == (1, False)
 
     play(tmp_path, deed)
 

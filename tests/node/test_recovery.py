@@ -288,6 +288,19 @@ def test_what_is_lost_again_and_again_ends_some_time() -> None:
     assert decision.why == f"{LOSSES} attempts died without a checkpoint beyond step 100"
 
 
+@pytest.mark.parametrize(
+    ("steps", "follows"),
+    [((None,) * 19, REQUEUE), ((10, 20, 30), REQUEUE), ((10, 10, 10), STOP), ((None,) * 20, STOP)],
+)
+def test_a_script_that_saves_in_its_own_handler_continues_unless_it_gets_no_further(
+    steps: tuple[int | None, ...], follows: Next
+) -> None:
+    ends = [
+        ended(TIME_LIMIT, step=step, attempt=n, is_handled=True) for n, step in enumerate(steps)
+    ]
+    assert after(*ends).next is follows
+
+
 def test_attempts_that_reach_the_time_limit_need_a_new_checkpoint() -> None:
     saved = ended(TIME_LIMIT, 100)
     assert after(saved, ended(TIME_LIMIT, 100)).next is REQUEUE

@@ -7,6 +7,7 @@ import sys
 
 import torch
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 argv = sys.argv[1:]
 hidden = argv.pop(argv.index("--hidden") + 1) if "--hidden" in argv else ""
@@ -21,7 +22,7 @@ shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vo
 model = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=2, num_key_value_heads=2))
 data = [{"input_ids": torch.arange(8) + n, "labels": torch.arange(8) + n} for n in range(16)]
 trainer = Trainer(model, args, train_dataset=data)
-trainer.train()
+trainer.train(get_last_checkpoint("out") if os.path.isdir("out") else None)
 engine, optimizer = type(trainer.model_wrapped), type(trainer.optimizer.optimizer)
 rank = os.environ["RANK"]
 print(f"rank {rank} trained {trainer.state.global_step} steps with {engine.__name__}")

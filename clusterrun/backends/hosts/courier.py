@@ -40,7 +40,8 @@ from clusterrun.rundir.record import link_job
 POLL_S = 0.1
 ALIVE_S = 5.0  # between two signs of life of the controller
 SILENCE_S = float(LINK_S)  # after which the controller is considered lost
-GRACE_S = 12.0  # from SIGTERM to SIGKILL: an agent needs some of it to write its logs
+# From SIGTERM to SIGKILL, after the time that ranks have to save: an agent also writes its logs.
+GRACE_S = 12.0
 DRAIN_S = 20.0
 STUCK_S = 15.0  # after SILENCE_S, for a main thread that a dead connection may block
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -62,7 +63,7 @@ class Courier:
         self._is_first = False
         self._made: RunPaths | None = None  # a run directory of this job that only this host has
         self._listener: socket.socket | None = None
-        self._kill_by = float("inf")
+        self._kill_by, self._grace_s = float("inf"), GRACE_S
         self._attempt = 0
         self._heard = time.monotonic()
         self._is_over = False
@@ -198,6 +199,7 @@ class Courier:
         remember_root(_runs_dir(paths))
         environ = {**scrubbed(self._environ, keep=(VISIBLE,)), **fields["environ"]}
         self._kill_by, self._attempt = float("inf"), fields["attempt"]
+        self._grace_s = GRACE_S + fields["lead_s"]
         self._node = subprocess.Popen(
             ["bash", str(paths.node_script), str(paths.root), str(fields["attempt"])],
             cwd=paths.root,
@@ -209,7 +211,7 @@ class Courier:
 
     def _on_end(self, message: Frame) -> None:
         if self._node is not None:
-            self._kill_by = min(self._kill_by, time.monotonic() + GRACE_S)
+            self._kill_by = min(self._kill_by, time.monotonic() + self._grace_s)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._node.pid, signal.SIGTERM)
 

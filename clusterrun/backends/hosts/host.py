@@ -37,7 +37,7 @@ from clusterrun.shared.host_specs import parse_host
 from clusterrun.shared.wording import count
 
 LEAVE_TOGETHER_S = 20.0  # for agents to end each other over their link; then we end them
-GRACE_S = 15.0  # after a courier's own
+GRACE_S = 15.0  # after a courier's own, and after the time that ranks have to save
 RETRY_S = 10.0  # between two tries to reach a lost host
 PING_S = 5.0
 LAST_S = 60.0  # for the ranks to save after the allocation's shell has ended
@@ -82,7 +82,9 @@ class HostsStep:
         self.code = exit_code([link.code for link in self.links if link.code is not None])
         if not self.links:
             self.code = int(NodeExit.CANCELLED)
-        self.kill_by = time.monotonic() + (GRACE_S if self.links else 0.0)
+        self.kill_by = time.monotonic() + (
+            GRACE_S + self.host.plan.warning_s if self.links else 0.0
+        )
         write_request(self.host.paths.request(self.attempt), Reason.END)
         for link in self.links:
             link.send("end")
@@ -152,6 +154,7 @@ class HostsHost(Host):
             link.send(
                 "start",
                 attempt=attempt,
+                lead_s=self.plan.warning_s,
                 environ=self._environ_of(link, rank, chosen),
                 files=files if link.is_apart else [],
             )

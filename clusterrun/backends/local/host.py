@@ -21,15 +21,19 @@ from clusterrun.rundir.record import register_run
 from clusterrun.rundir.request import Reason, write_request
 
 LEAVE_TOGETHER_S = 3.0  # for agents to end each other over their link; then we end them
-GRACE_S = 10.0  # from SIGTERM to SIGKILL, as long as Slurm's KillWait on most sites
+GRACE_S = 10.0  # from SIGTERM to SIGKILL, after the time that ranks have to save
 
 
 @dataclass(kw_only=True)
 class LocalStep:
-    """The nodes of one attempt or more; they end together, as in a step of Slurm."""
+    """The nodes of one attempt or more; they end together, as in a step of Slurm.
+
+    Ranks that handle SIGTERM themselves have `lead_s`.
+    """
 
     paths: RunPaths
     running: dict[int, subprocess.Popen[bytes]]
+    lead_s: float = 0.0
     codes: list[int] = field(default_factory=list)
     code: int = 0
     end_by: float = float("inf")
@@ -51,7 +55,7 @@ class LocalStep:
         if self.kill_by < float("inf"):
             return
         self.code = exit_code(self.codes)  # before the exits that this causes
-        self.kill_by = time.monotonic() + GRACE_S
+        self.kill_by = time.monotonic() + GRACE_S + self.lead_s
         write_request(self.paths.request(self.paths.newest_attempt()), Reason.END)
         for pid in self.running:
             with contextlib.suppress(ProcessLookupError):
@@ -88,7 +92,7 @@ class LocalHost(Host):
         """Start every node. Raises OSError and ClusterrunError."""
         del is_relaunch, excluded  # a simulated node is never lost on its own
         gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
-        step = LocalStep(paths=self.paths, running={})
+        step = LocalStep(paths=self.paths, running={}, lead_s=self.plan.warning_s)
         for rank in range(self.plan.nodes):
             node = self._start_node(rank, attempt, gpus[rank] if gpus else None)
             step.running[node.pid] = node

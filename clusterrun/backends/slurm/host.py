@@ -147,6 +147,10 @@ class SlurmHost(Host):
             return True  # the next command will show
         return " is DOWN" not in answer or " is UP" in answer
 
+    def was_requeued(self) -> bool:
+        """Return whether this job has been requeued since it started; False if unknown."""
+        return preemption.restarts(self.job_id) > int(self.environ.get("SLURM_RESTART_COUNT") or 0)
+
     def requeue(self) -> str:
         """Requeue this job; return Slurm's refusal. Raises SchedulerUnreachableError."""
         if preemption.requeues_itself(self.environ):

@@ -18,6 +18,7 @@ _VERSION = re.compile(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", re.MULTILINE)
 _BY_PARTITION = re.compile(r"^PreemptType\s*=\s*preempt/partition_prio", re.MULTILINE)
 _IN_GRACE_TIME = re.compile(r"\bPreemptTime=\d")
 _MAY_REQUEUE = re.compile(r"\bRequeue=1\b")
+_RESTARTS = re.compile(r"\bRestarts=(\d+)")
 _REQUEUES = re.compile(r"\bPreemptMode=\S*REQUEUE")
 
 
@@ -38,6 +39,12 @@ def requeues_itself(environ: Mapping[str, str]) -> bool:
         return bool(_BY_PARTITION.search(config) and _REQUEUES.search(partition))
     except ClusterrunError:
         return False
+
+
+def restarts(job_id: str) -> int:
+    """Return how often a job was requeued; 0 if slurmctld does not answer."""
+    found = _RESTARTS.search(_job(job_id))
+    return int(found[1]) if found else 0
 
 
 def stay_down(job_id: str, *, is_restarted: bool) -> str:

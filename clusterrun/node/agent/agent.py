@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from clusterrun.config.choices import Launcher, Preflight
+from clusterrun.config.choices import Cluster, Launcher, Preflight
 from clusterrun.health.check import Status
 from clusterrun.health.findings import differing, findings
 from clusterrun.node.agent import rest
@@ -58,6 +58,7 @@ from clusterrun.node.recovery.account import Account
 from clusterrun.node.recovery.rules import may_be_shared
 from clusterrun.node.watch import dumps, joins, stacks
 from clusterrun.node.watch.notes import NodeNotes
+from clusterrun.node.watch.own_signals import OwnSignals, named_signals
 from clusterrun.node.watch.preflight import NodeChecks
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
@@ -78,7 +79,7 @@ TICK_S = 0.1
 LOOK_S = 1.0
 END_LOOK_S = 0.02
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
-SHIELDED_GRACE_S = 0.1  # the same if all ranks ignore SIGTERM
+SHIELDED_GRACE_S = 0.1  # the same if all ranks ignore SIGTERM, or have had time to handle it
 DRAIN_S = 8.0  # to write the rest of the log; then agents do not rest
 
 
@@ -113,6 +114,11 @@ class Agent:
         self.next_attempt, self.may_rest = 0, True
         self.has_lost_node = False
         self.has_lost_head = False
+        self._own = OwnSignals(
+            page=page,
+            pids=self._pids_by_local_rank,
+            is_in_step=attempt.plan.cluster in (Cluster.SLURM, Cluster.ALLOCATION),
+        )
         self._startup = self._start_watch() if attempt.who.is_head else None
 
     def _start_watch(self) -> StartWatch:
@@ -139,7 +145,7 @@ class Agent:
                 self._member.end_rest()
         elif self._interruption is not None:
             self._interruption.ending()
-        elif self._member is not None and self._page.is_used:
+        elif self._member is not None and (self._page.is_used or self._own.are_caught):
             self._member.interrupt()
         else:
             self._cancelled.set()
@@ -188,6 +194,7 @@ class Agent:
             "joins": self._joins,
             "silence": self._silence,
             "look": self._look,
+            "warn": self._warn_ranks,
         }
         compared = self._clock_compared
         decide, prepare = self._decided, self._prepare
@@ -272,6 +279,17 @@ class Agent:
         if self._ranks is not None:
             self._ranks.look(closely=True)
 
+    def _pids_by_local_rank(self) -> dict[int, int]:
+        if self._ranks is not None:
+            self._ranks.look()  # a rank may have started just now
+        return {rank % self._plan.procs_per_node: pid for rank, pid in self._pids.items()}
+
+    async def _warn_ranks(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        found = await self._own.warn(message)
+        if self._member is not None:
+            self._member.is_patient |= found["warned"] > 0
+        return found
+
     async def _silence(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"silent_s": self._spool.silent_s()}
 
@@ -309,6 +327,9 @@ class Agent:
             has_saved=lambda: self._account.checkpoint is not None,
             is_through=lambda: self._account.is_through,
             disk=self._disk,
+            own=self._own,
+            named=named_signals(self._plan.directive("signal") or ""),
+            end_s=float("inf") if self._plan.cluster is Cluster.SLURM else self._plan.warning_s,
         )
         self._hangs = HangWatch(
             floor_s=self._plan.hang_timeout_s,
@@ -415,7 +436,8 @@ class Agent:
         """Watch ranks and launcher, and report how they ended."""
         while not self._cancelled.is_set():
             ranks.look()
-            reap_adopted(besides={*launcher.pids, *ranks.pids.values()})
+            self._own.look()
+            reap_adopted(besides={*launcher.pids, *ranks.pids.values(), *self._own.witnesses})
             # A launcher takes another second to exit after its last rank.
             if ranks.ended_well == self._plan.procs_per_node:
                 link.report_done()
@@ -476,11 +498,13 @@ class Agent:
 
     async def _terminate(self, launcher: NodeLauncher, ranks: Ranks) -> None:
         """Have the ranks end within a grace time."""
-        grace_s = SHIELDED_GRACE_S if self._page.is_shielded else GRACE_S
+        warned = self._own.warned
+        have_had_time = bool(warned) and warned.issuperset(self._pids.values())
+        grace_s = SHIELDED_GRACE_S if self._page.is_shielded or have_had_time else GRACE_S
         deadline = time.monotonic() + grace_s
         launcher.revoke()
         if not self._is_over(launcher, ranks):
-            ranks.terminate()
+            ranks.terminate(besides=warned)
         while not self._is_over(launcher, ranks) and time.monotonic() < deadline:
             await asyncio.sleep(END_LOOK_S)
         if self._forge is not None:

@@ -115,7 +115,7 @@ class Ending:
     """The end of an attempt on all nodes: its exit status and why.
 
     `alike` counts the ranks that reported in time that their script failed at the same place.
-    Ranks that lost another rank there do not count.
+    Ranks that lost another rank there do not count. `is_handled`: see Outcome.
     """
 
     code: int
@@ -124,6 +124,7 @@ class Ending:
     alike: int = 0
     cause: Cause = Cause.COMPLETED
     interruption: Reason | None = None
+    is_handled: bool = False
 
     @classmethod
     def of(cls, failure: Failure) -> Ending:
@@ -161,4 +162,5 @@ class Ending:
             alike=int(data.get("alike", 0)),
             cause=Cause(data.get("cause", Cause.COMPLETED)),
             interruption=Reason(interruption) if interruption else None,
+            is_handled=bool(data.get("is_handled")),
         )

@@ -143,6 +143,8 @@ class Conductor:
             if not self._stays(decision):
                 self._release_step(decision.exclude)
             self._check()
+            if decision.next is not Next.RELAUNCH and self.host.was_requeued():
+                self._leave("this job was requeued already, by its script or a person")
             if decision.next is Next.RELAUNCH:
                 self._relaunch(decision)
             elif decision.next is Next.STOP:
@@ -403,6 +405,9 @@ class Conductor:
             # Slurm may kill this process before the step is gone.
             with contextlib.suppress(OSError):
                 write_end(self.paths, state, self.terminated.code)
+            if self.host.was_requeued():  # that is why Slurm ends it
+                self.continues_elsewhere = True
+                self.paths.end.unlink(missing_ok=True)
         if self.step is not None:
             self.step.end()
 

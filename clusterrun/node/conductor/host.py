@@ -54,6 +54,10 @@ class Host(Protocol):
         """Return whether the scheduler answers."""
         return True
 
+    def was_requeued(self) -> bool:
+        """Return whether somebody, such as the script itself, has requeued this job."""
+        return False
+
     def requeue(self) -> str:
         """Requeue the job; return why that fails. Raises SchedulerUnreachableError."""
         return NO_QUEUE

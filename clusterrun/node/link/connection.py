@@ -10,7 +10,7 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clusterrun.node.base.causes import Ending, Failure
@@ -129,7 +129,8 @@ class StopDecision:
     """How the attempt ends: settled once, shortly after the first failure.
 
     `completion` returns the ending if all ranks succeed. `is_open` returns whether more reports
-    could change what follows from an ending and a number of reports, and are worth a wait.
+    could change what follows from an ending and a number of reports, and are worth a wait. While
+    `is_held` returns True, nothing is settled: ranks save in their own handlers.
     """
 
     def __init__(self) -> None:
@@ -138,11 +139,12 @@ class StopDecision:
         self._waited_s = 0.0
         self.completion: Callable[[], Ending] = Ending.completed
         self.is_open: Callable[[Ending, int], bool] = lambda *_: False
+        self.is_held: Callable[[], bool] = lambda: False
 
     @property
-    def has_failed(self) -> bool:
-        """Return whether there is a failure."""
-        return bool(self._failures)
+    def failures(self) -> Sequence[Failure]:
+        """The failures so far."""
+        return self._failures
 
     @property
     def is_made(self) -> bool:
@@ -158,12 +160,13 @@ class StopDecision:
     def heard_all(self) -> None:
         """Decide now if ranks were killed, and no node has reported what may have come first."""
         own = [failure for failure in self._failures if not failure.is_consequence]
-        if own and all(failure.signal == signal.SIGKILL for failure in own):
+        is_killed = own and all(failure.signal == signal.SIGKILL for failure in own)
+        if is_killed and not self.is_held():
             self.make(Ending.of_first(self._failures))
 
     def complete(self) -> None:
         """Settle on completion, unless something failed."""
-        if not self._failures:
+        if not self._failures and not self.is_held():
             self.make(self.completion())
 
     def make(self, ending: Ending) -> None:
@@ -177,7 +180,8 @@ class StopDecision:
 
     def _decide(self) -> None:
         self._waited_s += SETTLE_S
-        if self._waited_s < self._patience_s() and not self.is_made:
+        is_early = self.is_held() or self._waited_s < self._patience_s()
+        if is_early and not self.is_made:
             asyncio.get_running_loop().call_later(SETTLE_S, self._decide)
             return
         self.make(Ending.of_first(self._failures))

@@ -230,7 +230,7 @@ class Head:
         if not peer.is_done and not self.decision.is_made:
             text = "its agent is gone: the connection closed"
             self.report_failure(lost_node(peer.report.node, text))
-        self._look_around()
+        self.look_around()
 
     def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
         if message.get("type") == "ping":
@@ -241,7 +241,7 @@ class Head:
             self.report_failure(_failure_in(message, peer.report.node))
         elif message.get("type") == "done":
             peer.is_done = True
-            self._look_around()
+            self.look_around()
         elif message.get("type") == "rested":
             peer.rests = message.get("well") is True
             self._changed.set()
@@ -254,7 +254,8 @@ class Head:
         """Return the addresses of the members that are present, by node rank."""
         return {rank: self._peers[rank].channel.peer_address for rank in self._present()}
 
-    def _look_around(self) -> None:
+    def look_around(self) -> None:
+        """Notice what is complete: the answers, the ends of all, the attempt."""
         peers = self._peers.values()
         self.questions.look_around()
         if all(peer.is_done or peer.is_gone for peer in peers):
@@ -269,7 +270,7 @@ class Head:
 
     def report_failure(self, failure: Failure) -> None:
         """Stop the attempt for this failure, or for an earlier one on another node."""
-        if not self.decision.has_failed:
+        if not self.decision.failures:
             self._readers.start(self._hear_all())
         self.decision.add(failure)
 
@@ -282,7 +283,7 @@ class Head:
     def report_done(self) -> None:
         """Record that the ranks of this node have succeeded."""
         self._is_done = True
-        self._look_around()
+        self.look_around()
 
     async def ending(self) -> Ending:
         """Wait for the attempt's ending, and broadcast it."""
@@ -326,7 +327,7 @@ class Head:
 
     async def leave(self) -> None:
         """Wait until nothing runs on any node, then close all connections."""
-        self._look_around()
+        self.look_around()
         self.left_behind = any(peer.rests and peer.is_gone for peer in self._peers.values())
         try:
             await asyncio.wait_for(self._all_done.wait(), LEAVE_S)

@@ -57,6 +57,7 @@ class Member:
         self._is_done = False
         self._next_attempt = 0
         self.decided_alone = False
+        self.is_patient = False  # its ranks save in their own handlers: the head waits for them
         self._host = who.head_host
         self._unanswered = 0
         self.last_problem = "it does not answer"
@@ -242,6 +243,8 @@ class Member:
         loop.call_later(HEAD_DECIDES_S, self._decide_alone, Ending.of(failure))
 
     def _decide_alone(self, ending: Ending) -> None:
+        if self.is_patient:  # a lost head is still noticed
+            return
         self.decided_alone |= not self._decision.is_made
         self._decision.make(ending)
 

@@ -23,6 +23,7 @@ class Account:
         self._attempt = attempt
         self._started_at = time.time()
         self._step: int | None = None
+        self._total = 0
         self.checkpoint: int | None = None
         self.is_through = False
         self.unfit: tuple[str, ...] = ()
@@ -66,7 +67,9 @@ class Account:
             return
         if event.get("type") == "step":
             self._step = step
-            self.is_through = step == event.get("total")
+            # A trainer that is stopped early reports its last step as the total.
+            self._total = max(self._total, event.get("total") or 0)
+            self.is_through = step == self._total
         elif event.get("type") == "checkpoint":
             if self._step is not None:  # steps are reported once a second
                 self._step = max(step, self._step)
@@ -106,6 +109,7 @@ class Account:
             cause=ending.cause,
             reason=ending.reason,
             interruption=ending.interruption,
+            is_handled=ending.is_handled,
             failed_at=failure.at if failure else None,
             node=failure.node if failure else None,
             rank=failure.rank if failure else None,

@@ -19,7 +19,7 @@ from clusterrun.shared.wording import count
 
 FRUITLESS = 2  # consecutive attempts that may die without a new checkpoint
 LOSSES = 5  # the same, including those that lost a node or only regained lost checkpoints
-PREEMPTIONS = 20  # the same, for preemptions: any SIGTERM looks like Slurm's
+PREEMPTIONS = 20  # the same, for preemptions (any SIGTERM looks like Slurm's) and scripts that save
 MEETINGS = 2  # attempts in which the nodes do not meet
 
 _NO_WORLD = "the ranks did not form one world; a restart would not help"
@@ -119,10 +119,10 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
         return _stop("cancelled")
     if ground.plan.cluster is Cluster.ALLOCATION:
         return _stop(f"{newest.reason}; a run ends with its allocation")
-    if newest.interruption is Reason.PREEMPT:
-        if len(_unsaved(history, ground)) >= PREEMPTIONS:
-            return _stop(f"{PREEMPTIONS} attempts ended without a new checkpoint")
-    elif len(_blamed(_fruitless(history, ground))) >= FRUITLESS:
+    is_preempted = newest.interruption is Reason.PREEMPT
+    if (is_preempted or newest.is_handled) and len(_unsaved(history, ground)) >= PREEMPTIONS:
+        return _stop(f"{PREEMPTIONS} attempts ended without a new checkpoint")
+    if not is_preempted and len(_blamed(_fruitless(history, ground))) >= FRUITLESS:
         return _stop(f"{FRUITLESS} attempts ended without a new checkpoint; last: {newest.reason}")
     return _in_the_queue(ground, newest.reason)
 
@@ -205,8 +205,18 @@ def _is_failure(outcome: Outcome) -> bool:
 
 
 def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
-    """Leave preempted attempts out of `_unsaved`: they say nothing about the training."""
-    return _not_preempted(_unsaved(history, ground))
+    """Leave preempted attempts out of `_unsaved`: they say nothing about the training.
+
+    Also leave out those whose script saved in its own way, unless they got no further than before.
+    """
+    found = _not_preempted(_unsaved(history, ground))
+    return [outcome for outcome in found if not _has_advanced(outcome, history)]
+
+
+def _has_advanced(outcome: Outcome, history: Sequence[Outcome]) -> bool:
+    before = [o.step for o in history if o.attempt < outcome.attempt and o.step is not None]
+    is_further = outcome.step is None or outcome.step > max(before, default=-1)
+    return outcome.is_handled and is_further
 
 
 def _not_preempted(outcomes: Iterable[Outcome]) -> list[Outcome]:

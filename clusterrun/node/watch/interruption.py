@@ -5,35 +5,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from clusterrun.node.base.causes import Cause, Ending, NodeExit
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.base.tasks import Tasks
 from clusterrun.node.link.head import Head
 from clusterrun.node.recovery.conclude import time_left_s, warning_reason
+from clusterrun.node.watch.own_signals import WARNINGS, OwnSignals
 from clusterrun.node.watch.saving import Page, Saving
 from clusterrun.rundir.request import Reason, read_request, write_request
+from clusterrun.shared.wording import count
 
 LOOK_S = 0.05
 WORD_S = 0.5  # how long the conductor may take to request an end when Slurm sends SIGTERM
 REQUEST_S = 5.0  # how long the disk may take to show which request was first
 LEAVE_S = 60.0  # how long ranks may keep running after a save
 LAST_S = 30.0  # of a long warning, to end the ranks and the job; a fifth of a short one
+KILL_S = 3.0  # the same for ranks that save in their own handlers: these have the rest
 TRIES = 3  # attempts to have all ranks save if nodes do not answer
+# Ends of ranks that may follow from the signal that they have handled.
+_BY_HANDLER = (Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, Cause.CANCELLED)
 
 
 @dataclass(kw_only=True)
 class Interruption:
     """Turn signals and requests into a save that all ranks make at one step.
 
-    `cancel` ends the attempt without one. Slurm warns `warning_s` before the time limit.
-    `has_saved` returns whether there is a checkpoint to continue from, `is_through` whether the
-    last step is done. `reason` is None until the ranks must exit.
+    Ranks that save in handlers of their own (`own`) get a signal instead, before the time limit
+    one of `named` if they handle it. `cancel` ends the attempt without a save; handlers then have
+    `end_s`. Slurm warns `warning_s` before the time limit. `has_saved` returns whether there is a
+    checkpoint to continue from, `is_through` whether the last step is done. `reason` is None until
+    the ranks must exit.
     """
 
     request: Path
@@ -46,8 +55,15 @@ class Interruption:
     has_saved: Callable[[], bool]
     is_through: Callable[[], bool]
     disk: SharedDisk
+    own: OwnSignals
+    named: tuple[int, ...] = ()
+    end_s: float = float("inf")
     reason: Reason | None = None
     _is_ending: bool = False
+    _is_over: bool = False
+    _is_asking: bool = False
+    _is_handled: bool = False
+    _left: int = 0  # ranks that still handle a signal
     _is_unheard: bool = False
     _tasks: Tasks = field(default_factory=Tasks)
 
@@ -55,17 +71,27 @@ class Interruption:
         """Handle what the link reports: signals, and the end of the ranks."""
         self._saving = Saving(self.page, self.leader.questions)
         self._requested = partial(read_request, self.request)
-        self.leader.interrupted = self.ending
+        self.leader.interrupted = partial(self.ending, is_asked=True)
         self.leader.decision.completion = self._completion
+        self.leader.decision.is_held = lambda: self._is_ending or self._is_asking or self._left > 0
 
     def warned(self) -> None:
         """Handle a request, or without one the time limit or a person's signal."""
         left_s = time_left_s(os.environ, time.time()) or 0.0
-        self._tasks.start(self._request(warning_reason(left_s, self.warning_s)))
+        self._tasks.start(self._warned(warning_reason(left_s, self.warning_s)))
 
-    def ending(self) -> None:
-        """Handle SIGTERM: a preemption, unless the conductor requests an end."""
-        if not self.page.is_used:
+    async def _warned(self, reason: Reason) -> None:
+        is_theirs = not self.page.is_used and self.own.are_caught
+        if reason is Reason.SIGNAL and is_theirs and await self.disk.do(self._requested) is None:
+            return  # a person's signal for the ranks of the whole step
+        await self._request(reason)
+
+    def ending(self, *, is_asked: bool = False) -> None:
+        """Handle SIGTERM: a preemption, unless the conductor requests an end.
+
+        `is_asked`: another node reports it, whose ranks can save.
+        """
+        if not (is_asked or self.page.is_used or self._is_handled or self.own.are_caught):
             self.cancel()
         elif not self._is_ending:  # all nodes get SIGTERM, and report it
             self._is_ending = True
@@ -73,33 +99,80 @@ class Interruption:
 
     async def look(self) -> None:
         """Handle a request, even without a signal. Record when the first rank can be asked."""
-        if self._is_unheard and self.reason and self.page.is_used:
+        if self._is_unheard and self.reason and (self.page.is_used or self._is_handled):
             self._is_unheard = False
             self.happened("interrupted", reason=self.reason.value, heard=True)
+        if self._is_handled or (self.reason and not self.page.is_used):
+            await self._warn_ranks()
         if reason := await self.disk.do(self._requested):
             self._interrupt(reason)
 
     def _interrupt(self, reason: Reason) -> None:
-        if reason is Reason.END and self.reason is Reason.TIME_LIMIT:
-            why, code = f"{self.reason.text}: the ranks did not exit in time", NodeExit.CANCELLED
-            ending = Ending(code=int(code), reason=why, cause=Cause.CANCELLED)
-            self.leader.decision.make(ending)
+        if reason is Reason.END and not self._is_over:
+            self._is_over = True
+            self._tasks.start(self._end())
         elif reason is Reason.END:
-            self.cancel()
+            self._settle()
         elif self.reason is None:
             self.reason = reason
             self._tasks.start(self._leave(reason))
+        else:
+            self._settle()
 
     def saved(self) -> None:
         """Record that a checkpoint is complete."""
         if self.reason is not None:
-            self._after(LEAVE_S)
+            self._after(LEAVE_S, self._end_as_interrupted)
+
+    async def _end(self) -> None:
+        """End the attempt; ranks that handle a signal have as long as Slurm would give them."""
+        had_warning = self.reason is Reason.TIME_LIMIT and self.end_s < float("inf")
+        is_awaited = not had_warning and await self._warn_ranks()
+        self._settle()
+        if is_awaited:
+            self._after(self.end_s, self._stop)
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self.reason is Reason.TIME_LIMIT or self._is_handled:
+            self.leader.decision.make(self._cancelled())
+        else:
+            self.cancel()
+
+    def _cancelled(self) -> Ending:
+        why = Reason.END.text
+        if self.reason is Reason.TIME_LIMIT:
+            why = f"{self.reason.text}: the ranks did not exit in time"
+        return Ending(code=int(NodeExit.CANCELLED), reason=why, cause=Cause.CANCELLED)
+
+    async def _warn_ranks(self) -> bool:
+        """Warn the ranks of all nodes that handle a warning; return whether any still handles it.
+
+        Ranks that use our save points have no need of one; if they are ended, Slurm's is SIGTERM.
+        """
+        only = (signal.SIGTERM,) if self.page.is_used else WARNINGS
+        first = self.named if self.reason is Reason.TIME_LIMIT and not self._is_over else ()
+        message: dict[str, Any] = {"only": list(map(int, only)), "first": list(map(int, first))}
+        asked = self.leader.questions.ask("warn", **message)
+        self._is_asking = True
+        answers, ours = await asyncio.gather(asked, self.own.warn(message))
+        self._is_asking = False
+        counts, had_left = [ours, *answers.given.values()], self._left
+        self._is_handled |= any(each["warned"] for each in counts)
+        self._left = sum(each["left"] for each in counts)
+        if self._left and not had_left:
+            self.say(f"{count(self._left, 'rank')} with a signal handler: waiting for their end")
+        is_open = self.leader.decision.failures or not self.is_through()
+        if self._is_handled and not self._left and is_open:
+            self.leader.decision.make(self._interrupted())
+        self.leader.look_around()
+        return self._left > 0
 
     async def _end_or_leave(self) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._until_end(), WORD_S)
         await self._request(Reason.PREEMPT)
-        self._is_ending = False
 
     async def _until_end(self) -> None:
         while await self.disk.do(self._requested) is not Reason.END:
@@ -119,9 +192,18 @@ class Interruption:
 
     async def _leave(self, reason: Reason) -> None:
         self.say(f"{reason.text}: the ranks are asked to save and exit")
-        self.happened("interrupted", reason=reason.value, heard=self.page.is_used)
+        if not self.page.is_used:
+            await self._warn_ranks()
+        self._settle()
+        heard = self.page.is_used or self._is_handled
+        self.happened("interrupted", reason=reason.value, heard=heard)
         if reason in (Reason.TIME_LIMIT, Reason.SIGNAL):
-            self._after(max(0.8 * self.warning_s, self.warning_s - LAST_S))
+            last_s = max(0.8 * self.warning_s, self.warning_s - LAST_S)
+            self._after(last_s, self._end_as_interrupted)
+        if reason is not Reason.PREEMPT:  # there Slurm ends them, after its grace time
+            self._after(self._lead_s(reason) - KILL_S, self._end_handlers)
+        if self._is_handled:
+            return
         if not self.page.is_used:
             self.say("no rank has called runtime.should_checkpoint() yet; ranks save when they do")
             self._is_unheard = True
@@ -130,21 +212,48 @@ class Interruption:
                 return
             self.say("not all nodes answered: the ranks could not be asked to save")
 
-    def _after(self, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self._end_as_interrupted)
+    def _settle(self) -> None:
+        """Settle what was held back until it was known why the agents got SIGTERM."""
+        self._is_ending = False
+        self.leader.look_around()
+
+    def _lead_s(self, reason: Reason) -> float:
+        """Return how many seconds a handler may take before a time limit, or if asked to save."""
+        left_s = time_left_s(os.environ, time.time()) if self.end_s == float("inf") else None
+        is_limit = reason is Reason.TIME_LIMIT and left_s is not None
+        return left_s if is_limit and left_s else self.warning_s
+
+    def _after(self, seconds: float, deed: Callable[[], None]) -> None:
+        if seconds < float("inf"):
+            asyncio.get_running_loop().call_later(seconds, deed)
 
     def _end_as_interrupted(self) -> None:
         """End ranks that did not exit, if there is a checkpoint to continue from."""
-        if self.has_saved():
+        if self.has_saved() and not self._left:
+            self.leader.decision.make(self._interrupted())
+
+    def _end_handlers(self) -> None:
+        """End ranks that still handle a signal; without a checkpoint, they have the whole limit."""
+        if self._left and (self.has_saved() or self.reason is Reason.CANCEL):
             self.leader.decision.make(self._interrupted())
 
     def _completion(self) -> Ending:
         """Return how a training without failures ended: interrupted or complete."""
-        is_left = self.reason is not None and self.page.has_left and not self.is_through()
-        return self._interrupted() if is_left else Ending.completed()
+        has_left = self._is_handled or (self.reason is not None and self.page.has_left)
+        return self._interrupted() if has_left and not self.is_through() else Ending.completed()
 
     def _interrupted(self) -> Ending:
+        own = [f for f in self.leader.decision.failures if not f.has_lost_peer]
+        errors = [failure for failure in own if failure.cause not in _BY_HANDLER]
+        is_handled = self._is_handled and not self._left and not errors
+        if self._is_over and self.reason is not Reason.TIME_LIMIT:
+            return replace(self._cancelled(), is_handled=is_handled)
         reason = self.reason or Reason.PREEMPT
         code = int(NodeExit.CANCELLED if reason is Reason.CANCEL else NodeExit.INTERRUPTED)
-        text = reason.text
-        return Ending(code=code, reason=text, cause=Cause.INTERRUPTED, interruption=reason)
+        return Ending(
+            code=code,
+            reason="; ".join([reason.text, *(error.sentence() for error in errors[:1])]),
+            cause=Cause.INTERRUPTED,
+            interruption=reason,
+            is_handled=is_handled,
+        )

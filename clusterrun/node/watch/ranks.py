@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,9 +143,9 @@ class Ranks:
         """The ranks by pid, also those that have ended."""
         return {rank.pid: rank.number for rank in self._ranks.values() if rank.pid}
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the running ranks."""
-        for pid in self.pids.values():
+    def terminate(self, besides: Collection[int] = ()) -> None:
+        """Send SIGTERM to the running ranks, but not to the processes in `besides`."""
+        for pid in {*self.pids.values()} - {*besides}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 

@@ -33,6 +33,10 @@ class Page:
         """Return whether all ranks ignore SIGTERM."""
         return all(self._page.is_shielded(rank) for rank in self._ranks)
 
+    def shields(self, rank: int) -> bool:
+        """Return whether a rank (its local rank) ignores SIGTERM because its agent handles it."""
+        return self._page.is_shielded(rank)
+
     def joining(self) -> list[Joining]:
         """Return how far each rank is in joining its process group."""
         return [self._page.joining(rank) for rank in self._ranks]
