@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.cluster.shape import Shape
 
-# KillWait and GraceTime leave a busy two-core machine time to save a small checkpoint.
+# KillWait is Slurm's default; GraceTime leaves a busy machine time to save a small checkpoint.
 SLURM_CONF = """\
 ClusterName={name}
 SlurmctldHost={head_host}({head_address})
@@ -37,7 +37,7 @@ DefMemPerCPU=1000
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
-KillWait=10
+KillWait=30
 MinJobAge=300
 SlurmctldTimeout=30
 SlurmdTimeout={slurmd_timeout}
@@ -48,7 +48,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 NodeName=DEFAULT CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 \
 RealMemory={mem}{gres} State=UNKNOWN
 {nodes}
-PartitionName=DEFAULT Nodes={node_list} MaxTime=INFINITE State=UP GraceTime=20
+PartitionName=DEFAULT Nodes={node_list} MaxTime=INFINITE State=UP GraceTime=30
 PartitionName=low PriorityTier=1
 PartitionName=abrupt PriorityTier=1 GraceTime=0
 PartitionName=main PriorityTier=10 Default=YES

@@ -74,9 +74,11 @@ def after(
     gone: Sequence[str] = (),
     saved_before: int = -1,
     savers: Sequence[int] = (),
+    anew: Sequence[int] = (),
 ) -> Decision:
     ground = Ground(
         savers=frozenset(savers),
+        anew=frozenset(anew),
         saved_before=saved_before,
         plan=plan or slurm(),
         allocated=tuple(allocated),
@@ -289,16 +291,14 @@ def test_what_is_lost_again_and_again_ends_some_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "follows"),
-    [((None,) * 19, REQUEUE), ((10, 20, 30), REQUEUE), ((10, 10, 10), STOP), ((None,) * 20, STOP)],
+    ("count", "anew", "follows"),
+    [(19, (), REQUEUE), (20, (), STOP), (3, (2,), REQUEUE), (2, (2,), STOP)],
 )
-def test_a_script_that_saves_in_its_own_handler_continues_unless_it_gets_no_further(
-    steps: tuple[int | None, ...], follows: Next
+def test_a_script_that_saves_in_its_own_handler_continues_unless_it_begins_anew(
+    count: int, anew: tuple[int, ...], follows: Next
 ) -> None:
-    ends = [
-        ended(TIME_LIMIT, step=step, attempt=n, is_handled=True) for n, step in enumerate(steps)
-    ]
-    assert after(*ends).next is follows
+    ends = [ended(TIME_LIMIT, attempt=n + 1, is_handled=True) for n in range(count)]
+    assert after(*ends, anew=anew).next is follows
 
 
 def test_attempts_that_reach_the_time_limit_need_a_new_checkpoint() -> None:

@@ -76,6 +76,7 @@ def conclude(
         plan=plan,
         saved_before=_saved_before(paths, number),
         savers=record.savers,
+        anew=record.anew,
         allocated=_allocated(plan, env),
         is_ending=read_request(paths.request(number)) in _INTERRUPTIONS,
         unreachable=lost or (unreachable if plan.cluster is Cluster.SLURM else lambda nodes: ()),

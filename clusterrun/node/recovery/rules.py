@@ -55,7 +55,8 @@ class Ground:
     """What the decision depends on besides the attempts.
 
     `saved_before` is the newest checkpoint before these attempts, -1 without one. `savers` are the
-    attempts that saved a step after their first, even if later steps had been saved and lost.
+    attempts that saved a step after their first, even if later steps had been saved and lost;
+    `anew` are those that began far behind the end of the one before.
     `allocated` are the job's nodes; if `is_ending`, Slurm is about to take them. `unreachable`
     returns the nodes that can't be reached.
     """
@@ -63,6 +64,7 @@ class Ground:
     plan: Plan
     saved_before: int = -1
     savers: frozenset[int] = frozenset()
+    anew: frozenset[int] = frozenset()
     allocated: tuple[str, ...]
     is_ending: bool = False
     unreachable: Callable[[Sequence[str]], tuple[str, ...]]
@@ -207,16 +209,13 @@ def _is_failure(outcome: Outcome) -> bool:
 def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
     """Leave preempted attempts out of `_unsaved`: they say nothing about the training.
 
-    Also leave out those whose script saved in its own way, unless they got no further than before.
+    Leave out all before one whose script saved in its own way, unless it then began anew.
     """
-    found = _not_preempted(_unsaved(history, ground))
-    return [outcome for outcome in found if not _has_advanced(outcome, history)]
 
+    def has_saved_nothing(outcome: Outcome) -> bool:
+        return not outcome.is_handled or bool({outcome.attempt, outcome.attempt + 1} & ground.anew)
 
-def _has_advanced(outcome: Outcome, history: Sequence[Outcome]) -> bool:
-    before = [o.step for o in history if o.attempt < outcome.attempt and o.step is not None]
-    is_further = outcome.step is None or outcome.step > max(before, default=-1)
-    return outcome.is_handled and is_further
+    return _not_preempted(takewhile(has_saved_nothing, _unsaved(history, ground)))
 
 
 def _not_preempted(outcomes: Iterable[Outcome]) -> list[Outcome]:

@@ -57,6 +57,12 @@ class StepRecord:
         return max(until, default=None)
 
     @property
+    def anew(self) -> frozenset[int]:
+        """The attempts that did not continue where the one before had ended."""
+        before = ((n, self.ended.get(n - 1, 0)) for n in self.began)
+        return frozenset(n for n, step in before if 2 * self.began[n] < step)
+
+    @property
     def savers(self) -> frozenset[int]:
         """The attempts that saved a step after their first."""
         return frozenset(
