@@ -356,7 +356,7 @@ def _release_globals(*, may_collect: bool) -> None:
     that the script has destroyed.
     """
     if threading := sys.modules.get("threading"):
-        threading.excepthook = lambda *_: None  # type: ignore[attr-defined]  # daemons go on
+        threading.excepthook = lambda *_: None  # type: ignore[attr-defined]  # daemons keep running
     for module in (sys.modules["__main__"], *reversed(list(sys.modules.values()))):
         names = vars(module) if isinstance(module, ModuleType) else {}
         if (file := names.get("__file__")) and not any(part in file for part in _INSTALLED):
