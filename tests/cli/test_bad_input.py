@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 
 import pytest
 
@@ -419,3 +420,31 @@ def test_working_directory_that_is_gone(here: CommandLine, monkeypatch: pytest.M
     assert said.err == (
         "error: the working directory no longer exists: [Errno 2] No such file or directory\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("submit --cluster local", "no training script given"),
+        ("submit --cluster local trian.py --lr 1", "the script 'trian.py' does not exist"),
+        ("submit --cluster local --strategy zeor2 train.py", "unknown strategy 'zeor2'"),
+        ("submit --gpus-per-nod 4", "no option '--gpus-per-nod'"),
+        ("submit --cluster local --nodes 0 train.py", "--nodes must be at least 1, not 0"),
+        ("completion", "no shell given"),
+        ("submti", "no command 'submti'"),
+        ("--versoin", "no option '--versoin'"),
+        ("help sumbit", "no command 'sumbit'"),
+    ],
+)
+def test_a_mistake_is_named(here: CommandLine, line: str, error: str) -> None:
+    said = here(*shlex.split(line))
+    assert (said.code, said.err.splitlines()[0]) == (2, f"error: {error}")
+
+
+def test_a_mistake_in_a_file_has_its_place(here: CommandLine) -> None:
+    for text, error in (
+        ("name: x\nscript: tain.py\n", "2:9: the script 'tain.py' does not exist"),
+        ("slurm:\n  gpus_per_nodes: 4\n", "2:3: unknown key 'gpus_per_nodes' in section [slurm]"),
+    ):
+        (here.path / "clusterrun.yaml").write_text(text)
+        assert refused(here, *LOCAL).startswith(f"error: clusterrun.yaml:{error}\n")
