@@ -40,7 +40,7 @@ COLLECTIVES: Final = tuple(
     )
 )
 # What a script may import if the rest of the training is to be seen in it.
-_KNOWN: Final = {
+KNOWN: Final = {
     *("__future__", "abc", "argparse", "bisect", "collections", "contextlib", "copy", "csv"),
     *("dataclasses", "datetime", "enum", "functools", "gc", "glob", "gzip", "hashlib", "io"),
     *("itertools", "json", "logging", "math", "multiprocessing", "operator", "os", "pathlib"),
@@ -587,7 +587,7 @@ def ignores_strategy(script: Script) -> bool:
 
 def is_closed(script: Script, *, also: Collection[str] = ()) -> bool:
     """Return whether the whole training is in this file, as far as its imports show."""
-    return script.packages <= _KNOWN.union(also)
+    return script.packages <= KNOWN.union(also)
 
 
 def is_conditional(script: Script, node: ast.AST, seen: set[ast.AST] | None = None) -> bool:

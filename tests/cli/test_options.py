@@ -147,6 +147,13 @@ HYDRA = "import hydra\n@hydra.main()\ndef main(): 1"
 REST = "import argparse\np.parse_known_args()"
 ELSEWHERE = "from studio.cli import main\nmain()"
 OWN = "import sys\nread(sys.argv[1:])"
+FOREIGN = (
+    *("import mylab\nmylab.train.run()", "from mylab.args import parse_args\nparse_args()"),
+    *("import mylab, tyro\ntyro.cli(mylab.Config)", "import fire\ndef main(**kwargs): 1"),
+    *("import argparse, mylab\nadd(parents=[mylab.base])", "import sys, x\nsys.path.append('..')"),
+    *("import getopt, sys\ngetopt.getopt(sys.argv[1:], 'N:', ['nodes='])", "import runpy"),
+    *("p.add_argument(f'--{name}')", "add = p.add_argument", "p.add_argument('x', nargs='...')"),
+)
 
 
 AFTER_SCRIPT = {
@@ -158,7 +165,7 @@ AFTER_SCRIPT = {
     "noted": [
         (ARGPARSE, "--help", "--device cpu", "--strategy=x"),
         (TRAINER, "--wait", "-h", "-p x"),
-        *((source, "--dry-run") for source in (REST, ELSEWHERE, OWN)),
+        *((source, "--dry-run") for source in (REST, ELSEWHERE, OWN, *FOREIGN)),
     ],
     "passed": [
         (NO_PARSER, "-- --nodes 2", "x -- -N 2", "--no 2", "--lr -3"),
