@@ -123,7 +123,8 @@ def _nearest(flag: str, known: Sequence[str]) -> str | None:
     begun = [name for name in known if name.startswith(flag)]
     if len(begun) == 1 and len(flag) > 4:
         return begun[0]
-    found = difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
+    long = [name for name in known if name.startswith("--")]
+    found = difflib.get_close_matches(flag, long, n=1, cutoff=_SIMILAR)
     return found[0] if found else None
 
 
