@@ -8,6 +8,7 @@ import them is unaffected.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import inspect
 import os
@@ -99,6 +100,11 @@ class Contract:
             self.waits_since = time.monotonic()
         if self._page is not None:
             self._page.note_joining(self._slot, joining)
+
+    def prints_stacks(self, signum: int) -> None:
+        """Publish that the rank's handler of a signal does not save."""
+        if self._page is not None and self.is_mine and 0 < signum < 64:
+            self._page.shielded(self._slot, signum)
 
     def _act_once(self) -> None:
         while self.when_joined:
@@ -205,6 +211,15 @@ def install(contract: Contract) -> None:
     if contract.is_checked:
         patches["multiprocessing.spawn"] = children.pass_on
     patch_on_import(patches)
+    faulthandler.register = functools.partial(_register_dump, contract, faulthandler.register)
+
+
+def _register_dump(
+    contract: Contract, original: Callable[..., None], signum: int, *args: Any, **kwargs: Any
+) -> None:
+    """Tell the agent that the handler of a signal does not save: it only prints stacks."""
+    original(signum, *args, **kwargs)
+    contract.prints_stacks(signum)
 
 
 def _watch_torch(contract: Contract, module: ModuleType) -> None:
@@ -404,7 +419,7 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
         if mine and contract.backend and kwargs.get("backend") is None:
             kwargs["backend"] = contract.backend  # the Trainer passes None by default
         # Accelerator() reads ACCELERATE_USE_CPU, a bare PartialState() does not.
-        cpu |= mine and is_forced_to_cpu()
+        cpu = cpu or (mine and is_forced_to_cpu())
         is_one = mine and contract.expected == 1 and (cpu or switched_on() is None)
         # With LOCAL_RANK, accelerate makes a group of one rank; its own launcher sets none.
         hidden = ["LOCAL_RANK"] if is_one and not _group_size() else []

@@ -89,9 +89,9 @@ class ControlPage:
         """Return whether `should_stop` returned True in a rank."""
         return bool(self._get(_slot(rank, _STOPPED)))
 
-    def is_shielded(self, rank: int) -> bool:
-        """Return whether a rank ignores SIGTERM because its agent handles it."""
-        return bool(self._get(_slot(rank, _SHIELDED)))
+    def is_shielded(self, rank: int, signum: int = signal.SIGTERM) -> bool:
+        """Return whether a rank's handler of a signal saves nothing: the agent is to act."""
+        return bool(self._get(_slot(rank, _SHIELDED)) >> signum & 1)
 
     def joining(self, rank: int) -> Joining:
         """Return how far a rank is in joining its process group."""
@@ -107,9 +107,9 @@ class ControlPage:
         """Publish that `should_stop` returned True in the rank."""
         self._set(_slot(rank, _STOPPED), 1)
 
-    def shielded(self, rank: int) -> None:
-        """Publish that the rank ignores SIGTERM from now on."""
-        self._set(_slot(rank, _SHIELDED), 1)
+    def shielded(self, rank: int, signum: int = signal.SIGTERM) -> None:
+        """Publish that the rank saves nothing on a signal from now on: one bit each."""
+        self._set(_slot(rank, _SHIELDED), self._get(_slot(rank, _SHIELDED)) | 1 << signum)
 
     def note_joining(self, rank: int, joining: Joining) -> None:
         """Publish how far the rank is; it never goes back."""

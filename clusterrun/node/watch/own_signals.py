@@ -58,7 +58,7 @@ class OwnSignals:
     pids: Callable[[], Mapping[int, int]]
     is_in_step: bool = False
     warned: set[int] = field(default_factory=set)
-    _handled: dict[int, frozenset[int]] = field(default_factory=dict)
+    _handled: dict[int, set[int]] = field(default_factory=dict)
     _delivered: dict[int, float] = field(default_factory=dict)
     _witness: Popen[bytes] | None = None
     _looked_at: float = 0.0
@@ -81,8 +81,7 @@ class OwnSignals:
             return
         self._looked_at = time.monotonic()
         for rank, pid in self.pids().items():
-            ours = {signal.SIGTERM} if self.page.shields(rank) else set()
-            self._handled[pid] = caught(pid) - ours
+            self._handled[pid] = {n for n in caught(pid) if not self.page.shields(rank, n)}
 
     def _watch_slurm(self) -> None:
         if self._witness is not None and (code := self._witness.poll()) is not None:

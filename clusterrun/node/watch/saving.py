@@ -33,9 +33,9 @@ class Page:
         """Return whether all ranks ignore SIGTERM."""
         return all(self._page.is_shielded(rank) for rank in self._ranks)
 
-    def shields(self, rank: int) -> bool:
-        """Return whether a rank (its local rank) ignores SIGTERM because its agent handles it."""
-        return self._page.is_shielded(rank)
+    def shields(self, rank: int, signum: int) -> bool:
+        """Return whether a rank (its local rank) has a handler of a signal that saves nothing."""
+        return self._page.is_shielded(rank, signum)
 
     def joining(self) -> list[Joining]:
         """Return how far each rank is in joining its process group."""
