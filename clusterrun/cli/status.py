@@ -269,7 +269,7 @@ def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterat
     if outcome.checkpoint is not None:
         yield f"checkpoint {outcome.checkpoint}"
     elif outcome.is_handled:
-        yield "saved by the script's own handler"
+        yield "ended in the script's own signal handler"
     if attempt.lost_steps:
         about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
         yield f"lost {count(attempt.lost_steps, 'step')}{about}"

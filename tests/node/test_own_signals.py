@@ -10,6 +10,7 @@ import pytest
 
 from clusterrun.config.choices import Launcher
 from clusterrun.errors import NodeExit
+from clusterrun.node.link.member import HEAD_DECIDES_S
 from clusterrun.node.watch.own_signals import choose, named_signals
 from clusterrun.rundir.request import Reason, write_request
 from tests.node.jobs import AgentJob
@@ -19,6 +20,12 @@ from tests.road import SCRIPTS
 Make = Callable[..., AgentJob]
 TERM, USR1, USR2 = int(signal.SIGTERM), int(signal.SIGUSR1), int(signal.SIGUSR2)
 SCRIPT = (SCRIPTS / "own_handler.py").read_text()
+STACKS = """
+import faulthandler, signal, time
+faulthandler.register(signal.SIGUSR1)
+print("ready", flush=True)
+time.sleep(3600)
+"""
 LONG = "4.5"  # ranks without a handler have three seconds
 
 
@@ -46,6 +53,7 @@ def test_sigterm_warns_a_rank_that_handles_several_signals(
         (Reason.PREEMPT, NodeExit.INTERRUPTED, ("SIGTERM+SIGUSR1", "0"), Launcher.FORGE),
         (Reason.TIME_LIMIT, NodeExit.INTERRUPTED, ("SIGUSR2", "143"), Launcher.DIRECT),
         (Reason.CANCEL, NodeExit.CANCELLED, ("SIGUSR1", "0", "0"), Launcher.ACCELERATE),
+        (Reason.PREEMPT, NodeExit.INTERRUPTED, ("SIGTERM", "0", "0"), Launcher.DIRECT),
         (Reason.END, NodeExit.CANCELLED, ("SIGTERM", "0"), Launcher.FORGE),
     ],
 )
@@ -53,11 +61,13 @@ def test_ranks_have_time_to_save_in_their_own_handlers(
     stub_job: Make, reason: Reason, code: int, words: tuple[str, ...], launcher: Launcher
 ) -> None:
     names, *status_and_rank = words
-    job = started(stub_job(SCRIPT, names, LONG, *status_and_rank, launcher=launcher))
+    seconds = str(HEAD_DECIDES_S + 1) if len(words) > 2 else LONG  # longer than a node alone waits
+    job = started(stub_job(SCRIPT, names, seconds, *status_and_rank, launcher=launcher))
     if reason is Reason.END:
         write_request(job.paths.request(1), reason)
     if reason in (Reason.PREEMPT, Reason.END):
-        os.kill(job.agent_pid("local1"), signal.SIGTERM)
+        for name in ("local1", "local0")[: len(words) - 1]:
+            os.kill(job.agent_pid(name), signal.SIGTERM)
     else:
         ask(job, reason)
     assert job.wait() == [code] * 2
@@ -66,3 +76,13 @@ def test_ranks_have_time_to_save_in_their_own_handlers(
     assert text.count(f"handles {names[:7]}") == text.count("has saved") == count, text
     assert outcome(job)["is_handled"]
     job.assert_clean()
+
+
+@pytest.mark.agents
+@pytest.mark.timeout(60)
+def test_a_handler_that_only_prints_stacks_is_not_waited_for(stub_job: Make) -> None:
+    job = started(stub_job(STACKS))
+    write_request(job.paths.request(1), Reason.END)
+    os.kill(job.agent_pid("local1"), signal.SIGTERM)
+    assert job.wait() == [NodeExit.CANCELLED] * 2
+    assert "signal handler" not in job.text()

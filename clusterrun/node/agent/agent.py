@@ -285,10 +285,9 @@ class Agent:
         return {rank % self._plan.procs_per_node: pid for rank, pid in self._pids.items()}
 
     async def _warn_ranks(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        found = await self._own.warn(message)
         if self._member is not None:
-            self._member.is_patient |= found["warned"] > 0
-        return found
+            self._member.is_patient = True
+        return await self._own.warn(message)
 
     async def _silence(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"silent_s": self._spool.silent_s()}

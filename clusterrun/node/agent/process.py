@@ -90,7 +90,7 @@ class Post:
     ends with its attempt.
 
     Slurm may send SIGTERM to a node that exits after the others, when the loop of its agent has
-    ended. The launcher and the ranks ignore the warning signals.
+    ended. The launcher ignores the warning signals; the ranks have them as at a terminal.
     """
 
     def __init__(self) -> None:

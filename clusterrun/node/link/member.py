@@ -57,7 +57,7 @@ class Member:
         self._is_done = False
         self._next_attempt = 0
         self.decided_alone = False
-        self.is_patient = False  # its ranks save in their own handlers: the head waits for them
+        self.is_patient = False  # ranks may save in their own handlers: the head waits for them
         self._host = who.head_host
         self._unanswered = 0
         self.last_problem = "it does not answer"

@@ -162,7 +162,7 @@ class Interruption:
         self._is_handled |= any(each["warned"] for each in counts)
         self._left = sum(each["left"] for each in counts)
         if self._left and not had_left:
-            self.say(f"{count(self._left, 'rank')} with a signal handler: waiting for their end")
+            self.say(f"waiting for the script's own signal handler in {count(self._left, 'rank')}")
         is_open = self.leader.decision.failures or not self.is_through()
         if self._is_handled and not self._left and is_open:
             self.leader.decision.make(self._interrupted())
