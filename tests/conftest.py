@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 from collections.abc import Generator
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,18 +107,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     builds.remove_abandoned_locks()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Scale the time limits, and begin with what takes long."""
-    limit = float(config.getini("timeout"))
-    for item in items:
-        own = item.get_closest_marker("timeout")
-        item.add_marker(_limited(own.args[0] if own else limit), append=False)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long."""
     items.sort(key=lambda item: side_by_side.turn(item.nodeid))
 
 
-@cache
-def _limited(seconds: float) -> pytest.MarkDecorator:
-    return pytest.mark.timeout(seconds * patience())
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Scale the time limit by the load of now."""
+    own = item.get_closest_marker("timeout")
+    seconds = float(own.args[0] if own else item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(seconds * patience()), append=False)
+    return (yield)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> side_by_side.InGroups | None:
