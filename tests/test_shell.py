@@ -172,7 +172,10 @@ def test_what_a_hanging_command_said_last_is_the_cause(stub: Stub) -> None:
     assert time.monotonic() - begin < 10 * patience()
 
 
-def test_a_command_that_is_not_there_is_unreachable_not_a_traceback() -> None:
+def test_a_command_that_is_not_there_is_unreachable_not_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # a user may have a directory in PATH without access
     with pytest.raises(SchedulerUnreachableError) as missing:
         shell.run(["no-such-scheduler"])
     assert missing.value.message == "cannot start no-such-scheduler"
