@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -344,7 +345,9 @@ def test_a_forge_that_is_killed_takes_its_ranks_along(stub_job: Make) -> None:
     assert names == ["python\n"] * 2  # Slurm misreads a name with a space
     forge.kill()
     assert job.wait() != [0, 0]
-    assert "forge: it was killed by SIGKILL; its ranks are killed with it" in job.text()
+    found = json.loads(job.paths.outcome(1).read_text())
+    reason = "local1: the forge was killed by SIGKILL; its ranks were killed with it"
+    assert (found["cause"], found["rank"], found["reason"]) == ("launcher", None, reason)
     job.assert_clean()
 
 

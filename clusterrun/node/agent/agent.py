@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -211,7 +212,7 @@ class Agent:
             spool=self._spool,
             node=self._who.node,
             happened=self._rank_event,
-            failed=link.report_failure,
+            failed=partial(self._rank_failed, link),
         )
         if isinstance(link, Member):
             self._member = link
@@ -479,6 +480,14 @@ class Agent:
             self._event("unjoined", running=found.running, waiting=found.waiting)
             self._say(found.text(self._plan.world_size))
             self._say(f"hint: {found.hint}")
+
+    def _rank_failed(self, link: Head | Member, failure: Failure) -> None:
+        """Report how a rank failed; the forge is to blame for ranks that were killed with it."""
+        forge = self._forge
+        if forge and forge.pids and forge.is_dead and failure.signal == signal.SIGKILL:
+            text = f"the forge {forge.how_ended()}; its ranks were killed with it"
+            failure = replace(failure, rank=None, cause=Cause.LAUNCHER, message=text)
+        link.report_failure(failure)
 
     def _launcher_ended(self, result: LauncherResult, ranks: Ranks, link: Head | Member) -> None:
         ranks.look()

@@ -91,7 +91,7 @@ class Forge:
             except (OSError, ValueError):
                 is_dead = is_empty = True
         if is_dead:
-            self._closed(f"it {self._how_ended()}", self._last_line())
+            self._closed(f"it {self.how_ended()}", self._last_line())
             return
         limit_s = PRELOAD_S if self._has_libraries else IMPORT_S
         if self._importing and time.monotonic() - self._changed_at > limit_s:
@@ -144,7 +144,8 @@ class Forge:
         """Return whether the process has ended."""
         return self._process.poll() is not None
 
-    def _how_ended(self) -> str:
+    def how_ended(self) -> str:
+        """Return how the process ended, as in `was killed by SIGKILL`."""
         code = self._process.wait(1.0)
         if code is not None:
             with contextlib.suppress(ValueError):
