@@ -60,6 +60,20 @@ SAVED = {
     (False, Arithmetic.AUTOCAST): Saved(20, 0, 0, 10),
     (False, Arithmetic.FP32): Saved(32, 0, 0, 20),
 }
+# By the same: the blocks of T5's encoder, and what the second attention of its decoder saves.
+T5 = {
+    (True, Arithmetic.HALF): Saved(20, 14, 0, 14),
+    (True, Arithmetic.AUTOCAST): Saved(26, 14, 0, 14),
+    (True, Arithmetic.FP32): Saved(24, 16, 0, 28),
+    (False, Arithmetic.HALF): Saved(20, 14, 0, 2),
+    (False, Arithmetic.AUTOCAST): Saved(24, 14, 0, 4),
+    (False, Arithmetic.FP32): Saved(24, 16, 0, 4),
+}
+CROSS = {
+    Arithmetic.HALF: Saved(10, 8, 0, 0),
+    Arithmetic.AUTOCAST: Saved(14, 8, 0, 0),
+    Arithmetic.FP32: Saved(12, 16, 0, 0),
+}
 # What norms of queries and keys save in addition, per element of these.
 HEAD_NORM = {Arithmetic.HALF: 6.1, Arithmetic.AUTOCAST: 6.1, Arithmetic.FP32: 8.1}
 
@@ -77,6 +91,7 @@ class More(NamedTuple):
     score: tuple[float, float, float] = (0, 0, 0)
 
 
+_BIASED = More(score=(4, 4, 4))  # the bias of positions is added to the mask in each block
 _LATENT = More(query=(16.5, 22.5, 24))  # 13 to 16, 19 to 22 and 20 to 24 were measured
 MORE = {
     "phi3": More(fixed=(9.2, 0, 4.7)),
@@ -87,6 +102,8 @@ MORE = {
     "qwen2_moe": More(fixed=(4.1, 8.3, 2.1)),
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
+    "t5": _BIASED,
+    "mt5": _BIASED,
     "gpt_oss": More(routed=(14.2, 13.3, 8.7), score=(4, 6, 2)),
 }
 # What experts save beyond one feed-forward network of the same width: each has its own input and
@@ -104,15 +121,21 @@ def saved_bytes(setup: Setup) -> float:
     """Return the bytes that one block saves per element of its hidden states.
 
     Attention is the default of transformers (fused, except in Gemma 2 and gpt-oss); dropout is
-    off.
+    off. Of an encoder and a decoder, this is the mean of their blocks.
     """
     model = setup.model
-    saved = SAVED[model.gated, arithmetic(setup)]
+    saved = (T5 if model.cross_layers else SAVED)[model.gated, arithmetic(setup)]
     norm = HEAD_NORM[arithmetic(setup)] if model.head_norm else 0
     query = (saved.query + norm) * model.query_width
     kv = (saved.kv + norm) * model.key_value_width
     dense = saved.fixed + (query + kv + saved.ffn * model.ffn) / model.hidden
-    return dense + _more_bytes(setup) + _expert_bytes(setup)
+    return dense + _cross_bytes(setup) + _more_bytes(setup) + _expert_bytes(setup)
+
+
+def _cross_bytes(setup: Setup) -> float:
+    model, saved = setup.model, CROSS[arithmetic(setup)]
+    each = saved.fixed + saved.query * model.query_width / model.hidden
+    return each * model.cross_layers / model.layers
 
 
 def _more_bytes(setup: Setup) -> float:

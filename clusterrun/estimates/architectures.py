@@ -171,8 +171,7 @@ def _t5(config: Config) -> Model:
     """Count both versions of T5, and mT5.
 
     The language head counts if the config is untied, although transformers 5 ties it until a
-    checkpoint with its own head is loaded. The heads stay unknown, so no activations are estimated:
-    there are two sequences, and the heads are wider than the hidden size.
+    checkpoint with its own head is loaded.
     """
     hidden, ffn = config.number("d_model"), config.number("d_ff")
     heads, vocab = config.number("num_heads"), config.number("vocab_size")
@@ -186,7 +185,18 @@ def _t5(config: Config) -> Model:
     distances = config.number("relative_attention_num_buckets", 32) * heads
     decoders = config.number("num_decoder_layers", layers)
     return built(
-        Model(name=config.name, params=0, hidden=hidden, ffn=ffn, vocab=vocab, gated=has_gate),
+        Model(
+            name=config.name,
+            params=0,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=config.number("d_kv"),
+            ffn=ffn,
+            vocab=vocab,
+            gated=has_gate,
+            cross_layers=decoders,
+        ),
         outer=(*((vocab * hidden,) * (2 if own_head else 1)), *2 * (hidden,), *2 * (distances,)),
         blocks=((layers, (*attend, *mlp)), (decoders, (*2 * attend, *mlp))),
     )

@@ -29,8 +29,9 @@ class Model:
 
     `active_params` are the parameters that a token uses if the model has experts, else 0. In a
     block a token uses `experts_met` experts, each `expert_ffn` wide; `ffn` is the width of
-    everything that it uses. `positions` is the length in tokens of the longest sample that the
-    model accepts; if not `is_text`, that of every sample.
+    everything that it uses. `cross_layers` of the `layers` also attend to what an encoder read.
+    `positions` is the length in tokens of the longest sample that the model accepts; if not
+    `is_text`, that of every sample.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Model:
     active_params: int = 0
     experts_met: int = 0
     expert_ffn: int = 0
+    cross_layers: int = 0
     linear_params: int = 0
     positions: int = 0
     is_text: bool = True
@@ -60,6 +62,11 @@ class Model:
         """Return whether activations can be estimated; with experts only if those were counted."""
         is_open = self.active_params > 0 and not self.experts_met
         return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not is_open
+
+    @property
+    def attentions(self) -> int:
+        """Return the number of attentions in all blocks."""
+        return self.layers + self.cross_layers
 
     @property
     def query_width(self) -> int:

@@ -74,13 +74,15 @@ class Speedup:
 def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
     """Return the operations of training on one token: 6P + 12*L*q*s, with q the width of all heads.
 
+    A model with a decoder and an encoder reads as many tokens in each; L counts its attentions.
+
     With experts, P counts the parameters that the token uses. See PaLM, arXiv:2204.02311, appendix
     B. Attention is omitted if the shape of the model is unknown. Frozen weights need no gradients,
     so LoRA takes 4P; its adapters are not counted. By the definition of MFU, recomputed
     activations never count.
     """
     work = (4 if lora else 6) * (model.active_params or model.params)
-    return work + 12 * model.layers * model.query_width * seq_len
+    return work + 12 * model.attentions * model.query_width * seq_len
 
 
 def peak_flops(gpu: Gpu, precision: str) -> float:

@@ -36,7 +36,7 @@ def adapter_params(model: Model, rank: int) -> int:
     attention = 2 * (model.hidden + model.query_width) + 2 * (model.hidden + model.key_value_width)
     ffn = model.ffn - model.experts_met * model.expert_ffn
     feed_forward = (3 if model.gated else 2) * (model.hidden + ffn) if ffn else 0
-    return rank * model.layers * (attention + feed_forward)
+    return rank * (model.attentions * attention + model.layers * feed_forward)
 
 
 def trainable_params(setup: Setup) -> int:

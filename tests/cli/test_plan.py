@@ -134,9 +134,12 @@ def test_the_speed_up_is_shown_unless_memory_is_lacking(here: CommandLine) -> No
 def test_what_is_tight_and_what_is_unknown_have_first_lines_of_their_own(here: CommandLine) -> None:
     tight = here("plan", *ADAPTERS, "--micro-batch", "2", "--gpu", "rtx3090").out
     assert tight.startswith("fits tightly: 20 of 24 GiB per GPU\n")
-    t5 = here("plan", "--model", "t5-3b", "--seq-len", "512", "--gpu", "h100-80g").out
-    assert t5.startswith("no verdict: at least 57 of 80 GiB per GPU, and activations are not count")
-    assert "what if" not in t5
+    card = ("--gpu", "rtx3080", "--gpu-mem", "20GiB")
+    t5 = here("plan", "--model", "t5-base", "--seq-len", "192", "--micro-batch", "32", *card).out
+    assert t5.startswith("fits tightly: 19 of 20 GiB per GPU\n")
+    open_ = here("plan", "--params", "3e9", "--seq-len", "512", "--gpu", "h100-80g").out
+    assert open_.startswith("no verdict: at least 60 of 80 GiB per GPU, and activations are not c")
+    assert "what if" not in open_
 
 
 def test_what_would_fit_is_said_with_the_options_that_change(here: CommandLine) -> None:

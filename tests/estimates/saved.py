@@ -38,7 +38,8 @@ def really_saved(
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocasts),
     ):
-        model(input_ids=torch.zeros(words, dtype=torch.long), use_cache=False)
+        both = ("input_ids", "decoder_input_ids")[: 1 + model.config.is_encoder_decoder]
+        model(**{name: torch.zeros(words, dtype=torch.long) for name in both}, use_cache=False)
     return sum(sizes.values())
 
 

@@ -131,6 +131,31 @@ def test_other_blocks_save_no_more_than_gpt2s(family: str, arithmetic: Arithmeti
     assert _measured(family, 2048, 8, arithmetic) < saved_bytes(_setup(model, arithmetic))
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("arithmetic", list(Arithmetic))
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_encoder_and_a_decoder_save_what_the_closed_form_says(
+    arithmetic: Arithmetic, *, gated: bool
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape: dict[str, Any] = {
+        **{"d_model": 512, "num_heads": 8, "d_kv": WIDE_HEAD, "d_ff": 1024, "vocab_size": 128},
+        **{"feed_forward_proj": "gated-gelu" if gated else "relu", "dropout_rate": 0.0},
+    }
+    few, many = (
+        really_saved(
+            transformers.T5Model(transformers.T5Config(**shape, num_layers=layers)),
+            arithmetic,
+            (3, 50),
+            checkpointed=False,
+        )
+        for layers in (1, 2)
+    )
+    model = from_config({**shape, "model_type": "t5", "num_layers": 1}, "t5")
+    told = saved_bytes(_setup(model, arithmetic, seq_len=50))
+    assert (many - few) / (150 * 512) == pytest.approx(model.layers * told, rel=0.01)
+
+
 BASE = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 128}
 DENSE = {"intermediate_size": 1792, "pad_token_id": 0, "head_dim": 64}
 SPARSE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 352}
