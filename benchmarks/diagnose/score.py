@@ -20,6 +20,11 @@ from clusterrun.diagnosis import table
 CLUSTERRUN: Final = str(Path(sys.executable).with_name("clusterrun"))
 NO_FAILURE: Final = ("success_with_teardown_noise", "benign_warning")
 RIGHT, WRONG, SILENT = "right", "wrong", "silent"
+# Causes that say more than the one that a sample names.
+NARROWER: Final = {
+    "user_code_exception": ("module_missing", "device_mismatch", "launcher_failed"),
+    "checkpoint_corrupt": ("state_dict_mismatch",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,7 @@ class Sample:
             return WRONG if answer else RIGHT
         if not answer:
             return SILENT
-        return RIGHT if answer == self.cause else WRONG
+        return RIGHT if answer in (self.cause, *NARROWER.get(self.cause, ())) else WRONG
 
 
 def run(directory: Path, *, least: float) -> int:

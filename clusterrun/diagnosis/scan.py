@@ -33,6 +33,7 @@ _CAUGHT: Final = re.compile(
     r"(?i)\b(?:fail\w*|errors?|exception|could not|cannot|unable)\b.*"
     r"\b(?:retry|retrying|falling back|ignored|ignoring|skipped|skipping)\b"
     r"|\bwarn(?:ing)?\b.*\b(?:fail\w*|errors?|exception|could not|cannot|unable)\b"
+    r"|\bnot (?:available|installed|found)\b.*\b(?:not be enabled|disabled|will be used|using)\b"
 )
 _MILD: Final = re.compile(r"\b(?:WARN|WARNING|INFO|DEBUG)\b")
 _EXCEPTION: Final = re.compile(
@@ -102,6 +103,7 @@ class Scanner:
 
     table: Table
     lines: int = 0
+    ranks: set[int] = field(default_factory=set)  # those of the run, or that printed a line
     trainings: dict[str, TrainingLog] = field(default_factory=dict)  # by file
     counts: dict[tuple[str, Role], int] = field(default_factory=dict)
     seen_on: dict[tuple[str, Role], set[int]] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class Scanner:
     _forms: dict[str, tuple[tuple[KnownCause, Sign], ...]] = field(default_factory=dict)
     _filters: list[tuple[KnownCause, Sign, tuple[str, ...]]] = field(default_factory=list)
     _works: Works[Finding] = field(default_factory=Works)
+    _left: set[str] = field(default_factory=set)  # what any process printed as it left
 
     def __post_init__(self) -> None:
         self._filters = [
@@ -126,6 +129,8 @@ class Scanner:
     def feed(self, line: PrintedLine) -> None:
         """Take the next line."""
         self.lines += 1
+        if line.rank is not None:
+            self.ranks.add(line.rank)
         process = self._process_of(line.source)
         process.after += 1
         for waiting in self._waiting.get(line.source, ()):
@@ -222,6 +227,8 @@ class Scanner:
             else:
                 self._keep(finding)
                 is_matched |= sign.role not in (Role.NOISE, Role.ADVICE)
+                if sign.role is Role.TEARDOWN and len(self._left) < _MOST_KEPT:
+                    self._left.add(line.text)
                 if process.in_traceback and UNCAUGHT in cause.explains and sign.role in CAUSAL:
                     # Take back the exceptions that led to this one: its sign says more.
                     process.is_explained = True
@@ -339,7 +346,8 @@ class Scanner:
             return
         for each in waiting:
             if each.left <= 0 or at_end:
-                kept = each.finding if _fits(each.sign, each.around) else each.otherwise
+                is_fit = _fits(each.sign, each.around, self._left)
+                kept = each.finding if is_fit else each.otherwise
                 if kept:
                     self._keep(kept)
         left = [each for each in waiting if each.left > 0 and not at_end]
@@ -376,9 +384,10 @@ def _like(finding: Finding) -> str:
     return form_of(finding.line.text) if finding.cause.generic else ""
 
 
-def _fits(sign: Sign, around: Iterable[str]) -> bool:
+def _fits(sign: Sign, around: Iterable[str], left: Iterable[str]) -> bool:
+    """Return whether the lines around a sign are as it requires; `unless` also reads `left`."""
     text = "\n".join(around)
-    if sign.unless and sign.unless.search(text):
+    if sign.unless and sign.unless.search("\n".join((text, *left))):
         return False
     return sign.near is None or bool(sign.near.search(text))
 

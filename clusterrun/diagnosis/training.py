@@ -55,16 +55,23 @@ _OVERFLOW: Final = re.compile(
     r"(?i)\boverflow\b.*\b(?:skip|setting loss scale to)|gradient overflow|reducing loss scale to"
 )
 _END_WORDS: Final = (
-    *("done", "state=", "exit", "complete", "final", "finished", "ended", "end of"),
-    *("train_runtime", "trainer.fit"),
+    *("done", "state=", "exit", "complete", "final", "finished", "ended", "end of", "succeeded"),
+    *("train_runtime", "trainer.fit", "training time", "training speed", "training progress"),
+    *("best metric", "end time"),
 )
 _COMPLETE: Final = re.compile(
     r"\btraining (?:is |was |run )?(?:successfully )?"
     r"(?:complete|completed|finished|done|has (?:finished|completed)|ended successfully)\b"
     r"|'train_runtime'|\btrain_runtime\s*=|`trainer\.fit` stopped: `max_(?:steps|epochs|time)"
     r"|\[exiting program (?:after|at) |\b(?:finished|completed) training\b|\bdone training\b"
-    r"|\bjob (?:completed|finished) successfully\b|\bend of training\b"
+    r"|\b(?:job|run|script|experiment)(?: is| has| was)? ?(?:completed?|finished|ended)"
+    r" (?:successfully|without errors?)\b|\bend of training\b"
+    r"|\b(?:fine-?tuning|pre-?training) (?:is |has )?(?:completed?|finished|done)\b"
     r"|\bprocess \d+ exits successfully\b|\bjobstate=completed\b|\bstate=completed exitcode=0:0"
+    r"|\bstate: completed\b|\(?(?:workerstate\.)?succeeded\)|worker\.status\.succeeded"
+    r"|\bworker group successfully finished\b|^(?:total )?training time:? *\d"
+    r"|\boverall training speed\b|\btotal training time\b|\bepochs completed in\b"
+    r"|\*\*\* best metric|^.{0,40}\bend time of running main\b|\btraining progress: *100%"
     r"|\bsaved (?:the )?final (?:model|checkpoint)"
 )
 _FULL_BAR: Final = re.compile(r"\| *(\d+)/\1 \[")  # transformers prints it once more at the end

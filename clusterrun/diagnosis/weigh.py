@@ -28,7 +28,10 @@ class Consequence:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The cause, its evidence (the first line is the first sign of it) and its consequences."""
+    """The cause, its evidence (the first line is the first sign of it) and its consequences.
+
+    `is_shared`: all ranks of the log raised the same exception, at the same line.
+    """
 
     cause: KnownCause
     status: Certainty
@@ -36,6 +39,7 @@ class Verdict:
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     consequences: tuple[Consequence, ...] = ()
+    is_shared: bool = False
 
     @property
     def first(self) -> Finding:
@@ -47,7 +51,7 @@ class Verdict:
         """Return whether another try helps; a cause that is not confirmed leaves it open."""
         if self.cause.repeats is not None:
             is_same = self.cause.repeats.match(self.first.line.text.strip())
-            return Retry.NO if is_same else self.cause.retry
+            return Retry.NO if is_same or self.is_shared else self.cause.retry
         return Retry.MAYBE if self.status is Certainty.UNCONFIRMED else self.cause.retry
 
 
@@ -68,13 +72,16 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     evidence: dict[str, Finding] = {}
     for each in of_cause:
         evidence.setdefault(form_of(each.line.text.strip()), each)
+    ranks = {rank for rank, _ in places if rank is not None}
+    raised_at = {each.frames[-1:] for each in of_cause}
     return Verdict(
         cause=chosen.cause,
         status=_status(chosen),
         evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),
-        ranks=tuple(sorted({rank for rank, _ in places if rank is not None})),
+        ranks=tuple(sorted(ranks)),
         nodes=tuple(sorted({node for _, node in places if node})),
         consequences=_consequences(scanner, findings, of_cause or [chosen]),
+        is_shared=len(ranks) > 1 and ranks >= scanner.ranks and len(raised_at - {()}) == 1,
     )
 
 

@@ -119,11 +119,18 @@ def _number(config: Mapping[str, Any], key: str) -> int | None:
 
 # The Trainer's options first; others have names that scripts commonly use.
 _MICRO = ("--per_device_train_batch_size", "--micro-batch-size", "--micro_batch_size")
-_MICRO_OF_SCRIPTS = ("--batch-size", "--batch_size", "--batch_size_per_gpu", "--batch-size-per-gpu")
+_MICRO_OF_SCRIPTS = (
+    *("--batch-size", "--batch_size", "--batch_size_per_gpu", "--batch-size-per-gpu"),
+    *("--per_gpu_train_batch_size", "--per_device_batch_size", "--batch_size_per_device"),
+    *("--device-batch-size", "--device_batch_size", "--micro_train_batch_size"),
+    *("--train_batch_size", "--train-batch-size"),
+)
 _ACCUMULATION = (
     *("--gradient_accumulation_steps", "--gradient-accumulation-steps", "--accumulation"),
     *("--grad-accum", "--grad_accum", "--gradient-accumulation", "--gradient_accumulation"),
     *("--accumulation-steps", "--accumulation_steps", "--accumulate_grad_batches"),
+    *("--grad-accum-steps", "--grad_accum_steps", "--accum-steps", "--accum_steps"),
+    *("--accum_iter", "--accum-freq", "--update_freq", "--update-freq"),
 )
 
 

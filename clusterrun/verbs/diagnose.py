@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 from clusterrun.backends.status import JobStatus
 from clusterrun.config.spec import Cluster
 from clusterrun.diagnosis.lines import PrintedLine, read_line
-from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
+from clusterrun.diagnosis.scan import UNCAUGHT, Finding, Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import Verdict, by_numbers, verdict_of
 from clusterrun.errors import UsageError
@@ -138,7 +138,7 @@ def diagnose_attempt(
     record: JobRecord, number: int, outcome: Outcome | None, *, state: JobState | None = None
 ) -> Diagnosis:
     """Diagnose an attempt; `state` is the job's, if this is its newest attempt."""
-    scanner = Scanner(table=known_causes())
+    scanner = Scanner(table=known_causes(), ranks=set(range(record.world_size)))
     paths = record.paths
     files = find_files(paths, number)
     newest = find_newest(_sources(files, outcome), MOST_LINES, in_memory=True).lines
@@ -146,6 +146,7 @@ def diagnose_attempt(
     loud: set[int | None] = set()
     for line in chain(_batch_output(paths, number, outcome), _printed(newest, noted, loud)):
         scanner.feed(line)
+    scanner.leave_out(each for each in scanner.causal() if _is_of_foreign_world(each))
     subtracted = subtract(scanner, record, number, _all_printed)
     _add_missing(scanner, files, record.world_size)
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
@@ -213,6 +214,11 @@ def _add_outcome(
     for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
         for node in _unfit(outcome) or (line.node,):
             scanner.add(name, role, dataclasses.replace(line, node=node))
+
+
+def _is_of_foreign_world(finding: Finding) -> bool:
+    """Return whether a finding guesses at the size of a world; that of a run was checked."""
+    return finding.cause.id == "world_size_mismatch" and finding.role is Role.CONFIRMATION
 
 
 def _unfit(outcome: Outcome) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from clusterrun.advice.measured import checkpoint_bytes
@@ -58,7 +59,7 @@ _AS_IT_IS: Final = re.compile(
 )
 _SLURM: Final = re.compile(r"\b(?:sacct|sacctmgr|scontrol|sinfo|squeue|srun)\b")
 _REFUSED: Final = re.compile(r"\berror: |^Error: |FATAL Flags|^Could not override |^Key ")
-_MODULE: Final = re.compile(r"No module named '([\w.]{1,100})'")
+_MODULE: Final = re.compile(r"No module named '?([\w.]{1,100})")
 _TIMEOUT: Final = re.compile(r"\bTimeout\(ms\)=(\d+)")
 
 
@@ -109,9 +110,7 @@ def to_do(found: Diagnosis) -> list[str]:
     run = _run(found, found.job, found.verdict) if found.job else None
     lines = [_filled_in(text, found, found.verdict, run) for text in found.verdict.cause.do]
     if run is None:
-        missing = _MODULE.search(found.verdict.first.line.text)
-        is_script = found.verdict.cause.id == "user_code_exception"
-        return [_install(missing[1], "PYTHON")] if missing and is_script else lines
+        return lines
     if remedy := _REMEDIES.get(found.verdict.cause.id):
         at, compute = remedy
         lines[at : at + 1] = compute(run) or lines[at : at + 1]
@@ -338,16 +337,24 @@ def _fitting_world(run: Run) -> list[str]:
     return [f"{text}: {run.resume('--nodes', str(nodes))}"]
 
 
-def _install(module: str, python: str) -> str:
-    install = f"{python} -m pip install PACKAGE"
-    return f"install what has '{module}' into the job's environment: {install}"
+def _installed(run: Run) -> list[str]:
+    """Return where Python should look for a module of the project, or where to install it."""
+    found = _MODULE.search(run.verdict.first.line.text)
+    if found is None:
+        return []
+    home, top = Path(run.job.record.workdir), found[1].partition(".")[0]
+    for place in (home, home / "src"):
+        if (place / top).is_dir() or (place / f"{top}.py").is_file():
+            command = run.resume("--env", f"PYTHONPATH={place}")
+            return [f"'{top}' is in {place}; let the job's Python look there: {command}"]
+    install = f"{shlex.quote(run.plan.python)} -m pip install PACKAGE"
+    text = f"install what has '{found[1]}' into the job's environment: {install}"
+    return [text, f"then: {run.resume()}"]
 
 
 def _mended(run: Run) -> list[str]:
-    """Return how to correct the environment, the arguments, or an exit without a message."""
+    """Return how to correct the arguments, or an exit without a message."""
     text = run.verdict.first.line.text
-    if found := _MODULE.search(text):
-        return [_install(found[1], shlex.quote(run.plan.python)), f"then: {run.resume()}"]
     if _REFUSED.search(text):
         command = run.resume(from_scratch=True, args=run.spec.args or ("ARGS",))
         text = "pass arguments that the script accepts"
@@ -380,6 +387,7 @@ _REMEDIES: Final[Mapping[str, _Remedy]] = {  # with the place of the general lin
     "nccl_timeout": (1, _longer_timeout),
     "port_in_use": (0, _other_port),
     "user_code_exception": (0, _mended),
+    "module_missing": (0, _installed),
     "checkpoint_corrupt": (0, _earlier),
     "disk_full": (0, _bytes_to_free),
     "deepspeed_batch_mismatch": (1, _fitting_batch),

@@ -44,7 +44,8 @@ def test_a_log_with_a_missing_package_tells_to_install_it(here: CommandLine) -> 
     missing = RAISED.replace("ValueError: torn", "ModuleNotFoundError: No module named 'odd'")
     (here.path / "job.log").write_text(missing)
     said = here("diagnose", "--log", "job.log").out
-    assert "what has 'odd' into the job's environment: PYTHON -m pip install PACKAGE" in said
+    assert "module_missing; established" in said
+    assert "install it into the Python of the job: PYTHON -m pip install PACKAGE" in said
 
 
 def test_a_file_is_no_job(here: CommandLine) -> None:
@@ -303,6 +304,15 @@ def test_a_bundle_has_the_evidence_and_no_secret(
     assert "0.0001" in everything
     for secret in ("correct-horse-battery", token, "pass1", "zzzz9", "gold1234"):
         assert secret not in everything
+
+
+def test_the_size_of_the_world_is_no_guess_in_a_run(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 9)
+    noted(root, rank="Env: DistributedType.NO\nNum processes: 1\n\nMixed precision type: no\n")
+    outcome(root, rank=0, node="node17", signal=9, message="killed by SIGKILL")
+    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "host_oom"
 
 
 def test_a_script_that_exits_with_a_status(here: CommandLine) -> None:

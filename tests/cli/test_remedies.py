@@ -239,6 +239,16 @@ def test_a_command_is_one_that_the_run_accepts(
     assert not any("resume 4711 --from scratch --from" in text for text in texts)
 
 
+def test_a_module_of_the_project_is_to_be_found_not_installed(here: CommandLine) -> None:
+    (here.path / "src" / "odd").mkdir(parents=True)
+    root = submitted(here, "4711", *TRAIN, "train.py")
+    texts = proposed(here, root, RAISED + "ModuleNotFoundError: No module named 'odd.data'")
+    where = here.path / "src"
+    assert texts[0].startswith(f"'odd' is in {where}; let the job's Python look there: clusterrun ")
+    assert texts[0].endswith(f" resume 4711 --env PYTHONPATH={where}")
+    assert "pip install" not in "".join(texts)
+
+
 def test_a_damaged_checkpoint_is_passed_over(here: CommandLine) -> None:
     root = submitted(here, "4711", *TRAIN, "train.py")
     checkpoint(root, 80, world=4)

@@ -198,6 +198,28 @@ def test_an_exception_may_show_that_another_try_fails_too(text: str, retry: Retr
 
 
 @pytest.mark.parametrize(
+    ("raising", "printing", "line", "retry"),
+    [
+        pytest.param((0, 1), (0, 1), (3, 3), Retry.NO, id="all ranks"),
+        pytest.param((0, 1), (0, 1, 2), (3, 3), Retry.MAYBE, id="not rank 2"),
+        pytest.param((0, 1), (0, 1), (3, 4), Retry.MAYBE, id="at two lines"),
+        pytest.param((0,), (0,), (3,), Retry.MAYBE, id="the only rank"),
+    ],
+)
+def test_what_all_ranks_raise_at_one_line_they_raise_again(
+    raising: Sequence[int], printing: Sequence[int], line: Sequence[int], retry: Retry
+) -> None:
+    lines = [f"[rank{rank}]: hello" for rank in printing]
+    for rank, number in zip(raising, line, strict=True):
+        frame = f'  File "a.py", line {number}, in f'
+        texts = (TRACEBACK[0], frame, f"KeyError: {rank}")
+        lines += [f"[rank{rank}]: {text}" for text in texts]
+    found = verdict(built_in(), lines)
+    assert found is not None
+    assert found.retry is retry
+
+
+@pytest.mark.parametrize(
     ("lines", "nodes"),
     [
         pytest.param(["slurmstepd-n2: error: over its limit", "all"], ("n2",), id="a root"),

@@ -36,7 +36,7 @@ OF_ONE_RANK = [
     ("miss", SOON, "collective_desync", "likely"),
 ]
 OF_MORE_RANKS = [
-    ("import", (), "user_code_exception"),
+    ("import", (), "module_missing"),
     ("host", SOON, "hostname_unresolved"),
     ("shape", (), "collective_desync"),
     ("nan", (), "loss_nan"),

@@ -229,7 +229,7 @@ def test_the_judge_names_the_cause_in_a_process_of_its_own(
     end = failed(None, cause=Cause.EXCEPTION, message=text, rank=0, node="n1")
     found = verdicts.judge(paths, end)
     assert found is not None
-    assert (found.cause, found.retry, found.ranks) == ("user_code_exception", Retry.NO, (0,))
+    assert (found.cause, found.retry, found.ranks) == ("module_missing", Retry.NO, (0,))
     assert verdicts.judge(paths, failed(None, cause=Cause.CANCELLED)) is None
 
 
