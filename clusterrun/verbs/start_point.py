@@ -43,7 +43,7 @@ def choose(paths: RunPaths, text: str) -> StartPoint:
     if text == LATEST:
         found, notes = checkpoint_files.newest(paths.checkpoints_dir)
         last = read_outcome(paths, paths.newest_attempt())
-        if found is None and not (last and last.is_handled):  # else the script saved in its own way
+        if found is None and not (last and last.is_handled):  # else the script finds its own
             raise UsageError(
                 f"there is no complete checkpoint in {paths.checkpoints_dir}",
                 cause="\n".join(notes) or None,

@@ -21,10 +21,11 @@ Make = Callable[..., AgentJob]
 TERM, USR1, USR2 = int(signal.SIGTERM), int(signal.SIGUSR1), int(signal.SIGUSR2)
 SCRIPT = (SCRIPTS / "own_handler.py").read_text()
 STACKS = """
-import faulthandler, signal, time
+import faulthandler, signal
 faulthandler.register(signal.SIGUSR1)
 print("ready", flush=True)
-time.sleep(3600)
+while True:
+    signal.pause()
 """
 LONG = "4.5"  # ranks without a handler have three seconds
 

@@ -30,4 +30,5 @@ for name in names.split("+"):
     if more in ([], ["requeue"], [rank]):
         signal.signal(getattr(signal, name), save)
 print("ready", flush=True)
-time.sleep(3600)
+while True:
+    signal.pause()
