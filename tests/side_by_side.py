@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # In the order in which they begin.
 LONG = (
     *("tests/chaos/", "tests/rank/test_hf.py", "tests/slurm/", "tests/examples/"),
-    *("tests/cluster/", "tests/local/", "tests/ssh/"),
+    *("tests/cluster/", "tests/local/", "tests/ssh/", "tests/matrix/"),
 )
 TORCH = ("tests/estimates/", "tests/launch/", "tests/cli/")
 

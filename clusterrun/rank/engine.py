@@ -134,7 +134,7 @@ class EngineWatch:
         self._made.add(engine)
 
     def _break_off(self, asked: Engine, who: str, runs: Engine) -> None:
-        cause, hint = _why(asked, runs, who)
+        cause, hint = _why(asked, runs, who, prepares=bool(self._promised))
         message = f"{who} requested {_SPOKEN[asked]}, but {_SPOKEN[runs]} would train instead"
         self._world.break_off(message, cause=cause, hint=hint, kind="engine")
 
@@ -250,18 +250,18 @@ def _used(accelerator: Any) -> Engine | None:
     return {"NO": Engine.NONE, "FSDP": Engine.FSDP, "DEEPSPEED": Engine.DEEPSPEED}.get(kind)
 
 
-def _why(asked: Engine, runs: Engine, who: str) -> tuple[str | None, str]:
-    """Return the usual cause and a hint."""
+def _why(asked: Engine, runs: Engine, who: str, *, prepares: bool) -> tuple[str | None, str]:
+    """Return the usual cause and a hint. The forge imports accelerate for every script."""
     if runs.is_sharding:
         return None, "request only one: remove --strategy, or the script's plugin or variable"
     if asked is Engine.FSDP and is_forced_to_cpu():
         also = "" if who == _LAUNCH else ", and remove FSDP from the script"
         hint = f"use --strategy zero2, which also shards on a CPU{also}"
         return "accelerate shards with FSDP on GPUs only", hint
-    if asked is Engine.DEEPSPEED and who == _LAUNCH and "accelerate" in sys.modules:
+    if asked is Engine.DEEPSPEED and who == _LAUNCH and prepares:
         cause = "the script probably sets cpu=True or use_cpu=True, or does not prepare the model"
         return cause, "remove it (--device cpu selects the CPU), and pass the model to prepare()"
-    if asked is Engine.DEEPSPEED and is_forced_to_cpu():
+    if asked is Engine.DEEPSPEED and who != _LAUNCH and is_forced_to_cpu():
         cause = "the launch is plain DDP on a CPU, and accelerate ignores DeepSpeed there"
         file = "--deepspeed-config FILE, or the script's argument --deepspeed FILE"
         return cause, f"pass the JSON to the launch: clusterrun submit {file}"

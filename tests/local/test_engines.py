@@ -61,17 +61,6 @@ def test_the_way_out_that_the_message_names_trains_with_deepspeed(here: Project)
 
 
 @pytest.mark.long
-def test_a_script_of_deepspeeds_own_kind_is_adopted_too(here: Project) -> None:
-    argv = ("deepspeed_classic.py", "--deepspeed", "--deepspeed_config", "zero2_fixed.json")
-    done = here.cli("submit", "--wait", *FOUR, *argv, timeout_s=500)
-    assert done.returncode == 0, done.stderr
-    assert here.logs("L1").count("stage 2 DeepSpeedEngine") == 4
-    refused = here.cli("submit", "--cluster", "local", "--device", "cpu", *argv)
-    assert refused.returncode == 2
-    assert "train_batch_size 8 is not 2" in refused.stderr
-
-
-@pytest.mark.long
 def test_a_strategy_beside_a_hidden_json_is_said_so_in_place_of_accelerates_traceback(
     here: Project,
 ) -> None:
@@ -81,10 +70,3 @@ def test_a_strategy_beside_a_hidden_json_is_said_so_in_place_of_accelerates_trac
     said = here.json("status", "L1")["verdict"]["message"]
     assert "both the script and the launch have a DeepSpeed JSON" in said
     assert "Traceback" not in here.logs("L1")
-
-
-@pytest.mark.long
-def test_a_trainer_that_asks_for_nothing_trains_with_ddp(here: Project) -> None:
-    here.ok("submit", "--wait", *FOUR, "hf_trainer.py", timeout_s=500)
-    assert here.logs("L1").count("trained 2 steps with DistributedDataParallel") == 4
-    assert here.json("status", "L1")["engine"] == "ddp"

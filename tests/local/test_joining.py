@@ -31,7 +31,6 @@ print("sum", Accelerator().num_processes)
     ("how", "fact"),
     [
         ("loop", "this rank trains alone"),
-        ("spawn", "this rank started a process that trains separately from the job's world of 4"),
         ("environment", "the script removed RANK, WORLD_SIZE, LOCAL_RANK"),
     ],
 )

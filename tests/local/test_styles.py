@@ -15,7 +15,6 @@ from tests.road import SCRIPTS, Project, project
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(300)]
 
 TWO = ("--cluster", "local", "--nproc-per-node", "2", "--device", "cpu")
-ONE = ("--cluster", "local", "--nproc-per-node", "1", "--device", "cpu")
 START_S = 120.0
 
 
@@ -72,22 +71,5 @@ def test_an_unchanged_script_shows_step_rate_and_time_left(
         states = list(here.path.glob("out/checkpoint-*/trainer_state.json"))
         assert bool(states) == (script == "trainer.py")
         assert not any("StepCallback" in state.read_text() for state in states)
-    finally:
-        here.ok("cancel", "-y", job_id)
-
-
-STYLES = "plain_ddp tqdm,accelerated accelerate,trainer transformers,sft trl,lit lightning"
-
-
-@pytest.mark.parametrize("style", STYLES.split(","))
-def test_an_unchanged_script_trains_on_one_rank(here: Project, style: str) -> None:
-    script, package = style.split()
-    need(package)
-    path = here.path / f"{script}.py"
-    path.write_text(path.read_text().replace("devices=2", "devices=1"))
-    job_id = here.submit(*ONE, path.name)
-    has_begun = lambda: (here.json("status", job_id)["progress"]["step"] or 0) > 5  # noqa: E731
-    try:
-        wait_for(has_begun, f"five steps of {script}", START_S)
     finally:
         here.ok("cancel", "-y", job_id)

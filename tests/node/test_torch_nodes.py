@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterrun.config.choices import Launcher, Strategy
 from clusterrun.rundir.startup import Phase, read_start
 from tests.node.jobs import ROOT, AgentJob
 from tests.patience import patience
@@ -38,15 +37,6 @@ for step in range(100000):
         if how == "raise":
             raise ValueError("no such tokenizer")
 """
-
-ONE = """
-import os, accelerate, torch.distributed as dist
-kind = accelerate.Accelerator().distributed_type.value
-dist.is_initialized() or dist.init_process_group()
-print("ONE", kind, os.environ["RANK"], dist.get_world_size())
-"""
-ONE_RANK = "zero1 direct,zero2-offload forge,zero3 direct,zero3-offload forge,none accelerate"
-CASES = [pytest.param(*case.split(), marks=pytest.mark.long) for case in ONE_RANK.split(",")]
 
 
 def test_two_nodes_of_two_ranks_are_one_world(torch_job: Make) -> None:
@@ -111,11 +101,3 @@ def test_ranks_that_each_make_a_world_of_their_own_are_caught_with_the_reason(
     assert job.wait() == [120, 120], job.text()
     assert "accelerate has a world of 1, but the job requested 4" in job.errors()
     assert "no GPU is usable here and ACCELERATE_USE_CPU is not true" in job.errors()
-
-
-@pytest.mark.parametrize(("strategy", "launcher"), [("zero2", "forge"), *CASES])
-def test_one_rank_is_a_world(torch_job: Make, strategy: str, launcher: str) -> None:
-    asked = {"strategy": Strategy(strategy), "launcher": Launcher(launcher)}
-    job = torch_job(ONE, nodes=1, nproc_per_node=1, **asked).start()
-    assert job.wait() == [0], job.text() + job.errors()
-    assert f"ONE {'DEEPSPEED' if 'zero' in strategy else 'NO'} 0 1" in job.text()

@@ -60,6 +60,7 @@ optimizer.step()
 print("stepped", hooks)
 """
 ALONE = "import torch\nmodel = torch.nn.Linear(4, 4)" + TRAIN
+IMPORTED = "import sys\nsys.modules['accelerate'] = type(sys)('accelerate')  # by the forge\n"
 ACCELERATE = """
 import os
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
@@ -91,7 +92,7 @@ def test_a_script_that_trains_nothing_is_told_that_it_went_without_its_engine(
 @pytest.mark.torch
 @pytest.mark.parametrize("engine", ["deepspeed", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_a_whole_model_in_each_rank_ends_at_its_first_step(world: World, engine: str) -> None:
-    assert world.run(ALONE, CLUSTERRUN_ENGINE=engine, **REAL) == 120
+    assert world.run(IMPORTED + ALONE, CLUSTERRUN_ENGINE=engine, **REAL) == 120
     assert "but a whole model in each rank would train instead" in world.err()
     assert "stepped" not in world.out()
     word = world.events("rank_exit", 1)[-1]

@@ -7,7 +7,7 @@ import time
 import torch
 
 
-def train(*_):
+def train():
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.randn(2, 4)).sum().backward()
@@ -30,6 +30,4 @@ def without_environment():
 if __name__ == "__main__":
     if sys.argv[1] == "loop":
         train()
-    if sys.argv[1] == "spawn":
-        torch.multiprocessing.spawn(train, nprocs=2)
     without_environment()

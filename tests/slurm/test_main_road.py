@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.local.test_styles import need
 from tests.patience import patience, wait_for
-from tests.road import LIGHT, SCRIPTS, Project
+from tests.road import LIGHT, Project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -96,14 +95,6 @@ def test_status_list_logs_and_cancel_work_without_accounting(cluster: Any, here:
     assert states == {finished: "COMPLETED", running: "CANCELLED"}
 
 
-def test_one_gpu_per_node_on_two_nodes_is_one_world_of_two(cluster: Any, here: Project) -> None:
-    job_id = here.submit(
-        "-N2", "--gpus-per-node", "1", "--device", "cpu", "world.py", "a b", "$HOME"
-    )
-    assert ended(cluster, job_id) == "COMPLETED"
-    assert "sum 1 hosts 2 args ['a b', '$HOME']" in here.logs(job_id)
-
-
 TASK = """
 import json, os, re
 names = re.compile("SLURM_.*(TASK|PROC|LOCALID|GTIDS|DISTRIBUTION|NODES|NODEID)")
@@ -123,20 +114,6 @@ def test_a_rank_has_the_variables_of_a_task_of_srun(cluster: Any, here: Project)
     shown = [sorted(re.findall("TASK {.*", t)) for t in (ours, (here.path / "srun").read_text())]
     assert len(shown[1]) == 4
     assert shown[0] == shown[1]
-
-
-@pytest.mark.long
-@pytest.mark.torch
-def test_lightnings_plugin_for_slurm_takes_the_ranks_for_tasks(cluster: Any, here: Project) -> None:
-    need("lightning")
-    environments = "from lightning.pytorch.plugins.environments import SLURMEnvironment\n"
-    how = "num_nodes=2, max_steps=5, plugins=[SLURMEnvironment(auto_requeue=False)], devices=2"
-    text = (SCRIPTS / "styles" / "lit.py").read_text().replace("devices=2", how)
-    text = text.replace("import torch\n", f"import torch\n{environments}", 1)
-    (here.path / "lit.py").write_text(f"{text}print('world', trainer.world_size)\n")
-    job_id = here.submit("-N2", "--nproc-per-node", "2", "--device", "cpu", "lit.py")
-    assert ended(cluster, job_id) == "COMPLETED", here.logs(job_id)
-    assert "world 4" in here.logs(job_id)
 
 
 def test_submit_wait_returns_the_status_of_the_job(cluster: Any, here: Project) -> None:

@@ -81,17 +81,13 @@ def test_a_script_saves_and_its_run_continues_or_ends(
 @pytest.mark.parametrize(
     "argv",
     [
-        ("-t", "2", "--signal", "SIGUSR1@60", "--nproc-per-node", "2", "lit.py"),
+        ("-t", "2", "--signal", "SIGUSR1@60", "--nproc-per-node", "2", "lit.py", "2", "1", "1"),
         ("-p", "low", "hf_trainer.py", "--max_steps=3000", "--enable_jit_checkpoint"),
     ],
 )
 def test_lightning_and_transformers_save_and_continue(
     here: Project, slurm: Cluster, argv: tuple[str, ...]
 ) -> None:
-    lit = here.path / "lit.py"
-    plugin = "from lightning.pytorch.plugins.environments import SLURMEnvironment\nimport torch\n"
-    text = lit.read_text().replace("import torch\n", plugin)
-    lit.write_text(text.replace("devices=2", "devices=2, plugins=[SLURMEnvironment()]"))
     job_id = here.submit("-N1", "--device", "cpu", "--cpus-per-task", "2", *argv)
     here.wait_for_event(job_id, "step")
     if "low" in argv:

@@ -1,9 +1,11 @@
 """Lightning's Trainer as its documentation shows it; its bar is rich's, which no file shows."""
 
+import sys
 import time
 
 import lightning as L
 import torch
+from proof import STEPS, prove
 
 
 class Model(L.LightningModule):
@@ -32,5 +34,14 @@ def loader(size):
     return torch.utils.data.DataLoader(torch.randn(size, 8), batch_size=4)
 
 
-trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2)
-trainer.fit(Model(), loader(80_000), loader(160))
+devices, nodes, *slurm = [int(word) for word in sys.argv[1:]] or [2, 1]
+plugins = []
+if slurm:
+    from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+    plugins = [SLURMEnvironment(auto_requeue=bool(slurm[0]))]
+how = {"devices": devices, "num_nodes": nodes, "plugins": plugins, "max_epochs": 2}
+how["strategy"] = "ddp" if devices * nodes > 1 else "auto"
+trainer = L.Trainer(accelerator="cpu", **how)
+trainer.fit(Model(), loader(4 * STEPS), loader(160))
+prove(trainer.global_rank, trainer.world_size, trainer.strategy.model)

@@ -4,6 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from proof import STEPS, prove
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -11,7 +12,7 @@ dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for epoch in range(2):
-    bar = tqdm(range(20_000), desc=f"Epoch {epoch}", disable=dist.get_rank() != 0)
+    bar = tqdm(range(STEPS), desc=f"Epoch {epoch}", disable=dist.get_rank() != 0)
     for _ in bar:
         time.sleep(0.02)
         loss = model(torch.randn(4, 8)).square().mean()
@@ -19,4 +20,5 @@ for epoch in range(2):
         loss.backward()
         optimizer.step()
         bar.set_postfix(loss=f"{loss.item():.3f}")
+prove(dist.get_rank(), dist.get_world_size(), model)
 dist.destroy_process_group()

@@ -3,6 +3,7 @@
 import time
 
 import torch
+from proof import STEPS, prove
 from transformers import Trainer, TrainingArguments
 
 
@@ -20,15 +21,16 @@ class Model(torch.nn.Module):
         return {"loss": ((out - labels) ** 2).mean(), "logits": out}
 
 
-data = [{"x": torch.full((4,), n / 40), "labels": torch.tensor(n / 20)} for n in range(40_000)]
+data = [{"x": torch.full((4,), n / 40), "labels": torch.tensor(n / 20)} for n in range(2 * STEPS)]
 args = TrainingArguments(
     "out",
     per_device_train_batch_size=2,
-    use_cpu=True,
     logging_steps=10,
     eval_strategy="steps",
     eval_steps=50,
     save_steps=20,
     report_to=[],
 )
-Trainer(Model(), args, train_dataset=data, eval_dataset=data[:100]).train()
+trainer = Trainer(Model(), args, train_dataset=data, eval_dataset=data[:100])
+trainer.train()
+prove(args.process_index, args.world_size, trainer.model_wrapped)

@@ -1,0 +1,1 @@
+"""A project whose training is a module of a package."""
