@@ -98,23 +98,35 @@ def test_a_verb_loads_nothing_that_it_may_do_without(verb: str) -> None:
     assert not loaded & (UNNEEDED | {"asyncio", "concurrent", "psutil"})
 
 
-@pytest.mark.parametrize("verb", ["submit", "render"])
-def test_submit_and_render_load_no_submitit(tmp_path: Path, verb: str) -> None:
-    # Python's handle of a job is submitit's; the command line needs none.
-    for name in ("sbatch", "srun"):
+# submitit, and what it loads, for sbatch alone: without srun, `submit` ends before that.
+SUBMITIT = {"asyncio", "concurrent", "email", "submitit"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "programs", "status", "more"),
+    [
+        ("submit", ("sbatch", "srun"), 0, SUBMITIT),
+        ("submit", ("sbatch",), 1, set()),
+        ("render", ("sbatch", "srun"), 0, set()),
+    ],
+)
+def test_only_a_submission_loads_submitit(
+    tmp_path: Path, verb: str, programs: tuple[str, ...], status: int, more: set[str]
+) -> None:
+    for name in programs:
         (tmp_path / name).write_text("#!/bin/sh\necho 7\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "train.py").write_text("")
     argv = [verb, "-N2", "--run-dir", str(tmp_path / "runs"), str(tmp_path / "train.py")]
     program = f"""
 import os
-os.environ["PATH"] = {str(tmp_path)!r} + ":" + os.environ["PATH"]
+os.environ["PATH"] = {str(tmp_path)!r}
 from clusterrun.cli.main import main
-assert main({argv!r}) == 0
+assert main({argv!r}) == {status}
 """
     loaded = _loaded(program=program)
-    assert "jinja2" in loaded
-    assert not loaded & (UNNEEDED - {"jinja2"} | {"asyncio", "concurrent", "psutil"})
+    heavy = UNNEEDED | {"asyncio", "concurrent", "psutil"}
+    assert loaded & heavy == {"jinja2"} | more
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def submit(place: Place) -> Iterator[Section]:
             name: partial(_submitted, cluster, Command(name=name, argv=argv, cwd=directory))
             for name, argv in argvs.items()
         }
-        rows = _rows(in_turns(contenders, place.rounds), {TORCHX: 0.6, SUBMITIT: 1.6})
+        rows = _rows(in_turns(contenders, place.rounds), {TORCHX: 0.75, SUBMITIT: 1.9})
         log = write_wrappers(directory / "wrapped", directory / "calls")
         for row in rows:
             name = str(row["what"])

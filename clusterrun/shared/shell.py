@@ -71,13 +71,13 @@ def run(
     begin = time.monotonic()
     for number in range(1, tries + 1):
         done = run_once(argv, TIMEOUT_S if timeout_s is None else timeout_s, env, input, cwd)
-        cause = _silence(done)
+        cause = silence(done)
         if not cause:
             return done
         if number == tries or time.monotonic() - begin > PATIENCE_S or not may_pass(cause):
             break
         time.sleep(PAUSES_S[min(number, len(PAUSES_S)) - 1])
-    raise _error(argv[0], cause, time.monotonic() - begin, number, was_killed=done.rc == TIMED_OUT)
+    raise unreachable(argv[0], done, time.monotonic() - begin, number)
 
 
 def run_once(
@@ -107,11 +107,18 @@ def run_once(
             start_new_session=True,
         )
     except OSError as error:
-        raise SchedulerUnreachableError(
-            f"cannot start {argv[0]}",
-            cause=str(error),
-            hint="run it on a login node of the cluster, or use '--cluster local'",
-        ) from error
+        raise cannot_start(argv[0], error) from error
+    return collect(process, timeout_s, input, rest_s, most)
+
+
+def collect(
+    process: subprocess.Popen[bytes],
+    timeout_s: float,
+    input: str | None = None,
+    rest_s: float = REST_S,
+    most: int | None = None,
+) -> Completed:
+    """Wait for a command that was started, and return its output; otherwise as `run_once`."""
     data = None if input is None else input.encode("utf-8", "surrogateescape")
     try:
         if most is None:
@@ -128,6 +135,15 @@ def run_once(
         _rest(process, rest_s)
         raise
     return Completed(rc=process.returncode, stdout=_text(stdout), stderr=_text(stderr))
+
+
+def cannot_start(program: str, error: OSError) -> SchedulerUnreachableError:
+    """Return the error of a command that did not start."""
+    return SchedulerUnreachableError(
+        f"cannot start {program}",
+        cause=str(error),
+        hint="run it on a login node of the cluster, or use '--cluster local'",
+    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -178,7 +194,7 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _silence(done: Completed) -> str:
+def silence(done: Completed) -> str:
     """Return the line that reports an unreachable scheduler; "" if it answered."""
     if done.rc == 0:
         return ""
@@ -196,13 +212,15 @@ def may_pass(cause: str) -> bool:
     return not any(words in cause for words in LASTING)
 
 
-def _error(
-    program: str, cause: str, elapsed_s: float, number: int, *, was_killed: bool
+def unreachable(
+    program: str, done: Completed, elapsed_s: float, number: int = 1
 ) -> SchedulerUnreachableError:
+    """Return the error of a command that got no answer, after this number of tries."""
+    cause = silence(done)
     tries = "1 try" if number == 1 else f"{number} tries"
     if not may_pass(cause):
         message = f"{program} failed"
-    elif was_killed or elapsed_s >= 1:
+    elif done.rc == TIMED_OUT or elapsed_s >= 1:
         message = f"{program} got no answer within {elapsed_s:.0f} s ({tries})"
     else:
         message = f"{program} could not reach Slurm ({tries})"

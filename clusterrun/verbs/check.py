@@ -13,7 +13,6 @@ from typing import Any, Final
 from clusterrun.backends.environment import scrubbed
 from clusterrun.config import Resolved
 from clusterrun.config.spec import Cluster, Device
-from clusterrun.estimates.gpus import lacks_bf16
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.linting.lint import Pitfall, lint
 from clusterrun.linting.rule import Launch
@@ -52,12 +51,16 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
     env = {**interface, **spec.network_env, **spec.env}
     gpu = spec.gpu_type or spec.gpu or ""
     is_quiet = plan.precision is not Precision.BF16  # otherwise, a note says so
+    if gpu and is_quiet:
+        from clusterrun.estimates.gpus import lacks_bf16  # slow to import
+
+        is_quiet = bool(lacks_bf16(gpu))
     return Launch(
         nodes=plan.nodes,
         ranks_per_node=plan.procs_per_node,
         cpus_per_node=0 if spec.exclusive else int(plan.directive("cpus-per-task") or 0),
         has_gpus=plan.device is Device.CUDA,
-        gpu_without_bf16=gpu.upper() if is_quiet and lacks_bf16(gpu) else "",
+        gpu_without_bf16=gpu.upper() if is_quiet else "",
         is_simulated=spec.cluster is Cluster.LOCAL,
         strategy=plan.strategy.value,
         max_restarts=plan.max_restarts or 0,

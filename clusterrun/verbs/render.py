@@ -16,13 +16,11 @@ from clusterrun.backends import select
 from clusterrun.backends.environment import scrubbed, working_directory
 from clusterrun.backends.machine_facts import gather_facts
 from clusterrun.backends.script import read_script, syntax_problem
-from clusterrun.backends.slurm import refusal
 from clusterrun.config import Resolved, adopt_spec
 from clusterrun.config.files import PROJECT_FILE, user_and_site
 from clusterrun.config.settings import BUILT_IN
 from clusterrun.config.spec import Cluster, Device, JobSpec, Strategy
 from clusterrun.errors import ClusterrunError, Exit, UsageError
-from clusterrun.estimates.gpus import lacks_bf16
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.packages import interpreter_problem, is_certain
@@ -161,6 +159,8 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
     environ = scrubbed(os.environ, keep=prepared.plan.pass_env, keep_sbatch=keep_sbatch_env)
     slurm = shell.run(["sbatch", "--test-only"], input=script, env=environ)
     if slurm.rc != 0:
+        from clusterrun.backends.slurm import refusal  # slow to import
+
         error = refusal.explained(slurm, prepared.plan)
         error.exit_code = Exit.NO
         raise error
@@ -200,6 +200,8 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
         yield "sbatch was not found: the job runs on this machine (--cluster local)"
     yield from plan.notes
     if plan.precision is Precision.BF16 and plan.device is Device.CUDA:
+        from clusterrun.estimates.gpus import lacks_bf16  # slow to import
+
         yield from filter(None, [lacks_bf16(spec.gpu_type or spec.gpu)])
     if not is_again or job.origins["launch.hang_timeout"].is_of_user:
         yield from _unfed_hang_watch(job)

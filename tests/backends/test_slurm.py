@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
 import pytest
+from submitit.core import utils
 
 from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.environment import sbatch_variables, scrubbed
@@ -103,7 +105,7 @@ def test_a_backslash_in_the_runs_directory_is_refused(site: Stubs, tmp_path: Pat
 def test_the_id_is_read_past_what_plugins_print(
     site: Stubs, tmp_path: Path, printed: str, expected: Submission
 ) -> None:
-    site.add("sbatch", f"printf '{printed}'; echo 'lua: welcome' >&2")
+    site.add("sbatch", f"printf '{printed}'; printf 'lua: gr\\374\\303\\237e' >&2")  # not UTF-8
     plan, paths = make(tmp_path)
     site.add("squeue", f"echo '53|{paths.root}/job.sbatch {paths.root}'")
     assert SlurmBackend().submit(plan, paths) == expected
@@ -406,6 +408,14 @@ def test_ctrl_c_keeps_the_directory_of_a_job_that_may_be_queued(
     ):
         SlurmBackend().submit(plan, paths)
     assert paths.script.exists()
+
+
+def test_other_commands_of_submitit_are_run_as_before(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("clusterrun.backends.slurm.executor")
+    argv = ["/bin/bash", "-c", "echo $GIVEN >&2; exit 3"]
+    with pytest.raises(utils.FailedJobError, match="yes"):
+        utils.CommandFunction(argv, verbose=False, env={"GIVEN": "yes"})()
+    assert capsys.readouterr().err == "yes\n"
 
 
 # Cancelling and asking

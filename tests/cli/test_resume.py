@@ -12,9 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import submitit
+from submitit.core import utils
+from submitit.core.core import PicklingExecutor
 
 from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm.backend import SlurmBackend
+from clusterrun.backends.slurm.successor import submit_successor
 from clusterrun.cli.shared import waiting
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
@@ -67,6 +71,26 @@ def test_resume_says_what_failed_and_submits_the_same_script(here: CommandLine) 
     )
     assert here.asked("sbatch")[-2:] == [str(root / "job.sbatch"), str(root)]
     assert (root / "job.sbatch").read_bytes() == script
+
+
+def test_submitit_runs_sbatch_for_a_run_a_resume_and_a_successor(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = utils.CommandFunction.__mro__[-2]  # submitit's own
+    call, submit = command.__call__, PicklingExecutor._submit_command
+    printed, jobs = [], []
+    monkeypatch.setattr(command, "__call__", lambda it: printed.append(call(it)) or printed[-1])
+    monkeypatch.setattr(
+        PicklingExecutor, "_submit_command", lambda *its: jobs.append(submit(*its)) or jobs[-1]
+    )
+    root = failed(here)
+    here("resume", "4711")
+    here.program("sbatch", "echo '4715;tuxA'")
+    assert submit_successor(root, "", {"SLURM_JOB_ID": "4714"}) == "4715"
+    assert printed == ["4711", "4714", "4715;tuxA"]
+    assert [job.job_id for job in jobs] == ["4711", "4714", "4715"]
+    assert all(isinstance(job, submitit.Job) for job in jobs)
+    assert list(root.rglob("*.pkl")) == []
 
 
 def test_the_run_keeps_both_ids_and_its_earlier_end(here: CommandLine) -> None:

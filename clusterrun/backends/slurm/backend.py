@@ -98,11 +98,13 @@ class SlurmBackend:
 
         Raises PerhapsSubmittedError if it is unknown whether the job is in the queue.
         """
+        from clusterrun.backends.slurm import executor  # imports submitit, for this alone
+
         argv = sbatch.command(plan, paths, options=options, words=words)
         environ = scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)
         at = self._on(self.slurm_cluster or plan.directive("clusters"))
         try:
-            return at._answered(lambda: sbatch.run(argv, plan, environ), paths, known)
+            return at._answered(lambda: executor.submit(argv, plan, paths, environ), paths, known)
         except KeyboardInterrupt:
             at._withdraw(paths, known)
             raise

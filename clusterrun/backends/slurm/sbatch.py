@@ -1,16 +1,14 @@
-"""Build and run sbatch's command, and parse its output."""
+"""Build sbatch's command, and parse its output."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from clusterrun.backends.base import Submission
-from clusterrun.backends.slurm import refusal
 from clusterrun.errors import SubmissionError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared import shell
 
 SBATCH_TIMEOUT_S = 60.0
 CHAINED = "chained"  # second argument of the script: a job that waits for the one before it
@@ -45,17 +43,6 @@ def command(
         *("sbatch", "--parsable", f"--output={output}", f"--chdir={plan.workdir}", *options),
         *(str(paths.script), str(paths.root), *words),
     ]
-
-
-def run(argv: Sequence[str], plan: Plan, environ: Mapping[str, str]) -> Submission:
-    """Run sbatch, once: even without an answer it may have submitted the job.
-
-    Raises SubmissionError with its message, SchedulerUnreachableError if it does not answer.
-    """
-    done = shell.run(argv, env=environ, timeout_s=SBATCH_TIMEOUT_S, tries=1)
-    if done.rc != 0:
-        raise refusal.explained(done, plan)
-    return parse_submission(done.stdout)
 
 
 def parse_submission(stdout: str) -> Submission:
