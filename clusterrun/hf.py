@@ -29,6 +29,7 @@ from clusterrun.rank.save_together import (
     say_unsaved,
     settled_together,
 )
+from clusterrun.rank.trainer_saves import batch_settings
 from clusterrun.rank.trainers import logged
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import MARKER, Checkpoint, IncompleteError
@@ -68,7 +69,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         path = _checkpoint(args, state)
         if found := broadcast(_saved(path) if here == 0 else None):
             _refuse_batch_of_checkpoint(args, state, kwargs.get("train_dataloader"))
-            self._compare(found, _settings(args, world_size))
+            self._compare(found, batch_settings(args, world_size))
 
     def _compare(self, found: Checkpoint, settings: Mapping[str, Any]) -> None:
         if words := found.difference(None, settings, override=self._override):
@@ -91,7 +92,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         gathered(None)
         sharing = Sharing.of_this_rank()
         parts, problem = settled_together(path, sharing)
-        settings = _settings(args, world_size)
+        settings = batch_settings(args, world_size)
         publish = partial(
             mark, path, state.global_step, settings, parts, self._overrides, sharing=sharing
         )
@@ -135,20 +136,6 @@ def _refuse_batch_of_checkpoint(args: Any, state: Any, loader: Any) -> None:
             f"this version of transformers resumes with the checkpoint's batch size, {used}, not "
             f"{args.train_batch_size}: use a newer version, or keep {used}"
         )
-
-
-def _settings(args: Any, world_size: int) -> dict[str, int]:
-    """Return the settings that a resumed run must share."""
-    ranks = world_size // _ranks_of_a_sample()
-    return {"effective_batch": args.train_batch_size * args.gradient_accumulation_steps * ranks}
-
-
-def _ranks_of_a_sample() -> int:
-    """Return how many ranks share samples by tensor, context or sequence parallelism."""
-    from accelerate.state import AcceleratorState
-
-    sizes = AcceleratorState._shared_state.get("parallelism_config")
-    return getattr(sizes, "non_data_parallel_size", 1)
 
 
 def resume_path(output_dir: str | os.PathLike[str]) -> str | None:

@@ -153,7 +153,8 @@ def _why(failure: Outcome, name: str) -> Iterator[tuple[str, str]]:
 def _checkpoint(job: JobStatus) -> str:
     """Name the newest checkpoint; an earlier attempt's by its step."""
     if job.checkpoint:
-        return job.checkpoint
+        is_trainers = job.checkpoint.rpartition("/")[2].startswith("checkpoint-")
+        return f"{'the Trainer saved ' * is_trainers}{job.checkpoint}"
     for attempt in reversed(job.attempts):
         if attempt.outcome and attempt.outcome.checkpoint is not None:
             step = attempt.outcome.checkpoint

@@ -525,6 +525,13 @@ class JobSpec(Training):
         "fail the job if its ranks do not form one world  [default: yes]",
         default=True,
     )
+    trainer_resume: bool = declared(
+        "launch.trainer_resume",
+        Kind.FLAG,
+        "--trainer-resume/--no-trainer-resume",
+        "have Trainer.train() continue from the newest checkpoint of this run  [default: yes]",
+        default=True,
+    )
     health_command: str | None = declared(
         "launch.health_command",
         Kind.TEXT,

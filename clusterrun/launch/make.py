@@ -114,7 +114,8 @@ def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]
 
 def _start(spec: JobSpec) -> dict[str, Any]:
     """Decide what starts the ranks, and what it imports first."""
-    return {"launcher": _launcher(spec), "preload": spec.preload}
+    own = {"preload": spec.preload, "trainer_resume": spec.trainer_resume}
+    return {"launcher": _launcher(spec), **own}
 
 
 def _launcher(spec: JobSpec) -> Launcher:

@@ -115,6 +115,7 @@ class Plan:
     warning_s: int
     hang_timeout_s: int
     silence_timeout_s: int = 0
+    trainer_resume: bool = True
     ignore_rules: tuple[VerdictRule, ...] = ()
     preflight: Preflight = Preflight.WARN
     launcher: Launcher = Launcher.ACCELERATE

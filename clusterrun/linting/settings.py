@@ -279,18 +279,10 @@ _BF16: Final = {
     "load the newest checkpoint at the start: see docs/checkpoints.md",
 )
 def _starts_over(script: Script, launch: Launch) -> Iterator[Found]:
-    given = dict(options(launch.args or ()))
-    if any("resume" in name for name in given):
+    resumes = any("resume" in name for name in dict(options(launch.args or ())))
+    if resumes or launch.max_restarts < 1 or _RESUMES.search(script.text):
         return
-    reads_it = "get_last_checkpoint" in script.text and "overwrite_output_dir" in script.text
-    if reads_it and "--overwrite_output_dir" in given:
-        yield None, "the arguments contain --overwrite_output_dir"
-    if launch.max_restarts < 1 or _RESUMES.search(script.text):
-        return
-    trains = any("trainer" in ast.unparse(call.func).lower() for call in script.calls(".train"))
-    names = ("transformers.Trainer", "transformers.Seq2SeqTrainer")
-    trainers = script.calls(*names) if trains else ()
-    for call in (*trainers, *(script.calls(".backward") if is_closed(script) else ())):
+    for call in script.calls(".backward") if is_closed(script) else ():
         yield call, f"the script loads no checkpoint, and max_restarts is {launch.max_restarts}"
         return
 

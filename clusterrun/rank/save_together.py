@@ -137,7 +137,7 @@ class Checkpoints:
             return None
         here, _ = joined_world()
         sharing = Sharing.of_this_rank()
-        unfinished = checkpoint_files.unfinished_directory(self.directory, step, _own_attempt())
+        unfinished = checkpoint_files.unfinished_directory(self.directory, step, own_attempt())
         final = checkpoint_files.step_directory(self.directory, step)
         parts, problem = self._written(step, unfinished, write, sharing)
         if not (any(parts) or problem):
@@ -171,7 +171,7 @@ class Checkpoints:
         """Have all ranks write and sync their files; return what `settled_together` returns."""
 
         def begin() -> None:
-            checkpoint_files.set_unfinished_aside(self.directory, _own_attempt())
+            checkpoint_files.set_unfinished_aside(self.directory, own_attempt())
             unfinished.mkdir(parents=True)
             try:
                 checkpoint_files.check_room(self.directory, sharing.node)
@@ -328,7 +328,7 @@ def mark(
         path,
         step,
         world_size=size,
-        attempt=_own_attempt(),
+        attempt=own_attempt(),
         settings=settings,
         overrides=overrides,
         nodes=dict(zip(sharing.nodes, map(list, parts), strict=True)) if sharing.is_apart else None,
@@ -337,7 +337,7 @@ def mark(
     )
 
 
-def _own_attempt() -> int:
+def own_attempt() -> int:
     """Return the number of this attempt; 1 outside a run."""
     return int(os.environ.get("CLUSTERRUN_ATTEMPT", "1"))
 
@@ -348,14 +348,15 @@ def is_superseded() -> bool:
     Slurm requeues the job of a node that it can't reach, while the ranks there may still run.
     """
     here, _ = joined_world()
-    run_dir, later = os.environ.get("CLUSTERRUN_RUN_DIR", ""), _own_attempt() + 1
-    is_late = broadcast(here == 0 and bool(run_dir) and _has_begun(run_dir, later))
+    run_dir, later = os.environ.get("CLUSTERRUN_RUN_DIR", ""), own_attempt() + 1
+    is_late = broadcast(here == 0 and bool(run_dir) and has_begun(run_dir, later))
     if is_late and here == 0:
         say_once(f"attempt {later} of this run has begun: attempt {later - 1} no longer saves")
     return is_late
 
 
-def _has_begun(run_dir: str, attempt: int) -> bool:
+def has_begun(run_dir: str, attempt: int) -> bool:
+    """Return whether an attempt of a run has begun."""
     try:  # NFS caches for a minute that a name is missing, but a listing is fresh
         return str(attempt) in os.listdir(f"{run_dir}/attempts")
     except OSError:

@@ -1,18 +1,20 @@
 """Report the steps of transformers' and Lightning's trainers, for scripts that do not.
 
 In a run each trainer gets a callback that only reports: no saves, no collectives, nothing in
-checkpoints. The script's own reports replace the callback's.
+checkpoints. The script's own reports replace the callback's. `trainer_saves` continues trainings.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from clusterrun import runtime
+from clusterrun.rank import trainer_saves
 from clusterrun.rank.import_hooks import Patch
 
 
@@ -39,10 +41,15 @@ def _ended(step: int, total: int | None, **metrics: Any) -> None:
 
 
 def _watch_transformers(module: ModuleType) -> None:
-    """Add the callback to the defaults of each Trainer."""
+    """Add the callback to the defaults of each Trainer, and have train() continue."""
     defaults = getattr(module, "DEFAULT_CALLBACKS", None)
     if isinstance(defaults, list) and hasattr(module, "TrainerCallback"):
         defaults.append(transformers_callback(module.__name__))
+    trainer: Any = getattr(module, "Trainer", None)
+    code = getattr(getattr(trainer, "train", None), "__code__", None)
+    is_on = os.environ.get("CLUSTERRUN_TRAINER_RESUME") == "1"
+    if is_on and code and code.co_varnames[1:2] == ("resume_from_checkpoint",):
+        trainer.train = trainer_saves.continuing(trainer.train)
 
 
 def transformers_callback(module: str) -> Any:
@@ -52,6 +59,10 @@ def transformers_callback(module: str) -> Any:
     class StepCallback(base):  # type: ignore[misc]  # transformers has no types here
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             _begun(state.global_step, state.max_steps)
+            trainer_saves.forget(args, state.global_step)
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            trainer_saves.saved(args, state)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             runtime.follow_trainer(state.global_step, state.max_steps, **logged(state))

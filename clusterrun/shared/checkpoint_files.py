@@ -3,6 +3,8 @@
 A checkpoint is a directory `step-00000100`, or `checkpoint-100` as Hugging Face's Trainer names it.
 It is complete once it contains a valid `.complete`. That file is written last, and lists every file
 with its size and checksum. An interrupted save leaves a directory that is skipped.
+
+The marker of what a Trainer saves elsewhere is in another directory, `trainer-100.<folder>`.
 """
 
 from __future__ import annotations
@@ -32,12 +34,14 @@ _CHUNK = 1 << 20
 _UNABLE = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # file systems that can't sync directories
 _Result = TypeVar("_Result")
 _THREADS = 8
-_NAME = re.compile(r"(?:step|checkpoint)-(\d+)", re.ASCII)
+OWN = re.compile(r"(?:step|checkpoint)-(\d+)", re.ASCII)
+ANY = re.compile(r"(?:step|checkpoint|trainer)-(\d+)(?:\.[0-9a-f]{8})?", re.ASCII)  # and records
 _UNFINISHED = re.compile(r"\.step-\d+\.a(\d+)\.tmp", re.ASCII)
 # A rank's files as torch, accelerate and DeepSpeed name them: rank_3, __3_0.distcp, states_3.pkl.
 _OWNER = re.compile(r"(?:rank_?|__)(\d+)|(?<!-of)[_-](\d+)\.\w+$", re.ASCII)
 _GONE = ".gone"
 Sums = Mapping[str, tuple[int, int]]  # name: size and checksum
+UNREAD = -1  # in place of a checksum: the file is known by its size alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,24 +107,31 @@ def unfinished_directory(directory: Path, step: int, attempt: int) -> Path:
     return directory / f".step-{step:08d}.a{attempt}.tmp"
 
 
-def listed(directory: Path) -> list[tuple[int, Path]]:
+def trainer_record(directory: Path, folder: str, step: int) -> Path:
+    """Return the directory that records what the Trainer saved in `folder` at a step."""
+    return directory / f"trainer-{step}.{zlib.crc32(os.fsencode(folder)):08x}"
+
+
+def listed(directory: Path, names: re.Pattern[str] = OWN) -> list[tuple[int, Path]]:
     """Return the step and path of all checkpoints, complete or not, newest first."""
-    return [] if not directory.is_dir() else newest_first(directory.iterdir())
+    return [] if not directory.is_dir() else newest_first(directory.iterdir(), names)
 
 
-def newest_first(paths: Iterable[Path]) -> list[tuple[int, Path]]:
+def newest_first(paths: Iterable[Path], names: re.Pattern[str] = OWN) -> list[tuple[int, Path]]:
     """Return the step and path of those that are named as checkpoints, newest first."""
-    matches = ((_NAME.fullmatch(path.name), path) for path in paths)
+    matches = ((names.fullmatch(path.name), path) for path in paths)
     return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
 
-def newest(directory: Path, *, contents: bool = True) -> tuple[Checkpoint | None, list[str]]:
+def newest(
+    directory: Path, names: re.Pattern[str] = ANY, *, contents: bool = True
+) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest complete checkpoint, and a line about each newer incomplete one.
 
     Without `contents`, check only markers and sizes: one process can't read what thousands wrote.
     """
     notes: list[str] = []
-    for _, path in listed(directory):
+    for _, path in listed(directory, names):
         try:
             return read(path, contents=contents), notes
         except IncompleteError as problem:
@@ -130,7 +141,8 @@ def newest(directory: Path, *, contents: bool = True) -> tuple[Checkpoint | None
 
 def passed_over(path: Path, problem: str) -> str:
     """Return a line on why a checkpoint is not used."""
-    return f"checkpoint {path.name} is incomplete and was skipped: {problem}"
+    name = path.stem.replace("trainer-", "checkpoint-")
+    return f"checkpoint {name} is incomplete and was skipped: {problem}"
 
 
 def check_room(directory: Path, node: str = "") -> None:
@@ -161,12 +173,13 @@ def mark(
     nodes: Mapping[str, Sequence[str]] | None = None,
     saved_at: float | None = None,
     files: Sums | None = None,
+    target: Path | None = None,
 ) -> None:
     """Write the marker of a checkpoint after its files are on the disk.
 
     `files` is the result of `settled` for all of them, if it was called already. Nodes that share
     no directory each write a marker: `saved_at` is the same in all, and `files` are the node's own.
-    Raises OSError if the disk is full.
+    `target` is the checkpoint if `path` is its record. Raises OSError if the disk is full.
     """
     marker = {
         "schema": SCHEMA,
@@ -177,6 +190,7 @@ def mark(
         "settings": dict(settings),
         "overrides": list(overrides),
         **({"nodes": dict(nodes)} if nodes else {}),
+        **({"target": str(target)} if target else {}),
         "files": dict(files if files is not None else settled(path, file_names(path))),
     }
     text = json.dumps(marker, indent=1, default=str)
@@ -242,9 +256,9 @@ class IncompleteError(Exception):
 def read(path: Path, *, contents: bool = True) -> Checkpoint:
     """Read a checkpoint, and compare its files with its marker. Raises IncompleteError."""
     found, files = read_marker(path)
-    check_sizes(path, files)
+    check_sizes(found.path, files)
     if contents:
-        check_contents(path, files)
+        check_contents(found.path, files)
     return found
 
 
@@ -254,7 +268,7 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
         marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in marker["files"].items()}
         found = Checkpoint(
-            path=path,
+            path=Path(marker.get("target", path)),
             step=int(marker["step"]),
             world_size=int(marker["world_size"]),
             attempt=int(marker["attempt"]),
@@ -293,6 +307,12 @@ def file_names(path: Path) -> list[str]:
     walk = os.walk(path, onerror=_refuse)
     found = (os.path.join(folder, name) for folder, _, names in walk for name in names)
     return sorted({os.path.relpath(file, path) for file in found} - {MARKER})
+
+
+def of_first_rank(names: Iterable[str]) -> list[str]:
+    """Leave out the files that are named for other ranks, which may still write them."""
+    owners = ((name, _OWNER.search(name)) for name in names)
+    return [name for name, match in owners if not (match and int(match[1] or match[2]))]
 
 
 def own_share(names: Sequence[str], here: int, world_size: int) -> list[str]:
@@ -343,7 +363,7 @@ def _check_size(path: Path, name: str, size: int) -> None:
 
 def _check_contents(path: Path, name: str, crc: int) -> None:
     try:
-        found = _checksum(path / name)
+        found = crc if crc == UNREAD else checksum(path / name)
     except OSError as error:
         raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
     if found != crc:
@@ -367,12 +387,12 @@ def _settled(file: Path) -> tuple[int, int]:
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
-        return os.fstat(descriptor).st_size, _checksum(file)
+        return os.fstat(descriptor).st_size, checksum(file)
     finally:
         os.close(descriptor)
 
 
-def _checksum(file: Path) -> int:
+def checksum(file: Path) -> int:
     """Return the CRC-32 of a file, or of evenly spaced blocks if it is large."""
     crc = 0
     with open(file, "rb", buffering=0) as opened:

@@ -33,7 +33,7 @@ from clusterrun.launch.script_args import batch_of, number_in, with_number
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError
+from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
 from clusterrun.shared.durations import clock, format_seconds
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
 from clusterrun.shared.sizes import format_bytes
@@ -370,7 +370,7 @@ def _mended(run: Run) -> list[str]:
 
 def _earlier(run: Run) -> list[str]:
     """Return the command that resumes from the checkpoint before the newest."""
-    listed = checkpoint_files.listed(run.job.record.paths.checkpoints_dir)
+    listed = checkpoint_files.listed(run.job.record.paths.checkpoints_dir, ANY)
     for step, path in sorted(listed, reverse=True)[1:]:
         with contextlib.suppress(IncompleteError):
             checkpoint_files.read(path)

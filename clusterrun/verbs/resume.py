@@ -100,7 +100,8 @@ def prepare_resume(
     prepared = prepared or _prepared_anew(record, changed.resolved)
     _refuse_other_cluster(record, prepared.plan)
     is_complete = status.state.is_success and not changed.changes and start == LATEST
-    point = _newest(record) if is_complete else choose(record.paths, start)
+    names = checkpoint_files.ANY if prepared.plan.trainer_resume else checkpoint_files.OWN
+    point = _newest(record) if is_complete else choose(record.paths, start, names)
     if not is_complete and point.checkpoint is not None:
         refuse_other_world(point.checkpoint, record, prepared.plan, changed.changes)
         refuse_other_hosts(point.checkpoint, prepared.plan)

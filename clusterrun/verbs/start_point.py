@@ -13,7 +13,7 @@ from clusterrun.errors import UsageError
 from clusterrun.rundir.outcome import read_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.checkpoint_files import Checkpoint, IncompleteError
+from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
 
 LATEST, SCRATCH = "latest", "scratch"
 _STEP = re.compile(r"(?:step|checkpoint)-0*([0-9]+)\Z")
@@ -32,16 +32,16 @@ class StartPoint:
     newer: tuple[Path, ...] = ()
 
 
-def choose(paths: RunPaths, text: str) -> StartPoint:
-    """Resolve `latest`, `scratch`, `step-N` or the path of a checkpoint in a run.
+def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoint:
+    """Resolve `latest`, `scratch`, `step-N` or the path of a checkpoint of a run.
 
-    Raises UsageError if the run has no complete checkpoint of that name.
+    `latest` is one of `names`. Raises UsageError if the run has no complete checkpoint like that.
     """
     if text == SCRATCH:
-        listed = checkpoint_files.listed(paths.checkpoints_dir)
+        listed = checkpoint_files.listed(paths.checkpoints_dir, ANY)
         return StartPoint(checkpoint=None, newer=tuple(path for _, path in listed))
     if text == LATEST:
-        found, notes = checkpoint_files.newest(paths.checkpoints_dir)
+        found, notes = checkpoint_files.newest(paths.checkpoints_dir, names)
         last = read_outcome(paths, paths.newest_attempt())
         if found is None and not (last and last.is_handled):  # else the script finds its own
             raise UsageError(
@@ -56,7 +56,7 @@ def choose(paths: RunPaths, text: str) -> StartPoint:
 def _named(paths: RunPaths, text: str) -> StartPoint:
     """Read the checkpoint of one step, and only the names of the others."""
     step = _step_of(paths, text)
-    listed = checkpoint_files.listed(paths.checkpoints_dir)
+    listed = checkpoint_files.listed(paths.checkpoints_dir, ANY)
     named = next((path for found, path in listed if found == step), None)
     if named is None:
         known = ", ".join(f"step-{found}" for found, _ in listed)
@@ -75,17 +75,19 @@ def _step_of(paths: RunPaths, text: str) -> int:
     path = Path(os.path.abspath(text))
     is_path = "/" in text
     match = _STEP.match(path.name if is_path else text)
-    if is_path and path.parent.resolve() != paths.checkpoints_dir.resolve():
+    directory, step = paths.checkpoints_dir, int(match[1]) if match else -1
+    is_trainers = checkpoint_files.trainer_record(directory, str(path.parent), step).is_dir()
+    if is_path and not is_trainers and path.parent.resolve() != directory.resolve():
         raise UsageError(
             f"{text} is not a checkpoint of this run",
-            hint=f"copy it to {paths.checkpoints_dir}, then pass its step, e.g. step-100",
+            hint=f"copy it to {directory}, then pass its step, e.g. step-100",
         )
     if match is None:
         raise UsageError(
             f"'{text}' is neither latest, scratch, step-N nor the path of a checkpoint",
             hint="write it as step-100",
         )
-    return int(match[1])
+    return step
 
 
 def set_aside(paths: RunPaths, newer: tuple[Path, ...]) -> Callable[[], None]:

@@ -56,6 +56,7 @@ def test_the_contract_of_a_rank() -> None:
         "CLUSTERRUN_WORLD_SIZE": "8",
         "CLUSTERRUN_LOCAL_WORLD_SIZE": "4",
         "CLUSTERRUN_WORLD_CONTRACT": "1",
+        "CLUSTERRUN_TRAINER_RESUME": "1",
         "CLUSTERRUN_TIMEOUT_S": "1800",
         "CLUSTERRUN_BACKEND": "",
         "CLUSTERRUN_ENGINE": "ddp",

@@ -574,13 +574,13 @@ meeting = f"file://{sys.argv[1]}/meeting"
 dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=3)
 store = Checkpoints("out", keep=3)
 told = {}
-read, checksum, breaks = [], checkpoints._checksum, False
+read, checksum, breaks = [], checkpoints.checksum, False
 def noted(file):
     if breaks:
         raise RuntimeError("can't start new thread")
     read.append(file.name)
     return checksum(file)
-checkpoints._checksum = noted
+checkpoints.checksum = noted
 def shard(folder):
     for kind in ("model", "optim"):
         (folder / f"{kind}_{rank}").write_text(f"{kind} {rank}")

@@ -274,9 +274,9 @@ def test_ranks_that_share_samples_count_once_in_the_effective_batch(
     from accelerate import ParallelismConfig
     from accelerate.state import AcceleratorState
 
-    from clusterrun.hf import _settings
+    from clusterrun.rank.trainer_saves import batch_settings
 
     sizes = ParallelismConfig(**given) if given else None
     monkeypatch.setitem(AcceleratorState._shared_state, "parallelism_config", sizes)
     args = SimpleNamespace(train_batch_size=4, gradient_accumulation_steps=2)
-    assert _settings(args, 8) == {"effective_batch": batch}
+    assert batch_settings(args, 8) == {"effective_batch": batch}

@@ -18,6 +18,7 @@ from clusterrun.node.watch import hangs
 from clusterrun.rank import trainers
 from tests.node.test_hangs import HangingRanks, TickingClock
 
+ARGS = SimpleNamespace(output_dir="out")
 ENVIRON = {"RANK": "0", "CLUSTERRUN_WORLD_SIZE": "2"}
 
 
@@ -99,7 +100,7 @@ def test_each_trainer_gets_a_callback_that_reports_its_steps(
     assert len(transformers.DEFAULT_CALLBACKS) == 2
     callback, control = transformers.DEFAULT_CALLBACKS[1], SimpleNamespace()
     callback.on_prediction_step(None, state(0), control)  # an evaluation before the training
-    callback.on_train_begin(None, state(4), control, model=None)
+    callback.on_train_begin(ARGS, state(4), control, model=None)
     callback.on_step_end(None, state(5), control, model=None)
     callback.on_prediction_step(None, state(5), control, model=None)
     callback.on_train_end(None, state(5), control)  # it stopped early
@@ -157,7 +158,7 @@ def test_an_evaluation_or_an_export_is_not_a_hang(
     ends_at: int | None,
 ) -> None:
     callback = transformers.DEFAULT_CALLBACKS[1]
-    callback.on_train_begin(None, state(0), None)
+    callback.on_train_begin(ARGS, state(0), None)
     callback.on_step_end(None, state(ends_at or 5), None)
     if has_own:  # as CheckpointCallback does
         runtime.step(ends_at or 5, 9)
@@ -183,7 +184,7 @@ def test_a_second_training_is_watched_again(
 
 def test_a_training_without_a_step_reports_none(spool: Path, transformers: ModuleType) -> None:
     callback = transformers.DEFAULT_CALLBACKS[1]
-    callback.on_train_begin(None, state(0), None)
+    callback.on_train_begin(ARGS, state(0), None)
     callback.on_train_end(None, state(0), None)
     assert reported(spool) == [("resumed", 0, 9), ("alive", False)]
 
@@ -203,7 +204,7 @@ def test_only_rank_0_reports(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     callback = transformers.DEFAULT_CALLBACKS[1]
-    callback.on_train_begin(None, state(0), None)
+    callback.on_train_begin(ARGS, state(0), None)
     callback.on_step_end(None, state(1), None)
     callback.on_prediction_step(None, state(1), None)
     callback.on_train_end(None, state(1), None)

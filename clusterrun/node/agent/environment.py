@@ -66,6 +66,7 @@ def _contract(attempt: Attempt, spool: Path) -> dict[str, str]:
         "CLUSTERRUN_WORLD_SIZE": str(plan.world_size),
         "CLUSTERRUN_LOCAL_WORLD_SIZE": str(plan.procs_per_node),
         "CLUSTERRUN_WORLD_CONTRACT": "1" if plan.world_contract else "0",
+        "CLUSTERRUN_TRAINER_RESUME": "1" if plan.trainer_resume else "0",
         "CLUSTERRUN_TIMEOUT_S": str(plan.timeout_s),
         "CLUSTERRUN_BACKEND": "gloo" if needs_gloo else "",
         "CLUSTERRUN_ENGINE": plan.strategy.engine,

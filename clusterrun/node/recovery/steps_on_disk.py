@@ -12,7 +12,7 @@ from clusterrun.rundir.events import EventType, read
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import read_world
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.checkpoint_files import IncompleteError
+from clusterrun.shared.checkpoint_files import ANY, IncompleteError
 
 MARKERS = 8  # a run may keep hundreds, and each lists all files of all ranks
 
@@ -75,7 +75,7 @@ class StepRecord:
 def _marked(directory: Path) -> Iterator[tuple[int, int]]:
     """Yield attempt and step of the checkpoints with readable markers, newest first."""
     with contextlib.suppress(OSError):
-        for _, path in checkpoint_files.listed(directory):
+        for _, path in checkpoint_files.listed(directory, ANY):
             with contextlib.suppress(IncompleteError):
                 found, _ = checkpoint_files.read_marker(path)
                 yield found.attempt, found.step
