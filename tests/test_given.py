@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 from clusterrun.backends.environment import scrubbed
@@ -22,15 +23,23 @@ SHELL = {
     "TRITON_CACHE_DIR": "/mine",
 }
 
+NOTE = """
+import os; from clusterrun.shared.given import PIPE, before_setup, note_given
+note_given(os.environ, before_setup(int(os.environ[PIPE])))
+os.execlp("env", "env", "-0")
+"""
+
 
 def in_the_job(plan: Plan, tmp_path: Path, **before: str) -> dict[str, str]:
     """Source env.sh as a node does; return the environment that its agent has."""
     script = tmp_path / "env.sh"
     script.write_text(render_bundle(plan, resolved_yaml="").files["env.sh"])
-    argv = ["bash", "-c", f"source {script} && exec env -0"]
+    start = f"source {script} && {given.PIPE}=$clusterrun_given exec {sys.executable} -c '{NOTE}'"
+    argv = ["bash", "-c", start]
     done = subprocess.run(argv, env={**SHELL, **before}, capture_output=True, check=True)
     pairs = (entry.partition("=") for entry in done.stdout.decode().split("\0")[:-1])
-    return {name: value for name, _, value in pairs if name not in ("_", "SHLVL", "PWD")}
+    own = ("_", "SHLVL", "PWD", "LC_CTYPE")
+    return {name: value for name, _, value in pairs if name not in own}
 
 
 def plan_with_setup(*setup: str, **env: str) -> Plan:

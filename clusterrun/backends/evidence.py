@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from clusterrun.backends.base import SchedulerJob
 from clusterrun.health.findings import NodeFinding
 from clusterrun.node.recovery.printed import last_word
 from clusterrun.rundir.end import End
@@ -168,17 +169,25 @@ def _is_unheard(newest: Event | None) -> bool:
     return newest is not None and newest.type is EventType.INTERRUPTED and newest.heard is False
 
 
-def newest_failure(paths: RunPaths, end: End | None, newest: Outcome | None) -> Outcome | None:
-    """Return the failure that ended the newest attempt; None if it was cancelled or interrupted."""
+def newest_failure(
+    paths: RunPaths, end: End | None, newest: Outcome | None, job: SchedulerJob | None = None
+) -> Outcome | None:
+    """Return the failure that ended the newest attempt; None if it was cancelled or interrupted.
+
+    `job` is the scheduler's answer, for a job that ended before it could write anything.
+    """
     if newest is not None:
         return newest if newest.code and newest.cause.is_failure else None
+    attempt = paths.newest_attempt()
+    if end is None and job is not None and not attempt:
+        end = End(state=job.state, exit_code=job.exit_code, ended_at=job.end)
     if end is None or end.state is not JobState.FAILED:
         return None
     words = last_word(paths.batch_output)
     if not words:
         return None
     return Outcome(
-        attempt=paths.newest_attempt(),
+        attempt=attempt,
         job_id="",
         started_at=0.0,
         ended_at=end.ended_at or 0.0,

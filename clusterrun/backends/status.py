@@ -201,7 +201,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         engine=evidence.engine,
         progress=with_output(record.paths, evidence) if runs else evidence.progress,
         checkpoint=evidence.checkpoint,
-        failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None),
+        failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None, job),
         attempts=attempts,
         notes=_notes(record, state, job, answer, evidence),
         error=answer.error if answer and not over else None,

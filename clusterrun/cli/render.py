@@ -20,6 +20,7 @@ from clusterrun.cli.shared.options import (
 from clusterrun.cli.shared.submission import print_check, print_files, print_notes
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
+from clusterrun.rendering.quoting import sh_word
 from clusterrun.shared import files
 from clusterrun.shared.wording import count
 from clusterrun.verbs.render import Prepared, check, prepare
@@ -96,7 +97,7 @@ def _show_rank(plan: Plan, shown: RankView, *, as_json: bool) -> None:
     ranks, nodes = count(plan.world_size, "rank"), count(plan.nodes, "node")
     output.answer(f"# rank {shown.rank} of {ranks}, on node {shown.node} of {nodes}")
     output.answer(f"cd {shlex.quote(plan.workdir)}")
-    output.answer(f"{shlex.join(shown.command)}\n")
+    output.answer(" ".join(map(sh_word, shown.command)) + "\n")
     lines = [(variable.name, variable.value, variable.why) for variable in shown.env]
     lines += [(name, "(from your shell)", "passed by name") for name in plan.pass_env]
     output.answer_table(("VARIABLE", "VALUE", "WHY"), [tuple(map(_one_line, row)) for row in lines])

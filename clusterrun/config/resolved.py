@@ -70,35 +70,45 @@ class Resolved:
         return Row(key=key, value=value, text=text, origin=str(self.origins[key]))
 
     def to_yaml(self) -> str:
-        """Return resolved.yaml: a configuration file of the same values, with their origins.
+        """Return resolved.yaml: a configuration file of the same values, in one mapping.
 
-        Equal specs and origins give equal bytes; unprintable characters are escaped.
+        Values of one section and origin share a line, which ends with the origin. Equal specs and
+        origins give equal bytes; unprintable characters are escaped.
         """
-        lines = ["# The resolved configuration, with the origin of each value."]
-        lines += [f"# Relative paths are relative to {_comment(str(self.cwd))}"]
+        what = "# The configuration, with origins. Relative paths are relative to"
+        lines = [f"{what} {_comment(str(self.cwd))}"]
         lines += [f"# profile {_comment(self.profile)}"] if self.profile else []
+        top: dict[str, list[str]] = {}
+        parted: list[str] = []
         for section, fields in _by_section().items():
-            body = [line for field in fields for line in self._lines(field, bool(section))]
-            lines += [f"{section}:", *body] if section and body else body
-        return "\n".join(lines) + "\n"
+            own = self._by_origin(fields)
+            if not section:
+                top = own
+            elif len(own) == 1:
+                text = ", ".join(own[next(iter(own))])
+                top.setdefault(next(iter(own)), []).append(f"{section}: {{{text}}}")
+            else:
+                parted += _rows(own, f"{section}: {{", "}")
+        return "\n".join((*lines, *_rows(top, "{"), *parted, "}")) + "\n"
 
-    def _lines(self, field: Field, nested: bool) -> Iterator[str]:
-        value = getattr(self.spec, field.name)
-        if value is None:
-            return
-        indent = "  " if nested else ""
-        key = field.key.rpartition(".")[2]
-        origin = _comment(str(self.origins[field.key]))
-        if field.kind is Kind.MAPPING and value:
-            yield f"{indent}{key}:"
-            for name, text in sorted(value.items()):
-                origin = _comment(str(self.origins[f"{field.key}.{name}"]))
-                yield f"{indent}  {yaml_text(name)}: {yaml_text(text)}  # {origin}"
-        elif field.kind is Kind.TEXTS and value:
-            yield f"{indent}{key}:  # {origin}"
-            yield from (f"{indent}  - {yaml_text(text)}" for text in value)
-        else:
-            yield f"{indent}{key}: {_flow_text(field, value)}  # {origin}"
+    def _by_origin(self, fields: Sequence[Field]) -> dict[str, list[str]]:
+        groups: dict[str, list[str]] = {}
+        for field in fields:
+            if (value := getattr(self.spec, field.name)) is not None:
+                text = f"{field.key.rpartition('.')[2]}: {_flow_text(field, value)}"
+                groups.setdefault(_comment(self._origin(field, value)), []).append(text)
+        return groups
+
+    def _origin(self, field: Field, value: Any) -> str:
+        names = [f"{field.key}.{name}" for name in value] if field.kind is Kind.MAPPING else []
+        return ", ".join(dict.fromkeys(str(self.origins[key]) for key in names or [field.key]))
+
+
+def _rows(groups: Mapping[str, Sequence[str]], start: str, end: str = "") -> Iterator[str]:
+    """Yield a line for each origin; `end` is after the last value."""
+    for left, (origin, texts) in enumerate(groups.items(), 1 - len(groups)):
+        yield f"{start}{', '.join(texts)}{'' if left else end},  # {origin}"
+        start = "  "
 
 
 def _by_section() -> Mapping[str, Sequence[Field]]:
@@ -130,7 +140,8 @@ def _flow_text(field: Field, value: Any) -> str:
     """Return a value as YAML on one line."""
     raw = written(field, value)
     if isinstance(raw, Mapping):
-        return "{" + ", ".join(f"{k}: {yaml_text(v)}" for k, v in sorted(raw.items())) + "}"
+        pairs = (f"{yaml_text(key)}: {yaml_text(text)}" for key, text in sorted(raw.items()))
+        return "{" + ", ".join(pairs) + "}"
     if isinstance(raw, tuple):
         return "[" + ", ".join(yaml_text(text) for text in raw) + "]"
     return raw if field.kind in _BARE else yaml_text(raw)

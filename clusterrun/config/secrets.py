@@ -35,7 +35,7 @@ _PAIRS: Final = (
         r"([A-Za-z_][\w.-]{2,60})([\"']?\s{0,3}[=:]\s{0,3}[\"']?)([^\s\"',;&|]{4,})"
     ),
     re.compile(  # an option and the word after it: on a command line, in JSON, in YAML
-        r"(--[A-Za-z][\w.-]{2,60})([\"']?,?\s{1,20}(?:- )?[\"']?)([^\s\"',-][^\s\"',]{3,})"
+        r"(--[A-Za-z][\w.-]{2,60})([\"']?(?:,|,?\s{1,20}(?:- )?)[\"']?)([^\s\"',-][^\s\"',]{3,})"
     ),
 )
 _ASSIGNMENT: Final = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?[^\s\"'$`;&|]")

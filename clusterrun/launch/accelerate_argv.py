@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from clusterrun.config.choices import Device, Strategy
-from clusterrun.launch.plan import Plan
+from clusterrun.config.choices import Cluster, Device, Strategy
+from clusterrun.launch.plan import LOOPBACK, Plan, Precision
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
 # Seconds between the launcher's checks for failed ranks; it ends the others of its node. Agents
 # notice a failure at once and give other ranks ALIKE_S (`node/link/connection.py`) to fail alike.
 MONITOR_INTERVAL_S = 3
+ADDRESS, PORT, RUN_DIR = "<address of node 0>", "<port>", "<run dir>"  # only a job knows them
+PRECISION = "<bf16 or fp16>"
 
 
 def launch_argv(
@@ -73,6 +76,29 @@ def launch_options(
         *(() if precision in ("", "file") else ("--mixed_precision", precision)),
         *_strategy_flags(plan, deepspeed_file),
     )
+
+
+def shown_command(plan: Plan, node: int) -> tuple[str, ...]:
+    """Return the `accelerate launch` that the ranks of a node correspond to."""
+    return ("accelerate", "launch", *launch_options(plan, **shown(plan, node)), *entry_words(plan))
+
+
+def shown(plan: Plan, node: int) -> Mapping[str, Any]:
+    """Return what a node passes to `launch_options`, with placeholders."""
+    is_alone = plan.cluster is Cluster.LOCAL or plan.nodes == 1
+    return {
+        "config_file": f"{RUN_DIR}/accelerate.yaml",
+        "deepspeed_file": f"{RUN_DIR}/ds_config.json" if plan.deepspeed else "",
+        "machine_rank": node,
+        "address": LOOPBACK if is_alone else ADDRESS,
+        "port": plan.main_process_port or PORT,
+        "precision": PRECISION if plan.precision is Precision.HEAD else plan.precision.value,
+    }
+
+
+def entry_words(plan: Plan) -> tuple[str, ...]:
+    """Return what `accelerate launch` starts: the script or `--module`, with its arguments."""
+    return ("--module", *plan.entry[1:]) if plan.entry[0] == "-m" else plan.entry
 
 
 def _strategy_flags(plan: Plan, deepspeed_file: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from clusterrun.config.verdict_rules import VerdictRule
 
 SCHEMA = "clusterrun.plan-file/1"
 DEFAULT_PORTS = (20000, 29999)
+LOOPBACK = "127.0.0.1"
 
 
 class Precision(str, Enum):
@@ -154,9 +155,9 @@ class Plan:
         return values[-1] if values else None
 
     def to_json(self) -> str:
-        """Return the text of `plan.json`, keys sorted, equal for equal plans."""
+        """Return the text of `plan.json`: one line, keys sorted, equal for equal plans."""
         data = {"schema": SCHEMA, **dataclasses.asdict(self)}
-        return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
+        return json.dumps(data, separators=(",", ":"), sort_keys=True, ensure_ascii=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

@@ -9,8 +9,9 @@ from pathlib import Path
 from clusterrun import __version__
 from clusterrun.config.environments import read_step
 from clusterrun.errors import NodeExit, UsageError
+from clusterrun.launch.accelerate_argv import shown_command
 from clusterrun.launch.plan import Plan
-from clusterrun.rendering.quoting import Quoted
+from clusterrun.rendering.quoting import Quoted, sh_word
 from clusterrun.rendering.templates import Renderer
 from clusterrun.rundir.paths import directory_name
 from clusterrun.shared.own_modules import RUN_MODULE
@@ -57,6 +58,7 @@ def render_bundle(
     renderer = Renderer(template_dirs, compiled)
     values: dict[str, object] = {
         "plan": plan,
+        "launch": "" if plan.is_smoke else Quoted(" ".join(map(sh_word, shown_command(plan, 0)))),
         "setup": [read_step(line) for line in plan.setup],
         "version": __version__,
         "run_module": RUN_MODULE,

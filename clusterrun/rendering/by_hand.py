@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from clusterrun.config.environments import SetupStep, Tool, read_step
-from clusterrun.launch.accelerate_argv import launch_options
+from clusterrun.launch.accelerate_argv import entry_words, launch_options
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.shared.host_specs import parse_host
@@ -48,7 +48,7 @@ def _steps(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
             lines = text.splitlines() if plan.accelerate_text else _lines(text)
             yield f'printf "%s\\n" {" ".join(map(_word, lines))} > "$configs"/{name}'
     launcher = (plan.python, "-m", "accelerate.commands.launch")
-    yield " ".join(map(_word, (*launcher, *_options(plan, rank), *_entry(plan))))
+    yield " ".join(map(_word, (*launcher, *_options(plan, rank), *entry_words(plan))))
 
 
 def _options(plan: Plan, rank: int) -> tuple[str, ...]:
@@ -61,10 +61,6 @@ def _options(plan: Plan, rank: int) -> tuple[str, ...]:
         port=plan.main_process_port or plan.port_range[0],
         precision="bf16" if plan.precision is Precision.HEAD else plan.precision.value,
     )
-
-
-def _entry(plan: Plan) -> tuple[str, ...]:
-    return ("--module", *plan.entry[1:]) if plan.entry[0] == "-m" else plan.entry
 
 
 def _activation(step: SetupStep) -> str:

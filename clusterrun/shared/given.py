@@ -1,13 +1,15 @@
 """The environment that a job was given; a submission inside the job starts from it.
 
-Before env.sh adds anything, it notes the names in CLUSTERRUN_GIVEN and each value that it will
-change in CLUSTERRUN_WAS_<name>. A rank notes checksums of the values with which its script starts:
-they show what the script changes, and copy no secret.
+An agent notes the names in CLUSTERRUN_GIVEN, and each value that env.sh has changed in
+CLUSTERRUN_WAS_<name>, except secrets: env.sh passes what was before it through a pipe. A rank
+notes checksums of the values with which its script starts: they show what the script changes, and
+copy no secret.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from collections.abc import Mapping, MutableMapping
@@ -21,6 +23,26 @@ _CPUS = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
 _CPU_COUNT = re.compile(r"(^|\bcpu=)(\d+)")
 _OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 STORE_PORT = "CLUSTERRUN_STORE_PORT"  # the launcher's, unchanged if a script sets MASTER_PORT
+
+
+PIPE = "CLUSTERRUN_GIVEN_FD"  # which env.sh has opened
+_NOT_NOTED = re.compile(r"(_|PWD|OLDPWD|SHLVL)\Z|.*(KEY|TOKEN|SECRET|PASS)")
+
+
+def before_setup(pipe: int) -> dict[str, str]:
+    """Read the environment from before the setup lines."""
+    with open(pipe, "rb") as file:
+        pairs = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def note_given(environ: MutableMapping[str, str], before: Mapping[str, str]) -> None:
+    """Note what the job was given in the environment that env.sh has made of it."""
+    if environ.pop(PIPE, "") and GIVEN not in before:
+        names = [name for name in before if not _is_no_name(name)]
+        noted = {name: before[name] for name in names if not _NOT_NOTED.match(name)}
+        environ[GIVEN] = " ".join(names)
+        environ.update(noting_changes({**noted, GIVEN: environ[GIVEN]}, environ))
 
 
 def of_task(env: Mapping[str, str]) -> dict[str, str]:

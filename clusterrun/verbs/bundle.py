@@ -61,7 +61,7 @@ def _passed(record: JobRecord) -> dict[str, str]:
 
 def _texts(paths: RunPaths, attempt: int, answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "diagnosis.json", json.dumps(answer, indent=2) + "\n"
-    # Not the scripts: job.sbatch has the whole configuration in base64.
+    # Not the other scripts: job.sbatch contains all these files.
     configuration = (paths.resolved, paths.plan, paths.accelerate, paths.deepspeed)
     of_run = (paths.env_script, paths.record, paths.end, paths.batch_output)
     of_attempt = (paths.outcome(attempt), paths.world(attempt))

@@ -25,6 +25,7 @@ from clusterrun.logs.newest import find_newest
 from clusterrun.logs.query import OVERVIEW, Query
 from clusterrun.logs.sources import Source, sources_of
 from clusterrun.node.base.stderr import PREFIX
+from clusterrun.node.recovery.printed import ECHO
 from clusterrun.node.recovery.printed import SLURM as SLURM_LINES
 from clusterrun.rundir.claims import printed_before
 from clusterrun.rundir.outcome import Cause, Outcome, Reason
@@ -44,7 +45,6 @@ AGENTS, SLURM, RANKS = "agents", "Slurm", "ranks"
 REPORTED: Final = (AGENTS, SLURM, RANKS, *notes.SOURCES, hangs.RECORDER)
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
-_OF_AGENT: Final = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: Exited with exit code ")
 _BATCH_BYTES: Final = 256 * 1024
 _MOST_MISSING: Final = 1 / 3  # of the ranks that timed out
 _LAST_S: Final = 600  # of the rank that failed first, everything
@@ -113,7 +113,8 @@ class Diagnosis:
         """How the attempt failed, as its agents recorded it."""
         attempts = self.job.attempts if self.job else ()
         ends = (each.outcome for each in attempts if each.number == self.attempt)
-        return next((end for end in ends if end and end.cause.is_failure), None)
+        found = next((end for end in ends if end and end.cause.is_failure), None)
+        return found or (self.job.failure if self.job and not self.attempt else None)
 
 
 def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnosis:
@@ -126,6 +127,7 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     number = paths.newest_attempt() if attempt is None else attempt
     outcome = next((each.outcome for each in found.attempts if each.number == number), None)
     is_newest = number == paths.newest_attempt()
+    outcome = outcome or (None if number else found.failure)  # it failed before its first attempt
     is_completed = outcome is not None and outcome.cause is Cause.COMPLETED
     if is_completed and found.state not in _BY_STATE:
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
@@ -294,7 +296,7 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
     data = end_of(paths.batch_output, _BATCH_BYTES, since=since, until=until)
     has_run = outcome is not None and outcome.cause not in _BEFORE_RANKS
     for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        is_echo = has_run and _OF_AGENT.search(text)
+        is_echo = has_run and ECHO.search(text)
         is_of_slurm = text.startswith(SLURM_LINES) and not is_echo
         if is_of_slurm or not (has_run or text.startswith(PREFIX)):
             yield read_line(text, number=number, file=paths.batch_output.name)

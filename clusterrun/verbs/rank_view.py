@@ -15,10 +15,10 @@ from pathlib import Path
 
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.launch.accelerate_argv import launch_argv
-from clusterrun.launch.plan import EnvVar, Plan, Precision
+from clusterrun.launch import accelerate_argv as line
+from clusterrun.launch.plan import LOOPBACK, EnvVar, Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, rank_environment
-from clusterrun.node.base.identity import LOOPBACK, Attempt, Identity, local_node
+from clusterrun.node.base.identity import Attempt, Identity, local_node
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir.paths import RunPaths
@@ -27,8 +27,7 @@ from clusterrun.shared.given import OWN_RANK, STORE_PORT, of_task
 from clusterrun.shared.installed import installed_version
 from clusterrun.shared.own_modules import module_argv
 
-ADDRESS, PORT, RUN_DIR, SPOOL = "<address of node 0>", "<port>", "<run dir>", "<spool>"
-_PRECISION = "<bf16 or fp16>"
+SPOOL = "<spool>"
 _PREVIEW = "clusterrun.node.forge.launcher_variables"
 _READ = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "PET_")
 _IMPORT_S = 120.0  # torch from a slow file system
@@ -78,27 +77,9 @@ def view(plan: Plan, bundle: Bundle, *, python: str, node: int, rank: int) -> Ra
     return RankView(
         node=node,
         rank=rank,
-        command=("accelerate", "launch", *_arguments(plan, node)),
+        command=line.shown_command(plan, node),
         env=tuple(found.values()),
         note=note,
-    )
-
-
-def _address(plan: Plan) -> str:
-    return LOOPBACK if plan.cluster is Cluster.LOCAL or plan.nodes == 1 else ADDRESS
-
-
-def _arguments(plan: Plan, node: int) -> tuple[str, ...]:
-    return launch_argv(
-        plan,
-        python=plan.python,
-        config_file=f"{RUN_DIR}/accelerate.yaml",
-        deepspeed_file=f"{RUN_DIR}/ds_config.json" if plan.deepspeed else "",
-        machine_rank=node,
-        address=_address(plan),
-        port=plan.main_process_port or PORT,
-        precision=_PRECISION if plan.precision is Precision.HEAD else plan.precision.value,
-        worker_argv=plan.entry,
     )
 
 
@@ -114,8 +95,8 @@ def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
         head_host=names[0],
         is_local=is_local,
     )
-    attempt = Attempt(plan=plan, paths=RunPaths(root=Path(RUN_DIR)), number=1, who=who)
-    address = _address(plan)
+    attempt = Attempt(plan=plan, paths=RunPaths(root=Path(line.RUN_DIR)), number=1, who=who)
+    address = line.shown(plan, node)["address"]
     interface = "lo" if address == LOOPBACK else "<interface>"
     met = LaunchParameters(address=address, port=0, interface=interface, precision="")
     known = NodeFacts(
@@ -128,7 +109,7 @@ def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
     env = rank_environment(base, attempt, met, Path(SPOOL), known)
     if "OMP_NUM_THREADS" not in base:
         env["OMP_NUM_THREADS"] = "<CPUs of the node / its ranks>"
-    port = str(plan.main_process_port or PORT)
+    port = str(plan.main_process_port or line.PORT)
     return {
         **env,
         **({"MASTER_PORT": port} if plan.world_size == 1 else {}),
@@ -155,12 +136,15 @@ def _of_launcher(
     plan: Plan, bundle: Bundle, python: str, env: Mapping[str, str], rank: int
 ) -> tuple[dict[str, str], str]:
     """Ask the installed accelerate and torch; return their variables, and a note if they differ."""
-    fixed = {ADDRESS: "127.0.0.1", PORT: "1", _PRECISION: "bf16"}
+    fixed = {line.ADDRESS: LOOPBACK, line.PORT: "1", line.PRECISION: "bf16"}
     node, local_rank = divmod(rank, plan.procs_per_node)
+    argv = line.launch_argv(
+        plan, python=plan.python, worker_argv=plan.entry, **line.shown(plan, node)
+    )
     with tempfile.TemporaryDirectory() as directory:
         for name, text in bundle.files.items():
             Path(directory, name).write_text(text)
-        words = [fixed.get(w, w).replace(RUN_DIR, directory) for w in _arguments(plan, node)]
+        words = [fixed.get(w, w).replace(line.RUN_DIR, directory) for w in argv]
         try:
             done = shell.run(
                 module_argv(python, _PREVIEW, str(local_rank), "--log_dir", directory, *words),
@@ -173,14 +157,14 @@ def _of_launcher(
         except (ClusterrunError, ValueError, IndexError):
             why = f"accelerate does not run with {python} here"
             return {}, f"{why}; the variables that it and torch set are missing"
-    found = {name: value.replace(directory, RUN_DIR) for name, value in new.items()}
+    found = {name: value.replace(directory, line.RUN_DIR) for name, value in new.items()}
     unknown = {
-        "MASTER_ADDR": _address(plan),
-        "MASTER_PORT": str(plan.main_process_port or PORT),
+        "MASTER_ADDR": line.shown(plan, node)["address"],
+        "MASTER_PORT": str(plan.main_process_port or line.PORT),
         "TORCHELASTIC_ERROR_FILE": f"{SPOOL}/<error file>",
     }
     if plan.precision is Precision.HEAD:
-        unknown["ACCELERATE_MIXED_PRECISION"] = _PRECISION
+        unknown["ACCELERATE_MIXED_PRECISION"] = line.PRECISION
     found |= {name: value for name, value in unknown.items() if name in found}
     found.pop("OMP_NUM_THREADS", None)  # the agent sets it
     note = f"the variables set by the launcher are those of {python}, not of {plan.python}"

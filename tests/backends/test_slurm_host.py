@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,6 +96,24 @@ def test_a_relaunch_shares_what_a_lost_step_holds_and_does_not_wait(tmp_path: Pa
     assert [option for option in again if option not in first] == [
         *("--exclude=n2,n5", "--overlap", "--mem=0", "--immediate=60")
     ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "found", "reason"),
+    [
+        ("3", "num_machines: 2\nnum_processes: 8\n", ""),
+        ("1", "", "the job has 1 node but was rendered for 3; render it again with --nodes 1"),
+        ("3", "num_processes: 4\n", "accelerate.yaml has num_processes 4 but the job was rendered"),
+    ],
+)
+@pytest.mark.parametrize("own", ["", "num_machines: 2\nnum_processes: 8\n"])
+def test_numbers_that_were_changed_by_hand_are_refused(
+    tmp_path: Path, nodes: str, found: str, reason: str, own: str
+) -> None:
+    given = host(tmp_path, env={"SLURM_JOB_NUM_NODES": nodes}, spare_nodes=1)
+    given.plan = dataclasses.replace(given.plan, accelerate_text=own)
+    given.paths.accelerate.write_text(found)
+    assert (reason in given.refusal(), bool(given.refusal())) == (True, bool(reason))
 
 
 # What is left to do

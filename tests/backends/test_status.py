@@ -481,6 +481,18 @@ def test_a_script_that_could_not_conclude_is_heard(runs: RunsDir) -> None:
     assert (failure.code, failure.reason) == (1, "python cannot start")
 
 
+def test_a_job_that_died_before_it_could_write_shows_what_was_printed(runs: RunsDir) -> None:
+    made = make(runs)
+    made.paths.batch_output.parent.mkdir(exist_ok=True)
+    for text in ("slurmstepd: error: no\nsrun: error: x\n", "hi\nml: no\n\n"):
+        made.paths.batch_output.write_text(text)
+        failure = status(made, said(JobState.FAILED, exit_code=7)).failure
+        assert failure is not None
+        assert (failure.code, failure.reason) == (7, "ml: no" if "ml" in text else text[:21])
+    made.paths.attempt(1).mkdir(parents=True)  # it is not known whether these lines are of it
+    assert status(made, said(JobState.FAILED, exit_code=7)).failure is None
+
+
 def test_a_job_that_is_being_ended_is_shown_at_once(runs: RunsDir) -> None:
     made = make(runs)
     request = made.paths.request(1)

@@ -148,6 +148,17 @@ def test_a_job_that_trained_nothing_is_suspect(here: CommandLine) -> None:
     ]
 
 
+def test_a_job_that_ended_before_its_first_attempt_has_a_reason(here: CommandLine) -> None:
+    root = submitted(here)
+    queue(here)
+    ended(root, "FAILED", 2)
+    (root / "attempts" / "1").rmdir()
+    (root / "slurm").mkdir(exist_ok=True)
+    (root / "slurm" / "batch.out").write_text("clusterrun: n1: the job has 1 node\n")
+    done = here("diagnose")
+    assert (done.code, "FAILED  exit 2: n1: the job has 1 node\n" in done.out) == (3, True)
+
+
 def test_a_failure_without_a_known_cause_keeps_its_reason(here: CommandLine) -> None:
     root = submitted(here)
     queue(here)

@@ -106,7 +106,9 @@ def test_command_shows_the_launch_line_and_the_environment_of_a_rank(
     assert cd == f"cd {here.path}"
     assert line.startswith("accelerate launch --config_file '<run dir>/accelerate.yaml' ")
     assert "--machine_rank 1 --main_process_ip '<address of node 0>'" in line
-    assert line.endswith(" clusterrun.rank.worker train.py --lr 1")
+    assert line.endswith(" train.py --lr 1")
+    shown = line.replace("--machine_rank 1", "--machine_rank 0")
+    assert f"\n# {shown}\n" in here("render", *SLURM, *env, "train.py", "--lr", "1").out
     assert titles.split() == ["VARIABLE", "VALUE", "WHY"]
     rows = {row.split()[0]: row.split()[1] for row in table}
     assert {"NCCL_DEBUG", "LOG_LEVEL", "HF_TOKEN", "TRITON_CACHE_DIR"} <= rows.keys()

@@ -289,7 +289,7 @@ def test_the_configuration_of_today_does_not_count(
     said = here("resume", "4711", "--time", "60")
     assert said.code == 0
     assert said.err.count("->") == 2  # the time and the batch
-    assert "gpu" not in (root / "job.sbatch").read_text().split("END_OF_FILE")[0]
+    assert "partition" not in (root / "job.sbatch").read_text().split("END_OF_FILE")[0]
 
 
 def test_paths_count_from_where_they_are_typed(
@@ -540,7 +540,7 @@ def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: CommandLine)
     new = (here.path / "runs/by-job/4714").resolve()
     assert new != root
     assert json.loads((new / "plan.json").read_text())["entry"] == ["train.py", "--lr", "1"]
-    assert "gpu" not in (new / "job.sbatch").read_text().split("END_OF_FILE")[0]
+    assert "partition" not in (new / "job.sbatch").read_text().split("END_OF_FILE")[0]
     assert not (new / "attempts").exists()
     assert record_of(root).job_id == "4711"
 

@@ -106,7 +106,7 @@ def test_the_run_is_private_and_remembers_what_was_asked(
     assert record["job_id"] == "4711"
     assert record["argv"] == ["clusterrun", "submit", "train.py", "a b"]
     assert re.fullmatch(r"\d{4}-\d{6}-[a-z2-9]{4}", root.name)
-    assert "script: train.py  # command line" in (root / "resolved.yaml").read_text()
+    assert '{script: train.py, args: ["a b"],' in (root / "resolved.yaml").read_text()
 
 
 def test_render_prints_exactly_what_submit_sends(here: CommandLine) -> None:

@@ -238,6 +238,6 @@ def test_broken_yaml_is_answered_with_what_to_mend(
 )
 def test_a_number_is_written_as_a_number(workplace: Workplace, params: str, written: str) -> None:
     resolved = workplace.load({"params": params})
-    assert f"  params: {written}  # command line" in resolved.to_yaml().splitlines()
+    assert f"training: {{params: {written},  # command line" in resolved.to_yaml().splitlines()
     (row,) = [row for row in resolved.rows() if row.key == "training.params"]
     assert row.value == float(written)

@@ -318,11 +318,12 @@ srun: error: n1: task 0: Killed
         (f"{NO_MODULE}clusterrun: n1: a setup line failed\n", "n1: a setup line failed"),
         (NO_MODULE, "ModuleNotFoundError: No module named 'psutil'"),
         (
-            "slurmstepd-n1: error: full\nsrun: error: no\n",
-            "the agents exited with status 1 and reported no reason",
+            "srun: error: n1: task 0: Exited with exit code 1\n"
+            "srun: error: Only allocated 1 nodes asked for 2\nsrun: error: later\n",
+            "srun: error: Only allocated 1 nodes asked for 2",
         ),
     ],
-    ids=["a script of a node", "an exception", "nothing"],
+    ids=["a script of a node", "an exception", "srun's"],
 )
 def test_what_an_attempt_printed_tells_why_no_agent_could(
     run: EndedAttempts, text: str, reason: str

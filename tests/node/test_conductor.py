@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError
+from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreachableError
 from clusterrun.node.conductor import conductor as module
 from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host
@@ -244,6 +244,15 @@ def test_a_job_with_nothing_left_to_do_takes_no_attempt(scene: Scene) -> None:
     scene.reason = "the run has ended"
     assert scene.run() == 0
     assert (scene.paths.attempts_dir.exists(), scene.end()) == (False, None)
+
+
+def test_a_script_that_does_not_fit_its_plan_is_refused_before_an_attempt(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scene, "refusal", lambda: "the job has 1 node")
+    assert (scene.run(), scene.end()) == (int(Exit.USAGE), (JobState.FAILED, 2))
+    assert capfd.readouterr().err == "clusterrun: the job has 1 node\n"
+    assert [what[0] for what in scene.asked] == ["register", "stay_down"]
 
 
 def test_a_step_that_cannot_start_is_a_failure_that_leaves_an_end(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
@@ -11,11 +12,15 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from clusterrun.config.spec import Strategy
+from clusterrun.config import adopt_spec
+from clusterrun.config.spec import JobSpec, Strategy
 from clusterrun.errors import ConfigError, UsageError
+from clusterrun.launch.accelerate_argv import shown_command
+from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering import templates
 from clusterrun.rendering.bundle import render_bundle
+from clusterrun.rendering.quoting import sh_word
 from clusterrun.shared.assets import template_directories
 from tests.launch.samples import on_slurm, slurm_facts
 from tests.rendering.golden_cases import RESOLVED, bundle_of
@@ -88,6 +93,29 @@ def test_a_here_document_ends_where_it_should() -> None:
     hostile = "x: |\n  a\nEND_OF_FILE\nEND_OF_FILE_\ntouch canary\n"
     script = render_bundle(on_slurm(), resolved_yaml=hostile).script
     assert f"<<'END_OF_FILE__' || return\n{hostile}END_OF_FILE__\n" in script
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"strategy": Strategy.ZERO2_OFFLOAD, "env": {"A": "b"}},
+        {"srun_args": ("--container-image=nvcr.io/a:b", "--container-mounts=/data")},
+        {"setup": ("conda: llm",)},
+        {"setup": ("source env/bin/activate",)},
+    ],
+)
+def test_a_person_can_read_a_script_of_two_nodes(asked: dict[str, Any]) -> None:
+    header = {"partition": "gpu", "account": "nlp", "time_minutes": 60, "cpus_per_gpu": 8}
+    job = adopt_spec(
+        JobSpec(script="train.py", nodes=2, gpus_per_node=4, **{**header, **asked}), cwd=Path("/w")
+    )
+    plan = make_plan(job.spec, slurm_facts())
+    script = render_bundle(plan, resolved_yaml=job.to_yaml()).script
+    line = lambda words: " ".join(map(sh_word, words))  # noqa: E731
+    assert script.count("\n") <= 150
+    assert f"\nclusterrun_srun=(srun {line(plan.srun_args)})\n" in script
+    assert f"\n# {line(shown_command(plan, 0))}\n" in script
+    assert script.index("# accelerate launch") < script.index("env.sh <<") < script.index('{"acc')
 
 
 def test_a_script_larger_than_slurm_takes_is_refused() -> None:

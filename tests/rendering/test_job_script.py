@@ -172,7 +172,7 @@ def test_a_missing_working_directory_or_interpreter_is_named(site: BatchSite) ->
     bundle = rendered(site.plan(python="/no/python"))
     run_dir = site.run_dir(bundle)
     done = site.run(bundle, str(run_dir))
-    assert (done.returncode, "/no/python cannot run clusterrun" in done.stderr) == (UNFIT, True)
+    assert (done.returncode, "there is no /no/python here; set" in done.stderr) == (UNFIT, True)
     site.workdir.rmdir()
     done = site.run(bundle, str(run_dir))
     assert (done.returncode, "cannot enter the working directory" in done.stderr) == (UNFIT, True)

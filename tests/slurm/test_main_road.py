@@ -181,6 +181,22 @@ def test_a_script_piped_into_sbatch_runs(cluster: Any, here: Project) -> None:
     assert_two_hosts(cluster, here.logs(job_id))
 
 
+def test_numbers_changed_by_hand_are_refused_and_sruns_own_error_is_shown(
+    cluster: Any, here: Project
+) -> None:
+    script = here.ok("render", *TWO, "alone.py")
+    for old, new, reason in (
+        ("#SBATCH --nodes=2", "#SBATCH --nodes=1", "the job has 1 node but was rendered for 2;"),
+        ("num_processes: 2", "num_processes: 4", "accelerate.yaml has num_processes 4 but"),
+        ("(srun --nodes=2 --ntasks=2", "(srun --nodes=3 --ntasks=3", "srun: error: Only allocated"),
+    ):
+        job_id = by_hand(here, script=script.replace(old, new))
+        assert ended(cluster, job_id) == "FAILED"
+        for verb in ("status", "diagnose", "logs"):
+            told = here.cli(verb, job_id)
+            assert reason in told.stdout + told.stderr, verb
+
+
 # sacct takes 128 off a status: 137, killed by signal 9, is its 9.
 REAL = ("--device", "cpu")
 WAYS = [

@@ -57,7 +57,7 @@ def test_the_hosts_of_an_allocation_form_one_world(
     told = re.findall("^rank . of 4$", done.stdout, re.MULTILINE)
     assert sorted(told) == [f"rank {rank} of 4" for rank in range(4)]
     plan = first.run(["sh", "-c", "cat runs/hello/*/plan.json"], cwd="/shared/proj").stdout
-    assert f'"starter": "{program or "ssh"}"' in plan
+    assert f'"starter":"{program or "ssh"}"' in plan
     kept = (" file /shared/(proj|bin|nodes)", r" file /home/\w+/\.local/state/")
     assert hosts.leftovers(*kept) == []
     assert ".call-" not in first.run(["ls", "-RA", "/shared/proj"]).stdout

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusterrun.node.conductor.signals import Signals
+from clusterrun.shared.given import before_setup
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the conductor of a batch script, in the environment that Slurm gave the job.
 
     `argv`: run directory, kind (see SlurmHost), the directory that the script started in, the
-    descriptor that supplies this environment, and how many seconds the script has run.
+    descriptor that supplies this environment, for how many seconds the script has run, its srun.
     """
     signals = Signals()  # first: a signal must not be lost or end the job
     from clusterrun.backends.slurm.host import SlurmHost
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     from clusterrun.rundir.plan import read_plan
     from clusterrun.shared.state import JobState
 
-    run_dir, kind, directory, environ, seconds = argv
+    run_dir, kind, directory, environ, seconds, *srun = argv
     _return_to(directory, int(environ))
     paths = RunPaths(root=Path(run_dir))
     try:
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         print_trouble()
         write_end(paths, JobState.FAILED, 1)
         return 1
-    host = SlurmHost(paths, plan, kind=kind, started=time.monotonic() - int(seconds))
+    host = SlurmHost(paths, plan, kind=kind, started=time.monotonic() - int(seconds), srun=srun)
     code = Conductor(paths=paths, plan=plan, host=host, hear=signals.wait).run()
     signals.ignore()
     return code
@@ -42,10 +43,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _return_to(directory: str, environ: int) -> None:
     """Undo the setup lines in this process: each node's task runs them again."""
-    with open(environ, "rb") as pipe:
-        pairs = [entry.partition(b"=") for entry in pipe.read().split(b"\0") if entry]
+    before = before_setup(environ)
     os.environ.clear()
-    os.environb.update({name: value for name, _, value in pairs})
+    os.environ.update(before)
     try:
         os.chdir(directory)
     except OSError:

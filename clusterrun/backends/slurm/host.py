@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterrun.backends.slurm import preemption
@@ -21,9 +22,11 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files, shell
 from clusterrun.shared.own_modules import module_argv
 from clusterrun.shared.state import JobState
+from clusterrun.shared.wording import count
 
 BY_HAND = "by-hand"
 RECORD_S = 5.0  # for the submitting process to record this job
+_NUMBERS = re.compile(r"^(num_machines|num_processes):\s*(\d+)", re.MULTILINE)
 END_S = 5.0  # Slurm may enforce a time limit this early or late
 
 
@@ -51,8 +54,9 @@ class SrunStep:
 class SlurmHost(Host):
     """The job that this batch script runs in; Slurm enforces its time limit and warns before it.
 
-    `kind` is sbatch.CHAINED for a later job of a chain, BY_HAND if clusterrun did not submit the
-    job, else empty; `started` is when the script started, by the monotonic clock.
+    `srun` is the script's, by default the plan's. `kind` is sbatch.CHAINED for a later job of a
+    chain, BY_HAND if clusterrun did not submit the job, else empty; `started` is when the script
+    started, by the monotonic clock.
     """
 
     is_witness = True
@@ -65,7 +69,9 @@ class SlurmHost(Host):
         kind: str = "",
         started: float = 0.0,
         environ: Mapping[str, str] = os.environ,
+        srun: Sequence[str] = (),
     ) -> None:
+        self.srun = tuple(srun) or ("srun", *plan.srun_args)
         self.paths, self.plan = paths, plan
         self.kind, self.started, self.environ = kind, started, environ
         self.job_id = environ.get("SLURM_JOB_ID", "")
@@ -90,6 +96,24 @@ class SlurmHost(Host):
             return ""
         return f"the run in {self.paths.root} has ended; nothing is left to do"
 
+    def refusal(self) -> str:
+        """Return why the job cannot run: a number in the script was changed by hand; or ""."""
+        if self.environ.get("SLURM_HET_SIZE"):
+            return "heterogeneous jobs are not supported"
+        given, planned = self.environ.get("SLURM_JOB_NUM_NODES"), self.plan.directive("nodes")
+        if given and planned and given != planned:
+            has = f"the job has {count(int(given), 'node')}"
+            return f"{has} but was rendered for {planned}; render it again with --nodes {given}"
+        plan, own = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
+        rendered = own if plan.accelerate_text else plan.accelerate
+        with contextlib.suppress(OSError):
+            for name, number in _NUMBERS.findall(self.paths.accelerate.read_text()):
+                if str(rendered.get(name, number)) != number:
+                    has = f"accelerate.yaml has {name} {number}"
+                    ranks = f"{count(plan.world_size, 'rank')} on {count(plan.nodes, 'node')}"
+                    return f"{has} but the job was rendered for {ranks}; render it again"
+        return ""
+
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> SrunStep:
         """Start an attempt's srun: one task on each node. Raises OSError."""
         argv = self._srun(attempt, is_relaunch=is_relaunch, excluded=excluded)
@@ -108,7 +132,7 @@ class SlurmHost(Host):
         The next step therefore shares them, and doesn't wait for lost nodes.
         """
         return (
-            *("srun", *self.plan.srun_args, *self._cpus()),
+            *(*self.srun, *self._cpus()),
             *((f"--exclude={','.join(excluded)}", "--overlap", "--mem=0") if excluded else ()),
             *(("--immediate=60",) if is_relaunch else ()),
             *("bash", str(self.paths.node_script), str(self.paths.root), str(attempt)),
@@ -116,7 +140,7 @@ class SlurmHost(Host):
 
     def _cpus(self) -> tuple[str, ...]:
         """Return the option that gives each task its node's CPUs: srun would give it one."""
-        if any(option.startswith("--cpus-per-task") for option in self.plan.srun_args):
+        if any(option.startswith("--cpus-per-task") for option in self.srun):
             return ()
         given = self.environ.get("SLURM_CPUS_PER_TASK", "")
         counts = list(cpus_of_nodes(self.environ.get("SLURM_JOB_CPUS_PER_NODE", "")))
@@ -176,5 +200,5 @@ def cpus_of_nodes(text: str) -> Iterator[int]:
     >>> list(cpus_of_nodes("16(x2),8"))
     [16, 16, 8]
     """
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        yield from [int(count)] * int(times or 1)
+    for cpus, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        yield from [int(cpus)] * int(times or 1)

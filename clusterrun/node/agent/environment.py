@@ -10,10 +10,10 @@ from pathlib import Path
 
 from clusterrun.config.choices import Device
 from clusterrun.launch.nccl import spellings
-from clusterrun.launch.plan import Precision
+from clusterrun.launch.plan import LOOPBACK, Precision
 from clusterrun.node.agent.portable import restored
 from clusterrun.node.base.cpus import openmp
-from clusterrun.node.base.identity import LOOPBACK, Attempt
+from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
 from clusterrun.shared.given import noting_changes

@@ -12,7 +12,7 @@ from clusterrun.config.choices import Device, Launcher
 from clusterrun.health.facts import versions
 from clusterrun.health.findings import NodeFinding
 from clusterrun.launch.accelerate_argv import launch_argv
-from clusterrun.launch.plan import Plan, Precision
+from clusterrun.launch.plan import LOOPBACK, Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, of_rank, rank_environment
 from clusterrun.node.agent.launcher import (
     AccelerateLauncher,
@@ -25,7 +25,7 @@ from clusterrun.node.agent.portable import portable
 from clusterrun.node.base import facts
 from clusterrun.node.base.causes import Cause, NodeError, NodeExit
 from clusterrun.node.base.cpus import allocated_cpus
-from clusterrun.node.base.identity import LOOPBACK, Attempt, Identity
+from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.base.ports import Ports, candidate_ports, free_port
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.shared_disk import SharedDisk

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.launch.plan import Plan
+from clusterrun.launch.plan import LOOPBACK, Plan
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.hostlist import parse_hostlist
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError, describe
+from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreachableError, describe
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import print_trouble, say_on_stderr
 from clusterrun.node.conductor.host import Host, Step
@@ -124,6 +124,10 @@ class Conductor:
             say_on_stderr(reason)
             self.host.stay_down()
             return Finish(state=None, code=0)
+        if reason := self.host.refusal():
+            say_on_stderr(reason)
+            self._register()
+            return Finish(state=JobState.FAILED, code=int(Exit.USAGE))
         self._take()
         self.paths.end.unlink(missing_ok=True)  # an earlier attempt's
         self._limit_time()

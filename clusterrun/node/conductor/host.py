@@ -46,6 +46,10 @@ class Host(Protocol):
         """Return why this job has nothing to do; empty if it has work."""
         return ""
 
+    def refusal(self) -> str:
+        """Return why the job cannot run, before its first attempt; empty if it can."""
+        return ""
+
     def is_over(self) -> bool:
         """Return whether the scheduler's time limit ends the job now."""
         return False

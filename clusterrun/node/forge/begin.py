@@ -13,11 +13,12 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterrun.node.forge.packets import pair
+from clusterrun.shared.given import PIPE, before_setup, note_given
 from clusterrun.shared.own_modules import WORKER_MODULE
 
 _NODE_RANKS = ("CLUSTERRUN_LOCAL_NODE_RANK", "CLUSTERRUN_HOSTS_NODE_RANK", "SLURM_NODEID")
@@ -40,12 +41,15 @@ def begin(run_dir: str) -> Callable[[], None] | None:
     In a rank that the forge has forked, return what the rank is to run.
     """
     _restore_signals()
+    before = before_setup(int(os.environ[PIPE])) if PIPE in os.environ else {}
     rank = next((os.environ[name] for name in _NODE_RANKS if name in os.environ), "")
     with contextlib.suppress(Exception):  # the agent reports an unreadable plan
         plan = json.loads(Path(run_dir, "plan.json").read_text())
         is_needed = plan["launcher"] == "forge" or (plan["launcher"] == "direct" and rank == "0")
-        if is_needed and not plan["is_smoke"]:
-            return _fork(run_dir, is_head=rank == "0")
+        is_needed = is_needed and not plan["is_smoke"]
+        if is_needed and (run := _fork(run_dir, before, is_head=rank == "0")):
+            return run
+    note_given(os.environ, before)
     return None
 
 
@@ -67,7 +71,7 @@ def begun() -> Started | None:
     return _started.pop() if _started else None
 
 
-def _fork(run_dir: str, *, is_head: bool) -> Callable[[], None] | None:
+def _fork(run_dir: str, before: Mapping[str, str], *, is_head: bool) -> Callable[[], None] | None:
     ours, theirs = pair()
     output, agent = _file_for_output(), os.getpid()
     is_alone = len(os.listdir("/proc/self/task")) == 1
@@ -80,7 +84,7 @@ def _fork(run_dir: str, *, is_head: bool) -> Callable[[], None] | None:
         os.setsid()
         _let_go_of_inherited(output)
         process: Any = importlib.import_module("clusterrun.node.forge.process")
-        process.serve(Path(run_dir), agent, theirs, is_head=is_head, is_alone=is_alone)
+        process.serve(Path(run_dir), agent, theirs, before, is_head=is_head, is_alone=is_alone)
         worker: Any = importlib.import_module(WORKER_MODULE)
     except BaseException:  # noqa: BLE001 - nothing above is meant for this process
         traceback.print_exc()

@@ -30,6 +30,7 @@ from clusterrun.node.forge.project import ProjectFiles
 from clusterrun.node.forge.script import RankStart, not_late, read_early
 from clusterrun.node.forge.writes import Changes
 from clusterrun.shared.descriptors import raise_descriptor_limit
+from clusterrun.shared.given import note_given
 from clusterrun.shared.own_modules import WORKER_MODULE
 
 KILL_S = 5.0
@@ -352,16 +353,26 @@ class ForgeProcess:
         return left
 
 
-def serve(run_dir: Path, agent: int, link: socket.socket, *, is_head: bool, is_alone: bool) -> None:
+def serve(
+    run_dir: Path,
+    agent: int,
+    link: socket.socket,
+    before: Mapping[str, str],
+    *,
+    is_head: bool,
+    is_alone: bool,
+) -> None:
     """Be the forge of one node; return in each rank that it forks.
 
-    `is_alone`: the agent that has forked this process had no other thread.
+    `before` is the environment before the setup lines. `is_alone`: the agent that has forked this
+    process had no other thread.
     """
     die_with_parent(agent)
     raise_descriptor_limit()
     plan = json.loads((run_dir / "plan.json").read_text())
+    ranks.set_first_title(f"clusterrun: forge of {run_dir}")  # finds no title in a changed environ
+    note_given(os.environ, before)
     _set_threads(plan)
-    ranks.set_first_title(f"clusterrun: forge of {run_dir}")
     _worker().leave_last()
     forge = ForgeProcess(link, plan, is_alone=is_alone)
     forge.load(is_head=is_head)

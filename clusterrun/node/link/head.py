@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from clusterrun.launch.plan import LOOPBACK
 from clusterrun.node.base.causes import Ending, Failure, NodeError, NodeExit, lost_node
-from clusterrun.node.base.identity import LOOPBACK, Identity
+from clusterrun.node.base.identity import Identity
 from clusterrun.node.base.ports import listening_socket
 from clusterrun.node.base.report import LaunchParameters, Report, problems
 from clusterrun.node.base.shared_disk import SharedDisk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,13 +12,15 @@ from clusterrun.shared.files import end_of
 
 LAST_BYTES = 64 * 1024
 SLURM = ("srun: ", "slurmstepd", "slurmd")  # how its own lines begin; a host may follow
+# Slurm's line about a task that has ended, which gives no reason.
+ECHO = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: Exited with exit code ")
 
 
 def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
     """Return clusterrun's last line for a node after byte `since`, the last error, or ""."""
     lines = _lines(output, since)
     own = _own(lines, tuple(f"{PREFIX}{node}: " for node in nodes))
-    return next((found[-1] for found in (own, _errors(lines)) if found), "")
+    return next((found[-1] for found in (own, _errors(lines), _of_slurm(lines)[:1]) if found), "")
 
 
 def reason_of(output: Path, node: str) -> str:
@@ -28,8 +31,15 @@ def reason_of(output: Path, node: str) -> str:
 
 
 def last_word(output: Path) -> str:
-    """Return clusterrun's last line; "" if there is none."""
-    return next(reversed(_own(_lines(output, 0), (PREFIX,))), "")
+    """Return clusterrun's last line, Slurm's first error, or the last line; "" if it is empty."""
+    lines = [line for line in _lines(output, 0) if line.strip()]
+    found = _own(lines, (PREFIX,)) or _of_slurm(lines)[:1] or lines
+    return found[-1] if found else ""
+
+
+def _of_slurm(lines: Iterable[str]) -> list[str]:
+    errors = (line for line in lines if line.startswith(SLURM) and ": error: " in line)
+    return [line for line in errors if not (ECHO.search(line) or ": *** " in line)]
 
 
 def _own(lines: Iterable[str], marks: tuple[str, ...]) -> list[str]:

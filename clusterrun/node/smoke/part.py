@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.health import reports, storage
+from clusterrun.launch.plan import LOOPBACK
 from clusterrun.node.agent.preparation import attempt_ports
-from clusterrun.node.base.identity import LOOPBACK, Attempt
+from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.ports import free_port, listening_socket
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link.clock import Offset
