@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ def _run(cell: Cell, request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     if cell.cluster == "ssh":
         laptop = request.getfixturevalue("hosts").laptop
         laptop.run(["cp", "-r", str(scripts), "project"], cwd="/home/ann", check=True)
+        copy = 'cp -a "$0" /shared/builds && rm -f /shared/builds/*/lock'  # of a cell that runs
+        laptop.run(["sh", "-c", copy, os.environ["TORCH_EXTENSIONS_DIR"]])
         here = {"cwd": "/home/ann/project", "timeout_s": 500}
         return lambda *words: laptop.run(["clusterrun", *words], **here)
     if cell.cluster == "slurm":
@@ -60,8 +63,10 @@ def _run(cell: Cell, request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
 def _argv(cell: Cell) -> list[str]:
     nodes, ranks = cell.size
-    hosts = ",".join(("h1", "h2")[:nodes])
-    where = {"local": f"-N {nodes}", "slurm": f"-N {nodes} -c {ranks}", "ssh": f"--hosts {hosts}"}
+    # With another ninja than the one that built them, extensions are built anew.
+    builds = f"--env TORCH_EXTENSIONS_DIR=/shared/builds --setup PATH={Path(sys.prefix)}/bin:$PATH"
+    hosts = f"--hosts {('h1', 'h1,h2')[nodes - 1]} {builds}"
+    where = {"local": f"-N {nodes}", "slurm": f"-N {nodes} -c {ranks}", "ssh": hosts}
     how = f"--cluster {cell.cluster} {where[cell.cluster]} --nproc-per-node {ranks} --device cpu"
     how += f" --strategy {cell.strategy} --launcher {cell.launcher} --max-restarts 0"
     how += " --env STEPS=3 --env HF_HUB_OFFLINE=1 "

@@ -16,11 +16,7 @@ def test_all_pairs_that_can_go_together_occur() -> None:
     assert not any(isinstance(outcome(cell), Senseless) for cell in chosen)
     assert len(chosen) < len(ALL) / 20
     assert chosen == pairwise()
-
-
-def test_a_pair_that_is_known_needs_no_cell() -> None:
     assert covering(list(ALL), pairs(ALL)) == []
-    assert len(covering(list(ALL[:1]), set())) == 1
 
 
 def test_each_rule_names_values_and_decides_some_cell() -> None:
