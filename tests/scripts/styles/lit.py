@@ -5,6 +5,7 @@ import time
 
 import lightning as L
 import torch
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from proof import STEPS, prove
 
 
@@ -24,6 +25,10 @@ class Model(L.LightningModule):
         """Log the loss."""
         self.log("val", self.layer(batch).square().mean(), sync_dist=True)
 
+    def on_train_end(self):
+        """Prove the world while the model is still in DDP."""
+        prove(self.global_rank, self.trainer.world_size, self.trainer.strategy.model)
+
     def configure_optimizers(self):
         """Take SGD."""
         return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -35,13 +40,7 @@ def loader(size):
 
 
 devices, nodes, *slurm = [int(word) for word in sys.argv[1:]] or [2, 1]
-plugins = []
-if slurm:
-    from lightning.pytorch.plugins.environments import SLURMEnvironment
-
-    plugins = [SLURMEnvironment(auto_requeue=bool(slurm[0]))]
+plugins = [SLURMEnvironment(auto_requeue=bool(requeues)) for requeues in slurm]
 how = {"devices": devices, "num_nodes": nodes, "plugins": plugins, "max_epochs": 2}
 how["strategy"] = "ddp" if devices * nodes > 1 else "auto"
-trainer = L.Trainer(accelerator="cpu", **how)
-trainer.fit(Model(), loader(4 * STEPS), loader(160))
-prove(trainer.global_rank, trainer.world_size, trainer.strategy.model)
+L.Trainer(accelerator="cpu", **how).fit(Model(), loader(4 * STEPS), loader(160))
