@@ -356,9 +356,8 @@ def _mended(run: Run) -> list[str]:
     """Return how to correct the arguments, or an exit without a message."""
     text = run.verdict.first.line.text
     if _REFUSED.search(text):
-        command = run.resume(from_scratch=True, args=run.spec.args or ("ARGS",))
-        text = "pass arguments that the script accepts"
-        return [f"{text}: {command}" if command else text]
+        command = run.resume(from_scratch=True, args=("ARGS",))
+        return [f"pass arguments that the script accepts: {command}"]
     if run.verdict.first.line.source == AGENTS and run.outcome and run.outcome.cause is Cause.EXIT:
         logs = f"clusterrun logs {shlex.quote(_name(run.job))} --rank {run.outcome.rank}"
         return [

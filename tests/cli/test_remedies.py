@@ -217,7 +217,7 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\n'
         (RAISED + "ValueError: bad sample", "line above, then: clusterrun resume 4711{}"),
         (
             USAGE,
-            "pass arguments that the script accepts: clusterrun resume 4711 --from scratch -- ",
+            "pass arguments that the script accepts: clusterrun resume 4711 --from scratch -- ARGS",
         ),
         (
             RAISED + "ModuleNotFoundError: No module named 'odd'",
@@ -234,7 +234,8 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\n'
 def test_a_command_is_one_that_the_run_accepts(
     here: CommandLine, printed: str, expected: str, *, is_saved: bool
 ) -> None:
-    texts = proposed(here, submitted(here, "4711", *TRAIN, "train.py"), printed, is_saved=is_saved)
+    root = submitted(here, "4711", *TRAIN, "train.py", "--learning-rate", "0.1")
+    texts = proposed(here, root, printed, is_saved=is_saved)
     assert expected.format("" if is_saved else " --from scratch") in "\n".join(texts)
     assert not any("resume 4711 --from scratch --from" in text for text in texts)
 
