@@ -95,3 +95,10 @@ def test_every_variable_of_the_plan_is_undone(tmp_path: Path) -> None:
     env = in_the_job(plan, tmp_path)
     assert {variable.name for variable in plan.env} <= env.keys()
     assert given.as_given(env) == SHELL
+
+
+def test_a_host_without_a_run_directory_records_no_end(tmp_path: Path) -> None:
+    script = tmp_path / "env.sh"
+    script.write_text(render_bundle(plan_with_setup("false"), resolved_yaml="").files["env.sh"])
+    assert subprocess.run(["bash", "-c", f"source {script}"], check=False).returncode == 122
+    assert not Path("/end.json").exists()

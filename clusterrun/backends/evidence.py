@@ -183,7 +183,7 @@ def newest_failure(
         end = End(state=job.state, exit_code=job.exit_code, ended_at=job.end)
     if end is None or end.state is not JobState.FAILED:
         return None
-    words = last_word(paths.batch_output)
+    words = last_word(paths.batch_output, or_any=not attempt)
     if not words:
         return None
     return Outcome(

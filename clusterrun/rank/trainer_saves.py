@@ -23,9 +23,16 @@ from clusterrun.rank.collectives import broadcast, gathered, joined_world
 from clusterrun.rank.emit import emit, say, say_once
 from clusterrun.rank.save_together import has_begun, own_attempt, refusal
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.checkpoint_files import ANY, UNREAD, Checkpoint, IncompleteError, Sums
+from clusterrun.shared.checkpoint_files import (
+    ANY,
+    TRAINERS,
+    UNREAD,
+    Checkpoint,
+    IncompleteError,
+    Sums,
+)
 
-_STATE = "trainer_state.json"
+_STATE, _ARGUMENTS = "trainer_state.json", "training_args.bin"
 _RANDOM = "rng_state_{}.pth"  # a zip archive that each rank of several writes last
 _trainings: dict[str, Mapping[str, int] | None] = {}  # settings by directory; None if several
 
@@ -57,8 +64,11 @@ def _begin(trainer: Any, asked: Any) -> Any:
     with contextlib.suppress(ClusterrunError):  # this rank has joined no world
         here, world_size = joined_world()
         settings = _trainings[folder] = batch_settings(args, world_size)
-        if asked is None and own_attempt() > 1:
-            return _newest(folder, here, settings, args.max_steps)
+        if own_attempt() > 1:
+            if asked is None:
+                return _newest(folder, here, settings, args.max_steps)
+            if here == 0:
+                say(f"the script decides where the Trainer begins: resume_from_checkpoint={asked}")
     return asked
 
 
@@ -128,6 +138,10 @@ def _newest(folder: str, here: int, settings: Mapping[str, int], last: int) -> s
             return str(path)
     if offered:
         tell("the Trainer begins anew: no checkpoint of this run can be used")
+    elif here == 0:
+        other, _ = checkpoint_files.newest(_record(folder, 0).parent, TRAINERS, contents=False)
+        if other:
+            say(f"the Trainer begins anew: it saves to {folder}, but this run saved {other.path}")
     return None
 
 
@@ -142,13 +156,16 @@ def _offered(folder: str) -> Iterator[tuple[Checkpoint, Sums]]:
 def _problem(path: Path, here: int, found: Checkpoint, files: Sums) -> str:
     """Return why this rank can't use a checkpoint; one rank of each node looks for all."""
     own, first = path / _RANDOM.format(here), _RANDOM.format(0)
-    needed = {name: files[name] for name in files if here == 0 or name != first}
+    own_words = () if here == 0 else (first, _STATE, _ARGUMENTS)  # may differ if nodes share none
+    needed = {name: files[name] for name in files if name not in own_words}
     try:
         if 0 < here < found.world_size and not zipfile.is_zipfile(own):
             raise IncompleteError(f"{own.name} is missing, or was not written to its end")
         if os.environ.get("LOCAL_RANK", "0") == "0":
             checkpoint_files.check_sizes(path, needed)
             checkpoint_files.check_contents(path, needed)
+            if not (path / _STATE).is_file():
+                raise IncompleteError(f"{_STATE} is missing")
     except IncompleteError as fault:
         return at(os.environ.get("CLUSTERRUN_NODE", ""), str(fault))
     return ""

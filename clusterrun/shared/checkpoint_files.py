@@ -36,6 +36,7 @@ _Result = TypeVar("_Result")
 _THREADS = 8
 OWN = re.compile(r"(?:step|checkpoint)-(\d+)", re.ASCII)
 ANY = re.compile(r"(?:step|checkpoint|trainer)-(\d+)(?:\.[0-9a-f]{8})?", re.ASCII)  # and records
+TRAINERS = re.compile(r"trainer-(\d+)\.[0-9a-f]{8}", re.ASCII)  # records of what a Trainer saved
 _UNFINISHED = re.compile(r"\.step-\d+\.a(\d+)\.tmp", re.ASCII)
 # A rank's files as torch, accelerate and DeepSpeed name them: rank_3, __3_0.distcp, states_3.pkl.
 _OWNER = re.compile(r"(?:rank_?|__)(\d+)|(?<!-of)[_-](\d+)\.\w+$", re.ASCII)

@@ -48,7 +48,8 @@ def findings(smoke: Smoke) -> tuple[list[NodesCheck], str]:
         hint = "list the nodes with sinfo -N -l; request others, or fewer with --nodes"
         return _without_nodes(smoke, text, hint)
     if smoke.end is not None:
-        why = last_reason(output, 0, smoke.nodes) or last_word(output) or "no node has reported"
+        reason = last_reason(output, 0, smoke.nodes) or last_word(output, or_any=True)
+        why = reason or "no node has reported"
         text = f"job {smoke.job_id} is {smoke.end.value}: {why}"
         hint = f"read its output: clusterrun logs {smoke.job_id} --stream batch"
         return _without_nodes(smoke, text, hint)

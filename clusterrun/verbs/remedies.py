@@ -306,12 +306,14 @@ def _other_port(run: Run) -> list[str]:
 
 def _bytes_to_free(run: Run) -> list[str]:
     paths = run.job.record.paths
-    size, kept = checkpoint_bytes(paths), len(checkpoint_files.listed(paths.checkpoints_dir))
+    place = run.checkpoint.path.parent if run.checkpoint else paths.checkpoints_dir
+    size, kept = checkpoint_bytes(paths), len(checkpoint_files.listed(place))
     if size is None:
         return []
-    free = shutil.disk_usage(paths.root).free
+    place = place if place.is_dir() else paths.root
+    free = shutil.disk_usage(place).free
     needs = f"the next checkpoint needs {size / GIB:.3g} GiB beside the {kept} that are kept"
-    return [f"{needs}; {free / GIB:.3g} GiB are free in {paths.root}: df -h and df -i"]
+    return [f"{needs}; {free / GIB:.3g} GiB are free in {place}: df -h and df -i"]
 
 
 def _fitting_batch(run: Run) -> list[str]:

@@ -50,13 +50,13 @@ def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoi
                 hint="start the script from the beginning with --from scratch",
             )
         return StartPoint(checkpoint=found, passed_over=tuple(notes))
-    return _named(paths, text)
+    return _named(paths, text, names)
 
 
-def _named(paths: RunPaths, text: str) -> StartPoint:
+def _named(paths: RunPaths, text: str, names: re.Pattern[str]) -> StartPoint:
     """Read the checkpoint of one step, and only the names of the others."""
     step = _step_of(paths, text)
-    listed = checkpoint_files.listed(paths.checkpoints_dir, ANY)
+    listed = checkpoint_files.listed(paths.checkpoints_dir, names)
     named = next((path for found, path in listed if found == step), None)
     if named is None:
         known = ", ".join(f"step-{found}" for found, _ in listed)

@@ -114,6 +114,9 @@ def test_numbers_that_were_changed_by_hand_are_refused(
     given.plan = dataclasses.replace(given.plan, accelerate_text=own)
     given.paths.accelerate.write_text(found)
     assert (reason in given.refusal(), bool(given.refusal())) == (True, bool(reason))
+    if not reason:
+        given.srun = tuple(word.replace("--ntasks=2", "--ntasks=1") for word in given.srun)
+        assert "srun has --ntasks=1 but the job was rendered with --ntasks=2" in given.refusal()
 
 
 # What is left to do

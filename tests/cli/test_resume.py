@@ -76,7 +76,7 @@ def test_resume_says_what_failed_and_submits_the_same_script(here: CommandLine) 
 def test_submitit_runs_sbatch_for_a_run_a_resume_and_a_successor(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = utils.CommandFunction.__mro__[-2]  # submitit's own
+    command = utils.CommandFunction
     call, submit = command.__call__, PicklingExecutor._submit_command
     printed, jobs = [], []
     monkeypatch.setattr(command, "__call__", lambda it: printed.append(call(it)) or printed[-1])

@@ -470,3 +470,12 @@ def test_what_is_easily_meant_otherwise_is_noted(
     monkeypatch.setenv("CLUSTERRUN_ATTEMPT", "1")  # in a job, which has variables of its own
     said = here("render", "--cluster", "slurm", "--mem", "64G", "-t", "4:00:00", "train.py")
     assert not any(text in said.err for text in notes[1:])
+
+
+def test_sbatch_has_a_session_of_its_own_and_no_input(here: CommandLine) -> None:
+    session = "read -ra stat < /proc/$$/stat; [[ ${stat[5]} == $$ ]] || exit 8"
+    here.slurm(f"{session}; [[ /dev/stdin -ef /dev/null ]] || exit 9; echo 4711")
+    assert here("submit", "train.py").code == 0
+    from submitit.core.utils import CommandFunction  # others in this process may pickle it
+
+    assert CommandFunction.__module__ == "submitit.core.utils"

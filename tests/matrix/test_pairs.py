@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.matrix.cells import ALL, AXES, RULES, Refused, Senseless, Trains, outcome
-from tests.matrix.page import PAGE, page, tables
+from tests.matrix.page import PAGE, page
 from tests.matrix.pairs import covering, pairs, pairwise
 
 
@@ -15,7 +15,6 @@ def test_all_pairs_that_can_go_together_occur() -> None:
         assert pairs(those) <= pairs(run)
     assert not any(isinstance(outcome(cell), Senseless) for cell in chosen)
     assert len(chosen) < len(ALL) / 20
-    assert chosen == pairwise()
     assert covering(list(ALL), pairs(ALL)) == []
 
 
@@ -27,4 +26,3 @@ def test_each_rule_names_values_and_decides_some_cell() -> None:
 
 def test_the_page_is_what_the_matrix_says() -> None:
     assert page() == PAGE.read_text(), "run python -m tests.matrix.page"
-    assert all(table in page() for table in tables().values())

@@ -282,6 +282,8 @@ def test_attempts_that_make_up_for_a_lost_checkpoint_are_not_fruitless() -> None
     lost = [ended(KILLED, 100, attempt=number) for number in range(1, LOSSES + 2)]
     assert after(*lost[:4], savers=[2, 3, 4]).next is RELAUNCH
     assert after(*lost[:4], savers=[2]).next is STOP
+    assert after(*lost[:4], savers=[2, 3, 4], anew=[3]).next is RELAUNCH
+    assert after(*lost[:4], savers=[2, 3, 4], anew=[3, 4]).next is STOP
 
 
 def test_what_is_lost_again_and_again_ends_some_time() -> None:

@@ -75,7 +75,9 @@ def test_the_next_attempt_continues_from_the_newest_checkpoint_of_its_run(
     assert train(3, output_dir="other") == [None]
     assert train(3) == [8]
     said = f"clusterrun: the Trainer continues from {path} (to begin anew: --no-trainer-resume)\n"
-    assert capsys.readouterr().err == 2 * said
+    elsewhere = f"it saves to {Path('other').absolute()}, but this run saved {path}"
+    anew = f"clusterrun: the Trainer begins anew: {elsewhere}\n"
+    assert capsys.readouterr().err == said + anew + said
     found, notes = checkpoint_files.newest(tmp_path / "checkpoints")
     assert found is not None
     assert (found.path, found.settings, notes) == (path, {"effective_batch": 2}, [])
@@ -83,7 +85,7 @@ def test_the_next_attempt_continues_from_the_newest_checkpoint_of_its_run(
 
 
 def test_an_argument_of_the_script_a_search_and_the_switch_win(
-    train: Train, tmp_path: Path
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(1, {"saves": (4,)}, switch="0")
     train(1, {}, {"saves": (4,), "trial": {"lr": 1}})
@@ -91,7 +93,9 @@ def test_an_argument_of_the_script_a_search_and_the_switch_win(
     train(2, {"saves": (4,)})
     assert [train(3, {"trial": {"lr": 1}}), train(3, switch="0"), train(3)] == [[None], [None], [4]]
     for given, began in (("out/checkpoint-5", 5), (True, True), (False, False)):
+        capsys.readouterr()
         assert train(4, {"resume_from_checkpoint": given}) == [began]
+        assert f"Trainer begins: resume_from_checkpoint={given}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,19 @@ def test_a_checkpoint_that_another_rank_did_not_finish_is_not_used(
     assert problem == "rng_state_1.pth is missing, or was not written to its end"
     monkeypatch.setattr(trainer_saves, "gathered", lambda own: [own, problem])
     assert train(2) == [None]
+
+
+def test_nodes_that_share_no_directory_each_have_their_own_state(
+    train: Train, tmp_path: Path
+) -> None:
+    train(1, {"saves": (4,)})
+    path = tmp_path / "out/checkpoint-4"
+    found, files = checkpoint_files.read_marker(next((tmp_path / "checkpoints").iterdir()))
+    (path / "trainer_state.json").write_text('{"is_world_process_zero": false}')
+    assert trainer_saves._problem(path, 0, found, files)
+    assert trainer_saves._problem(path, 1, found, files) == ""
+    (path / "model.safetensors").write_text("")
+    assert "model.safetensors has 0 bytes" in trainer_saves._problem(path, 1, found, files)
 
 
 def test_a_training_is_not_continued_as_another(train: Train, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from clusterrun.rundir import create, record
 from clusterrun.rundir.known_roots import remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import files
+from clusterrun.shared.given import before_setup
 from clusterrun.shared.host_specs import node_names, parse_host
 
 GO_S = 30.0  # for the submitter to confirm that it knows of the job
@@ -436,7 +437,7 @@ def _refuse(pipe: Pipe, error: ClusterrunError) -> None:
 def main(argv: Sequence[str] = ()) -> int:
     """Receive a submission and run it in a process of its own."""
     del argv
-    os.environ.update(start.environ_before_setup())
+    os.environ.update(before_setup(start.ENVIRON))
     reader, writer = start.take_streams()
     pipe = Pipe(open(reader, "rb"), open(writer, "wb"))  # noqa: SIM115 - closed by `conduct`
     try:

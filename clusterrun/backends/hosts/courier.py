@@ -28,7 +28,7 @@ from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
 from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, job_lock
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import ProjectReceiver
-from clusterrun.backends.hosts.start import environ_before_setup, take_streams
+from clusterrun.backends.hosts.start import ENVIRON, take_streams
 from clusterrun.backends.local.controller import amend_controller
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
@@ -36,6 +36,7 @@ from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.known_roots import remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import link_job
+from clusterrun.shared.given import before_setup
 
 POLL_S = 0.1
 ALIVE_S = 5.0  # between two signs of life of the controller
@@ -277,7 +278,7 @@ def _say(text: str) -> None:
 
 def main() -> int:
     """Run a host's courier."""
-    environ = environ_before_setup()
+    environ = before_setup(ENVIRON)
     reader, writer = take_streams()
     adopt_orphans()
     with open(reader, "rb") as source, open(writer, "wb") as sink:

@@ -54,13 +54,6 @@ def skip_greeting(stream: IO[bytes]) -> None:
         continue
 
 
-def environ_before_setup() -> dict[str, str]:
-    """Return, in a process that `script` started, the environment before the setup lines."""
-    with open(ENVIRON, "rb") as pipe:
-        pairs = [entry.partition(b"=") for entry in pipe.read().split(b"\0") if entry]
-    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-
-
 def take_streams() -> tuple[int, int]:
     """Return copies of stdin and stdout for messages, which nothing that runs here can disturb.
 

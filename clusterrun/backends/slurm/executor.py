@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 from submitit.core import utils
@@ -30,11 +31,9 @@ def submit(
     """
     begin = time.monotonic()
     try:
-        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        with TemporaryDirectory(dir=paths.root, ignore_cleanup_errors=True) as folder:
             executor = RunExecutor(folder, argv, paths.script, environ)
             job = executor._submit_command("")
-    except OSError as error:
-        raise shell.cannot_start(argv[0], error) from error
     except utils.FailedJobError as error:
         from clusterrun.backends.slurm import refusal  # slow to import
 
@@ -98,18 +97,22 @@ class RunExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is not follo
         return ";".join(filter(None, (found.job_id, found.slurm_cluster)))
 
 
-# submitit starts sbatch in the shell's environment, waits for it without a deadline, fails on
-# output that is not UTF-8, prints sbatch's message, and after Ctrl-C leaves sbatch running. So
-# these two steps are ours while a RunExecutor submits; for other users of submitit nothing changes.
+# submitit starts sbatch in the shell's environment, session and stdin, waits for it without a
+# deadline, fails on output that is not UTF-8, prints sbatch's message, and after Ctrl-C leaves
+# sbatch running. So these two steps are ours while a RunExecutor submits, and only then.
 _SUBMITTING: ContextVar[RunExecutor | None] = ContextVar("_SUBMITTING", default=None)
 _copy_process_streams = utils.copy_process_streams
 
 
-class _CommandFunction(utils.CommandFunction):  # type: ignore[misc]  # submitit is not followed
-    def __call__(self, *args: Any, **kwargs: Any) -> str:
+class _Popen(subprocess.Popen[bytes]):
+    def __init__(self, argv: Any, **kwargs: Any) -> None:
         if executor := _SUBMITTING.get():
-            self.env = dict(executor.environ)
-        return super().__call__(*args, **kwargs)  # type: ignore[no-any-return]
+            kwargs |= {"env": dict(executor.environ), "stdin": subprocess.DEVNULL}
+            kwargs["start_new_session"] = True
+        try:
+            super().__init__(argv, **kwargs)
+        except OSError as error:
+            raise shell.cannot_start(argv[0], error) if executor else error from error
 
 
 def _collect(process: subprocess.Popen[bytes], stdout: io.StringIO, *others: Any) -> None:
@@ -122,4 +125,5 @@ def _collect(process: subprocess.Popen[bytes], stdout: io.StringIO, *others: Any
         stdout.write(executor.done.stdout)
 
 
-utils.CommandFunction, utils.copy_process_streams = _CommandFunction, _collect
+utils.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Popen})
+utils.copy_process_streams = _collect

@@ -104,6 +104,11 @@ class SlurmHost(Host):
         if given and planned and given != planned:
             has = f"the job has {count(int(given), 'node')}"
             return f"{has} but was rendered for {planned}; render it again with --nodes {given}"
+        for old in self.plan.srun_args:
+            name = old.partition("=")[0]
+            new = next((word for word in self.srun if word.startswith(f"{name}=")), old)
+            if name in ("--nodes", "--ntasks") and new != old:
+                return f"srun has {new} but the job was rendered with {old}; render it again"
         plan, own = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
         rendered = own if plan.accelerate_text else plan.accelerate
         with contextlib.suppress(OSError):

@@ -30,10 +30,10 @@ def reason_of(output: Path, node: str) -> str:
     return found[-1].removeprefix(f"{node}: ") if found else ""
 
 
-def last_word(output: Path) -> str:
-    """Return clusterrun's last line, Slurm's first error, or the last line; "" if it is empty."""
+def last_word(output: Path, *, or_any: bool) -> str:
+    """Return clusterrun's last line, Slurm's first error, or else any last line; "" for none."""
     lines = [line for line in _lines(output, 0) if line.strip()]
-    found = _own(lines, (PREFIX,)) or _of_slurm(lines)[:1] or lines
+    found = _own(lines, (PREFIX,)) or _of_slurm(lines)[:1] or (lines if or_any else [])
     return found[-1] if found else ""
 
 

@@ -223,9 +223,10 @@ def _not_preempted(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def _unsaved(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
-    """Return the latest consecutive attempts that saved nothing."""
+    """Return the latest consecutive attempts that saved nothing, or began anew despite saves."""
+    useful = ground.savers - ground.anew
     found = _no_further(history, ground)
-    return list(takewhile(lambda outcome: outcome.attempt not in ground.savers, found))
+    return list(takewhile(lambda outcome: outcome.attempt not in useful, found))
 
 
 def _no_further(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:

@@ -5,7 +5,7 @@ clusterrun_fail() {
   [[ -z $2 ]] || printf 'clusterrun: %s: %s\n' "${SLURMD_NODENAME:-$HOSTNAME}" "$2" >&2
   set -C  # an earlier record stays
   [[ -z $clusterrun_attempt ]] || echo "$1" 2> /dev/null > "$clusterrun_dir/attempts/$clusterrun_attempt/status"
-  [[ -n $clusterrun_attempt ]] || printf '{"schema": "clusterrun.end/1", "state": "%s", "exit_code": %d, "ended_at": %(%s)T}\n' \
+  [[ -n $clusterrun_attempt || -z $clusterrun_dir ]] || printf '{"schema": "clusterrun.end/1", "state": "%s", "exit_code": %d, "ended_at": %(%s)T}\n' \
     "${3:-FAILED}" "$1" -1 2> /dev/null > "$clusterrun_dir/end.json"
   exit "$1"
 }
