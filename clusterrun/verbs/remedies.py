@@ -58,7 +58,9 @@ _AS_IT_IS: Final = re.compile(
     r"(?:then )?(?:continue it|start it again): clusterrun resume \S+(?: --from scratch)?"
 )
 _SLURM: Final = re.compile(r"\b(?:sacct|sacctmgr|scontrol|sinfo|squeue|srun)\b")
-_REFUSED: Final = re.compile(r"\berror: |^Error: |FATAL Flags|^Could not override |^Key ")
+_REFUSED: Final = re.compile(
+    r"\berror: |^Error: |FATAL Flags|^Could not override |^Key |not used by the HfArgumentParser"
+)
 _MODULE: Final = re.compile(r"No module named '?([\w.]{1,100})")
 _TIMEOUT: Final = re.compile(r"\bTimeout\(ms\)=(\d+)")
 

@@ -207,6 +207,7 @@ def test_the_page_shows_a_remedy_of_a_run(here: CommandLine) -> None:
 
 
 USAGE = "train.py: error: unrecognized arguments: --learning-rate 0.1"
+UNUSED = "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--lr']"
 RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\n'
 
 
@@ -215,6 +216,7 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\n'
     ("printed", "expected"),
     [
         (RAISED + "ValueError: bad sample", "line above, then: clusterrun resume 4711{}"),
+        (RAISED + UNUSED, "script accepts: clusterrun resume 4711 --from scratch -- ARGS"),
         (
             USAGE,
             "pass arguments that the script accepts: clusterrun resume 4711 --from scratch -- ARGS",
