@@ -21,6 +21,7 @@ from clusterrun.logformat.symptoms import Classifier
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
+from clusterrun.shared.job_id import JobId
 
 FORMAT = 2  # of the corpus: one of another format is replaced
 JOBS = "jobs-"  # directories of runs that were interrupted
@@ -123,7 +124,7 @@ def _write_run(paths: RunPaths, *, nodes: int, end: int) -> None:
     over = {"schema": "clusterrun.end/1", "state": "FAILED", "exit_code": 1, "ended_at": end}
     paths.end.write_text(json.dumps(over))
     record = JobRecord(
-        job_id="L1",
+        job_id=JobId("L1"),
         cluster=Cluster.LOCAL,
         slurm_cluster=None,
         name=paths.root.parent.name,

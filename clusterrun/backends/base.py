@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.job_id import JobId
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Submission:
     If the job should start but is held, `held` is the error to raise once it is recorded.
     """
 
-    job_id: str
+    job_id: JobId
     slurm_cluster: str | None = None
     held: ClusterrunError | None = None
     home: Home | None = None

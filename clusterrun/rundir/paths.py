@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterrun.shared.job_id import JobId
+
 NAME_BYTES = 80
 PLACES_OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # nodes see others there
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
@@ -138,8 +140,10 @@ class RunsDir:
         """scaling.json: what `clusterrun scaling` measured with the runs of a name."""
         return self.root / directory_name(name) / "scaling.json"
 
-    def job_link(self, job_id: str) -> Path:
-        """Return the path of a job's link."""
+    def job_link(self, job_id: JobId) -> Path:
+        """Return the path of a job's link. Raises ValueError for a text that is no id."""
+        if not JobId(job_id):
+            raise ValueError("no job id")
         return self.by_job / job_id
 
 

@@ -29,6 +29,7 @@ from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared import files, shell
 from clusterrun.shared.installed import installed_version
+from clusterrun.shared.job_id import JobId
 from clusterrun.shared.locks import locked
 from clusterrun.shared.wording import count
 
@@ -38,7 +39,7 @@ _JOB_LISTS = ("earlier_job_ids", "chained_job_ids")
 LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
 
 # 4711, L3, H4; array tasks, components of heterogeneous jobs and steps belong to their job.
-_JOB_ID = re.compile(r"([LH]?[0-9]+)(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
+_JOB_ID = re.compile(r"([LH]?[0-9]{1,15})(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class JobRecord:
     little more than the record.
     """
 
-    job_id: str
+    job_id: JobId
     cluster: Cluster
     slurm_cluster: str | None
     name: str
@@ -82,8 +83,8 @@ class JobRecord:
     git_commit: str | None
     user: str
     host: str
-    earlier_job_ids: tuple[str, ...] = ()
-    chained_job_ids: tuple[str, ...] = ()
+    earlier_job_ids: tuple[JobId, ...] = ()
+    chained_job_ids: tuple[JobId, ...] = ()
     chain_length: int = 0
     resumed_at: float = 0.0
     is_smoke: bool = False
@@ -95,10 +96,9 @@ class JobRecord:
         return max(self.submitted_at, self.resumed_at), self.run_id
 
     @property
-    def job_ids(self) -> tuple[str, ...]:
+    def job_ids(self) -> tuple[JobId, ...]:
         """All jobs of the run, past and future, in order."""
-        own = (self.job_id,) if self.job_id else ()
-        return (*self.earlier_job_ids, *own, *self.chained_job_ids)
+        return (*filter(None, (*self.earlier_job_ids, self.job_id, *self.chained_job_ids)),)
 
     @property
     def is_own(self) -> bool:
@@ -119,7 +119,7 @@ class JobRecord:
 def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) -> JobRecord:
     """Return the record of a run before its submission, without a job id."""
     return JobRecord(
-        job_id="",
+        job_id=JobId(),
         cluster=plan.cluster,
         slurm_cluster=None,
         name=plan.name,
@@ -155,21 +155,21 @@ def _shape(plan: Plan) -> dict[str, Any]:
 
 
 def submitted_as(
-    record: JobRecord, job_id: str, slurm_cluster: str | None, home: Home | None = None
+    record: JobRecord, job_id: JobId, slurm_cluster: str | None, home: Home | None = None
 ) -> JobRecord:
     """Add a run's first job; the job may have recorded itself already."""
     own = job_id if job_id not in record.job_ids else record.job_id
     return dataclasses.replace(record, job_id=own, slurm_cluster=slurm_cluster, home=home)
 
 
-def chained_by(record: JobRecord, job_id: str) -> JobRecord:
+def chained_by(record: JobRecord, job_id: JobId) -> JobRecord:
     """Add a job to a run's chain; the job may have recorded itself already."""
     if job_id in record.job_ids:
         return record
     return dataclasses.replace(record, chained_job_ids=(*record.chained_job_ids, job_id))
 
 
-def continued_by(record: JobRecord, job_id: str) -> JobRecord:
+def continued_by(record: JobRecord, job_id: JobId) -> JobRecord:
     """Make another job the run's current one; the jobs of the chain before it have ended."""
     ids = record.job_ids
     if job_id in (record.job_id, *record.earlier_job_ids):
@@ -259,8 +259,10 @@ def read_again(record: JobRecord) -> JobRecord:
 def _from_data(data: dict[str, Any], paths: RunPaths) -> JobRecord:
     known = {field.name for field in dataclasses.fields(JobRecord)}
     kept = {key: value for key, value in data.items() if key in known}
-    kept |= {key: tuple(kept.get(key, ())) for key in ("argv", *_JOB_LISTS)}
+    kept |= {key: tuple(map(JobId, kept.get(key, ()))) for key in _JOB_LISTS}
     kept |= {
+        "job_id": JobId(kept["job_id"]),
+        "argv": tuple(kept.get("argv", ())),
         "cluster": Cluster(kept["cluster"]),
         "run_dir": str(paths.root.absolute()),
         "home": _home(kept.get("home")),
@@ -273,7 +275,7 @@ def _home(data: Mapping[str, str] | None) -> Home | None:
     return Home(**{name: data[name] for name in names}) if data else None
 
 
-def link_job(runs_dir: RunsDir, job_id: str, paths: RunPaths) -> None:
+def link_job(runs_dir: RunsDir, job_id: JobId, paths: RunPaths) -> None:
     """Link by-job/<job id> to the run; replace the link of an older run with the same id."""
     runs_dir.by_job.mkdir(mode=0o700, parents=True, exist_ok=True)
     with files.replacing(runs_dir.job_link(job_id)) as temporary:
@@ -302,10 +304,10 @@ def register_run(run_dir: Path, environ: Mapping[str, str], now: float | None = 
     return record
 
 
-def job_id_in(environ: Mapping[str, str]) -> str:
+def job_id_in(environ: Mapping[str, str]) -> JobId:
     """Return the id of the job that an environment belongs to; "" for none."""
     names = ("CLUSTERRUN_HOSTS_JOB_ID", "SLURM_JOB_ID", "CLUSTERRUN_LOCAL_JOB_ID")
-    return next(filter(None, (environ.get(name) for name in names)), "")
+    return next(filter(None, (JobId.read(environ.get(name)) for name in names)), JobId())
 
 
 def _registered(record: JobRecord, environ: Mapping[str, str]) -> JobRecord:
@@ -366,14 +368,19 @@ def earlier_namesakes(record: JobRecord, limit: int) -> Iterator[JobRecord]:
             yield other
 
 
-def newest_jobs(runs_dirs: Iterable[RunsDir], limit: int) -> list[tuple[str, JobRecord]]:
+def newest_jobs(runs_dirs: Iterable[RunsDir], limit: int) -> list[tuple[JobId, JobRecord]]:
     """Return the newest jobs by id, each with the run that its link points to.
 
     Read one directory for each place, and at most `limit` records.
     """
-    links = [link for place in runs_dirs for link in _entries(place.by_job)]
-    links.sort(key=lambda link: int(re.sub("[^0-9]", "", link.name) or 0), reverse=True)
-    found = ((link.name, _readable(_followed(Path(link.path)))) for link in links[:limit])
+    links = [
+        (job_id, Path(link.path))
+        for place in runs_dirs
+        for link in _entries(place.by_job)
+        if (job_id := JobId.read(link.name))
+    ]
+    links.sort(key=lambda link: link[0].number, reverse=True)
+    found = ((job_id, _readable(_followed(path))) for job_id, path in links[:limit])
     return [(job_id, record) for job_id, record in found if record is not None]
 
 
@@ -427,7 +434,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     match = _JOB_ID.match(text)
     if match is None:
         return None
-    job_id, slurm_cluster = match.groups()
+    job_id, slurm_cluster = JobId(match[1]), match[2]
     found = []
     for place, runs_dir in enumerate(runs_dirs):
         record = _job_in(runs_dir, job_id, slurm_cluster)
@@ -443,7 +450,7 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     return found[0] if found else None
 
 
-def _job_in(runs_dir: RunsDir, job_id: str, slurm_cluster: str | None) -> JobRecord | None:
+def _job_in(runs_dir: RunsDir, job_id: JobId, slurm_cluster: str | None) -> JobRecord | None:
     linked = _readable(_followed(runs_dir.job_link(job_id)))
     candidates = [linked] if linked else []
     if slurm_cluster or not candidates:  # the link points to the newest run with the id

@@ -22,6 +22,7 @@ from clusterrun.rundir.known_roots import remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import files
+from clusterrun.shared.job_id import JobId
 from clusterrun.verbs.render import Prepared, Wanted, prepare, with_python
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def submit_prepared(
     return _chain(scheduler, plan, record, chain) if chain else record
 
 
-def remember(paths: RunPaths, job_id: str, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
+def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRecord]) -> JobRecord:
     """Record a job that was submitted. Raises ClusterrunError that names the run directory."""
     try:
         record = records.update(paths, change)

@@ -44,6 +44,7 @@ from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import files
 from clusterrun.shared.given import before_setup
 from clusterrun.shared.host_specs import node_names, parse_host
+from clusterrun.shared.job_id import JobId
 
 GO_S = 30.0  # for the submitter to confirm that it knows of the job
 
@@ -166,7 +167,7 @@ class Controller:
             )
             for rank, (name, host) in enumerate(zip(names, self.plan.hosts, strict=True))
         ]
-        self.job_id = ""
+        self.job_id = JobId()
         self.nonce = secrets.token_hex(16)
         self.listener = threading.Thread(target=self._listen, args=(pipe,), daemon=True)
         self._last_word: Frame | None = None

@@ -24,6 +24,7 @@ from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.end import read_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import files, shell
+from clusterrun.shared.job_id import JobId
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
@@ -164,14 +165,14 @@ class LocalBackend:
         return JobState.UNKNOWN, f"it runs on {controller['host']} and can't be checked from here"
 
     def _paths(self, job_id: str) -> RunPaths | None:
-        link = self.runs_dir.job_link(job_id)
         try:
+            link = self.runs_dir.job_link(JobId(job_id))
             return RunPaths(root=link.resolve(strict=True))
-        except (OSError, RuntimeError):
+        except (OSError, RuntimeError, ValueError):
             return None
 
 
-def _start_controller(plan: Plan, paths: RunPaths, job_id: str) -> Submission:
+def _start_controller(plan: Plan, paths: RunPaths, job_id: JobId) -> Submission:
     keep = set(plan.pass_env)
     if plan.device is Device.CUDA and not plan.gpu_ids:
         keep.add(VISIBLE)  # the user chose these GPUs in the shell

@@ -10,10 +10,11 @@ from clusterrun.rundir.known_roots import remembered_roots, state_dir
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import link_target
 from clusterrun.shared.files import write_whole
+from clusterrun.shared.job_id import JobId
 from clusterrun.shared.locks import locked
 
 
-def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above: int = 0) -> str:
+def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above: int = 0) -> JobId:
     """Take the next id by creating its link, which only one process can do.
 
     Its number is larger than `above`.
@@ -28,10 +29,10 @@ def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above:
             counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.enter_context(locked(counter.with_suffix(".lock")))
         last = max(above, _last(counter, runs_dir))
-        number = _link_next(last, prefix, runs_dir, paths)
+        job_id = _link_next(last, prefix, runs_dir, paths)
         with contextlib.suppress(OSError):
-            write_whole(counter, f"{number}\n")
-    return f"{prefix}{number}"
+            write_whole(counter, f"{job_id.number}\n")
+    return job_id
 
 
 def last_number(runs_dir: RunsDir) -> int:
@@ -62,16 +63,16 @@ def _last(counter: Path, runs_dir: RunsDir) -> int:
 
 def _newest_in(runs_dir: RunsDir) -> int:
     try:
-        names = [entry.name for entry in os.scandir(runs_dir.by_job)]
+        found = [JobId.read(entry.name) for entry in os.scandir(runs_dir.by_job)]
     except OSError:
         return 0
-    return max((int(n[1:]) for n in names if n[:1] in "LH" and n[1:].isdecimal()), default=0)
+    return max((job_id.number for job_id in found if job_id.is_own), default=0)
 
 
-def _link_next(last: int, prefix: str, runs_dir: RunsDir, paths: RunPaths) -> int:
-    number = last
+def _link_next(last: int, prefix: str, runs_dir: RunsDir, paths: RunPaths) -> JobId:
     while True:
-        number += 1
+        last += 1
         with contextlib.suppress(FileExistsError):
-            runs_dir.job_link(f"{prefix}{number}").symlink_to(link_target(runs_dir, paths))
-            return number
+            job_id = JobId(f"{prefix}{last}")
+            runs_dir.job_link(job_id).symlink_to(link_target(runs_dir, paths))
+            return job_id

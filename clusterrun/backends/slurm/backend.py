@@ -25,6 +25,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
+from clusterrun.shared.job_id import JobId
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ class SlurmBackend:
             return error.candidates[0]
         raise _uncertain(what, paths, error.cause) from error
 
-    def _find(self, paths: RunPaths, known: Collection[str]) -> str | None:
+    def _find(self, paths: RunPaths, known: Collection[str]) -> JobId | None:
         return slurm_query.find_by_command(str(paths.root), self.slurm_cluster, known=known)
 
     def _withdraw(self, paths: RunPaths, known: Collection[str]) -> None:

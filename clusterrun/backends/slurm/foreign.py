@@ -10,9 +10,9 @@ from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.slurm.query import call, parse_scontrol
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.shared import shell
+from clusterrun.shared.job_id import JobId
 from clusterrun.shared.state import JobState
 
-_JOB = re.compile(r"[0-9]+(?:[_+][0-9]+)?\Z")
 _NEXT_JOB = re.compile(r"^(?=JobId=[0-9]+ )", re.MULTILINE)
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _USER = re.compile(r".* UserId=([^ (]*)\([0-9]+\) GroupId=", re.DOTALL)
@@ -41,7 +41,8 @@ class ForeignPart:
 
 def is_job_id(text: str) -> bool:
     """Return whether a text is a job id, with or without task: 4711, 4711_3, 4711+1."""
-    return _JOB.match(text) is not None
+    found = JobId.read(text)
+    return bool(found) and not found.is_own
 
 
 def ask(job_id: str) -> list[ForeignPart]:

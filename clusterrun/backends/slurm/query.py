@@ -18,6 +18,7 @@ from clusterrun.backends.environment import scrubbed
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
+from clusterrun.shared.job_id import JobId
 from clusterrun.shared.state import JobState, parse_slurm_state
 
 # The reason is the only free text: a separator in it does no harm.
@@ -317,7 +318,7 @@ def _scontrol_job(job_id: str, pairs: dict[str, str]) -> SchedulerJob:
 
 def find_by_command(
     run_dir: str, slurm_cluster: str | None, *, known: Collection[str] = ()
-) -> str | None:
+) -> JobId | None:
     """Return this user's newest job for a run directory that is not in `known`; None without one.
 
     Before Slurm 23.02 the script's arguments follow its path.
@@ -327,7 +328,7 @@ def find_by_command(
     script = f"{RunPaths(root=Path(run_dir)).script} "
     ids = [int(job_id) for job_id, _, command in rows if f"{command} ".startswith(script)]
     new = [job_id for job_id in ids if str(job_id) not in known]
-    return str(max(new)) if new else None
+    return JobId(str(max(new))) if new else None
 
 
 def job_of_sluid(text: str) -> str:

@@ -9,6 +9,7 @@ from clusterrun.backends.base import Submission
 from clusterrun.errors import SubmissionError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.job_id import JobId
 
 SBATCH_TIMEOUT_S = 60.0
 CHAINED = "chained"  # second argument of the script: a job that waits for the one before it
@@ -55,7 +56,7 @@ def parse_submission(stdout: str) -> Submission:
     """
     lines = [line.strip() for line in stdout.splitlines() if line.strip()]
     matches = [match for line in lines if (match := _PARSABLE.match(line))]
-    found = tuple(Submission(job_id=match[1], slurm_cluster=match[2]) for match in matches)
+    found = tuple(Submission(job_id=JobId(match[1]), slurm_cluster=match[2]) for match in matches)
     if len(found) != 1 or len(lines) != 1:
         raise NoJobIdError(stdout.strip(), found)
     return found[0]
