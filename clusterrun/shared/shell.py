@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,38 +91,49 @@ def run_once(
 ) -> Completed:
     """Run a command that is not of the scheduler; its status is TIMED_OUT if it was killed.
 
-    With `most`, only so many bytes of each stream are kept, and it has no input.
+    With `most`, only so many bytes of each stream are kept.
 
     One that the kernel blocks cannot be killed; it is left alone after `rest_s`. Raises
     SchedulerUnreachableError if it cannot be started.
     """
-    try:
-        process = subprocess.Popen(
-            list(argv),
-            env=None if env is None else dict(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise cannot_start(argv[0], error) from error
-    return collect(process, timeout_s, input, rest_s, most)
+    with _file_with(input) as stdin:
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                env=None if env is None else dict(env),
+                cwd=cwd,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise cannot_start(argv[0], error) from error
+    return collect(process, timeout_s, rest_s, most)
+
+
+@contextlib.contextmanager
+def _file_with(text: str | None) -> Iterator[int]:
+    """Open a file in memory with the input of a command, so that nothing has to write it."""
+    if text is None:
+        yield subprocess.DEVNULL
+        return
+    with open(os.memfd_create("input"), "w+b", buffering=0) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+        file.seek(0)
+        yield file.fileno()
 
 
 def collect(
     process: subprocess.Popen[bytes],
     timeout_s: float,
-    input: str | None = None,
     rest_s: float = REST_S,
     most: int | None = None,
 ) -> Completed:
     """Wait for a command that was started, and return its output; otherwise as `run_once`."""
-    data = None if input is None else input.encode("utf-8", "surrogateescape")
     try:
         if most is None:
-            stdout, stderr = process.communicate(data, timeout=timeout_s)
+            stdout, stderr = process.communicate(timeout=timeout_s)
         else:
             stdout, stderr = _beginnings(process, most, time.monotonic() + timeout_s)
     except subprocess.TimeoutExpired:
@@ -162,7 +173,7 @@ def _rest(process: subprocess.Popen[bytes], within_s: float) -> tuple[bytes, byt
     try:
         return process.communicate(timeout=within_s)
     except subprocess.TimeoutExpired as error:
-        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+        for pipe in filter(None, (process.stdout, process.stderr)):
             pipe.close()
         return error.stdout or b"", error.stderr or b""
 

@@ -18,13 +18,13 @@ import pytest
 
 import clusterrun
 from clusterrun.backends.evidence import TrainingProgress
-from clusterrun.backends.hosts.homes import decoded
 from clusterrun.backends.local import process
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ElsewhereError, Exit
 from clusterrun.rundir import create, record
 from clusterrun.rundir.paths import RunsDir, directory_name
 from clusterrun.rundir.record import Home, JobRecord
+from clusterrun.shared.typed import decoded
 from tests.backends.builders import make_bundle, make_plan
 from tests.logs.corpus import T0, raw, write_log
 from tests.patience import patience, wait_for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import signal
@@ -33,7 +34,9 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import Home
 from clusterrun.shared import files, shell
+from clusterrun.shared.job_id import JobId
 from clusterrun.shared.state import JobState
+from clusterrun.shared.typed import decoded
 
 if TYPE_CHECKING:
     from clusterrun.rundir.record import JobRecord
@@ -111,19 +114,18 @@ class HostsBackend(LocalBackend):
                 raise
             finally:
                 limit.cancel()
-            if answer is None or answer.kind == "refused":
+            if not isinstance(answer, _Ready):
                 pipe.close()
                 raise _refusal(plan, _ended(process), errors, answer)
         with contextlib.suppress(KeyboardInterrupt):  # the job runs: its id must be recorded
             _ended(process)
-        fields = answer.fields
-        remember_number(int(fields["job_id"][1:]))
-        for note in fields["notes"]:
+        remember_number(answer.job_id.number)
+        for note in answer.notes:
             _note(note)
         home = None
-        if not fields["is_here"]:
-            home = Home(host=plan.hosts[0], run_dir=fields["run_dir"], python=fields["python"])
-        return Submission(job_id=fields["job_id"], home=home)
+        if not answer.is_here:
+            home = Home(host=plan.hosts[0], run_dir=answer.run_dir, python=answer.python)
+        return Submission(job_id=answer.job_id, home=home)
 
     def interrupt(self, job_id: str) -> None:
         """Do nothing: the head's agent looks for requests."""
@@ -165,6 +167,27 @@ class HostsBackend(LocalBackend):
         if age < SILENT_S:
             return JobState.RUNNING, controller.get("waits", "")
         return JobState.UNKNOWN, f"its controller on {host} has been silent for {age:.0f} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ready:
+    """The controller's answer that the job will run; `is_here`: in the run directory of here."""
+
+    job_id: JobId
+    run_dir: str
+    python: str
+    is_here: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Refused:
+    """The controller's answer that the job will not run."""
+
+    message: str
+    hints: tuple[str, ...]
+    cause: str | None
+    exit: Exit
 
 
 def _note(text: str) -> None:
@@ -211,10 +234,11 @@ def _shell(plan: Plan) -> tuple[int, str | None] | None:
 
 def _negotiate(
     pipe: Pipe, plan: Plan, paths: RunPaths, met: Callable[[], None], **about: Any
-) -> Frame | None:
+) -> _Ready | _Refused | None:
     """Send the job; return the answer, None if the connection ended.
 
-    `met` is called once the controller has started.
+    `met` is called once the controller has started. Raises SubmissionError for an answer that makes
+    no sense.
     """
     nonce = secrets.token_hex(16)
     mark = paths.nonce(nonce)
@@ -236,19 +260,30 @@ def _negotiate(
     place = pipe.receive()
     met()
     mark.unlink(missing_ok=True)
-    if place is None or place.kind != "place":
-        return place
-    notes = [] if place.fields["is_here"] else _send_project(pipe, plan)
-    while (answer := pipe.receive()) is not None and answer.kind == "note":
-        _note(answer.fields["text"])
-    if answer is not None and answer.kind == "ready":
-        try:
-            pipe.send("go")
-        except OSError:
-            return None
-        answer.fields["is_here"] = place.fields["is_here"]
-        answer.fields["notes"] = [*notes, *answer.fields.get("notes", ())]
-    return answer
+    try:
+        if place is None or place.kind != "place":
+            return _refused(place)
+        is_here = decoded(bool, place.fields.get("is_here"))
+        notes = [] if is_here else _send_project(pipe, plan)
+        while (answer := pipe.receive()) is not None and answer.kind == "note":
+            _note(decoded(str, answer.fields.get("text")))
+        if answer is None or answer.kind != "ready":
+            return _refused(answer)
+        ready: _Ready = decoded(_Ready, {**answer.fields, "is_here": is_here})
+        if not ready.job_id.startswith("H") or ready.job_id.number <= about["last_id"]:
+            raise ValueError("the id of another job")
+    except ValueError as error:
+        raise refusals.nonsense(plan.hosts[0]) from error
+    try:
+        pipe.send("go")
+    except OSError:
+        return None
+    return dataclasses.replace(ready, notes=(*notes, *ready.notes))
+
+
+def _refused(answer: Frame | None) -> _Refused | None:
+    found: _Refused | None = decoded(_Refused, answer.fields) if answer else None
+    return found
 
 
 def _send_project(pipe: Pipe, plan: Plan) -> list[str]:
@@ -263,15 +298,13 @@ def _send_project(pipe: Pipe, plan: Plan) -> list[str]:
     return [*found.notes, *notes]
 
 
-def _refusal(plan: Plan, code: int, errors: BinaryIO, answer: Frame | None) -> ClusterrunError:
+def _refusal(plan: Plan, code: int, errors: BinaryIO, answer: _Refused | None) -> ClusterrunError:
     """Return why the job was not accepted."""
     if answer is not None:
-        given = answer.fields
-        kinds: dict[int, type[ClusterrunError]] = {int(Exit.UNREACHABLE): SchedulerUnreachableError}
-        error = kinds.get(given["exit"], SubmissionError)(
-            given["message"], hint=tuple(given["hints"]), cause=given["cause"]
-        )
-        error.exit_code = Exit(given["exit"])
+        is_silent = answer.exit is Exit.UNREACHABLE
+        kind = SchedulerUnreachableError if is_silent else SubmissionError
+        error = kind(answer.message, hint=answer.hints, cause=answer.cause)
+        error.exit_code = answer.exit or Exit.FAILED
         return error
     errors.seek(0)
     return refusals.why(plan.hosts[0], code, errors.read().decode(errors="replace"))

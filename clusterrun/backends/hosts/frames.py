@@ -44,7 +44,7 @@ class Pipe:
             fields = json.loads(self._reader.readline(LINE_BYTES))
             kind, size = fields.pop("kind"), fields.pop("size")
             data = self._reader.read(size + 1)[:-1] if 0 < size <= DATA_BYTES else b""
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         return Frame(kind=kind, fields=fields, data=data) if len(data) == size else None
 

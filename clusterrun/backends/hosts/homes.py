@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.backends import select
-from clusterrun.backends.hosts import passing
+from clusterrun.backends.hosts import passing, refusals
 from clusterrun.backends.hosts.openssh import ssh
-from clusterrun.backends.hosts.refusals import SSH_FAILED
 from clusterrun.backends.local.job_ids import remember_number
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError
@@ -29,10 +26,19 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import Home, JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
+from clusterrun.shared.typed import decoded
 
 ANSWER_S: Final = 10.0
+ANSWER_BYTES: Final = 16 << 20
 AT_ONCE: Final = 32
+MOST_JOBS: Final = 1000  # of one run
 MARK: Final = "clusterrun.homes/1 "  # a login script there may print lines of its own
+# What a run's home may change in the record here.
+_THEIRS: Final = (
+    *("job_id", "earlier_job_ids", "chained_job_ids", "chain_length", "resumed_at"),
+    *("nodes", "procs_per_node", "gpus_per_node", "world_size", "strategy", "device"),
+    "time_minutes",
+)
 
 
 def ask(found: Sequence[JobRecord]) -> list[JobStatus]:
@@ -66,30 +72,46 @@ def _ask_for(
         answer = _answer(host, python, [_home(record).run_dir for record in group])
     except ClusterrunError as error:
         return [(r, JobStatus(record=r, state=JobState.UNKNOWN, error=error)) for r in group]
-    known = {status.record.run_dir: status for status in answer}
-    return [(record, _here(record, known.get(_home(record).run_dir))) for record in group]
+    known = {status.record.run_dir: status for status in answer if status}
+    found = [(record, known.get(_home(record).run_dir)) for record in group]
+    is_whole = len(known) == len(answer)
+    return [(r, _here(r, there) if there or is_whole else _refused(r)) for r, there in found]
 
 
 def _here(record: JobRecord, there: JobStatus | None) -> JobStatus:
-    """Return a status with the run's record here, brought up to date."""
+    """Return a status with the run's record here, brought up to date.
+
+    The host decides only how its run is, and which jobs continue it.
+    """
     if there is None:
         note = f"its run directory is gone from {_home(record).host}"
         return JobStatus(record=record, state=JobState.UNKNOWN, notes=(note,))
-    own = {name: getattr(record, name) for name in ("run_dir", "workdir", "home")}
-    new = dataclasses.replace(there.record, **own)
+    new = dataclasses.replace(record, **{name: getattr(there.record, name) for name in _THEIRS})
+    is_grown = {*new.job_ids} >= {*record.job_ids} and 0 < len(new.job_ids) <= MOST_JOBS
+    if not is_grown or not all(job_id.is_own for job_id in new.job_ids):
+        return _refused(record)
     if new.job_ids != record.job_ids:
         remember(new)
     return dataclasses.replace(there, record=new)
 
 
+def _refused(record: JobRecord) -> JobStatus:
+    error = refusals.nonsense(_home(record).host)
+    return JobStatus(record=record, state=JobState.UNKNOWN, error=error)
+
+
 def remember(record: JobRecord) -> None:
-    """Record here which jobs continue a run, so that their ids name it and are not used again."""
-    remember_number(int(record.job_id[1:]))
+    """Record here which jobs continue a run, so that their ids name it and are not used again.
+
+    An id that names another run here keeps that meaning.
+    """
+    remember_number(record.job_id.number)
     try:
         records.update(record.paths, lambda _: record)
         for job_id in record.job_ids:
-            records.link_job(record.runs_dir, job_id, record.paths)
-    except OSError:  # not writable; the run keeps its other names
+            if not record.runs_dir.job_link(job_id).exists():
+                records.link_job(record.runs_dir, job_id, record.paths)
+    except (OSError, ClusterrunError):  # not writable; the run keeps its other names
         return
 
 
@@ -103,7 +125,7 @@ def runs_on(hosts: Iterable[str], python: str) -> tuple[list[JobStatus], list[Cl
 
 def _all_of(host: str, python: str) -> list[JobStatus] | ClusterrunError:
     try:
-        return [_named_by(status, host, python) for status in _answer(host, python, None)]
+        return [_named_by(status, host, python) for status in _answer(host, python, None) if status]
     except ClusterrunError as error:
         return error
 
@@ -113,23 +135,33 @@ def _named_by(status: JobStatus, host: str, python: str) -> JobStatus:
     return dataclasses.replace(status, record=dataclasses.replace(status.record, home=home))
 
 
-def _answer(host: str, python: str, run_dirs: Sequence[str] | None) -> list[JobStatus]:
-    """Ask one host; None asks for all runs. Raises SchedulerUnreachableError, ClusterrunError."""
+def _answer(host: str, python: str, run_dirs: Sequence[str] | None) -> list[JobStatus | None]:
+    """Ask one host; None asks for all runs. What makes no sense in the answer is None.
+
+    Raises SchedulerUnreachableError, ClusterrunError.
+    """
     argv = ssh(host, passing.module(python, __name__))
-    done = shell.run_once(argv, ANSWER_S, input=json.dumps(run_dirs))
+    done = shell.run_once(argv, ANSWER_S, input=json.dumps(run_dirs), most=ANSWER_BYTES)
     if done.rc == shell.TIMED_OUT:
         raise passing.silent(host, done.stderr or f"no answer within {ANSWER_S:.0f} s")
-    if done.rc == SSH_FAILED:
+    if done.rc == refusals.SSH_FAILED:
         raise passing.silent(host, done.stderr)
     try:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-        return [decoded(JobStatus, each) for each in json.loads(line.removeprefix(MARK))]
-    except (ValueError, KeyError, TypeError) as error:
+        return [_status(each) for each in decoded(list[Any], json.loads(line.removeprefix(MARK)))]
+    except (ValueError, RecursionError) as error:
         raise ClusterrunError(
             f"clusterrun does not run on {host}, or is of another version",
             cause=(done.stderr.strip().splitlines() or [str(error)])[-1],
             hint=f"its Python is {python}",
         ) from error
+
+
+def _status(data: Any) -> JobStatus | None:
+    with contextlib.suppress(ValueError):
+        found: JobStatus = decoded(JobStatus, data)
+        return found
+    return None
 
 
 # At the other end
@@ -145,20 +177,6 @@ def answer(run_dirs: Iterable[str] | None) -> str:
     known = statuses([record for record in found if record.home is None], select.backend_of)
     plain = [dataclasses.asdict(dataclasses.replace(status, error=None)) for status in known]
     return MARK + json.dumps(plain)
-
-
-def decoded(kind: Any, value: Any) -> Any:
-    """Return what `dataclasses.asdict` and JSON made plain as a value of a type again."""
-    outer, inner = typing.get_origin(kind), typing.get_args(kind)
-    if outer in (typing.Union, types.UnionType):
-        return None if value is None else decoded(inner[0], value)
-    if outer is tuple:
-        return tuple(decoded(inner[0], each) for each in value)
-    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        hints = typing.get_type_hints(kind)
-        names = [field.name for field in dataclasses.fields(kind) if field.name in value]
-        return typing.cast(type, kind)(**{n: decoded(hints[n], value[n]) for n in names})
-    return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final
 
 from clusterrun.backends.hosts.start import SETUP_FAILED
-from clusterrun.errors import ClusterrunError, Exit
+from clusterrun.errors import ClusterrunError, Exit, SubmissionError
 
 SSH_FAILED: Final = 255  # ssh's own status; any other is the command's
 NOT_FOUND: Final = 127  # bash's
@@ -72,6 +72,12 @@ HINTS: Final[dict[Refusal, str]] = {
     Refusal.OTHER: "look for the reason with: ssh -v HOST",
 }
 _OURS: Final = (Refusal.NO_PYTHON, Refusal.NO_CLUSTERRUN, Refusal.SETUP, Refusal.ENDED)
+
+
+def nonsense(host: str) -> SubmissionError:
+    """Return the error for an answer that is not of the form that clusterrun gives."""
+    hint = "check that clusterrun there has the version of this machine"
+    return SubmissionError(f"the answer of {host} makes no sense", hint=hint)
 
 
 class HostError(ClusterrunError):

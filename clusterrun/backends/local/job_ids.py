@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Final
 
 from clusterrun.rundir.known_roots import remembered_roots, state_dir
 from clusterrun.rundir.paths import RunPaths, RunsDir
@@ -12,6 +13,8 @@ from clusterrun.rundir.record import link_target
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.job_id import JobId
 from clusterrun.shared.locks import locked
+
+AHEAD: Final = 1_000_000  # of the last number here: others can't use up the numbers
 
 
 def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above: int = 0) -> JobId:
@@ -28,7 +31,7 @@ def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above:
         with contextlib.suppress(OSError):
             counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.enter_context(locked(counter.with_suffix(".lock")))
-        last = max(above, _last(counter, runs_dir))
+        last = _believed(above, _last(counter, runs_dir))
         job_id = _link_next(last, prefix, runs_dir, paths)
         with contextlib.suppress(OSError):
             write_whole(counter, f"{job_id.number}\n")
@@ -47,7 +50,12 @@ def remember_number(number: int) -> None:
         counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(counter.with_suffix(".lock")):
             known = int(counter.read_text(encoding="ascii")) if counter.exists() else 0
-            write_whole(counter, f"{max(known, number)}\n")
+            write_whole(counter, f"{_believed(number, known)}\n")
+
+
+def _believed(number: int, last: int) -> int:
+    """Return the later of another party's number and the last one here, unless it is absurd."""
+    return number if last < number <= last + AHEAD else last
 
 
 def _counter() -> Path:
@@ -56,17 +64,19 @@ def _counter() -> Path:
 
 def _last(counter: Path, runs_dir: RunsDir) -> int:
     try:
-        return max(int(counter.read_text(encoding="ascii")), _newest_in(runs_dir))
+        known = JobId(f"L{counter.read_text(encoding='ascii').strip()}")
+        return _newest_in(runs_dir, known.number)
     except (OSError, ValueError):
-        return max(map(_newest_in, (runs_dir, *remembered_roots())))
+        return max(_newest_in(place, 0) for place in (runs_dir, *remembered_roots()))
 
 
-def _newest_in(runs_dir: RunsDir) -> int:
+def _newest_in(runs_dir: RunsDir, known: int) -> int:
     try:
         found = [JobId.read(entry.name) for entry in os.scandir(runs_dir.by_job)]
     except OSError:
-        return 0
-    return max((job_id.number for job_id in found if job_id.is_own), default=0)
+        return known
+    numbers = (job_id.number for job_id in found if job_id.is_own)
+    return max((_believed(number, known) for number in numbers), default=known)
 
 
 def _link_next(last: int, prefix: str, runs_dir: RunsDir, paths: RunPaths) -> JobId:
