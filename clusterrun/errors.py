@@ -107,6 +107,18 @@ class ElsewhereError(ClusterrunError):
         self.host, self.python, self.runs, self.job = host, python, runs, job
 
 
+class NotAdoptedError(ClusterrunError):
+    """Only job.json says that a run is on another host: this user has not submitted it there."""
+
+    code = "elsewhere"
+
+    def __init__(self, host: str, python: str, word: str) -> None:
+        super().__init__(
+            f"job {word} is elsewhere, on {host}, but only its job.json says so",
+            hint=f"if you trust it to run {python} there: clusterrun status --adopt {word}",
+        )
+
+
 class SchedulerUnreachableError(ClusterrunError):
     """The scheduler or host did not answer; the job itself is not affected."""
 

@@ -15,7 +15,7 @@ from clusterrun.cli.shared.job_text import brief, failure_lines, verdict_line, w
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
 from clusterrun.cli.shared.times import local_time
 from clusterrun.config.keys import nearest
-from clusterrun.errors import ClusterrunError, UsageError, describe
+from clusterrun.errors import ClusterrunError, NotAdoptedError, UsageError, describe
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
@@ -166,7 +166,9 @@ def _step(job: JobStatus) -> str:
 
 def _report_silence(ctx: click.Context, found: list[ClusterrunError]) -> None:
     """Report once that a scheduler or host did not answer; the table comes from the rest."""
-    errors = {str(error): error for error in found}
+    if strange := [error for error in found if isinstance(error, NotAdoptedError)]:
+        output.note(f"{describe(strange[0])}; {strange[0].hint}")
+    errors = {str(error): error for error in found if error not in strange}
     for error in errors.values():
         output.print_error_text(error)
     for error in errors.values():

@@ -32,6 +32,7 @@ from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
+from clusterrun.verbs import find
 from clusterrun.verbs.status import status_explained, wait
 
 _SILENT_S = 300  # without output, a running job may hang
@@ -44,10 +45,21 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 @click.option(
     "--exit-status", is_flag=True, help="exit with 3 if the job did not complete or is suspect"
 )
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="believe job.json that the run is on another host, and ask it",
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
 def command(
-    ctx: click.Context, job: str | None, *, as_json: bool, exit_status: bool, waiting: bool
+    ctx: click.Context,
+    job: str | None,
+    *,
+    adopt: bool,
+    as_json: bool,
+    exit_status: bool,
+    waiting: bool,
 ) -> None:
     """Show the state of a job.
 
@@ -62,6 +74,8 @@ def command(
     clusterrun status 4711 --wait --exit-status && echo trained
     """
     output.expect_json(as_json)
+    if adopt and (home := find.adopt(job)):
+        output.note(f"from now on, {home.host} is asked about this run; it runs {home.python}")
     record = find_announced(job)
     now = _waited(record) if waiting else status_explained(record)
     if as_json:

@@ -18,6 +18,7 @@ from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir import create
 from clusterrun.rundir import record as records
+from clusterrun.rundir.known_homes import remember_home
 from clusterrun.rundir.known_roots import remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
@@ -96,6 +97,8 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
             hint=f"its run directory is {paths.root}",
         ) from error
     remember_root(record.runs_dir)
+    with contextlib.suppress(OSError, ClusterrunError):  # a home that cannot be written
+        remember_home(record)
     return record
 
 

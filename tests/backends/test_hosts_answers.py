@@ -17,7 +17,7 @@ from clusterrun.backends.hosts.frames import Pipe
 from clusterrun.backends.local import job_ids
 from clusterrun.backends.status import JobStatus
 from clusterrun.errors import SubmissionError
-from clusterrun.rundir import create, record
+from clusterrun.rundir import create, known_homes, record
 from clusterrun.rundir.paths import RunsDir
 from clusterrun.rundir.record import Home, JobRecord
 from clusterrun.shared import shell
@@ -76,6 +76,7 @@ def make(runs: RunsDir, job_id: str, host: str = "") -> JobRecord:
     made = record.new_record(plan, paths, argv=(), now=1.0)
     made = dataclasses.replace(made, job_id=JobId(job_id), home=home)
     record.write(made)
+    known_homes.remember_home(made)
     record.link_job(runs, made.job_id, paths)
     return made
 
@@ -140,7 +141,7 @@ def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch, runs: RunsDir
     done = shell.run_once(argv, 60, input="asked", most=1000)
     assert (done.rc, len(done.stdout), done.stdout[:5]) == (0, 1000, "asked")
     (found,) = homes.ask([make(runs, "H7", "gpu1")])
-    assert found.error
+    assert "clusterrun does not run on gpu1" in str(found.error)
 
 
 PLACE = {"kind": "place", "is_here": True}

@@ -21,7 +21,7 @@ from clusterrun.backends.evidence import TrainingProgress
 from clusterrun.backends.local import process
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ElsewhereError, Exit
-from clusterrun.rundir import create, record
+from clusterrun.rundir import create, known_homes, record
 from clusterrun.rundir.paths import RunsDir, directory_name
 from clusterrun.rundir.record import Home, JobRecord
 from clusterrun.shared.typed import decoded
@@ -77,7 +77,9 @@ class Here:
         paths = self.runs.run(directory_name(name), there.root.name)
         paths.root.mkdir(parents=True)
         at = Home(host=host, run_dir=str(there.root), python=sys.executable)
-        record.write(dataclasses.replace(made, run_dir=str(paths.root), home=at))
+        here = dataclasses.replace(made, run_dir=str(paths.root), home=at)
+        record.write(here)
+        known_homes.remember_home(here)
         record.link_job(self.runs, job_id, paths)
         return made
 
@@ -101,7 +103,8 @@ class Here:
 
 
 @pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Here:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "laptop/.local/state"))
     for name in ("project", "laptop", "hosts/gpu1", "hosts/gpu2"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "hosts" / "ssh").write_text(SSH)
@@ -210,7 +213,8 @@ def test_a_status_of_255_is_the_commands(here: Here) -> None:
     python.chmod(0o755)
     local = record.list_records(here.runs)[0]
     home = Home(host="gpu1", run_dir=made.run_dir, python=str(python))
-    record.write(dataclasses.replace(local, home=home))
+    record.write(local := dataclasses.replace(local, home=home))
+    known_homes.remember_home(local)
     assert here("status") == (255, "from there\n", "using job L1 (demo, newest run in runs)\n")
 
 
@@ -310,13 +314,13 @@ def test_cancel_takes_several_jobs_of_one_host(here: Here) -> None:
 
 
 def test_what_cannot_be_done_there_is_refused(here: Here) -> None:
-    made = here.run("gpu1", "L1")
+    here.run("gpu1", "L1")
     for args in (("logs", "L1", "--save", "x"), ("diagnose", "L1", "--bundle=x.tgz")):
         code, _, err = here(*args)
         assert code == Exit.USAGE
         assert "writes a file here, but the run directory of job L1 is on gpu1" in err
     assert here.asked == []
-    found = dataclasses.replace(made, home=Home(host="gpu1", run_dir="/r", python="python"))
+    (found,) = record.list_records(here.runs)
     with pytest.raises(ElsewhereError) as caught:
         clusterrun.status(found)
     assert "clusterrun status L1" in caught.value.hint
@@ -362,6 +366,33 @@ def test_list_shows_the_runs_that_other_machines_submitted(here: Here) -> None:
     assert found[0] == ("L2", "FAILED", other.run_dir)
     assert [job_id for job_id, _, _ in found] == ["L2", "L1"]
     assert "gpu3 does not answer" in err
+
+
+def test_a_project_names_no_host_and_no_program_until_the_user_trusts_it(here: Here) -> None:
+    end(here.run("gpu1", "H1"))
+    state = here.root / "laptop/.local/state/clusterrun/homes.json"
+    state.unlink()  # as if the directory had come with a repository
+    config = here.root / "project/clusterrun.yaml"
+    config.write_text("hosts: [gpu1]\nlaunch: {python: ./own}\n")
+    code, out, err = here("list")
+    assert (code, out.splitlines()[1].split()[:3]) == (0, ["H1", "demo", "UNKNOWN"])
+    hint = f"if you trust it to run {sys.executable} there: clusterrun status --adopt H1"
+    assert "job H1 is elsewhere, on gpu1" in out
+    assert f"but only its job.json says so; {hint}" in err
+    for verb in ("status", "logs", "diagnose", "cancel", "resume"):
+        code, out, err = here(verb, "H1")
+        assert (code, out) == (Exit.FAILED, ""), err
+        assert f"hint: {hint}" in err
+    assert here("config", "show")[0] == 0
+    code, _, err = here("list", "--all-hosts")
+    assert (code, "names hosts" in err) == (Exit.USAGE, True)
+    assert here.asked == []
+    config.unlink()
+    for words in (("--adopt", "H1"), ("H1",)):
+        code, out, err = here("status", *words)
+        assert (code, "COMPLETED" in out) == (0, True), err
+    assert here("list")[0] == 0
+    assert here.asked == ["gpu1 -T"] * 3
 
 
 WAIT = """

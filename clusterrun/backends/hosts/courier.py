@@ -32,7 +32,9 @@ from clusterrun.backends.hosts.start import ENVIRON, take_streams
 from clusterrun.backends.local.controller import amend_controller
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
+from clusterrun.rundir import record
 from clusterrun.rundir.create import remove_run
+from clusterrun.rundir.known_homes import remember_home
 from clusterrun.rundir.known_roots import remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import link_job
@@ -195,8 +197,9 @@ class Courier:
         self._stop_listening()  # it may have tried ports for a host that came back
         if self._sender is not None:
             mirror.write_bundle(paths.root, fields["files"])
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ClusterrunError):
                 link_job(_runs_dir(paths), fields["environ"]["CLUSTERRUN_HOSTS_JOB_ID"], paths)
+                remember_home(record.read(paths))  # the controller's host
         remember_root(_runs_dir(paths))
         environ = {**scrubbed(self._environ, keep=(VISIBLE,)), **fields["environ"]}
         self._kill_by, self._attempt = float("inf"), fields["attempt"]

@@ -19,8 +19,9 @@ from clusterrun.backends.hosts import passing, refusals
 from clusterrun.backends.hosts.openssh import ssh
 from clusterrun.backends.local.job_ids import remember_number
 from clusterrun.backends.status import JobStatus, statuses
-from clusterrun.errors import ClusterrunError
+from clusterrun.errors import ClusterrunError, NotAdoptedError
 from clusterrun.rundir import record as records
+from clusterrun.rundir.known_homes import adopted, known_homes
 from clusterrun.rundir.known_roots import remembered_roots
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import Home, JobRecord
@@ -44,18 +45,24 @@ _THEIRS: Final = (
 def ask(found: Sequence[JobRecord]) -> list[JobStatus]:
     """Return the status of runs with a home elsewhere; UNKNOWN and `error` if it does not answer.
 
-    Record here which jobs have continued them.
+    Record here which jobs have continued them. A host that this user has not used for the run is
+    not asked.
     """
+    known, strange = known_homes(), dict[str, JobStatus]()
     hosts: dict[tuple[str, str], list[JobRecord]] = {}
     for record in found:
-        home = _home(record)
-        hosts.setdefault((home.host, home.python), []).append(record)
-    if not hosts:
-        return []
-    with ThreadPoolExecutor(min(AT_ONCE, len(hosts))) as pool:
+        try:
+            own = adopted(record, known)
+        except NotAdoptedError as error:
+            strange[record.run_dir] = JobStatus(
+                record=record, state=JobState.UNKNOWN, reason=error.message, error=error
+            )
+        else:
+            hosts.setdefault((_home(own).host, _home(own).python), []).append(own)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(lambda item: _ask_for(*item), hosts.items()))
-    by_record = {id(record): status for answer in answers for record, status in answer}
-    return [by_record[id(record)] for record in found]
+    asked = {record.run_dir: status for answer in answers for record, status in answer}
+    return [(asked | strange)[record.run_dir] for record in found]
 
 
 def _home(record: JobRecord) -> Home:
