@@ -375,7 +375,7 @@ def test_pure_code_is_left_in_peace() -> None:
 
 
 def test_reading_is_allowed_where_the_document_says_so_and_writing_never() -> None:
-    reading = "def newest_attempt():\n    a.iterdir()\ndef other():\n    a.iterdir()"
+    reading = "def attempts():\n    a.iterdir()\ndef other():\n    a.iterdir()"
     assert _impurities("rundir.paths", ast.parse(reading)) == ["line 4: .iterdir()"]
     assert _impurities("config.files", ast.parse("p.read_text()")) == []
     assert _impurities("config.files", ast.parse("p.write_text('')")) == ["line 1: .write_text()"]

@@ -9,6 +9,7 @@ from clusterrun.rundir.outcome import Cause, Outcome, Reason, read_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.startup import Startup
 from clusterrun.rundir.world import read_world
+from clusterrun.shared import files
 
 HALTS = 2  # that make a node bad; one may be chance
 
@@ -31,7 +32,7 @@ class AttemptSummary:
 
 def read_attempts(paths: RunPaths, newest: int | None = None) -> tuple[AttemptSummary, ...]:
     """Read all attempts of a run, in order, up to the `newest` if it is known."""
-    numbers = range(1, (paths.newest_attempt() if newest is None else newest) + 1)
+    numbers = [number for number in paths.attempts() if newest is None or number <= newest]
     outcomes = {number: read_outcome(paths, number) for number in numbers}
     return tuple(_attempt(paths, number, outcomes) for number in numbers)
 
@@ -79,7 +80,7 @@ def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
 def _resumed_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> int:
     """Return the step that an attempt resumed from, else the newest that it could resume from."""
     try:
-        return int(paths.resumed(number).read_text(encoding="ascii"))
+        return int(files.read_whole(paths.resumed(number))[:15])
     except (OSError, ValueError):
         before = outcomes.get(number - 1)
         return (before.checkpoint if before else None) or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from clusterrun.rundir.end import End, read_end
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.record import JobRecord, continued_by
 from clusterrun.rundir.request import Reason, read_request
+from clusterrun.shared import files
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
 
@@ -34,8 +36,8 @@ class JobStatus:
     what the ranks reported, not what was requested; `unjoined` is set if no rank has joined a
     process group within two minutes; `preflight` are the checks that failed before the newest
     attempt's launch. `partition`, `asked_nodes` and `asked_limit_s` are what a
-    pending job requests now; `waiting.explained` sets `outlook`. `error` is set if the scheduler
-    did not answer.
+    pending job requests now; `waiting.explained` sets `outlook`. `damaged` are files of the run
+    that can't be read. `error` is set if the scheduler did not answer.
     """
 
     record: JobRecord
@@ -64,6 +66,7 @@ class JobStatus:
     failure: Outcome | None = None
     attempts: tuple[AttemptSummary, ...] = ()
     notes: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
     error: ClusterrunError | None = None
 
     @property
@@ -112,14 +115,35 @@ def statuses(
     Jobs whose files show that they completed are not queried. If a scheduler doesn't answer, each
     status that lacks its answer has the error.
     """
-    ends = [read_end(record.paths) for record in records]
+    read = [_read_end(record) for record in records]
+    ends, damaged = [end for end, _ in read], [damage for _, damage in read]
     records = [_current(record, end) for record, end in zip(records, ends, strict=True)]
     asked = [record for record, end in zip(records, ends, strict=True) if _must_ask(record, end)]
     answers = _ask(asked, backend_for, max_age_s)
     return [
-        _status(record, end, answers.get(id(record)))
-        for record, end in zip(records, ends, strict=True)
+        _contained(record, end, answers.get(id(record)), found)
+        for record, end, found in zip(records, ends, damaged, strict=True)
     ]
+
+
+def _read_end(record: JobRecord) -> tuple[End | None, list[Path]]:
+    with files.noting_damage() as damaged:
+        end = read_end(record.paths)
+    return end, [record.paths.record, *damaged] if record.is_damaged else damaged
+
+
+def _contained(
+    record: JobRecord, end: End | None, answer: _Answer | None, damaged: Sequence[Path]
+) -> JobStatus:
+    """Return the status of a job; what is wrong with its files concerns no other job."""
+    with files.noting_damage() as found:
+        try:
+            status = _status(record, end, answer)
+        except Exception as error:  # noqa: BLE001 - other jobs are shown as usual
+            why = f"its files can't be read: {type(error).__name__}: {error}"
+            status = JobStatus(record=record, state=JobState.UNKNOWN, notes=(why,))
+    names = (os.path.relpath(path, record.run_dir) for path in (*damaged, *found))
+    return dataclasses.replace(status, damaged=tuple(dict.fromkeys(names)))
 
 
 def _current(record: JobRecord, end: End | None) -> JobRecord:
@@ -319,7 +343,7 @@ def _notes(
 ) -> tuple[str, ...]:
     is_late = state is JobState.COMPLETED and evidence.is_unheard  # it needed no save
     notes = [evidence.unsaved] if evidence.unsaved and not is_late else []
-    if not record.job_id:
+    if not record.job_id and not record.is_damaged:
         notes.append("its submission was interrupted; look for it with 'squeue --me'")
     if answer and answer.error and not state.is_terminal:
         notes.append(answer.error.message)

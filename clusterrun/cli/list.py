@@ -142,6 +142,8 @@ def _row(job: JobStatus) -> tuple[str, ...]:
 
 
 def _why_or_where(job: JobStatus) -> str:
+    if job.damaged:
+        return f"damaged: {job.damaged[0]}"
     if job.suspicions:
         return brief(f"suspect: {job.suspicions[0].text}")
     if job.error and job.record.home:

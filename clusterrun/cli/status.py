@@ -83,7 +83,7 @@ def command(
     else:
         for label, text in _lines(now):
             output.answer(f"{label:<11}{text}")
-    for text in now.notes:
+    for text in (*now.notes, *(f"damaged: {name}" for name in now.damaged)):
         output.note(text)
     if now.unjoined is not None:
         output.note(now.unjoined.hint)

@@ -21,6 +21,7 @@ from clusterrun.config.choices import (
 )
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.verdict_rules import VerdictRule
+from clusterrun.shared import typed
 
 SCHEMA = "clusterrun.plan-file/1"
 DEFAULT_PORTS = (20000, 29999)
@@ -160,31 +161,10 @@ class Plan:
         return json.dumps(data, separators=(",", ":"), sort_keys=True, ensure_ascii=True) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Read what `to_json` wrote. Raises ValueError for another schema."""
+    def from_json(cls, text: str | bytes) -> Plan:
+        """Read what `to_json` wrote. Raises ValueError for anything else."""
         data = json.loads(text)
-        schema = data.pop("schema", None)
-        if schema != SCHEMA:
-            raise ValueError(f"plan.json has schema {schema!r}; this clusterrun reads {SCHEMA!r}")
-        return cls(**{key: _READERS.get(key, _as_is)(value) for key, value in data.items()})
-
-
-def _as_is(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-_READERS: dict[str, Any] = {
-    "cluster": Cluster,
-    "device": Device,
-    "strategy": Strategy,
-    "precision": Precision,
-    "network": Network,
-    "on_interrupt": OnInterrupt,
-    "preflight": Preflight,
-    "stage": Stage,
-    "launcher": Launcher,
-    "ignore_rules": lambda names: tuple(map(VerdictRule, names)),
-    "parallel": lambda sizes: Parallel(**sizes),
-    "directives": lambda rows: tuple(Directive(**row) for row in rows),
-    "env": lambda rows: tuple(EnvVar(**row) for row in rows),
-}
+        plan = typed.of_schema(cls, data, SCHEMA)
+        if unknown := data.keys() - {"schema", *dataclasses.asdict(plan)}:
+            raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+        return plan

@@ -15,10 +15,12 @@ from clusterrun.logformat.lines import Stream
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import ranks_by_node
 from clusterrun.shared.descriptors import raise_descriptor_limit
+from clusterrun.shared.files import open_regular
 from clusterrun.shared.hostlist import natural_key
 
 BLOCK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 1024 * 1024  # reached only in damaged files: agents cut lines far earlier
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # to open a FIFO may block
 _SPARE_DESCRIPTORS = 64  # for everything else that this process opens
 
 
@@ -94,7 +96,7 @@ def stat_file(path: Path, *, fresh: bool = False) -> os.stat_result | None:
     try:
         if not fresh:
             return os.stat(path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, _READ)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -154,14 +156,14 @@ class OpenFiles:
 
     def _open(self, path: Path) -> int:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, _READ)
         except OSError as error:
             if error.errno != errno.EMFILE or not self._descriptors:
                 raise
             self._room = 0  # the rest of this process also has many files open
             for held in list(self._descriptors):
                 self.close(held)
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, _READ)
         self._descriptors[path] = descriptor
         return descriptor
 
@@ -193,7 +195,7 @@ def find_line_end(path: Path, start: int, end: int) -> int:
 def read_once(path: Path, offset: int, size: int) -> bytes:
     """Read like `OpenFiles.read`, but do not keep the file open."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path) as file:
             return os.pread(file.fileno(), size, offset)
     except FileNotFoundError:
         return b""

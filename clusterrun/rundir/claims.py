@@ -93,5 +93,5 @@ def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
 
 def _text(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
-        return path.read_text(encoding="utf-8").strip()
+        return files.read_whole(path).decode().strip()
     return ""

@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import dataclass
 
+from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files
 from clusterrun.shared.state import JobState
@@ -15,11 +16,11 @@ SCHEMA = "clusterrun.end/1"
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How the newest attempt ended; `ended_at` is seconds of the epoch."""
+    """How the newest attempt ended."""
 
     state: JobState
-    exit_code: int | None
-    ended_at: float | None
+    exit_code: int | None = None
+    ended_at: float | None = None
 
 
 def write_end(paths: RunPaths, state: JobState, exit_code: int) -> None:
@@ -36,19 +37,10 @@ def write_end(paths: RunPaths, state: JobState, exit_code: int) -> None:
 def read_end(paths: RunPaths) -> End | None:
     """Read end.json; None if it is missing, damaged or older than the newest attempt."""
     try:
-        status = paths.end.stat()
-        data = json.loads(paths.end.read_text())
-        state = JobState(data["state"])
-        code, ended_at = data.get("exit_code"), data.get("ended_at")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        ended_ns = paths.end.stat().st_mtime_ns
+    except OSError:
         return None
-    if _begun_after(paths, status.st_mtime_ns):
-        return None
-    return End(
-        state=state,
-        exit_code=code if isinstance(code, int) else None,
-        ended_at=float(ended_at) if isinstance(ended_at, (int, float)) else None,
-    )
+    return None if _begun_after(paths, ended_ns) else reading.read(paths.end, End, SCHEMA)
 
 
 def _begun_after(paths: RunPaths, ended_ns: int) -> bool:

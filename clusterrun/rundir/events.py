@@ -13,7 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clusterrun.shared.files import parse_object
+from clusterrun.shared.files import open_regular, parse_object
+from clusterrun.shared.typed import decoded
 
 FIRST_BYTES = 256 * 1024  # started, rendezvous, world_ready: they may name thousands of nodes
 LAST_BYTES = 64 * 1024  # the last steps and saves
@@ -89,10 +90,8 @@ def parse(line: bytes) -> Event | None:
     data = parse_object(line) or {}
     try:
         kind = EventType(data["type"])
-        at, attempt = float(data["ts"]), data["attempt"]
-    except (KeyError, TypeError, ValueError):
-        return None
-    if type(attempt) is not int:
+        at, attempt = decoded(float, data["ts"]), decoded(int, data["attempt"])
+    except (KeyError, ValueError):
         return None
     kept: dict[str, Any] = {
         name: value for name, value in data.items() if type(value) is _TYPES.get(name)
@@ -107,7 +106,7 @@ def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
     """
     names = tuple(f'"{kind.value}"'.encode() for kind in types)
     try:
-        with path.open("rb") as lines:
+        with open_regular(path) as lines:
             for line in lines:
                 if any(name in line for name in names) and (event := parse(line)):
                     yield event
@@ -132,7 +131,7 @@ def read_ends(path: Path, attempt: int) -> Iterator[Event]:
 def _ends(path: Path, attempt: int) -> tuple[bytes, bytes]:
     """Return the first and last part of an attempt's lines, without partial lines."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             start = _start(file, size, attempt)
             file.seek(start)

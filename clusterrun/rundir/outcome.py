@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from clusterrun.config.verdict_rules import VerdictRule
-from clusterrun.diagnosis.kinds import Doubt, Suspicion
+from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import NodeExit
+from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
-from clusterrun.shared.files import write_whole
+from clusterrun.shared import typed
+from clusterrun.shared.files import parse_object, write_whole
 from clusterrun.shared.state import JobState
 
 SCHEMA = "clusterrun.outcome/1"
@@ -144,36 +144,13 @@ class Outcome:
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
-        """Parse the result of `to_json`. Raises KeyError, TypeError or ValueError for others."""
-        data: Mapping[str, Any] = json.loads(text)
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"an outcome of schema {data['schema']!r}")
-        names = [field.name for field in dataclasses.fields(cls) if field.name in data]
-        values = {name: data[name] for name in names}
-        interruption, verdict, rule = map(data.get, ("interruption", "verdict", "rule"))
-        values |= {
-            "cause": Cause(data["cause"]),
-            "interruption": Reason(interruption) if interruption else None,
-            "next": Next(data["next"]),
-            "nodes": tuple(data["nodes"]),
-            "verdict": ShortVerdict.from_data(verdict) if verdict else None,
-            "rule": VerdictRule(rule) if rule else None,
-            "exclude": tuple(data["exclude"]),
-            "unfit": tuple(data.get("unfit", ())),
-            "suspicions": tuple(
-                Suspicion(kind=Doubt(each["kind"]), text=each["text"])
-                for each in data.get("suspicions", ())
-            ),
-        }
-        return cls(**values)
+        """Parse the result of `to_json`. Raises ValueError for others."""
+        return typed.of_schema(cls, parse_object(text) or {}, SCHEMA)
 
 
 def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
     """Read how an attempt ended; None if the file is missing or damaged."""
-    try:
-        return Outcome.from_json(paths.outcome(attempt).read_text(encoding="utf-8"))
-    except (OSError, KeyError, TypeError, ValueError):
-        return None
+    return reading.read(paths.outcome(attempt), Outcome, SCHEMA)
 
 
 def write_outcome(paths: RunPaths, outcome: Outcome) -> None:

@@ -13,6 +13,7 @@ from clusterrun.shared.job_id import JobId
 NAME_BYTES = 80
 PLACES_OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # nodes see others there
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
+_ATTEMPT = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -112,13 +113,17 @@ class RunPaths:
         """One node's events."""
         return self.events_dir / f"{node}.jsonl"
 
-    def newest_attempt(self) -> int:
-        """Return the number of the newest attempt; 0 if none was started."""
+    def attempts(self) -> list[int]:
+        """Return the numbers of all attempts that were started, in order."""
         try:
             names = [entry.name for entry in self.attempts_dir.iterdir()]
-        except FileNotFoundError:
-            return 0
-        return max((int(name) for name in names if name.isdigit()), default=0)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(int(name) for name in names if _ATTEMPT.fullmatch(name))
+
+    def newest_attempt(self) -> int:
+        """Return the number of the newest attempt; 0 if none was started."""
+        return max(self.attempts(), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from clusterrun.errors import (
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
 from clusterrun.rundir.plan import read_plan
-from clusterrun.shared import files, shell
+from clusterrun.shared import files, shell, typed
 from clusterrun.shared.installed import installed_version
 from clusterrun.shared.job_id import JobId
 from clusterrun.shared.locks import locked
@@ -35,7 +35,6 @@ from clusterrun.shared.wording import count
 
 SCHEMA = "clusterrun.job/1"
 CLOCK_SKEW_S = 3600.0  # between a file server and the machines that submit
-_JOB_LISTS = ("earlier_job_ids", "chained_job_ids")
 LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
 
 # 4711, L3, H4; array tasks, components of heterogeneous jobs and steps belong to their job.
@@ -60,7 +59,7 @@ class JobRecord:
     `resumed_at`, when the run was last resumed by hand; 0 if never.
     `time_minutes` is 0 without a limit, `chain_length` is 0 without a chain. A job that `is_smoke`
     checks nodes and trains nothing. If `home` is set, the run is there, and this directory has
-    little more than the record.
+    little more than the record. `is_damaged`: job.json can't be read.
     """
 
     job_id: JobId
@@ -89,6 +88,7 @@ class JobRecord:
     resumed_at: float = 0.0
     is_smoke: bool = False
     home: Home | None = None
+    is_damaged: bool = False
 
     @property
     def age_key(self) -> tuple[float, str]:
@@ -241,11 +241,12 @@ def read(paths: RunPaths) -> JobRecord:
     Raises ClusterrunError if it is missing, damaged or has another schema.
     """
     try:
-        data = json.loads(paths.record.read_text())
-        if data.pop("schema") != SCHEMA:
-            raise ValueError("another version of clusterrun wrote it")
-        return _from_data(data, paths)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        data = files.parse_object(files.read_whole(paths.record))
+        if data is None:
+            raise ValueError("it is not an object of JSON")
+        there = {"run_dir": str(paths.root.absolute())}
+        return typed.of_schema(JobRecord, {**data, **there}, SCHEMA)
+    except (OSError, ValueError) as error:
         raise ClusterrunError(
             f"cannot read {paths.record}", cause=str(error), hint="choose a run of this version"
         ) from error
@@ -256,23 +257,14 @@ def read_again(record: JobRecord) -> JobRecord:
     return _readable(record.paths.root) or record
 
 
-def _from_data(data: dict[str, Any], paths: RunPaths) -> JobRecord:
-    known = {field.name for field in dataclasses.fields(JobRecord)}
-    kept = {key: value for key, value in data.items() if key in known}
-    kept |= {key: tuple(map(JobId, kept.get(key, ()))) for key in _JOB_LISTS}
-    kept |= {
-        "job_id": JobId(kept["job_id"]),
-        "argv": tuple(kept.get("argv", ())),
-        "cluster": Cluster(kept["cluster"]),
-        "run_dir": str(paths.root.absolute()),
-        "home": _home(kept.get("home")),
-    }
-    return JobRecord(**kept)
-
-
-def _home(data: Mapping[str, str] | None) -> Home | None:
-    names = (field.name for field in dataclasses.fields(Home))
-    return Home(**{name: data[name] for name in names}) if data else None
+def _unreadable(root: Path, written_at: float) -> JobRecord:
+    """Return what a list shows of a run whose job.json is damaged."""
+    fields = [field for field in dataclasses.fields(JobRecord) if field.type in ("int", "str")]
+    blank: dict[str, Any] = {field.name: 0 if field.type == "int" else "" for field in fields}
+    blank |= {"job_id": JobId(), "name": root.parent.name, "run_id": root.name, "argv": ()}
+    place = {"run_dir": str(root.absolute()), "workdir": str(root.parent.parent.parent)}
+    blank |= {"slurm_cluster": None, "git_commit": None, "versions": {}, "cluster": Cluster.LOCAL}
+    return JobRecord(**{**blank, **place}, submitted_at=written_at, is_damaged=True)
 
 
 def link_job(runs_dir: RunsDir, job_id: JobId, paths: RunPaths) -> None:
@@ -327,6 +319,7 @@ def list_records(
     *,
     name: str | None = None,
     of: Callable[[JobRecord], bool] = bool,
+    with_damaged: bool = False,
 ) -> list[JobRecord]:
     """Return the readable records of a directory of runs, the last submitted or resumed first.
 
@@ -341,6 +334,8 @@ def list_records(
         if limit and len(ages) == limit and written_at + CLOCK_SKEW_S < ages[0]:
             break
         record = _readable(Path(root))
+        if record is None and with_damaged:
+            record = _unreadable(Path(root), written_at)
         if record is None or not of(record):
             continue
         found.append(record)
@@ -399,7 +394,7 @@ def _record_files(runs_dir: RunsDir, name: str | None) -> Iterator[tuple[float, 
     for directory in every if name is None else (directory_name(name),):
         for run in _entries(runs_dir.root / directory):
             with contextlib.suppress(OSError):
-                yield os.stat(os.path.join(run.path, file)).st_mtime, run.path
+                yield os.lstat(os.path.join(run.path, file)).st_mtime, run.path
 
 
 def _readable(root: Path) -> JobRecord | None:
@@ -447,6 +442,10 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
             f"{len(found)} jobs have the id {text}, but none in {runs_dirs[0].root}",
             hint=tuple(f"choose one by its directory: {record.run_dir}" for record in found[:5]),
         )
+    for runs_dir in () if found else runs_dirs:
+        run = _followed(runs_dir.job_link(job_id))
+        if RunPaths(root=run).record.exists() and _readable(run) is None:
+            read(RunPaths(root=run))  # raises why
     return found[0] if found else None
 
 
@@ -466,8 +465,8 @@ def _by_path(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
     if not text or not os.path.lexists(path):
         return None
     for directory in (path, *path.parents):
-        if RunPaths(root=directory).record.is_file():
-            return _readable(_followed(directory))
+        if RunPaths(root=directory).record.exists():
+            return read(RunPaths(root=_followed(directory)))
     return None
 
 

@@ -12,7 +12,7 @@ from clusterrun.shared import files
 def read_request(path: Path) -> Reason | None:
     """Return why an attempt is to be interrupted; None if there is no request."""
     try:
-        return Reason(path.read_text(encoding="ascii").strip())
+        return Reason(files.read_whole(path).decode("ascii").strip())
     except (OSError, ValueError):
         return None
 

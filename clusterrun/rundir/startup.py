@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.files import read_json, write_whole
+from clusterrun.shared.files import write_whole
 
 SCHEMA = "clusterrun.start/1"
 STAGED_AT = "CLUSTERRUN_STAGED_AT"  # epoch seconds, in the environment of agents
@@ -76,6 +77,12 @@ def startup_of(
     return Startup(phases=tuple(found), is_restart=is_restart, not_forked=not_forked)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    ends: Mapping[str, float] = field(default_factory=dict)
+    not_forked: str = ""
+
+
 def write_start(
     paths: RunPaths, attempt: int, ends: Mapping[Phase, float], not_forked: str = ""
 ) -> None:
@@ -90,10 +97,7 @@ def read_start(paths: RunPaths, attempt: int) -> tuple[dict[Phase, float], str]:
 
     Both are empty until its ranks have started.
     """
-    told = read_json(paths.start(attempt)) or {}
-    times, not_forked = told.get("ends"), told.get("not_forked")
-    if not isinstance(times, dict):
-        times = {}
-    found = {phase: times.get(phase.value) for phase in Phase}
-    ends = {phase: float(end) for phase, end in found.items() if isinstance(end, (int, float))}
-    return ends, not_forked if isinstance(not_forked, str) else ""
+    told = reading.read(paths.start(attempt), _Told, SCHEMA) or _Told()
+    return {phase: told.ends[phase.value] for phase in Phase if phase.value in told.ends}, (
+        told.not_forked
+    )

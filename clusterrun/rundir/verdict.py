@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from clusterrun.diagnosis.kinds import Certainty, Retry
 
@@ -27,10 +25,3 @@ class ShortVerdict:
     blames_node: bool = False
     generic: bool = False
     steps: int = 0
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> ShortVerdict:
-        """Read what `dataclasses.asdict` returned. Raises KeyError, TypeError or ValueError."""
-        kinds = {"status": Certainty(data["status"]), "retry": Retry(data["retry"])}
-        places = {"ranks": tuple(data["ranks"]), "nodes": tuple(data["nodes"])}
-        return cls(**{**data, **kinds, **places})

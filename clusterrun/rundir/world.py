@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.files import read_json, write_whole
+from clusterrun.shared.files import write_whole
 
 SCHEMA = "clusterrun.world/1"
 
@@ -19,14 +21,21 @@ def write_world(paths: RunPaths, attempt: int, nodes: Sequence[str], procs_per_n
 
 def read_world(paths: RunPaths, attempt: int) -> tuple[str, ...]:
     """Return the nodes of an attempt in rank order; () until the rendezvous."""
-    nodes = (read_json(paths.world(attempt)) or {}).get("nodes", ())
-    return tuple(map(str, nodes)) if isinstance(nodes, list) else ()
+    return _read(paths, attempt).nodes
 
 
 def ranks_by_node(paths: RunPaths, attempt: int) -> dict[str, range]:
     """Return the ranks of each node; {} until the rendezvous."""
-    world = read_json(paths.world(attempt)) or {}
-    nodes, procs = world.get("nodes"), world.get("procs_per_node")
-    if not isinstance(nodes, list) or not isinstance(procs, int):
-        return {}
-    return {str(node): range(i * procs, (i + 1) * procs) for i, node in enumerate(nodes)}
+    world = _read(paths, attempt)
+    procs = world.procs_per_node
+    return {node: range(i * procs, (i + 1) * procs) for i, node in enumerate(world.nodes)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _World:
+    nodes: tuple[str, ...] = ()
+    procs_per_node: int = 0
+
+
+def _read(paths: RunPaths, attempt: int) -> _World:
+    return reading.read(paths.world(attempt), _World, SCHEMA) or _World()

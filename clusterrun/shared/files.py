@@ -9,7 +9,9 @@ import contextlib
 import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +21,7 @@ PRIVATE = 0o600
 PRIVATE_EXECUTABLE = 0o700
 BY_UMASK = 0o666
 TAIL_BYTES = 4096
+MOST_BYTES = 64 << 20  # of a file that is read whole
 # Full, over quota, failing or remounted read-only.
 DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
@@ -68,12 +71,58 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name[:32]}.{os.urandom(6).hex()}.tmp")
 
 
+_damage: ContextVar[list[Path] | None] = ContextVar("_damage", default=None)
+
+
+@contextlib.contextmanager
+def noting_damage() -> Iterator[list[Path]]:
+    """Yield a list that gets the path of each damaged file that is read in the block."""
+    found: list[Path] = []
+    token = _damage.set(found)
+    try:
+        yield found
+    finally:
+        _damage.reset(token)
+
+
+def note_damage(path: Path) -> None:
+    """Note that a file is damaged."""
+    found = _damage.get()
+    if found is not None and path not in found:
+        found.append(path)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read it: to open a FIFO or a device may block. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    note_damage(path)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_whole(path: Path) -> bytes:
+    """Read a regular file of a moderate size. Raises OSError."""
+    with open_regular(path) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; None if the file is missing, damaged or not an object."""
+    data = None
     try:
-        return parse_object(path.read_bytes())
-    except OSError:
+        data = parse_object(read_whole(path))
+    except FileNotFoundError:
         return None
+    except OSError:
+        pass
+    if data is None:
+        note_damage(path)
+    return data
 
 
 def parse_object(text: str | bytes) -> dict[str, Any] | None:
@@ -95,7 +144,7 @@ def end_of(path: Path, most_bytes: int, *, since: int = 0, until: int | None = N
     """Return the last bytes of a file, or of a part of it; b"" if it can't be read."""
     start = max(since, (size_of(path) if until is None else until) - most_bytes)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(start)
             return file.read(most_bytes if until is None else max(0, until - start))
     except OSError:

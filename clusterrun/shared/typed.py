@@ -8,9 +8,10 @@ import typing
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 LARGEST: Final = 1 << 53
+_Result = TypeVar("_Result")
 _SECONDS: Final = (-6e10, 2.5e11)  # the years that `datetime` has, almost
 
 
@@ -29,6 +30,14 @@ def decoded(kind: Any, value: Any) -> Any:
     if isinstance(value, dict):
         return _of_object(outer, inner, value)
     return _plain(outer, value)
+
+
+def of_schema(kind: type[_Result], data: Any, schema: str) -> _Result:
+    """Return an object of JSON as a value of a dataclass. Raises ValueError."""
+    found = data.get("schema", schema) if isinstance(data, Mapping) else None
+    if found != schema:
+        raise ValueError(f"its schema is {found!r:.40}, not {schema!r}")
+    return typing.cast(_Result, decoded(kind, data))
 
 
 def _of_object(kind: Any, inner: tuple[Any, ...], value: dict[str, Any]) -> Any:

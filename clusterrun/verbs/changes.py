@@ -16,7 +16,7 @@ from clusterrun.config.spec import Cluster, Strategy
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared import checkpoint_files
+from clusterrun.shared import checkpoint_files, files
 from clusterrun.shared.checkpoint_files import Checkpoint
 from clusterrun.shared.host_specs import node_names
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
@@ -74,7 +74,7 @@ def configuration(record: JobRecord) -> Resolved:
 def _load(record: JobRecord, flags: Mapping[str, Any], overrides: Sequence[str]) -> Resolved:
     path, project = record.paths.resolved, record.paths.project
     try:
-        text = path.read_text()
+        text = files.read_whole(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterrunError(
             f"cannot read {path}", cause=str(error), hint="start a new run: clusterrun submit"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import chain
 
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus, statuses
@@ -23,10 +24,10 @@ def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
     `limit` is the largest number of runs to return.
     """
     own, *others = places_of_runs()
-    found = list_records(own, limit)
+    found = list_records(own, limit, with_damaged=True)
     if not found:
-        known = [record for place in others for record in list_records(place, limit)]
-        found = sorted(known, key=lambda record: record.age_key, reverse=True)
+        known = (list_records(place, limit, with_damaged=True) for place in others)
+        found = sorted(chain(*known), key=lambda record: record.age_key, reverse=True)
     found = found[:limit]
     here = iter(statuses([each for each in found if each.home is None], select.backend_of))
     there = iter(_ask_homes([each for each in found if each.home]))  # hosts know their runs

@@ -292,7 +292,7 @@ def _exchange(paths: RunPaths, bundle: Bundle, last: int, undo: ExitStack) -> No
     kept.mkdir(mode=0o700, exist_ok=True)
     for path in paths.config_files:
         if path.exists():
-            text = path.read_bytes().decode("utf-8", "surrogateescape")
+            text = files.read_whole(path).decode("utf-8", "surrogateescape")
             undo.callback(write_config, path, text)
             if not (kept / path.name).exists():  # else there was no attempt since
                 write_config(kept / path.name, text)

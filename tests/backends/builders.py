@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import sys
 from collections.abc import Iterable
@@ -57,7 +58,7 @@ def make_plan(root: Path, **changes: Any) -> Plan:
         "silence_timeout_s": 0,
     }
     for field in Plan.__dataclass_fields__.values():
-        if field.type == "tuple[str, ...]" or field.type.startswith("tuple["):
+        if field.type.startswith("tuple[") and field.default is dataclasses.MISSING:
             values.setdefault(field.name, ())
     return Plan(**{**values, **changes})
 

@@ -26,6 +26,7 @@ from clusterrun.rundir.outcome import Cause, Next, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.rundir.request import Reason, write_request
+from clusterrun.rundir.world import write_world
 from clusterrun.shared.state import JobState
 
 from .builders import make_bundle, make_plan
@@ -541,7 +542,7 @@ def test_only_the_heads_events_are_read(runs: RunsDir) -> None:
     made = make(runs)
     for node in ("n1", "n2"):
         events(made.paths, node, {"type": "started", "host": node})
-    made.paths.world(1).write_text(json.dumps({"nodes": ["n2", "n1"]}))
+    write_world(made.paths, 1, ["n2", "n1"], 1)
     with noted_opens() as opened:
         found = read_evidence(made.paths)
     assert found.nodes == ("n2", "n1")
@@ -552,14 +553,14 @@ def test_only_the_heads_events_are_read(runs: RunsDir) -> None:
 def noted_opens() -> Iterator[list[Path]]:
     """Note which files are opened by their paths."""
     opened: list[Path] = []
-    real = Path.open
+    real = os.open
 
-    def noting(path: Path, *args: Any, **kwargs: Any) -> Any:
-        opened.append(path)
+    def noting(path: Any, *args: Any, **kwargs: Any) -> int:
+        opened.append(Path(path))
         return real(path, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", noting)
+        patch.setattr(os, "open", noting)
         yield opened
 
 

@@ -10,6 +10,7 @@ import pytest
 from clusterrun.backends.attempts import bad_nodes, read_attempts
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import write_world
 from clusterrun.verbs.release import Release
 from clusterrun.verbs.status import status
 from tests.cli.conftest import CommandLine
@@ -29,7 +30,7 @@ def came_back(here: CommandLine) -> Path:
     root = submitted(here)
     outcome(root, 1, next=Next.RELAUNCH, why="a rank died and progress was made")
     (root / "attempts/2").mkdir()
-    (root / "attempts/2/world.json").write_text('{"nodes": ["node19", "node17"]}')
+    write_world(RunPaths(root=root), 2, ["node19", "node17"], 1)
     queue(here, running())
     return root
 
@@ -114,7 +115,7 @@ def test_an_attempt_that_left_no_word_has_no_times(here: CommandLine) -> None:
     told = json.loads(here("status", "4711", "--json").out)["attempts"][0]
     assert {told[key] for key in ("start", "end", "elapsed_s")} == {None}
     (root / "attempts/1/outcome.json").unlink()
-    (root / "attempts/1/world.json").write_text('{"nodes": ["node17", "node18"]}')
+    write_world(RunPaths(root=root), 1, ["node17", "node18"], 1)
     first, _ = lines(here("status", "4711").out, "attempts")
     assert first == "1  node[17-18]  end not reported"
 

@@ -122,6 +122,7 @@ def start(made: JobRecord) -> subprocess.Popen[bytes]:
     """Let a process that sleeps stand for the controller of a job."""
     sleeper = subprocess.Popen(["sleep", "600"])
     controller = {
+        "schema": "clusterrun.controller/1",
         "pid": sleeper.pid,
         "identity": process.identity(sleeper.pid),
         "host": record.socket.gethostname(),

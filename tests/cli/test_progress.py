@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterrun.cli.list import READ_MARK
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import write_world
 from tests.cli.conftest import CommandLine
 from tests.cli.runs import ended, events, queue, running, submitted
 
@@ -20,7 +22,7 @@ def _root(here: CommandLine) -> Path:
     """Start a job on two nodes; rank 0 is on node17."""
     root = submitted(here)
     (root / "attempts/1").mkdir(parents=True)
-    (root / "attempts/1/world.json").write_text('{"nodes": ["node17", "node18"]}')
+    write_world(RunPaths(root=root), 1, ["node17", "node18"], 1)
     queue(here, running())
     return root
 

@@ -43,6 +43,7 @@ class LogsCommand:
     def start(self, *, seconds_ago: float = 5) -> None:
         """Let this process stand for the controller of the job."""
         controller = {
+            "schema": "clusterrun.controller/1",
             "pid": os.getpid(),
             "identity": process.identity(os.getpid()),
             "host": socket.gethostname(),

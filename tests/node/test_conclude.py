@@ -19,6 +19,7 @@ from clusterrun.node.recovery.steps_on_disk import MARKERS, StepRecord
 from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason, write_outcome
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import write_world
 from clusterrun.shared import checkpoint_files
 from tests.launch.samples import here, on_slurm
 
@@ -48,7 +49,7 @@ class EndedAttempts:
             write_outcome(self.paths, Outcome(**values))
 
     def world(self, number: int) -> None:
-        self.paths.world(number).write_text(json.dumps({"nodes": ["n1", "n2"]}))
+        write_world(self.paths, number, ["n1", "n2"], 1)
 
     def events(self, node: str, *events: Mapping[str, Any]) -> None:
         lines = "".join(f"{json.dumps({'ts': 1.0, **event})}\n" for event in events)

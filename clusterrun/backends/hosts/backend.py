@@ -23,7 +23,7 @@ from clusterrun.backends.hosts import environment, openssh, project, refusals, s
 from clusterrun.backends.hosts.crew import MEET_S
 from clusterrun.backends.hosts.frames import Frame, Pipe
 from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
-from clusterrun.backends.local.backend import LocalBackend, read_controller
+from clusterrun.backends.local.backend import Controlling, LocalBackend, read_controller
 from clusterrun.backends.local.job_ids import last_number, remember_number
 from clusterrun.backends.local.process import identity
 from clusterrun.config.choices import Cluster
@@ -139,7 +139,7 @@ class HostsBackend(LocalBackend):
             super().signal(job_id, number, command)
             return
         plan = read_plan(paths)
-        host = plan.hosts[0] if plan.cluster is Cluster.SSH else controller["host"]
+        host = plan.hosts[0] if plan.cluster is Cluster.SSH else controller.host
         done = shell.run_once(
             openssh.ssh(host, start.READ),
             STOP_S,
@@ -158,14 +158,14 @@ class HostsBackend(LocalBackend):
     def _nodelist(self) -> str:
         return ""  # its agents' events have it
 
-    def _is_elsewhere(self, controller: dict[str, Any]) -> bool:
-        return not controller.get("is_gone") and controller["host"] != socket.gethostname()
+    def _is_elsewhere(self, controller: Controlling) -> bool:
+        return not controller.is_gone and controller.host != socket.gethostname()
 
-    def _state_elsewhere(self, paths: RunPaths, controller: dict[str, Any]) -> tuple[JobState, str]:
-        host = controller["host"]
+    def _state_elsewhere(self, paths: RunPaths, controller: Controlling) -> tuple[JobState, str]:
+        host = controller.host
         age = time.time() - paths.controller.stat().st_mtime
         if age < SILENT_S:
-            return JobState.RUNNING, controller.get("waits", "")
+            return JobState.RUNNING, controller.waits
         return JobState.UNKNOWN, f"its controller on {host} has been silent for {age:.0f} s"
 
 

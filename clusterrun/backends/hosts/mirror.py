@@ -68,7 +68,7 @@ def _ways(node: str, attempt: int) -> dict[str, _Way]:
 
 
 def _all_ways(root: Path, node: str) -> Iterator[tuple[str, _Way]]:
-    for attempt in range(1, RunPaths(root=root).newest_attempt() + 1):
+    for attempt in RunPaths(root=root).attempts():
         yield from _ways(node, attempt).items()
 
 

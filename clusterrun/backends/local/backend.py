@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterrun.backends.base import SchedulerJob, Submission
 from clusterrun.backends.environment import scrubbed
@@ -20,18 +20,33 @@ from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.config.choices import Device
 from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
 from clusterrun.launch.plan import Plan
+from clusterrun.rundir import reading
 from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.end import read_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.shared import files, shell
+from clusterrun.shared import shell
 from clusterrun.shared.job_id import JobId
 from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
     from clusterrun.rundir.record import JobRecord
 
+SCHEMA = "clusterrun.controller/1"
 START_S = 60.0
 STOP_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controlling:
+    """The process that controls a job; `is_gone`: it was killed; `waits`: what it waits for."""
+
+    pid: int
+    identity: str
+    host: str = ""
+    boot_id: str = ""
+    started_at: float | None = None
+    is_gone: bool = False
+    waits: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,16 +127,16 @@ class LocalBackend:
             return
         if self._is_elsewhere(controller):
             raise ClusterrunError(
-                f"job {job_id} runs on {controller['host']}, not on this machine",
+                f"job {job_id} runs on {controller.host}, not on this machine",
                 hint=f"run '{command}' there",
             )
-        process.send_signal(controller["pid"], controller["identity"], number)
+        process.send_signal(controller.pid, controller.identity, number)
 
     def _job(self, job_id: str, paths: RunPaths) -> SchedulerJob:
         controller = read_controller(paths)
         state, reason = self._state_of(paths, controller)
         end = read_end(paths)  # after the process was checked, which writes it last
-        started = controller.get("started_at") if controller else None
+        started = controller.started_at if controller else None
         if end is not None:
             state, reason = end.state, ""
         running = state is JobState.RUNNING
@@ -142,7 +157,7 @@ class LocalBackend:
     def _nodelist(self) -> str:
         return socket.gethostname()
 
-    def _state_of(self, paths: RunPaths, controller: dict[str, Any] | None) -> tuple[JobState, str]:
+    def _state_of(self, paths: RunPaths, controller: Controlling | None) -> tuple[JobState, str]:
         """Return the state of a job that has no end.json, and why."""
         if controller is None:
             with contextlib.suppress(OSError):
@@ -151,18 +166,18 @@ class LocalBackend:
             return JobState.FAILED, "its controller never started"
         if self._is_elsewhere(controller):
             return self._state_elsewhere(paths, controller)
-        if process.identity(controller["pid"]) == controller["identity"]:
-            return JobState.RUNNING, controller.get("waits", "")
+        if process.identity(controller.pid) == controller.identity:
+            return JobState.RUNNING, controller.waits
         return JobState.FAILED, "its controller is gone: it was killed, or the machine went down"
 
-    def _is_elsewhere(self, controller: dict[str, Any]) -> bool:
+    def _is_elsewhere(self, controller: Controlling) -> bool:
         """Return whether a controller runs on another machine, whose processes can't be seen."""
-        same_boot = controller.get("boot_id") == process.boot_id()
-        return not same_boot and controller.get("host") != socket.gethostname()
+        same_boot = controller.boot_id == process.boot_id()
+        return not same_boot and controller.host != socket.gethostname()
 
-    def _state_elsewhere(self, paths: RunPaths, controller: dict[str, Any]) -> tuple[JobState, str]:
+    def _state_elsewhere(self, paths: RunPaths, controller: Controlling) -> tuple[JobState, str]:
         del paths
-        return JobState.UNKNOWN, f"it runs on {controller['host']} and can't be checked from here"
+        return JobState.UNKNOWN, f"it runs on {controller.host} and can't be checked from here"
 
     def _paths(self, job_id: str) -> RunPaths | None:
         try:
@@ -192,7 +207,7 @@ def _stop_controller(paths: RunPaths) -> None:
     """End a controller whose submission failed or was interrupted."""
     controller = read_controller(paths)
     if controller is not None and process.send_signal(
-        controller["pid"], controller["identity"], signal.SIGTERM
+        controller.pid, controller.identity, signal.SIGTERM
     ):
         deadline = time.monotonic() + STOP_S
         while read_end(paths) is None and time.monotonic() < deadline:
@@ -203,7 +218,6 @@ def _not_started(cause: str) -> SubmissionError:
     return SubmissionError("cannot start the job on this machine", cause=cause)
 
 
-def read_controller(paths: RunPaths) -> dict[str, Any] | None:
-    """Read controller.json: pid, identity, host, boot_id, started_at."""
-    data = files.read_json(paths.controller)
-    return data if data and {"pid", "identity"} <= data.keys() else None
+def read_controller(paths: RunPaths) -> Controlling | None:
+    """Read controller.json; None if it is missing or damaged."""
+    return reading.read(paths.controller, Controlling, SCHEMA)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.local import process
+from clusterrun.backends.local.backend import SCHEMA
 from clusterrun.backends.local.host import LocalHost
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import adopt_orphans
@@ -28,7 +29,6 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared.files import read_json, write_whole
 
-SCHEMA = "clusterrun.controller/1"
 READY = b"ready"
 
 

@@ -50,6 +50,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "chained_job_ids": list(record.chained_job_ids),
         "verdict": _failure(job.failure),
         "notes": list(job.notes),
+        "damaged": list(job.damaged),
     }
 
 

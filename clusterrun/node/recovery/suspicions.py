@@ -24,7 +24,7 @@ from clusterrun.rundir.events import Event, EventType, read_ends
 from clusterrun.rundir.outcome import Outcome, read_outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
-from clusterrun.shared.files import end_of, size_of
+from clusterrun.shared.files import end_of, open_regular, size_of
 
 FEW: Final = 4  # nodes to read if the ranks joined no world
 FIRST_BYTES, LAST_BYTES = 128 * 1024, 512 * 1024  # of a node's log
@@ -121,6 +121,6 @@ def _lines(log: Path) -> Iterator[bytes]:
     if size_of(log) <= FIRST_BYTES + LAST_BYTES:
         yield from end_of(log, FIRST_BYTES + LAST_BYTES).split(b"\n")
         return
-    with log.open("rb") as file:
+    with open_regular(log) as file:
         yield from file.read(FIRST_BYTES).split(b"\n")[:-1]
     yield from end_of(log, LAST_BYTES).split(b"\n")[1:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import threading
 from collections.abc import Sequence
@@ -20,6 +19,8 @@ from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared import shell
+from clusterrun.shared.files import parse_object
+from clusterrun.shared.typed import decoded
 
 JUDGE: Final = "clusterrun.verbs.judge"  # an upper room, which this one only starts
 LIMIT_S: Final = 5.0  # a verdict that takes longer delays no restart
@@ -46,9 +47,9 @@ def judge(paths: RunPaths, outcome: Outcome) -> ShortVerdict | None:
     if not outcome.cause.is_failure or outcome.cause in _KNOWN:
         return None
     try:
-        data = json.loads(_judged(paths, outcome) or "null")
-        return ShortVerdict.from_data(data) if data else None
-    except (ClusterrunError, OSError, KeyError, TypeError, ValueError):
+        data = parse_object(_judged(paths, outcome) or "")
+        return decoded(ShortVerdict, data) if data else None
+    except (ClusterrunError, OSError, ValueError):
         return None
 
 

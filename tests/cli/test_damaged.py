@@ -1,0 +1,126 @@
+"""A damaged file of one run costs that run its facts, and other runs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.startup import Phase, write_start
+from clusterrun.rundir.world import write_world
+from tests.cli.conftest import CommandLine
+from tests.cli.outcomes import checkpoint, outcome
+from tests.cli.runs import ended, events, submitted
+
+CONTROLLER = '{"schema": "clusterrun.controller/1", "pid": 1, "identity": "x", "started_at": 1}'
+TEXTS = (b"", b"\0" * 64, b"\xff\xfe\x00", b"null", b"[]", b"{}", b"7", b'"x"', b"\x1b[2J\x07")
+DEEP = (b"[" * 100_000, b'{"a":' * 100_000)
+VALUES: tuple[Any, ...] = (
+    *(None, True, -1, 10**30, 1e300, float("nan"), "x", "../" * 9, "\x1b]0;x\x07", "9" * 40),
+    *([], {}, [None], {"a": {}}),
+)
+RECORDS = ("job.json", "end.json", "attempts/1/outcome.json", "attempts/1/world.json")
+OTHERS = ("controller.json", "attempts/1/start.json", "plan.json", "events/node17.jsonl")
+PLAIN = ("resolved.yaml", "logs/a1/node17.log", "slurm/batch.out", "attempts/1/owner")
+
+
+def finished(here: CommandLine, job_id: str) -> Path:
+    """Leave a run that failed at its second attempt."""
+    root = submitted(here, job_id, "-N2", "--job-name", f"run{job_id}", "train.py")
+    paths = RunPaths(root=root)
+    for number in (1, 2):
+        outcome(root, number, job_id=job_id)
+        write_world(paths, number, ["node17", "node18"], 1)
+        write_start(paths, number, {phase: 1000.0 + at for at, phase in enumerate(Phase)})
+        paths.owner(number).write_text("4711\n0\n1000.000\n")
+    events(root, {"type": "started", "host": "node17"}, {"type": "step", "step": 3, "total": 9})
+    checkpoint(root, 100)
+    paths.controller.write_text(CONTROLLER)
+    (root / "logs/a1").mkdir(parents=True)
+    (root / "logs/a1/node17.log").write_text("1000000000 0 out step 3\n")
+    paths.batch_output.write_text("clusterrun: node17: gone\n")
+    ended(root, "FAILED", 137)
+    return root
+
+
+def damages(file: Path) -> Iterator[Callable[[], object]]:
+    """Yield what may become of a file."""
+    whole = file.read_bytes()
+    noise = random.Random(7).randbytes(5000)
+    for text in (*TEXTS, *DEEP, noise, whole[: len(whole) // 2], whole * 2, noise + whole):
+        yield lambda text=text: file.write_bytes(text)
+    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)):
+        yield lambda make=make: make(file)
+    for target in (file.name, "gone"):
+        yield lambda target=target: file.symlink_to(target)
+    if file.suffix.startswith(".json"):
+        yield from _wrong_values(
+            file, json.loads(whole.splitlines()[-1] if file.suffix[5:] else whole)
+        )
+
+
+def _wrong_values(file: Path, good: dict[str, Any]) -> Iterator[Callable[[], object]]:
+    for value in VALUES:
+        for names in ([name] for name in good) if file.name in RECORDS[:2] else (list(good),):
+            wrong = json.dumps(
+                {**good, **dict.fromkeys(names, value), "schema": good.get("schema")}
+            )
+            yield lambda wrong=wrong: file.write_text(wrong + "\n")
+
+
+def row(here: CommandLine, job_id: str) -> dict[str, Any]:
+    """Return what `list` says of a job."""
+    said = here("list", "--all", "--json")
+    assert said.code == 0, said.err
+    jobs: list[dict[str, Any]] = json.loads(said.out)["jobs"]
+    assert len(jobs) == 2
+    return next(job for job in jobs if job["job_id"] == job_id)
+
+
+@pytest.mark.parametrize("name", [*RECORDS, *OTHERS, *PLAIN])
+def test_a_damaged_file_costs_one_row(here: CommandLine, name: str) -> None:
+    finished(here, "4711")
+    file = finished(here, "4712") / name
+    healthy, whole = row(here, "4711"), file.read_bytes()
+    assert row(here, "4712")["damaged"] == []
+    for number, damage in enumerate(damages(file)):
+        file.unlink()
+        damage()
+        assert row(here, "4711") == healthy, number
+        said = here("list", "--all")
+        assert "clusterrun itself failed" not in said.err, number
+        for command in ("status", "logs", "diagnose") if number % 5 == 0 else ("status",):
+            told = here(command, "4712")
+            assert "clusterrun itself failed" not in told.err, (number, command)
+            assert not {"\x1b", "\x07"} & {*told.out, *told.err}, (number, command)
+        if not file.is_symlink() and file.is_dir():
+            file.rmdir()
+        file.unlink(missing_ok=True)
+        file.write_bytes(whole)
+    assert row(here, "4712")["damaged"] == []
+
+
+@pytest.mark.parametrize("name", [*RECORDS[:3], "attempts/2/world.json"])
+def test_a_damaged_record_is_named(here: CommandLine, name: str) -> None:
+    finished(here, "4711")
+    root = finished(here, "4712")
+    (root / name).write_text("{")
+    said = here("list", "--all").out.splitlines()
+    assert [line.rsplit("  ", 1)[-1] for line in said if "damaged" in line] == [f"damaged: {name}"]
+    told = here("status", str(root))
+    assert (name if name != "job.json" else f"cannot read {root}/job.json") in told.err
+
+
+@pytest.mark.parametrize("name", ["²", "0", "01", "1000000", "9" * 300 + "x", "-1"])
+def test_only_numbers_are_attempts(here: CommandLine, name: str) -> None:
+    root = finished(here, "4711")
+    before = here("status", "4711").out
+    (root / "attempts" / name[:200]).mkdir()
+    ended(root, "FAILED", 137)  # later than any attempt
+    assert here("status", "4711").out == before
