@@ -13,6 +13,7 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.estimates.scaling import Point, Scaling
 from clusterrun.rundir.paths import RunsDir
 from clusterrun.shared import files
+from clusterrun.shared.typed import of_schema
 
 SCHEMA: Final = "clusterrun.scaling/1"
 
@@ -61,14 +62,8 @@ def script_of(resolved: Resolved) -> str:
 
 
 def _read(path: Path) -> Scaling | None:
-    data = files.read_json(path) or {}
     try:
-        points = tuple(Point(**_kept(Point, point)) for point in data["points"])
-        found = Scaling(**_kept(Scaling, data) | {"points": points})
-    except (KeyError, TypeError, AttributeError):
+        found = of_schema(Scaling, files.read_json(path), SCHEMA)
+    except ValueError:
         return None
-    return found if data["schema"] == SCHEMA and points else None
-
-
-def _kept(kind: type[Point] | type[Scaling], data: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: data[field.name] for field in dataclasses.fields(kind)}
+    return found if found.points else None

@@ -13,14 +13,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.known_roots import state_dir
 from clusterrun.shared.files import read_json, write_whole
 from clusterrun.shared.locks import locked
-from clusterrun.shared.state import JobState
+from clusterrun.shared.typed import decoded
 
 TTL_S = 10.0
 FORGET_S = 3600.0  # since the answer was last requested
@@ -86,17 +86,13 @@ def _digest(key: Sequence[str]) -> str:
 
 
 def _read(file: Path, max_age_s: float) -> Answer | None:
+    data = read_json(file) or {}
     try:
-        data = read_json(file) or {}
-        age_s = time.time() - data["asked_at"]
-        jobs = {job_id: _job(row) for job_id, row in data["jobs"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        age_s = time.time() - decoded(float, data.get("asked_at"))
+        jobs: Answer = decoded(dict[str, SchedulerJob], data.get("jobs"))
+    except ValueError:
         return None
     return jobs if 0 <= age_s < max_age_s else None
-
-
-def _job(row: dict[str, Any]) -> SchedulerJob:
-    return SchedulerJob(**{**row, "state": JobState(row["state"])})
 
 
 def _write(file: Path, answer: Answer) -> None:

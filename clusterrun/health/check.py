@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 
 class Status(str, Enum):
@@ -25,12 +24,6 @@ class Check:
     status: Status
     text: str
     hint: str = ""
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Check:
-        """Undo `asdict`. Raises KeyError, TypeError or ValueError for anything else."""
-        texts = {name: str(data[name]) for name in ("id", "text", "hint")}
-        return cls(status=Status(data["status"]), **texts)
 
 
 Look = Callable[[], Check]  # may raise UnknownError, OSError or ClusterrunError

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from clusterrun.health.check import Check, Status
 from clusterrun.health.compare import differences, merged, named
+from clusterrun.shared.typed import decoded
 
 MOST: Final = 16
 BAD: Final = (Status.FAIL, Status.NOTE)  # the worst first
@@ -32,8 +33,8 @@ class NodeFinding:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> NodeFinding:
-        """Undo `to_data`. Raises KeyError, TypeError or ValueError for anything else."""
-        return cls(nodes=str(data["nodes"]), check=Check.from_data(data))
+        """Undo `to_data`. Raises ValueError for anything else."""
+        return cls(nodes=decoded(str, data.get("nodes")), check=decoded(Check, data))
 
 
 def findings(checks: Mapping[str, Sequence[Check]]) -> list[NodeFinding]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from clusterrun.health.check import Check
 from clusterrun.health.storage import mark
 from clusterrun.shared.files import read_json, write_whole
+from clusterrun.shared.typed import decoded
 
 DIRECTORY: Final = "health"  # in the run directory
 _GROUP: Final = ".group.json"  # no host has such a name
@@ -97,7 +98,7 @@ def read_node(run_dir: Path, node: str) -> NodeReport | None:
     """Return a node's report; None if there is none, or it is damaged."""
     data = read_json(run_dir / DIRECTORY / f"{node}.json") or {}
     try:
-        checks = tuple(map(Check.from_data, data["checks"]))
+        checks = decoded(tuple[Check, ...], data["checks"])
         return NodeReport(**{**data, "node": node, "checks": checks})
     except (KeyError, TypeError, ValueError):
         return None

@@ -25,7 +25,7 @@ def decoded(kind: Any, value: Any) -> Any:
         return None if value is None and type(None) in inner else decoded(inner[0], value)
     if outer is Any:
         return value
-    if outer in (tuple, list) and isinstance(value, list):
+    if outer in (tuple, list) and isinstance(value, (tuple, list)):
         return outer(decoded(inner[0], each) for each in value)
     if isinstance(value, dict):
         return _of_object(outer, inner, value)

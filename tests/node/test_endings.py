@@ -22,6 +22,7 @@ from clusterrun.node.base.causes import (
 )
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch.ranks import Ranks
+from clusterrun.shared.typed import decoded
 
 NO_PID = 2**22 + 1  # more than the kernel gives out
 
@@ -122,11 +123,11 @@ def test_a_rank_that_has_reported_its_failure_is_not_waited_for_if_one_looks_clo
 
 def test_failures_and_endings_survive_the_wire() -> None:
     ending = Ending.of(failure(rank=None, signal=9, cause=Cause.SIGNAL))
-    assert Ending.from_data(dataclasses.asdict(ending)) == ending
-    assert Ending.from_data({"code": 0, "reason": "completed"}).failure is None
+    assert decoded(Ending, dataclasses.asdict(ending)) == ending
+    assert decoded(Ending, {"code": 0, "reason": "completed"}).failure is None
     for bad in ({}, {"code": "x", "reason": ""}, {"code": 1, "reason": "", "failure": {"at": 1}}):
         with pytest.raises((KeyError, TypeError, ValueError)):
-            Ending.from_data(bad)
+            decoded(Ending, bad)
 
 
 def test_reasons_name_rank_and_node() -> None:

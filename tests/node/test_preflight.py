@@ -23,6 +23,7 @@ from clusterrun.node.link.connection import HELLO_CHARS, STRANGER_BYTES
 from clusterrun.node.watch import preflight
 from clusterrun.node.watch.preflight import MOST_FACTS, NodeChecks, short_facts
 from clusterrun.shared import shell
+from clusterrun.shared.typed import decoded
 from tests.launch.samples import here
 from tests.patience import patience
 
@@ -143,7 +144,7 @@ def test_the_longest_report_fits_into_the_first_message(answer: Answer, letter: 
     one = Report(node="n" * 64, node_rank=1, versions={}, **about)
     data = dataclasses.asdict(one)
     assert len(json.dumps(data)) < STRANGER_BYTES - 1000
-    assert Report.from_data(json.loads(json.dumps(data))) == one
+    assert decoded(Report, json.loads(json.dumps(data))) == one
     assert all(each.text.startswith(f"a {letter}") for each in one.checks)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from clusterrun.node.base.report import Report, problems
+from clusterrun.shared.typed import decoded
 
 VERSIONS = {"python": "3.11", "torch": "2.13.0"}
 
@@ -29,7 +30,7 @@ def test_each_difference_names_versions_and_nodes() -> None:
 
 def test_reports_survive_the_wire() -> None:
     one = report(1, capabilities=((9, 0), (8, 0)), problem="x")
-    assert Report.from_data(dataclasses.asdict(one)) == one
+    assert decoded(Report, dataclasses.asdict(one)) == one
 
 
 def test_a_node_computes_in_bf16_if_all_its_gpus_do() -> None:

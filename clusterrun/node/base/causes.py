@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from clusterrun.errors import NodeExit as NodeExit
 from clusterrun.errors import shortened
@@ -61,12 +60,6 @@ class Failure:
         """Return whether another failure came first, as when a launcher ended this rank."""
         is_passed_on = self.cause in (Cause.LAUNCHER, Cause.WORLD_ELSEWHERE)
         return self.signal == signal.SIGTERM or is_passed_on or self.has_lost_peer
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Failure:
-        """Undo `asdict`. Raises KeyError, TypeError or ValueError for anything else."""
-        values = {field.name: data[field.name] for field in dataclasses.fields(cls)}
-        return cls(**{**values, "cause": Cause(data["cause"]), "code": int(data["code"])})
 
     def sentence(self) -> str:
         """Return who failed and how, in one line; a cancellation is no node's failure."""
@@ -150,17 +143,3 @@ class Ending:
         own = [f for f in failures if not f.is_consequence]
         alike = [f for f in own if (f.cause, f.where) == (first.cause, first.where)]
         return dataclasses.replace(cls.of(first), alike=len(alike) if is_by_script else 0)
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Ending:
-        """Undo `asdict`. Raises KeyError, TypeError or ValueError for anything else."""
-        failure, interruption = data.get("failure"), data.get("interruption")
-        return cls(
-            code=int(data["code"]),
-            reason=str(data["reason"]),
-            failure=Failure.from_data(failure) if failure else None,
-            alike=int(data.get("alike", 0)),
-            cause=Cause(data.get("cause", Cause.COMPLETED)),
-            interruption=Reason(interruption) if interruption else None,
-            is_handled=bool(data.get("is_handled")),
-        )

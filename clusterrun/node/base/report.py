@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from clusterrun.health.check import Check, Status
 from clusterrun.health.compare import MISSING, values_text
@@ -34,23 +33,6 @@ class Report:
         from clusterrun.estimates.gpus import has_bf16  # slow to import; asked only for GPUs
 
         return bool(self.capabilities) and has_bf16(min(self.capabilities))
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Report:
-        """Undo `asdict`. Raises KeyError, TypeError or ValueError for anything else."""
-        return cls(
-            node=str(data["node"]),
-            node_rank=int(data["node_rank"]),
-            versions=_texts(data["versions"]),
-            capabilities=tuple((int(a), int(b)) for a, b in data["capabilities"]),
-            problem=str(data["problem"]),
-            checks=tuple(map(Check.from_data, data["checks"])),
-            facts=_texts(data["facts"]),
-        )
-
-
-def _texts(data: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(text) for name, text in dict(data).items()}
 
 
 @dataclass(frozen=True, kw_only=True)

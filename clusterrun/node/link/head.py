@@ -29,6 +29,7 @@ from clusterrun.node.link.connection import (
 )
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Questions
+from clusterrun.shared.typed import decoded
 
 LOOK_S = 0.5  # between checks of other nodes' files
 RETURN_S = 20.0  # for a node to reconnect before all have joined
@@ -208,8 +209,8 @@ class Head:
         if not is_proof(hello.get("proof"), self._secret, "member", challenge, theirs, own_end):
             return None
         try:
-            report = Report.from_data(hello["report"])
-        except (KeyError, TypeError, ValueError):
+            report = decoded(Report, hello["report"])
+        except (KeyError, ValueError):
             return None
         if not 0 < report.node_rank < len(self._who.nodes) or report.node_rank in self._peers:
             channel.send("refused", reason=f"node rank {report.node_rank} has already joined")
@@ -348,6 +349,7 @@ async def _nothing() -> None:
 def _failure_in(message: Mapping[str, Any], node: str) -> Failure:
     """Parse a node's `failed` message; an unreadable one is treated as a lost node."""
     try:
-        return Failure.from_data(message)
-    except (KeyError, TypeError, ValueError):
+        found: Failure = decoded(Failure, message)
+    except ValueError:
         return lost_node(node, "its agent sent an unreadable message")
+    return found

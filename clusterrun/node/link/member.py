@@ -21,6 +21,7 @@ from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, C
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Answerer, answer
 from clusterrun.node.recovery import reach
+from clusterrun.shared.typed import decoded
 
 RETRY_S = 0.03  # the head may be about to listen
 RETRY_MOST_S = 2.0
@@ -214,8 +215,8 @@ class Member:
                 self._next_attempt = int(message.get("attempt", 0))
                 self._closed.set()
             elif message.get("type") == "stop":
-                with contextlib.suppress(KeyError, TypeError, ValueError):
-                    self._decision.make(Ending.from_data(message))
+                with contextlib.suppress(ValueError):
+                    self._decision.make(decoded(Ending, message))
         self._head_is_lost("its agent is gone: the connection closed")
 
     def _ping(self, channel: Channel) -> None:
