@@ -187,7 +187,8 @@ def _versions() -> dict[str, str]:
 
 
 def _git_commit(workdir: str) -> str | None:
-    git = shell.find("git")
+    places = (Path(workdir), *Path(workdir).parents)
+    git = shell.find("git") if any((place / ".git").exists() for place in places) else None
     if git is None:
         return None
     argv = [git, "-C", workdir, "rev-parse", "--verify", "--quiet", "HEAD"]
