@@ -240,13 +240,6 @@ def test_an_end_of_an_earlier_attempt_is_no_end(runs: RunsDir) -> None:
     assert status(made, said(JobState.RUNNING)).state is JobState.RUNNING
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"state": 5}', "{}"])
-def test_a_damaged_end_is_no_end(runs: RunsDir, text: str) -> None:
-    made = make(runs)
-    made.paths.end.write_text(text)
-    assert status(made, said(JobState.RUNNING)).state is JobState.RUNNING
-
-
 @pytest.mark.parametrize(
     ("code", "expected"), [(0, (0, None)), (3, (3, None)), (137, (137, 9)), (124, (124, None))]
 )

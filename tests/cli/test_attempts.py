@@ -180,14 +180,6 @@ def test_what_was_lost_is_counted_from_where_the_next_attempt_went_on(tmp_path: 
     assert attempts[1].lost_s == pytest.approx(140 / 3)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"schema": "clusterrun.outcome/9"}', "null"])
-def test_an_outcome_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "attempts/1").mkdir(parents=True)
-    (tmp_path / "attempts/1/outcome.json").write_text(text)
-    (attempt,) = read_attempts(RunPaths(root=tmp_path))
-    assert (attempt.outcome, attempt.nodes) == (None, ())
-
-
 @pytest.mark.parametrize("cause", ["signal", "node_lost", "exception"])
 def test_a_rank_or_an_agent_that_died_is_no_evidence_against_its_node(
     tmp_path: Path, cause: str

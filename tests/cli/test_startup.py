@@ -10,7 +10,7 @@ import pytest
 
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase, read_start, startup_of, write_start
+from clusterrun.rundir.startup import Phase, startup_of, write_start
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted
@@ -187,13 +187,3 @@ def test_clocks_that_differ_make_no_phase_negative() -> None:
     assert [seconds for _, seconds in startup_of(ends, 9.5).phases] == [0.0, 0.0, 0.5]
     assert [seconds for _, seconds in startup_of(ends, None).phases] == [0.0, 1.0]
     assert startup_of({}, 9.5).total_s == 0
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"ends": 7}', '{"ends": {"queue": "x", "y": 1}}'])
-def test_a_damaged_file_shows_nothing(here: CommandLine, text: str) -> None:
-    root = submitted(here)
-    (root / "attempts/1").mkdir(parents=True)
-    (root / "attempts/1/start.json").write_text(text)
-    assert read_start(RunPaths(root=root), 1)[0] == {}
-    queue(here, running())
-    assert lines(here("status", "4711").out, "start") == []
