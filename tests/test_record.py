@@ -247,6 +247,16 @@ def test_a_damaged_record_is_an_error_alone_and_passed_over_in_a_list(
     with pytest.raises(ClusterrunError, match="cannot read"):
         record.read(bad.paths)
     assert record.list_records(runs) == [good]
+    os.utime(bad.paths.record, (9e9, 9e9))
+    for word in (None, "bad", "demo/bad", str(bad.paths.root)):  # it does not mean an older run
+        with pytest.raises(ClusterrunError, match="cannot read"):
+            record.resolve_job(word, [runs])
+
+
+def test_a_record_can_not_claim_another_runs_id(runs: RunsDir) -> None:
+    made = make(runs)
+    record.write(dataclasses.replace(made, run_id="other"))
+    assert record.read(made.paths) == made
 
 
 def test_writing_never_leaves_a_half_file(runs: RunsDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,11 @@ def test_input_and_environment_are_what_was_given(stub: Stub) -> None:
     assert done.stdout == "text\ufffd\n[1][]\n"
 
 
+def test_a_python_for_an_old_glibc_passes_input_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")  # as conda's
+    assert shell.run_once(["cat"], 60, input="text").stdout == "text"
+
+
 def test_without_input_a_command_reads_nothing(stub: Stub) -> None:
     stub("squeue", "cat")
     assert shell.run(["squeue"], timeout_s=5).stdout == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
@@ -140,10 +141,19 @@ def _contained(
         try:
             status = _status(record, end, answer)
         except Exception as error:  # noqa: BLE001 - other jobs are shown as usual
-            why = f"its files can't be read: {type(error).__name__}: {error}"
-            status = JobStatus(record=record, state=JobState.UNKNOWN, notes=(why,))
+            status = JobStatus(record=record, state=JobState.UNKNOWN, notes=(_fault(error),))
     names = (os.path.relpath(path, record.run_dir) for path in (*damaged, *found))
     return dataclasses.replace(status, damaged=tuple(dict.fromkeys(names)))
+
+
+def _fault(error: Exception) -> str:
+    """Describe a fault of clusterrun itself, and keep its traceback."""
+    from clusterrun.shared.crash import write_crash  # slow to import
+
+    what = f"clusterrun failed to read this run: {type(error).__name__}: {error}"
+    with contextlib.suppress(OSError):
+        return f"{what}; report it with the traceback in {write_crash(error)}"
+    return what
 
 
 def _current(record: JobRecord, end: End | None) -> JobRecord:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
@@ -18,7 +16,6 @@ import clusterrun
 from clusterrun.cli.shared import output, spellings
 from clusterrun.cli.shared.help import HELP_ALL, GroupedCommand, under
 from clusterrun.errors import ClusterrunError, ElsewhereError, Exit, UsageError
-from clusterrun.shared import files
 
 COLOURS: Final = ("auto", "always", "never")
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as if the signal had killed it
@@ -374,28 +371,19 @@ def _sentence(text: str) -> str:
 def _report_crash(error: Exception, session: output.Session) -> int:
     import traceback  # only needed after a crash
 
-    text = "".join(traceback.format_exception(error))
+    from clusterrun.shared.crash import write_crash
+
     what = f"clusterrun itself failed: {type(error).__name__}: {error}".strip()
     hint: str | tuple[str, ...] = ()
     if session.debug:
-        sys.stderr.write(text)
+        sys.stderr.write("".join(traceback.format_exception(error)))
     else:
         try:
-            hint = f"report it with the traceback in {_write_crash(text)}"
+            hint = f"report it with the traceback in {write_crash(error)}"
         except OSError:
             hint = "run it again with --debug and report the traceback"
     output.print_error(ClusterrunError(what, hint=hint), session)
     return Exit.FAILED
-
-
-def _write_crash(text: str) -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    directory = Path(cache) / "clusterrun"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = directory / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    report = f"clusterrun {clusterrun.__version__}\n{text}"
-    files.create(path, report.encode("utf-8", "backslashreplace"))
-    return path
 
 
 def _silence_streams() -> None:

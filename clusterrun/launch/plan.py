@@ -165,6 +165,6 @@ class Plan:
         """Read what `to_json` wrote. Raises ValueError for anything else."""
         data = json.loads(text)
         plan = typed.of_schema(cls, data, SCHEMA)
-        if unknown := data.keys() - {"schema", *dataclasses.asdict(plan)}:
+        if unknown := data.keys() - {"schema", *(field.name for field in dataclasses.fields(cls))}:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
         return plan

@@ -223,6 +223,7 @@ def write(record: JobRecord) -> None:
 def as_text(record: JobRecord) -> str:
     """Return the text of job.json."""
     data = {"schema": SCHEMA, **dataclasses.asdict(record)}
+    del data["is_damaged"]
     return json.dumps(data, indent=2, sort_keys=True) + "\n"
 
 
@@ -237,7 +238,7 @@ def update(paths: RunPaths, change: Callable[[JobRecord], JobRecord]) -> JobReco
 
 
 def read(paths: RunPaths) -> JobRecord:
-    """Read job.json, and set `run_dir` to its current directory.
+    """Read job.json, and set `run_dir` and `run_id` by its current directory.
 
     Raises ClusterrunError if it is missing, damaged or has another schema.
     """
@@ -245,8 +246,8 @@ def read(paths: RunPaths) -> JobRecord:
         data = files.parse_object(files.read_whole(paths.record))
         if data is None:
             raise ValueError("it is not an object of JSON")
-        there = {"run_dir": str(paths.root.absolute())}
-        return typed.of_schema(JobRecord, {**data, **there}, SCHEMA)
+        there = {"run_dir": str(paths.root.absolute()), "run_id": paths.root.name}
+        return typed.of_schema(JobRecord, {**data, **there, "is_damaged": False}, SCHEMA)
     except (OSError, ValueError) as error:
         raise ClusterrunError(
             f"cannot read {paths.record}", cause=str(error), hint="choose a run of this version"
@@ -255,7 +256,7 @@ def read(paths: RunPaths) -> JobRecord:
 
 def read_again(record: JobRecord) -> JobRecord:
     """Read a record again: another job may have continued the run."""
-    return _readable(record.paths.root) or record
+    return readable(record.paths.root) or record
 
 
 def _unreadable(root: Path, written_at: float) -> JobRecord:
@@ -334,7 +335,7 @@ def list_records(
     for written_at, root in files:
         if limit and len(ages) == limit and written_at + CLOCK_SKEW_S < ages[0]:
             break
-        record = _readable(Path(root))
+        record = readable(Path(root))
         if record is None and with_damaged:
             record = _unreadable(Path(root), written_at)
         if record is None or not of(record):
@@ -359,7 +360,7 @@ def earlier_namesakes(record: JobRecord, limit: int) -> Iterator[JobRecord]:
     others = [path for path in found if path != paths.root]
     others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in others[:limit]:
-        other = _readable(path)
+        other = readable(path)
         if other is not None and other.submitted_at < record.submitted_at:
             yield other
 
@@ -376,7 +377,7 @@ def newest_jobs(runs_dirs: Iterable[RunsDir], limit: int) -> list[tuple[JobId, J
         if (job_id := JobId.read(link.name))
     ]
     links.sort(key=lambda link: link[0].number, reverse=True)
-    found = ((job_id, _readable(_followed(path))) for job_id, path in links[:limit])
+    found = ((job_id, readable(_followed(path))) for job_id, path in links[:limit])
     return [(job_id, record) for job_id, record in found if record is not None]
 
 
@@ -398,7 +399,8 @@ def _record_files(runs_dir: RunsDir, name: str | None) -> Iterator[tuple[float, 
                 yield os.lstat(os.path.join(run.path, file)).st_mtime, run.path
 
 
-def _readable(root: Path) -> JobRecord | None:
+def readable(root: Path) -> JobRecord | None:
+    """Return the record of a run directory; None if it can't be read."""
     try:
         return read(RunPaths(root=root))
     except ClusterrunError:
@@ -414,11 +416,13 @@ def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
         newest = [
             record
             for place in runs_dirs[:1]
-            for record in list_records(place, 1, of=lambda record: not record.is_smoke)
+            for record in list_records(
+                place, 1, of=lambda record: not record.is_smoke, with_damaged=True
+            )
         ]
         if not newest:
             raise _not_found("no run yet", runs_dirs[:1])
-        return newest[0]
+        return _undamaged(newest[0])
     for find in (_by_job_id, _by_path, _by_name):
         record = find(text, runs_dirs)
         if record is not None:
@@ -445,13 +449,13 @@ def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
         )
     for runs_dir in () if found else runs_dirs:
         run = _followed(runs_dir.job_link(job_id))
-        if RunPaths(root=run).record.exists() and _readable(run) is None:
+        if RunPaths(root=run).record.exists() and readable(run) is None:
             read(RunPaths(root=run))  # raises why
     return found[0] if found else None
 
 
 def _job_in(runs_dir: RunsDir, job_id: JobId, slurm_cluster: str | None) -> JobRecord | None:
-    linked = _readable(_followed(runs_dir.job_link(job_id)))
+    linked = readable(_followed(runs_dir.job_link(job_id)))
     candidates = [linked] if linked else []
     if slurm_cluster or not candidates:  # the link points to the newest run with the id
         candidates += list_records(runs_dir)
@@ -484,13 +488,18 @@ def _by_name(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
         if newest := list_records(runs_dir, 1, name=text, of=lambda record: record.name == text):
             return newest[0]
         named: dict[str, JobRecord] = {}
-        records = list_records(runs_dir)
+        records = list_records(runs_dir, with_damaged=True)
         for shape in ("{0.name}", "{0.run_id}", "{0.name}/{0.run_id}"):
             for record in records:
                 named.setdefault(shape.format(record), record)
         if text in named:
-            return named[text]
+            return _undamaged(named[text])
     return None
+
+
+def _undamaged(record: JobRecord) -> JobRecord:
+    """Return a record; raise what is wrong with it rather than take an older run."""
+    return read(record.paths) if record.is_damaged else record
 
 
 def _not_found(message: str, runs_dirs: Sequence[RunsDir]) -> JobNotFoundError:

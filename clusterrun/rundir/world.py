@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import files
 from clusterrun.shared.files import write_whole
 
 SCHEMA = "clusterrun.world/1"
+MOST_RANKS = 1 << 12  # of a node
 
 
 def write_world(paths: RunPaths, attempt: int, nodes: Sequence[str], procs_per_node: int) -> None:
@@ -38,4 +40,8 @@ class _World:
 
 
 def _read(paths: RunPaths, attempt: int) -> _World:
-    return reading.read(paths.world(attempt), _World, SCHEMA) or _World()
+    found = reading.read(paths.world(attempt), _World, SCHEMA) or _World()
+    if any("/" in node for node in found.nodes) or not 0 <= found.procs_per_node <= MOST_RANKS:
+        files.note_damage(paths.world(attempt))  # a node's name is part of paths
+        return _World()
+    return found

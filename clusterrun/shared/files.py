@@ -46,6 +46,17 @@ def open_new(path: Path, mode: int = PRIVATE) -> BinaryIO:
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
 
 
+def unnamed_file() -> int:
+    """Open a file that has no name. Python lacks memfd_create if its glibc was an old one."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("clusterrun")
+    import tempfile  # slow to import
+
+    descriptor, path = tempfile.mkstemp()
+    os.unlink(path)
+    return descriptor
+
+
 def write_whole(path: Path, content: str | bytes, *, mode: int = PRIVATE) -> None:
     """Replace a file atomically: no reader sees part of it."""
     with replacing(path) as temporary, open_new(temporary, mode) as file:

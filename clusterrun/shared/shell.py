@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.shared import files
 
 TIMEOUT_S = 30.0  # Slurm's clients give up after about 10 s without slurmctld
 PAUSES_S = (0.5, 2.0)  # between tries
@@ -114,11 +115,11 @@ def run_once(
 
 @contextlib.contextmanager
 def _file_with(text: str | None) -> Iterator[int]:
-    """Open a file in memory with the input of a command, so that nothing has to write it."""
+    """Open a file without a name with the input of a command, so that nothing has to write it."""
     if text is None:
         yield subprocess.DEVNULL
         return
-    with open(os.memfd_create("input"), "w+b", buffering=0) as file:
+    with open(files.unnamed_file(), "w+b", buffering=0) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
         file.seek(0)
         yield file.fileno()

@@ -26,7 +26,8 @@ def decoded(kind: Any, value: Any) -> Any:
     if outer is Any:
         return value
     if outer in (tuple, list) and isinstance(value, (tuple, list)):
-        return outer(decoded(inner[0], each) for each in value)
+        kinds = inner if outer is tuple and Ellipsis not in inner else inner[:1] * len(value)
+        return outer(decoded(of, each) for of, each in zip(kinds, value, strict=True))
     if isinstance(value, dict):
         return _of_object(outer, inner, value)
     return _plain(outer, value)

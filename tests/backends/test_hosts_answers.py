@@ -178,3 +178,11 @@ def test_a_controller_that_answers_nonsense_is_refused(
 
 def test_a_message_that_is_too_deep_ends_the_connection() -> None:
     assert Pipe(io.BytesIO(b"[" * 200_000), io.BytesIO()).receive() is None
+
+
+def test_a_damaged_run_at_a_host_takes_no_other_along(runs: RunsDir) -> None:
+    good, bad = make(runs, "L7"), make(runs, "L8")
+    bad.paths.record.write_text("{")
+    gone = str(runs.root / "demo" / "gone")
+    found = json.loads(homes.answer([good.run_dir, bad.run_dir, gone]).removeprefix(homes.MARK))
+    assert [each and each["record"]["job_id"] for each in found] == ["L7", None]

@@ -234,6 +234,17 @@ def test_a_killed_controller_is_a_failed_job_and_takes_its_nodes_along(site: Loc
     assert job.state is JobState.FAILED
     assert "controller is gone" in job.reason
     no_process_left(site)
+    paths.end.write_text("{")  # it may have completed
+    assert (site.job(job_id).state, site.job(job_id).reason) == (
+        *(JobState.UNKNOWN, "its end.json is damaged"),
+    )
+    huge = {**controller_of(paths), "pid": 1 << 40}
+    for text in ("{", json.dumps(huge)):
+        paths.controller.write_text(text)
+        assert (site.job(job_id).state, site.job(job_id).reason) == (
+            *(JobState.UNKNOWN, "its controller.json is damaged"),
+        )
+        site.backend.cancel([job_id])
 
 
 def test_a_pid_that_belongs_to_another_program_is_left_alone(site: LocalSite) -> None:

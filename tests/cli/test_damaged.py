@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from clusterrun.backends import status
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.startup import Phase, write_start
-from clusterrun.rundir.world import write_world
+from clusterrun.rundir.world import ranks_by_node, read_world, write_world
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, submitted
@@ -124,3 +125,30 @@ def test_only_numbers_are_attempts(here: CommandLine, name: str) -> None:
     (root / "attempts" / name[:200]).mkdir()
     ended(root, "FAILED", 137)  # later than any attempt
     assert here("status", "4711").out == before
+
+
+@pytest.mark.parametrize(
+    "text", ['["../../x"], "procs_per_node": 1', '["n1"], "procs_per_node": 5000']
+)
+def test_a_world_of_others_names_no_path_and_no_endless_ranks(here: CommandLine, text: str) -> None:
+    paths = RunPaths(root=finished(here, "4711"))
+    paths.world(2).write_text(f'{{"schema": "clusterrun.world/1", "nodes": {text}}}')
+    assert (read_world(paths, 2), ranks_by_node(paths, 2)) == ((), {})
+    assert "damaged: attempts/2/world.json" in here("status", "4711").err
+
+
+def test_a_fault_of_ours_costs_one_row_and_keeps_its_traceback(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(here, "4711")
+    finished(here, "4712")
+    healthy, read = row(here, "4711"), status.read_evidence
+
+    def broken(paths: RunPaths) -> Any:
+        return read(paths) if "run4711" in str(paths.root) else paths.nothing
+
+    monkeypatch.setattr(status, "read_evidence", broken)
+    assert row(here, "4711") == healthy
+    (note,) = row(here, "4712")["notes"]
+    assert note.startswith("clusterrun failed to read this run: AttributeError: ")
+    assert "in broken" in Path(note.rsplit(" ", 1)[1]).read_text()

@@ -479,3 +479,6 @@ def test_sbatch_has_a_session_of_its_own_and_no_input(here: CommandLine) -> None
     from submitit.core.utils import CommandFunction  # others in this process may pickle it
 
     assert CommandFunction.__module__ == "submitit.core.utils"
+    with pytest.raises(FileNotFoundError) as caught:
+        CommandFunction(["no-such-program"], verbose=False)()
+    assert caught.value.__cause__ is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
+
 from clusterrun.node.base.report import Report, problems
 from clusterrun.shared.typed import decoded
 
@@ -31,6 +33,8 @@ def test_each_difference_names_versions_and_nodes() -> None:
 def test_reports_survive_the_wire() -> None:
     one = report(1, capabilities=((9, 0), (8, 0)), problem="x")
     assert decoded(Report, dataclasses.asdict(one)) == one
+    with pytest.raises(ValueError, match="shorter"):
+        decoded(Report, {**dataclasses.asdict(one), "capabilities": [[9]]})
 
 
 def test_a_node_computes_in_bf16_if_all_its_gpus_do() -> None:

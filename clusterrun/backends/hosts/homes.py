@@ -176,14 +176,17 @@ def _status(data: Any) -> JobStatus | None:
 
 def answer(run_dirs: Iterable[str] | None) -> str:
     """Return the status of runs of this host, None: of all, as one line of text."""
+    damaged: list[None] = []
     if run_dirs is None:
         found = [record for place in remembered_roots() for record in records.list_records(place)]
     else:
         paths = [RunPaths(root=Path(each)) for each in run_dirs]
-        found = [records.read(each) for each in paths if each.record.exists()]
+        read = [records.readable(each.root) for each in paths if each.record.exists()]
+        found = [record for record in read if record]
+        damaged = [None] * (len(read) - len(found))  # these are not gone
     known = statuses([record for record in found if record.home is None], select.backend_of)
     plain = [dataclasses.asdict(dataclasses.replace(status, error=None)) for status in known]
-    return MARK + json.dumps(plain)
+    return MARK + json.dumps([*plain, *damaged])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from clusterrun.rundir import reading
 from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.end import read_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.shared import shell
+from clusterrun.shared import files, shell
 from clusterrun.shared.job_id import JobId
 from clusterrun.shared.state import JobState
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SCHEMA = "clusterrun.controller/1"
 START_S = 60.0
 STOP_S = 15.0
+MOST_PIDS = 1 << 22  # of Linux
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,10 @@ class LocalBackend:
     def _job(self, job_id: str, paths: RunPaths) -> SchedulerJob:
         controller = read_controller(paths)
         state, reason = self._state_of(paths, controller)
-        end = read_end(paths)  # after the process was checked, which writes it last
+        with files.noting_damage() as damaged:
+            end = read_end(paths)  # after the process was checked, which writes it last
+        if damaged and state is JobState.FAILED:
+            state, reason = JobState.UNKNOWN, "its end.json is damaged"
         started = controller.started_at if controller else None
         if end is not None:
             state, reason = end.state, ""
@@ -159,6 +163,8 @@ class LocalBackend:
 
     def _state_of(self, paths: RunPaths, controller: Controlling | None) -> tuple[JobState, str]:
         """Return the state of a job that has no end.json, and why."""
+        if controller is None and paths.controller.exists():
+            return JobState.UNKNOWN, "its controller.json is damaged"
         if controller is None:
             with contextlib.suppress(OSError):
                 if time.time() - paths.root.stat().st_mtime < START_S:
@@ -220,4 +226,8 @@ def _not_started(cause: str) -> SubmissionError:
 
 def read_controller(paths: RunPaths) -> Controlling | None:
     """Read controller.json; None if it is missing or damaged."""
-    return reading.read(paths.controller, Controlling, SCHEMA)
+    found = reading.read(paths.controller, Controlling, SCHEMA)
+    if found and not 0 < found.pid < MOST_PIDS:
+        files.note_damage(paths.controller)
+        return None
+    return found

@@ -106,13 +106,15 @@ _copy_process_streams = utils.copy_process_streams
 
 class _Popen(subprocess.Popen[bytes]):
     def __init__(self, argv: Any, **kwargs: Any) -> None:
-        if executor := _SUBMITTING.get():
-            kwargs |= {"env": dict(executor.environ), "stdin": subprocess.DEVNULL}
-            kwargs["start_new_session"] = True
-        try:
+        executor = _SUBMITTING.get()
+        if executor is None:
             super().__init__(argv, **kwargs)
+            return
+        own = {"env": dict(executor.environ), "stdin": subprocess.DEVNULL}
+        try:
+            super().__init__(argv, **{**kwargs, **own, "start_new_session": True})
         except OSError as error:
-            raise shell.cannot_start(argv[0], error) if executor else error from error
+            raise shell.cannot_start(argv[0], error) from error
 
 
 def _collect(process: subprocess.Popen[bytes], stdout: io.StringIO, *others: Any) -> None:

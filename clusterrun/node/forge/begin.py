@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterrun.node.forge.packets import pair
+from clusterrun.shared.files import unnamed_file
 from clusterrun.shared.given import PIPE, before_setup, note_given
 from clusterrun.shared.own_modules import WORKER_MODULE
 
@@ -73,7 +74,7 @@ def begun() -> Started | None:
 
 def _fork(run_dir: str, before: Mapping[str, str], *, is_head: bool) -> Callable[[], None] | None:
     ours, theirs = pair()
-    output, agent = _file_for_output(), os.getpid()
+    output, agent = unnamed_file(), os.getpid()
     is_alone = len(os.listdir("/proc/self/task")) == 1
     if pid := os.fork():
         theirs.close()
@@ -92,16 +93,6 @@ def _fork(run_dir: str, before: Mapping[str, str], *, is_head: bool) -> Callable
         os._exit(1)
     run: Callable[[], None] = worker.main
     return run
-
-
-def _file_for_output() -> int:
-    """Open a file that has no name. Python lacks memfd_create if its glibc was an old one."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("forge")
-    tempfile = importlib.import_module("tempfile")
-    descriptor, path = tempfile.mkstemp()
-    os.unlink(path)
-    return int(descriptor)
 
 
 def _let_go_of_inherited(output: int) -> None:
