@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterrun.config.fields import Kind
 from clusterrun.config.keys import BY_NAME, nearest
-from clusterrun.config.secrets import secret_argument
+from clusterrun.config.secrets import secret_arguments
 from clusterrun.config.settings import BUILT_IN, Origin, Setting, interpret_at, located
 from clusterrun.config.spec import FIELDS
 from clusterrun.errors import ConfigError, UsageError
@@ -100,7 +100,7 @@ class Merged:
 
     def warn_of_secrets(self) -> None:
         """Warn of an argument that looks like a secret: `ps` and the run directory show it."""
-        for argument in filter(None, map(secret_argument, self.values.get("args", ()))):
+        for argument in secret_arguments(self.values.get("args", ())):
             self.notes.append(
                 f"argument {argument} looks like a secret: others can read it in ps and in the "
                 "run directory; let the script read it from a variable listed in pass_env"

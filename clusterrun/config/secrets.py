@@ -1,67 +1,146 @@
-"""Recognize names and values of secrets: they are passed by name and never stored."""
+"""Recognize secrets by their names and forms: they are passed by name and never stored.
+
+The one table for what is refused in settings, warned of in arguments, and left out of what others
+get. Every repeat is bounded: time grows with the length of a text, not faster.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise, zip_longest
 from typing import Final
+
+from clusterrun.shared.assets import read_json
 
 REDACTED: Final = "[redacted]"
 
-_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_SECRET_WORDS: Final = frozenset({"secret", "secrets", "passphrase", "credential"})
-_SECRET_ENDINGS: Final = ("token", "secret", "password", "passwd", "apikey", "credentials")
-_SECRET_KEYS: Final = frozenset({"access", "api", "secret", "private", "encryption", "signing"})
-# A tokenizer's special tokens are numbers or words of its vocabulary, not secrets.
-_VOCABULARY: Final = frozenset(
-    {"pad", "eos", "bos", "unk", "mask", "sep", "cls", "stop", "special", "first", "last", "max"}
-)
-
-_VALUE: Final = re.compile(
-    r"[a-z][a-z0-9+.-]*://[^/@\s:]*:[^/@\s]+@"  # user:password@ in an address
-    r"|\b(?:hf_|gh[pousr]_|glpat-|sk-(?:[a-z]+[0-9]*-){0,2})[A-Za-z0-9]{20,}"
-    r"|\bgithub_pat_[A-Za-z0-9_]{20,}|\bxox[abp]-[A-Za-z0-9-]{16,}"
-    r"|\bAKIA[0-9A-Z]{16}\b"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
-)
-_MORE_VALUES: Final = re.compile(  # that a log may contain
-    r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"  # JSON web tokens
-    r"|(?<=Bearer )[\w.~+/=-]{12,}"
-    r"|(?s:-----BEGIN [A-Z ]*PRIVATE KEY.{0,8000}?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z))"
-)
-_PAIRS: Final = (
-    re.compile(  # a variable or a key, and its value
-        r"([A-Za-z_][\w.-]{2,60})([\"']?\s{0,3}[=:]\s{0,3}[\"']?)([^\s\"',;&|]{4,})"
-    ),
-    re.compile(  # an option and the word after it: on a command line, in JSON, in YAML
-        r"(--[A-Za-z][\w.-]{2,60})([\"']?(?:,|,?\s{1,20}(?:- )?)[\"']?)([^\s\"',-][^\s\"',]{3,})"
-    ),
-)
-_ASSIGNMENT: Final = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=[\"']?[^\s\"'$`;&|]")
-
-
-def is_secret_name(name: str) -> bool:
-    """Return whether a variable of this name usually contains a secret.
-
-    >>> [is_secret_name(name) for name in ("HF_TOKEN", "WANDB_API_KEY", "PGPASSWORD")]
-    [True, True, True]
-    >>> [is_secret_name(name) for name in ("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PAD_TOKEN_ID")]
-    [False, False, False]
+_TABLE: Final = read_json("config/secrets.json")
+_WORDS: Final = {kind: frozenset(words.split()) for kind, words in _TABLE["names"].items()}
+_PREFIXES: Final = "|".join(_TABLE["prefixes"].split())
+_FILES: Final = re.compile("|".join(map(fnmatch.translate, _TABLE["files"].split())))
+_FOLDERS, _SETTINGS = (frozenset(_TABLE[kind].split()) for kind in ("directories", "settings"))
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # `dbPasswords2`: db, Passwords
+_ORDINARY: Final = re.compile(
+    r"""(?xi)
+    [-+.]?\d[\d.,_:x]{0,60}(?:e[-+]?\d{1,4})?[ ]?(?:[kmgtbdhsx%]i?[bs]?|min)?  # numbers and units
+    | true|false|yes|no|on|off|none|null|nil|nan|auto|default|enabled?|disabled?|required|optional
+    | all|any|unset|empty|dummy|basic|digest|kerberos|ldap|iam|oauth2?|anonymous
+    | <[^<>\n]{0,60}>|\[[a-z_0-9]{1,20}\]|\\[nrt]|[*.x]{2,80}|\W{1,3}  # <pad>, [MASK], <your token>
+    | (?:~|\.{0,2})/[\w.@+-]{1,100}(?:/[\w.@+-]{1,100}){0,20}/?  # a path
+    | [\w.*{},/+-]{0,200}\.(?:jsonl?|ya?ml|txt|toml|ini|cfg|conf|pem|key|crt|csv|tsv|parquet|arrow
+        |tar|gz|zip|jpe?g|png|npy|npz|pth?|bin|safetensors|ckpt|py|sh|env|db|sqlite3?)\*?
     """
-    words = [word.lower() for word in _WORDS.findall(name)]
-    if len(words) > 1 and (words[-1] == "key" or _names_a_key(words)):
-        return True
-    if words[-1:] == ["pwd"] and words not in (["pwd"], ["oldpwd"], ["old", "pwd"]):
-        return True
-    if "token" in words:
-        return not _VOCABULARY.intersection(words)
-    return bool(_SECRET_WORDS.intersection(words)) or name.lower().endswith(_SECRET_ENDINGS)
+)
+_ADDRESS: Final = re.compile(r"[a-z][a-z0-9+]{1,20}://[\w.:-]{0,200}(?:/[\w./-]{0,200})?")
+_REFERENCE: Final = re.compile(  # bash or Hydra looks it up when the script runs
+    r"(?i)(?:(?:bearer|basic|token)\s{1,3})?(?:\$[{(]|\$[a-z_]\w{0,60}(?:[/\"'`)\s]|\Z)|`)"
+)
+
+# Forms
+_FORMS: Final = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"
+    r"(?:(?s:.{0,8000}?)-----END [A-Z0-9 ]{0,60}-----|[A-Za-z0-9+/=\s\\]{0,8000})"
+    r"|(?<=://)[^/@\s:\"'\[\]$]{0,256}:(?!\d{1,5}(?:[/,;)?#]|\Z)|[$<{*\[])"
+    r"(?:[^\s\"'/]{1,256}|[^\s\"'@]{1,256})@"  # user:password@ in an address
+    r"|(?<=://)(?=[^@]{0,256}\d|.{20})[\w.~%+-]{16,512}@"
+    r"|(?<=://hooks\.)[\w.]{1,60}/[\w/-]{8,200}"
+    rf"|(?<![A-Za-z0-9])(?:(?:{_PREFIXES})[A-Za-z0-9]{{20,4096}}[\w=-]{{0,4096}}"
+    r"|(?:xox[a-z]|xapp|xwfp|GOCSPX|sq0[a-z]{3})-[\w-]{16,512}|1//0[\w-]{30,512}"
+    r"|(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b|AIza[\w-]{35}|SK[0-9a-f]{32}\b"
+    r"|eyJ[\w-]{10,4096}\.[\w-]{10,4096}(?:\.[\w-]{0,4096})?"  # a JSON web token
+    r"|SG\.[\w-]{16,40}\.[\w-]{16,64}|(?:bot)?\d{6,12}:AA[\w-]{30,40}|[0-9a-f]{32}-us\d{1,2}\b"
+    r"|[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,45}|[\w~.]{3}\dQ~[\w~.-]{31,34}"
+    r"|\w{14}\.atlasv1\.[\w-]{60,80}|dt0[a-z]\d\d\.\w{24}\.\w{64}|pat\w{14}\.[0-9a-f]{64})"
+    r"|(?<=Bearer )[\w.~+/=-]{12,4096}"
+)
+# These count if they look random; after a word such as key, 40 hex digits are no git commit.
+_MIX = r"(?=.{0,39}[A-Z])(?=.{0,39}[a-z])(?=.{0,39}\d)"
+_RANDOM: Final = re.compile(
+    rf"(?<![A-Za-z0-9])(?:{_PREFIXES})(?P<known>[\w=-]{{16,4096}})"
+    r"|(?<![\w/.-])(?:[A-Za-z][A-Za-z0-9]{0,9}[_-]){1,4}"
+    rf"(?P<mixed>{_MIX}[\w-]{{0,99}}?[A-Za-z0-9]{{20,512}}[\w-]{{0,99}})"
+    r"|(?<=hook)\w{0,3}/(?P<hook>[\w@/-]{16,300})"
+    rf"|(?<![\w+/=.-])(?P<aws>{_MIX}[A-Za-z0-9+/]{{40}})(?![\w+/=.-])"
+    r"|(?<=Basic )(?P<basic>[\w+/=]{16,1024})"
+    r"|(?<![A-Za-z])(?i:key|token|secret|login|wandb|password)s?(?:\W{1,4}(?i:is|with|key)){0,2}"
+    r"\W{1,4}(?P<after>[A-Za-z0-9_+/-]{20,512})"
+)
+_CHANGE: Final = re.compile(
+    r"(?<=[a-z])[A-Z0-9]|(?<=[A-Z])[0-9]|(?<=[0-9])[A-Za-z]|(?<=[A-Z]{2})[a-z]"
+)
+# A name and the sign after it: of a variable, a key, an option, in any kind of quotes.
+_NAME: Final = re.compile(
+    r"(?:\\[nrtbf]|(?:\x1b|\\u001b)\[[0-9;]{0,12}m)?(?P<dashes>--)?"
+    r"(?=(?P<name>[A-Za-z_][\w.-]{0,60}))(?P=name)(?:\\{0,3}[\"'])?\]?"
+    r"(?P<sign>\s{0,3}[=:]{1,2}>?\s{0,3}|(?(dashes)(?:,?\s{1,20}(?:- )?|,)(?![\"'\s]{0,2}-)|(?!)))"
+)
+_LETTER = r"[^\s\"',;&|\\]|\\(?![nrt\"'])"
+_VALUE: Final = re.compile(
+    r"(\\{0,3}[\"'])(?P<quoted>[^\n]{1,4096}?)\1"
+    rf"|\\{{0,3}}[\"']?(?P<word>(?:{_LETTER}|[,;&|](?![\s\"']|\Z|[\w.-]{{1,40}}[=:])){{1,4096}})"
+)
+_LINE: Final = re.compile(rf"[\"']?(?P<line>(?:{_LETTER}|[ ;&|]){{1,4096}})")
+_HAS_LINE: Final = re.compile(r"(?i)(?:authorization|cookie|password|passphrase)\Z")
 
 
-def _names_a_key(words: list[str]) -> bool:
-    """Return whether a name contains two words such as `access key` or `api key`."""
-    return any(word in _SECRET_KEYS and after == "key" for word, after in pairwise(words))
+@lru_cache(4096)
+def _strength(name: str) -> int:
+    """Return 2 if any value of this name is a secret, 1 if one that looks random is, else 0.
+
+    >>> [_strength(name) for name in ("HF_TOKEN", "wandbApiKey", "TOKEN_SALT", "MAX_TOKENS", "LR")]
+    [2, 2, 1, 1, 0]
+    """
+    words = [re.sub("(?<=..[^isu])s$", "", word.lower()) for word in _WORD.findall(name)]
+    if _has("with an address", words) and words[-1] in ("url", "uri", "string", "endpoint"):
+        return 2
+    while len(words) > 1 and (
+        words[-1] in _WORDS["skipped at the end"] or words[-2:] == ["key", "id"]
+    ):
+        words.pop()
+    if not words or words[-1] in _WORDS["says something about it"] or name in ("PWD", "OLDPWD"):
+        return 0
+    is_certain = words[-1] in _WORDS["at the end"] or words[-1].endswith(
+        (*_WORDS["glued to the end"],)
+    )
+    if words[-1] == "key":
+        is_certain = _has("before key", words[-2:-1])
+    is_certain &= not _has("of training", words)
+    if is_certain or _has("anywhere", [*words, *map("_".join, pairwise(words))]):
+        return 2
+    return int(_has("if it looks random", words))
+
+
+def _has(kind: str, words: Sequence[str]) -> bool:
+    return not _WORDS[kind].isdisjoint(words)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether a value that is given to a name is a secret.
+
+    >>> is_secret("EOS_TOKEN", "</s>"), is_secret("MAX_TOKENS", "4k"), is_secret("DB_PASS", "x")
+    (False, False, True)
+    """
+    return _is_named(name, value) or is_secret_value(value)
+
+
+def _is_named(name: str, value: str) -> bool:
+    strength = _strength(name)
+    if not strength or not value or _REFERENCE.match(value):
+        return False
+    if value.isdigit() and strength > 1 and name.lower().endswith((*_WORDS["may be digits"],)):
+        return len(value) > 3
+    if _ORDINARY.fullmatch(value):
+        return False
+    is_address = "hook" not in name.lower() and _ADDRESS.fullmatch(value)
+    return _looks_random(value) or (strength > 1 and not is_address)
+
+
+def _looks_random(text: str) -> bool:
+    """Return whether letters and digits alternate, as they do in keys and not in words."""
+    return len(text) > 15 and 5 * len(_CHANGE.findall(text)) > len(text)
 
 
 def is_secret_value(text: str) -> bool:
@@ -70,50 +149,83 @@ def is_secret_value(text: str) -> bool:
     >>> is_secret_value("http://me:pass@proxy:3128"), is_secret_value("http://proxy:3128")
     (True, False)
     """
-    return _VALUE.search(text) is not None
+    return next(_found(text), None) is not None
 
 
-def secret_argument(word: str) -> str:
-    """Return the name of an argument that contains a secret, without its value; else "".
+def secret_arguments(words: Sequence[str]) -> Iterator[str]:
+    """Return the names of arguments that contain secrets, without their values.
 
-    >>> [secret_argument(word) for word in ("--api-key=x", "+wandb.api_key=x", "hf_" + 20 * "a")]
-    ['--api-key', '+wandb.api_key', 'hf_...']
-    >>> [secret_argument(word) for word in ("--lr=1", "wandb.api_key=${oc.env:KEY}", "pad_token=0")]
-    ['', '', '']
+    >>> list(secret_arguments(["--api-key=x", "+wandb.api_key=x", "--pw", "x", "hf_" + 20 * "a"]))
+    ['--api-key', '+wandb.api_key', '--pw', 'hf_...']
+    >>> list(secret_arguments(["--lr=1", "wandb.api_key=${oc.env:KEY}", "pad_token=0"]))
+    []
     """
-    option, equals, value = word.partition("=")
-    if value.startswith("${"):  # Hydra reads it when the script runs
-        return ""
-    is_named = bool(equals) or option.startswith("--")
-    if is_named and is_secret_name(option.lstrip("-+~").rpartition(".")[2]):
-        return option
-    if not is_secret_value(word):
-        return ""
-    return option if is_named and not is_secret_value(option) else f"{word[:3]}..."
-
-
-def secret_assignments(line: str) -> Iterator[str]:
-    """Return the names of secrets whose values a line of bash assigns.
-
-    >>> list(secret_assignments("export HF_TOKEN=abc")), list(secret_assignments("HF_TOKEN=$(x)"))
-    (['HF_TOKEN'], [])
-    """
-    for match in _ASSIGNMENT.finditer(line):
-        if is_secret_name(match[1]):
-            yield match[1]
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
+        option, equals, value = word.partition("=")
+        is_option = bool(equals) or (option.startswith("-") and not after.startswith("--"))
+        value = value if equals or not is_option else after
+        name = option.lstrip("-+~").rpartition(".")[2]
+        if is_option and (_is_named(name, value) or is_secret_value(f"{option} {value}")):
+            yield f"{word[:3]}..." if is_secret_value(option) else option
+        elif is_secret_value(word):
+            yield f"{word[:3]}..."
 
 
 def redacted(text: str) -> str:
     """Return a text in which the values of secrets are replaced, by their names and by their forms.
 
     >>> redacted("HF_TOKEN=abcdef12 WANDB_API_KEY: 'x1234' lr=0.0001 http://me:pass@proxy:3128")
-    "HF_TOKEN=[redacted] WANDB_API_KEY: '[redacted]' lr=0.0001 [redacted]proxy:3128"
+    "HF_TOKEN=[redacted] WANDB_API_KEY: '[redacted]' lr=0.0001 http://[redacted]proxy:3128"
     """
-    text = _MORE_VALUES.sub(REDACTED, text)
-    for pattern in _PAIRS:
-        text = pattern.sub(_redacted_pair, text)
-    return _VALUE.sub(REDACTED, text)
+    kept, end = [], 0
+    for start, stop in sorted(_found(text)):
+        if stop > end:
+            kept += [text[end:start], REDACTED] if start >= end else []
+            end = stop
+    return "".join(kept) + text[end:]
 
 
-def _redacted_pair(pair: re.Match[str]) -> str:
-    return pair[1] + pair[2] + (REDACTED if is_secret_name(pair[1]) else pair[3])
+def named_secrets(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield where a text gives a secret to a name, with the name if it is a variable.
+
+    >>> list(named_secrets("export HF_TOKEN=abc")), list(named_secrets("HF_TOKEN=$(x)"))
+    ([('HF_TOKEN', (16, 19))], [])
+    """
+    end = 0
+    for found in _NAME.finditer(text):
+        name, start = found["name"], found.end()
+        strength = _strength(name) if start >= end else 0
+        has_line = strength and ":" in found["sign"] and _HAS_LINE.search(name)
+        stop = start + 256**strength  # what only looks random is shorter
+        value = strength and (_LINE if has_line else _VALUE).match(text, start, stop)
+        if value and _is_named(name, value[value.lastgroup or 0]):
+            end = value.end()
+            is_variable = "=" in found["sign"] and not found["dashes"]
+            yield name if is_variable else "", value.span(value.lastgroup or 0)
+
+
+def _found(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where secrets are."""
+    yield from (place for _, place in named_secrets(text))
+    yield from (found.span() for found in _FORMS.finditer(text))
+    for found in _RANDOM.finditer(text):
+        if _looks_random(found[kind := found.lastgroup or ""]):
+            yield found.span(kind)
+
+
+def is_secret_file(name: str, beginning: Callable[[], str]) -> bool:
+    """Return whether a file has credentials, by its name or by what it begins with.
+
+    Only settings are read: a script may contain a token, and training data may look like one.
+    """
+    *directories, base = name.lower().split("/")
+    if not _FOLDERS.isdisjoint(directories) or _FILES.fullmatch(base):
+        return not base.endswith((".pub", ".example", ".sample", ".template"))
+    stem, _, kind = base.rpartition(".")
+    if (f".{kind}" if stem else ".") not in _SETTINGS:
+        return False
+    if _strength(stem or base) > 1 and not stem.endswith("tokens"):
+        return True
+    text = beginning()
+    found = (text[start:stop] for start, stop in _found(text))
+    return any(_looks_random(each) or each[0] == "-" or each[-1] == "@" for each in found)

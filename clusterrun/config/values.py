@@ -13,7 +13,7 @@ from clusterrun.config.environments import in_place
 from clusterrun.config.fields import Field, Kind, check_value
 from clusterrun.config.hosts import split_hosts
 from clusterrun.config.keys import nearest
-from clusterrun.config.secrets import is_secret_name, is_secret_value, secret_assignments
+from clusterrun.config.secrets import is_secret, is_secret_value, named_secrets
 from clusterrun.errors import UsageError
 from clusterrun.shared.durations import (
     clock,
@@ -225,9 +225,9 @@ def _refuse_secrets(field: Field, value: Any, label: str) -> None:
 def _secret_in(field: Field, value: Any) -> str:
     """Return the name of a variable whose value is a secret; "" if there is none."""
     if field.kind is Kind.MAPPING:
-        found = [n for n, text in value.items() if is_secret_name(n) or is_secret_value(text)]
+        found = [n for n, text in value.items() if is_secret(n, text)]
     elif field.name == "setup":
-        found = [name for line in value for name in secret_assignments(line)]
+        found = [name for line in value for name, _ in named_secrets(line) if name]
     else:
         found = []
     return found[0] if found else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
@@ -75,6 +76,51 @@ def test_with_git_what_it_tracks_and_does_not_ignore(root: Path) -> None:
     assert found.names == names
     assert found.notes == ("key.pem is not copied: it may hold a secret",)
     assert find_project(root / "sub").names == ("b.py",)
+
+
+CREDENTIALS = """
+.env.production .envrc prod.env .ENV .aws/credentials .kube/config .docker/config.json kaggle.json
+service-account.json client_secret.json .huggingface/token .pgpass .my.cnf .netrc .htpasswd .s3cfg
+.config/gcloud/application_default_credentials.json terraform.tfstate key.PEM secrets.yaml
+secret.json deploy_key a.pfx a.jks a.kdbx .gnupg/secring.gpg ID_RSA wandb_api_key hf_token.txt
+conf/found.yaml
+"""
+PLAIN = """
+.env.example id_ed25519.pub train.py token.py tokens.txt tokenizer.json special_tokens_map.json
+added_tokens.json conf/plain.yaml conf/keys.py keyboard.json passes.csv id_map.json
+"""
+
+
+def test_files_with_credentials_are_named_and_not_copied(root: Path) -> None:
+    secret, plain = CREDENTIALS.split(), PLAIN.split()
+    write(root, *secret, *plain)
+    (root / "conf/found.yaml").write_text(f"tracker:\n  key: {'0a1b2c3d4e' * 4}\n")
+    (root / "conf/plain.yaml").write_text("pad_token: <pad>\nauth: ldap\ntokens: [a, b]\n")
+    found = find_project(root)
+    assert sorted(found.names) == sorted(plain)
+    notes = [f"{name} is not copied: it may hold a secret" for name in secret]
+    assert sorted(found.notes) == sorted(notes)
+
+
+def test_a_directory_that_cannot_be_read_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(root, "a.py", "shut/b.py")
+    real = os.scandir
+
+    def scandir(place: str) -> object:
+        if str(place).endswith("shut"):
+            raise PermissionError(errno.EACCES, "Permission denied", place)
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = find_project(root)
+    assert found.names == ("a.py",)
+    assert found.notes == ("shut is not copied: it can't be read (Permission denied)",)
+    answer = subprocess.CompletedProcess((), 0, b"a.py\0", b"warning: could not open 'shut'\n")
+    monkeypatch.setattr(module.subprocess, "run", lambda *_, **__: answer)
+    (root / ".git").mkdir()
+    assert "not everything is copied: warning: could not open 'shut'" in find_project(root).notes
 
 
 def test_a_project_that_is_too_large_names_its_largest_files(

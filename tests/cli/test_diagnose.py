@@ -309,7 +309,7 @@ def test_a_bundle_has_the_evidence_and_no_secret(
     assert (here.path / "help.tgz").stat().st_mode & 0o777 == 0o600
     packed = _packed(here.path / "help.tgz")
     assert json.loads(packed["diagnosis.json"])["verdict"]["class"] == "host_oom"
-    assert packed["logs/a1/node18.err"].startswith("login [MY_ACCESS] [redacted] [redacted]")
+    assert packed["logs/a1/node18.err"].startswith("login [MY_ACCESS] [redacted] http://[redacted]")
     assert {"resolved.yaml", "plan.json", "job.json", "attempts/1/outcome.json"} <= packed.keys()
     everything = "".join(packed.values())
     assert "0.0001" in everything

@@ -18,7 +18,7 @@ from clusterrun.config.fields import Kind
 from clusterrun.config.files import FoundFiles
 from clusterrun.config.load import resolve
 from clusterrun.config.resolved import yaml_text
-from clusterrun.config.secrets import is_secret_name, is_secret_value
+from clusterrun.config.secrets import is_secret
 from clusterrun.config.settings import Anchor
 from clusterrun.config.spec import FIELDS, JobSpec, MixedPrecision, Strategy
 from tests.config.conftest import Workplace
@@ -153,7 +153,7 @@ def test_any_text_in_a_text_field_is_read_back_from_resolved_yaml(texts: dict[st
 def test_any_argument_and_variable_is_read_back_from_resolved_yaml(
     args: list[str], env: dict[str, str]
 ) -> None:
-    safe = {n: t for n, t in env.items() if not is_secret_name(n) and not is_secret_value(t)}
+    safe = {n: t for n, t in env.items() if not is_secret(n, t)}
     resolved = resolve_flags({"args": tuple(args), "setup": tuple(args), "env": safe})
     assert resolved.spec.args == tuple(args)
     assert load_text(resolved.to_yaml()) == resolved.spec

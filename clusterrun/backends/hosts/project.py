@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
+import contextlib
 import functools
 import gzip
 import itertools
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
+from clusterrun.config.secrets import is_secret_file
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.inputs import inputs
 from clusterrun.shared.checkpoint_files import MARKER
@@ -30,10 +31,8 @@ GIT_S: Final = 60.0
 PART, END = "project", "project-end"  # kinds of frames
 
 _OTHERS = frozenset({".git", ".hg", ".svn", "__pycache__", "node_modules"})
-_SECRETS: Final = (
-    *(".env", ".env.local", "*.pem", "*.key", "*.p12", "id_*sa", "id_ed25519", "id_*_sk"),
-    *(".netrc", ".pypirc", ".npmrc", ".git-credentials", "credentials.json"),
-)
+_MOST_READ: Final = 300  # files of settings that are searched for credentials
+_BEGINNING: Final = 4096  # bytes of each
 _BAD_STREAM = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error)
 
 
@@ -53,11 +52,12 @@ def find_project(root: Path, *, leave_out: Collection[Path] = ()) -> Project:
     """
     skips = functools.cache(functools.partial(_is_no_source, leave_out=frozenset(leave_out)))
     is_git = any((place / ".git").exists() for place in (root, *root.parents))
-    tracked, others = _git_files(root) if is_git else ([], _all_files(root, skips))
+    notes: list[str] = []
+    tracked, others = _git_files(root, notes) if is_git else ([], _all_files(root, skips, notes))
     others = [n for n in others if not any(map(skips, (root / n).parents[: n.count("/")]))]
-    secrets = {name for name in others if _is_secret(name)} - {*tracked}
-    notes = [f"{name} is not copied: it may hold a secret" for name in sorted(secrets)]
-    sizes = dict(_sizes(root, sorted({*tracked, *others} - secrets), notes))
+    secrets = _secrets(root, {*others} - {*tracked})
+    notes += (f"{name} is not copied: it may hold a secret" for name in secrets)
+    sizes = dict(_sizes(root, sorted({*tracked, *others} - {*secrets}), notes))
     _check_size(sizes, is_git=is_git)
     return Project(root=root, names=tuple(sizes), notes=tuple(notes))
 
@@ -90,17 +90,17 @@ def check_paths(project: Project, entry: Sequence[str]) -> list[str]:
     return notes
 
 
-def _git_files(root: Path) -> tuple[list[str], list[str]]:
+def _git_files(root: Path, notes: list[str]) -> tuple[list[str], list[str]]:
     """Return tracked files, and others that are not ignored; also those of repositories within."""
-    tracked, others = (_git(root, kind) for kind in ("--cached", "--others"))
+    tracked, others = (_git(root, kind, notes) for kind in ("--cached", "--others"))
     for name in [*tracked, *others]:
         if (root / name / ".git").exists():
-            for found, more in zip((tracked, others), _git_files(root / name), strict=True):
+            for found, more in zip((tracked, others), _git_files(root / name, notes), strict=True):
                 found += (os.path.join(name, inner) for inner in more)
     return tracked, others
 
 
-def _git(root: Path, kind: str) -> list[str]:
+def _git(root: Path, kind: str, notes: list[str]) -> list[str]:
     argv = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", kind, "--exclude-standard"]
     try:
         done = subprocess.run(argv, cwd=root, capture_output=True, timeout=GIT_S, check=True)
@@ -108,12 +108,17 @@ def _git(root: Path, kind: str) -> list[str]:
         cause = os.fsdecode(getattr(error, "stderr", None) or str(error).encode()).strip()
         text = f"cannot list the files of {root}"
         raise ClusterrunError(text, cause=cause, hint="run 'git ls-files' there") from error
+    notes += (f"not everything is copied: {line}" for line in os.fsdecode(done.stderr).splitlines())
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _all_files(root: Path, skips: Callable[[Path], bool]) -> list[str]:
+def _all_files(root: Path, skips: Callable[[Path], bool], notes: list[str]) -> list[str]:
+    def failed(error: OSError) -> None:
+        name = os.path.relpath(error.filename, root)
+        notes.append(f"{name} is not copied: it can't be read ({error.strerror})")
+
     def walk() -> Iterator[str]:
-        for place, directories, files in os.walk(root):
+        for place, directories, files in os.walk(root, onerror=failed):
             links = [name for name in directories if os.path.islink(os.path.join(place, name))]
             directories[:] = [name for name in directories if not skips(Path(place, name))]
             yield from (os.path.relpath(os.path.join(place, n), root) for n in (*files, *links))
@@ -127,8 +132,19 @@ def _is_no_source(directory: Path, leave_out: Collection[Path]) -> bool:
     return is_made or directory.name in _OTHERS or directory in leave_out
 
 
-def _is_secret(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(os.path.basename(name), pattern) for pattern in _SECRETS)
+def _secrets(root: Path, names: Collection[str]) -> list[str]:
+    """Return the files with credentials. Of settings, those nearest to the root are read."""
+    unread = iter(range(_MOST_READ))
+
+    def beginning(name: str) -> str:
+        with contextlib.suppress(OSError):
+            if next(unread, None) is not None and stat.S_ISREG(os.lstat(root / name).st_mode):
+                with open(root / name, "rb") as file:
+                    return file.read(_BEGINNING).decode("utf-8", "replace")
+        return ""
+
+    nearest = sorted(names, key=lambda name: (name.count("/"), name))
+    return [n for n in nearest if is_secret_file(n, functools.partial(beginning, n))]
 
 
 def _sizes(root: Path, names: Sequence[str], notes: list[str]) -> Iterator[tuple[str, int]]:
@@ -137,6 +153,9 @@ def _sizes(root: Path, names: Sequence[str], notes: list[str]) -> Iterator[tuple
             info = os.lstat(root / name)
         except (FileNotFoundError, NotADirectoryError):
             continue  # removed, but still in git's index
+        except OSError as error:
+            notes.append(f"{name} is not copied: it can't be read ({error.strerror})")
+            continue
         if stat.S_ISLNK(info.st_mode):
             _check_link(root, name)
         if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
