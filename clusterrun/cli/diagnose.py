@@ -107,8 +107,7 @@ def command(
         for text in (*_title(found), *_lines(found), *_changes(found), *_left_out(found)):
             output.answer(text)
     if bundle is not None and found.job is not None:
-        number = write_bundle(bundle, found.job.record, found.attempt, diagnosis_object(found))
-        output.say(f"packed {count(number, 'file')} into {bundle}; read it before you send it")
+        _pack(bundle, found.job.record, found)
     error = found.job.error if found.job else None
     if error is not None:
         output.note(f"Slurm's own state of the job is missing: {error.message}")
@@ -126,6 +125,16 @@ def _found(job: str | None) -> JobRecord:
             raise
         hint = f"to diagnose a file: clusterrun diagnose --log {shlex.quote(job)}"
         raise JobNotFoundError(error.message, hint=hint) from error
+
+
+def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
+    number, unknown = write_bundle(target, record, found.attempt, diagnosis_object(found))
+    output.say(f"packed {count(number, 'file')} into {target}; read it before you send it")
+    if unknown:
+        output.note(
+            f"logs and messages are left out: this shell may lack the job's {', '.join(unknown)}; "
+            "set it as it was at the submission, and pack again"
+        )
 
 
 def _title(found: Diagnosis) -> Iterator[str]:

@@ -10,29 +10,36 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from clusterrun.config.secrets import redacted
+from clusterrun.config.secrets import is_secret, redacted
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared.files import end_of, read_json
+from clusterrun.shared.files import end_of
+from clusterrun.verbs.passed import passed_names, unknown_names
 
 MOST_BYTES: Final = 256 * 1024  # of a file: its last part
 MOST_NODES: Final = 64  # whose logs are packed
 _LEAST_LETTERS: Final = 6  # of a value that is searched for; shorter ones are words
+_NO_TEXTS: Final = ("class", "role", "domain", "status", "ranks", "nodes", "retry")  # of a verdict
 
 
-def write_bundle(target: Path, record: JobRecord, attempt: int, answer: Mapping[str, Any]) -> int:
-    """Write a `.tgz` of a run's diagnosis, records, configuration and errors; return its files.
+def write_bundle(
+    target: Path, record: JobRecord, attempt: int, answer: Mapping[str, Any]
+) -> tuple[int, list[str]]:
+    """Write a `.tgz` of a run's diagnosis, records, configuration and errors.
+
+    Return the number of its files, and the variables for which it has no texts of the script: they
+    were passed by name, and this shell may not have their values.
 
     Of many nodes, those of the verdict come first. The values of variables that were passed by name
-    are removed. Raises ClusterrunError if `target` exists or cannot be written.
+    are removed from it. Raises ClusterrunError if `target` exists or cannot be written.
     """
-    values = _passed(record)
+    values, unknown = _passed(record.paths), unknown_names(record.paths)
     names = set()
     try:
         with target.open("xb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
             os.fchmod(file.fileno(), 0o600)
-            for name, text in _texts(record.paths, attempt, answer):
+            for name, text in _texts(record.paths, attempt, answer, with_output=not unknown):
                 data = _without(values, text).encode("utf-8", "replace")
                 entry = tarfile.TarInfo(f"{record.name}-{record.run_id}/{name}")
                 entry.size, entry.mode = len(data), 0o600
@@ -42,7 +49,7 @@ def write_bundle(target: Path, record: JobRecord, attempt: int, answer: Mapping[
         raise ClusterrunError(
             f"cannot write {target}", cause=error.strerror or "", hint="name another file"
         ) from error
-    return len(names)
+    return len(names), unknown
 
 
 def _without(values: Mapping[str, str], text: str) -> str:
@@ -53,25 +60,28 @@ def _without(values: Mapping[str, str], text: str) -> str:
     return redacted(text)
 
 
-def _passed(record: JobRecord) -> dict[str, str]:
-    plan = read_json(record.paths.plan) or {}
-    found = {name: os.environ.get(name, "") for name in plan.get("pass_env", ())}
-    return {name: value for name, value in found.items() if len(value) >= _LEAST_LETTERS}
+def _passed(paths: RunPaths) -> dict[str, str]:
+    found = {name: os.environ.get(name, "") for name in passed_names(paths)}
+    return {n: v for n, v in found.items() if len(v) >= _LEAST_LETTERS or is_secret(n, v)}
 
 
-def _texts(paths: RunPaths, attempt: int, answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "diagnosis.json", json.dumps(answer, indent=2) + "\n"
+def _texts(
+    paths: RunPaths, attempt: int, answer: Mapping[str, Any], *, with_output: bool
+) -> Iterator[tuple[str, str]]:
+    verdict = answer["verdict"] or {}
+    shown = answer if with_output else {"verdict": {n: verdict.get(n) for n in _NO_TEXTS}}
+    yield "diagnosis.json", json.dumps(shown, indent=2) + "\n"
     # Not the other scripts: job.sbatch contains all these files.
     configuration = (paths.resolved, paths.plan, paths.accelerate, paths.deepspeed)
-    of_run = (paths.env_script, paths.record, paths.end, paths.batch_output)
-    of_attempt = (paths.outcome(attempt), paths.world(attempt))
-    nodes = (answer["verdict"] or {}).get("nodes", ())
-    of_nodes = (
+    of_run = (paths.env_script, paths.record, paths.world(attempt))
+    nodes = verdict.get("nodes", ())
+    outputs = (
+        *(paths.end, paths.batch_output, paths.outcome(attempt)),
         *_first(paths.log_errors(attempt, "any").parent.glob("*.err"), nodes),
         *_first(paths.events_dir.glob("*.jsonl"), nodes),
         *_first(paths.rank_errors(attempt, "any").parent.glob("*.jsonl"), nodes),
     )
-    for path in (*configuration, *of_run, *of_attempt, *of_nodes):
+    for path in (*configuration, *of_run, *(outputs if with_output else ())):
         if data := end_of(path, MOST_BYTES):
             yield path.relative_to(paths.root).as_posix(), data.decode("utf-8", "replace")
 

@@ -317,6 +317,28 @@ def test_a_bundle_has_the_evidence_and_no_secret(
         assert secret not in everything
 
 
+@pytest.mark.parametrize("shell", [{}, {"MY_ACCESS": "other-horse-battery"}])
+def test_a_bundle_of_another_shell_has_no_text_of_the_script(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch, shell: dict[str, str]
+) -> None:
+    monkeypatch.setenv("MY_ACCESS", "correct-horse-battery")
+    root = submitted(here, "4711", "-N2", "--pass-env", "MY_ACCESS", "train.py")
+    queue(here)
+    ended(root, "FAILED", 1)
+    said = "ValueError: correct-horse-battery"
+    outcome(root, cause=Cause.EXCEPTION, rank=0, code=1, message=said)
+    (root / "slurm" / "batch.out").write_text(said)
+    assert "left out" not in here("diagnose", "--bundle", "same.tgz").err
+    assert "attempts/1/outcome.json" in _packed(here.path / "same.tgz")
+    monkeypatch.delenv("MY_ACCESS")
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    assert "this shell may lack the job's MY_ACCESS" in here("diagnose", "--bundle", "no.tgz").err
+    packed = _packed(here.path / "no.tgz")
+    assert json.loads(packed["diagnosis.json"])["verdict"]["class"]
+    assert "horse" not in "".join(packed.values()) + (root / "passed.jsonl").read_text()
+
+
 def test_the_size_of_the_world_is_no_guess_in_a_run(here: CommandLine) -> None:
     root = submitted(here)
     queue(here)
