@@ -18,55 +18,24 @@ from clusterrun.shared.assets import read_json
 REDACTED: Final = "[redacted]"
 
 _TABLE: Final = read_json("config/secrets.json")
+
+
+def _pattern(kind: str) -> re.Pattern[str]:
+    prefixes = "|".join(_TABLE["prefixes"].split())
+    return re.compile("|".join(_TABLE[kind]).replace("{prefixes}", prefixes))
+
+
+_ORDINARY: Final = re.compile("|".join(_TABLE["ordinary values"]), re.IGNORECASE)
+_FORMS: Final = _pattern("forms")
+_RANDOM: Final = _pattern("forms if they look random")
 _WORDS: Final = {kind: frozenset(words.split()) for kind, words in _TABLE["names"].items()}
-_PREFIXES: Final = "|".join(_TABLE["prefixes"].split())
+_GLUED, _DIGITS = (tuple(_WORDS[kind]) for kind in ("glued to the end", "may be digits"))
 _FILES: Final = re.compile("|".join(map(fnmatch.translate, _TABLE["files"].split())))
 _FOLDERS, _SETTINGS = (frozenset(_TABLE[kind].split()) for kind in ("directories", "settings"))
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # `dbPasswords2`: db, Passwords
-_ORDINARY: Final = re.compile(
-    r"""(?xi)
-    [-+.]?\d[\d.,_:x]{0,60}(?:e[-+]?\d{1,4})?[ ]?(?:[kmgtbdhsx%]i?[bs]?|min)?  # numbers and units
-    | true|false|yes|no|on|off|none|null|nil|nan|auto|default|enabled?|disabled?|required|optional
-    | all|any|unset|empty|dummy|basic|digest|kerberos|ldap|iam|oauth2?|anonymous
-    | <[^<>\n]{0,60}>|\[[a-z_0-9]{1,20}\]|\\[nrt]|[*.x]{2,80}|\W{1,3}  # <pad>, [MASK], <your token>
-    | (?:~|\.{0,2})/[\w.@+-]{1,100}(?:/[\w.@+-]{1,100}){0,20}/?  # a path
-    | [\w.*{},/+-]{0,200}\.(?:jsonl?|ya?ml|txt|toml|ini|cfg|conf|pem|key|crt|csv|tsv|parquet|arrow
-        |tar|gz|zip|jpe?g|png|npy|npz|pth?|bin|safetensors|ckpt|py|sh|env|db|sqlite3?)\*?
-    """
-)
 _ADDRESS: Final = re.compile(r"[a-z][a-z0-9+]{1,20}://[\w.:-]{0,200}(?:/[\w./-]{0,200})?")
 _REFERENCE: Final = re.compile(  # bash or Hydra looks it up when the script runs
     r"(?i)(?:(?:bearer|basic|token)\s{1,3})?(?:\$[{(]|\$[a-z_]\w{0,60}(?:[/\"'`)\s]|\Z)|`)"
-)
-
-# Forms
-_FORMS: Final = re.compile(
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"
-    r"(?:(?s:.{0,8000}?)-----END [A-Z0-9 ]{0,60}-----|[A-Za-z0-9+/=\s\\]{0,8000})"
-    r"|(?<=://)[^/@\s:\"'\[\]$]{0,256}:(?!\d{1,5}(?:[/,;)?#]|\Z)|[$<{*\[])"
-    r"(?:[^\s\"'/]{1,256}|[^\s\"'@]{1,256})@"  # user:password@ in an address
-    r"|(?<=://)(?=[^@]{0,256}\d|.{20})[\w.~%+-]{16,512}@"
-    r"|(?<=://hooks\.)[\w.]{1,60}/[\w/-]{8,200}"
-    rf"|(?<![A-Za-z0-9])(?:(?:{_PREFIXES})[A-Za-z0-9]{{20,4096}}[\w=-]{{0,4096}}"
-    r"|(?:xox[a-z]|xapp|xwfp|GOCSPX|sq0[a-z]{3})-[\w-]{16,512}|1//0[\w-]{30,512}"
-    r"|(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b|AIza[\w-]{35}|SK[0-9a-f]{32}\b"
-    r"|eyJ[\w-]{10,4096}\.[\w-]{10,4096}(?:\.[\w-]{0,4096})?"  # a JSON web token
-    r"|SG\.[\w-]{16,40}\.[\w-]{16,64}|(?:bot)?\d{6,12}:AA[\w-]{30,40}|[0-9a-f]{32}-us\d{1,2}\b"
-    r"|[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,45}|[\w~.]{3}\dQ~[\w~.-]{31,34}"
-    r"|\w{14}\.atlasv1\.[\w-]{60,80}|dt0[a-z]\d\d\.\w{24}\.\w{64}|pat\w{14}\.[0-9a-f]{64})"
-    r"|(?<=Bearer )[\w.~+/=-]{12,4096}"
-)
-# These count if they look random; after a word such as key, 40 hex digits are no git commit.
-_MIX = r"(?=.{0,39}[A-Z])(?=.{0,39}[a-z])(?=.{0,39}\d)"
-_RANDOM: Final = re.compile(
-    rf"(?<![A-Za-z0-9])(?:{_PREFIXES})(?P<known>[\w=-]{{16,4096}})"
-    r"|(?<![\w/.-])(?:[A-Za-z][A-Za-z0-9]{0,9}[_-]){1,4}"
-    rf"(?P<mixed>{_MIX}[\w-]{{0,99}}?[A-Za-z0-9]{{20,512}}[\w-]{{0,99}})"
-    r"|(?<=hook)\w{0,3}/(?P<hook>[\w@/-]{16,300})"
-    rf"|(?<![\w+/=.-])(?P<aws>{_MIX}[A-Za-z0-9+/]{{40}})(?![\w+/=.-])"
-    r"|(?<=Basic )(?P<basic>[\w+/=]{16,1024})"
-    r"|(?<![A-Za-z])(?i:key|token|secret|login|wandb|password)s?(?:\W{1,4}(?i:is|with|key)){0,2}"
-    r"\W{1,4}(?P<after>[A-Za-z0-9_+/-]{20,512})"
 )
 _CHANGE: Final = re.compile(
     r"(?<=[a-z])[A-Z0-9]|(?<=[A-Z])[0-9]|(?<=[0-9])[A-Za-z]|(?<=[A-Z]{2})[a-z]"
@@ -97,14 +66,12 @@ def _strength(name: str) -> int:
     if _has("with an address", words) and words[-1] in ("url", "uri", "string", "endpoint"):
         return 2
     while len(words) > 1 and (
-        words[-1] in _WORDS["skipped at the end"] or words[-2:] == ["key", "id"]
+        _has("skipped at the end", words[-1:]) or words[-2:] == ["key", "id"]
     ):
         words.pop()
     if not words or words[-1] in _WORDS["says something about it"] or name in ("PWD", "OLDPWD"):
         return 0
-    is_certain = words[-1] in _WORDS["at the end"] or words[-1].endswith(
-        (*_WORDS["glued to the end"],)
-    )
+    is_certain = _has("at the end", words[-1:]) or words[-1].endswith(_GLUED)
     if words[-1] == "key":
         is_certain = _has("before key", words[-2:-1])
     is_certain &= not _has("of training", words)
@@ -123,14 +90,14 @@ def is_secret(name: str, value: str) -> bool:
     >>> is_secret("EOS_TOKEN", "</s>"), is_secret("MAX_TOKENS", "4k"), is_secret("DB_PASS", "x")
     (False, False, True)
     """
-    return _is_named(name, value) or is_secret_value(value)
+    return _is_named(name, value) or is_secret_value(f"{name} {value}")
 
 
 def _is_named(name: str, value: str) -> bool:
     strength = _strength(name)
     if not strength or not value or _REFERENCE.match(value):
         return False
-    if value.isdigit() and strength > 1 and name.lower().endswith((*_WORDS["may be digits"],)):
+    if value.isdigit() and strength > 1 and name.lower().endswith(_DIGITS):
         return len(value) > 3
     if _ORDINARY.fullmatch(value):
         return False
@@ -165,7 +132,8 @@ def secret_arguments(words: Sequence[str]) -> Iterator[str]:
         is_option = bool(equals) or (option.startswith("-") and not after.startswith("--"))
         value = value if equals or not is_option else after
         name = option.lstrip("-+~").rpartition(".")[2]
-        if is_option and (_is_named(name, value) or is_secret_value(f"{option} {value}")):
+        text = word if equals or is_secret_value(value) else f"{option} {value}"
+        if is_option and (_is_named(name, value) or is_secret_value(text)):
             yield f"{word[:3]}..." if is_secret_value(option) else option
         elif is_secret_value(word):
             yield f"{word[:3]}..."
