@@ -151,7 +151,7 @@ def _explain(name: str) -> None:
     if cause is None:
         near = difflib.get_close_matches(name, known, n=1)
         raise UsageError(f"no cause '{name}'", hint=f"use '{near[0]}'" if near else _CAUSES_PAGE)
-    signs = [f"{sign.text.pattern}  [{sign.seen or 'any version'}]" for sign in cause.signs]
+    signs = [f"{sign.written}  [{sign.seen or 'any version'}]" for sign in cause.signs]
     rows = [*(("do", text) for text in cause.do), *(("sign", text) for text in signs)]
     output.answer_page(f"{cause.id}  {cause.means}", rows)
 

@@ -18,27 +18,27 @@ _RANK: Final = re.compile(
     r"|\[\d+,(?P<mpi>\d{1,7})\](?:<std(?:err|out)>)?:? ?"  # mpirun --tag-output
     r"|(?P<srun>\d{1,7}): (?!\d+ )"  # srun --label
     r"|\[std(?:err|out)\]:? ?"  # services that merge both streams
-    r"|\(\w[^()=]* pid=(?P<pid>\d+)[^()]*\) ?|PID (?P<pid2>\d+): ?"  # Ray, and by hand
-    r"|(?P<host>[\w.-]+): (?=\[rank|Traceback| {2}File|\w+Error: )"  # pdsh, deepspeed
+    r"|\(\w[^()=]{0,99} pid=(?P<pid>\d{1,9})[^()]{0,99}\) ?|PID (?P<pid2>\d{1,9}): ?"  # Ray
+    r"|(?P<host>[\w.-]{1,255}): (?=\[rank|Traceback| {2}File|\w+Error: )"  # pdsh, deepspeed
 )
 _TIME: Final = re.compile(
     r"\[?(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)"
     r"(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]? ?[:|-]* ?"
 )
-_NCCL: Final = re.compile(r"(?P<host>[A-Za-z][\w.-]*):(?P<pid>\d+):\d+ \[(?P<gpu>\d+)\] ")
+_NCCL: Final = re.compile(r"(?P<host>[A-Za-z][\w.-]{0,254}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
 _IN_TEXT: Final = (
     re.compile(r"\[[Rr]ank ?(?P<rank>\d{1,7})\]"),
     re.compile(r"\b[Gg]lobal rank:? ?(?P<rank>\d{1,7})\b"),
     re.compile(r"\brank *: (?P<rank>\d{1,7}) \(local_rank"),
 )
 _NODE: Final = (
-    re.compile(r"(?:srun: error|slurmstepd: error): (?P<node>[a-zA-Z][\w.-]*): task"),
+    re.compile(r"(?:srun: error|slurmstepd: error): (?P<node>[a-zA-Z][\w.-]{0,254}): task"),
     # Built for several slurmds on a host. The end of a job is reported by its first node.
-    re.compile(r"^slurmstepd-(?P<node>[a-zA-Z][\w.-]*): error: (?!\*\*\* |Exceeded job)"),
-    re.compile(r"\b[Nn]ode failure on (?P<node>[\w.-]+)"),
-    re.compile(r"(?:failed|hung|failure) on node (?P<node>[A-Za-z][\w.-]*)"),
-    re.compile(r"^ *host *: (?P<node>[\w.-]+)"),
-    re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d (?P<node>[\w.-]+) kernel:"),
+    re.compile(r"^slurmstepd-(?P<node>[a-zA-Z][\w.-]{0,254}): error: (?!\*\*\* |Exceeded job)"),
+    re.compile(r"\b[Nn]ode failure on (?P<node>[\w.-]{1,255})"),
+    re.compile(r"(?:failed|hung|failure) on node (?P<node>[A-Za-z][\w.-]{0,254})"),
+    re.compile(r"^ *host *: (?P<node>[\w.-]{1,255})"),
+    re.compile(r"^\w{3} [ \d]\d \d\d:\d\d:\d\d (?P<node>[\w.-]{1,255}) kernel:"),
 )
 _NODE_WORDS: Final = ("srun: ", "slurmstepd", "ode failure on", "host ", " kernel:")
 

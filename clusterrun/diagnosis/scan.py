@@ -30,10 +30,11 @@ _IGNORED: Final = re.compile(
     r"^Exception ignored |^Error in atexit|^Exception in thread QueueFeeder|^-+ Logging error -+$"
 )
 _CAUGHT: Final = re.compile(
-    r"(?i)\b(?:fail\w*|errors?|exception|could not|cannot|unable)\b.*"
+    r"(?i)\b(?:fail\w{0,12}|errors?|exception|could not|cannot|unable)\b.{0,400}"
     r"\b(?:retry|retrying|falling back|ignored|ignoring|skipped|skipping)\b"
-    r"|\bwarn(?:ing)?\b.*\b(?:fail\w*|errors?|exception|could not|cannot|unable)\b"
-    r"|\bnot (?:available|installed|found)\b.*\b(?:not be enabled|disabled|will be used|using)\b"
+    r"|\bwarn(?:ing)?\b.{0,400}\b(?:fail\w{0,12}|errors?|exception|could not|cannot|unable)\b"
+    r"|\bnot (?:available|installed|found)\b.{0,400}"
+    r"\b(?:not be enabled|disabled|will be used|using)\b"
 )
 _MILD: Final = re.compile(r"\b(?:WARN|WARNING|INFO|DEBUG)\b")
 _EXCEPTION: Final = re.compile(

@@ -16,6 +16,8 @@ from clusterrun.diagnosis.kinds import Retry
 from clusterrun.errors import UsageError
 
 EVERYTHING, LATER = "everything", "later"  # in `explains`: any other cause, any later one
+_MOST: Final = 1000  # letters that a repeat of a pattern takes
+_REPEAT: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|([*+]|\{\d*,\})")
 
 
 class Role(str, Enum):
@@ -53,10 +55,12 @@ class Sign:
     It counts if `near` is found and `unless` is not, in the lines around it from the same
     process, and with `before_steps` only before the first training step. `seen` names programs
     and versions that print it. `of_victim`: the rank that prints it suffers from another one.
+    `written` is the text as the table has it.
     """
 
     text: re.Pattern[str]
     role: Role
+    written: str = ""
     seen: str = ""
     near: re.Pattern[str] | None = None
     unless: re.Pattern[str] | None = None
@@ -137,7 +141,7 @@ def _cause(row: Any) -> KnownCause:
         return KnownCause(
             domain=Domain(values.pop("domain", Domain.UNKNOWN)),
             retry=Retry(values.pop("retry", Retry.MAYBE)),
-            repeats=re.compile(repeats) if repeats else None,
+            repeats=bounded(repeats) if repeats else None,
             do=(do,) if isinstance(do, str) else tuple(do),
             explains=frozenset(values.pop("explains", ())),
             signs=signs,
@@ -150,7 +154,22 @@ def _cause(row: Any) -> KnownCause:
 
 def _sign(row: Any, role: Role) -> Sign:
     values = {"text": row} if isinstance(row, str) else dict(row)
+    written = values["text"]
     for name in ("text", "near", "unless"):
         if name in values:
-            values[name] = re.compile(values[name])
-    return Sign(**{**values, "role": Role(values.get("role", role))})
+            values[name] = bounded(values[name])
+    return Sign(**{**values, "written": written, "role": Role(values.get("role", role))})
+
+
+def bounded(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern so that each repeat ends: a line takes time by its length, not its square.
+
+    >>> bounded("a+[*+]*b{2,}").pattern
+    'a{1,1000}[*+]{0,1000}b{2,1000}'
+    """
+
+    def limited(found: re.Match[str]) -> str:
+        least = {"*": "0", "+": "1"}.get(found[1] or "", (found[1] or "")[1:-2] or "0")
+        return f"{{{least},{_MOST}}}" if found[1] else found[0]
+
+    return re.compile(_REPEAT.sub(limited, pattern))

@@ -24,23 +24,26 @@ _OVERFLOWS_AT_START: Final = 20  # a loss scale of 2**16 is searched downwards i
 _SETTLED: Final = 20
 
 _STEP: Final = re.compile(
-    r"(?<!\* )\b(?:iteration|iter|global_step|step|num_updates)['\"]?\s*[:=#]?\s*\d+\b"
-    r"|\bbatch\s*[:#]?\s*\d+ *(?=/|of )|\b\d{1,3}%\|[^|]*\| *\d+/\d+ \[|\[ *\d+/ *\d+\]"
-    r"|'epoch': '?[\d.]+"
+    r"(?<!\* )\b(?:iteration|iter|global_step|step|num_updates)"
+    r"['\"]?\s{0,20}[:=#]?\s{0,20}\d{1,18}\b"
+    r"|\bbatch\s{0,20}[:#]?\s{0,20}\d{1,18} {0,20}(?=/|of )"
+    r"|\b\d{1,3}%\|[^|]{0,400}\| {0,20}\d{1,18}/\d{1,18} \[|\[ {0,20}\d{1,18}/ {0,20}\d{1,18}\]"
+    r"|'epoch': '?[\d.]{1,40}"
 )
 _STEP_WORDS: Final = ("step", "[", "iter", "batch", "%|", "num_updates", "epoch")
-_NUMBER: Final = r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?i:nan|inf(?:inity)?)"
+_NUMBER: Final = r"-?\d{1,40}(?:\.\d{1,40})?(?:[eE][-+]?\d{1,9})?|[-+]?(?i:nan|inf(?:inity)?)"
 _LOSS: Final = re.compile(
     r"\b(?:(?:lm|avg|total)[ _]|(?:reduced_)?[Tt]rain(?:ing)?[ _/])?"
     r"(?:(?:CrossEntropy)?[Ll]oss|LOSS|per_token_loss)"
     r"(?:_(?:step|epoch|net|total)|/train/total| train)?"
-    rf"['\"]?(?: value| is)?\s*[:=|]?\s*['\"]?(?:tensor\()?(?P<loss>{_NUMBER})(?![\w/])"
+    r"['\"]?(?: value| is)?\s{0,20}[:=|]?\s{0,20}['\"]?"
+    rf"(?:tensor\()?(?P<loss>{_NUMBER})(?![\w/])"
 )
 _NO_LOSS: Final = re.compile(  # of a validation, or of a progress bar before its first step
-    r"(?i)\b(?:val|valid|validation|eval|evaluation|test)\b|\| *0/\d+ \["
+    r"(?i)\b(?:val|valid|validation|eval|evaluation|test)\b|\| {0,20}0/\d{1,18} \["
 )
 _NORM: Final = re.compile(
-    r"(?i)\bg(?:rad(?:ient)?[_ ])?norm['\"]?\s*[:=|]?\s*['\"]?"
+    r"(?i)\bg(?:rad(?:ient)?[_ ])?norm['\"]?\s{0,20}[:=|]?\s{0,20}['\"]?"
     rf"(?:tensor\()?(?P<norm>{_NUMBER})(?![\w/])"
 )
 _SIDE_WORK: Final = re.compile(
@@ -48,11 +51,14 @@ _SIDE_WORK: Final = re.compile(
     r"|building|compil|config\b|(?:from|max|save|log|logging|every|total|warm-?up) step)"
     r"|^\[\d+/\d+\] \S*(?:c\+\+|g\+\+|gcc|clang|nvcc|hipcc|ccache)"  # ninja
 )
-_SCALE: Final = re.compile(r"\bloss scale: (?P<scale>[\d.]+)")
-_NEW_SCALE: Final = re.compile(r"\b(?:reducing|scale) to:? *(?P<scale>\d[\d.]*(?:e[-+]?\d+)?)")
+_SCALE: Final = re.compile(r"\bloss scale: (?P<scale>[\d.]{1,40})")
+_NEW_SCALE: Final = re.compile(
+    r"\b(?:reducing|scale) to:? {0,20}(?P<scale>\d[\d.]{0,40}(?:e[-+]?\d{1,9})?)"
+)
 _LEAST_SCALE: Final = 1.0  # a smaller loss scale helps no training
 _OVERFLOW: Final = re.compile(
-    r"(?i)\boverflow\b.*\b(?:skip|setting loss scale to)|gradient overflow|reducing loss scale to"
+    r"(?i)\boverflow\b.{0,200}\b(?:skip|setting loss scale to)"
+    r"|gradient overflow|reducing loss scale to"
 )
 _END_WORDS: Final = (
     *("done", "state=", "exit", "complete", "final", "finished", "ended", "end of", "succeeded"),
@@ -62,19 +68,20 @@ _END_WORDS: Final = (
 _COMPLETE: Final = re.compile(
     r"\btraining (?:is |was |run )?(?:successfully )?"
     r"(?:complete|completed|finished|done|has (?:finished|completed)|ended successfully)\b"
-    r"|'train_runtime'|\btrain_runtime\s*=|`trainer\.fit` stopped: `max_(?:steps|epochs|time)"
+    r"|'train_runtime'|\btrain_runtime\s{0,20}=|`trainer\.fit` stopped: `max_(?:steps|epochs|time)"
     r"|\[exiting program (?:after|at) |\b(?:finished|completed) training\b|\bdone training\b"
     r"|\b(?:job|run|script|experiment)(?: is| has| was)? ?(?:completed?|finished|ended)"
     r" (?:successfully|without errors?)\b|\bend of training\b"
     r"|\b(?:fine-?tuning|pre-?training) (?:is |has )?(?:completed?|finished|done)\b"
     r"|\bprocess \d+ exits successfully\b|\bjobstate=completed\b|\bstate=completed exitcode=0:0"
     r"|\bstate: completed\b|\(?(?:workerstate\.)?succeeded\)|worker\.status\.succeeded"
-    r"|\bworker group successfully finished\b|^(?:total )?training time:? *\d"
+    r"|\bworker group successfully finished\b|^(?:total )?training time:? {0,20}\d"
     r"|\boverall training speed\b|\btotal training time\b|\bepochs completed in\b"
-    r"|\*\*\* best metric|^.{0,40}\bend time of running main\b|\btraining progress: *100%"
+    r"|\*\*\* best metric|^.{0,40}\bend time of running main\b|\btraining progress: {0,20}100%"
     r"|\bsaved (?:the )?final (?:model|checkpoint)"
 )
-_FULL_BAR: Final = re.compile(r"\| *(\d+)/\1 \[")  # transformers prints it once more at the end
+# transformers prints it once more at the end
+_FULL_BAR: Final = re.compile(r"\| {0,20}(\d{1,18})/\1 \[")
 _DONE: Final = ("done", "done!", "done.", "all done")  # before the steps, something else is done
 
 

@@ -16,8 +16,8 @@ _CALL: Final = re.compile(
 )
 _STATUS: Final = re.compile(
     r"\[(?P<group>PG [^\]]{1,200}?) Rank (?P<rank>\d{1,7})\]"
-    r".*?(?:\bat (?:NCCL )?work(?: sequence id)?: (?P<stuck>\d+)\b.*?)?"
-    r"\b[Ll]ast enqueued (?:NCCL )?work: (?P<entered>-?\d+)"
+    r".{0,200}?(?:\bat (?:NCCL )?work(?: sequence id)?: (?P<stuck>\d{1,18})\b.{0,200}?)?"
+    r"\b[Ll]ast enqueued (?:NCCL )?work: (?P<entered>-?\d{1,18})"
 )
 _PAIRWISE: Final = re.compile(r"SEND|RECV|COALESCED")  # each rank counts its own
 _UNEVEN: Final = re.compile(r"SEND|RECV|ALL_?TO_?ALL|GATHER|SCATTER|COALESCED|BARRIER|UNKNOWN")

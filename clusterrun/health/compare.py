@@ -25,7 +25,7 @@ HINTS: Final = {
 }
 MISSING: Final = "none"
 _CLOSE: Final = 0.02  # sizes that differ by less are equal: firmware and kernel keep a little
-_SIZE: Final = re.compile(r"([0-9.]+) GiB")
+_SIZE: Final = re.compile(r"([0-9.]{1,20}) GiB")
 _DIGITS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _ORDER: Final = (Status.FAIL, Status.NOTE, Status.SKIP, Status.OK)
 _MOST_VALUES: Final = 4

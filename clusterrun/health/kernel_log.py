@@ -11,8 +11,10 @@ from typing import Final
 DEVICE: Final = Path("/dev/kmsg")
 MOST_RECORDS: Final = 50_000
 _RECORD_BYTES: Final = 8192  # the kernel's are shorter
-_RECORD: Final = re.compile(r"(?P<priority>\d+),\d+,(?P<us>\d+),[^;]*;(?P<text>.*)")
-GPU: Final = re.compile(r"NVRM: .*?\b(?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
+_RECORD: Final = re.compile(
+    r"(?P<priority>\d{1,9}),\d{1,20},(?P<us>\d{1,20}),[^;]{0,99};(?P<text>.*)"
+)
+GPU: Final = re.compile(r"NVRM: .{0,200}?\b(?P<gpu>[0-9a-fA-F]{4,8}(?::[0-9a-fA-F]{2}){2})\b")
 _XID: Final = re.compile(r"\bXid \((?:PCI:)?[\w:.]+\): (?P<number>\d+)\b")
 _LOADED: Final = re.compile(r"\bNVRM: loading NVIDIA UNIX\b")
 # NVIDIA's table of Xids, as of driver 590: those after which a GPU works again only when it was

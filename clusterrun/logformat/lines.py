@@ -46,7 +46,7 @@ GAP_LITERAL, END_LITERAL = b" g ", b" z "
 SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
 
 _GAP = re.compile(rb"([oela]) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
-_SIDE = re.compile(rb"([^ ]*?)(\+?) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
+_SIDE = re.compile(rb"([^ ]{0,99}?)(\+?) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 _END = re.compile(rb"^[0-9]{16} - z [^\n]*\n\Z", re.MULTILINE)
 _LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 _LEFT_OUT_TEXT = b"x "

@@ -84,7 +84,7 @@ SYMPTOMS = (
                     rb"(?:^|[\]:>|)] ?)(?:[A-Za-z_]\w*\.)*[A-Z_]\w*(?:Error|Exception)(?:$|: )"
                     + _NO_METRIC,
                     rb"^(?:Exception (?:raised|in|ignored)|Unhandled exception|Caught \w+Error in)",
-                    rb"\bAssertion [`'\"(].*failed",
+                    rb"\bAssertion [`'\"(].{0,400}failed",
                 )
             )
         ),

@@ -22,7 +22,7 @@ REMEMBERED = 1_000  # folded texts whose late copies are recognized
 _NUMBER = r"([0-9](?:x[0-9a-fA-F]+|[0-9]*(?:[.,][0-9]+)*(?:e[-+]?[0-9]+)?))"
 _NUMBERS = re.compile(_NUMBER)
 _NUMBERS_BUT_LINES = re.compile(rf"(?<!, line )(?<![0-9]){_NUMBER}")
-_PROGRESS = re.compile(r"(?:step|loss|epoch)\w*\W{0,3}[0-9]|[0-9]\s*(?:it/s|s/it)")
+_PROGRESS = re.compile(r"(?:step|loss|epoch)\w{0,30}\W{0,3}[0-9]|[0-9]\s{0,9}(?:it/s|s/it)")
 _LETTER = re.compile(r"[^\W\d_]")
 _SEPARATOR = "\udc00"  # in no decoded text
 

@@ -20,7 +20,7 @@ _PART: Final = re.compile(
     r"(?:(ms)|(s)(?:ec(?:ond)?s?)?|(m)(?:in(?:ute)?s?)?|(h)(?:(?:ou)?rs?)?|(d)(?:ays?)?)\s*",
     re.ASCII | re.IGNORECASE,
 )
-SPAN: Final = re.compile(rf"(?:{_PART.pattern})+\Z", _PART.flags)  # every number has a unit
+SPAN: Final = re.compile(rf"(?:{_PART.pattern}){{1,9}}\Z", _PART.flags)  # every number has a unit
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _ENDLESS: Final = ("UNLIMITED", "INFINITE", "-1")
 

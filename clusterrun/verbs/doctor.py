@@ -40,12 +40,12 @@ from clusterrun.verbs.render import Prepared, check, prepare
 
 DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks is left behind
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
-_OFFLOADS: Final = re.compile(r'"offload_optimizer"\s*:\s*\{[^}]*"device"\s*:\s*"(?:cpu|nvme)"')
+_OFFLOADS: Final = re.compile(r'"offload_optimizer": *\{[^}]{0,400}"device": *"(?:cpu|nvme)"')
 SITE_S: Final = 3.5
 _ALONE: Final = ("slurm.submit", "net.name", "node.site", "cuda.nccl")  # each may be slow
 _OF_THIS_MACHINE: Final = ("cuda.driver", "cuda.nccl", "gpu.", "node.", "net.")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
-_EXPECTED: Final = re.compile(r"Job \d+ to start at (\S+) using .* nodes (\S+)")
+_EXPECTED: Final = re.compile(r"Job \d+ to start at (\S+) using .{0,200} nodes (\S+)")
 _NAMED: Final = 6  # variables, of those in the shell
 
 

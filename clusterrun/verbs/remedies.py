@@ -48,12 +48,12 @@ _WORKERS: Final = (
     *("--dataloader_num_workers", "--num-workers", "--num_workers", "--workers"),
     "--loader-workers",
 )
-_BATCH: Final = re.compile(r"(\d+) != (\d+) \* (\d+) \* (\d+)")  # of DeepSpeed
+_BATCH: Final = re.compile(r"(\d{1,12}) != (\d{1,12}) \* (\d{1,12}) \* (\d{1,12})")  # of DeepSpeed
 _DIVISIBLE: Final = re.compile(
-    r"\b(\d+)\)? (?:is|must be|should be) (?:not )?divisible by \D*(\d+)"
+    r"\b(\d{1,12})\)? (?:is|must be|should be) (?:not )?divisible by \D{0,200}(\d{1,12})"
 )
 _RESUME: Final = re.compile(r"clusterrun resume JOB\b(?! --from)")
-_CONTINUE: Final = re.compile(r"\b(?:continue(?: it)?|resume)(?=[^:]*: clusterrun resume)")
+_CONTINUE: Final = re.compile(r"\b(?:continue(?: it)?|resume)(?=[^:]{0,200}: clusterrun resume)")
 _AS_IT_IS: Final = re.compile(
     r"(?:then )?(?:continue it|start it again): clusterrun resume \S+(?: --from scratch)?"
 )

@@ -16,7 +16,7 @@ from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
 
 LATEST, SCRATCH = "latest", "scratch"
-_STEP = re.compile(r"(?:step|checkpoint)-0*([0-9]+)\Z")
+_STEP = re.compile(r"(?:step|checkpoint)-0{0,18}([0-9]{1,18})\Z")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,9 @@ from clusterrun.shared.job_id import JobId
 from clusterrun.shared.state import JobState
 
 _NEXT_JOB = re.compile(r"^(?=JobId=[0-9]+ )", re.MULTILINE)
-_PAIR = re.compile(r"(\w+)=(\S*)")
-_USER = re.compile(r".* UserId=([^ (]*)\([0-9]+\) GroupId=", re.DOTALL)
-# The last three fields of a batch job; comments, which are free text, come before them.
-# The fields that follow differ between versions. File names may contain spaces.
-_OUTPUT = re.compile(
-    r".* StdErr=(?P<stderr>.*?) StdIn=.*? StdOut=(?P<stdout>.*?)(?: [A-Z]\w*=.*)?\s*\Z", re.DOTALL
-)
+_PAIR = re.compile(r"\b(\w+)=(\S*)")
+_USER = re.compile(r" UserId=([^ (]{0,99})\([0-9]{1,12}\) GroupId=")
+_NEXT_FIELD = re.compile(r" [A-Z]\w{0,99}=")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +72,17 @@ def parse_parts(text: str) -> list[ForeignPart]:
 def _parse_part(row: str) -> ForeignPart:
     ids = dict(_PAIR.findall(row.partition(" JobName=")[0]))
     (job,) = parse_scontrol(" ".join(row.splitlines()), [ids["JobId"]]).values()
-    user, output = _USER.match(row), _OUTPUT.match(row)
+    users = _USER.findall(row)
+    # The last three fields of a batch job; comments, which are free text, come before them.
+    # The fields that follow differ between versions. File names may contain spaces.
+    stderr, _, rest = row.rpartition(" StdErr=")[2].partition(" StdIn=")
+    _, is_batch, stdout = rest.partition(" StdOut=")
     return ForeignPart(
         job=job,
         label=_label(ids),
-        user=user[1] if user else "",
-        stdout=output["stdout"] if output else "",
-        stderr=output["stderr"] if output else "",
+        user=users[-1] if users else "",
+        stdout=_NEXT_FIELD.split(stdout, 1)[0].rstrip(),
+        stderr=stderr if is_batch else "",
     )
 
 

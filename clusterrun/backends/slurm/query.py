@@ -36,9 +36,9 @@ CLOCK_SKEW_S = 3600.0
 WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
 NOBODY = "nobody"  # the source of an answer about an unknown job
 
-_EXIT = re.compile(r"([0-9]+):([0-9]+)\Z")
+_EXIT = re.compile(r"([0-9]{1,9}):([0-9]{1,9})\Z")
 _SLUID = re.compile(r"s[0-9A-Z]{13}\Z")
-_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)\Z")
+_CLOCK = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})\Z")
 _PAIR = re.compile(r"(?:^| )(\w+)=(\S*)")
 _REQUEST = re.compile(r"(?P<reason>.*?)(?:\|(?P<partition>[^|]*)\|(?P<nodes>[0-9]+))?\Z")
 

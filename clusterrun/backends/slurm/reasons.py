@@ -9,7 +9,7 @@ UNAVAILABLE = "UnavailableNodes:"
 QOS_FULL = "your limit in this QOS is reached; it starts when your other jobs end"
 ACCOUNT_FULL = "the account's limit is reached"
 # A limit on one job, or on its share of one node: waiting does not help.
-_OF_ONE = re.compile(r"(QOS|Assoc)Max(\w+?)Per(Job|Node)(?:Limit)?$")
+_OF_ONE = re.compile(r"(QOS|Assoc)Max(\w{1,40}?)Per(Job|Node)(?:Limit)?$")
 # Slurm gives this sentence in the place of AccountNotAllowed or QOSNotAllowed.
 _CLOSED = re.compile(
     r"Job's (account|QOS) not permitted to use this partition "

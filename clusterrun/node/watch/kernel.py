@@ -27,18 +27,20 @@ _LEFT_OUT: Final = -1
 _DIGITS: Final = re.compile(r"\d+")
 # Linux 3-6: kernel/hung_task.c, mm/oom_kill.c, mm/memory-failure.c, arch/x86/mm/fault.c
 _PROCESS: Final = re.compile(
-    r"task_memcg=(?P<group>[^,]+),task=.*,pid=(?P<oom>\d+),"
+    r"task_memcg=(?P<group>[^,]{1,999}),task=.{0,99},pid=(?P<oom>\d{1,9}),"
     r"|[Kk]ill(?:ed)? process (?P<killed>\d+)\b|oom_reaper: reaped process (?P<reaped>\d+)\b"
     r"|\[(?P<fault>\d+)\]:? (?:segfault at|general protection|trap \w)"
-    r"|task .+:(?P<hung>\d+) blocked for more than"
-    r"|(?:Sending SIGBUS to|Killing) .+:(?P<bus>\d+) due to"
+    r"|task .{1,99}:(?P<hung>\d{1,9}) blocked for more than"
+    r"|(?:Sending SIGBUS to|Killing) .{1,99}:(?P<bus>\d{1,9}) due to"
 )
 _NODE: Final = re.compile(
-    r"task (?:nvidia|nv_)\S*:\d+ blocked for more than"
-    r"|EDAC \S+: \d+ UE |\[Hardware Error\].*(?i:uncorrect|fatal)"
-    r"|\b(?:mlx[45]_\w+|hfi1|infiniband) .*(?i:health|fatal|error|timeout|assert|\bdown\b)"
-    r"|\bI/O error\b|EXT4-fs error|XFS .*Corruption|nvme\S* .*(?:timeout|resetting)"
-    r"|LustreError: .*evicted|nfs: server \S+ not responding"
+    r"task (?:nvidia|nv_)\S{0,99}:\d{1,9} blocked for more than"
+    r"|EDAC \S+: \d+ UE |\[Hardware Error\].{0,400}(?i:uncorrect|fatal)"
+    r"|\b(?:mlx[45]_\w{1,40}|hfi1|infiniband) "
+    r".{0,400}(?i:health|fatal|error|timeout|assert|\bdown\b)"
+    r"|\bI/O error\b|EXT4-fs error|XFS .{0,200}Corruption"
+    r"|nvme\S{0,40} .{0,200}(?:timeout|resetting)|LustreError: .{0,400}evicted"
+    r"|nfs: server \S+ not responding"
 )
 _SERVER: Final = re.compile(r"nfs: server (?P<name>\S+) (?P<state>not responding|OK)")
 _GPU_PID: Final = re.compile(r"\bpid='?(\d+)")

@@ -1,0 +1,150 @@
+"""Twice the text takes a pattern at most three times as long.
+
+The attacks come from the syntax tree of each pattern: what leads to a repeat and what it repeats,
+many times. Letters are chosen so that neighbouring classes can share them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import clusterrun
+from clusterrun.diagnosis.table import bounded, built_in
+from clusterrun.logformat.literals import parser, sre
+
+ROOMS = ("config.secrets", "diagnosis", "health", "logformat", "logs", "node", "verbs")
+ROOMS += ("backends.slurm.foreign", "backends.slurm.query", "backends.slurm.reasons")
+SIZE = 8_000  # letters: more than a bounded repeat takes
+FOLD = 3
+OF_FILE_NAMES = ("clusterrun.config.secrets._FILES",)  # they have at most 255 letters
+REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT)
+FAVOURITES = ("a1 ", "1a ", " a1")
+LETTERS = "".join(map(chr, range(32, 127))) + "\t\n─│╮"
+CATEGORIES = {"DIGIT": str.isdigit, "SPACE": str.isspace, "WORD": lambda c: c == "_" or c.isalnum()}
+LINEAR = re.compile(r"\w{1,16}-")  # what less time is taken for: it is no sign of anything
+
+
+def patterns_of(room: str) -> Iterator[tuple[str, re.Pattern[Any]]]:
+    for module in pkgutil.walk_packages(clusterrun.__path__, "clusterrun."):
+        if f"{module.name}.".startswith(f"clusterrun.{room}.") and "__main__" not in module.name:
+            for name, value in vars(importlib.import_module(module.name)).items():
+                yield from ((f"{module.name}.{name}", each) for each in inside(value))
+    for cause in built_in().values() if room == "diagnosis" else ():
+        signs = [(each.text, each.near, each.unless) for each in cause.signs]
+        yield from ((cause.id, each) for each in inside([cause.repeats, *signs]))
+
+
+def inside(value: Any) -> Iterator[re.Pattern[Any]]:
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, list | tuple | dict | frozenset):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from inside(each)
+    elif isinstance(getattr(value, "pattern", None), re.Pattern):  # such as a Symptom
+        yield value.pattern
+
+
+def attacks(pattern: re.Pattern[Any]) -> set[tuple[str, str]]:
+    """Return pairs of a head and of what is repeated after it."""
+    tree = parser.parse(pattern.pattern, pattern.flags)
+    found = {pair for letters in FAVOURITES for pair in repeats(tree, "", letters)}
+    return found | {("", head + pump) for head, pump in found}
+
+
+def repeats(tree: Any, head: str, letters: str) -> Iterator[tuple[str, str]]:
+    for kind, value in tree:
+        inner = []
+        if kind in REPEATS:
+            inner = [value[2]]
+            if value[1] > value[0] + 8:
+                yield head, sample(value[2], letters)
+        elif kind is sre.BRANCH:
+            inner = value[1]
+        elif kind is sre.SUBPATTERN:
+            inner = [value[3]]
+        elif kind in (sre.ASSERT, sre.ASSERT_NOT):
+            inner = [value[1]]
+        for each in inner:
+            yield from repeats(each, head, letters)
+        head += sample([(kind, value)], letters)
+
+
+def sample(tree: Any, letters: str) -> str:
+    """Return a text that a part of a pattern matches."""
+    return "".join(_sample(kind, value, letters) for kind, value in tree)
+
+
+def _sample(kind: Any, value: Any, letters: str) -> str:
+    if kind in REPEATS:
+        return sample(value[2], letters) * max(value[0], min(1, value[1]))
+    if kind is sre.BRANCH:
+        return sample(value[1][0], letters)
+    if kind is sre.SUBPATTERN:
+        return sample(value[3], letters)
+    if kind is sre.ASSERT and value[0] < 0:
+        return sample(value[1], letters)
+    if kind is sre.ANY:
+        return letters[0]
+    if kind is sre.LITERAL:
+        return chr(value)
+    if kind in (sre.NOT_LITERAL, sre.IN):
+        items = value if kind is sre.IN else [(kind, value)]
+        return next((each for each in letters + LETTERS if is_in(items, each)), "")
+    return ""
+
+
+def is_in(items: Any, letter: str) -> bool:
+    return (items[0][0] is sre.NEGATE) != any(is_item(*item, letter) for item in items)
+
+
+def is_item(kind: Any, value: Any, letter: str) -> bool:
+    if kind in (sre.LITERAL, sre.NOT_LITERAL):
+        return (ord(letter) == value) is (kind is sre.LITERAL)
+    if kind is sre.CATEGORY:
+        name = str(value).removeprefix("CATEGORY_")
+        return CATEGORIES[name.removeprefix("NOT_")](letter) != name.startswith("NOT_")
+    return kind is sre.RANGE and value[0] <= ord(letter) <= value[1]
+
+
+def cost(pattern: re.Pattern[Any], head: str, pump: str, size: int) -> float:
+    text: Any = head + pump * (size // len(pump)) + "\0"
+    text = text.encode() if isinstance(pattern.pattern, bytes) else text
+    began = time.process_time()
+    for _ in pattern.finditer(text):
+        pass
+    return time.process_time() - began
+
+
+def is_slow(pattern: re.Pattern[Any], size: int = SIZE) -> tuple[str, str] | None:
+    """Return an attack that takes more time than its length allows, at each of several tries."""
+    least = cost(LINEAR, "", "a", size)
+    for head, pump in filter(lambda pair: pair[1], attacks(pattern)):
+        for _ in range(4):
+            taken = cost(pattern, head, pump, 2 * size)
+            if taken <= FOLD * least or taken <= FOLD * cost(pattern, head, pump, size):
+                break
+        else:
+            return head, pump
+    return None
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_text_takes_a_pattern_more_time_than_its_length(room: str) -> None:
+    found = {pattern: name for name, pattern in patterns_of(room) if name not in OF_FILE_NAMES}
+    assert found
+    size = 3 * SIZE if room == "config.secrets" else SIZE  # a key has up to 8,000 letters
+    slow = {name: hit for pattern, name in found.items() if (hit := is_slow(pattern, size))}
+    assert not slow
+
+
+@pytest.mark.parametrize("text", ["fail.*retry", r"step\w*:"])
+def test_an_unbounded_pattern_is_slow_and_a_table_bounds_it(text: str) -> None:
+    assert is_slow(re.compile(text))
+    assert not is_slow(bounded(text))
