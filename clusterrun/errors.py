@@ -112,12 +112,6 @@ class NotAdoptedError(ClusterrunError):
 
     code = "elsewhere"
 
-    def __init__(self, host: str, python: str, word: str) -> None:
-        super().__init__(
-            f"job {word} is elsewhere, on {host}, but only its job.json says so",
-            hint=f"if you trust it to run {python} there: clusterrun status --adopt {word}",
-        )
-
 
 class SchedulerUnreachableError(ClusterrunError):
     """The scheduler or host did not answer; the job itself is not affected."""

@@ -26,6 +26,7 @@ from clusterrun.cli.shared.startup_text import startup_lines
 from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
 from clusterrun.errors import Exit
 from clusterrun.launch.passed_on import REQUEUE_DELAY
+from clusterrun.rundir.known_roots import remember_home
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.durations import clock
@@ -45,11 +46,7 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 @click.option(
     "--exit-status", is_flag=True, help="exit with 3 if the job did not complete or is suspect"
 )
-@click.option(
-    "--adopt",
-    is_flag=True,
-    help="believe job.json that the run is on another host, and ask it",
-)
+@click.option("--adopt", is_flag=True, help="believe job.json that the run is on another host")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
 def command(
@@ -74,8 +71,8 @@ def command(
     clusterrun status 4711 --wait --exit-status && echo trained
     """
     output.expect_json(as_json)
-    if adopt and (home := find.adopt(job)):
-        output.note(f"from now on, {home.host} is asked about this run; it runs {home.python}")
+    if adopt:
+        remember_home(find.locate(job))
     record = find_announced(job)
     now = _waited(record) if waiting else status_explained(record)
     if as_json:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from clusterrun.health.check import Check
 from clusterrun.health.storage import mark
@@ -15,6 +15,7 @@ from clusterrun.shared.files import read_json, write_whole
 from clusterrun.shared.typed import decoded
 
 DIRECTORY: Final = "health"  # in the run directory
+_Result = TypeVar("_Result")
 _GROUP: Final = ".group.json"  # no host has such a name
 
 
@@ -41,7 +42,7 @@ class Share:
     clock_s: float = 0.0
     metadata: float | None = None
     read: float | None = None
-    unseen: Sequence[str] | None = None
+    unseen: tuple[str, ...] | None = None
     store_error: str = ""
     peer: str = ""
     sent: float | None = None
@@ -60,7 +61,7 @@ class GroupReport:
 
     shares: Mapping[str, Share] = field(default_factory=dict)
     alone: Share = field(default_factory=Share)
-    lost: Sequence[str] = ()
+    lost: tuple[str, ...] = ()
     problem: str = ""
     took_s: float = 0.0
 
@@ -97,22 +98,17 @@ def read_nodes(run_dir: Path, besides: Container[str] = ()) -> dict[str, NodeRep
 def read_node(run_dir: Path, node: str) -> NodeReport | None:
     """Return a node's report; None if there is none, or it is damaged."""
     data = read_json(run_dir / DIRECTORY / f"{node}.json") or {}
-    try:
-        checks = decoded(tuple[Check, ...], data["checks"])
-        return NodeReport(**{**data, "node": node, "checks": checks})
-    except (KeyError, TypeError, ValueError):
-        return None
+    return _decoded(NodeReport, {**data, "node": node})
 
 
 def read_group(run_dir: Path) -> GroupReport | None:
     """Return the group's report; None if there is none yet."""
-    data = read_json(run_dir / DIRECTORY / _GROUP)
+    return _decoded(GroupReport, read_json(run_dir / DIRECTORY / _GROUP))
+
+
+def _decoded(kind: type[_Result], data: Any) -> _Result | None:
     try:
-        return _group(data) if data else None
-    except (KeyError, TypeError, ValueError):
+        found: _Result | None = decoded(kind | None, data)
+    except ValueError:
         return None
-
-
-def _group(data: Mapping[str, Any]) -> GroupReport:
-    shares = {node: Share(**share) for node, share in data["shares"].items()}
-    return GroupReport(**{**data, "shares": shares, "alone": Share(**data["alone"])})
+    return found

@@ -49,12 +49,13 @@ def parse_host(text: str) -> HostSpec:
 def node_names(hosts: Sequence[str]) -> tuple[str, ...]:
     """Return a distinct name for each host, which may be part of a file name.
 
-    >>> node_names(["ann@gpu1", "gpu2:2222", "gpu2:2223", "[::1]"])
-    ('gpu1', 'gpu2-2222', 'gpu2-2223', '--1')
+    >>> node_names(["ann@gpu1", "gpu2:2222", "gpu2:2223", "[::1]", "gpu2-2222"])
+    ('gpu1', 'gpu2-2222', 'gpu2-2223', '--1', 'gpu2-2222-')
     """
     specs = [parse_host(text) for text in hosts]
     plain = [spec.host.replace(":", "-").replace("%", "-") for spec in specs]
-    return tuple(
+    names = [
         f"{name}-{spec.port}" if plain.count(name) > 1 and spec.port else name
         for name, spec in zip(plain, specs, strict=True)
-    )
+    ]
+    return tuple(name + "-" * names[:place].count(name) for place, name in enumerate(names))

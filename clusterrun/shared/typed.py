@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 import typing
 from collections.abc import Mapping
@@ -42,13 +41,11 @@ def of_schema(kind: type[_Result], data: Any, schema: str) -> _Result:
 
 
 def _of_object(kind: Any, inner: tuple[Any, ...], value: dict[str, Any]) -> Any:
-    if not dataclasses.is_dataclass(kind) and not typing.is_typeddict(kind):
+    if not hasattr(kind, "__dataclass_fields__"):
         if not issubclass(kind, Mapping):
             raise ValueError(f"an object is not of type {kind.__name__}")
         return {decoded(inner[0], key): decoded(inner[1], each) for key, each in value.items()}
     found = {name: decoded(of, value[name]) for name, of in _fields(kind).items() if name in value}
-    if missing := {*getattr(kind, "__required_keys__", ())} - found.keys():
-        raise ValueError(f"without {', '.join(sorted(missing))}")
     try:
         return kind(**found)
     except TypeError as error:  # a field of the class is missing

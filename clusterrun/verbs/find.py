@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from clusterrun.backends.environment import working_directory
 from clusterrun.backends.slurm import foreign, query
 from clusterrun.config.spec import JobSpec
-from clusterrun.errors import ClusterrunError, ElsewhereError, JobNotFoundError, UsageError
+from clusterrun.errors import ElsewhereError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
-from clusterrun.rundir.known_homes import adopted, known_homes, remember_home
-from clusterrun.rundir.known_roots import remembered_roots
+from clusterrun.rundir.known_roots import adopted, remembered_roots
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.rundir.record import Home, JobRecord
+from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.config import load_spec
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ def refuse_elsewhere(found: Sequence[tuple[str, JobRecord]]) -> None:
 
     Raises UsageError if they are on several, NotAdoptedError if only job.json names the host.
     """
-    known = known_homes()
-    found = [(word, adopted(record, known)) for word, record in found]
+    found = [(word, adopted(record)) for word, record in found]
     homes = {record.home.host if record.home else "": record.home for _, record in found}
     if len(homes) > 1:
         places = ", ".join(name or "this machine" for name in sorted(homes))
@@ -57,16 +55,6 @@ def refuse_elsewhere(found: Sequence[tuple[str, JobRecord]]) -> None:
     for home in filter(None, homes.values()):
         runs = {word: record.home.run_dir for word, record in found if record.home}
         raise ElsewhereError(home.host, home.python, runs, found[0][1].job_id)
-
-
-def adopt(job: Which | None) -> Home | None:
-    """Believe what job.json says about where a run is; return this, None if the run is here."""
-    record = locate(job)
-    try:
-        remember_home(record)
-    except OSError as error:
-        raise ClusterrunError("cannot remember the host of the run", cause=str(error)) from error
-    return record.home
 
 
 def _ids(found: Sequence[tuple[str, JobRecord]], host: str) -> str:

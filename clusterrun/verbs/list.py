@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from itertools import chain
 
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus, statuses
-from clusterrun.config import Resolved
-from clusterrun.config.settings import BUILT_IN
-from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.rundir.known_homes import known_homes
+from clusterrun.errors import ClusterrunError, NotAdoptedError, UsageError
 from clusterrun.rundir.record import JobRecord, list_records
 from clusterrun.verbs.config import load_spec
-from clusterrun.verbs.find import own_runs, places_of_runs
+from clusterrun.verbs.find import is_elsewhere, places_of_runs
 
 
 def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
@@ -42,24 +38,17 @@ def list_on_hosts(known: Sequence[JobStatus]) -> tuple[list[JobStatus], list[Clu
     spec = resolved.spec
     if not spec.hosts:
         raise UsageError("no hosts are configured", hint="list them as hosts: in clusterrun.yaml")
-    _refuse_foreign(resolved)
+    own = (job for job in known if job.record.home and not is_elsewhere(job.record))
+    named = (resolved.origins[key] for key in ("hosts", "launch.python"))
+    foreign = [each for each in named if each.where and not (each.is_of_user or each.is_of_site)]
+    if foreign and all(isinstance(job.error, NotAdoptedError) for job in own):
+        raise UsageError(
+            f"{foreign[0]} names the hosts, and you have no run on hosts in this project",
+            hint="if you trust it, name them yourself: CLUSTERRUN_HOSTS and CLUSTERRUN_PYTHON",
+        )
     found, errors = homes.runs_on(spec.hosts, spec.python or sys.executable)
     by_id = {job.record.run_id: job for job in (*found, *known)}
     return sorted(by_id.values(), key=lambda job: job.record.age_key, reverse=True), errors
-
-
-def _refuse_foreign(resolved: Resolved) -> None:
-    """Refuse hosts and a Python that a project names, unless this user uses hosts in it."""
-    own = os.path.realpath(own_runs().root)
-    if any(run.startswith(f"{own}/") for run in known_homes()):
-        return
-    for key in ("hosts", "launch.python"):
-        origin = resolved.origins[key]
-        if not (origin.is_of_user or origin.is_of_site or origin == BUILT_IN):
-            raise UsageError(
-                f"{origin} names {key}, and you have not submitted to hosts from this project",
-                hint="if you trust it, name them yourself: CLUSTERRUN_HOSTS and CLUSTERRUN_PYTHON",
-            )
 
 
 def _ask_homes(found: Sequence[JobRecord]) -> list[JobStatus]:

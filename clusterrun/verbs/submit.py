@@ -18,8 +18,7 @@ from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir import create
 from clusterrun.rundir import record as records
-from clusterrun.rundir.known_homes import remember_home
-from clusterrun.rundir.known_roots import remember_root
+from clusterrun.rundir.known_roots import remember_home, remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import files

@@ -3,78 +3,108 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
+import signal
 import socket
-import subprocess
-import sys
-import threading
+import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from clusterrun.backends.hosts import locks
-from clusterrun.backends.hosts.locks import Busy, Holder, Locks, gpu_lock, holder_of
+from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, holder_of
 from clusterrun.rundir.record import current_user
 from tests.patience import patience
 
-HOLDER = """\
-import sys, time
-from clusterrun.backends.hosts.locks import Busy, Locks
-sys.stdin.readline()
-try:
-    held = Locks.take(sys.argv[2:], {"run": sys.argv[1], "job": "7"})
-except Busy as busy:
-    print("busy", busy.name, flush=True)
-else:
-    print("held", flush=True)
-sys.stdin.read()
-"""
+Deed = Callable[[], object]
+ANN, BOB = 65_531, 65_532  # no accounts
+root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a directory in the place of /tmp."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o1777)
+        monkeypatch.setattr(locks, "PLACE", Path(directory))
+        yield Path(directory)
 
 
 @pytest.fixture
 def names() -> list[str]:
-    """Return locks that no other test uses."""
-    gpu = uuid.uuid4()
-    return [gpu_lock(f"{gpu}-{number}") for number in range(3)]
+    return [gpu_lock(f"GPU-{number}") for number in range(3)]
 
 
 @contextlib.contextmanager
-def process(run: str, names: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that takes locks when it gets a line, and holds them."""
-    argv = [sys.executable, "-c", HOLDER, run, *names]
-    with subprocess.Popen(argv, stdin=-1, stdout=-1, text=True) as started:
+def somebody(deed: Deed, uid: int | None = None) -> Iterator[tuple[int, Callable[[], str]]]:
+    """Do something in a process that lives until the end; yield its pid and what waits for it."""
+    ours, theirs = socket.socketpair()
+    if not (pid := os.fork()):
+        ours.close()
         try:
-            yield started
-        finally:
-            started.kill()
+            os.setuid(os.getuid() if uid is None else uid)
+            done = str(deed())
+        except Exception as error:  # noqa: BLE001 - the test compares it
+            done = f"{type(error).__name__}: {error}"
+        theirs.send(done.encode())
+        theirs.recv(1)
+        os._exit(0)
+    theirs.close()
+    try:
+        yield pid, lambda: ours.recv(1000).decode()
+    finally:
+        ours.close()
+        os.waitpid(pid, 0)
 
 
-def go(*started: subprocess.Popen[str]) -> list[str]:
-    for each in started:
-        assert each.stdin is not None
-        each.stdin.write("\n")
-        each.stdin.flush()
-    return [each.stdout.readline().split()[0] for each in started if each.stdout]
+def of_ann(deed: Deed, before: Deed) -> str:
+    """Return what becomes of a deed of ann's after one of bob's."""
+    with somebody(before, BOB) as (_, bob):
+        assert bob() == "None"
+        with somebody(deed, ANN) as (_, ann):
+            return ann()
+
+
+def takes(*names: str, at: float = 0.0) -> Deed:
+    kept: list[Locks] = []
+
+    def deed() -> None:
+        time.sleep(max(0.0, at - time.monotonic()))
+        kept.append(Locks.take(names, {"run": "lm/1", "job": "7"}))
+
+    return deed
+
+
+def locks_file(file: Path, text: str | None = None) -> Deed:
+    def deed() -> None:
+        if text is not None:
+            file.write_text(text)
+        fcntl.flock(os.open(file, os.O_RDONLY), fcntl.LOCK_EX)
+
+    return deed
+
+
+def left_by_a_killed_process(name: str) -> Path:
+    with somebody(takes(name)) as (pid, taken):
+        assert taken() == "None"
+        os.kill(pid, signal.SIGKILL)
+    return locks._file(name, os.getuid())
 
 
 def test_a_taken_lock_names_its_holder_until_that_ends(names: list[str]) -> None:
-    with process("lm/1", names) as holder:
-        assert go(holder) == ["held"]
+    with somebody(takes(*names)) as (pid, taken):
+        assert taken() == "None"
         with pytest.raises(Busy) as found:
             Locks.take(names[1:], {"run": "other", "job": "8"})
-        assert found.value.name == names[1]
         named = found.value.holder
-        assert (named.pid, named.user, named.run, named.job) == (
-            *(holder.pid, current_user()),
-            *("lm/1", "7"),
-        )
-        assert abs(time.time() - named.since) < 600 * patience()
-        assert str(named) == f"run lm/1 of {current_user()} (process {holder.pid})"
-        holder.kill()
-        holder.wait()
-        Locks.take(names, {"run": "other", "job": "8"}).free()
+        assert (found.value.name, named.pid, named.job) == (names[1], pid, "7")
+        assert str(named) == f"run lm/1 of {current_user()} (process {pid})"
+        os.kill(pid, signal.SIGKILL)
+    Locks.take(names, {"run": "other", "job": "8"}).free()
 
 
 def test_a_refused_taker_keeps_none_of_its_locks(names: list[str]) -> None:
@@ -88,88 +118,61 @@ def test_a_refused_taker_keeps_none_of_its_locks(names: list[str]) -> None:
     assert all(holder_of(name) is None for name in names)
 
 
-def test_of_takers_at_the_same_moment_exactly_one_wins(names: list[str]) -> None:
-    with process("a", names) as one, process("b", names[::-1]) as other:
-        assert sorted(go(one, other)) == ["busy", "held"]
-
-
-def test_many_threads_take_and_free_without_a_deadlock(names: list[str]) -> None:
-    wins: list[int] = []
-
-    def contend(number: int) -> None:
-        for _ in range(20):
-            with contextlib.suppress(Busy):
-                held = Locks.take([names[number % 3], names[(number + 1) % 3]], {})
-                wins.append(number)
-                held.free()
-
-    threads = [threading.Thread(target=contend, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60 * patience())
-    assert wins
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def stranger(name: str, listens: int, answer: Callable[[socket.socket], object]) -> socket.socket:
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    lock.bind(f"\0{name}")
-    if listens:
-        lock.listen(listens)
-        threading.Thread(target=lambda: answer(lock.accept()[0]), daemon=True).start()
-    return lock
-
-
-NONSENSE = [
-    *(
-        b"",
-        b"\n",
-        b"\xff\xfe\x00\n",
-        b"[1, 2]\n",
-        b"7",
-        b"{" * 5000,
-        b'{"run": "a", "since": []}\n',
-    ),
-    *(b"[" * 4000 + b"\n", b'{"run": "a", "job": "b", "since": "soon"}\n'),
-]
-
-
-@pytest.mark.parametrize("answer", NONSENSE)
-def test_a_stranger_that_writes_nonsense_is_named_by_the_kernel(
-    names: list[str], answer: bytes
+@pytest.mark.parametrize("users", [(None, None), pytest.param((ANN, BOB), marks=root)])
+def test_of_takers_at_the_same_moment_exactly_one_wins(
+    names: list[str], users: tuple[int | None, ...]
 ) -> None:
-    def write(asker: socket.socket) -> None:
-        with asker, contextlib.suppress(OSError):
-            asker.sendall(answer)
-
-    with stranger(names[0], 1, write):
-        assert holder_of(names[0]) == Holder(pid=os.getpid(), user=current_user())
-
-
-def test_the_answer_of_a_holder_is_shown_as_plain_text(names: list[str]) -> None:
-    text = '{"run": "\\u001b[31mred\\nnext", "job": "%s", "since": 1}\n' % ("x" * 1000)
-    with stranger(names[0], 1, lambda asker: asker.sendall(text.encode())):
-        found = holder_of(names[0])
-    assert found is not None
-    assert (found.run, len(found.job)) == ("[31mrednext", 200)
+    for _ in range(10):
+        at = time.monotonic() + 0.1 * patience()
+        one, other = (takes(*order, at=at) for order in (names, names[::-1]))
+        with somebody(one, users[0]) as (_, ann), somebody(other, users[1]) as (_, bob):
+            assert sorted(answer[:4] for answer in (ann(), bob())) == ["Busy", "None"]
 
 
-@pytest.mark.parametrize(("listens", "pid"), [(1, os.getpid()), (0, 0)], ids=["listens", "deaf"])
-def test_a_holder_that_never_answers_is_still_a_holder(
-    names: list[str], monkeypatch: pytest.MonkeyPatch, listens: int, pid: int
+@root
+def test_another_users_lock_shows_the_user_the_process_and_the_run(names: list[str]) -> None:
+    answer = of_ann(takes(names[0]), takes(names[0]))
+    assert re.fullmatch(rf"Busy: \S+ is held by run lm/1 of {BOB} \(process \d+\)", answer)
+
+
+@root
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{" * 5000, '{"pid": "1"}', '{"user": "ann"}'])
+def test_a_holder_that_writes_nonsense_is_named_by_its_file(names: list[str], text: str) -> None:
+    answer = of_ann(takes(names[0]), locks_file(locks._file(names[0], BOB), text))
+    assert answer == f"Busy: {names[0]} is held by a process of {BOB}"
+
+
+@root
+@pytest.mark.parametrize("squat", [Path.touch, Path.mkdir, os.mkfifo, lambda f: f.symlink_to("/")])
+def test_who_takes_the_place_of_anothers_file_is_named(
+    names: list[str], squat: Callable[[Path], object]
 ) -> None:
-    monkeypatch.setattr(locks, "ANSWER_S", 0.2)
-    kept: list[socket.socket] = []
-    with stranger(names[0], listens, kept.append):
-        with pytest.raises(Busy) as found:
-            Locks.take(names, {"run": "a", "job": "1"})
-        assert found.value.holder.pid == pid
-        assert str(found.value.holder).endswith(
-            f"process {pid} of {current_user()}" if pid else "s"
-        )
+    answer = of_ann(takes(names[0]), lambda: squat(locks._file(names[0], ANN)))
+    assert answer == f"Busy: {names[0]} is held by a process of {BOB}"
 
 
-def test_a_name_that_cannot_be_a_lock_is_an_error_at_once() -> None:
-    with pytest.raises(OSError, match="too long"):
-        Locks.take(["x" * 200], {})
+@root
+def test_a_stranger_cannot_lock_the_file_that_an_ended_process_left(names: list[str]) -> None:
+    left = left_by_a_killed_process(names[0])
+    with somebody(locks_file(left), BOB) as (_, done):
+        assert (done(), holder_of(names[0])) == ("None", None)
+        Locks.take(names[:1], {}).free()
+    assert not left.exists()
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(
+    names: list[str], place: Path
+) -> None:
+    left, held = left_by_a_killed_process(names[0]), Locks.take(names[1:2], {})
+    (place / "clusterrun-of-another.1").touch()
+    locks.tidy()
+    assert (left.exists(), len([*place.iterdir()])) == (False, 2)
+    assert holder_of(names[1])
+    held.free()
+
+
+def test_a_name_is_one_file_of_the_directory(place: Path) -> None:
+    held = Locks.take(["../x", "a/b"], {"run": "x" * 1000})
+    assert sorted(file.stem for file in place.iterdir()) == ["---x", "a-b"]
+    assert len((holder_of("a/b") or held).run) == 200  # type: ignore[union-attr]
+    held.free()

@@ -256,8 +256,8 @@ class Hosts:
     def leftovers(self, *besides: str) -> list[str]:
         """Return what remains on all machines after a run, one line each.
 
-        Programs, abstract sockets of clusterrun, and every file in /tmp, /var/tmp, /dev/shm,
-        /run/lock, /shared and the homes that no pattern in `besides` names.
+        Programs, and every file in /tmp, /var/tmp, /dev/shm, /run/lock, /shared and the homes that
+        no pattern in `besides` names.
         """
         found = [
             f"{name}: runs {' '.join(program.argv) or program.name}"
@@ -266,7 +266,6 @@ class Hosts:
         ]
         for name, machine in self.machines.items():
             if machine.is_up:
-                found += [f"{name}: socket {socket}" for socket in abstract_sockets(machine)]
                 found += [f"{name}: file {file}" for file in files(machine)]
         return [line for line in found if not any(re.search(b, line) for b in besides)]
 
@@ -305,12 +304,6 @@ def etc_files(machine: str) -> dict[str, str]:
         "ssh/sshd_config": SSHD_CONFIG if machine in HOSTS else "",
         "ssh/ssh_config": "",
     }
-
-
-def abstract_sockets(machine: Machine) -> list[str]:
-    """Return clusterrun's abstract sockets: they belong to a network namespace."""
-    text = Path(f"/proc/{machine.pid}/net/unix").read_text()
-    return sorted({line.split()[-1] for line in text.splitlines() if "@clusterrun" in line})
 
 
 def files(machine: Machine) -> Iterator[str]:

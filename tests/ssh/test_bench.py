@@ -74,20 +74,6 @@ def test_a_host_sees_its_own_processes_and_memory_files(hosts: Hosts) -> None:
 
 
 @pytest.mark.long
-def test_an_abstract_socket_belongs_to_one_host(hosts: Hosts) -> None:
-    bind = (
-        "import socket; s = socket.socket(socket.AF_UNIX); s.bind('\\0clusterrun-gpu-0');"
-        "print(flush=True); input()"
-    )
-    for name in ("h1", "h2"):
-        process = hosts[name].start(["python", "-c", bind])
-        assert process.stdout
-        assert process.stdout.readline() == "\n", process.communicate()
-    sockets = [line for line in hosts.leftovers() if "socket @" in line]
-    assert sockets == ["h1: socket @clusterrun-gpu-0", "h2: socket @clusterrun-gpu-0"]
-
-
-@pytest.mark.long
 def test_the_keys_of_a_host_and_of_a_user_count(hosts: Hosts) -> None:
     hosts.revoke(LAPTOP, "h1")
     assert "Permission denied" in over_ssh(hosts, "h1", "true").stderr

@@ -53,7 +53,7 @@ def test_a_token_reaches_the_ranks_and_nothing_else(hosts: Hosts, shared: bool) 
     for part in ("hf_5ecret", "5ecret-with"):
         assert not [line for line in lines if part in line]
         assert found(hosts, part) == []
-    assert hosts.leftovers(r"/runs/|roots\.json|local-job-id|clusterrun/key|/hello\.py$") == []
+    assert hosts.leftovers(r"/runs/|roots\.|/homes/|local-job-id|clusterrun/key|/hello\.py$") == []
 
 
 @pytest.mark.parametrize("ending", ["cancel", "failure", "refusal"])
@@ -73,4 +73,4 @@ def test_nothing_is_left_after_any_end(hosts: Hosts, ending: str) -> None:
         hosts.laptop.run(["clusterrun", "cancel", "-y", job_id], cwd="/shared/project", check=True)
     wait_for(lambda: not hosts.processes(), f"the end of the run: {err}")
     assert found(hosts, "hf_5ecret") == []
-    nothing_left(hosts, r"/runs/|roots\.json|clusterrun/key")
+    nothing_left(hosts, r"/runs/|roots\.|/homes/|clusterrun/key")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from clusterrun.backends.base import Submission
 from clusterrun.backends.hosts import environment, openssh, project, refusals, start
 from clusterrun.backends.hosts.crew import MEET_S
-from clusterrun.backends.hosts.frames import Frame, Pipe
+from clusterrun.backends.hosts.frames import Pipe
 from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
 from clusterrun.backends.local.backend import Controlling, LocalBackend, read_controller
 from clusterrun.backends.local.job_ids import last_number, remember_number
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 SILENT_S = 120.0  # without a sign of life from a controller elsewhere
 CONTROLLER = "clusterrun.backends.hosts.controller"
 STOP_S = 60.0
+_NO_JOB = JobId()
 _LEAVING = {"PBS_JOBID", "LSB_JOBID"}
 
 
@@ -114,7 +115,7 @@ class HostsBackend(LocalBackend):
                 raise
             finally:
                 limit.cancel()
-            if not isinstance(answer, _Ready):
+            if answer is None or answer.kind != "ready":
                 pipe.close()
                 raise _refusal(plan, _ended(process), errors, answer)
         with contextlib.suppress(KeyboardInterrupt):  # the job runs: its id must be recorded
@@ -170,24 +171,20 @@ class HostsBackend(LocalBackend):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ready:
-    """The controller's answer that the job will run; `is_here`: in the run directory of here."""
+class _Answer:
+    """What a controller answers: place, note, ready or refused, each with fields of its own."""
 
-    job_id: JobId
-    run_dir: str
-    python: str
-    is_here: bool
+    kind: str
+    is_here: bool = False
+    text: str = ""
+    job_id: JobId = _NO_JOB
+    run_dir: str = ""
+    python: str = ""
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Refused:
-    """The controller's answer that the job will not run."""
-
-    message: str
-    hints: tuple[str, ...]
-    cause: str | None
-    exit: Exit
+    message: str = "the job was refused"
+    hints: tuple[str, ...] = ()
+    cause: str | None = None
+    exit: Exit = Exit.FAILED
 
 
 def _note(text: str) -> None:
@@ -234,11 +231,10 @@ def _shell(plan: Plan) -> tuple[int, str | None] | None:
 
 def _negotiate(
     pipe: Pipe, plan: Plan, paths: RunPaths, met: Callable[[], None], **about: Any
-) -> _Ready | _Refused | None:
+) -> _Answer | None:
     """Send the job; return the answer, None if the connection ended.
 
-    `met` is called once the controller has started. Raises SubmissionError for an answer that makes
-    no sense.
+    `met` is called once the controller has started. Raises SubmissionError for nonsense.
     """
     nonce = secrets.token_hex(16)
     mark = paths.nonce(nonce)
@@ -257,32 +253,33 @@ def _negotiate(
             **about,
             shell=_shell(plan),
         )
-    place = pipe.receive()
+    place = _next(pipe, plan)
     met()
     mark.unlink(missing_ok=True)
+    if place is None or place.kind == "refused":
+        return place
+    notes = [] if place.is_here else _send_project(pipe, plan)
+    while (answer := _next(pipe, plan)) is not None and answer.kind == "note":
+        _note(answer.text)
+    if answer is not None and answer.kind == "ready":
+        if not answer.job_id.startswith("H") or answer.job_id.number <= about["last_id"]:
+            raise refusals.nonsense(plan.hosts[0])
+        try:
+            pipe.send("go")
+        except OSError:
+            return None
+        all_notes = (*notes, *answer.notes)
+        answer = dataclasses.replace(answer, is_here=place.is_here, notes=all_notes)
+    return answer
+
+
+def _next(pipe: Pipe, plan: Plan) -> _Answer | None:
+    frame = pipe.receive()
     try:
-        if place is None or place.kind != "place":
-            return _refused(place)
-        is_here = decoded(bool, place.fields.get("is_here"))
-        notes = [] if is_here else _send_project(pipe, plan)
-        while (answer := pipe.receive()) is not None and answer.kind == "note":
-            _note(decoded(str, answer.fields.get("text")))
-        if answer is None or answer.kind != "ready":
-            return _refused(answer)
-        ready: _Ready = decoded(_Ready, {**answer.fields, "is_here": is_here})
-        if not ready.job_id.startswith("H") or ready.job_id.number <= about["last_id"]:
-            raise ValueError("the id of another job")
+        fields = frame and {**frame.fields, "kind": frame.kind}
+        found: _Answer | None = decoded(_Answer | None, fields)
     except ValueError as error:
         raise refusals.nonsense(plan.hosts[0]) from error
-    try:
-        pipe.send("go")
-    except OSError:
-        return None
-    return dataclasses.replace(ready, notes=(*notes, *ready.notes))
-
-
-def _refused(answer: Frame | None) -> _Refused | None:
-    found: _Refused | None = decoded(_Refused, answer.fields) if answer else None
     return found
 
 
@@ -298,7 +295,7 @@ def _send_project(pipe: Pipe, plan: Plan) -> list[str]:
     return [*found.notes, *notes]
 
 
-def _refusal(plan: Plan, code: int, errors: BinaryIO, answer: _Refused | None) -> ClusterrunError:
+def _refusal(plan: Plan, code: int, errors: BinaryIO, answer: _Answer | None) -> ClusterrunError:
     """Return why the job was not accepted."""
     if answer is not None:
         is_silent = answer.exit is Exit.UNREACHABLE

@@ -25,6 +25,7 @@ from clusterrun.shared import files
 CALL_S = 50.0  # for the starter to start a shell, and the shell to read the file
 POLL_S = 0.2
 END_S = 5.0
+SAY_S = 1.0  # for a shell that has connected to say the secret; a stranger may be silent
 _BYTES = 1 << 16
 
 # One connection for input and output, one for errors. Each side shows that it knows the secret.
@@ -56,7 +57,7 @@ def _accept(
     while len(calls) < 2 and time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(OSError):  # a timeout, or somebody else's connection
             call, _ = server.accept()
-            call.settimeout(END_S)
+            call.settimeout(SAY_S)
             said, _, name = call.makefile("rb", 0).readline(200).decode("latin-1").partition(" ")
             if hmac.compare_digest(said.encode("latin-1"), secret.encode()):
                 call.sendall(answer.encode() + b"\n")

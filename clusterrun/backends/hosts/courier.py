@@ -25,7 +25,7 @@ from typing import Any
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import facts, mirror, reach
 from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
-from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, job_lock
+from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, job_lock, tidy
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import ProjectReceiver
 from clusterrun.backends.hosts.start import ENVIRON, take_streams
@@ -34,8 +34,7 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
 from clusterrun.rundir import record
 from clusterrun.rundir.create import remove_run
-from clusterrun.rundir.known_homes import remember_home
-from clusterrun.rundir.known_roots import remember_root
+from clusterrun.rundir.known_roots import remember_home, remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import link_job
 from clusterrun.shared.given import before_setup
@@ -130,6 +129,7 @@ class Courier:
         about, count = message.fields["about"], message.fields["count"]
         held: list[str] = []
         busy: dict[str, Any] = {}
+        tidy()
         try:
             self._locks.append(Locks.take([job_lock(about["job"])], about))
             for gpu in message.fields["gpus"]:

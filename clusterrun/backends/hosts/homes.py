@@ -21,8 +21,7 @@ from clusterrun.backends.local.job_ids import remember_number
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, NotAdoptedError
 from clusterrun.rundir import record as records
-from clusterrun.rundir.known_homes import adopted, known_homes
-from clusterrun.rundir.known_roots import remembered_roots
+from clusterrun.rundir.known_roots import adopted, remembered_roots
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import Home, JobRecord
 from clusterrun.shared import shell
@@ -48,11 +47,11 @@ def ask(found: Sequence[JobRecord]) -> list[JobStatus]:
     Record here which jobs have continued them. A host that this user has not used for the run is
     not asked.
     """
-    known, strange = known_homes(), dict[str, JobStatus]()
+    strange: dict[str, JobStatus] = {}
     hosts: dict[tuple[str, str], list[JobRecord]] = {}
     for record in found:
         try:
-            own = adopted(record, known)
+            own = adopted(record)
         except NotAdoptedError as error:
             strange[record.run_dir] = JobStatus(
                 record=record, state=JobState.UNKNOWN, reason=error.message, error=error

@@ -1,31 +1,37 @@
-"""Locks of one machine that end with the process that holds them: abstract Unix sockets.
+"""Locks of one machine that end with the process that holds them: files in /tmp, locked by flock.
 
-Whoever finds a lock taken connects to it and reads who holds it. There is no file, so no lock is
-stale. Processes in another network namespace, such as a container's, have locks of their own.
+Each user has a file of their own for a lock, which no other user can write or replace, so the owner
+of the file is the holder. It says which process and run that is. Somebody else can lock it too, but
+this counts for nothing without that process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import dataclasses
+import fcntl
 import json
-import socket
-import struct
-import threading
+import os
+import random
+import re
+import stat
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from clusterrun.backends.local.process import identity
 from clusterrun.rundir.record import user_name
+from clusterrun.shared.typed import decoded
 
-ANSWER_S: Final = 1.0
-PAUSE_S: Final = 0.02
-_BYTES: Final = 4096  # of an answer
-_LETTERS: Final = 200  # of a value in it
-_KEYS: Final = ("run", "job", "host")
-_BACKLOG: Final = 64
-_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+PLACE: Final = Path("/tmp")  # only root and the owner of a file can remove it there
+WAIT_S: Final = 1.0  # for a process that is about to hold a lock, or to give it up
+PAUSE_S: Final = 0.05
+_FAR_S: Final = 3e8  # in the future: what cleans /tmp removes old files
+_BYTES: Final = 4096
+_LETTERS: Final = 200  # of a text in it
+_OPEN: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def gpu_lock(gpu: str) -> str:
@@ -40,10 +46,10 @@ def job_lock(job_id: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The process that holds a lock: user and process are the kernel's, the rest is its own answer.
+    """The process that holds a lock: its user is the kernel's word, the rest is its own.
 
-    What did not answer has no run; `pid` is 0 and `user` "" if not even the process is known.
-    `host` is the name that the run uses for this machine.
+    What it does not tell is 0 or "". `host` is the name that the run uses for this machine;
+    `identity` and `namespace` tell the process from others with its number.
     """
 
     pid: int = 0
@@ -51,13 +57,24 @@ class Holder:
     run: str = ""
     job: str = ""
     host: str = ""
-    since: float = 0.0
+    identity: str = ""
+    namespace: str = ""
 
     def __str__(self) -> str:
         """Describe the holder for people."""
         process = f"process {self.pid}" if self.pid else "a process"
         owner = f" of {self.user}" if self.user else ""
         return f"run {self.run}{owner} ({process})" if self.run else f"{process}{owner}"
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the process has certainly ended."""
+        try:
+            os.getpgid(self.pid)
+        except (ProcessLookupError, OverflowError):
+            return self.namespace == _namespace()
+        now = identity(self.pid)  # None if /proc does not show it
+        return now not in (None, self.identity) and self.namespace == _namespace()
 
 
 class Busy(Exception):
@@ -72,9 +89,10 @@ class Locks:
     """Locks that this process holds until `free` or its end."""
 
     def __init__(self, about: Mapping[str, Any]) -> None:
-        texts = {key: str(about[key])[:_LETTERS] for key in _KEYS if key in about}
-        self._answer = json.dumps({**texts, "since": time.time()}).encode() + b"\n"
-        self._held: list[tuple[socket.socket, threading.Thread]] = []
+        texts = {key: str(about[key])[:_LETTERS] for key in ("run", "job", "host") if key in about}
+        me = {"identity": identity(os.getpid()), "namespace": _namespace()}
+        self._text = json.dumps({**texts, **me, "pid": os.getpid()}).encode()
+        self._held: list[tuple[Path, int]] = []
 
     @classmethod
     def take(cls, names: Iterable[str], about: Mapping[str, Any]) -> Locks:
@@ -94,80 +112,99 @@ class Locks:
     def free(self) -> None:
         """Release all; a second call does nothing."""
         while self._held:
-            lock, thread = self._held.pop()
-            with contextlib.suppress(OSError):
-                lock.shutdown(socket.SHUT_RDWR)  # wakes the thread
-            thread.join()
-            lock.close()
+            _release(*self._held.pop())
 
     def _take(self, name: str) -> None:
-        lock = _bound(name)
-        thread = threading.Thread(target=self._serve, args=(lock,), name=name, daemon=True)
-        self._held.append((lock, thread))
-        thread.start()
+        own, until = _file(name, os.getuid()), time.monotonic() + WAIT_S
+        while True:
+            holder = holder_of(name)
+            if holder is None and (descriptor := _locked(own)) is not None:
+                # Of two users at the same moment, each looks after taking its own, and sees both.
+                holder = holder_of(name, besides=own)
+                if holder is None:
+                    os.pwrite(descriptor, self._text, 0)
+                    self._held.append((own, descriptor))
+                    return
+                _release(own, descriptor)
+            is_late = time.monotonic() > until
+            if holder and (holder.pid or is_late):
+                raise Busy(name, holder)
+            if is_late:  # somebody else has locked this user's file
+                own.unlink(missing_ok=True)
+            time.sleep(random.uniform(0, PAUSE_S))
 
-    def _serve(self, lock: socket.socket) -> None:
-        """Answer all who ask, without waiting for them."""
+
+def holder_of(name: str, *, besides: Path | None = None) -> Holder | None:
+    """Return who holds a lock; None if nobody does."""
+    files = (PLACE / entry.name for entry in os.scandir(PLACE))
+    begin = _file(name, 0).stem
+    found = (_holder(file) for file in files if file.stem == begin and file != besides)
+    return next(filter(None, found), None)
+
+
+def tidy() -> None:
+    """Remove this user's files that killed processes have left."""
+    for file in PLACE.glob(f"clusterrun-*.{os.getuid()}"):
         with contextlib.suppress(OSError):
-            while True:
-                asker, _ = lock.accept()
-                with asker, contextlib.suppress(OSError):
-                    asker.setblocking(False)
-                    asker.send(self._answer)
+            if (descriptor := _locked(file)) is not None:
+                _release(file, descriptor)
 
 
-def _bound(name: str) -> socket.socket:
-    """Return the socket that is the lock. Raises Busy and OSError."""
-    deadline = time.monotonic() + ANSWER_S
-    while True:
-        lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            lock.bind(f"\0{name}")
-            lock.listen(_BACKLOG)
-        except OSError as error:
-            lock.close()
-            if error.errno != errno.EADDRINUSE:
-                raise
-        else:
-            return lock
-        holder = holder_of(name)
-        if holder is None and time.monotonic() < deadline:  # it has ended, or is just starting
-            time.sleep(PAUSE_S)
-        else:
-            raise Busy(name, holder or Holder())
+def _file(name: str, uid: int) -> Path:
+    return PLACE / f"{re.sub('[^A-Za-z0-9_-]', '-', name)}.{uid}"
 
 
-def holder_of(name: str) -> Holder | None:
-    """Return who holds a lock; None if no process answers for it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
-        asker.settimeout(ANSWER_S)
-        try:
-            asker.connect(f"\0{name}")
-        except ConnectionRefusedError:
-            return None
-        except OSError:  # it accepts no more connections
-            return Holder()
-        peer = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(peer)
-        return Holder(pid=pid, user=user_name(uid), **_answer(asker))
-
-
-def _answer(asker: socket.socket) -> dict[str, Any]:
-    """Return what a holder writes about itself, as far as it makes sense; it may be a stranger."""
-    deadline, data = time.monotonic() + ANSWER_S, b""
-    with contextlib.suppress(OSError):
-        while b"\n" not in data and len(data) < _BYTES and time.monotonic() < deadline:
-            more = asker.recv(_BYTES)
-            data += more
-            if not more:
-                break
+def _holder(file: Path) -> Holder | None:
+    """Return who holds a lock with a file; the owner holds it if it is not as we write them."""
     try:
-        found = json.loads(data.partition(b"\n")[0])
-        texts = {key: _plain(str(found.get(key, ""))) for key in _KEYS}
-        return {**texts, "since": float(found["since"])}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return {}
+        owner = file.lstat().st_uid
+        descriptor = os.open(file, os.O_RDONLY | _OPEN)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return Holder(user=user_name(owner))
+    try:
+        is_ours = stat.S_ISREG(os.fstat(descriptor).st_mode) and file.suffix == f".{owner}"
+        if is_ours and _flock(descriptor, fcntl.LOCK_SH):
+            return None
+        held: Holder = decoded(Holder, json.loads(os.read(descriptor, _BYTES).decode()))
+    except (OSError, ValueError, RecursionError):
+        held = Holder()
+    finally:
+        os.close(descriptor)
+    return None if held.pid and held.is_over else dataclasses.replace(held, user=user_name(owner))
 
 
-def _plain(text: str) -> str:
-    return "".join(letter for letter in text[:_LETTERS] if letter.isprintable())
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")
+
+
+def _locked(file: Path) -> int | None:
+    """Lock this user's file, and create it first if needed; None if that fails at the moment."""
+    create = 0 if os.path.lexists(file) else os.O_CREAT | os.O_EXCL
+    with contextlib.suppress(FileExistsError, FileNotFoundError):  # it comes or goes just now
+        descriptor = os.open(file, os.O_RDWR | create | _OPEN, 0o600)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            is_ours = _flock(descriptor, fcntl.LOCK_EX)
+            if is_ours and os.fstat(descriptor).st_ino == file.stat().st_ino:
+                os.ftruncate(descriptor, 0)
+                os.fchmod(descriptor, 0o644)
+                os.utime(descriptor, times=(time.time() + _FAR_S,) * 2)
+                stack.pop_all()
+                return descriptor
+    return None
+
+
+def _flock(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _release(file: Path, descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink()
+    os.close(descriptor)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -41,10 +41,12 @@ def run(host: str, words: Sequence[str], *, is_terminal: bool) -> int:
     Raises SchedulerUnreachableError, KeyboardInterrupt.
     """
     sys.stdout.flush()
-    with tempfile.NamedTemporaryFile(prefix="clusterrun-ssh-") as log:
+    with open(os.memfd_create("log"), "r+b", buffering=0) as log:  # a killed process leaves no file
         argv = ssh(host, words, terminal=is_terminal)
-        argv[1:1] = ["-E", log.name, "-oLogLevel=ERROR"]  # its own messages, not the command's
+        place = f"/proc/{os.getpid()}/fd/{log.fileno()}"
+        argv[1:1] = ["-E", place, "-oLogLevel=ERROR"]  # its own messages, not the command's
         status = _status(_started(argv, is_terminal), is_terminal)
+        log.seek(0)
         said = log.read().decode("utf-8", "replace").strip()
     if status == SSH_FAILED and said:
         raise silent(host, said)

@@ -30,7 +30,7 @@ async def gather(head: Head, part: NodePart, address: str) -> GroupReport:
     shares = {
         name: _share(*(answers.get(rank, {}) for answers in found)) for rank, name in names.items()
     }
-    lost = [name for rank, name in names.items() if rank not in group.answering]
+    lost = tuple(name for rank, name in names.items() if rank not in group.answering)
     return GroupReport(shares=shares, alone=_share(alone), lost=lost)
 
 
