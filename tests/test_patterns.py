@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,15 +20,17 @@ import clusterrun
 from clusterrun.diagnosis.table import bounded, built_in
 from clusterrun.logformat.literals import parser, sre
 
+compiler = importlib.import_module("re._compiler" if sys.version_info >= (3, 11) else "sre_compile")
+
 ROOMS = ("config.secrets", "diagnosis", "health", "logformat", "logs", "node", "verbs")
 ROOMS += ("backends.slurm.foreign", "backends.slurm.query", "backends.slurm.reasons")
 SIZE = 8_000  # letters: more than a bounded repeat takes
 FOLD = 3
 OF_FILE_NAMES = ("clusterrun.config.secrets._FILES",)  # they have at most 255 letters
 REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT)
+PART = dict.fromkeys(REPEATS, 2) | {sre.SUBPATTERN: 3, sre.ASSERT: 1, sre.ASSERT_NOT: 1}
 FAVOURITES = ("a1 ", "1a ", " a1")
 LETTERS = "".join(map(chr, range(32, 127))) + "\t\n─│╮"
-CATEGORIES = {"DIGIT": str.isdigit, "SPACE": str.isspace, "WORD": lambda c: c == "_" or c.isalnum()}
 LINEAR = re.compile(r"\w{1,16}-")  # what less time is taken for: it is no sign of anything
 
 
@@ -60,20 +63,15 @@ def attacks(pattern: re.Pattern[Any]) -> set[tuple[str, str]]:
 
 def repeats(tree: Any, head: str, letters: str) -> Iterator[tuple[str, str]]:
     for kind, value in tree:
-        inner = []
-        if kind in REPEATS:
-            inner = [value[2]]
-            if value[1] > value[0] + 8:
-                yield head, sample(value[2], letters)
-        elif kind is sre.BRANCH:
-            inner = value[1]
-        elif kind is sre.SUBPATTERN:
-            inner = [value[3]]
-        elif kind in (sre.ASSERT, sre.ASSERT_NOT):
-            inner = [value[1]]
-        for each in inner:
+        if kind in REPEATS and value[1] > value[0] + 8:
+            yield head, sample(value[2], letters)
+        for each in parts(kind, value):
             yield from repeats(each, head, letters)
         head += sample([(kind, value)], letters)
+
+
+def parts(kind: Any, value: Any) -> Any:
+    return value[1] if kind is sre.BRANCH else [value[PART[kind]]] if kind in PART else []
 
 
 def sample(tree: Any, letters: str) -> str:
@@ -84,33 +82,14 @@ def sample(tree: Any, letters: str) -> str:
 def _sample(kind: Any, value: Any, letters: str) -> str:
     if kind in REPEATS:
         return sample(value[2], letters) * max(value[0], min(1, value[1]))
-    if kind is sre.BRANCH:
-        return sample(value[1][0], letters)
-    if kind is sre.SUBPATTERN:
-        return sample(value[3], letters)
-    if kind is sre.ASSERT and value[0] < 0:
-        return sample(value[1], letters)
-    if kind is sre.ANY:
-        return letters[0]
+    if kind in (sre.BRANCH, sre.SUBPATTERN) or (kind is sre.ASSERT and value[0] < 0):
+        return sample(parts(kind, value)[0], letters)
     if kind is sre.LITERAL:
         return chr(value)
-    if kind in (sre.NOT_LITERAL, sre.IN):
-        items = value if kind is sre.IN else [(kind, value)]
-        return next((each for each in letters + LETTERS if is_in(items, each)), "")
+    if kind in (sre.ANY, sre.NOT_LITERAL, sre.IN):
+        one = compiler.compile(parser.SubPattern(parser.State(), [(kind, value)]))
+        return next(filter(one.fullmatch, letters + LETTERS), "")
     return ""
-
-
-def is_in(items: Any, letter: str) -> bool:
-    return (items[0][0] is sre.NEGATE) != any(is_item(*item, letter) for item in items)
-
-
-def is_item(kind: Any, value: Any, letter: str) -> bool:
-    if kind in (sre.LITERAL, sre.NOT_LITERAL):
-        return (ord(letter) == value) is (kind is sre.LITERAL)
-    if kind is sre.CATEGORY:
-        name = str(value).removeprefix("CATEGORY_")
-        return CATEGORIES[name.removeprefix("NOT_")](letter) != name.startswith("NOT_")
-    return kind is sre.RANGE and value[0] <= ord(letter) <= value[1]
 
 
 def cost(pattern: re.Pattern[Any], head: str, pump: str, size: int) -> float:
@@ -142,6 +121,10 @@ def test_no_text_takes_a_pattern_more_time_than_its_length(room: str) -> None:
     size = 3 * SIZE if room == "config.secrets" else SIZE  # a key has up to 8,000 letters
     slow = {name: hit for pattern, name in found.items() if (hit := is_slow(pattern, size))}
     assert not slow
+
+
+def test_each_kind_of_repeat_gets_an_end() -> None:
+    assert bounded(r"\+a+[]*+]*?b{2,}").pattern == r"\+a{1,1000}[]*+]{0,1000}?b{2,1000}"
 
 
 @pytest.mark.parametrize("text", ["fail.*retry", r"step\w*:"])

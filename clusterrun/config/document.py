@@ -19,6 +19,7 @@ from clusterrun.config.keys import BY_KEY, SECTIONS, hint_for_key
 from clusterrun.config.settings import Anchor, ConfigFile, Origin, Setting, settings_of
 from clusterrun.config.values import Raw, unexpanded_variable
 from clusterrun.errors import ConfigError, UsageError
+from clusterrun.shared.bounded_yaml import MERGE, MOST_VALUES, BoundedLoader
 
 _NULL: Final = "tag:yaml.org,2002:null"
 _TEXT_TAGS: Final = frozenset(
@@ -39,10 +40,13 @@ class Document:
     warnings: list[str] = field(default_factory=list)
 
 
-def parse_document(file: ConfigFile) -> Document:
-    """Read the text of a file; collect its mistakes in `errors`, in the order of the file."""
+def parse_document(file: ConfigFile, *, only: str = "") -> Document:
+    """Read the text of a file; collect its mistakes in `errors`, in the order of the file.
+
+    `only` names a key without a section: all others are passed over, and so are their mistakes.
+    """
     document = Document(file=file)
-    reader = _Reader(document)
+    reader = _Reader(document, only)
     try:
         root = reader.compose()
         if root is not None and not _is_empty(root):
@@ -67,8 +71,9 @@ def parse_flow(field: Field, text: str, *, label: str) -> Raw:
 class _Reader:
     """Read the nodes of one file."""
 
-    def __init__(self, document: Document) -> None:
-        self.document = document
+    def __init__(self, document: Document, only: str = "") -> None:
+        self.document, self.only = document, only
+        self.values = 0
         self.file = document.file
         self.profile = ""
         self.known_pairs: dict[int, list[tuple[str, Node, Node]]] = {}
@@ -76,15 +81,13 @@ class _Reader:
     def compose(self) -> Node | None:
         """Parse the text into nodes; None for an empty file."""
         try:
-            self.loader = yaml.SafeLoader(self.file.text)
+            self.loader = BoundedLoader(self.file.text)
             return self.loader.get_single_node()
         except yaml.MarkedYAMLError as error:
             raise self._marked(error) from error
         except yaml.reader.ReaderError as error:
             line = self.file.text.count("\n", 0, error.position) + 1
             raise self._broken(error.reason, f"{self.file.shown}:{line}") from error
-        except RecursionError as error:
-            raise self._broken("nested too deeply", self.file.shown) from error
 
     def _marked(self, error: yaml.MarkedYAMLError) -> ConfigError:
         mark = error.problem_mark or error.context_mark
@@ -129,6 +132,8 @@ class _Reader:
     def read_key(self, name: str, key: Node, value: Node, section: str = "") -> None:
         """Read one key of the top level, of a profile or of a section."""
         full = f"{section}.{name}" if section else name
+        if self.only not in ("", full):
+            return
         if not section and name in SECTIONS:
             message, hint = (
                 f"[{name}] must contain 'key: value' lines",
@@ -210,12 +215,20 @@ class _Reader:
                 raise self._marked(error) from error
             found = {self._name(key): (key, value) for key, value in node.value}
             self.known_pairs[id(node)] = [(name, *nodes) for name, nodes in found.items()]
+        self.count(len(node.value), node)
         return self.known_pairs[id(node)]
+
+    def count(self, number: int, node: Node) -> None:
+        """Count what was read, also what an alias repeats. Raises ConfigError."""
+        self.values += number
+        if self.values > MOST_VALUES:
+            hint = "repeat less of the file with << and *"
+            raise self.wrong(node, f"the file has more than {MOST_VALUES:,} values", hint)
 
     def _refuse_duplicates(self, node: MappingNode) -> None:
         first: dict[str, Node] = {}
         for key, _value in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
+            if key.tag == MERGE:
                 continue
             name = self._name(key)
             if name in first:
@@ -265,6 +278,7 @@ class _Reader:
 
     def text(self, node: Node, what: str) -> str:
         """Return the text of a scalar as written in the file."""
+        self.count(1, node)
         if not isinstance(node, ScalarNode):
             raise self.wrong(node, f"{what or 'this'} must be a single value", "write one value")
         if node.tag not in _TEXT_TAGS:

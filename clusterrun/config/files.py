@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from clusterrun.errors import ConfigError
 
 PROJECT_FILE: Final = "clusterrun.yaml"
 SITE_FILE: Final = "/etc/clusterrun/config.yaml"
+_MOST_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,9 @@ def read_file(
 ) -> ConfigFile:
     """Read one file; its directory anchors its paths. Raises ConfigError if it can't be read."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        text = data.decode("utf-8-sig")
         is_regular = path.is_file()
     except OSError as error:
         hint, cause = "check that it exists and that you can read it", error.strerror or str(error)
@@ -68,6 +72,8 @@ def read_file(
     except UnicodeDecodeError as error:
         hint = "save it as UTF-8"
         raise ConfigError(f"{shown} is not UTF-8 text", cause=str(error), hint=hint) from error
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{shown} is larger than 4 MiB", hint="write settings only")
     # A pipe has no directory; paths relative to the working directory stay as typed.
     directory = None if not is_regular or path.parent == cwd else str(path.parent)
     anchor = Anchor(directory=directory, home=home)
@@ -82,9 +88,12 @@ def find_project(cwd: Path) -> tuple[Path | None, tuple[str, ...]]:
         if directory == cwd and path.with_suffix(".yml").is_file():
             notes = (f"clusterrun.yml is ignored; rename it to {PROJECT_FILE}",)
         try:
-            owner = path.stat().st_uid
+            found = path.stat()
         except OSError:
             continue
+        owner = found.st_uid
+        if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode):  # it may never end
+            return None, (*notes, f"{path} is a pipe or a device, and is ignored")
         if directory == cwd or owner in (os.getuid(), 0):
             return path, notes
         other = f"{path} belongs to another user and is ignored; pass --config to use it"

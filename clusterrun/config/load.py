@@ -79,6 +79,14 @@ def load_again(
     )
 
 
+def load_run_dir(*, environ: Mapping[str, str], cwd: Path) -> str:
+    """Return the directory of runs; mistakes in other settings hide no run. Raises UsageError."""
+    others = {field.env for field in FIELDS if field.name != "run_dir"}
+    kept = {name: text for name, text in environ.items() if name not in others}
+    found = find_files(environ=environ, cwd=cwd)
+    return resolve(found, {}, environ=kept, cwd=cwd, only="run_dir").spec.run_dir
+
+
 def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
     """Check a spec made in Python, by the same rules as any other.
 
@@ -105,12 +113,14 @@ def resolve(
     profile: str | None = None,
     overrides: Sequence[str] = (),
     typed_in: Path | None = None,
+    only: str = "",
 ) -> Resolved:
     """Resolve texts that were already read, without touching the disk.
 
-    Paths on the command line are relative to `typed_in`, or to `cwd`.
+    Paths on the command line are relative to `typed_in`, or to `cwd`. Of files, `only` that key is
+    read.
     """
-    documents = _documents(found.files)
+    documents = _documents(found.files, only)
     refuse_mistakes(documents)
     chosen = chosen_profile(profile, environ, documents)
     anchor = Anchor(home=environ.get("HOME") or None, directory=str(typed_in) if typed_in else None)
@@ -137,12 +147,12 @@ def resolve(
     )
 
 
-def _documents(files: Sequence[ConfigFile]) -> list[Document]:
+def _documents(files: Sequence[ConfigFile], only: str) -> list[Document]:
     if not files:
         return []
     from clusterrun.config.document import parse_document  # imports YAML
 
-    return [parse_document(file) for file in files]
+    return [parse_document(file, only=only) for file in files]
 
 
 def _file_layers(documents: Sequence[Document], profile: str | None) -> list[Layer]:

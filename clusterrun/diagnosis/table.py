@@ -14,6 +14,7 @@ import yaml
 
 from clusterrun.diagnosis.kinds import Retry
 from clusterrun.errors import UsageError
+from clusterrun.shared.bounded_yaml import BoundedLoader
 
 EVERYTHING, LATER = "everything", "later"  # in `explains`: any other cause, any later one
 _MOST: Final = 1000  # letters that a repeat of a pattern takes
@@ -96,10 +97,9 @@ Table = Mapping[str, KnownCause]
 @functools.cache
 def built_in() -> Table:
     """Return our own causes by id."""
-    return parse(
-        file.read_text(encoding="utf-8")
-        for file in sorted((Path(__file__).parent / "causes").glob("*.yaml"))
-    )
+    files = sorted((Path(__file__).parent / "causes").glob("*.yaml"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return parse((file.read_text(encoding="utf-8") for file in files), loader=loader)
 
 
 def extended(more: Iterable[KnownCause]) -> Table:
@@ -107,14 +107,14 @@ def extended(more: Iterable[KnownCause]) -> Table:
     return _merged([*built_in().values(), *more])
 
 
-def parse(texts: Iterable[str]) -> Table:
+def parse(texts: Iterable[str], *, loader: Any = BoundedLoader) -> Table:
     """Read YAML lists of causes. Raises UsageError."""
-    return _merged(map(_cause, [row for text in texts for row in _rows(text)]))
+    return _merged(map(_cause, [row for text in texts for row in _rows(text, loader)]))
 
 
-def _rows(text: str) -> Sequence[Any]:
+def _rows(text: str, loader: Any) -> Sequence[Any]:
     try:
-        rows = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        rows = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
         raise UsageError("the table of causes is not valid YAML", cause=str(error)) from error
     if not isinstance(rows, list):
@@ -162,11 +162,7 @@ def _sign(row: Any, role: Role) -> Sign:
 
 
 def bounded(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern so that each repeat ends: a line takes time by its length, not its square.
-
-    >>> bounded("a+[*+]*b{2,}").pattern
-    'a{1,1000}[*+]{0,1000}b{2,1000}'
-    """
+    """Compile a pattern so that each repeat ends: a line takes time by its length only."""
 
     def limited(found: re.Match[str]) -> str:
         least = {"*": "0", "+": "1"}.get(found[1] or "", (found[1] or "")[1:-2] or "0")

@@ -116,9 +116,11 @@ def _unix_text(text: str) -> str:
 def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
     import yaml
 
+    from clusterrun.shared.bounded_yaml import BoundedLoader
+
     where = spec.accelerate_config
     try:
-        config = yaml.safe_load(facts.accelerate_config_text)
+        config = yaml.load(facts.accelerate_config_text, Loader=BoundedLoader)
     except yaml.YAMLError as error:
         raise ConfigError(
             "the accelerate configuration is not YAML", where=where, cause=_one_line(error)

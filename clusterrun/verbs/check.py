@@ -83,7 +83,9 @@ def _mapping(text: str) -> dict[str, Any]:
         return {}
     import yaml  # slow to import
 
-    found = yaml.safe_load(text)
+    from clusterrun.shared.bounded_yaml import BoundedLoader
+
+    found = yaml.load(text, Loader=BoundedLoader)
     return found if isinstance(found, dict) else {}
 
 

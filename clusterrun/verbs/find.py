@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from clusterrun.backends.environment import working_directory
 from clusterrun.backends.slurm import foreign, query
+from clusterrun.config.load import load_run_dir
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ElsewhereError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.known_roots import adopted, remembered_roots
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
-from clusterrun.verbs.config import load_spec
 
 if TYPE_CHECKING:
     from clusterrun.verbs.job import Job
@@ -114,7 +114,7 @@ def own_runs() -> RunsDir:
     """Return this project's directory of runs."""
     cwd = working_directory(os.environ)
     try:
-        run_dir = load_spec().spec.run_dir
+        run_dir = load_run_dir(environ=os.environ, cwd=cwd)
     except UsageError:  # a job must be found even while its configuration is being edited
         run_dir = JobSpec().run_dir
     return RunsDir(root=Path(os.path.normpath(cwd / run_dir)))

@@ -160,6 +160,14 @@ MISTAKES = [
     ("a: 1\n---\nb: 2\n", "this is not valid YAML", "2:1", None),
     ("name: a\x01b", "this is not valid YAML", "1", None),
     ("name: x\nslurm: {<<: 3}", "this is not valid YAML", "2:13", None),
+    ("[" * 99, "this is not valid YAML", "1:51", None),
+    (
+        f"args: &a [{', '.join('abcdefgh' * 50)}]\n"
+        f"profiles: {{{', '.join(f'p{n}: {{args: *a}}' for n in range(300))}}}",
+        "the file has more than 100,000 values",
+        "1:761",
+        "repeat less of the file with << and *",
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from clusterrun.config import Given, adopt_spec
+from clusterrun.config.load import load_run_dir
 from clusterrun.config.spec import FIELDS, JobSpec, MixedPrecision, Strategy
 from clusterrun.errors import ConfigError, UsageError
 from tests.config.conftest import Workplace
@@ -171,6 +172,17 @@ def test_a_variable_in_a_path_is_warned_of_since_it_is_not_expanded(workplace: W
     assert resolved.spec.run_dir == "/scratch/$USER/runs"
     assert "'$USER', which is not expanded" in resolved.notes[0]
     assert "CLUSTERRUN_RUN_DIR" in resolved.notes[0]
+
+
+def test_the_directory_of_runs_is_read_whatever_else_is_wrong(workplace: Workplace) -> None:
+    workplace.write_project("x: 1\nrun_dir: a\nprofile: p\nprofiles: {p: {run_dir: b, slurm: 4}}")
+    workplace.environ["CLUSTERRUN_SLURM_NODES"] = "none"
+    assert load_run_dir(environ=workplace.environ, cwd=workplace.project) == "b"
+
+
+def test_a_pipe_instead_of_the_projects_file_is_not_opened(workplace: Workplace) -> None:
+    os.mkfifo(workplace.project / "clusterrun.yaml")
+    assert "clusterrun.yaml is a pipe or a device, and is ignored" in workplace.load().notes[0]
 
 
 def test_inside_a_job_the_runs_own_directory_is_not_taken_for_the_setting(

@@ -87,6 +87,15 @@ def test_anchors_and_merges_share_profiles(loaded: Load) -> None:
     assert str(resolved.origins["slurm.time"]) == "./clusterrun.yaml:9 (profile b)"
 
 
+def test_a_merge_of_merges_has_each_key_once(loaded: Load) -> None:
+    merges = [
+        f"p{n}: &p{n} {{<<: [{', '.join([f'*p{n - 1}'] * 9)}], env: {{A: b}}}}"
+        for n in range(1, 10)
+    ]
+    text = ", ".join(["p0: &p0 {slurm: {nodes: 2}}", *merges])
+    assert loaded(f"profile: p9\nprofiles: {{{text}}}").spec.nodes == 2
+
+
 @pytest.mark.parametrize("text", ["a: &a {<<: *a}", "profiles: &p {x: *p}", "args: &a [*a]"])
 def test_a_file_that_holds_itself_ends(loaded: Load, text: str) -> None:
     with pytest.raises(Exception, match=r"unknown key|single value"):
