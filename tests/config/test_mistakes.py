@@ -183,7 +183,7 @@ def test_a_mistake_names_its_place_and_the_remedy(
     if message is not None:
         assert error.message == message
     if hint is not None:
-        assert error.hints == (hint,)
+        assert error.hints[0] == hint
 
 
 def test_yaml_that_names_python_objects_is_not_obeyed(loaded: Load) -> None:
