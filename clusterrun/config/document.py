@@ -21,6 +21,7 @@ from clusterrun.config.values import Raw, unexpanded_variable
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.bounded_yaml import MERGE, MOST_VALUES, BoundedLoader
 
+HINTS: Final = 100  # for so many mistakes; a hint takes a search
 _NULL: Final = "tag:yaml.org,2002:null"
 _TEXT_TAGS: Final = frozenset(
     f"tag:yaml.org,2002:{name}"
@@ -196,7 +197,8 @@ class _Reader:
         inside = f" in section [{section}]" if section else ""
         inside += f" of profile '{self.profile}'" if self.profile else ""
         message = f"unknown key '{name}'{inside}"
-        hint = hint_for_key(name, section)
+        mistakes = len(self.document.errors) + len(self.document.warnings)
+        hint = hint_for_key(name, section) if mistakes < HINTS else "use a known key"
         if self.file.strict:
             self.document.errors.append(self.wrong(key, message, hint))
         else:

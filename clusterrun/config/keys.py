@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -72,6 +73,7 @@ def key_of_word(word: str) -> str | None:
     return _words().get(word)
 
 
+@functools.cache
 def _words() -> dict[str, str]:
     """Map words to the keys that they name: whole keys, their last parts, long options."""
     words = dict(_ALIASES)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from clusterrun.config import Given, Resolved
+from clusterrun.config.document import HINTS, parse_document
+from clusterrun.config.settings import Anchor, ConfigFile
 from clusterrun.errors import ConfigError, Exit, UsageError
 from tests.config.conftest import Workplace
 
@@ -330,3 +332,11 @@ def test_a_secret_is_refused_without_being_repeated(
 def test_a_setup_line_that_reads_a_secret_is_not_refused(loaded: Load) -> None:
     line = 'export HF_TOKEN="$(cat ~/.token)"'
     assert loaded(f"launch:\n  setup:\n  - '{line}'\n").spec.setup == (line,)
+
+
+def test_only_the_first_mistakes_get_a_hint_of_their_own() -> None:
+    text = "\n".join(f"slurm_{n}: 1" for n in range(2 * HINTS))
+    file = ConfigFile(shown="clusterrun.yaml", text=text, anchor=Anchor(), strict=True)
+    last = parse_document(file).errors[-1]
+    assert last.message == f"unknown key 'slurm_{2 * HINTS - 1}'"
+    assert last.hints == ("use a known key",)
