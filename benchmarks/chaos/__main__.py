@@ -16,7 +16,7 @@ from benchmarks.chaos.long import endure
 from benchmarks.machine import machine
 from benchmarks.report import Section, Value
 from tests.chaos.checks import Reference, problems
-from tests.chaos.faults import FAULTS, UNDISTURBED, Fault
+from tests.chaos.faults import FAULTS, UNDISTURBED, Fault, TooLateError
 from tests.chaos.training import SAVE_EVERY, STEPS, submit
 from tests.chaos.undergo import Undergone, stage, undergo, wait_until_over
 from tests.cluster.cluster import Cluster
@@ -129,6 +129,8 @@ def _suffer(
             wrong = _wrong(undergone, fault, references)
             cluster.wait_no_processes(60)
             return {**row(undergone), "wrong": "; ".join(wrong) or None}
+    except TooLateError:
+        return {"ends": "the fault came too late"}
     except (AssertionError, ClusterError) as error:
         return {"wrong": str(error)}
     finally:

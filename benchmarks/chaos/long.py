@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.chaos.figures import Interruption
 from benchmarks.report import Section, Value, median
 from tests.chaos.checks import Reference, problems
-from tests.chaos.faults import FAULTS, UNDISTURBED, Fault, Scene
+from tests.chaos.faults import FAULTS, UNDISTURBED, Fault, Scene, TooLateError
 from tests.chaos.training import SAVE_EVERY, Training, submit
 from tests.chaos.undergo import stage, wait_until_over
 from tests.cluster.cluster import Cluster
@@ -41,14 +41,19 @@ class Long:
     cluster: Cluster
     dice: random.Random
     happened: list[tuple[str, int, float]] = field(default_factory=list)
+    too_late: list[str] = field(default_factory=list)
 
     def hurt(self, fault: Fault) -> None:
-        """Inject a fault once this attempt has made two checkpoints."""
+        """Inject a fault once this attempt has made two checkpoints; one that is late is none."""
         attempt = self._settled()
         time.sleep(self.dice.random())
         with ExitStack() as undo:
             scene = Scene(cluster=self.cluster, training=self.training, attempt=attempt, undo=undo)
-            at = fault.inject(scene)
+            try:
+                at = fault.inject(scene)
+            except TooLateError:
+                self.too_late.append(fault.name)
+                return
             self.happened.append((fault.name, attempt, at))
             if fault.attempts is not None:
                 self._wait_for_attempt(attempt + fault.attempts - 1)
@@ -124,6 +129,7 @@ def _section(run: Long, state: str, wrong: list[str], *, seed: int, took_s: floa
                 "lost_steps": max(lost, default=0),
             }
         )
+    late = f"; too late, so none: {', '.join(run.too_late)}" if run.too_late else ""
     said = (
         "; ".join(wrong) or "nothing lost, the final state bit for bit that of the undisturbed run"
     )
@@ -131,8 +137,8 @@ def _section(run: Long, state: str, wrong: list[str], *, seed: int, took_s: floa
         title=f"{len(run.happened)} faults at random in one run",
         about=f"Seed {seed}, {run.training.steps} steps, a checkpoint every {SAVE_EVERY}: {state} "
         f"after {took_s:.0f} s in {run.training.newest_attempt} attempts and "
-        f"{len(run.training.job_ids)} jobs; {said}. New step: from the fault to the first step of "
-        "the next attempt, median and slowest; lost steps: the most that were repeated after the "
-        "attempt with the fault, even if a later fault ended that attempt.",
+        f"{len(run.training.job_ids)} jobs; {said}{late}. New step: from the fault to the first "
+        "step of the next attempt, median and slowest; lost steps: the most that were repeated after "
+        "the attempt with the fault, even if a later fault ended that attempt.",
         rows=rows,
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.chaos.figures import row
+from benchmarks.chaos.long import Long
+from tests.chaos.faults import FAULTS
 from tests.chaos.training import Training
 from tests.chaos.undergo import SeenState, Undergone
 from tests.road import Project
@@ -58,3 +62,15 @@ def test_a_run_that_was_not_interrupted_has_no_way_to_measure(tmp_path: Path) ->
     jobs = [SeenState(at=110.0, job_id="7", state="RUNNING")]
     calm = Undergone(training=training, hurt_at=110.0, state="COMPLETED", jobs=jobs)
     assert row(calm) == {"ends": "COMPLETED", "attempts": 1, "noticed_s": None}
+
+
+def test_a_fault_whose_process_has_ended_is_none(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    saved = [{**event(100.0, "checkpoint", 1), "step": step} for step in (4, 8)]
+    started = [{**event(99.0, "rank_start", 1), "rank": 1, "pid": ended.pid}]
+    training = run(tmp_path, started + saved, {1: [(104.0, 8)]})
+    long = Long(training=training, cluster=cast(Any, None), dice=random.Random(1))
+    for name in ("rank killed", "checkpoint corrupted"):
+        long.hurt(FAULTS[name])
+    assert (long.happened, long.too_late) == ([], ["rank killed", "checkpoint corrupted"])

@@ -58,7 +58,8 @@ class Scene:
         return send(self.training.rank_pid(rank, self.attempt), signal.SIGKILL)
 
     def newest_checkpoint(self) -> Path:
-        """Name the newest directory that a next attempt would resume from."""
+        """Name the newest directory that a next attempt would resume from. Raises TooLateError."""
+        send(self.training.rank_pid(1, self.attempt), 0)  # not if the next attempt is on its way
         return sorted((self.training.root / "checkpoints").glob("step-*/.complete"))[-1].parent
 
 
@@ -88,10 +89,17 @@ class Fault:
     same_agents: bool | None = None
 
 
+class TooLateError(Exception):
+    """The process that a fault was meant for had ended before."""
+
+
 def send(pid: int, number: int) -> float:
-    """Send a signal and return when."""
+    """Send a signal and return when. Raises TooLateError."""
     at = time.time()
-    os.kill(pid, number)
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        raise TooLateError(f"process {pid} had ended before signal {number}") from None
     return at
 
 
