@@ -138,7 +138,7 @@ def _section(run: Long, state: str, wrong: list[str], *, seed: int, took_s: floa
         about=f"Seed {seed}, {run.training.steps} steps, a checkpoint every {SAVE_EVERY}: {state} "
         f"after {took_s:.0f} s in {run.training.newest_attempt} attempts and "
         f"{len(run.training.job_ids)} jobs; {said}{late}. New step: from the fault to the first "
-        "step of the next attempt, median and slowest; lost steps: the most that were repeated after "
-        "the attempt with the fault, even if a later fault ended that attempt.",
+        "step of the next attempt, median and slowest; lost steps: the most that were repeated "
+        "after the attempt with the fault, even if a later fault ended that attempt.",
         rows=rows,
     )
