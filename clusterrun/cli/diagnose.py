@@ -99,7 +99,7 @@ def command(
     else:
         record = _found(job)
         name = f"job {record.job_id}" if record.job_id else record.name
-        choose_attempts(name, record.paths.newest_attempt(), attempt)
+        choose_attempts(name, record.paths.attempts(), attempt)
         found = diagnose(record, attempt=attempt)
     if as_json:
         output.answer_json({"schema": SCHEMA, **diagnosis_object(found)})

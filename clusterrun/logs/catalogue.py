@@ -23,9 +23,9 @@ class RunFiles:
     paths: RunPaths
     nodes: frozenset[str] | None = None
 
-    def newest_attempt(self) -> int:
-        """Return the number of attempts that were started."""
-        return self.paths.newest_attempt()
+    def attempts(self) -> list[int]:
+        """Return the numbers of all attempts that were started, in order."""
+        return self.paths.attempts()
 
     def files(self, attempt: int) -> list[LogFile]:
         """List the logs that an attempt has now, and their side files."""
@@ -38,9 +38,9 @@ class PlainFiles:
 
     candidates: Callable[[], Iterable[LogFile]]
 
-    def newest_attempt(self) -> int:
+    def attempts(self) -> list[int]:
         """Return 1."""
-        return 1
+        return [1]
 
     def files(self, attempt: int) -> list[LogFile]:
         """List the regular files that exist now."""

@@ -89,7 +89,7 @@ def follow(
     continue with later ones unless it `is_chosen`. Stop once `ended()` returned True and everything
     was read. Wait for files that do not exist yet.
     """
-    number = attempt or catalogue.newest_attempt()
+    number = attempt or max(catalogue.attempts(), default=0)
     current = _Attempt(catalogue=catalogue, number=number, query=query)
     if tail is not None:
         stretches, news = current.look(last=False)
@@ -98,14 +98,14 @@ def follow(
         yield from _entries(last_lines(past, query, tail, folded=folded))
     while True:
         over = ended()
-        latest = catalogue.newest_attempt()
-        superseded = is_chosen and latest > current.number
-        yield from current.news(last=over or latest > current.number)
-        while not is_chosen and current.number < latest:
+        later = [number for number in catalogue.attempts() if number > current.number]
+        superseded = is_chosen and bool(later)
+        yield from current.news(last=over or bool(later))
+        for number in () if is_chosen else later:
             following = replace(query, since_us=None)
-            current = _Attempt(catalogue=catalogue, number=current.number + 1, query=following)
-            yield NewAttempt(attempt=current.number)
-            yield from current.news(last=over or latest > current.number)
+            current = _Attempt(catalogue=catalogue, number=number, query=following)
+            yield NewAttempt(attempt=number)
+            yield from current.news(last=over or number < later[-1])
         if over or superseded:
             return
         yield Pause()

@@ -180,7 +180,6 @@ def test_the_next_attempt_is_announced_and_followed(paths: RunPaths) -> None:
         "== attempt 2 ==",
         "second",
         "goes on",
-        "== attempt 3 ==",
         "== attempt 4 ==",
         "fourth",
     ]

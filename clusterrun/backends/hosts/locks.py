@@ -151,7 +151,8 @@ def tidy() -> None:
 
 
 def _file(name: str, uid: int) -> Path:
-    return PLACE / f"{re.sub('[^A-Za-z0-9_-]', '-', name)}.{uid}"
+    here = f"{name}-{os.uname().nodename}"  # containers may share /tmp
+    return PLACE / f"{re.sub('[^A-Za-z0-9_-]', '-', here)}.{uid}"
 
 
 def _holder(file: Path) -> Holder | None:

@@ -42,8 +42,7 @@ def print_path(request: Request) -> None:
 def list_files(request: Request) -> None:
     """Print a table of the log files, of all attempts unless one was named."""
     catalogue = request.catalogue
-    newest = catalogue.newest_attempt()
-    attempts = request.attempts if request.is_chosen else range(1, newest + 1)
+    attempts = request.attempts if request.is_chosen else catalogue.attempts()
     rows = [
         {
             "attempt": attempt,

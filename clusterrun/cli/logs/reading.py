@@ -244,7 +244,8 @@ def _note_that_nothing_matches(request: Request, size: int) -> None:
 
 def _note_earlier_errors(request: Request) -> None:
     """Name the newest earlier attempt with error lines."""
-    for attempt in range(request.first_attempt - 1, 0, -1):
+    earlier = (n for n in request.catalogue.attempts() if n < request.first_attempt)
+    for attempt in sorted(earlier, reverse=True):
         if errors := _count_errors(request, attempt):
             output.note(f"attempt {attempt} has {errors}; add --attempt all")
             return

@@ -93,7 +93,7 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
     streams = options.choose_streams(wanted["streams"])
     catalogue = job.catalogue(nodes, batch=streams is None)
     attempt = named.attempt if wanted["attempt"] is None else wanted["attempt"]
-    attempts = choose_attempts(job.title, catalogue.newest_attempt(), attempt)
+    attempts = choose_attempts(job.title, catalogue.attempts(), attempt)
     zone = None if wanted["tz"] is None else parse_zone(wanted["tz"])
     query = _query(job, nodes, streams, wanted, zone=zone, attempt=max(attempts, default=0))
     has_times = job.record is not None and streams is not None

@@ -89,20 +89,20 @@ def _without_tracebacks(lines: Iterable[str]) -> Iterator[str]:
             yield line
 
 
-def choose_attempts(name: str, newest: int, wanted: int | str | None) -> list[int]:
-    """Return the wanted attempts, oldest first; none if the run has not started.
+def choose_attempts(name: str, known: list[int], wanted: int | str | None) -> list[int]:
+    """Return the wanted of the `known` attempts, oldest first; none if the run has not started.
 
     Raises UsageError for one that does not exist.
     """
     if wanted is None:
-        return [newest] if newest else []
+        return known[-1:]
     if isinstance(wanted, str):
-        return list(range(1, newest + 1))
-    number = wanted if wanted > 0 else newest + wanted
-    if not 1 <= number <= newest:
-        known = f"choose from 1-{newest}" if newest > 1 else "choose 1"
+        return known
+    number = wanted if wanted > 0 else max(known, default=0) + wanted
+    if number not in known:
+        hint = f"choose from {fold_ranks(known)}" if known[1:] else "choose 1"
         raise UsageError(
-            f"{name} has no attempt {wanted}", hint=known if newest else "wait until it starts"
+            f"{name} has no attempt {wanted}", hint=hint if known else "wait until it starts"
         )
     return [number]
 
