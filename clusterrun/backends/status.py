@@ -21,6 +21,7 @@ from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.health.findings import NodeFinding
 from clusterrun.rundir.end import End, read_end
 from clusterrun.rundir.outcome import Cause, Next, Outcome
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord, continued_by
 from clusterrun.rundir.request import Reason, read_request
 from clusterrun.shared import files
@@ -214,7 +215,8 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     return JobStatus(
         record=record,
         state=state,
-        reason=_reason(job, state),
+        reason=(_without_room(record.paths, evidence.attempt) if runs else "")
+        or _reason(job, state),
         pending=pending,
         partition=job.partition if job and waits else "",
         asked_nodes=job.asked_nodes if job and waits else None,
@@ -263,6 +265,17 @@ def _reason(job: SchedulerJob | None, state: JobState) -> str:
         return "its processes are being stopped"
     is_about_it = job is not None and job.state is state and state is not JobState.PENDING
     return job.reason if job and is_about_it and job.reason != "NonZeroExitCode" else ""
+
+
+def _without_room(paths: RunPaths, attempt: int) -> str:
+    """Return what a running job can't record because its disk is full; "" if the disk has room."""
+    with contextlib.suppress(OSError):
+        if files.is_full(paths.root):
+            is_over = attempt > 0 and paths.followed(attempt).exists()
+            waits = f"waits for room to record the end of attempt {attempt}"
+            does = waits if is_over else "has no room for logs and checkpoints"
+            return f"{does}: the disk of {paths.root} is full"
+    return ""
 
 
 def _corrected(

@@ -22,6 +22,7 @@ PRIVATE_EXECUTABLE = 0o700
 BY_UMASK = 0o666
 TAIL_BYTES = 4096
 MOST_BYTES = 64 << 20  # of a file that is read whole
+RECORD_BYTES = 16 << 10  # more than any record of a run
 # Full, over quota, failing or remounted read-only.
 DISK_FAULTS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 
@@ -39,6 +40,13 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def is_full(directory: Path) -> bool:
+    """Return whether a disk has no room for one more record; it may have a quota besides."""
+    disk = os.statvfs(directory)  # 0 blocks or files if the file system does not count them
+    free = disk.f_bavail * disk.f_frsize
+    return bool((disk.f_blocks and free < RECORD_BYTES) or (disk.f_files and not disk.f_favail))
 
 
 def open_new(path: Path, mode: int = PRIVATE) -> BinaryIO:
