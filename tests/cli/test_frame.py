@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -206,3 +207,42 @@ def test_crash_leaves_its_traceback_in_a_private_file(tmp_path: Path) -> None:
     )
     assert "Traceback (most recent call last)" in shown.stderr
     assert len(list((tmp_path / "cache" / "clusterrun").iterdir())) == 1
+
+
+INTERRUPT = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == os.environ["AT"]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+IGNORE = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "ignore", "end"),
+    [
+        ("clusterrun.cli.main", "", (130, "\ninterrupted\n")),
+        ("click", "", (130, "\ninterrupted\n")),
+        ("clusterrun.cli.list", "", (130, "\ninterrupted\n")),
+        ("click", IGNORE, (0, "no runs yet\n")),
+    ],
+)
+def test_ctrl_c_during_an_import_prints_no_traceback(
+    tmp_path: Path, module: str, ignore: str, end: tuple[int, str]
+) -> None:
+    setup = (Path(__file__).parents[2] / "setup.cfg").read_text()
+    ((entry, name),) = re.findall(r"^ +clusterrun = (\S+):(\S+)", setup, re.MULTILINE)
+    program = f"{INTERRUPT}{ignore}from {entry} import {name} as run\nsys.exit(run())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "list"],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "AT": module},
+        capture_output=True,
+        text=True,
+        timeout=60 * patience(),
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == end
