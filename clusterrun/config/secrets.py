@@ -9,28 +9,31 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise, zip_longest
 from typing import Final
 
 from clusterrun.shared.assets import read_json
 
 REDACTED: Final = "[redacted]"
+SHORTEST: Final = 12  # of all forms but those in addresses
 
 _TABLE: Final = read_json("config/secrets.json")
 
 
+@cache
 def _pattern(kind: str) -> re.Pattern[str]:
     prefixes = "|".join(_TABLE["prefixes"].split())
     return re.compile("|".join(_TABLE[kind]).replace("{prefixes}", prefixes))
 
 
-_ORDINARY: Final = re.compile("|".join(_TABLE["ordinary values"]), re.IGNORECASE)
-_FORMS: Final = _pattern("forms")
-_RANDOM: Final = _pattern("forms if they look random")
+@cache
+def _files() -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, _TABLE["files"].split())))
+
+
 _WORDS: Final = {kind: frozenset(words.split()) for kind, words in _TABLE["names"].items()}
 _GLUED, _DIGITS = (tuple(_WORDS[kind]) for kind in ("glued to the end", "may be digits"))
-_FILES: Final = re.compile("|".join(map(fnmatch.translate, _TABLE["files"].split())))
 _FOLDERS, _SETTINGS = (frozenset(_TABLE[kind].split()) for kind in ("directories", "settings"))
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # `dbPasswords2`: db, Passwords
 _ADDRESS: Final = re.compile(r"[a-z][a-z0-9+]{1,20}://[\w.:-]{0,200}(?:/[\w./-]{0,200})?")
@@ -99,7 +102,7 @@ def _is_named(name: str, value: str) -> bool:
         return False
     if value.isdigit() and strength > 1 and name.lower().endswith(_DIGITS):
         return len(value) > 3
-    if _ORDINARY.fullmatch(value):
+    if _pattern("ordinary values").fullmatch(value):
         return False
     is_address = "hook" not in name.lower() and _ADDRESS.fullmatch(value)
     return _looks_random(value) or (strength > 1 and not is_address)
@@ -175,8 +178,10 @@ def named_secrets(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
 def _found(text: str) -> Iterator[tuple[int, int]]:
     """Yield where secrets are."""
     yield from (place for _, place in named_secrets(text))
-    yield from (found.span() for found in _FORMS.finditer(text))
-    for found in _RANDOM.finditer(text):
+    if len(text) < SHORTEST and "://" not in text:
+        return
+    yield from (found.span() for found in _pattern("forms").finditer(text))
+    for found in _pattern("forms if they look random").finditer(text):
         if _looks_random(found[kind := found.lastgroup or ""]):
             yield found.span(kind)
 
@@ -187,7 +192,7 @@ def is_secret_file(name: str, beginning: Callable[[], str]) -> bool:
     Only settings are read: a script may contain a token, and training data may look like one.
     """
     *directories, base = name.lower().split("/")
-    if not _FOLDERS.isdisjoint(directories) or _FILES.fullmatch(base):
+    if not _FOLDERS.isdisjoint(directories) or _files().fullmatch(base):
         return not base.endswith((".pub", ".example", ".sample", ".template"))
     stem, _, kind = base.rpartition(".")
     if (f".{kind}" if stem else ".") not in _SETTINGS:

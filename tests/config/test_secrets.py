@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from clusterrun.config import keys, resolved, secrets, values
 from clusterrun.config.secrets import (
     REDACTED,
+    SHORTEST,
     is_secret,
     is_secret_value,
     named_secrets,
@@ -72,6 +74,15 @@ def test_a_form_of_a_secret_is_known_wherever_it_stands(text: str) -> None:
     shown = redacted(f"line {text}\n")
     assert not any(part in shown for part in (RANDOM[:12], HEX[:12], "55@", "two", "XXXX", "bWU6"))
     assert REDACTED in shown
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_text_in_which_no_form_is_sought_is_shorter_than_each() -> None:
+    parse = importlib.import_module("sre_parse").parse
+    forms = [
+        each for kind in ("forms", "forms if they look random") for each in secrets._TABLE[kind]
+    ]
+    assert all(parse(each).getwidth()[0] >= SHORTEST or "://" in each for each in forms)
 
 
 @pytest.mark.parametrize("word", ORDINARY)
