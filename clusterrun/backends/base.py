@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.launch.plan import Plan
@@ -20,8 +20,7 @@ class PerhapsSubmittedError(SchedulerUnreachableError):
     """The scheduler did not answer a submission: the job may or may not be queued."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submission:
+class Submission(NamedTuple):
     """A submitted job; `slurm_cluster` is set only at sites that have several.
 
     `home` is where the run's directory is if this machine does not see it.

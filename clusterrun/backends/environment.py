@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.plan import Plan
@@ -45,8 +45,7 @@ SBATCH_OPTIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class SbatchVariable:
+class SbatchVariable(NamedTuple):
     """An SBATCH_* variable of the shell; `planned` is the value it would override, if any."""
 
     name: str

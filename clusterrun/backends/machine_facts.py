@@ -8,9 +8,8 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from clusterrun.backends import interpreters
 from clusterrun.config.choices import Cluster, Starter
@@ -39,8 +38,7 @@ _GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[0-9a-f-]+)\)")
 _MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CudaDevice:
+class CudaDevice(NamedTuple):
     """A GPU or MIG slice as CUDA_VISIBLE_DEVICES names it, by `id`; a slice's id is its UUID."""
 
     id: str

@@ -6,9 +6,8 @@ import difflib
 import posixpath
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from clusterrun.errors import UsageError
 
@@ -31,8 +30,7 @@ class Tool(str, Enum):
     MODULES = "modules"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SetupStep:
+class SetupStep(NamedTuple):
     """A line of bash (`tool` None), or an environment: a directory, a name, names of modules."""
 
     text: str

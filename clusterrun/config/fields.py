@@ -6,9 +6,8 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterrun.config.checks import MOST, SLURM_MOST, check_text, list_of
 from clusterrun.config.environments import read_step
@@ -33,8 +32,7 @@ class Kind(str, Enum):
     BYTES = "bytes"  # 4096, 64KiB, 1GiB; kept as bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Field:
+class Field(NamedTuple):
     """The declaration of one setting: its YAML key, options, kind and meaning.
 
     `is_common`: the short help shows its option; `is_estimated`: `plan` shows it.

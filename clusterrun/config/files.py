@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from clusterrun.config.settings import Anchor, ConfigFile
 from clusterrun.errors import ConfigError
@@ -17,8 +16,7 @@ SITE_FILE: Final = "/etc/clusterrun/config.yaml"
 _MOST_BYTES: Final = 4 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundFiles:
+class FoundFiles(NamedTuple):
     """The configuration files, the highest first, and the directory of their project."""
 
     files: tuple[ConfigFile, ...]
@@ -52,7 +50,7 @@ def find_files(
             shown = _below_home(path, home)
             file = read_file(path, shown=shown, cwd=cwd, home=home, strict=False)
             is_of_site = path == site[0]
-            found.append(replace(file, is_of_user=not is_of_site, is_of_site=is_of_site))
+            found.append(file._replace(is_of_user=not is_of_site, is_of_site=is_of_site))
     directory = project.parent if project is not None else cwd
     return FoundFiles(files=tuple(found), project_dir=directory, notes=notes)
 

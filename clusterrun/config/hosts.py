@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.host_specs import parse_host
@@ -22,8 +21,7 @@ _SHORT: Final = re.compile(r"([^:]+|\[[^\]]+\]):([0-9]{1,4})")
 _FORMS: Final = "write one host on each line: gpu1, user@gpu2:2222, or gpu3 slots=4"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostList:
+class HostList(NamedTuple):
     """Hosts in order; `slots` are the GPUs of each if the list states them, else 0.
 
     `source` names the list in messages.

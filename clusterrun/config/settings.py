@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_NAME
@@ -16,8 +15,7 @@ from clusterrun.shared.wording import count
 _TYPED_GPUS: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
+class Origin(NamedTuple):
     """The source of a value: `text` for people, `where` is `file:line:column` for errors.
 
     `is_of_user`: the user's own command line, environment or configuration, not a project's file;
@@ -41,16 +39,14 @@ class Origin:
 BUILT_IN: Final = Origin(text="built-in")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Anchor:
+class Anchor(NamedTuple):
     """The directories that paths of one source are relative to."""
 
     directory: str | None = None  # None: the working directory
     home: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConfigFile:
+class ConfigFile(NamedTuple):
     """A file that was found; `shown` is its name in messages, `strict` refuses unknown keys.
 
     `is_of_user`: the user's own configuration; `is_of_site`: the site's.
@@ -69,8 +65,7 @@ class ConfigFile:
         return f"./{self.shown}" if not self.shown.startswith(("/", "~", ".")) else self.shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
+class Setting(NamedTuple):
     """One value of one field; of a mapping one `item`; `adds` extends a list.
 
     `note` tells how a text is read that is easily meant otherwise.

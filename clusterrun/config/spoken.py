@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import (
@@ -34,8 +33,7 @@ _OTHERS: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
+class Given(NamedTuple):
     """A value from the command line, and its option as typed ("": an argument)."""
 
     value: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from clusterrun.config.choices import Strategy
 from clusterrun.config.spec import JobSpec
@@ -13,8 +13,7 @@ from clusterrun.launch.user_env import check_variables
 from clusterrun.launch.world_shape import World
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobEnvironment:
+class JobEnvironment(NamedTuple):
     """The exported variables, and the process-group timeout in seconds (0: torch's default)."""
 
     variables: tuple[EnvVar, ...]

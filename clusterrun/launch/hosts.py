@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from clusterrun.config.choices import Cluster, Environment, Starter
 from clusterrun.config.hosts import (
@@ -32,8 +31,7 @@ class Form(str, Enum):
     COMMAND = "command"  # it only shows that FLUX_HOSTS answers
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeSource:
+class NodeSource(NamedTuple):
     """The variable of a scheduler that leads to an allocation's hosts."""
 
     variable: str

@@ -5,8 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from clusterrun.config.choices import Cluster
 from clusterrun.config.environments import Tool, read_step
@@ -38,8 +37,7 @@ _NO_PATH: Final = re.compile(r"[*?\[\]{}$%:,;|<>~\x00-\x1f]")
 _ASSIGNED: Final = re.compile(r"(-{1,2}|\+{0,2})([A-Za-z_][\w.-]*)=(.*)\Z", re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Input:
+class Input(NamedTuple):
     """A path that an argument of the script seems to read."""
 
     flag: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Directive
@@ -77,8 +77,7 @@ _GPU_OPTIONS: Final = ("gpus", *_PER_NODE, "gpus-per-task", "gpus-per-socket", "
 _OF_PYXIS: Final = re.compile(r"--(no-)?container-(?!id)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Program:
+class Program(NamedTuple):
     """A program that gets additional options through our option `flag`.
 
     `owned` maps refused options to a hint. After one of the `short_flags`, getopt reads the rest

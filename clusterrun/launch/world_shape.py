@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from clusterrun.config.choices import Cluster, Device, GpuRequest
 from clusterrun.config.hosts import one_count
@@ -13,8 +14,7 @@ from clusterrun.launch.passed_on import GpuOption, gpu_option
 from clusterrun.shared.wording import count
 
 
-@dataclass(frozen=True, kw_only=True)
-class World:
+class World(NamedTuple):
     """The nodes, the processes and GPUs of each node, and the device."""
 
     nodes: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from clusterrun.linting import libraries, rules, settings
 from clusterrun.linting.rule import RULES, Launch, Rule
@@ -11,8 +11,7 @@ from clusterrun.linting.source import Script
 _REGISTERED = (rules, settings, libraries)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pitfall:
+class Pitfall(NamedTuple):
     """A pitfall at a line of the script; line 0 is a setting of the job."""
 
     rule: Rule

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from clusterrun.linting.source import Script
 
@@ -67,8 +67,7 @@ Found = tuple[ast.AST | None, str]
 Look = Callable[[Script, Launch], Iterator[Found]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """A pitfall: why it harms, what to do, and how it is found."""
 
     id: str

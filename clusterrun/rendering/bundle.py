@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterrun import __version__
 from clusterrun.config.environments import read_step
@@ -20,8 +20,7 @@ from clusterrun.shared.own_modules import RUN_MODULE
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bundle:
+class Bundle(NamedTuple):
     """The files of a run by name, `job.sbatch` among them, in the order of rendering."""
 
     files: Mapping[str, str]
@@ -32,8 +31,7 @@ class Bundle:
         return self.files["job.sbatch"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Carried:
+class Carried(NamedTuple):
     """One file that the batch script carries in a here-document."""
 
     name: str

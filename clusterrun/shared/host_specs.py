@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from clusterrun.errors import UsageError
 
@@ -16,8 +16,7 @@ _SPEC = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostSpec:
+class HostSpec(NamedTuple):
     """One host for ssh; `user` is "" and `port` 0 if ssh's configuration decides."""
 
     host: str

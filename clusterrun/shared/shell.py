@@ -10,8 +10,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.shared import files
@@ -39,8 +40,7 @@ LASTING = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Completed:
+class Completed(NamedTuple):
     """The exit status and output of a command; `pid` is that of one that was killed."""
 
     rc: int

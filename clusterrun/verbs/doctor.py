@@ -311,7 +311,7 @@ def _submit(job: Subject) -> Check:
     if shell.find("sbatch") is None:
         raise UnknownError("sbatch was not found")
     try:
-        answer = check(dataclasses.replace(job.ready, problem=None))
+        answer = check(job.ready._replace(problem=None))
     except SchedulerUnreachableError:
         raise
     except ClusterrunError as error:

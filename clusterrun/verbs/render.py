@@ -8,8 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterrun import __version__
 from clusterrun.backends import select
@@ -40,8 +40,7 @@ Wanted = JobSpec | Resolved
 """A job to submit: a spec, or one that was loaded with its origins."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A job that is ready to be submitted: the plan, the text of every file, and notes.
 
     `pitfalls` are those of its script. `problem` is why it would fail with its interpreter: it can
@@ -105,7 +104,7 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
 def with_python(prepared: Prepared, python: str) -> Prepared:
     """Return a job with another interpreter on its nodes."""
     plan, job = dataclasses.replace(prepared.plan, python=python), prepared.resolved
-    return dataclasses.replace(prepared, plan=plan, bundle=_rendered(plan, job))
+    return prepared._replace(plan=plan, bundle=_rendered(plan, job))
 
 
 def _rendered(plan: Plan, job: Resolved) -> Bundle:

@@ -106,7 +106,7 @@ def _as_smoke(prepared: Prepared) -> Prepared:
     srun_args = (KEEP_OTHERS if each == END_OTHERS else each for each in prepared.plan.srun_args)
     plan = dataclasses.replace(prepared.plan, is_smoke=True, srun_args=tuple(srun_args))
     bundle = render_bundle(plan, resolved_yaml=prepared.resolved.to_yaml())
-    return dataclasses.replace(prepared, plan=plan, bundle=bundle)
+    return prepared._replace(plan=plan, bundle=bundle)
 
 
 def _follow(record: JobRecord, progress: Callable[[str], None]) -> Smoke:

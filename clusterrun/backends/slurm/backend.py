@@ -134,7 +134,7 @@ class SlurmBackend:
             try:
                 at.cancel([job_id])
             except ClusterrunError:
-                return dataclasses.replace(submission, held=_held(job_id, error.cause))
+                return submission._replace(held=_held(job_id, error.cause))
             raise SubmissionError(
                 f"job {job_id} could not be released and was cancelled", cause=error.cause
             ) from error
