@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from binascii import a2b_base64
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise, zip_longest
@@ -20,42 +21,36 @@ SHORTEST: Final = 12  # of all forms but those in addresses
 
 _TABLE: Final = read_json("config/secrets.json")
 
-
-@cache
-def _pattern(kind: str) -> re.Pattern[str]:
-    prefixes = "|".join(_TABLE["prefixes"].split())
-    return re.compile("|".join(_TABLE[kind]).replace("{prefixes}", prefixes))
-
-
-@cache
-def _files() -> re.Pattern[str]:
-    return re.compile("|".join(map(fnmatch.translate, _TABLE["files"].split())))
-
-
 _WORDS: Final = {kind: frozenset(words.split()) for kind, words in _TABLE["names"].items()}
 _GLUED, _DIGITS = (tuple(_WORDS[kind]) for kind in ("glued to the end", "may be digits"))
 _FOLDERS, _SETTINGS = (frozenset(_TABLE[kind].split()) for kind in ("directories", "settings"))
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # `dbPasswords2`: db, Passwords
-_ADDRESS: Final = re.compile(r"[a-z][a-z0-9+]{1,20}://[\w.:-]{0,200}(?:/[\w./-]{0,200})?")
-_REFERENCE: Final = re.compile(  # bash or Hydra looks it up when the script runs
-    r"(?i)(?:(?:bearer|basic|token)\s{1,3})?(?:\$[{(]|\$[a-z_]\w{0,60}(?:[/\"'`)\s]|\Z)|`)"
-)
+_START: Final = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=\dm))"  # also after `\n` and a color
 _CHANGE: Final = re.compile(
     r"(?<=[a-z])[A-Z0-9]|(?<=[A-Z])[0-9]|(?<=[0-9])[A-Za-z]|(?<=[A-Z]{2})[a-z]"
 )
 # A name and the sign after it: of a variable, a key, an option, in any kind of quotes.
 _NAME: Final = re.compile(
-    r"(?:\\[nrtbf]|(?:\x1b|\\u001b)\[[0-9;]{0,12}m)?(?P<dashes>--)?"
+    r"(?<!\d{12}:)(?:\\[nrtbf]|(?:\x1b|\\u001b)\[[0-9;]{0,12}m)?(?P<dashes>--)?"
     r"(?=(?P<name>[A-Za-z_][\w.-]{0,60}))(?P=name)(?:\\{0,3}[\"'])?\]?"
     r"(?P<sign>\s{0,3}[=:]{1,2}>?\s{0,3}|(?(dashes)(?:,?\s{1,20}(?:- )?|,)(?![\"'\s]{0,2}-)|(?!)))"
 )
 _LETTER = r"[^\s\"',;&|\\]|\\(?![nrt\"'])"
 _VALUE: Final = re.compile(
-    r"(\\{0,3}[\"'])(?P<quoted>[^\n]{1,4096}?)\1"
+    r"[bru]{0,2}(\\{0,3}[\"'])(?P<quoted>[^\n]{1,4096}?)\1"
     rf"|\\{{0,3}}[\"']?(?P<word>(?:{_LETTER}|[,;&|](?![\s\"']|\Z|[\w.-]{{1,40}}[=:])){{1,4096}})"
 )
 _LINE: Final = re.compile(rf"[\"']?(?P<line>(?:{_LETTER}|[ ;&|]){{1,4096}})")
 _HAS_LINE: Final = re.compile(r"(?i)(?:authorization|cookie|password|passphrase)\Z")
+
+
+@cache
+def pattern(kind: str) -> re.Pattern[str]:
+    """Return a pattern of the table, compiled when it is first used: that takes milliseconds."""
+    parts = _TABLE[kind]
+    text = "|".join(map(fnmatch.translate, parts.split()) if kind == "files" else parts)
+    prefixes = "|".join(_TABLE["prefixes"].split())
+    return re.compile(text.replace("{prefixes}", prefixes).replace("{start}", _START))
 
 
 @lru_cache(4096)
@@ -66,7 +61,7 @@ def _strength(name: str) -> int:
     [2, 2, 1, 1, 0]
     """
     words = [re.sub("(?<=..[^isu])s$", "", word.lower()) for word in _WORD.findall(name)]
-    if _has("with an address", words) and words[-1] in ("url", "uri", "string", "endpoint"):
+    if _has("with an address", words) and words[-1] in ("url", "uri", "str", "string", "endpoint"):
         return 2
     while len(words) > 1 and (
         _has("skipped at the end", words[-1:]) or words[-2:] == ["key", "id"]
@@ -98,13 +93,13 @@ def is_secret(name: str, value: str) -> bool:
 
 def _is_named(name: str, value: str) -> bool:
     strength = _strength(name)
-    if not strength or not value or _REFERENCE.match(value):
+    if not strength or not value or pattern("looked up by bash or Hydra").match(value):
         return False
     if value.isdigit() and strength > 1 and name.lower().endswith(_DIGITS):
         return len(value) > 3
-    if _pattern("ordinary values").fullmatch(value):
+    if pattern("ordinary values").fullmatch(value):
         return False
-    is_address = "hook" not in name.lower() and _ADDRESS.fullmatch(value)
+    is_address = "hook" not in name.lower() and pattern("address").fullmatch(value)
     return _looks_random(value) or (strength > 1 and not is_address)
 
 
@@ -178,12 +173,13 @@ def named_secrets(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
 def _found(text: str) -> Iterator[tuple[int, int]]:
     """Yield where secrets are."""
     yield from (place for _, place in named_secrets(text))
-    if len(text) < SHORTEST and "://" not in text:
-        return
-    yield from (found.span() for found in _pattern("forms").finditer(text))
-    for found in _pattern("forms if they look random").finditer(text):
-        if _looks_random(found[kind := found.lastgroup or ""]):
-            yield found.span(kind)
+    may_have_form = len(text) >= SHORTEST or "://" in text
+    for kind in ("forms", "forms if they look random") if may_have_form else ():
+        for found in pattern(kind).finditer(text):
+            group = found.lastgroup or 0
+            is_text = group == "base64" and a2b_base64(found[group]).isascii()
+            if group == 0 or (_looks_random(found[group]) and not is_text):
+                yield found.span(group)
 
 
 def is_secret_file(name: str, beginning: Callable[[], str]) -> bool:
@@ -192,7 +188,7 @@ def is_secret_file(name: str, beginning: Callable[[], str]) -> bool:
     Only settings are read: a script may contain a token, and training data may look like one.
     """
     *directories, base = name.lower().split("/")
-    if not _FOLDERS.isdisjoint(directories) or _files().fullmatch(base):
+    if not _FOLDERS.isdisjoint(directories) or pattern("files").fullmatch(base):
         return not base.endswith((".pub", ".example", ".sample", ".template"))
     stem, _, kind = base.rpartition(".")
     if (f".{kind}" if stem else ".") not in _SETTINGS:
@@ -201,4 +197,4 @@ def is_secret_file(name: str, beginning: Callable[[], str]) -> bool:
         return True
     text = beginning()
     found = (text[start:stop] for start, stop in _found(text))
-    return any(_looks_random(each) or each[0] == "-" or each[-1] == "@" for each in found)
+    return any(each[0] == "-" or each[-1] == "@" or re.search(r"\d", each) for each in found)

@@ -82,7 +82,9 @@ def _texts(
         *_first(paths.rank_errors(attempt, "any").parent.glob("*.jsonl"), nodes),
     )
     for path in (*configuration, *of_run, *(outputs if with_output else ())):
-        if data := end_of(path, MOST_BYTES):
+        data = end_of(path, MOST_BYTES)
+        data = data[data.find(b"\n") + 1 :] if len(data) == MOST_BYTES else data  # whole lines
+        if data:
             yield path.relative_to(paths.root).as_posix(), data.decode("utf-8", "replace")
 
 

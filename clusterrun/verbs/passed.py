@@ -11,10 +11,13 @@ import hmac
 import json
 import os
 import secrets
+from typing import Final
 
 from clusterrun.rundir.known_roots import state_dir
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files
+
+_KEY_BYTES: Final = 32
 
 
 def passed_names(paths: RunPaths) -> list[str]:
@@ -27,7 +30,7 @@ def note_passed(paths: RunPaths) -> None:
     """Add a line with the checksums of what a job is passed; without it, values are unknown."""
     if names := passed_names(paths):
         with contextlib.suppress(OSError):
-            lines = paths.passed.read_bytes() if paths.passed.exists() else b""
+            lines = files.read_whole(paths.passed) if paths.passed.exists() else b""
             noted = {name: _checksum(paths, name) for name in names}
             files.write_whole(paths.passed, lines + json.dumps(noted).encode() + b"\n")
 
@@ -35,8 +38,9 @@ def note_passed(paths: RunPaths) -> None:
 def unknown_names(paths: RunPaths) -> list[str]:
     """Return the variables whose value this shell lacks, or that had another in one of the jobs."""
     try:
-        lines = [files.parse_object(line) or {} for line in paths.passed.read_bytes().splitlines()]
-        noted = {name: {line.get(name) for line in lines} for name in passed_names(paths)}
+        lines = files.read_whole(paths.passed).splitlines()
+        jobs = [files.parse_object(line) or {} for line in lines]
+        noted = {name: {job.get(name) for job in jobs} for name in passed_names(paths)}
         return [name for name, found in noted.items() if found != {_checksum(paths, name)}]
     except (OSError, TypeError):
         return passed_names(paths)
@@ -50,6 +54,8 @@ def _checksum(paths: RunPaths, name: str) -> str:
 def _key() -> bytes:
     path = state_dir() / "key"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if files.size_of(path) != _KEY_BYTES:  # of a full disk: with an empty key, all can guess
+        path.unlink(missing_ok=True)
     with contextlib.suppress(FileExistsError):
-        files.create(path, secrets.token_bytes(32))
-    return path.read_bytes()
+        files.create(path, secrets.token_bytes(_KEY_BYTES))
+    return files.read_whole(path)

@@ -83,7 +83,7 @@ CREDENTIALS = """
 service-account.json client_secret.json .huggingface/token .pgpass .my.cnf .netrc .htpasswd .s3cfg
 .config/gcloud/application_default_credentials.json terraform.tfstate key.PEM secrets.yaml
 secret.json deploy_key a.pfx a.jks a.kdbx .gnupg/secring.gpg ID_RSA wandb_api_key hf_token.txt
-conf/found.yaml
+conf/found.yaml conf/Pass.json .env_prod .Kube/Config
 """
 PLAIN = """
 .env.example id_ed25519.pub train.py token.py tokens.txt tokenizer.json special_tokens_map.json
@@ -95,6 +95,7 @@ def test_files_with_credentials_are_named_and_not_copied(root: Path) -> None:
     secret, plain = CREDENTIALS.split(), PLAIN.split()
     write(root, *secret, *plain)
     (root / "conf/found.yaml").write_text(f"tracker:\n  key: {'0a1b2c3d4e' * 4}\n")
+    (root / "conf/Pass.json").write_text('{"db": {"password": "hunter2"}}')
     (root / "conf/plain.yaml").write_text("pad_token: <pad>\nauth: ldap\ntokens: [a, b]\n")
     found = find_project(root)
     assert sorted(found.names) == sorted(plain)

@@ -12,9 +12,10 @@ import pytest
 
 from clusterrun.diagnosis.kinds import Doubt, Suspicion
 from clusterrun.rundir.claims import take_attempt
+from clusterrun.rundir.known_roots import state_dir
 from clusterrun.rundir.outcome import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.verbs.bundle import MOST_NODES
+from clusterrun.verbs.bundle import MOST_BYTES, MOST_NODES
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted
@@ -322,7 +323,11 @@ def test_a_bundle_of_another_shell_has_no_text_of_the_script(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch, shell: dict[str, str]
 ) -> None:
     monkeypatch.setenv("MY_ACCESS", "correct-horse-battery")
+    key = state_dir() / "key"  # as a full disk left it
+    key.parent.mkdir(parents=True)
+    key.touch()
     root = submitted(here, "4711", "-N2", "--pass-env", "MY_ACCESS", "train.py")
+    assert len(key.read_bytes()) == 32
     queue(here)
     ended(root, "FAILED", 1)
     said = "ValueError: correct-horse-battery"
@@ -365,12 +370,15 @@ def test_a_bundle_has_no_part_of_a_secret(
     root = submitted(here, "4711", "-N2", "--pass-env", "SHORT", "--pass-env", "LONG", "train.py")
     queue(here)
     ended(root, "FAILED", 1)
+    errors = RunPaths(root=root).log_errors(1, "node18")
+    errors.parent.mkdir(parents=True)
+    errors.write_text(f"hf_{8 * 'a1B2'}\n" + MOST_BYTES // 2 * "\n" + (MOST_BYTES // 2 - 9) * "x")
     text = 'ValueError: user correct, password correct"horse\\böttery'
     outcome(root, cause=Cause.EXCEPTION, rank=0, code=1, message=text)
     assert here("diagnose", "--bundle", "help.tgz").code == 3
     packed = _packed(here.path / "help.tgz")
     assert "user [SHORT], password [LONG]" in packed["attempts/1/outcome.json"]
-    assert not any(part in text for text in packed.values() for part in ("horse", "ttery"))
+    assert not any(part in text for text in packed.values() for part in ("horse", "ttery", "B2a1"))
 
 
 def test_a_bundle_of_many_nodes_has_the_one_that_failed(here: CommandLine) -> None:
