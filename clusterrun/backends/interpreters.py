@@ -51,7 +51,7 @@ print(json.dumps({
 _CLASSES: Final = ("BaseConfig", "ClusterConfig")  # of accelerate: the fields are the keys
 _IMPORT: Final = ("import ", "import\t")  # what site.py executes in a .pth file
 # Lines of this kind that every environment may have; they hide no package.
-_KNOWN_PTH: Final = re.compile(r"distutils-precedence|_virtualenv|__editable__.*|.*-nspkg")
+_KNOWN_PTH: Final = r"distutils-precedence|_virtualenv|__editable__.*|.*-nspkg"
 _COMPILE: Final = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
@@ -214,7 +214,7 @@ def _runs_code(root: Path, directories: Sequence[Path]) -> bool:
         or "PYTHONPATH" in _text_of(root / "bin/activate")
         or any((directory / "sitecustomize.py").exists() for directory in directories)
         or any(
-            line.startswith(_IMPORT) and not _KNOWN_PTH.fullmatch(file.stem)
+            line.startswith(_IMPORT) and not re.fullmatch(_KNOWN_PTH, file.stem)
             for file, line in _pth_lines(directories)
         )
     )

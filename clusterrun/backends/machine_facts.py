@@ -34,8 +34,8 @@ from clusterrun.shared import shell
 
 SMI_TIMEOUT_S: Final = 20.0
 
-_GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[0-9a-f-]+)\)")
-_MIG_LINE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
+_GPU_LINE: Final = r"GPU (\d+): .*\(UUID: (GPU-[0-9a-f-]+)\)"
+_MIG_LINE: Final = r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)"
 
 
 class CudaDevice(NamedTuple):
@@ -257,9 +257,9 @@ def parse_smi_list(text: str) -> tuple[CudaDevice, ...]:
     """
     found: list[CudaDevice] = []
     for line in text.splitlines():
-        if match := _GPU_LINE.match(line):
+        if match := re.match(_GPU_LINE, line):
             found.append(CudaDevice(id=match[1], uuid=match[2]))
-        elif match := _MIG_LINE.match(line):
+        elif match := re.match(_MIG_LINE, line):
             if found and not found[-1].id.startswith("MIG-"):
                 found.pop()
             found.append(CudaDevice(id=match[1], uuid=match[1]))

@@ -25,14 +25,14 @@ MOST: Final[Mapping[str, int]] = {
 }
 RESERVED_NAMES: Final = ("", ".", "..", "by-job")
 
-_MEMORY: Final = re.compile(r"[0-9]+(?:[KMGT]B?)?\Z", re.IGNORECASE)
-_PORT_RANGE: Final = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
+_MEMORY: Final = r"(?i)[0-9]+(?:[KMGT]B?)?\Z"
+_PORT_RANGE: Final = r"([0-9]{1,5})-([0-9]{1,5})"
 _WAIT_FOR: Final = (
     *("after", "afterany", "afterburstbuffer", "aftercorr", "afternotok", "afterok"),
     *("expand", "singleton"),
 )
 _JOB: Final = r"[0-9]+(?:_(?:[0-9]+|\*))?(?:\+[0-9]+)?"
-_DEPENDENCY: Final = re.compile(rf"(?:([a-z]+)(?::{_JOB})+|singleton|{_JOB})\Z", re.IGNORECASE)
+_DEPENDENCY: Final = rf"(?i)(?:([a-z]+)(?::{_JOB})+|singleton|{_JOB})\Z"
 
 
 def check_text(name: str, label: str, value: str) -> None:
@@ -48,7 +48,7 @@ def port_range(text: str, label: str = "port_range") -> tuple[int, int]:
     >>> port_range("20000-29999")
     (20000, 29999)
     """
-    match = _PORT_RANGE.fullmatch(text)
+    match = re.fullmatch(_PORT_RANGE, text)
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1024 <= low < high <= 65535:  # the agents need one port, the rendezvous another
         raise UsageError(
@@ -71,7 +71,7 @@ def list_of(name: str, text: str) -> list[str]:
 
 
 def _memory(label: str, value: str) -> None:
-    if not _MEMORY.match(value.strip()):
+    if not re.match(_MEMORY, value.strip()):
         raise UsageError(
             f"{label} must be an amount of memory, not '{value}'",
             hint="write a whole number with K, M, G or T, e.g. 200G",
@@ -93,7 +93,7 @@ def _hosts(label: str, value: str) -> None:
 
 def _dependency(label: str, value: str) -> None:
     for part in re.split("[,?]", value):
-        found = _DEPENDENCY.match(part.strip())
+        found = re.match(_DEPENDENCY, part.strip())
         if found is None or (found[1] and found[1].lower() not in _WAIT_FOR):
             raise UsageError(f"{label}: '{part}' is not a dependency", hint=_how_to_wait(part))
 

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 from clusterrun.errors import UsageError
 
-_NAMED: Final = re.compile(r"(conda|venv|uv|modules): *(.*)\Z")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-_LIKE_NAMED: Final = re.compile(r"([A-Za-z_]+):(?!//) *(\S.*)\Z")
+_NAMED: Final = r"(conda|venv|uv|modules): *(.*)\Z"
+_CONTROL: Final = r"[\x00-\x1f\x7f]"
+_LIKE_NAMED: Final = r"([A-Za-z_]+):(?!//) *(\S.*)\Z"
 # Other words for the four.
 _ALIASES: Final = {
     **{"module": "modules", "conda_env": "conda", "mamba": "conda", "virtualenv": "venv"},
@@ -46,7 +46,7 @@ def read_step(text: str) -> SetupStep:
     >>> read_step("uv: /home/ada/llm").names
     ('/home/ada/llm/.venv',)
     """
-    found = _NAMED.match(text)
+    found = re.match(_NAMED, text)
     if found is None:
         _refuse_misspelling(text)
         return SetupStep(text=text)
@@ -61,7 +61,7 @@ def read_step(text: str) -> SetupStep:
 
 def _refuse_misspelling(text: str) -> None:
     """Refuse `conad:llm`, which bash would read as a command."""
-    found = _LIKE_NAMED.match(text)
+    found = re.match(_LIKE_NAMED, text)
     near = difflib.get_close_matches(found[1].lower(), _ALIASES, n=1) if found else ()
     if found and near:
         raise UsageError(
@@ -73,9 +73,9 @@ def _refuse_misspelling(text: str) -> None:
 def setup_line(kind: str, names: Sequence[str]) -> str:
     """Return the line for one key of a mapping. Raises UsageError for another key or no name."""
     text = f"{kind}: {' '.join(names)}"
-    if not _NAMED.match(text):
+    if not re.match(_NAMED, text):
         _refuse_misspelling(text)
-    if not _NAMED.match(text) or any(_CONTROL.search(name) for name in names):
+    if not re.match(_NAMED, text) or any(re.search(_CONTROL, name) for name in names):
         raise UsageError(f"setup: '{kind}' has no environment name", hint=_HINT)
     if kind != "modules" and len(names) != 1:
         raise UsageError(f"setup: {kind} takes one value", hint=_HINT)
@@ -84,7 +84,7 @@ def setup_line(kind: str, names: Sequence[str]) -> str:
 
 def in_place(text: str, absolute: Callable[[str], str]) -> str:
     """Return a setup line with its directory made absolute."""
-    found = _NAMED.match(text)
+    found = re.match(_NAMED, text)
     if found is None or found[1] == "modules" or (found[1] == "conda" and "/" not in found[2]):
         return text
     return f"{found[1]}: {absolute(found[2].strip())}"

@@ -87,8 +87,8 @@ def declared(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_CONTROL = r"[\x00-\x1f\x7f]"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*\Z"
 _TYPES: dict[Kind, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((Kind.TEXT, Kind.PATH), ((str,), "a str")),
     **dict.fromkeys(
@@ -165,7 +165,7 @@ def check_value(field: Field, value: Any, *, label: str) -> None:
         _check_texts(field, label, value)
     if field.kind is Kind.MAPPING:
         for name, text in value.items():
-            if not _VARIABLE.match(name):
+            if not re.match(_VARIABLE, name):
                 raise UsageError(f"{label}: {name!r} is not a variable name", hint=_NAME)
             if "\x00" in text:
                 raise UsageError(
@@ -196,7 +196,7 @@ def _check_texts(field: Field, label: str, values: tuple[str, ...]) -> None:
             read_step(text)
         if field.name in ("sbatch_args", "srun_args"):
             _refuse_control(label, text)
-        if field.name == "pass_env" and not _VARIABLE.match(text):
+        if field.name == "pass_env" and not re.match(_VARIABLE, text):
             raise UsageError(
                 f"{label}: {text!r} is not a variable name",
                 hint="list names of variables of your shell, without values",
@@ -204,7 +204,7 @@ def _check_texts(field: Field, label: str, values: tuple[str, ...]) -> None:
 
 
 def _refuse_control(label: str, value: str) -> None:
-    if _CONTROL.search(value):
+    if re.search(_CONTROL, value):
         raise UsageError(
             f"{label} contains a newline or control character: {value!r}",
             hint="remove it: a Slurm directive is one line",

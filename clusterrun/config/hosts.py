@@ -13,11 +13,11 @@ from clusterrun.shared.hostlist import parse_hostlist
 
 _SSH_PORT: Final = 22
 _MOST_SLOTS: Final = 1024
-_BETWEEN: Final = re.compile(r"[,\s]+(?![^\[\]]*\])")  # not the comma of gpu[1,3]
-_RANGE: Final = re.compile(r"\[[0-9][0-9,-]*\]")
-_SLOTS: Final = re.compile(r"slots=([0-9]{1,4})", re.IGNORECASE)
-_IGNORED: Final = re.compile(r"max[_-]?slots=[0-9]+", re.IGNORECASE)
-_SHORT: Final = re.compile(r"([^:]+|\[[^\]]+\]):([0-9]{1,4})")
+_BETWEEN: Final = r"[,\s]+(?![^\[\]]*\])"  # not the comma of gpu[1,3]
+_RANGE: Final = r"\[[0-9][0-9,-]*\]"
+_SLOTS: Final = r"(?i)slots=([0-9]{1,4})"
+_KNOWN: Final = rf"{_SLOTS}|max[_-]?slots=[0-9]+"
+_SHORT: Final = r"([^:]+|\[[^\]]+\]):([0-9]{1,4})"
 _FORMS: Final = "write one host on each line: gpu1, user@gpu2:2222, or gpu3 slots=4"
 
 
@@ -40,10 +40,9 @@ def split_hosts(text: str) -> list[str]:
     >>> split_hosts("ann@gpu[1-2]:2222, [::1]:22")
     ['ann@gpu1:2222', 'ann@gpu2:2222', '[::1]:22']
     """
-    parts = [part for part in _BETWEEN.split(text) if part]
-    return [
-        host for part in parts for host in (parse_hostlist(part) if _RANGE.search(part) else [part])
-    ]
+    parts = [part for part in re.split(_BETWEEN, text) if part]
+    hosts = [parse_hostlist(part) if re.search(_RANGE, part) else [part] for part in parts]
+    return [host for each in hosts for host in each]
 
 
 def check_distinct(listed: HostList) -> None:
@@ -92,11 +91,11 @@ def parse_hostfile(text: str, *, shown: str) -> HostList:
 
 def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
     name, *rest = words
-    stated = [match for word in rest if (match := _SLOTS.fullmatch(word))]
-    unknown = [w for w in rest if not (_SLOTS.fullmatch(w) or _IGNORED.fullmatch(w))]
+    stated = [match for word in rest if (match := re.fullmatch(_SLOTS, word))]
+    unknown = [w for w in rest if not re.fullmatch(_KNOWN, w)]
     if unknown or len(stated) > 1:
         raise UsageError(f"{' '.join(words)!r} is not a host with its slots", hint=_FORMS)
-    short = _SHORT.fullmatch(name)
+    short = re.fullmatch(_SHORT, name)
     # `gpu1:4` are slots, as in MPI; 22 is ssh's port, and so is any number above 1024.
     if short and not stated and int(short[2]) <= _MOST_SLOTS and int(short[2]) != _SSH_PORT:
         name, slots = short[1], int(short[2])

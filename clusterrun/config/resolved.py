@@ -13,7 +13,7 @@ from clusterrun.config.settings import Origin
 from clusterrun.config.spec import FIELDS, JobSpec
 from clusterrun.config.values import written
 
-_PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_/.-]*\Z")
+_PLAIN: Final = r"[A-Za-z/][A-Za-z0-9_/.-]*\Z"
 # Words that some YAML readers do not read as text.
 _YAML_WORDS: Final = frozenset(
     {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
@@ -153,7 +153,7 @@ def yaml_text(text: str) -> str:
     >>> yaml_text("train.py"), yaml_text("no"), yaml_text("a: b\n")
     ('train.py', '"no"', '"a: b\\n"')
     """
-    if _PLAIN.match(text) and text.lower() not in _YAML_WORDS:
+    if re.match(_PLAIN, text) and text.lower() not in _YAML_WORDS:
         return text
     return '"' + "".join(_escaped(character) for character in text) + '"'
 

@@ -12,7 +12,7 @@ from clusterrun.config.values import Raw, anchored, interpret
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.wording import count
 
-_TYPED_GPUS: Final = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z")
+_TYPED_GPUS: Final = r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z"
 
 
 class Origin(NamedTuple):
@@ -92,7 +92,7 @@ def settings_of(
     Raises UsageError, or ConfigError if the origin is in a file.
     """
     if field.name == "gpus_per_node" and isinstance(raw, str):
-        typed = _TYPED_GPUS.match(raw)
+        typed = re.match(_TYPED_GPUS, raw)
         if typed is not None:
             yield from settings_of(BY_NAME["gpu_type"], typed[1], origin, anchor, label=label)
             raw = typed[2]

@@ -26,7 +26,7 @@ from clusterrun.shared.sizes import format_bytes, parse_bytes, parse_count
 
 Raw = str | tuple[str, ...] | Mapping[str, str]
 
-_INTEGER: Final = re.compile(r"-?[0-9]{1,15}\Z")
+_INTEGER: Final = r"-?[0-9]{1,15}\Z"
 _LARGEST: Final = 10**15
 _FLAGS: Final = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -130,7 +130,7 @@ def _scalar(read: Callable[[Field, str, str], Any]) -> Callable[[Field, Raw, str
 
 
 def _integer(field: Field, text: str, label: str) -> int:
-    if _INTEGER.match(text.strip()):
+    if re.match(_INTEGER, text.strip()):
         return int(text)
     value = parse_count(text)
     if value is not None and value < _LARGEST and value == int(value):

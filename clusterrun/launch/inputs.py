@@ -17,24 +17,23 @@ if TYPE_CHECKING:
     from clusterrun.config.spec import JobSpec
 
 # Words in flags of paths that the script reads, writes, or reads although it once wrote them.
-_READ: Final = re.compile(
+_READ: Final = (
     r"\b(adapter|conf|config|corpus|data|dataset|deepspeed|dev|eval|file|image|input|lora|manifest|"
     r"model|source|test|text|tokenizer|train|training|val|valid|validation|vocab|weight)s?\b"
 )
-_WRITTEN: Final = re.compile(
+_WRITTEN: Final = (
     r"\b(artifact|cache|checkpoint|ckpt|dest|download|dump|exp|experiment|export|lock|log|logdir|"
     r"logging|metric|model dir|nvme|offload|out|outdir|output|pid|plot|profile|record|report|"
     r"result|run|save|saved|snapshot|summary|swap|target|tb|temp|tensorboard|tmp|trace|wandb|work|"
     r"workdir|write)s?\b"
 )
-_READ_AGAIN: Final = re.compile(r"\b(from|init|load|pretrain|pretrained|resume)\b")
-_SUFFIX: Final = re.compile(
-    r"\.(arrow|bin|ckpt|conf|csv|h5|hdf5|ini|jsonl?|model|np[yz]|parquet|pkl|pth?|safetensors|"
-    r"tar|toml|tsv|txt|ya?ml|zip|zst|gz)\Z",
-    re.IGNORECASE,
+_READ_AGAIN: Final = r"\b(from|init|load|pretrain|pretrained|resume)\b"
+_SUFFIX: Final = (
+    r"(?i)\.(arrow|bin|ckpt|conf|csv|h5|hdf5|ini|jsonl?|model|np[yz]|parquet|pkl|pth?|safetensors|"
+    r"tar|toml|tsv|txt|ya?ml|zip|zst|gz)\Z"
 )
-_NO_PATH: Final = re.compile(r"[*?\[\]{}$%:,;|<>~\x00-\x1f]")
-_ASSIGNED: Final = re.compile(r"(-{1,2}|\+{0,2})([A-Za-z_][\w.-]*)=(.*)\Z", re.DOTALL)
+_NO_PATH: Final = r"[*?\[\]{}$%:,;|<>~\x00-\x1f]"
+_ASSIGNED: Final = r"(?s)(-{1,2}|\+{0,2})([A-Za-z_][\w.-]*)=(.*)\Z"
 
 
 class Input(NamedTuple):
@@ -101,7 +100,7 @@ def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each value with its flag: `--flag value ...`, `--flag=value`, Hydra's `key=value`."""
     flag = ""
     for word in args:
-        if assigned := _ASSIGNED.match(word):
+        if assigned := re.match(_ASSIGNED, word):
             flag = ""
             yield assigned[1] + assigned[2], assigned[3]
         elif word.startswith("-"):
@@ -116,17 +115,17 @@ def _words(flag: str) -> str:
 
 def _is_written(flag: str) -> bool:
     words = _words(flag)
-    return bool(_WRITTEN.search(words) and not _READ_AGAIN.search(words))
+    return bool(re.search(_WRITTEN, words) and not re.search(_READ_AGAIN, words))
 
 
 def _is_input(flag: str, value: str) -> bool:
-    if not value or _NO_PATH.search(value) or _is_written(flag):
+    if not value or re.search(_NO_PATH, value) or _is_written(flag):
         return False
     if value.startswith("/"):
         return True
-    is_path = value.startswith(("./", "../")) or bool(_SUFFIX.search(value))
+    is_path = value.startswith(("./", "../")) or bool(re.search(_SUFFIX, value))
     words = _words(flag)
-    is_read = _READ.search(words) or _READ_AGAIN.search(words)
+    is_read = re.search(_READ, words) or re.search(_READ_AGAIN, words)
     return is_path and bool(is_read) and not re.search(r"\bname\b(?! or path)", words)
 
 

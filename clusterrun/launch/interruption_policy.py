@@ -11,7 +11,7 @@ from clusterrun.errors import UsageError
 LEAST_WARNING_S, MOST_WARNING_S = 30, 300
 UNKNOWN_LIMIT_WARNING_S = 120
 _DEFAULT_SIGNAL_S = 60  # sbatch's default, if --signal names no time
-_SIGNAL = re.compile(r"(?:[BR]+:)?(?:(?:SIG)?USR[12]|10|12)(?:@(\d+))?\Z", re.IGNORECASE)
+_SIGNAL = r"(?i)(?:[BR]+:)?(?:(?:SIG)?USR[12]|10|12)(?:@(\d+))?\Z"
 
 
 def on_interrupt(spec: JobSpec) -> OnInterrupt:
@@ -32,7 +32,7 @@ def warning_s(spec: JobSpec) -> int:
     A tenth of the limit, within bounds, unless --signal sets it; Slurm may be a minute early.
     """
     if spec.signal:
-        match = _SIGNAL.match(spec.signal)
+        match = re.match(_SIGNAL, spec.signal)
         return int(match[1] or _DEFAULT_SIGNAL_S) if match else _DEFAULT_SIGNAL_S
     if not spec.time_minutes:
         return UNKNOWN_LIMIT_WARNING_S
@@ -45,7 +45,7 @@ def signal_request(spec: JobSpec) -> str:
     Without B:, Slurm would also signal ranks that do not expect it. Raises UsageError for a signal
     that would end the job without a save, as TERM does.
     """
-    if spec.signal and not _SIGNAL.match(spec.signal):
+    if spec.signal and not re.match(_SIGNAL, spec.signal):
         raise UsageError(
             f"--signal {spec.signal} is neither USR1 nor USR2, which ask the ranks to save",
             hint="write it as B:USR2@300",

@@ -74,7 +74,7 @@ _WHOLE: Final = frozenset(("gpus", "mem", "time"))
 _MEMORY: Final = ("mem", "mem-per-cpu", "mem-per-gpu")
 _PER_NODE: Final = ("gres", "gpus-per-node", "tres-per-node")
 _GPU_OPTIONS: Final = ("gpus", *_PER_NODE, "gpus-per-task", "gpus-per-socket", "tres-per-task")
-_OF_PYXIS: Final = re.compile(r"--(no-)?container-(?!id)")
+_OF_PYXIS: Final = r"--(no-)?container-(?!id)"
 
 
 class Program(NamedTuple):
@@ -197,7 +197,7 @@ def check_options(program: Program, args: Iterable[str], lines: Iterable[Directi
                 f"{program.flag} {arg} combines several options in one word",
                 hint=f"write them separately: {program.flag}=-{arg[1]} {program.flag}=-{arg[2:]}",
             )
-        if program is SBATCH and _OF_PYXIS.match(arg):
+        if program is SBATCH and re.match(_OF_PYXIS, arg):
             text = f"{program.flag} {arg} would also run the batch script in the container"
             raise UsageError(text, hint=f"use --srun-arg={arg}")
         _refuse_owned(program, arg)

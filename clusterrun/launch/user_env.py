@@ -8,7 +8,7 @@ from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 
 # The node decides a rank's identity, its rendezvous and its GPU.
-_NODE_DECIDES = re.compile(
+_NODE_DECIDES = (
     r"(?:LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(?:LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME"
     r"|MASTER_(?:ADDR|PORT)|CUDA_VISIBLE_DEVICES|(?:PET|TORCHELASTIC|CLUSTERRUN)_.*"
     r"|SLURM_(?:NODEID|PROCID|LOCALID|JOB_?ID|(?:JOB_|STEP_)?NODELIST|RESTART_COUNT)"
@@ -16,13 +16,13 @@ _NODE_DECIDES = re.compile(
 )
 
 # Unset by env.sh: variables left by another launcher would change a rank's identity.
-_UNSET_FIRST = re.compile(
+_UNSET_FIRST = (
     r"(?:ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM|PMIX?|OMPI_COMM|MV2_COMM)_.*"
     r"|MPI_LOCAL(?:RANKID|NRANKS)"
 )
 
 # Read-only, computed or executed by bash (man bash, "Shell Variables").
-_BASH_KEEPS = re.compile(
+_BASH_KEEPS = (
     r"_|BASH.*|DIRSTACK|ENV|EPOCH(?:REALTIME|SECONDS)|E?UID|FUNCNAME|GROUPS|HISTCMD|IFS|LINENO"
     r"|OPT(?:ARG|ERR|IND)|PIPESTATUS|POSIXLY_CORRECT|PPID|PS4|(?:OLD)?PWD|S?RANDOM|SECONDS"
     r"|SHELLOPTS|SHLVL"
@@ -37,7 +37,7 @@ def check_variables(spec: JobSpec) -> None:
             _refuse_harmful(name, value)
     for name in spec.pass_env:
         _refuse_owned(name)
-        if _UNSET_FIRST.fullmatch(name):
+        if re.fullmatch(_UNSET_FIRST, name):
             raise UsageError(
                 f"{name} looks left over from another launcher and is unset on the nodes",
                 hint=f"keep it with --env {name}=VALUE",
@@ -51,9 +51,9 @@ def _refuse_owned(name: str) -> None:
         hint = "pass --gpu-ids on this machine; on a cluster, Slurm chooses the GPUs"
     else:
         hint = "drop it; clusterrun derives it from the job"
-    if _NODE_DECIDES.fullmatch(name):
+    if re.fullmatch(_NODE_DECIDES, name):
         raise UsageError(f"{name} is set on the node", hint=hint)
-    if _BASH_KEEPS.fullmatch(name):
+    if re.fullmatch(_BASH_KEEPS, name):
         raise UsageError(f"{name} belongs to bash and cannot be set for a job")
 
 

@@ -51,13 +51,13 @@ KNOWN: Final = {
     *("matplotlib", "yaml", "datasets", "tokenizers", "einops", "rich", "psutil", "cv2", "wandb"),
     *("tensorboard", "tensorboardX", "evaluate", "safetensors", "tiktoken", "timm"),
 }
-ONE_MACHINE: Final = re.compile(r"/(?:tmp|var/tmp|dev/shm)/")
-_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
-_CHOOSES_GPU = re.compile(
+ONE_MACHINE: Final = r"/(?:tmp|var/tmp|dev/shm)/"
+_LOOPBACK = r"localhost|127\.\d+\.\d+\.\d+|::1"
+_CHOOSES_GPU = (
     r"(?i)local_?rank|localid|set_device|device_count|visible_devices|device_mesh|gpu_?id|\bgpu\b|rpc"
     r"|local_process_index|cuda:[^0-9]|cuda\.device\(|\b(?:cuda|to|device\w*)\s*[=(][^\n]*rank"
 )
-_TOKEN = re.compile(r"hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|wandb_v\d_\w{30,}")
+_TOKEN = r"hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|wandb_v\d_\w{30,}"
 
 
 # The world
@@ -102,12 +102,12 @@ def _fixed_address(script: Script, launch: Launch) -> Iterator[Found]:
     if launch.nodes < 2 or launch.is_simulated:
         return
     for name, value, node in unconditional_settings(script):
-        if name == "MASTER_ADDR" and _LOOPBACK.fullmatch(text_of(value)):
+        if name == "MASTER_ADDR" and re.fullmatch(_LOOPBACK, text_of(value)):
             yield node, f"MASTER_ADDR is set to {text_of(value)}"
     for call in script.calls(INIT):
         method = text_of(keyword(call, "init_method"))
-        is_loopback = _LOOPBACK.match(method.removeprefix("tcp://")) and method.startswith("tcp://")
-        is_own_disk = ONE_MACHINE.match(method.removeprefix("file://")) and method[:5] == "file:"
+        is_loopback = re.match(f"tcp://(?:{_LOOPBACK})", method)
+        is_own_disk = re.match(f"file://{ONE_MACHINE}", method)
         if (is_loopback or is_own_disk) and not is_conditional(script, call):
             yield call, f"the ranks meet at {method}"
 
@@ -255,7 +255,7 @@ def _one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
     is_distributed = any(script.calls(*DDP, INIT)) and is_closed(script)
     if not (launch.has_gpus and launch.ranks_per_node > 1 and is_distributed):
         return
-    is_chosen = _CHOOSES_GPU.search(script.text)
+    is_chosen = re.search(_CHOOSES_GPU, script.text)
     for call in script.calls("torch.device", ".to", ".cuda"):
         named = {text_of(node) for each in call.args for node in ast.walk(each)}
         is_bare = script.name(call.func).endswith(".cuda") and not call.args
@@ -355,7 +355,7 @@ def _no_sampler(script: Script, launch: Launch) -> Iterator[Found]:
             yield call, "the loader shuffles the whole dataset on each rank"
 
 
-_SPLITS = re.compile(
+_SPLITS = (
     r"[Ss]ampler|shard|split_(?:dataset|between)|array_split|prepare\(|\brank\s*::|Subset"
     r"|\w\[[^\]\n{\"']*rank|\{rank\}\.\w|(?:[Dd]ata(?!Parallel)\w*|[Ll]oad\w*|[Ff]iles?)\([^)\n]*rank"
 )
@@ -417,7 +417,8 @@ def _saves_on_all_ranks(script: Script, launch: Launch) -> Iterator[Found]:
 def _plain_saves(script: Script) -> Iterator[ast.Call]:
     """Yield the calls that write a file on whichever rank makes them."""
     yield from script.calls("torch.save")
-    for call in script.calls(".save_pretrained") if not _SPLITS_MODEL.search(script.text) else ():
+    is_split = re.search(_SPLITS_MODEL, script.text)
+    for call in () if is_split else script.calls(".save_pretrained"):
         is_model = re.search("(?i)model", ast.unparse(call.func).removesuffix("save_pretrained"))
         is_asked = keyword(call, "is_main_process") or keyword(call, "save_function")
         if is_model and not is_asked and not has_unknown_arguments(call):
@@ -489,7 +490,7 @@ def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _secret(script: Script, launch: Launch) -> Iterator[Found]:
     for node in script.nodes:
-        is_token = isinstance(node, ast.Constant) and _TOKEN.fullmatch(text_of(node))
+        is_token = isinstance(node, ast.Constant) and re.fullmatch(_TOKEN, text_of(node))
         if is_token and len(set(text_of(node))) > 10 and _is_given_as_secret(script, node):
             yield node, "a token is written in the script"
 
@@ -539,7 +540,7 @@ def joins(script: Script) -> bool:
     return any(script.calls(*DDP, INIT, *names, "deepspeed.initialize"))
 
 
-_OF_ONE_RANK = re.compile("(?i)rank|host|pid|uuid|te?mp|time|node|process_index|random")
+_OF_ONE_RANK = "(?i)rank|host|pid|uuid|te?mp|time|node|process_index|random"
 
 
 def differs(script: Script, node: ast.AST) -> bool:
@@ -548,7 +549,7 @@ def differs(script: Script, node: ast.AST) -> bool:
     seen: set[str] = set()
     while open_:
         each = open_.pop()
-        if _OF_ONE_RANK.search(ast.unparse(each)):
+        if re.search(_OF_ONE_RANK, ast.unparse(each)):
             return True
         found = (n for n in ast.walk(each) if isinstance(n, ast.Name | ast.Attribute))
         names = {script.name(n) for n in found} - seen
@@ -563,26 +564,24 @@ def _existence_test(script: Script, call: ast.Call) -> ast.AST | None:
     test = branch.test if branch else None
     is_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
     asked = test.operand if is_not else None  # type: ignore[union-attr]
-    is_existence = isinstance(asked, ast.Call) and _EXISTS.search(script.name(asked.func))
+    is_existence = isinstance(asked, ast.Call) and re.search(_EXISTS, script.name(asked.func))
     return branch if is_existence else None
 
 
-_EXISTS = re.compile(r"\.(?:exists|isdir|is_dir)$")
+_EXISTS = r"\.(?:exists|isdir|is_dir)$"
 
 
 # What trains, and calls nothing of the user's that this file does not show.
 TRAINING: Final = (
     *("accelerate", "deepspeed", "lightning", "peft", "pytorch_lightning", "transformers", "trl"),
 )
-_SPLITS_MODEL = re.compile("(?i)fsdp|fully_?shard|deepspeed|parallelism_?config|tp_plan|megatron")
-_SHARDS = re.compile(
-    r"(?i)fully_?shard|fsdp|accelerate|deepspeed|zero_?(?:redund|optim|stage|[123])"
-)
+_SPLITS_MODEL = "(?i)fsdp|fully_?shard|deepspeed|parallelism_?config|tp_plan|megatron"
+_SHARDS = r"(?i)fully_?shard|fsdp|accelerate|deepspeed|zero_?(?:redund|optim|stage|[123])"
 
 
 def ignores_strategy(script: Script) -> bool:
     """Return whether a script wraps its model in plain DDP, and uses nothing that shards it."""
-    return any(script.calls(*DDP)) and is_closed(script) and not _SHARDS.search(script.text)
+    return any(script.calls(*DDP)) and is_closed(script) and not re.search(_SHARDS, script.text)
 
 
 def is_closed(script: Script, *, also: Collection[str] = ()) -> bool:
@@ -653,10 +652,10 @@ def _trains_for_epochs(script: Script) -> bool:
 _TEXT = r"(?:os\.)?(?:environ(?:\.get)?|getenv)[\[(]'(?:LOCAL_)?RANK'(?:, '?-?\d'?)?[\])]"
 _NUMBER = rf"(?:(?:\w+\.)*(?:\w*rank|get_rank\(\))|int\({_TEXT}\))"
 _MAIN = r"(?:\w+\.)*(?:is_main_process|is_local_main_process|is_master)"
-_ONE_RANK = re.compile(rf"{_NUMBER} == 0|not {_NUMBER}|{_TEXT} == '0'|{_MAIN}")
-_OTHER_RANKS = re.compile(rf"{_NUMBER} (?:!=|>) 0|{_TEXT} != '0'|not {_MAIN}")
+_ONE_RANK = rf"{_NUMBER} == 0|not {_NUMBER}|{_TEXT} == '0'|{_MAIN}"
+_OTHER_RANKS = rf"{_NUMBER} (?:!=|>) 0|{_TEXT} != '0'|not {_MAIN}"
 _EXITS: Final = ("sys.exit", "exit", "quit", "os._exit")
-_NAMES_RANKS = re.compile("(?i)rank|main|master|primary|leader|chief|root")
+_NAMES_RANKS = "(?i)rank|main|master|primary|leader|chief|root"
 
 
 def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = True) -> bool:
@@ -668,7 +667,7 @@ def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = Tr
         if isinstance(parent, ast.If):
             is_and = isinstance(parent.test, ast.BoolOp) and isinstance(parent.test.op, ast.And)
             tests = parent.test.values if is_and else [parent.test]  # type: ignore[attr-defined]
-            ones = [text for test in tests if _ONE_RANK.fullmatch(text := ast.unparse(test))]
+            ones = [text for test in tests if re.fullmatch(_ONE_RANK, text := ast.unparse(test))]
             is_one = any(may_be_local or "local" not in text.lower() for text in ones)
             return is_one and child in parent.body and not parent.orelse
         child = parent
@@ -705,7 +704,7 @@ def _only_others_leave(script: Script, node: ast.stmt, *, may_be_local: bool) ->
     call = last.value if isinstance(last, ast.Expr) else None
     is_exit = isinstance(call, ast.Call) and script.name(call.func) in _EXITS
     is_left = isinstance(last, ast.Return | ast.Raise) or is_exit
-    is_others = _OTHER_RANKS.fullmatch(test) and (may_be_local or "local" not in test.lower())
+    is_others = re.fullmatch(_OTHER_RANKS, test) and (may_be_local or "local" not in test.lower())
     return is_left and bool(is_others)
 
 
@@ -713,7 +712,7 @@ def _is_in_branch(script: Script, node: ast.AST) -> bool:
     for parent in script.around(node):
         if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
             return False
-        if isinstance(parent, ast.If) and _NAMES_RANKS.search(ast.unparse(parent.test)):
+        if isinstance(parent, ast.If) and re.search(_NAMES_RANKS, ast.unparse(parent.test)):
             return True
     return False
 

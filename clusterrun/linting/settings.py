@@ -25,16 +25,17 @@ _RUNS: Final = (
     *("os.system", "subprocess.run", "subprocess.call", "subprocess.check_call"),
     *("subprocess.Popen", "subprocess.check_output"),
 )
-_LAUNCHERS = re.compile(
+_LAUNCHERS = (
     r"(?:exec |(?:srun|mpirun|mpiexec) (?:-\S+ )*)?"
     r"(torchrun|accelerate launch|python\S* -m torch\.distributed\.\w+|deepspeed)\s.*\.py\b"
 )
-_PRINTS = re.compile(r"(?:printenv|env|export|declare\s+-[px]+)$")
-_TRACES = re.compile(r"set\s+(?:-\w*x\w*|-o\s+xtrace)$")
-_SECRETS = re.compile(r"(?i)token|key|secret|passw|^\s*(?:source|\.)\s")
-_EXPORTS = re.compile(r"\s*(?:export|declare\s+-x)\s+(.*)")
-_OUTPUT = re.compile(
-    r"(?i)--?(?:(?:model|checkpoint|ckpt)s?[_-])?(?:out|output|save)s?(?:[_-](?:dir|path|folder|root))?"
+_PRINTS = r"(?:printenv|env|export|declare\s+-[px]+)$"
+_TRACES = r"set\s+(?:-\w*x\w*|-o\s+xtrace)$"
+_SECRETS = r"(?i)token|key|secret|passw|^\s*(?:source|\.)\s"
+_EXPORTS = r"\s*(?:export|declare\s+-x)\s+(.*)"
+_OUTPUT = (
+    r"(?i)--?(?:(?:model|checkpoint|ckpt)s?[_-])?(?:out|output|save)s?"
+    r"(?:[_-](?:dir|path|folder|root))?"
 )
 
 
@@ -46,7 +47,7 @@ def exported(setup: tuple[str, ...]) -> dict[str, str]:
     """
     found = {}
     for line in setup:
-        match = _EXPORTS.match(line)
+        match = re.match(_EXPORTS, line)
         try:
             words = shlex.split(match[1], comments=True) if match else []
         except ValueError:
@@ -79,11 +80,11 @@ def _variables(script: Script, launch: Launch) -> Iterator[tuple[str, str, Found
 )
 def _starts_launcher(script: Script, launch: Launch) -> Iterator[Found]:
     for line in launch.setup:
-        if found := _LAUNCHERS.match(line.strip()):
+        if found := re.match(_LAUNCHERS, line.strip()):
             yield None, f"setup runs {found[1]}"
     for call in script.calls(*_RUNS):
         words = (text_of(node) for node in ast.walk(call.args[0])) if call.args else ()
-        found = _LAUNCHERS.match(" ".join(filter(None, words)))
+        found = re.match(_LAUNCHERS, " ".join(filter(None, words)))
         if found and not is_conditional(script, call):
             yield call, f"the script runs {found[1]}"
 
@@ -95,9 +96,8 @@ def _starts_launcher(script: Script, launch: Launch) -> Iterator[Found]:
 )
 def _prints(script: Script, launch: Launch) -> Iterator[Found]:
     for at, line in enumerate(launch.setup):
-        if _PRINTS.match(line.strip()) or (
-            _TRACES.match(line.strip()) and any(map(_SECRETS.search, launch.setup[at + 1 :]))
-        ):
+        has_secrets = any(re.search(_SECRETS, later) for later in launch.setup[at + 1 :])
+        if re.match(_PRINTS, line.strip()) or (has_secrets and re.match(_TRACES, line.strip())):
             yield None, f"setup runs {line.strip()}"
 
 
@@ -194,23 +194,23 @@ def _loopback(script: Script, launch: Launch) -> Iterator[Found]:
     "save into a directory that all nodes share",
 )
 def _saves_on_one_machine(script: Script, launch: Launch) -> Iterator[Found]:
-    is_kept = _COPIES.search(script.text + " ".join(launch.args or ()))
+    is_kept = re.search(_COPIES, script.text + " ".join(launch.args or ()))
     if launch.nodes < 2 or launch.is_simulated or is_kept:
         return
     for name, value in options(launch.args or ()):
-        if _OUTPUT.fullmatch(name) and ONE_MACHINE.match(value):
+        if re.fullmatch(_OUTPUT, name) and re.match(ONE_MACHINE, value):
             yield None, f"{name} {value} is on the node's own disk"
     for call in script.calls("torch.save", ".save_pretrained", ".save_state", ".save_checkpoint"):
         for path in map(text_of, call.args[:2]):
-            if ONE_MACHINE.match(path) and script.text.count(path) == 1:  # it is not used again
+            if re.match(ONE_MACHINE, path) and script.text.count(path) == 1:  # it is not used again
                 yield call, f"{path} is on the node's own disk"
     for call in script.calls(".TrainingArguments", ".SFTConfig", ".Trainer", ".ModelCheckpoint"):
         for name in ("output_dir", "default_root_dir", "dirpath"):
-            if ONE_MACHINE.match(place := text_of(keyword(call, name))):
+            if re.match(ONE_MACHINE, place := text_of(keyword(call, name))):
                 yield call, f"{place} is on the node's own disk"
 
 
-_COPIES = re.compile(
+_COPIES = (
     r"(?i)shutil|upload|push_to_hub|fsspec|boto|rsync|gsutil|s3|log_artifact|\bcp\b"
     r"|save_strategy\W+no\b"
 )
@@ -280,14 +280,14 @@ _BF16: Final = {
 )
 def _starts_over(script: Script, launch: Launch) -> Iterator[Found]:
     resumes = any("resume" in name for name in dict(options(launch.args or ())))
-    if resumes or launch.max_restarts < 1 or _RESUMES.search(script.text):
+    if resumes or launch.max_restarts < 1 or re.search(_RESUMES, script.text):
         return
     for call in script.calls(".backward") if is_closed(script) else ():
         yield call, f"the script loads no checkpoint, and max_restarts is {launch.max_restarts}"
         return
 
 
-_RESUMES = re.compile(r"(?i)\bload\(|load_|resum|restor|checkpoint|ckpt|snapshot|clusterrun")
+_RESUMES = r"(?i)\bload\(|load_|resum|restor|checkpoint|ckpt|snapshot|clusterrun"
 
 
 # Configuration files

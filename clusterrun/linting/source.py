@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 # Words of tests that do not choose ranks: how far the training is, and how good.
-_OF_PROGRESS = re.compile(
+_OF_PROGRESS = (
     r"epochs?|steps?|iters?|iterations?|batch(?:es)?|every|freq(?:uency)?|interval|best|acc\w*|loss"
     r"|val|metric|score|prec\d*|total|max|min|last|completed|current|start|end|global|train|args?"
     r"|config|cfg|opts?|len|range|is|n|i|j|idx|it|self"
@@ -181,7 +181,7 @@ class Script:
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         names |= {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
         words = [word for name in names for word in name.lower().split("_") if word != "save"]
-        return all(_OF_PROGRESS.fullmatch(word) for word in words)
+        return all(re.fullmatch(_OF_PROGRESS, word) for word in words)
 
     def left_before(self, parent: ast.AST, child: ast.AST, *, is_progress: bool = False) -> bool:
         """Return whether an earlier statement of the same block may have left it.

@@ -28,7 +28,7 @@ def parse_moment(text: str, *, now: datetime, find_step: Steps) -> int:
     stripped = text.strip()
     if step := _STEP.match(stripped):
         return find_step(int(step[1]))
-    if SPAN.match(stripped):
+    if re.match(SPAN, stripped):
         return (_microseconds(now) or 0) - parse_seconds(stripped) * 1_000_000
     moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
     epoch_us = None if moment is None else _microseconds(moment)

@@ -13,11 +13,11 @@ class Quoted(str):
     """A text that is safe in a rendered file."""
 
 
-_PLAIN_SCALAR = re.compile(r"[A-Za-z][A-Za-z_]*\Z")
+_PLAIN_SCALAR = r"[A-Za-z][A-Za-z_]*\Z"
 _NOT_PLAIN = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
 # Control characters would break the line (and sbatch refuses a script with carriage returns);
 # lone surrogates are bytes that were not UTF-8.
-_NEEDS_ESCAPES = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_NEEDS_ESCAPES = r"[\x00-\x1f\x7f\ud800-\udfff]"
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "'": "\\'", "\\": "\\\\"}
 
 
@@ -32,7 +32,7 @@ def sh_word(value: object) -> Quoted:
     text = _text(value)
     if "\x00" in text:
         raise ValueError("a NUL byte cannot be passed to a program")
-    if not _NEEDS_ESCAPES.search(text) and "'" not in text:
+    if not re.search(_NEEDS_ESCAPES, text) and "'" not in text:
         return Quoted(shlex.quote(text))
     return Quoted("$'" + "".join(map(_escape, text)) + "'")
 
@@ -40,7 +40,7 @@ def sh_word(value: object) -> Quoted:
 def _escape(char: str) -> str:
     if char in _ESCAPES:
         return _ESCAPES[char]
-    if not _NEEDS_ESCAPES.match(char):
+    if not re.match(_NEEDS_ESCAPES, char):
         return char
     return "".join(f"\\{byte:03o}" for byte in char.encode(errors="surrogateescape"))
 
@@ -65,7 +65,7 @@ def sbatch_word(value: object) -> Quoted:
 
 
 def _sbatch_word(text: str) -> str:
-    if _NEEDS_ESCAPES.search(text):
+    if re.search(_NEEDS_ESCAPES, text):
         raise ValueError(f"a directive cannot contain {text!r}")
     return shlex.quote(text).replace("\\", "\\\\")
 
@@ -79,7 +79,7 @@ def yaml_scalar(value: object) -> Quoted:
     if isinstance(value, bool | int):
         return Quoted(json.dumps(value))
     text = _text(value)
-    if _PLAIN_SCALAR.match(text) and text.lower() not in _NOT_PLAIN:
+    if re.match(_PLAIN_SCALAR, text) and text.lower() not in _NOT_PLAIN:
         return Quoted(text)
     return Quoted(json.dumps(text, ensure_ascii=False))
 
@@ -87,7 +87,7 @@ def yaml_scalar(value: object) -> Quoted:
 def comment_text(value: object) -> Quoted:
     """Return a text for a comment. Raises ValueError for control characters."""
     text = _text(value)
-    if _NEEDS_ESCAPES.search(text):
+    if re.search(_NEEDS_ESCAPES, text):
         raise ValueError(f"a comment cannot contain {text!r}")
     return Quoted(text)
 

@@ -12,9 +12,9 @@ from clusterrun.shared.job_id import JobId
 
 NAME_BYTES = 80
 PLACES_OF_ONE_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # nodes see others there
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
-_ATTEMPT = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_SAFE_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z"
+_ATTEMPT = r"[1-9][0-9]{0,5}"
+_UNSAFE = r"[^A-Za-z0-9._-]+"
 
 
 class FileIn:
@@ -120,7 +120,7 @@ class RunPaths:
             names = [entry.name for entry in self.attempts_dir.iterdir()]
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(int(name) for name in names if _ATTEMPT.fullmatch(name))
+        return sorted(int(name) for name in names if re.fullmatch(_ATTEMPT, name))
 
     def newest_attempt(self) -> int:
         """Return the number of the newest attempt; 0 if none was started."""
@@ -159,9 +159,9 @@ def directory_name(name: str) -> str:
     >>> directory_name("llama3-sft"), directory_name("../a b")
     ('llama3-sft', 'a-b-adb82b')
     """
-    if _SAFE_NAME.match(name) and len(name) <= NAME_BYTES and name != "by-job":
+    if re.match(_SAFE_NAME, name) and len(name) <= NAME_BYTES and name != "by-job":
         return name
-    likeness = _UNSAFE.sub("-", name).strip(".-")[: NAME_BYTES - 7] or "run"
+    likeness = re.sub(_UNSAFE, "-", name).strip(".-")[: NAME_BYTES - 7] or "run"
     import hashlib  # slow to import; most names are safe
 
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()

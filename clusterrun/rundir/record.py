@@ -38,7 +38,7 @@ CLOCK_SKEW_S = 3600.0  # between a file server and the machines that submit
 LIBRARIES = ("clusterrun", "torch", "accelerate", "deepspeed", "transformers", "submitit")
 
 # 4711, L3, H4; array tasks, components of heterogeneous jobs and steps belong to their job.
-_JOB_ID = re.compile(r"([LH]?[0-9]{1,15})(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z")
+_JOB_ID = r"([LH]?[0-9]{1,15})(?:[_+.][0-9A-Za-z_+.\[\]-]*)?(?:;(\S+))?\Z"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,7 +431,7 @@ def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
 
 
 def _by_job_id(text: str, runs_dirs: Sequence[RunsDir]) -> JobRecord | None:
-    match = _JOB_ID.match(text)
+    match = re.match(_JOB_ID, text)
     if match is None:
         return None
     job_id, slurm_cluster = JobId(match[1]), match[2]

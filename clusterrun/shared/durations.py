@@ -9,18 +9,17 @@ from typing import Final
 
 from clusterrun.errors import UsageError
 
-_CLOCK: Final = re.compile(
+_CLOCK: Final = (
     r"(?:(?P<days>[0-9]{1,6})-(?P<hours>[0-9]{1,6})(?::(?P<minutes>[0-9]{1,6}))?"
     r"(?::(?P<seconds>[0-9]{1,6}))?"
     r"|(?P<fields>[0-9]{1,9}(?::[0-9]{1,9}){1,2}))\Z"
 )
-_BARE: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?\Z")
-_PART: Final = re.compile(
+_BARE: Final = r"[0-9]{1,12}(?:\.[0-9]{1,9})?\Z"
+_PART: Final = (
     r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*"
-    r"(?:(ms)|(s)(?:ec(?:ond)?s?)?|(m)(?:in(?:ute)?s?)?|(h)(?:(?:ou)?rs?)?|(d)(?:ays?)?)\s*",
-    re.ASCII | re.IGNORECASE,
+    r"(?:(ms)|(s)(?:ec(?:ond)?s?)?|(m)(?:in(?:ute)?s?)?|(h)(?:(?:ou)?rs?)?|(d)(?:ays?)?)\s*"
 )
-SPAN: Final = re.compile(rf"(?:{_PART.pattern}){{1,9}}\Z", _PART.flags)  # every number has a unit
+SPAN: Final = rf"(?ai)(?:{_PART}){{1,9}}\Z"  # every number has a unit
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _ENDLESS: Final = ("UNLIMITED", "INFINITE", "-1")
 
@@ -36,13 +35,13 @@ def parse_span(text: str, *, bare_s: int = 1) -> Decimal | None:
     (Decimal('1800'), Decimal('0.45'))
     """
     stripped = text.strip()
-    if _BARE.match(stripped):
+    if re.match(_BARE, stripped):
         return Decimal(stripped) * bare_s
-    if clock := _CLOCK.match(stripped):
+    if clock := re.match(_CLOCK, stripped):
         return None if _overflows(clock) else Decimal(_clock_seconds(clock))
-    if not SPAN.match(stripped):
+    if not re.match(SPAN, stripped):
         return None
-    return sum(map(_part_seconds, _PART.finditer(stripped)), Decimal(0))
+    return sum(map(_part_seconds, re.finditer(f"(?ai){_PART}", stripped)), Decimal(0))
 
 
 def _part_seconds(part: re.Match[str]) -> Decimal:

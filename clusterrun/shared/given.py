@@ -20,13 +20,13 @@ STARTED = "CLUSTERRUN_STARTED"
 OWN_RANK = "CLUSTERRUN_RANK"  # unchanged if a script sets RANK, also for processes that it starts
 # Of the agent's task, which has the CPUs of all ranks of its node: a number, or `cpu=` and one.
 _CPUS = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
-_CPU_COUNT = re.compile(r"(^|\bcpu=)(\d+)")
+_CPU_COUNT = r"(^|\bcpu=)(\d+)"
 _OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 STORE_PORT = "CLUSTERRUN_STORE_PORT"  # the launcher's, unchanged if a script sets MASTER_PORT
 
 
 PIPE = "CLUSTERRUN_GIVEN_FD"  # which env.sh has opened
-_NOT_NOTED = re.compile(r"(_|PWD|OLDPWD|SHLVL)\Z|.*(KEY|TOKEN|SECRET|PASS)")
+_NOT_NOTED = r"(_|PWD|OLDPWD|SHLVL)\Z|.*(KEY|TOKEN|SECRET|PASS)"
 
 
 def before_setup(pipe: int) -> dict[str, str]:
@@ -40,7 +40,7 @@ def note_given(environ: MutableMapping[str, str], before: Mapping[str, str]) -> 
     """Note what the job was given in the environment that env.sh has made of it."""
     if environ.pop(PIPE, "") and GIVEN not in before:
         names = [name for name in before if not _is_no_name(name)]
-        noted = {name: before[name] for name in names if not _NOT_NOTED.match(name)}
+        noted = {name: before[name] for name in names if not re.match(_NOT_NOTED, name)}
         environ[GIVEN] = " ".join(names)
         environ.update(noting_changes({**noted, GIVEN: environ[GIVEN]}, environ))
 
@@ -60,7 +60,7 @@ def of_task(env: Mapping[str, str]) -> dict[str, str]:
         "SLURM_NTASKS_PER_NODE": str(each),
         "SLURM_GTIDS": ",".join(map(str, range(rank - local, rank - local + each))),
         "SLURM_DISTRIBUTION": "block" if each > 1 else "cyclic",
-        **{name: _CPU_COUNT.sub(share, env[name]) for name in _CPUS if name in env},
+        **{name: re.sub(_CPU_COUNT, share, env[name]) for name in _CPUS if name in env},
     }
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from clusterrun.errors import UsageError
 
 # A name must not look like an option of ssh, nor like a path.
-_SPEC = re.compile(
+_SPEC = (
     r"(?:(?P<user>[A-Za-z0-9_.][A-Za-z0-9_.-]*\$?)@)?"
     r"(?:\[(?P<address>[0-9A-Fa-f:.%a-z0-9]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))"
     r"(?::(?P<port>[0-9]{1,5}))?\Z"
@@ -36,7 +36,7 @@ def parse_host(text: str) -> HostSpec:
     >>> parse_host("ann@gpu2:2222").options
     ('-p', '2222', 'ann@gpu2')
     """
-    found = _SPEC.match(text)
+    found = re.match(_SPEC, text)
     port = int(found["port"] or 0) if found else 0
     if found is None or port > 65535:
         raise UsageError(

@@ -13,11 +13,11 @@ from clusterrun.errors import UsageError
 MAX_HOSTS = 65_536  # Slurm's own limit for one range (MAX_RANGE, src/common/hostlist.c)
 _MAX_DIGITS = 18
 
-_TOKEN = re.compile(r"(?P<gap>[,\s]+)|\[(?P<ranges>[^\[\]]*)\]|(?P<text>[^\[\],\s]+)|(?P<stray>.)")
-_RANGE = re.compile(r"(?P<low>[0-9]+)(?:-(?P<high>[0-9]+))?")
-_DIGITS = re.compile(r"([0-9]+)")
-_HOST = re.compile(r"[^\[\],\s]+")
-_RANKS = re.compile(r"(?P<low>[0-9]+)(?:-(?P<high>[0-9]+))?|(?P<slice>[0-9]*:[0-9]*(?::[0-9]*)?)")
+_TOKEN = r"(?P<gap>[,\s]+)|\[(?P<ranges>[^\[\]]*)\]|(?P<text>[^\[\],\s]+)|(?P<stray>.)"
+_RANGE = r"(?P<low>[0-9]+)(?:-(?P<high>[0-9]+))?"
+_DIGITS = r"([0-9]+)"
+_HOST = r"[^\[\],\s]+"
+_RANKS = r"(?P<low>[0-9]+)(?:-(?P<high>[0-9]+))?|(?P<slice>[0-9]*:[0-9]*(?::[0-9]*)?)"
 
 
 def parse_hostlist(text: str) -> list[str]:
@@ -40,7 +40,7 @@ def parse_hostlist(text: str) -> list[str]:
 def _items(text: str) -> Iterator[list[list[str]]]:
     """Yield each element between commas as the choices for each of its parts."""
     item: list[list[str]] = []
-    for token in _TOKEN.finditer(text):
+    for token in re.finditer(_TOKEN, text):
         position = token.start() + 1
         if token["stray"]:
             _refuse(text, f"{token['stray']!r} is unmatched", position)
@@ -66,7 +66,7 @@ def _choices(text: str, ranges: str, position: int) -> list[str]:
 
 
 def _numbers(text: str, part: str, position: int, *, room: int) -> list[str]:
-    match = _RANGE.fullmatch(part)
+    match = re.fullmatch(_RANGE, part)
     if match is None or len(part) > 2 * _MAX_DIGITS:
         _refuse(text, f"{part!r} is neither a number nor a range", position)
     low, high = match["low"], match["high"] or match["low"]
@@ -109,7 +109,7 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 def natural_key(name: str) -> tuple[str, str]:
     """Return a key that sorts node2 before node10."""
-    return _DIGITS.sub(lambda digits: digits[0].zfill(_MAX_DIGITS), name), name
+    return re.sub(_DIGITS, lambda digits: digits[0].zfill(_MAX_DIGITS), name), name
 
 
 def _groups(names: Iterable[str]) -> Iterator[tuple[list[list[str]], int]]:
@@ -120,9 +120,9 @@ def _groups(names: Iterable[str]) -> Iterator[tuple[list[list[str]], int]]:
     group: list[list[str]] = []
     field = -1
     for name in names:
-        if not _HOST.fullmatch(name):
+        if not re.fullmatch(_HOST, name):
             raise UsageError(f"{name!r} is not a host name")
-        parts = _DIGITS.split(name)
+        parts = re.split(_DIGITS, name)
         differing = _differing_field(group[-1], parts) if group else -1
         if group and (differing == -1 or field not in (-1, differing)):
             yield group, field
@@ -185,7 +185,7 @@ def parse_ranks(text: str, world_size: int, *, of: str = "the ranks are") -> fro
 
 
 def _rank_range(part: str, world_size: int, of: str) -> range:
-    match = _RANKS.fullmatch(part)
+    match = re.fullmatch(_RANKS, part)
     if match is None or max(map(len, re.split("[-:]", part))) > _MAX_DIGITS:
         raise UsageError(f"{part!r} is not a rank", hint="write ranks as 0,8-15 or ::8")
     if match["slice"]:

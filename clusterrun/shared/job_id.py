@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_FORM = re.compile(r"[LH]?[0-9]{1,15}|[0-9]{1,15}[_+][0-9]{1,9}|")
+_FORM = r"[LH]?[0-9]{1,15}|[0-9]{1,15}[_+][0-9]{1,9}|"
 
 
 class JobId(str):
@@ -19,7 +19,7 @@ class JobId(str):
         """Check the text."""
         if not isinstance(text, str):
             raise ValueError(f"a job id is a text, not of type {type(text).__name__}")
-        if _FORM.fullmatch(text) is None:
+        if re.fullmatch(_FORM, text) is None:
             raise ValueError(f"{text[:40]!r} is not a job id")
         return super().__new__(cls, text)
 

@@ -9,10 +9,8 @@ from typing import Final
 
 from clusterrun.errors import UsageError
 
-_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\Z", re.ASCII | re.IGNORECASE)
-_COUNT: Final = re.compile(
-    r"([0-9]{1,15}(?:\.[0-9]{0,15})?(?:e[+-]?[0-9]{1,3})?)\s*([kmbt]?)\Z", re.ASCII | re.IGNORECASE
-)
+_SIZE: Final = r"(?ai)([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\Z"
+_COUNT: Final = r"(?ai)([0-9]{1,15}(?:\.[0-9]{0,15})?(?:e[+-]?[0-9]{1,3})?)\s*([kmbt]?)\Z"
 _COUNT_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _BINARY: Final = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 _UNIT_BYTES: Final = {
@@ -31,7 +29,7 @@ def parse_bytes(text: str) -> int:
 
     Raises UsageError for anything else.
     """
-    match = _SIZE.match(text.strip())
+    match = re.match(_SIZE, text.strip())
     size = _UNIT_BYTES.get(match[2].lower()) if match else None
     if match is None or size is None:
         raise UsageError(f"'{text}' is not a size", hint="write 4096 (bytes), 64KiB, 200M or 1GiB")
@@ -44,7 +42,7 @@ def parse_count(text: str) -> Decimal | None:
     >>> [int(parse_count(text)) for text in ("8", "1_000", "16k", "1.2M", "8b", "8.03e9")]
     [8, 1000, 16000, 1200000, 8000000000, 8030000000]
     """
-    match = _COUNT.match(text.strip().replace("_", ""))
+    match = re.match(_COUNT, text.strip().replace("_", ""))
     return Decimal(match[1]) * _COUNT_UNITS[match[2].lower()] if match else None
 
 

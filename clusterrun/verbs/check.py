@@ -111,7 +111,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else {}
 
 
-_SETS_NO_KEY: Final = re.compile(
+_SETS_NO_KEY: Final = (
     r"(?:conda|venv|uv|modules): |(?:module|ml|ulimit|umask|cd|mkdir|echo|set) |export (?!\S*WANDB)"
 )
 
@@ -120,7 +120,7 @@ def _may_have_wandb_key(environ: Mapping[str, str], setup: tuple[str, ...], cwd:
     """Return whether wandb may find a key, or may need none: a sourced file can set both."""
     if any(name.startswith("WANDB_") for name in environ):
         return True
-    if not all(_SETS_NO_KEY.match(line) and "WANDB" not in line for line in setup):
+    if not all(re.match(_SETS_NO_KEY, line) and "WANDB" not in line for line in setup):
         return True
     home = Path(environ.get("HOME", "/"))
     netrc = Path(environ.get("NETRC") or home / ".netrc")

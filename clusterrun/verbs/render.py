@@ -33,7 +33,7 @@ from clusterrun.shared.installed import installed_version
 from clusterrun.verbs.check import find_pitfalls
 
 # A script that reports its steps names our package, or a Trainer that reports them in a run.
-_REPORTS_STEPS = re.compile(rb"\bclusterrun\b|Trainer\b|\btrl\b|lightning")
+_REPORTS_STEPS = rb"\bclusterrun\b|Trainer\b|\btrl\b|lightning"
 _SOURCE_BYTES = 1 << 20
 
 Wanted = JobSpec | Resolved
@@ -245,7 +245,7 @@ def _unfed_hang_watch(job: Resolved) -> Iterator[str]:
     if not is_asked or spec.silence_timeout_s or spec.script is None:
         return
     with contextlib.suppress(OSError), (job.cwd / spec.script).open("rb") as file:
-        if not _REPORTS_STEPS.search(file.read(_SOURCE_BYTES)):
+        if not re.search(_REPORTS_STEPS, file.read(_SOURCE_BYTES)):
             yield (
                 "--hang-timeout needs step reports (clusterrun.runtime or a Trainer), but "
                 f"{spec.script} seems to make none; --silence-timeout watches its output instead"

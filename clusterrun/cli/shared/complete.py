@@ -25,7 +25,7 @@ from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_KEY, SECTIONS
 
 NEWEST_JOBS: Final = 20  # each is a small file to read
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/=-]*\Z")
+_PLAIN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.+/=-]*\Z"
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -104,8 +104,8 @@ def _words(field: Field) -> list[str]:
 
 
 def _matching(offered: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    found = {word: text for word, text in offered if word.startswith(incomplete)}
-    return [CompletionItem(w, help=text or None) for w, text in found.items() if _PLAIN.match(w)]
+    found = {word: text for word, text in offered if word.startswith(incomplete)}.items()
+    return [CompletionItem(w, help=text or None) for w, text in found if re.match(_PLAIN, w)]
 
 
 def _jobs(*, only_active: bool) -> Iterator[tuple[str, str]]:
@@ -122,7 +122,7 @@ def _jobs(*, only_active: bool) -> Iterator[tuple[str, str]]:
         if only_active and end is not None:
             continue
         names.setdefault(record.name, f"newest: {job_id}")
-        name = record.name if _PLAIN.match(record.name) else ""
+        name = record.name if re.match(_PLAIN, record.name) else ""
         yield job_id, "  ".join(filter(None, (name, end.state.value if end else "")))
     yield from names.items()
 

@@ -32,8 +32,8 @@ _SIMILAR: Final = 0.8
 _TORCHRUN_WORDS: Final = ("auto", "cpu", "gpu")  # for --nproc-per-node: one rank per GPU
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _NUMBERS: Final = {"--node-rank", "--machine-rank"}
-_MODULE: Final = re.compile(r"(?:--module(?:=|\Z)|-m)(.*)")
-_SINGLE_DASH: Final = re.compile(r"-[a-z][a-z-]{2,}\Z")
+_MODULE: Final = r"(?:--module(?:=|\Z)|-m)(.*)"
+_SINGLE_DASH: Final = r"-[a-z][a-z-]{2,}\Z"
 
 
 def normalized(name: str) -> str:
@@ -64,7 +64,7 @@ def _hints(
 ) -> Iterator[str]:
     """Yield hints, the most certain first."""
     typed = words[at] if at < len(words) else flag
-    if _SINGLE_DASH.match(typed) and f"-{typed}" in known:
+    if re.match(_SINGLE_DASH, typed) and f"-{typed}" in known:
         yield f"use '-{typed}'"
     if verb in JOB_VERBS and "," in _value(words, at, flag):
         yield from _entry("listed", flag)
@@ -146,7 +146,7 @@ def _value(words: Sequence[str], at: int, flag: str) -> str:
     word, following = words[at], words[at + 1] if at + 1 < len(words) else ""
     if "=" in word:
         return word.partition("=")[2]
-    if not flag.startswith("--") and len(word) > len(flag) and not _SINGLE_DASH.match(word):
+    if not flag.startswith("--") and len(word) > len(flag) and not re.match(_SINGLE_DASH, word):
         return word[len(flag) :]
     return "" if following.startswith("-") or following.endswith(".py") else following
 
@@ -177,7 +177,7 @@ def refuse_single_dash(words: Sequence[str], ctx: click.Context) -> None:
     known = {name for each in ctx.command.params for name in each.opts}
     for at in _own_options(words, ctx.command):
         word = words[at]
-        if not _SINGLE_DASH.match(word):
+        if not re.match(_SINGLE_DASH, word):
             continue
         hints = [f"use '-{word}'"] if f"-{word}" in known else [*_entry("job", word)][:1]
         if hints:
@@ -217,7 +217,7 @@ def _awaits_value(word: str, with_value: Set[str]) -> bool:
 def refuse_launcher_module(words: Sequence[str], ctx: click.Context) -> None:
     """Refuse a launcher as the module, `-m torch.distributed.run`. Raises UsageError."""
     for at in _own_options(words, ctx.command):
-        if found := _MODULE.match(words[at]):
+        if found := re.match(_MODULE, words[at]):
             module, *rest = [word for word in (found[1], *words[at + 1 :]) if word] or [""]
             if _is_launcher(module):
                 raise _not_the_script(module, rest, ctx.info_name or "", words[:at])
