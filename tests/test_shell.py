@@ -40,7 +40,7 @@ def count(calls: Path) -> int:
 
 def test_output_status_and_errors_are_returned(stub: Stub) -> None:
     stub("squeue", "echo out; echo err >&2; exit 3")
-    assert shell.run(["squeue"]) == shell.Completed(rc=3, stdout="out\n", stderr="err\n")
+    assert shell.run(["squeue"]) == shell.Completed(rc=3, stdout="out\n", stderr="err\n", pid=0)
 
 
 def test_arguments_never_pass_through_a_shell(stub: Stub, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +45,7 @@ class Completed(NamedTuple):
     rc: int
     stdout: str
     stderr: str
-    pid: int = field(default=0, compare=False)
+    pid: int = 0
 
 
 def find(program: str) -> str | None:
