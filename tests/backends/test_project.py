@@ -7,7 +7,10 @@ import io
 import os
 import subprocess
 import tarfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,14 +110,14 @@ def test_a_directory_that_cannot_be_read_is_named(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(root, "a.py", "shut/b.py")
-    real = os.scandir
 
-    def scandir(place: str) -> object:
-        if str(place).endswith("shut"):
+    def refuse(real: Callable[..., object], place: Any, *args: Any, **options: Any) -> object:
+        if str(place).endswith("shut") or "shut/" in str(place):
             raise PermissionError(errno.EACCES, "Permission denied", place)
-        return real(place)
+        return real(place, *args, **options)
 
-    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(os, "scandir", partial(refuse, os.scandir))
+    monkeypatch.setattr(os, "stat", partial(refuse, os.stat))
     found = find_project(root)
     assert found.names == ("a.py",)
     assert found.notes == ("shut is not copied: it can't be read (Permission denied)",)

@@ -54,9 +54,11 @@ FORMS = (  # in pieces, so that scanners of repositories do not find them
     *(f"//npm.x/:_authToken={HEX[:36]}", "password=b'hunter2'", f"lin_oauth_{HEX[:64]}"),
     *(f"GET https://x-token:{RANDOM[:30]}@github.com/x", f"Authorization: token {HEX[:40]}"),
     *(f"eyJ{RANDOM[:20]}..{RANDOM[:16]}.{RANDOM[:40]}.x", f"wandb login --relogin {HEX[:40]}"),
+    f"a message that was shortened ... {RANDOM[12:40]}",
     *(f"hvs.{RANDOM[:24]}", f"SG.{RANDOM[:22]}.{RANDOM[:43]}", f"unknown_{RANDOM[:40]}"),
 )
-PARTS = ("hunter2", RANDOM[:12], HEX[:12], 3 * "ABCD", "55@", "two words", "XXXX", "bWU6")
+PARTS = ("hunter2", RANDOM[:12], RANDOM[24:36], HEX[:12], 3 * "ABCD", "55@", "two words")
+PARTS += ("XXXX", "bWU6")
 ORDINARY = [
     word
     for line in Path(__file__).with_name("ordinary.txt").read_text().splitlines()[1:]

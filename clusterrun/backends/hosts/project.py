@@ -51,7 +51,7 @@ def find_project(root: Path, *, leave_out: Collection[Path] = ()) -> Project:
     Raises ClusterrunError if it is too large or links to other places.
     """
     skips = functools.cache(functools.partial(_is_no_source, leave_out=frozenset(leave_out)))
-    is_git = any((place / ".git").exists() for place in (root, *root.parents))
+    is_git = any(os.path.exists(place / ".git") for place in (root, *root.parents))
     notes: list[str] = []
     tracked, others = _git_files(root, notes) if is_git else ([], _all_files(root, skips, notes))
     others = [n for n in others if not any(map(skips, (root / n).parents[: n.count("/")]))]
@@ -94,7 +94,7 @@ def _git_files(root: Path, notes: list[str]) -> tuple[list[str], list[str]]:
     """Return tracked files, and others that are not ignored; also those of repositories within."""
     tracked, others = (_git(root, kind, notes) for kind in ("--cached", "--others"))
     for name in [*tracked, *others]:
-        if (root / name / ".git").exists():
+        if os.path.exists(root / name / ".git"):
             for found, more in zip((tracked, others), _git_files(root / name, notes), strict=True):
                 found += (os.path.join(name, inner) for inner in more)
     return tracked, others
@@ -128,7 +128,8 @@ def _all_files(root: Path, skips: Callable[[Path], bool], notes: list[str]) -> l
 
 def _is_no_source(directory: Path, leave_out: Collection[Path]) -> bool:
     """Return whether a directory holds no source: an environment, a checkpoint, runs."""
-    is_made = any((directory / name).exists() for name in ("pyvenv.cfg", "conda-meta", MARKER))
+    made = ("pyvenv.cfg", "conda-meta", MARKER)
+    is_made = any(os.path.exists(directory / name) for name in made)
     return is_made or directory.name in _OTHERS or directory in leave_out
 
 
