@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.settings import Origin
@@ -25,8 +25,7 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 Plain = str | float | bool | list[str] | None  # a value for JSON
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One value for people: its key, its text on one line, its origin.
 
     `value` is the one for JSON; it and `text` are None if the value is not set.

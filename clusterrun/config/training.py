@@ -30,9 +30,9 @@ class LrRule(str, Enum):
     NONE = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class Training:
-    """Facts of the training; None means not set."""
+    """Facts of the training, the part of a JobSpec that estimates need; None means not set."""
 
     model: str | None = declared(
         "training.model",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from clusterrun.config.choices import Cluster, Starter
 from clusterrun.config.hosts import HostList
 from clusterrun.shared.versions import parse_version
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interpreter:
+class Interpreter(NamedTuple):
     """What is known about the job's Python; `path` is "" if it is not on this machine.
 
     `packages` maps packages to versions, "" if one was not found. If `is_known`, it is missing.
@@ -21,7 +22,7 @@ class Interpreter:
 
     path: str = ""
     version: tuple[int, int] | None = None
-    packages: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = MappingProxyType({})
     is_known: bool = False
     places: tuple[str, ...] = ()
 
@@ -47,7 +48,7 @@ class Facts:
     workdir: str
     runs_dir: str
     versions: Mapping[str, str]
-    interpreter: Interpreter = Interpreter()
+    interpreter: Interpreter = field(default_factory=Interpreter)
     oldest: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     local_gpus: tuple[str, ...] = ()
     local_cpus: int = 1

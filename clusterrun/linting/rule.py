@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from clusterrun.linting.source import Script
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
+class Launch(NamedTuple):
     """What the job gives the script; `cpus_per_node` is 0 if it is not known.
 
     `gpu_without_bf16` is the GPU type if it has no bf16 units. `is_sized` is False if nodes and
@@ -37,11 +36,11 @@ class Launch:
     max_restarts: int = 0
     shared_port: int = 0
     args: tuple[str, ...] | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    inherited: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = MappingProxyType({})
+    inherited: Mapping[str, str] = MappingProxyType({})
     setup: tuple[str, ...] = ()
-    deepspeed: Mapping[str, Any] = field(default_factory=dict)
-    accelerate: Mapping[str, Any] = field(default_factory=dict)
+    deepspeed: Mapping[str, Any] = MappingProxyType({})
+    accelerate: Mapping[str, Any] = MappingProxyType({})
     missing: tuple[str, ...] = ()
     read: Callable[[str], Mapping[str, Any] | None] = lambda path: {}
     has_wandb_key: bool = True

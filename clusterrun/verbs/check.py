@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -29,9 +28,7 @@ def find_pitfalls(
     launch = launch_of(job, plan)
     if of_many_ranks and is_unsized(job, plan):
         has_gpus = job.spec.device is not Device.CPU
-        launch = dataclasses.replace(
-            launch, nodes=2, ranks_per_node=2, has_gpus=has_gpus, is_sized=False
-        )
+        launch = launch._replace(nodes=2, ranks_per_node=2, has_gpus=has_gpus, is_sized=False)
     return lint(source or b"", launch)
 
 
