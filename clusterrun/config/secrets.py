@@ -24,13 +24,11 @@ _TABLE: Final = read_json("config/secrets.json")
 _WORDS: Final = {kind: frozenset(words.split()) for kind, words in _TABLE["names"].items()}
 _GLUED, _DIGITS = (tuple(_WORDS[kind]) for kind in ("glued to the end", "may be digits"))
 _FOLDERS, _SETTINGS = (frozenset(_TABLE[kind].split()) for kind in ("directories", "settings"))
-_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # `dbPasswords2`: db, Passwords
+_WORD: Final = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"  # `dbPasswords2`: db, Passwords
 _START: Final = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=\dm))"  # also after `\n` and a color
-_CHANGE: Final = re.compile(
-    r"(?<=[a-z])[A-Z0-9]|(?<=[A-Z])[0-9]|(?<=[0-9])[A-Za-z]|(?<=[A-Z]{2})[a-z]"
-)
+_CHANGE: Final = r"(?<=[a-z])[A-Z0-9]|(?<=[A-Z])[0-9]|(?<=[0-9])[A-Za-z]|(?<=[A-Z]{2})[a-z]"
 # A name and the sign after it: of a variable, a key, an option, in any kind of quotes.
-_NAME: Final = re.compile(
+_NAME: Final = (
     r"(?<!\d{12}:)(?:\\[nrtbf]|(?:\x1b|\\u001b)\[[0-9;]{0,12}m)?(?P<dashes>--)?"
     r"(?=(?P<name>[A-Za-z_][\w.-]{0,60}))(?P=name)(?:\\{0,3}[\"'])?\]?"
     r"(?P<sign>\s{0,3}[=:]{1,2}>?\s{0,3}|(?(dashes)(?:,?\s{1,20}(?:- )?|,)(?![\"'\s]{0,2}-)|(?!)))"
@@ -41,7 +39,7 @@ _VALUE: Final = re.compile(
     rf"|\\{{0,3}}[\"']?(?P<word>(?:{_LETTER}|[,;&|](?![\s\"']|\Z|[\w.-]{{1,40}}[=:])){{1,4096}})"
 )
 _LINE: Final = re.compile(rf"[\"']?(?P<line>(?:{_LETTER}|[ ;&|]){{1,4096}})")
-_HAS_LINE: Final = re.compile(r"(?i)(?:authorization|cookie|password|passphrase)\Z")
+_HAS_LINE: Final = r"(?i)(?:authorization|cookie|password|passphrase)\Z"
 
 
 @cache
@@ -60,7 +58,7 @@ def _strength(name: str) -> int:
     >>> [_strength(name) for name in ("HF_TOKEN", "wandbApiKey", "TOKEN_SALT", "MAX_TOKENS", "LR")]
     [2, 2, 1, 1, 0]
     """
-    words = [re.sub("(?<=..[^isu])s$", "", word.lower()) for word in _WORD.findall(name)]
+    words = [re.sub("(?<=..[^isu])s$", "", word.lower()) for word in re.findall(_WORD, name)]
     if _has("with an address", words) and words[-1] in ("url", "uri", "str", "string", "endpoint"):
         return 2
     while len(words) > 1 and (
@@ -105,7 +103,7 @@ def _is_named(name: str, value: str) -> bool:
 
 def _looks_random(text: str) -> bool:
     """Return whether letters and digits alternate, as they do in keys and not in words."""
-    return len(text) > 15 and 5 * len(_CHANGE.findall(text)) > len(text)
+    return len(text) > 15 and 5 * len(re.findall(_CHANGE, text)) > len(text)
 
 
 def is_secret_value(text: str) -> bool:
@@ -114,7 +112,7 @@ def is_secret_value(text: str) -> bool:
     >>> is_secret_value("http://me:pass@proxy:3128"), is_secret_value("http://proxy:3128")
     (True, False)
     """
-    return next(_found(text), None) is not None
+    return text != "" and next(_found(text), None) is not None
 
 
 def secret_arguments(words: Sequence[str]) -> Iterator[str]:
@@ -158,10 +156,10 @@ def named_secrets(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
     ([('HF_TOKEN', (16, 19))], [])
     """
     end = 0
-    for found in _NAME.finditer(text):
+    for found in re.finditer(_NAME, text):
         name, start = found["name"], found.end()
         strength = _strength(name) if start >= end else 0
-        has_line = strength and ":" in found["sign"] and _HAS_LINE.search(name)
+        has_line = strength and ":" in found["sign"] and re.search(_HAS_LINE, name)
         stop = start + 256**strength  # what only looks random is shorter
         value = strength and (_LINE if has_line else _VALUE).match(text, start, stop)
         if value and _is_named(name, value[value.lastgroup or 0]):

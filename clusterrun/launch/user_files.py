@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from clusterrun.config.choices import Strategy
 from clusterrun.config.spec import JobSpec
@@ -37,8 +38,7 @@ _STRATEGIES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnFiles:
+class OwnFiles(NamedTuple):
     """The user's files: their texts with Unix line endings, and the settings in them.
 
     `accelerate` is the YAML's mapping; `deepspeed_name` is the JSON's name as given. `stated` is
@@ -53,7 +53,7 @@ class OwnFiles:
     use_cpu: bool = False
     stated: Precision | None = None
     allowed: frozenset[Precision] = ANY_PRECISION
-    accelerate: dict[str, Any] = field(default_factory=dict)
+    accelerate: Mapping[str, Any] = MappingProxyType({})
     notes: tuple[str, ...] = ()
 
 

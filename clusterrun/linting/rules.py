@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from clusterrun.linting.arguments import refusal
 from clusterrun.linting.rule import Found, Launch, rule
 from clusterrun.linting.source import (
     Function,
@@ -525,8 +524,10 @@ def _is_at_a_step(script: Script, call: ast.Call) -> bool:
     "correct the arguments after the script",
 )
 def _refused_argument(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.args is None or "sys.argv" in script.text:
+    if launch.args is None or "sys.argv" in script.text or "argparse" not in script.text:
         return
+    from clusterrun.linting.arguments import refusal  # slow to import
+
     if (found := refusal(script, launch.args)) and not is_conditional(script, found[0]):
         yield found
 

@@ -36,11 +36,11 @@ CLOCK_SKEW_S = 3600.0
 WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
 NOBODY = "nobody"  # the source of an answer about an unknown job
 
-_EXIT = re.compile(r"([0-9]{1,9}):([0-9]{1,9})\Z")
-_SLUID = re.compile(r"s[0-9A-Z]{13}\Z")
-_CLOCK = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})\Z")
-_PAIR = re.compile(r"(?:^| )(\w+)=(\S*)")
-_REQUEST = re.compile(r"(?P<reason>.*?)(?:\|(?P<partition>[^|]*)\|(?P<nodes>[0-9]+))?\Z")
+_EXIT = r"([0-9]{1,9}):([0-9]{1,9})\Z"
+_SLUID = r"s[0-9A-Z]{13}\Z"
+_CLOCK = r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})\Z"
+_PAIR = r"(?:^| )(\w+)=(\S*)"
+_REQUEST = r"(?P<reason>.*?)(?:\|(?P<partition>[^|]*)\|(?P<nodes>[0-9]+))?\Z"
 
 
 def call(
@@ -185,7 +185,7 @@ def _rows(text: str, fields: Sequence[str]) -> Iterator[list[str]]:
 
 def _squeue_job(values: Sequence[str]) -> SchedulerJob:
     job_id, state_text, nodelist, elapsed, limit, start, end, rest = values
-    request = _REQUEST.match(rest)
+    request = re.match(_REQUEST, rest)
     reason, partition, nodes = request.groups() if request else (rest, None, None)
     state = parse_slurm_state(state_text)
     has_started = state not in (JobState.PENDING, JobState.UNKNOWN) and bool(nodelist)
@@ -288,7 +288,7 @@ def parse_scontrol(text: str, job_ids: Iterable[str]) -> dict[str, SchedulerJob]
         job_id = line.partition(" ")[0].removeprefix("JobId=")
         if job_id in wanted:
             jobs[job_id] = _scontrol_job(
-                job_id, dict(_PAIR.findall(line.rpartition(" Command=")[0]))
+                job_id, dict(re.findall(_PAIR, line.rpartition(" Command=")[0]))
             )
     return jobs
 
@@ -336,7 +336,7 @@ def job_of_sluid(text: str) -> str:
 
     Return "" for any other text, and if Slurm does not know the job.
     """
-    if not _SLUID.match(text):
+    if not re.match(_SLUID, text):
         return ""
     for program, *words in (
         ("squeue", "--states=all", "--format=%A"),
@@ -363,7 +363,7 @@ def parse_clock(text: str) -> int | None:
     >>> parse_clock("0:02"), parse_clock("1-02:03:04"), parse_clock("UNLIMITED")
     (2, 93784, None)
     """
-    match = _CLOCK.match(text)
+    match = re.match(_CLOCK, text)
     if match is None:
         return None
     days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
@@ -390,7 +390,7 @@ def parse_exit(text: str) -> tuple[int | None, int | None]:
     >>> parse_exit("3:0"), parse_exit("0:9"), parse_exit("")
     ((3, None), (0, 9), (None, None))
     """
-    match = _EXIT.match(text)
+    match = re.match(_EXIT, text)
     if match is None:
         return None, None
     return int(match[1]), int(match[2]) or None
