@@ -109,7 +109,7 @@ def estimated(resolved: Resolved) -> tuple[int, tuple[str, ...]]:
 def _submitted(resolved: Resolved) -> Resolved:
     """Decide where the job will run: a submission, unlike a plan, is for this cluster."""
     cluster = choose_cluster(resolved.spec.cluster)
-    return dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, cluster=cluster))
+    return resolved._replace(spec=dataclasses.replace(resolved.spec, cluster=cluster))
 
 
 def _no(what: str, need: Need) -> str:

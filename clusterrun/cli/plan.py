@@ -137,11 +137,11 @@ def _exit_code(answer: Estimate) -> Exit:
 def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
     """Resolve the configuration; a script is planned as it would be submitted."""
     if job_file is not None and PurePath(job_file).suffix == ".py":
-        job = dataclasses.replace(job, flags={**job.flags, "script": Given(value=job_file)})
+        job = job._replace(flags={**job.flags, "script": Given(value=job_file)})
     elif job_file is not None:
         if job.config_file is not None:
             raise UsageError("JOBFILE and --config cannot be combined", hint="keep one of them")
-        job = dataclasses.replace(job, config_file=job_file)
+        job = job._replace(config_file=job_file)
     return job.load()
 
 

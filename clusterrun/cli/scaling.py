@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -93,9 +92,7 @@ def command(
     if counts is None:
         raise UsageError("--nodes is missing", hint="pass --nodes 1,2,4")
     nodes = node_counts(counts)
-    worlds = prepare_worlds(
-        lambda more: dataclasses.replace(job, flags={**job.flags, **more}).load(), nodes
-    )
+    worlds = prepare_worlds(lambda more: job._replace(flags={**job.flags, **more}).load(), nodes)
     _announce(worlds, yes=yes or collect)
     results = _waited(worlds, newest_runs(worlds)) if collect else _measured(worlds)
     scaling = scaling_of(worlds, results, is_fixed_batch=fixed_batch)

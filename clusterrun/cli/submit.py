@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import click
@@ -104,7 +103,7 @@ def command(
 def _chained(job: JobOptions) -> JobOptions:
     """Let the next job of the chain continue the run, unless --on-interrupt was given."""
     flags = {"on_interrupt": Given(value="successor", flag="--chain"), **job.flags}
-    return dataclasses.replace(job, flags=flags)
+    return job._replace(flags=flags)
 
 
 def _prepare_planned(job: JobOptions) -> Prepared:
@@ -124,7 +123,7 @@ def _prepare_planned(job: JobOptions) -> Prepared:
         "planned": True,
     }
     chosen = {name: Given(value=value, flag="--plan") for name, value in values.items()}
-    prepared = prepare(dataclasses.replace(job, flags={**job.flags, **chosen}).load())
+    prepared = prepare(job._replace(flags={**job.flags, **chosen}).load())
     if prepared.plan.device is not Device.CUDA:
         raise UsageError(
             f"--plan chooses a setup for GPUs, but the ranks run on {prepared.plan.device.value}",

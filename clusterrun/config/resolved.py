@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -37,8 +36,7 @@ class Row(NamedTuple):
     origin: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A JobSpec with the origins of its values.
 
     `origins` contains every key of FIELDS, and `env.NAME` for each name of a mapping. `project_dir`

@@ -159,7 +159,7 @@ def subject_of(load: Callable[[], Resolved]) -> Subject:
         return Subject(mistake=error)
     spec = resolved.spec
     if spec.script is None and spec.module is None:
-        resolved = dataclasses.replace(resolved, spec=dataclasses.replace(spec, module=STAND_IN))
+        resolved = resolved._replace(spec=dataclasses.replace(spec, module=STAND_IN))
     try:
         prepared = prepare(resolved, is_again=True)  # its notes are not printed
     except UsageError as error:

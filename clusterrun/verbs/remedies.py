@@ -229,7 +229,7 @@ def _other_strategy(run: Run, micro: int, accumulation: int) -> list[str]:
         run.spec, micro_batch=micro, accumulation=accumulation, effective_batch=None
     )
     try:
-        question = question_of(dataclasses.replace(run.resolved, spec=spec))
+        question = question_of(run.resolved._replace(spec=spec))
         choices = recommend(question, question.setup.effective_batch)
     except ClusterrunError:
         return []

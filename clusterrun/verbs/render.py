@@ -171,7 +171,7 @@ def check_without_slurm(resolved: Resolved) -> None:
     spec = resolved.spec
     if spec.cluster is Cluster.AUTO:
         spec = dataclasses.replace(spec, cluster=Cluster.SLURM)
-    prepare(dataclasses.replace(resolved, spec=spec)).refuse_problem()
+    prepare(resolved._replace(spec=spec)).refuse_problem()
 
 
 def _may_run(resolved: Resolved) -> bool:

@@ -74,7 +74,7 @@ def run(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
         spec = dataclasses.replace(spec, nodelist=",".join(rest))
     else:
         spec = dataclasses.replace(spec, exclude=",".join(filter(None, (spec.exclude, first))))
-    others = _follow(_submit(dataclasses.replace(resolved, spec=spec)), progress)
+    others = _follow(_submit(resolved._replace(spec=spec)), progress)
     return dataclasses.replace(others, nodes=(first, *others.nodes), unstarted=first)
 
 
@@ -97,9 +97,7 @@ def _submit(resolved: Resolved) -> JobRecord:
         spare_nodes=0,
         max_restarts=0,
     )
-    return submit_prepared(
-        _as_smoke(prepare(dataclasses.replace(resolved, spec=spec))), is_shared=True
-    )
+    return submit_prepared(_as_smoke(prepare(resolved._replace(spec=spec))), is_shared=True)
 
 
 def _as_smoke(prepared: Prepared) -> Prepared:

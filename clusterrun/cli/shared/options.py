@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -45,14 +45,13 @@ _METAVARS: Final = {
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobOptions:
+class JobOptions(NamedTuple):
     """The options and arguments of a job as typed, not yet interpreted.
 
     `flags` maps the names of JobSpec's fields to `config.Given`.
     """
 
-    flags: dict[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = MappingProxyType({})
     config_file: str | None = None
     profile: str | None = None
     overrides: tuple[str, ...] = ()
@@ -72,7 +71,7 @@ class JobOptions:
             overrides=self.overrides,
         )
         _show_sources(resolved)
-        return replace(resolved, notes=(*self.notes, *resolved.notes))
+        return resolved._replace(notes=(*self.notes, *resolved.notes))
 
 
 def _show_sources(resolved: Resolved) -> None:
