@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.chaos.figures import Interruption
 from benchmarks.report import Section, Value, median
+from clusterrun.rundir.end import read_end
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.state import JobState
 from tests.chaos.checks import Reference, problems
 from tests.chaos.faults import FAULTS, UNDISTURBED, Fault, Scene, TooLateError
 from tests.chaos.training import SAVE_EVERY, Training, submit
@@ -45,44 +49,47 @@ class Long:
 
     def hurt(self, fault: Fault) -> None:
         """Inject a fault once this attempt has made two checkpoints; one that is late is none."""
-        attempt = self._settled()
-        time.sleep(self.dice.random())
-        with ExitStack() as undo:
-            scene = Scene(cluster=self.cluster, training=self.training, attempt=attempt, undo=undo)
-            try:
-                at = fault.inject(scene)
-            except TooLateError:
-                self.too_late.append(fault.name)
-                return
-            self.happened.append((fault.name, attempt, at))
-            if fault.attempts is not None:
-                self._wait_for_attempt(attempt + fault.attempts - 1)
-            self._wait_for_step_after(at)
+        try:
+            with ExitStack() as undo:
+                self._hurt(fault, undo)
+        except TooLateError:
+            self.too_late.append(fault.name)
         self.cluster.heal()
 
+    def _hurt(self, fault: Fault, undo: ExitStack) -> None:
+        attempt = self._wait(self._settled, "two checkpoints")
+        time.sleep(self.dice.random())
+        scene = Scene(cluster=self.cluster, training=self.training, attempt=attempt, undo=undo)
+        at = fault.inject(scene)
+        if fault.attempts is not None:
+            last = attempt + fault.attempts - 1
+            self._wait(lambda: self._has_come(last), f"attempt {last}")
+        self._wait(lambda: self._trains_since(at), "a step after the fault")
+        self.happened.append((fault.name, attempt, at))
+
+    def _wait(self, condition: Callable[[], int], what: str) -> int:
+        """Wait for a condition and return its value. Raises TooLateError if the run completes."""
+        wait_for(lambda: condition() or self._is_over(), what, COMES_BACK_S)
+        if not (value := condition()):
+            raise TooLateError(f"{what}: the training was over")
+        return value
+
+    def _is_over(self) -> bool:
+        end = read_end(RunPaths(root=self.training.root))
+        return end is not None and end.state is JobState.COMPLETED
+
     def _settled(self) -> int:
-        """Wait until the newest attempt has saved twice; return its number."""
+        """Return the newest attempt if it trains and has saved twice."""
+        attempt = self.training.newest_attempt
+        return attempt if len(self.training.saved(attempt)) >= 2 and not self._is_over() else 0
 
-        def newest() -> int:
-            attempt = self.training.newest_attempt
-            return attempt if len(self.training.saved(attempt)) >= 2 else 0
+    def _has_come(self, attempt: int) -> bool:
+        self.cluster.start_requeued(self.training.job_ids[-1])
+        return self.training.newest_attempt >= attempt
 
-        return int(wait_for(newest, "two checkpoints", COMES_BACK_S))
-
-    def _wait_for_attempt(self, attempt: int) -> None:
-        def has_come() -> bool:
-            newest = self.training.job_ids[-1]
-            self.cluster.start_requeued(newest)
-            return self.training.newest_attempt >= attempt
-
-        wait_for(has_come, f"attempt {attempt}", COMES_BACK_S)
-
-    def _wait_for_step_after(self, at: float) -> None:
-        def trains() -> bool:
-            lines = self.training.printed(self.training.newest_attempt)
-            return bool(lines) and lines[-1].at > at
-
-        wait_for(trains, "a step after the fault", COMES_BACK_S)
+    def _trains_since(self, at: float) -> bool:
+        lines = self.training.printed(self.training.newest_attempt)
+        return bool(lines) and lines[-1].at > at
 
 
 def endure(directory: Path, cluster: Cluster, *, faults: int, seed: int) -> Section:

@@ -6,10 +6,14 @@ import json
 import subprocess
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 from benchmarks.chaos.figures import row
 from benchmarks.chaos.long import Long
+from clusterrun.rundir.end import write_end
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.state import JobState
 from tests.chaos.faults import FAULTS
 from tests.chaos.training import Training
 from tests.chaos.undergo import SeenState, Undergone
@@ -70,6 +74,8 @@ def test_a_fault_whose_process_has_ended_is_none(tmp_path: Path) -> None:
     started = {**event(99.0, "rank_start", 1), "rank": 1, "pid": ended.pid}
     saved = [{**event(100.0, "checkpoint", 1), "step": step} for step in (4, 8)]
     training = run(tmp_path, [started, *saved], {1: []})
-    long = Long(training=training, cluster=cast(Any, None), dice=Random(1))
+    long = Long(training=training, cluster=Mock(), dice=Random(1))
     long.hurt(FAULTS["checkpoint corrupted"])
-    assert (long.happened, long.too_late) == ([], ["checkpoint corrupted"])
+    write_end(RunPaths(root=tmp_path), JobState.COMPLETED, 0)
+    long.hurt(FAULTS["slurmctld restarted"])
+    assert (long.happened, long.too_late) == ([], ["checkpoint corrupted", "slurmctld restarted"])
