@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -23,12 +22,10 @@ from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.job_id import JobId
 
-FORMAT = 2  # of the corpus: one of another format is replaced
+FORMAT = 3  # of the corpus: one of another format is replaced
 JOBS = "jobs-"  # directories of runs that were interrupted
 RANKS = 8
 STEP_S = 6
-INDEX_BYTES = 1 << 20
-INDEX_US = 5_000_000
 MOST_NODES = 1250  # ranks have four digits
 
 # Bytes that are neither in the text nor in UTF-8 stand for digits that differ between nodes.
@@ -103,7 +100,6 @@ def _make(root: Path, *, nodes: int, size_bytes: int) -> Corpus:
         node = text.node(number)
         stem = paths.log(1, node_name(number))
         stem.write_bytes(node.log)
-        stem.with_suffix(".idx").write_bytes(node.index)
         stem.with_suffix(".err").write_bytes(node.errors)
         size, lines = size + len(node.log), lines + node.lines
     return Corpus(
@@ -155,18 +151,8 @@ def _write_run(paths: RunPaths, *, nodes: int, end: int) -> None:
 @dataclass(frozen=True, kw_only=True)
 class _Node:
     log: bytes
-    index: bytes
     errors: bytes
     lines: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Side:
-    """The bytes around the text on nodes whose ranks have equally many digits."""
-
-    times: list[int]  # of the index, without the node's jitter
-    places: list[tuple[int, int]]
-    errors: bytes
 
 
 class _Text:
@@ -182,25 +168,19 @@ class _Text:
         self._root = nodes * 6 // 10
         self._end = end
         self._masters: dict[bool, tuple[list[bytes], bytes]] = {}
-        self._sides: dict[tuple[bool, tuple[int, ...]], _Side] = {}
+        self._sides: dict[tuple[bool, tuple[int, ...]], bytes] = {}
 
     def node(self, number: int) -> _Node:
         """Return the files of one node."""
         is_root = number == self._root
         lines, master = self._master(is_root=is_root)
-        table, left_out, jitter = _digits(number)
+        table, left_out = _digits(number)
         log = master.translate(table, left_out)
         widths = tuple(len(str(RANKS * number + rank)) for rank in range(RANKS))
         side = self._sides.get((is_root, widths))
         if side is None:
             side = self._sides[is_root, widths] = _side(lines, log)
-        entries = zip(side.times, side.places, strict=True)
-        return _Node(
-            log=log,
-            index=b"".join(struct.pack("<QQQ", t + jitter, *place) for t, place in entries),
-            errors=side.errors.translate(table, left_out),
-            lines=len(lines),
-        )
+        return _Node(log=log, errors=side.translate(table, left_out), lines=len(lines))
 
     def _master(self, *, is_root: bool) -> tuple[list[bytes], bytes]:
         if is_root not in self._masters:
@@ -209,8 +189,8 @@ class _Text:
         return self._masters[is_root]
 
 
-def _digits(number: int) -> tuple[bytes, bytes, int]:
-    """Return each placeholder's digit on a node, those without one, and the jitter in µs."""
+def _digits(number: int) -> tuple[bytes, bytes]:
+    """Return each placeholder's digit on a node, and those without one."""
     jitter = number * 7919 % 10_000
     table, left_out = bytearray(range(256)), bytearray()
     fixed = [(_JITTER, f"{jitter:04}"), (_NODE, f"{number:04}")]
@@ -221,27 +201,20 @@ def _digits(number: int) -> tuple[bytes, bytes, int]:
     for places, digits in fixed:
         for place, digit in zip(places, digits.encode(), strict=True):
             table[place] = digit
-    return bytes(table), bytes(left_out), jitter
+    return bytes(table), bytes(left_out)
 
 
-def _side(lines: list[bytes], log: bytes) -> _Side:
-    """Make the index and the side file of errors of a text, as a node writes them."""
-    times: list[int] = []
-    places: list[tuple[int, int]] = []
+def _side(lines: list[bytes], log: bytes) -> bytes:
+    """Make the side file of errors of a text, as a node writes it, with placeholders."""
     errors: list[bytes] = []
     classifier = Classifier()
     offset = 0
-    for number, (line, real) in enumerate(zip(lines, log.split(b"\n")[:-1], strict=True)):
-        at = int(real[:12]) * 10_000  # without the jitter
-        is_due = not times or at - times[-1] >= INDEX_US or offset - places[-1][0] >= INDEX_BYTES
-        if is_due:
-            times.append(at)
-            places.append((offset, number))
+    for line, real in zip(lines, log.split(b"\n")[:-1], strict=True):
         if kind := _kind(classifier, real):
             *head, text = line.split(b" ", 3)
             errors.append(b" ".join([*head, kind, b"%d" % offset, text]))
         offset += len(real) + 1
-    return _Side(times=times, places=places, errors=b"".join(errors))
+    return b"".join(errors)
 
 
 def _kind(classifier: Classifier, line: bytes) -> bytes:

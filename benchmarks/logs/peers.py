@@ -47,7 +47,7 @@ def tails(corpus: Corpus) -> Command:
 def greps(corpus: Corpus) -> list[Command]:
     """Search all logs for a text, with every tool that is installed."""
     directory = Path(corpus.files[0]).parent
-    argv = ["grep", "-rhF", "--exclude=*.idx", "--exclude=*.err", NEEDLE, str(directory)]
+    argv = ["grep", "-rhF", "--exclude=*.err", NEEDLE, str(directory)]
     found = [_in_c(Command(name="grep -rF TEXT", argv=argv))]
     ripgrep = shutil.which("rg")
     if ripgrep:

@@ -1,9 +1,8 @@
-"""The format of a node's log, its index and its side file, as in docs/contracts.md."""
+"""The format of a node's log and its side file, as in docs/contracts.md."""
 
 from __future__ import annotations
 
 import re
-import struct
 from enum import Enum
 from typing import NamedTuple
 
@@ -47,12 +46,9 @@ SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
 
 _GAP = re.compile(rb"([oela]) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 _SIDE = re.compile(rb"([^ ]{0,99}?)(\+?) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
-_END = re.compile(rb"^[0-9]{16} - z [^\n]*\n\Z", re.MULTILINE)
 _LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
 _LEFT_OUT_TEXT = b"x "
 _NO_CLASS = b"-"
-INDEX_ENTRY = struct.Struct("<QQQ")  # the fields of an IndexEntry
-INDEX_ENTRY_BYTES = INDEX_ENTRY.size
 
 
 class LogLine(NamedTuple):
@@ -175,11 +171,6 @@ def parse_end(text: bytes) -> tuple[int, str]:
     return number, reason.decode("utf-8", "replace")
 
 
-def is_complete(tail: bytes) -> bool:
-    """Return whether the last bytes of a log are its end record."""
-    return _END.search(tail) is not None
-
-
 class SideEntry(NamedTuple):
     """The fields of a side file's line: its class ("" for none), its place in the log, its text.
 
@@ -205,16 +196,3 @@ def parse_side_text(text: bytes) -> SideEntry | None:
         return None
     kind = "" if found[1] == _NO_CLASS else found[1].decode("utf-8", "replace")
     return SideEntry(kind, bool(found[2]), int(found[3]), found[4] or b"")
-
-
-class IndexEntry(NamedTuple):
-    """The time of a line, its place in the log, and its number."""
-
-    time_us: int
-    offset: int
-    line: int
-
-
-def unpack_index_entry(raw: bytes) -> IndexEntry | None:
-    """Unpack an index entry; None if it is incomplete."""
-    return IndexEntry(*INDEX_ENTRY.unpack(raw)) if len(raw) == INDEX_ENTRY_BYTES else None

@@ -43,7 +43,6 @@ class LogFile:
     path: Path
     kind: FileKind = FileKind.LOG
     ranks: range | None = None
-    index: Path | None = None
     stream: Stream = Stream.OUT
     log: Path | None = None
 
@@ -66,7 +65,6 @@ def find_files(paths: RunPaths, attempt: int, nodes: frozenset[str] | None = Non
             node=node,
             path=paths.log(attempt, node),
             ranks=ranks.get(node),
-            index=paths.log_index(attempt, node),
         )
         for node in _nodes_with(".log", names, nodes)
     ]

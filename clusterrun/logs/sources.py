@@ -10,8 +10,8 @@ from clusterrun.logformat.lines import END_LITERAL, GAP_LITERAL, RECORDS, LogLin
 from clusterrun.logformat.literals import Literals, required_literals
 from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.files import FileKind, LogFile, file_size
-from clusterrun.logs.index import has_gaps, has_left_out, seek_time
 from clusterrun.logs.query import Query
+from clusterrun.logs.seek import has_gaps, has_left_out, seek_time
 from clusterrun.shared.hostlist import natural_key
 
 Takes = Callable[["int | None", Stream], bool]
@@ -99,23 +99,18 @@ def _parts(
         if query.overview and (log.ranks is None or 0 in log.ranks):
             yield log, Part.ALL, lambda rank, stream: rank == 0 and takes(rank, stream)
         notes = _notes(log, sides.get(log.node), query)
-        if notes is None:
-            continue
         if query.overview:
             yield notes, Part.NOTES, lambda rank, stream: rank != 0 and takes(rank, stream)
         else:
             yield notes, Part.ERRORS, takes
 
 
-def _notes(log: LogFile, side: LogFile | None, query: Query) -> LogFile | None:
-    """Return the file from which to read a node's error lines; None if it has none.
+def _notes(log: LogFile, side: LogFile | None, query: Query) -> LogFile:
+    """Return the file from which to read a node's error lines.
 
     An overview uses a side file even if it had no room for all, and shows how many it lacks.
     """
-    if side is not None and (query.overview or not has_left_out(side)):
-        return side
-    has_none = side is None and log.index is not None and file_size(log.index) > 0
-    return None if has_none else log  # an agent that writes an index also writes side files
+    return side if side and (query.overview or not has_left_out(side)) else log
 
 
 def _may_hold(file: LogFile, query: Query) -> bool:

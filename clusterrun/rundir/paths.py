@@ -93,7 +93,6 @@ class RunPaths:
     stacks = _OfAttempt("stacks.json")  # where the ranks were when it hung
 
     log = _OfNode("logs/a{attempt}/{node}.log")  # stamped log lines
-    log_index = _OfNode("logs/a{attempt}/{node}.idx")  # the sparse time index of the log
     log_errors = _OfNode("logs/a{attempt}/{node}.err")  # error lines, and launcher's and agent's
     nccl_log = _OfNode("logs/a{attempt}/nccl/{node}.log")  # NCCL's log files
     flight_dumps = _OfNode("fr/a{attempt}/{node}.tar")  # the flight recorder's, as torch names them

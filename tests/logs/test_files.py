@@ -22,7 +22,6 @@ def paths(tmp_path: Path) -> RunPaths:
     for node in ("n10", "n2", "n\udcff"):
         write_log(paths, 1, node, [b"x\n"])
     paths.log_errors(1, "n2").write_bytes(b"")
-    paths.log_index(1, "n2").write_bytes(b"")
     paths.nccl_log(1, "n2").parent.mkdir()
     return paths
 
@@ -37,11 +36,7 @@ def test_each_file_says_what_it_holds(paths: RunPaths) -> None:
     world = {"schema": "clusterrun.world/1", "nodes": ["n2", "n10"], "procs_per_node": 4}
     paths.world(1).write_text(json.dumps(world))
     _, log, unknown, side = find_files(paths, 1)
-    assert (log.kind, log.ranks, log.index) == (
-        FileKind.LOG,
-        range(4, 8),
-        paths.log_index(1, "n10"),
-    )
+    assert (log.kind, log.ranks) == (FileKind.LOG, range(4, 8))
     assert (side.kind, side.ranks, side.path) == (
         FileKind.ERRORS,
         range(4),

@@ -295,10 +295,6 @@ def test_nothing_turns_the_order_of_a_line_round(run: LogsCommand) -> None:
     assert shown(run, "--rank", "9", "-n", "1") == ["ok deliaf x"]
 
 
-def test_the_end_of_a_log_is_not_listed_as_a_line(run: LogsCommand) -> None:
-    assert [line.split()[3] for line in run.lines("L1", "--list")] == ["LINES", "6", "4"]
-
-
 def test_a_finished_progress_bar_has_the_time_of_its_end(run: LogsCommand) -> None:
     run.environ["TZ"] = "UTC"
     at = [T0 + (20 + i) * SECOND for i in range(4)]

@@ -44,13 +44,12 @@ class LoggedRun:
     def leave_out(self, node: str, time_us: int, count: int) -> None:
         self.sides[node].append(raw(T0 + time_us, None, "g", f"- 0 x {count} full"))
 
-    def write(self, *, world: bool = True, sides: bool = True, index: bool = True) -> RunPaths:
+    def write(self, *, world: bool = True, sides: bool = True) -> RunPaths:
         for node, lines in self.logs.items():
             write_log(self.paths, 1, node, lines)
-            if sides and self.sides[node]:
+            if sides:
                 self.paths.log_errors(1, node).write_bytes(b"".join(self.sides[node]))
-            if index:
-                self.paths.log_index(1, node).write_bytes(b"\0" * 24)
+            self.paths.log(1, node).with_suffix(".idx").write_bytes(b"of an older release")
         if world:
             found = {"schema": "clusterrun.world/1", "nodes": ["n1", "n2"], "procs_per_node": 2}
             self.paths.world(1).write_text(json.dumps(found))
@@ -125,15 +124,14 @@ def test_errors_are_read_from_side_files_alone(run: LoggedRun) -> None:
 def test_a_log_without_side_file_is_classified(
     run: LoggedRun, query: Query, shown: list[str]
 ) -> None:
-    run.write(sides=False, index=False)
+    run.write(sides=False)
     assert run.read(query) == shown
 
 
 @pytest.mark.parametrize("query", [OVERVIEW, ERRORS])
-def test_an_index_without_side_file_says_that_there_are_no_errors(
-    run: LoggedRun, query: Query
-) -> None:
-    run.write(sides=False)
+def test_an_empty_side_file_says_that_there_are_no_errors(run: LoggedRun, query: Query) -> None:
+    run.sides["n2"].clear()
+    run.write()
     assert "n2.log" not in run.opened(query)
 
 
@@ -299,9 +297,8 @@ def test_a_long_error_line_that_the_log_lacks_ends_with_a_mark(
 @pytest.mark.parametrize("query", [ERRORS, OVERVIEW])
 def test_long_error_lines_are_read_as_the_agent_wrote_them(tmp_path: Path, query: Query) -> None:
     paths = RunPaths(root=tmp_path)
-    log, side, index = paths.log(1, "n1"), paths.log_errors(1, "n1"), paths.log_index(1, "n1")
     paths.attempt(1).mkdir(parents=True)
-    file = AgentLog(log=log, index=index, errors=side)
+    file = AgentLog(log=paths.log(1, "n1"), errors=paths.log_errors(1, "n1"))
     texts = [LONG + "\n", "KeyError: " + "y" * 3000, "y" * 3000 + "\n", "OSError: z\n"]
     for i, text in enumerate(texts):
         file.add(Piece(text.encode(), is_cut=not text.endswith("\n")), T0 + i, "1", "e")

@@ -116,7 +116,7 @@ def test_what_ranks_leave_beside_their_output_comes_home_as_a_file_a_node(tmp_pa
         assert archive.getnames() == ["rank_0", "rank_1"]
     brought = [path for path in tmp_path.rglob("*") if path.is_file() and spool not in path.parents]
     homes = (paths.rank_errors(1, "n1"), paths.nccl_log(1, "n1"), paths.flight_dumps(1, "n1"))
-    logs = (paths.log(1, "n1"), paths.log_index(1, "n1"), paths.log_errors(1, "n1"))
+    logs = (paths.log(1, "n1"), paths.log_errors(1, "n1"))
     assert {*brought} <= {*homes, *logs, paths.events("n1")}
 
 

@@ -1,9 +1,8 @@
-"""A node's log, its index and its side file of errors: what is where, and what is left out."""
+"""A node's log and its side file of errors: what is where, and what is left out."""
 
 from __future__ import annotations
 
 import os
-import struct
 from pathlib import Path
 
 import pytest
@@ -22,17 +21,14 @@ SECOND = 1_000_000
 
 
 class Files:
-    """The three files of a log in a directory."""
+    """The two files of a log in a directory."""
 
     def __init__(self, root: Path) -> None:
-        self.log, self.index, self.errors = (root / f"n1.{end}" for end in ("log", "idx", "err"))
-        self.file = NodeLog(self.log, self.index, self.errors)
+        self.log, self.errors = root / "n1.log", root / "n1.err"
+        self.file = NodeLog(self.log, self.errors)
 
     def add(self, text: bytes, time_us: int = T0, rank: str = "0", stream: str = "o") -> None:
         self.file.add(Piece(text, is_cut=not text.endswith(b"\n")), time_us, rank, stream)
-
-    def entries(self) -> list[tuple[int, int, int]]:
-        return list(struct.iter_unpack("<QQQ", self.index.read_bytes()))
 
     def error_lines(self) -> list[list[bytes]]:
         """Split each into time, rank, stream, class, offset, text."""
@@ -49,30 +45,6 @@ def test_times_never_run_backwards(files: Files) -> None:
     files.add(b"b\n", T0)
     files.file.flush()
     assert files.log.read_bytes() == b"%d 0 o a\n%d 0 o b\n" % (T0 + 5, T0 + 5)
-
-
-def test_the_index_starts_with_the_first_line(files: Files) -> None:
-    files.add(b"a\nb\n")
-    files.add(b"c\n")
-    files.file.flush()
-    assert files.entries() == [(T0, 0, 0)]
-
-
-def test_the_index_names_a_line_every_few_seconds_and_every_mebibyte(files: Files) -> None:
-    files.add(b"a\nb\n")
-    files.add(b"c\n", T0 + 5 * SECOND)
-    files.add(b"x" * 50 + b"\n")
-    files.add((b"y" * 100 + b"\n") * 10_400)
-    files.add(b"cut", rank="7")
-    files.file.flush()
-    lines = files.log.read_bytes().split(b"\n")
-    starts = [sum(len(line) + 1 for line in lines[:n]) for n in (0, 2, 10_404)]
-    assert files.entries() == [
-        (T0, 0, 0),
-        (T0 + 5 * SECOND, starts[1], 2),
-        (T0 + 5 * SECOND, starts[2], 10_404),
-    ]
-    assert lines[10_404].endswith(b" 7 O cut")
 
 
 def test_error_lines_stand_in_the_side_file_with_their_place_in_the_log(files: Files) -> None:
@@ -288,27 +260,24 @@ def test_the_end_is_one_line_in_both_files_whatever_the_reason(files: Files) -> 
 def test_a_side_file_that_cannot_be_written_does_not_stop_the_log(files: Files) -> None:
     files.log.parent.mkdir()
     files.errors.symlink_to("/dev/full")
-    files.index.symlink_to("/dev/full")
     files.add(b"error: x\n")
     assert files.file.flush()
     assert files.log.stat().st_size
     assert not files.file.problem
     assert not files.file.is_written
     files.errors.unlink()
-    files.index.unlink()
     assert files.file.flush()
     assert files.file.is_written
-    assert len(files.error_lines()) == len(files.entries()) == 1
+    assert len(files.error_lines()) == 1
 
 
-def test_index_and_side_file_never_point_behind_the_end_of_the_log(files: Files) -> None:
+def test_a_side_file_never_points_behind_the_end_of_the_log(files: Files) -> None:
     files.log.parent.mkdir()
     files.log.symlink_to("/dev/full")
     files.add(b"error: x\n")
     assert not files.file.flush()
     assert "No space" in files.file.problem
     assert not files.errors.exists()
-    assert not files.index.exists()
 
 
 def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def _ways(node: str, attempt: int) -> dict[str, _Way]:
         first.append(_RUN.outcome(attempt))
         heads = [f(attempt) for f in (_RUN.world, _RUN.resumed, _RUN.stacks, _RUN.request)]
         whole = [f(attempt, node) for f in (_RUN.flight_dumps, _RUN.live_dumps)]
-        logs = (_RUN.log, _RUN.log_index, _RUN.log_errors, _RUN.nccl_log, _RUN.rank_errors)
+        logs = (_RUN.log, _RUN.log_errors, _RUN.nccl_log, _RUN.rank_errors)
         grows = [_RUN.events(node), *(f(attempt, node) for f in logs)]
     found = zip(_Way, (grows, whole, first, heads), strict=True)
     return {str(path): way for way, paths in found for path in paths}
@@ -73,8 +73,8 @@ def _all_ways(root: Path, node: str) -> Iterator[tuple[str, _Way]]:
 
 
 def _leader(path: str) -> str:
-    """Return the log that an index or a side file points into; for any other file, its own path."""
-    is_side = path.startswith("logs/") and path.endswith((".idx", ".err"))
+    """Return the log that a side file points into; for any other file, its own path."""
+    is_side = path.startswith("logs/") and path.endswith(".err")
     return f"{path[:-4]}.log" if is_side else path
 
 

@@ -14,7 +14,6 @@ from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs.files import FileKind, file_size
-from clusterrun.logs.index import count_lines
 from clusterrun.shared import files
 from clusterrun.shared.hostlist import fold_ranks
 from clusterrun.shared.wording import count
@@ -48,7 +47,6 @@ def list_files(request: Request) -> None:
             "attempt": attempt,
             "node": file.node,
             "ranks": fold_ranks(file.ranks) if file.ranks else None,
-            "lines": None if file.kind is FileKind.PLAIN else count_lines(file),
             "size_bytes": file_size(file.path),
             "path": str(file.path),
         }
@@ -60,7 +58,7 @@ def list_files(request: Request) -> None:
         output.answer_json({"schema": "clusterrun.logs/1", "files": rows})
         return
     cells = [["-" if value is None else str(value) for value in row.values()] for row in rows]
-    output.answer_table(["ATTEMPT", "NODE", "RANKS", "LINES", "BYTES", "PATH"], cells)
+    output.answer_table(["ATTEMPT", "NODE", "RANKS", "BYTES", "PATH"], cells)
 
 
 def save(request: Request, target: str) -> None:

@@ -18,8 +18,8 @@ from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.catalogue import BATCH
 from clusterrun.logs.context import Break, context_of, with_context
 from clusterrun.logs.files import FileKind, LogFile, file_size
-from clusterrun.logs.index import has_left_out
 from clusterrun.logs.merge import merge_sources
+from clusterrun.logs.seek import has_left_out
 from clusterrun.logs.sources import errors_of, matches, sources_of
 from clusterrun.logs.tail import Cut, Tail, last_lines
 from clusterrun.logs.text import strip_controls

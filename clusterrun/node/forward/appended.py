@@ -23,14 +23,15 @@ class AppendedFile:
             self._waiting.append(data)
             self.pending_bytes += len(data)
 
-    def flush(self) -> bool:
-        """Write pending data; return whether all was written."""
-        if not self._waiting:
+    def flush(self, *, creates: bool = False) -> bool:
+        """Write pending data; return whether all was written. `creates` makes an empty file too."""
+        if not self._waiting and (not creates or self._descriptor is not None):
             return True
         data = memoryview(b"".join(self._waiting))
         try:
+            file = self._open()
             while data:
-                data = data[os.write(self._open(), data) :]
+                data = data[os.write(file, data) :]
             self.problem = ""
         except OSError as error:
             self.problem = error.strerror or str(error)

@@ -58,8 +58,7 @@ class Forwarder(threading.Thread):
     ) -> None:
         super().__init__(name="forwarder", daemon=True)
         self._spool, self._limits, self._clock = spool, limits, clock or Clock()
-        log, index = paths.log(attempt, node), paths.log_index(attempt, node)
-        self._log = NodeLog(log, index, paths.log_errors(attempt, node))
+        self._log = NodeLog(paths.log(attempt, node), paths.log_errors(attempt, node))
         self._events = AppendedFile(paths.events(node))
         self._leftovers = Leftovers(spool, paths, attempt, node)
         self._caps = Caps(limits.lines_per_s, limits.line_bytes)

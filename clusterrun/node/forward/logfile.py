@@ -1,39 +1,27 @@
-"""A node's log with its index and its side file of errors: written together, in that order."""
+"""A node's log with its side file of errors: written together, in that order."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from clusterrun.logformat.lines import (
-    INDEX_ENTRY,
-    OF_NO_RANK,
-    Stream,
-    end_text,
-    gap_text,
-    line_head,
-)
+from clusterrun.logformat.lines import OF_NO_RANK, Stream, end_text, gap_text, line_head
 from clusterrun.node.forward.appended import AppendedFile
 from clusterrun.node.forward.caps import Loss
 from clusterrun.node.forward.sidefile import SideFile
 from clusterrun.node.forward.stamp import Piece, stamp
 from clusterrun.shared.files import size_of
 
-INDEX_BYTES = 1 << 20
-INDEX_US = 5_000_000
 BUFFER_BYTES = 1 << 20
 
 
 class NodeLog:
     """The log of one node and one attempt; its times never decrease."""
 
-    def __init__(self, log: Path, index: Path, errors: Path) -> None:
-        self._log, self._index = AppendedFile(log), AppendedFile(index)
-        self._errors = SideFile(errors)
-        self._files = (self._log, self._index, self._errors.file)
+    def __init__(self, log: Path, errors: Path) -> None:
+        self._log, self._errors = AppendedFile(log), SideFile(errors)
+        self._files = (self._log, self._errors.file)
         self._offset = size_of(log)
-        self._lines = 0
         self._time_us = 0
-        self._indexed: tuple[int, int] | None = None
 
     @property
     def pending_bytes(self) -> int:
@@ -71,30 +59,25 @@ class NodeLog:
         self._append(line_head(time_us, OF_NO_RANK, Stream.END.value) + text + b"\n")
 
     def _next(self, time_us: int) -> int:
-        """Return a time, but at least the last one written; index it if an entry is due."""
+        """Return a time, but at least the last one written."""
         self._time_us = max(time_us, self._time_us)
-        if self._indexed is None or (
-            self._offset - self._indexed[0] >= INDEX_BYTES
-            or self._time_us - self._indexed[1] >= INDEX_US
-        ):
-            self._indexed = (self._offset, self._time_us)
-            self._index.add(INDEX_ENTRY.pack(self._time_us, self._offset, self._lines))
         return self._time_us
 
     def _append(self, lines: bytes) -> None:
         self._log.add(lines)
         self._offset += len(lines)
-        self._lines += lines.count(b"\n")
         if self.pending_bytes >= BUFFER_BYTES:
             self._log.flush()
 
     def flush(self) -> bool:
-        """Write pending data: the log first, then index and side file, which point into it."""
+        """Write pending data: the log first, then the side file, which points into it.
+
+        A log has a side file even if that is empty, so that readers need not search the log.
+        """
         if not self._log.flush():
             return False
         self._errors.record_left_out(self._time_us, self._offset)
-        self._index.flush()
-        self._errors.file.flush()
+        self._errors.file.flush(creates=self._offset > 0)
         return True
 
     def close(self) -> None:
