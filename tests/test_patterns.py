@@ -40,6 +40,8 @@ def patterns_of(room: str) -> Iterator[tuple[str, re.Pattern[Any]]]:
     for module in pkgutil.walk_packages(clusterrun.__path__, "clusterrun."):
         if f"{module.name}.".startswith(f"clusterrun.{room}.") and "__main__" not in module.name:
             for name, value in vars(importlib.import_module(module.name)).items():
+                if isinstance(value, str) and name.isupper() and name.startswith("_"):
+                    value = re.compile(value) if any(sign in value for sign in "*+{") else ()
                 yield from ((f"{module.name}.{name}", each) for each in inside(value))
     yield from ((kind, secrets.pattern(kind)) for kind in TABLE if room == "config.secrets")
     for cause in built_in().values() if room == "diagnosis" else ():
