@@ -98,19 +98,13 @@ def _parts(
             continue
         if query.overview and (log.ranks is None or 0 in log.ranks):
             yield log, Part.ALL, lambda rank, stream: rank == 0 and takes(rank, stream)
-        notes = _notes(log, sides.get(log.node), query)
+        side = sides.get(log.node)
+        # An overview uses a side file even if it had no room for all, and shows how many it lacks.
+        notes = side if side and (query.overview or not has_left_out(side)) else log
         if query.overview:
             yield notes, Part.NOTES, lambda rank, stream: rank != 0 and takes(rank, stream)
         else:
             yield notes, Part.ERRORS, takes
-
-
-def _notes(log: LogFile, side: LogFile | None, query: Query) -> LogFile:
-    """Return the file from which to read a node's error lines.
-
-    An overview uses a side file even if it had no room for all, and shows how many it lacks.
-    """
-    return side if side and (query.overview or not has_left_out(side)) else log
 
 
 def _may_hold(file: LogFile, query: Query) -> bool:

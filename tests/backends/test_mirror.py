@@ -7,7 +7,6 @@ import os
 import random
 import stat
 import subprocess
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,10 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.backends.hosts import mirror
-from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
+from clusterrun.backends.hosts.frames import DATA_BYTES, Frame
 from clusterrun.backends.hosts.mirror import HOME, Chunk, Receiver, RefusedError, Sender, sizes
-from clusterrun.logs.catalogue import RunFiles
-from clusterrun.logs.follow import follow
 from clusterrun.node.forward.logfile import NodeLog
 from clusterrun.node.forward.stamp import Piece
 from clusterrun.node.link.handshake import Realm
@@ -237,47 +234,12 @@ def test_a_damaged_message_is_refused(fields: dict[str, object]) -> None:
         Chunk.of(Frame(kind="file", fields=fields))
 
 
-def test_a_gap_is_never_written(pair: Pair) -> None:
-    path = "logs/a1/gpu2.log"
-    pair.receiver.take(Chunk(path=path, at=5, data=b"later"))
-    assert copied(pair.home.root) in ({}, {path: b""})
-    assert pair.receiver.again() == {path: 0}
-    pair.receiver.take(Chunk(path=path, at=0, data=b"first"))
-    pair.receiver.take(Chunk(path=path, at=3, data=b"stlater"))
-    assert copied(pair.home.root) == {path: b"firstlater"}
-    assert pair.receiver.again() == {}
-
-
 def test_nothing_points_into_a_log_that_is_behind(pair: Pair) -> None:
     log, side = "logs/a1/gpu2.log", "logs/a1/gpu2.err"
     pair.receiver.take(Chunk(path=log, at=5, data=b"later"))
     pair.receiver.take(Chunk(path=side, at=0, data=b"entry"))
     assert not pair.home.log_errors(1, NODE).exists()
     assert pair.receiver.again() == {log: 0, side: 0}
-
-
-def test_what_was_sent_again_is_not_asked_for(pair: Pair) -> None:
-    path = "logs/a1/gpu2.log"
-    pair.receiver.take(Chunk(path=path, at=5, data=b"later"))
-    pair.receiver.take(Chunk(path=path, at=0, data=b"firstlater"))
-    assert pair.receiver.again() == {}
-
-
-def test_a_file_that_is_replaced_on_the_way_is_never_mixed(pair: Pair) -> None:
-    path, home = pair.host.flight_dumps(1, NODE), pair.home.flight_dumps(1, NODE)
-    path.parent.mkdir(parents=True)
-    texts = [letter * (5 << 19) for letter in (b"a", b"b")]
-    for text in texts:
-        files.write_whole(path, text)
-        pair.move(1 << 20)
-        assert not home.exists()
-    files.write_whole(path, texts[0])
-    for chunk in pair.sender.chunks(1 << 30):
-        pair.receiver.take(chunk)
-        files.write_whole(path, texts[1])
-        assert not home.exists() or home.read_bytes() in texts
-    pair.finish()
-    assert home.read_bytes() == texts[1]
 
 
 def test_a_part_of_an_earlier_file_is_forgotten(pair: Pair) -> None:
@@ -393,41 +355,6 @@ def test_no_error_line_points_beyond_the_log_while_it_grows(pair: Pair) -> None:
     assert side.read_bytes() == host.log_errors(1, NODE).read_bytes() != b""
 
 
-def test_logs_of_the_home_can_be_followed_while_they_grow(pair: Pair) -> None:
-    log = NodeLog(pair.host.log(1, NODE), pair.host.log_errors(1, NODE))
-    done = threading.Event()
-
-    def write() -> None:
-        for number in range(2000):
-            log.add(Piece(b"line %d\n" % number, is_cut=False), 10**15 + number, "0", "o")
-            if number % 50 == 0:
-                log.flush()
-                pair.move(997)
-        log.add_end(0, "", 10**15 + 2000)
-        log.flush()
-        pair.finish()
-        done.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    entries = follow(RunFiles(paths=pair.home), ended=done.is_set, interval_s=0.001)
-    lines = [entry.text for entry in entries if hasattr(entry, "text")]
-    writer.join()
-    assert lines == [b"line %d" % number for number in range(2000)]
-
-
-def test_chunks_travel_over_a_pipe(pair: Pair, tmp_path: Path) -> None:
-    pair.append(pair.host.log(1, NODE), bytes(3 << 20))
-    (wire := tmp_path / "wire").touch()
-    with wire.open("rb") as reader, wire.open("wb") as writer:
-        pipe = Pipe(reader, writer)
-        for chunk in pair.sender.drain(time.monotonic() + 60 * patience()):
-            pipe.send("file", chunk.data, **chunk.fields)
-        while frame := pipe.receive():
-            pair.receiver.take(Chunk.of(frame))
-    assert copied(pair.home.root) == copied(pair.host.root)
-
-
 def test_requests_and_the_status_reach_the_host(pair: Pair) -> None:
     down = Sender(pair.home.root, HOME, {})
     receiver = Receiver(root=pair.host.root, nodes=(HOME,), say=pair.said.append)
@@ -442,30 +369,6 @@ def test_requests_and_the_status_reach_the_host(pair: Pair) -> None:
     assert pair.host.status(1).read_text() == "121\n"
     pair.finish()
     assert pair.home.request(1).read_text() == "end\n"
-
-
-def test_the_home_keeps_what_a_host_has_lost(pair: Pair) -> None:
-    home, path = pair.home.events(NODE), pair.host.events(NODE)
-    pair.append(path, b"1\n2\n")
-    pair.finish()
-    files.write_whole(path, b"3\n")  # another file
-    pair.finish()
-    assert home.read_bytes() == b"1\n2\n3\n"
-    path.write_bytes(b"4")
-    pair.finish()
-    assert home.read_bytes() == b"1\n2\n3\n4"
-
-
-def test_a_host_that_crashed_goes_on_after_what_is_left(pair: Pair) -> None:
-    home, path = pair.home.events(NODE), pair.host.events(NODE)
-    pair.append(path, b"1\n2\n")
-    pair.finish()
-    path.write_bytes(b"1\n")  # its disk had not written the rest
-    pair.connect()
-    pair.finish()
-    pair.append(path, b"3\n")
-    pair.finish()
-    assert home.read_bytes() == b"1\n2\n3\n"
 
 
 def test_what_came_in_part_is_removed(pair: Pair) -> None:

@@ -58,19 +58,6 @@ def test_a_moment_is_found_by_a_few_looks(tmp_path: Path, monkeypatch: pytest.Mo
     assert sum(sizes) < len(content) / 50
 
 
-def test_side_files_are_searched_too(tmp_path: Path) -> None:
-    lines = [raw(T0 + i, 0, "e", f"error {i * 100} text") for i in range(500)]
-    file = write(tmp_path, "n1", b"".join(lines), FileKind.ERRORS)
-    assert seek_time(file, T0 + 321, file.path.stat().st_size) == len(b"".join(lines[:321]))
-
-
-@pytest.mark.parametrize("moment", [-5, 10**20])
-def test_moments_before_and_after_all_time_are_no_trouble(tmp_path: Path, moment: int) -> None:
-    content = raw(T0, 0, "o", "x")
-    file = write(tmp_path, "n1", content)
-    assert seek_time(file, moment, len(content)) == (0 if moment < 0 else len(content))
-
-
 def test_a_side_file_that_had_no_room_for_all_says_so(tmp_path: Path) -> None:
     line = raw(T0, 3, "e", "error 100 says - g - 7 x 9")
     full = write(tmp_path, "n1", line * 3 + raw(T0, None, "g", "- 400 x 12 full"), FileKind.ERRORS)

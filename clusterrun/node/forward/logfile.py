@@ -40,28 +40,23 @@ class NodeLog:
 
     def add(self, piece: Piece, time_us: int, rank: str, stream: str) -> None:
         """Add a piece of a stream."""
-        time_us = self._next(time_us)
+        time_us = self._time_us = max(time_us, self._time_us)
         self._errors.add(piece, time_us, rank, stream, self._offset)
         self._append(stamp(piece, time_us, rank, stream))
 
     def add_gap(self, loss: Loss, time_us: int, rank: str, stream: str) -> None:
         """Record that bytes of a stream were lost here."""
-        time_us = self._next(time_us)
+        time_us = self._time_us = max(time_us, self._time_us)
         text = gap_text(stream, loss.size, loss.reason)
         self._errors.add_gap(time_us, rank, stream, text, self._offset)
         self._append(line_head(time_us, rank, Stream.GAP.value) + text + b"\n")
 
     def add_end(self, code: int, reason: str, time_us: int) -> None:
         """Add the last line."""
-        time_us = self._next(time_us)
+        time_us = self._time_us = max(time_us, self._time_us)
         text = end_text(code, reason)
         self._errors.add_end(time_us, text, self._offset)
         self._append(line_head(time_us, OF_NO_RANK, Stream.END.value) + text + b"\n")
-
-    def _next(self, time_us: int) -> int:
-        """Return a time, but at least the last one written."""
-        self._time_us = max(time_us, self._time_us)
-        return self._time_us
 
     def _append(self, lines: bytes) -> None:
         self._log.add(lines)
