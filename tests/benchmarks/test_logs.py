@@ -46,7 +46,7 @@ def test_each_node_of_a_corpus_has_the_ranks_that_are_its_own(made: Corpus) -> N
 def test_the_files_of_a_corpus_are_those_that_a_node_would_write(
     made: Corpus, tmp_path: Path
 ) -> None:
-    theirs = [tmp_path / f"node.{end}" for end in ("log", "idx", "err")]
+    theirs = [tmp_path / f"node.{end}" for end in ("log", "err")]
     writer = NodeLog(*theirs)
     *lines, last = Path(made.files[72]).read_bytes().split(b"\n")[:-1]
     for line in lines:
