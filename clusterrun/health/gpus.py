@@ -103,13 +103,14 @@ def throttle(asked: GpuAnswer) -> Check:
     known = [gpu for gpu in asked.gpus if gpu.reasons is not None]
     if not known:
         raise UnknownError("the GPUs do not report why their clocks are low")
-    found = {gpu.name: [(text, False) for text in _slowdowns(gpu.reasons or 0)] for gpu in known}
+    found = {gpu.name: [(text, False) for text in slowdowns(gpu.reasons or 0)] for gpu in known}
     hint = f"{_LEAVE_OUT}: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
     silent = [gpu.name for gpu in asked.gpus if gpu.reasons is None]
     return _judged("gpu.throttle", found, f"no slowdown on {_all(known)}", hint, silent)
 
 
-def _slowdowns(reasons: int) -> list[str]:
+def slowdowns(reasons: int) -> list[str]:
+    """Return the worst reason for which the hardware slows a GPU down, if there is one."""
     return [text for bit, text in _SLOWDOWNS.items() if reasons & bit][:1]
 
 

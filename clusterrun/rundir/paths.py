@@ -71,6 +71,7 @@ class RunPaths:
     end = FileIn("end.json")  # how the run ended, written last
     attempts_dir = FileIn("attempts")  # one directory for each attempt: attempts/1
     events_dir = FileIn("events")  # <node>.jsonl, one file per node, append-only
+    usage_dir = FileIn("usage")  # <node>.jsonl and <node>.old, bounded
     logs_dir = FileIn("logs")  # a<attempt>/<node>.log
     checkpoints_dir = FileIn("checkpoints")  # the default of clusterrun.runtime.checkpoint_dir()
 
@@ -112,6 +113,14 @@ class RunPaths:
     def events(self, node: str) -> Path:
         """One node's events."""
         return self.events_dir / f"{node}.jsonl"
+
+    def usage(self, node: str) -> Path:
+        """What one node uses: its newest samples."""
+        return self.usage_dir / f"{node}.jsonl"
+
+    def earlier_usage(self, node: str) -> Path:
+        """The samples before those."""
+        return self.usage_dir / f"{node}.old"
 
     def attempts(self) -> list[int]:
         """Return the numbers of all attempts that were started, in order."""

@@ -1,0 +1,192 @@
+"""What a run uses on its nodes: `usage/<node>.jsonl`, a line for each sample, the newest last.
+
+The agent appends. At HALF_BYTES it renames the file to `<node>.old`, which replaces the one before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared import files
+from clusterrun.shared.typed import decoded
+
+HALF_BYTES: Final = 2 << 20
+LINE_BYTES: Final = 64 << 10  # at most; a node of 8 GPUs has lines of about 1 KB
+SILENT_INTERVALS: Final = 3
+_SKEW_S: Final = 60.0  # by which this machine's clock may differ from the nodes'
+
+
+class ActivityKind(str, Enum):
+    """What the activity of a GPU is a share of."""
+
+    SM = "sm"  # its multiprocessors, on average over the time
+    UTILIZATION = "utilization"  # the time in which any kernel runs
+
+
+class AlertKind(str, Enum):
+    """What an alert is about."""
+
+    HOST_MEMORY = "host_memory"
+    GPU_MEMORY = "gpu_memory"
+    GPU_TEMPERATURE = "gpu_temperature"
+    GPU_IDLE = "gpu_idle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """An alert that holds since `at`; `gpu` is the index of its GPU."""
+
+    kind: AlertKind
+    at: float
+    gpu: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSample:
+    """A GPU, by the number that the ranks use; None: NVML does not report it.
+
+    Activities are percent: `activity` since the sample before, `activity_mean` of the attempt, as
+    `memory_peak_bytes`. `ecc_errors` are uncorrected ones since the GPU's last reset; `throttle`
+    has bits of nvmlClocksEventReasons (`health.gpus.slowdowns` describes them). `idle_s`: for how
+    long its activity has been below 5 %.
+    """
+
+    index: int
+    memory_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    activity: float | None = None
+    activity_kind: ActivityKind | None = None
+    activity_mean: float | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
+    ecc_errors: int | None = None
+    throttle: int | None = None
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What an attempt uses on one node; `at` is in epoch seconds by the head's clock.
+
+    Host memory is that of the cgroup with the smallest limit, or of the machine if no limit is
+    smaller than its memory; `cache_bytes`, which the kernel can take back, is apart. It is full in
+    `host_full_s` if it grows as in the last ten minutes. `cpu` is a number of CPUs, of `cpus`.
+    Rates are bytes per second of the machine. `ranks` has pairs of a rank and the memory that is
+    its own and its processes' own. `lost` samples could not be written.
+    """
+
+    at: float
+    attempt: int
+    interval_s: float = 5.0
+    host_bytes: int | None = None
+    host_limit_bytes: int | None = None
+    host_peak_bytes: int | None = None
+    cache_bytes: int | None = None
+    host_full_s: float | None = None
+    cpu: float | None = None
+    cpus: int | None = None
+    disk_read: int | None = None
+    disk_written: int | None = None
+    received: int | None = None
+    sent: int | None = None
+    ranks: tuple[tuple[int, int], ...] = ()
+    gpus: tuple[GpuSample, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+    lost: int = 0
+
+    @property
+    def host_percent(self) -> float | None:
+        """How full the host memory is."""
+        return percent(self.host_bytes, self.host_limit_bytes)
+
+
+_GPU_FIELDS: Final = tuple(field.name for field in dataclasses.fields(GpuSample))
+
+
+def percent(used: int | None, limit: int | None) -> float | None:
+    """Return which share of a limit is used; None if it is not known.
+
+    >>> percent(3, 4), percent(3, None), percent(3, 0)
+    (75.0, None, None)
+    """
+    return None if used is None or not limit or limit < 0 else 100.0 * used / limit
+
+
+def to_line(sample: Sample) -> bytes:
+    """Return the line of a sample; a GPU is a list of its fields' values."""
+    data = {name: value for name, value in vars(sample).items() if value not in (None, ())}
+    data["gpus"] = [list(vars(gpu).values()) for gpu in sample.gpus]
+    data["alerts"] = [vars(alert) for alert in sample.alerts]
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+
+
+def parse(line: bytes) -> Sample | None:
+    """Parse one sample; None for any other line."""
+    data = files.parse_object(line)
+    try:
+        return None if data is None else _sample(data)
+    except (TypeError, ValueError):
+        return None
+
+
+def _sample(data: dict[str, Any]) -> Sample:
+    gpus = [dict(zip(_GPU_FIELDS, values, strict=False)) for values in data.get("gpus", ())]
+    sample: Sample = decoded(Sample, {**data, "gpus": gpus})
+    return sample
+
+
+def read_latest(paths: RunPaths, attempt: int | None = None) -> dict[str, Sample]:
+    """Return the newest sample of each node of an attempt; None: the newest attempt."""
+    number = paths.newest_attempt() if attempt is None else attempt
+    found = ((node, next(_newest(paths, node), None)) for node in _nodes(paths))
+    return {node: each for node, each in found if each is not None and each.attempt == number}
+
+
+def _nodes(paths: RunPaths) -> list[str]:
+    try:
+        entries = list(paths.usage_dir.iterdir())
+    except OSError:
+        return []
+    return sorted({entry.stem for entry in entries if entry.suffix in (".jsonl", ".old")})
+
+
+def _newest(paths: RunPaths, node: str) -> Iterator[Sample]:
+    for path in (paths.usage(node), paths.earlier_usage(node)):
+        for size in (files.TAIL_BYTES, LINE_BYTES):
+            yield from _backwards(path, size)
+
+
+def read_history(paths: RunPaths, node: str, since: float) -> list[Sample]:
+    """Return a node's samples since a time, oldest first."""
+    found: list[Sample] = []
+    for path in (paths.usage(node), paths.earlier_usage(node)):
+        for sample in _backwards(path, HALF_BYTES + LINE_BYTES):
+            if sample.at < since:
+                return found[::-1]
+            found.append(sample)
+    return found[::-1]
+
+
+def _backwards(path: Path, size: int) -> Iterator[Sample]:
+    """Yield the samples in the end of a file, newest first."""
+    yield from filter(None, map(parse, reversed(files.end_of(path, size).split(b"\n"))))
+
+
+def silent(samples: Mapping[str, Sample], now: float) -> dict[str, float]:
+    """Return the nodes whose newest sample is late, and by how many seconds they are silent.
+
+    Nodes are compared with each other, since this machine's clock may be another.
+    """
+    newest = max((sample.at for sample in samples.values()), default=now)
+    latest = newest if abs(now - newest) < _SKEW_S else now
+    ages = {node: latest - sample.at for node, sample in samples.items()}
+    patience = {node: SILENT_INTERVALS * each.interval_s for node, each in samples.items()}
+    return {node: age for node, age in ages.items() if age > patience[node]}

@@ -1,0 +1,74 @@
+"""The samples of what a run uses: written, read back, and read from files that others made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterrun.rundir import usage
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.usage import ActivityKind, Alert, AlertKind, GpuSample, Sample, to_line
+
+GPU = GpuSample(index=0, memory_bytes=1 << 36, activity=5.5, activity_kind=ActivityKind.SM)
+
+
+def sample(at: float, **fields: object) -> Sample:
+    return Sample(**{"at": at, "attempt": 1, **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture(name="paths")
+def _paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(root=tmp_path)
+    paths.attempt(1).mkdir(parents=True)
+    paths.usage_dir.mkdir()
+    return paths
+
+
+def test_a_sample_is_read_as_it_was_written(paths: RunPaths) -> None:
+    alert = Alert(kind=AlertKind.GPU_MEMORY, at=7.5, gpu=0)
+    full = sample(8.5, host_bytes=5, ranks=((0, 7), (1, 8)), gpus=(GPU, GPU), alerts=(alert,))
+    paths.usage("n1").write_bytes(to_line(sample(3.5)) + to_line(full))
+    paths.usage("n2").write_bytes(to_line(sample(1.5, attempt=2)))
+    assert usage.read_latest(paths) == {"n1": full}, "n2 is of another attempt"
+
+
+def test_history_goes_on_in_the_older_file(paths: RunPaths) -> None:
+    paths.earlier_usage("n1").write_bytes(b"".join(to_line(sample(at)) for at in (1, 2, 3)))
+    assert usage.read_latest(paths) == {"n1": sample(3)}
+    paths.usage("n1").write_bytes(b"".join(to_line(sample(at)) for at in (4, 5)))
+    assert [each.at for each in usage.read_history(paths, "n1", 2)] == [2, 3, 4, 5]
+
+
+def test_a_line_longer_than_the_first_look_is_found(paths: RunPaths) -> None:
+    long = sample(1, ranks=tuple((rank, 1 << 33) for rank in range(500)))
+    paths.usage("n1").write_bytes(to_line(long))
+    assert usage.read_latest(paths) == {"n1": long}
+
+
+GOOD = json.loads(to_line(sample(1, host_bytes=5, gpus=(GPU,))))
+BAD = ({"at": 1e300}, {"at": float("nan")}, {"gpus": 5}, {"gpus": [5]}, {"gpus": "\x1b[2J"})
+WORSE = ({"gpus": [["\x1b]0;x"]]}, {"ranks": [[1]]}, {"ranks": {"a": 1}}, {"cpus": "4"})
+WORST = ({"alerts": [{"kind": "\x1b[2J", "at": 1}]}, {"host_bytes": 1 << 70}, {"attempt": True})
+
+
+@pytest.mark.parametrize("change", [*BAD, *WORSE, *WORST])
+def test_a_line_that_is_no_sample_is_skipped(paths: RunPaths, change: dict[str, object]) -> None:
+    line = json.dumps({**GOOD, **change}).encode()
+    paths.usage("n1").write_bytes(to_line(sample(1)) + line + b"\n{\0[" + b"[" * 3000)
+    assert usage.read_latest(paths) == {"n1": sample(1)}
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_raise(line: bytes) -> None:
+    assert usage.parse(line) is None
+
+
+def test_a_late_node_is_silent_whatever_this_machines_clock_shows() -> None:
+    samples = {"n1": sample(100), "n2": sample(80)}
+    for now in (60, 101, 140):
+        assert usage.silent(samples, now) == {"n2": 20}
+    assert usage.silent(samples, 1000).keys() == {"n1", "n2"}
