@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord, continued_by
 from clusterrun.rundir.request import Reason, read_request
+from clusterrun.rundir.usage import Sample, read_latest
 from clusterrun.shared import files
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
@@ -38,8 +39,9 @@ class JobStatus:
     what the ranks reported, not what was requested; `unjoined` is set if no rank has joined a
     process group within two minutes; `preflight` are the checks that failed before the newest
     attempt's launch. `partition`, `asked_nodes` and `asked_limit_s` are what a
-    pending job requests now; `waiting.explained` sets `outlook`. `damaged` are files of the run
-    that can't be read. `error` is set if the scheduler did not answer.
+    pending job requests now; `waiting.explained` sets `outlook`. `usage` has the newest sample of
+    each node of the newest attempt; `with_usage` adds it. `damaged` are files of the run that can't
+    be read. `error` is set if the scheduler did not answer.
     """
 
     record: JobRecord
@@ -67,6 +69,7 @@ class JobStatus:
     checkpoint: str | None = None
     failure: Outcome | None = None
     attempts: tuple[AttemptSummary, ...] = ()
+    usage: Mapping[str, Sample] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     error: ClusterrunError | None = None
@@ -250,6 +253,11 @@ def with_last_step(job: JobStatus) -> JobStatus:
         return job
     progress = with_output(job.record.paths, read_evidence(job.record.paths))
     return dataclasses.replace(job, progress=dataclasses.replace(progress, output_at=None))
+
+
+def with_usage(job: JobStatus) -> JobStatus:
+    """Add what the newest attempt uses on each node; this reads the end of a file for each."""
+    return dataclasses.replace(job, usage=read_latest(job.record.paths, job.attempt))
 
 
 def _is_being_ended(request: Path, job: SchedulerJob | None) -> bool:

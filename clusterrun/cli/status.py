@@ -23,6 +23,7 @@ from clusterrun.cli.shared.job_text import (
 )
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
 from clusterrun.cli.shared.startup_text import startup_lines
+from clusterrun.cli.shared.usage_text import usage_lines, usage_object
 from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
 from clusterrun.errors import Exit
 from clusterrun.launch.passed_on import REQUEUE_DELAY
@@ -76,7 +77,8 @@ def command(
     record = find_announced(job)
     now = _waited(record) if waiting else status_explained(record)
     if as_json:
-        output.answer_json({"schema": "clusterrun.status/1", **job_object(now)})
+        about = {**job_object(now), "usage": usage_object(now)}
+        output.answer_json({"schema": "clusterrun.status/1", **about})
     else:
         for label, text in _lines(now):
             output.answer(f"{label:<11}{text}")
@@ -126,6 +128,7 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
         yield "step", _progress(job)
     if metrics := _metrics(job.progress):
         yield "metrics", metrics
+    yield from usage_lines(job)
     yield from _output(job)
     if newest := _checkpoint(job):
         yield "checkpoint", newest

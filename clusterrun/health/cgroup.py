@@ -1,14 +1,26 @@
-"""Read what the memory cgroup of this process counts: OOM kills, its limit and its peak."""
+"""Read what the cgroups of this process count: OOM kills, memory, its limit and peak, CPU time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
+
+import psutil
 
 from clusterrun.logformat.notes import Memory
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 60  # cgroup v1 has a number close to 2**63 instead
+_NONE: Final = (None, Path("/"))
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of memory: in use, the limit, and page cache, which the kernel can take back."""
+
+    used: int
+    limit: int
+    cache: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,28 +34,41 @@ class MemoryGroup:
     @classmethod
     def own(cls, text: str, root: Path = ROOT) -> MemoryGroup:
         """Find the cgroup in the text of /proc/self/cgroup; Slurm's job is above `step_*`."""
-        rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
-        v1 = next((path for _, names, path in rows if "memory" in names.split(",")), None)
-        v2 = next((path for number, names, path in rows if number == "0" and not names), None)
-        path, base = (v2, root) if v1 is None else (v1, root / "memory")
+        path, base, is_v1 = _place(text, "memory", root)
         parts = PurePosixPath(path or "").parts[1:]
         if path is None or ".." in parts:
             return cls(levels=())
         step = next((n for n, part in enumerate(parts) if part.startswith("step_")), len(parts))
         levels = [base.joinpath(*parts[:n]) for n in range(len(parts), step - 1, -1) if n]
         job = f"/{'/'.join(parts[:step])}" if 0 < step < len(parts) else ""
-        return cls(levels=tuple(levels) or (base,), is_v1=v1 is not None, job=job)
+        return cls(levels=tuple(levels) or (base,), is_v1=is_v1, job=job)
 
     def kills(self) -> tuple[int | None, ...]:
         """Return each level's count of OOM kills; None if it cannot be read."""
         name = "memory.oom_control" if self.is_v1 else "memory.events"
-        return tuple(_count(level / name) for level in self.levels)
+        return tuple(_counts(level / name).get("oom_kill") for level in self.levels)
 
     def limit(self) -> int | None:
         """Return the lowest limit of these and the groups above; None without a limit."""
+        return self._tightest()[0]
+
+    def _tightest(self) -> tuple[int | None, Path]:
+        """Return the lowest limit, and the highest group that has it."""
         name = "memory.limit_in_bytes" if self.is_v1 else "memory.max"
-        places = dict.fromkeys(up for level in self.levels for up in (level, *level.parents))
-        return min((size for up in places if (size := _number(up / name))), default=None)
+        places = {up for level in self.levels for up in (level, *level.parents)}
+        return min(((size, up) for up in places if (size := _number(up / name))), default=_NONE)
+
+    def memory(self) -> MemoryUse:
+        """Return the memory in use where the limit is lowest: in a group, or on the machine."""
+        machine, (limit, place) = psutil.virtual_memory(), self._tightest()
+        found = _counts(place / "memory.stat") if limit and limit < machine.total else {}
+        names = ("total_rss", "total_cache", "total_shmem")
+        own, cache, shared = names if self.is_v1 else ("anon", "file", "shmem")
+        if limit is None or own not in found:
+            shown = machine.cached - machine.shared
+            return MemoryUse(machine.total - machine.available, machine.total, max(0, shown))
+        in_memory = found.get(shared, 0)  # files in /dev/shm count as cache, but stay
+        return MemoryUse(found[own] + in_memory, limit, max(0, found.get(cache, 0) - in_memory))
 
     def since(self, before: tuple[int | None, ...]) -> Memory | None:
         """Return the kills since `before`, limit and peak; None if no level can be read."""
@@ -58,6 +83,14 @@ class MemoryGroup:
         return Memory(max(rises), size, _number(level / peak))
 
 
+def _place(text: str, controller: str, root: Path) -> tuple[str | None, Path, bool]:
+    """Return a controller's path in the text of /proc/self/cgroup, its root, and if it is v1."""
+    rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    v1 = next((path for _, names, path in rows if controller in names.split(",")), None)
+    v2 = next((path for number, names, path in rows if number == "0" and not names), None)
+    return (v2, root, False) if v1 is None else (v1, root / controller, True)
+
+
 def own_group() -> MemoryGroup:
     """Return the cgroup of this process."""
     try:
@@ -66,12 +99,30 @@ def own_group() -> MemoryGroup:
         return MemoryGroup(levels=())
 
 
-def _count(path: Path) -> int | None:
+def cpu_seconds(root: Path = ROOT, own: Path = OWN) -> float | None:
+    """Return the CPU time of the job's cgroup, or of this process's; None if it is not counted."""
+    try:
+        path, base, is_v1 = _place(own.read_text(errors="replace"), "cpuacct", root)
+    except OSError:
+        return None
+    parts = PurePosixPath(path or "").parts[1:]
+    end = next((n for n, part in enumerate(parts) if part.startswith("step_")), len(parts))
+    # A container may show the path that its cgroup has outside.
+    groups = (base.joinpath(*parts[:end]), base) if ".." not in parts else ()
+    if is_v1:
+        spent = (_number(group / "cpuacct.usage") for group in groups)
+        return next((found / 1e9 for found in spent if found is not None), None)
+    rows = (_counts(group / "cpu.stat") for group in groups)
+    return next((row["usage_usec"] / 1e6 for row in rows if "usage_usec" in row), None)
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """Read a file of names and numbers; {} if it can't be read."""
     try:
         rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
-        return next((int(row[1]) for row in rows if row[:1] == ["oom_kill"]), None)
-    except (OSError, ValueError, IndexError):
-        return None
+        return {row[0]: int(row[1]) for row in rows if len(row) == 2}
+    except (OSError, ValueError):
+        return {}
 
 
 def _number(path: Path) -> int | None:

@@ -24,6 +24,8 @@ class NvmlGpu:
     `errors` are uncorrected ECC errors since its last reset.
     `is_pending`: a part of its memory waits for its replacement. `is_worn`: none is left.
     `reasons` are bits of nvmlClocksEventReasons, `recovery` is an nvmlDeviceGpuRecoveryAction.
+    `health.gpu_load` alone asks for `activity` (in percent since the answer before: of the SMs if
+    `is_of_sms`, else of the time in which any kernel ran), `watts` and `celsius`.
     """
 
     name: str
@@ -45,69 +47,81 @@ class NvmlGpu:
     has_ecc: bool | None = None
     has_mig: bool | None = None
     is_persistent: bool | None = None
+    activity: float | None = None
+    is_of_sms: bool = False
+    watts: float | None = None
+    celsius: int | None = None
 
 
 class Driver:
     """NVML, each of whose functions may be missing or refuse to answer."""
 
     def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
+        self.nvml = nvml
 
     def systems(self) -> dict[str, str]:
         """Return the versions of the driver and of the newest CUDA that it runs."""
-        cuda = self._ask("SystemGetCudaDriverVersion") or 0
+        cuda = self.ask("SystemGetCudaDriverVersion") or 0
         versions = {
-            "driver": self._ask("SystemGetDriverVersion") or "",
+            "driver": self.ask("SystemGetDriverVersion") or "",
             "cuda driver": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
         }
         return {name: version for name, version in versions.items() if version}
 
     def names(self) -> list[str]:
         """Return the names of all GPUs."""
-        return [str(number) for number in range(self._nvml.nvmlDeviceGetCount())]
+        return [str(number) for number in range(self.nvml.nvmlDeviceGetCount())]
 
     def gpu(self, name: str) -> NvmlGpu:
         """Describe a GPU, or the slice of one that MIG divides."""
-        nvml = self._nvml
         try:
-            whole, part = self._handles(name)
-        except nvml.NVMLError as error:
-            unlisted = (nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_NOT_FOUND)
-            is_unlisted = error.value in unlisted
-            text = "the driver does not list it" if is_unlisted else f"it does not answer: {error}"
-            return NvmlGpu(name=name, problem=text)
-        memory = self._memory(part)
-        ecc, mig = self._ask("DeviceGetEccMode", whole), self._ask("DeviceGetMigMode", whole)
-        processes = self._ask("DeviceGetComputeRunningProcesses", part)
+            whole, part = self.handles(name)
+        except self.nvml.NVMLError as error:
+            return NvmlGpu(name=name, problem=self.problem(error))
+        ecc, mig = self.ask("DeviceGetEccMode", whole), self.ask("DeviceGetMigMode", whole)
+        processes = self.ask("DeviceGetComputeRunningProcesses", part)
         return NvmlGpu(
             name=name,
-            model=self._ask("DeviceGetName", whole),
-            address=_text(self._ask("DeviceGetPciInfo", whole, read=lambda pci: pci.busId)),
-            used=memory and memory.used,
-            total=memory and memory.total,
-            reasons=self._ask("DeviceGetCurrentClocksThrottleReasons", whole),
+            model=self.ask("DeviceGetName", whole),
             recovery=self._recovery(whole),
             pids=None if processes is None else [process.pid for process in processes],
             held=None if processes is None else [each.usedGpuMemory for each in processes],
-            uuid=_text(self._ask("DeviceGetUUID", part)),
             has_ecc=ecc and bool(ecc[0]),
             has_mig=mig and bool(mig[0]),
-            is_persistent=self._ask("DeviceGetPersistenceMode", whole, read=bool),
-            **self._wear(whole),
+            is_persistent=self.ask("DeviceGetPersistenceMode", whole, read=bool),
+            **self.state(whole, part),
             **self._wires(whole),
         )
 
-    def _ask(self, function: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
+    def problem(self, error: Any) -> str:
+        """Describe why there is no handle of a GPU."""
+        unlisted = (self.nvml.NVML_ERROR_INVALID_ARGUMENT, self.nvml.NVML_ERROR_NOT_FOUND)
+        is_unlisted = error.value in unlisted
+        return "the driver does not list it" if is_unlisted else f"it does not answer: {error}"
+
+    def state(self, whole: Any, part: Any) -> dict[str, Any]:
+        """Return what may change while a job runs."""
+        memory = self._memory(part)
+        return {
+            "address": _text(self.ask("DeviceGetPciInfo", whole, read=lambda pci: pci.busId)),
+            "uuid": _text(self.ask("DeviceGetUUID", part)),
+            "used": memory and memory.used,
+            "total": memory and memory.total,
+            "reasons": self.ask("DeviceGetCurrentClocksThrottleReasons", whole),
+            **self._wear(whole),
+        }
+
+    def ask(self, function: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
         """Return an answer; None if this driver, these bindings or this GPU have none."""
         try:
-            answer = getattr(self._nvml, f"nvml{function}")(*args)
+            answer = getattr(self.nvml, f"nvml{function}")(*args)
         except Exception:  # noqa: BLE001 - NVMLError, AttributeError, NVMLLibraryMismatchError
             return None
         return read(answer) if read else answer
 
-    def _handles(self, name: str) -> tuple[Any, Any]:
+    def handles(self, name: str) -> tuple[Any, Any]:
         """Return the handles of a GPU and of the part of it that is meant."""
-        nvml = self._nvml
+        nvml = self.nvml
         if name.startswith("MIG-"):
             part = nvml.nvmlDeviceGetHandleByUUID(name)
             return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part), part
@@ -119,44 +133,44 @@ class Driver:
 
     def _all(self) -> Iterator[Any]:
         for number in self.names():
-            if handle := self._ask("DeviceGetHandleByIndex", int(number)):
+            if handle := self.ask("DeviceGetHandleByIndex", int(number)):
                 yield handle
 
     def _memory(self, handle: Any) -> Any:
         """Return the memory in use, without what the driver reserves if it reports that."""
-        second = getattr(self._nvml, "nvmlMemory_v2", None)
-        found = second and self._ask("DeviceGetMemoryInfo", handle, second)
-        return found or self._ask("DeviceGetMemoryInfo", handle)
+        second = getattr(self.nvml, "nvmlMemory_v2", None)
+        found = second and self.ask("DeviceGetMemoryInfo", handle, second)
+        return found or self.ask("DeviceGetMemoryInfo", handle)
 
     def _wear(self, handle: Any) -> dict[str, Any]:
         """Return what ECC found; pages are retired up to Volta, rows remapped from Ampere on."""
         uncorrected, volatile = 1, 0
-        retired = self._ask("DeviceGetRetiredPagesPendingStatus", handle)
-        rows = self._ask("DeviceGetRemappedRows", handle)
+        retired = self.ask("DeviceGetRetiredPagesPendingStatus", handle)
+        rows = self.ask("DeviceGetRemappedRows", handle)
         waiting = [retired, *([rows[2]] if rows else [])]
         known = [bool(each) for each in waiting if each is not None]
         return {
-            "errors": self._ask("DeviceGetTotalEccErrors", handle, uncorrected, volatile),
+            "errors": self.ask("DeviceGetTotalEccErrors", handle, uncorrected, volatile),
             "is_pending": any(known) if known else None,
             "is_worn": rows and bool(rows[3]),
         }
 
     def _recovery(self, handle: Any) -> int | None:
         """Return what the driver asks for to repair a GPU; drivers know this since 570."""
-        number = getattr(self._nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-        found = number and self._ask("DeviceGetFieldValues", handle, [number])
+        number = getattr(self.nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+        found = number and self.ask("DeviceGetFieldValues", handle, [number])
         return int(found[0].value.uiVal) if found and found[0].nvmlReturn == 0 else None
 
     def _wires(self, handle: Any) -> dict[str, Any]:
         """Return which of a GPU's NVLinks are active, and whether they lead to a switch."""
         active: list[bool] = []
-        for number in range(getattr(self._nvml, "NVML_NVLINK_MAX_LINKS", 0)):
-            state = self._ask("DeviceGetNvLinkState", handle, number)
+        for number in range(getattr(self.nvml, "NVML_NVLINK_MAX_LINKS", 0)):
+            state = self.ask("DeviceGetNvLinkState", handle, number)
             if state is None:
                 break
             active.append(bool(state))
         ends = active.index(True) if any(active) else None
-        kind = None if ends is None else self._ask("DeviceGetNvLinkRemoteDeviceType", handle, ends)
+        kind = None if ends is None else self.ask("DeviceGetNvLinkRemoteDeviceType", handle, ends)
         switch = 2
         return {"links": active or None, "is_switched": kind == switch}
 
@@ -167,26 +181,35 @@ def _text(value: str | bytes | None) -> str | None:
 
 def main(names: Sequence[str]) -> None:
     """Print what NVML reports about GPUs; all of them if none is named."""
-    _say({ASKS: "NVML"})
+    say({ASKS: "NVML"})
+    driver = start()
+    if driver is None:
+        return
+    say({SYSTEM: driver.systems()})
+    for name in names or driver.names():
+        say({ASKS: f"GPU {name}"})
+        say({GPU: asdict(driver.gpu(name))})
+
+
+def start() -> Driver | None:
+    """Start NVML; if it can't be used, print why and return None."""
     try:
         import pynvml
     except ImportError:
-        return _say({ABSENT: "nvidia-ml-py is not installed"})
+        say({ABSENT: "nvidia-ml-py is not installed"})
+        return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        if error.value in [getattr(pynvml, name) for name in _NO_DRIVER]:
-            return _say({ABSENT: NO_DRIVER})
-        return _say({PROBLEM: f"NVIDIA's driver cannot be used: {error}"})
-    driver = Driver(pynvml)
-    _say({SYSTEM: driver.systems()})
-    for name in names or driver.names():
-        _say({ASKS: f"GPU {name}"})
-        _say({GPU: asdict(driver.gpu(name))})
-    return None
+        is_absent = error.value in [getattr(pynvml, name) for name in _NO_DRIVER]
+        text = f"NVIDIA's driver cannot be used: {error}"
+        say({ABSENT: NO_DRIVER} if is_absent else {PROBLEM: text})
+        return None
+    return Driver(pynvml)
 
 
-def _say(step: dict[str, Any]) -> None:
+def say(step: dict[str, Any]) -> None:
+    """Print an object as a line of JSON."""
     sys.stdout.write(f"{json.dumps(step)}\n")
     sys.stdout.flush()
 

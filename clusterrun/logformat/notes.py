@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-KERNEL, NVIDIA_SMI = "kernel", "nvidia-smi"  # sources of notes
+KERNEL, NVML = "kernel", "nvml"  # sources of notes
 _MEMORY: Final = re.compile(
     r"cgroup: oom_kill \+(\d{1,9}), limit (\d{1,20}|unknown), peak (\d{1,20}|unknown)$"
 )
 _CHANGED: Final = re.compile(
     r"preflight: ([a-z_]+\.[a-z_]+): (ok|note) at the start; now (note|skip|fail): (.+)"
 )
-_NOTE: Final = re.compile(rf"({KERNEL}|{NVIDIA_SMI}): (.+)")
+_NOTE: Final = re.compile(rf"({KERNEL}|{NVML}): (.+)")
 _HELD: Final = re.compile(r"GPU (\d{1,4}) \(.{1,80}\): \d+ of \d+ MiB were in use before the ranks")
 
 

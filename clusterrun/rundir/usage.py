@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files
+from clusterrun.shared.hostlist import fold_ranks
 from clusterrun.shared.typed import decoded
 
 HALF_BYTES: Final = 2 << 20
@@ -71,6 +72,11 @@ class GpuSample:
     throttle: int | None = None
     idle_s: float = 0.0
 
+    @property
+    def memory_percent(self) -> float | None:
+        """How full its memory is."""
+        return percent(self.memory_bytes, self.memory_total_bytes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
@@ -118,6 +124,38 @@ def percent(used: int | None, limit: int | None) -> float | None:
     (75.0, None, None)
     """
     return None if used is None or not limit or limit < 0 else 100.0 * used / limit
+
+
+def alert_texts(alerts: Iterable[Alert], sample: Sample) -> list[str]:
+    """Describe alerts of a node by its newest sample, those of one kind in one line."""
+    gpus: dict[AlertKind, list[GpuSample]] = {}
+    for alert in alerts:
+        gpus.setdefault(alert.kind, []).extend(g for g in sample.gpus if g.index == alert.gpu)
+    return [_text(kind, found, sample) for kind, found in gpus.items()]
+
+
+def _text(kind: AlertKind, gpus: Sequence[GpuSample], sample: Sample) -> str:
+    if kind is AlertKind.HOST_MEMORY:
+        soon = sample.host_full_s
+        full = "" if soon is None else f", full in {max(1, round(soon / 60)):,} min"
+        return f"host memory {share_text(sample.host_bytes, sample.host_limit_bytes)}{full}"
+    which = f"GPU{'s' if len(gpus) > 1 else ''} {fold_ranks(gpu.index for gpu in gpus)}"
+    if kind is AlertKind.GPU_MEMORY:
+        most = max(gpus, key=lambda gpu: gpu.memory_percent or 0, default=GpuSample(index=0))
+        return f"{which}: memory {share_text(most.memory_bytes, most.memory_total_bytes)}"
+    if kind is AlertKind.GPU_TEMPERATURE:
+        return f"{which}: {max((gpu.temperature_c or 0 for gpu in gpus), default=0)} °C"
+    idle_s = min((gpu.idle_s for gpu in gpus), default=0)
+    return f"{which}: idle for {idle_s / 60:.0f} min while others work"
+
+
+def share_text(used: int | None, limit: int | None) -> str:
+    """Describe what is used of a limit.
+
+    >>> share_text(3 << 30, 4 << 30)
+    '75 % of 4 GiB'
+    """
+    return f"{percent(used, limit) or 0:.0f} % of {(limit or 0) / (1 << 30):,.0f} GiB"
 
 
 def to_line(sample: Sample) -> bytes:

@@ -17,7 +17,7 @@ from clusterrun.health.check import Status
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logformat.notes import (
     KERNEL,
-    NVIDIA_SMI,
+    NVML,
     ChangedCheck,
     Memory,
     held_gpu,
@@ -29,7 +29,7 @@ from clusterrun.rundir.outcome import Outcome
 from clusterrun.shared.hostlist import fold_hosts
 
 CGROUP, PREFLIGHT = "cgroup", "preflight"
-SOURCES: Final = (CGROUP, KERNEL, NVIDIA_SMI, PREFLIGHT)
+SOURCES: Final = (CGROUP, KERNEL, NVML, PREFLIGHT)
 # The causes that a failed check shows if it was well at the start.
 _BY_CHECK: Final = {
     **dict.fromkeys(("node.tmp", "path.disk", "path.inodes"), ("disk_full", Role.EITHER)),
@@ -111,7 +111,7 @@ def add_changes(scanner: Scanner, changes: Iterable[Worsened]) -> None:
 
 
 def add_notes(scanner: Scanner, lines: Iterable[LogLine], outcome: Outcome | None) -> None:
-    """Add what the kernel and nvidia-smi reported, node by node: the table knows their messages."""
+    """Add what the kernel and NVML reported, node by node: the table knows their messages."""
     for each in sorted(lines, key=lambda line: line.node):
         if found := read_note(each.text.decode(errors="replace")):
             source, text = found

@@ -10,7 +10,7 @@ from clusterrun.backends import select
 from clusterrun.backends.slurm import query
 from clusterrun.backends.slurm.reasons import explain
 from clusterrun.backends.startups import with_startups
-from clusterrun.backends.status import JobStatus, statuses, with_last_step
+from clusterrun.backends.status import JobStatus, statuses, with_last_step, with_usage
 from clusterrun.backends.waiting import explained
 from clusterrun.rundir.record import JobRecord, read_again
 from clusterrun.shared.state import JobState
@@ -28,7 +28,7 @@ def status(job: Which | None = None, *, max_age_s: float | None = None) -> JobSt
 
     Raises JobNotFoundError. If the scheduler does not answer, the status has an `error`.
     """
-    return with_startups(_status(job, max_age_s=max_age_s))
+    return with_startups(with_usage(_status(job, max_age_s=max_age_s)))
 
 
 def _status(job: Which | None, *, max_age_s: float | None = None) -> JobStatus:
@@ -83,7 +83,7 @@ def wait(
             told = now.pending.code
             stuck(explained(now))
         if now.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S:
-            return with_startups(now)
+            return with_startups(with_usage(now))
         if time.monotonic() >= deadline:
             raise TimeoutError(f"job {record.job_id} is {now.state.value} after {timeout_s} s")
         pause_s = min(POLL_MOST_S, pause_s * POLL_GROWTH) if now.state is state else POLL_S

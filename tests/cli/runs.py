@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.usage import ActivityKind, Alert, AlertKind, GpuSample, Sample, to_line
 from tests.cli.conftest import CommandLine
 
 SQUEUE = "printf '%s\\n' "
@@ -40,3 +42,33 @@ def ended(root: Path, state: str, code: int | None) -> None:
     (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
     data = {"schema": "clusterrun.end/1", "state": state, "exit_code": code, "ended_at": 7.5}
     (root / "end.json").write_text(json.dumps(data))
+
+
+GIB = 1 << 30
+
+
+def sampled(root: Path, attempt: int = 1, *, node: str = "node17", host: int = 620) -> None:
+    """Write what a node of 2,000 GiB uses now; its peak was 100 GiB more, that of its GPU 70."""
+    gpu = GpuSample(
+        index=2,
+        memory_bytes=51 * GIB,
+        memory_total_bytes=80 * GIB,
+        memory_peak_bytes=70 * GIB,
+        activity=90.5,
+        activity_kind=ActivityKind.SM,
+    )
+    sample = Sample(
+        at=1e9,
+        attempt=attempt,
+        host_bytes=host * GIB,
+        host_limit_bytes=2000 * GIB,
+        host_peak_bytes=(host + 100) * GIB,
+        cache_bytes=GIB,
+        cpus=64,
+        ranks=((0, 5),),
+        gpus=(gpu,),
+        alerts=(Alert(kind=AlertKind.GPU_MEMORY, gpu=2, at=9e8),),
+    )
+    path = RunPaths(root=root).usage(node)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(to_line(sample))

@@ -588,10 +588,10 @@ CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
             "log",
         ),
         ("kernel: EDAC MC3: 1 UE memory read error", "", 7, "host_memory_fault", "kernel"),
-        (f"nvidia-smi: {FULL}", NO_MEMORY.format(1), 0, "gpu_memory_held_or_faulty", "nvidia-smi"),
-        (f"nvidia-smi: {FULL}", NO_MEMORY.format(0), 0, "cuda_oom", "log"),
-        (f"nvidia-smi: {FULL}", CANNOT_READ, 0, "file_not_found", "log"),
-        ("nvidia-smi: nvidia-smi did not answer within 3 s", NO_MEMORY, 0, "cuda_oom", "log"),
+        (f"nvml: {FULL}", NO_MEMORY.format(1), 0, "gpu_memory_held_or_faulty", "nvml"),
+        (f"nvml: {FULL}", NO_MEMORY.format(0), 0, "cuda_oom", "log"),
+        (f"nvml: {FULL}", CANNOT_READ, 0, "file_not_found", "log"),
+        ("nvml: NVIDIA's driver did not answer within 3 s", NO_MEMORY, 0, "cuda_oom", "log"),
     ],
 )
 def test_what_a_node_noted_is_weighed(

@@ -22,7 +22,7 @@ from clusterrun.rundir.startup import Phase, write_start
 from clusterrun.verbs.hangs import Hang
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
-from tests.cli.runs import ended, events, queue, running, submitted
+from tests.cli.runs import ended, events, queue, running, sampled, submitted
 from tests.cli.test_scaling import WORLDS, _slurm
 
 __all__ = ["_slurm"]  # the fixture
@@ -173,6 +173,7 @@ def test_jobs(here: CommandLine) -> None:
     outcome(root, 2, cause=Cause.SIGNAL, node="node18", rank=1, signal=9, message="killed")
     write_start(RunPaths(root=root), 1, {Phase.QUEUE: 4e9})
     checkpoint(root, 40)
+    sampled(root, 2)
     printed.add("status", "--json", schema="clusterrun.status/1")
     printed.add("logs", "--path", "--json", schema="clusterrun.logs/1")
     log = RunPaths(root=root).log(1, "node17")

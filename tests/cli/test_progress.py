@@ -12,7 +12,7 @@ from clusterrun.cli.list import READ_MARK
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import write_world
 from tests.cli.conftest import CommandLine
-from tests.cli.runs import ended, events, queue, running, submitted
+from tests.cli.runs import ended, events, queue, running, sampled, submitted
 
 BAR = "\rEpoch 3:  {n}%|####      | {n}/100 [00:30<00:37, {rate}it/s]"
 
@@ -156,3 +156,19 @@ def test_a_hang_timeout_that_nothing_feeds_is_noted_once_for_a_run(here: Command
     note = "note: --hang-timeout needs step reports"
     assert note not in here("resubmit", "4711", "--dry-run", "--time", "5").err
     assert note in here("resubmit", "4711", "--dry-run", "--hang-timeout", "9m").err
+
+
+def test_the_fullest_memory_is_shown_and_at_the_end_the_peaks(
+    here: CommandLine, root: Path
+) -> None:
+    assert "memory  " not in here("status").out, "there is no sample"
+    sampled(root)
+    sampled(root, node="node18", host=500)
+    host, gpu = "host {} % of 2,000 GiB (node17)", "GPU {} % of 80 GiB (GPU 2 of node17)"
+    both = f"{host}, {gpu}"
+    assert f"memory     {both.format(31, 64)}\n" in here("status").out
+    queue(here)
+    ended(root, "COMPLETED", 0)
+    assert f"memory     peaks: {both.format(36, 88)}\n" in here("status").out
+    RunPaths(root=root).attempt(2).mkdir()
+    assert "memory  " not in here("status").out, "no sample of the new attempt"

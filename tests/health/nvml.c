@@ -153,3 +153,29 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(device *gpu, word link, word *kind) {
 int nvmlDeviceGetEccMode(device *gpu, word *now, word *later) { *now = *later = 1; return 0; }
 int nvmlDeviceGetMigMode(device *gpu, word *now, word *later) { ANSWER(word, now, of(gpu, "mig", 0)); }
 int nvmlDeviceGetPersistenceMode(device *gpu, word *mode) { ANSWER(word, mode, of(gpu, "kept", 1)); }
+
+typedef struct { word gpu, memory; } rates;
+int nvmlDeviceGetUtilizationRates(device *gpu, rates *found) {
+    ANSWER(word, &found->gpu, of(gpu, "utilization", 30));
+}
+int nvmlDeviceGetPowerUsage(device *gpu, word *milliwatts) {
+    ANSWER(word, milliwatts, of(gpu, "power", 350500));
+}
+int nvmlDeviceGetTemperature(device *gpu, int sensor, word *celsius) {
+    ANSWER(word, celsius, of(gpu, "celsius", 61));
+}
+
+/* The counters of Hopper, if "gpm" is 1: a sample is how active the SMs were up to it. */
+typedef struct { word version, is_there; } support;
+int nvmlGpmQueryDeviceSupport(device *gpu, support *found) {
+    ANSWER(word, &found->is_there, value("gpm", 0));
+}
+int nvmlGpmSampleAlloc(double **sample) { *sample = calloc(1, sizeof **sample); return 0; }
+int nvmlGpmSampleGet(device *gpu, double *sample) { *sample = of(gpu, "sms", 80); return 0; }
+typedef struct { word id; int status; double value; char *names[3]; } metric;
+typedef struct { word version, count; double *before, *now; metric metrics[1]; } metrics;
+int nvmlGpmMetricsGet(metrics *asked) {
+    asked->metrics[0].status = 0;
+    asked->metrics[0].value = asked->metrics[0].id == 2 ? *asked->now : -1;
+    return 0;
+}

@@ -24,6 +24,8 @@ from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.forward.spool import Output
 from clusterrun.rank.worker import STACK_LETTERS
 from clusterrun.rundir.startup import Phase, read_start
+from clusterrun.rundir.usage import read_latest
+from tests.health.stand_in import stand_in
 from tests.node.jobs import ROOT, STUB, AgentJob
 from tests.patience import patience, wait_for
 
@@ -665,37 +667,34 @@ def test_what_the_kernel_reports_of_a_rank_is_noted(stub_job: Make) -> None:
     assert line.rpartition("kernel:")[2] not in job.errors()
 
 
-SMI = """#!/bin/bash
-case $1 in *remapped*) exit 1;; esac
-[ -e {failed} ] && {then}
-echo "00000000:3B:00.0, 0, GPU-5a0c, 4, 81559, $([ -e {failed} ] && echo 3 || echo 0), [N/A]"
-"""
-
-
-def failed_on_gpus(stub_job: Make, tmp_path: Path, then: str) -> AgentJob:
-    """Fail on a node whose nvidia-smi answers differently since then."""
-    failed, smi = tmp_path / "failed", tmp_path / "bin" / "nvidia-smi"
-    smi.parent.mkdir()
-    smi.write_text(SMI.format(failed=failed, then=then))
-    smi.chmod(0o755)
+def failed_on_gpus(
+    stub_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> AgentJob:
+    """Fail on a node whose driver answers differently since then."""
+    driver = stand_in(tmp_path / "nvml", tmp_path / "says", monkeypatch)
     asked = {"device": Device.CUDA, "gpus_per_node": 2, "mixed_precision": MixedPrecision.NO}
-    deed = f"time.sleep(1); open('{failed}', 'w'); raise ValueError('torn')"
+    deed = f"time.sleep(1); open('{driver.says}', 'w').write('{then}'); raise ValueError('torn')"
     job = stub_job(victim(deed, rank=1), nodes=1, gpus=("0", "1"), **asked)
-    path = f"{smi.parent}:{os.environ['PATH']}"
-    assert job.start(CUDA_VISIBLE_DEVICES="0,1", PATH=path).wait() == [1]
+    assert job.start(CUDA_VISIBLE_DEVICES="0,1").wait() == [1]
     return job
 
 
-def test_what_became_worse_on_the_gpus_is_noted(stub_job: Make, tmp_path: Path) -> None:
-    text = failed_on_gpus(stub_job, tmp_path, "true").text()
-    assert "nvidia-smi: GPU 0 (0000:3b:00, GPU-5a0c): 3 new uncorrectable ECC errors\n" in text
+def test_what_became_worse_on_the_gpus_is_noted(
+    stub_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = failed_on_gpus(stub_job, tmp_path, monkeypatch, "gpu0.errors 3")
+    assert "nvml: GPU 0 (0000:3b:00, GPU-a): 3 new uncorrectable ECC errors\n" in job.text()
+    (sample,) = read_latest(job.paths).values()
+    assert [gpu.power_w for gpu in sample.gpus] == [350.5, 350.5]
 
 
-def test_an_nvidia_smi_that_hangs_does_not_keep_the_agent(stub_job: Make, tmp_path: Path) -> None:
-    job = failed_on_gpus(stub_job, tmp_path, "exec sleep 60")
+def test_a_driver_that_hangs_does_not_keep_the_agent(
+    stub_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = failed_on_gpus(stub_job, tmp_path, monkeypatch, "gpu0.errors hang")
     (end,) = job.events("failed")
     assert time.time() - end["ts"] < 12 * patience()
-    assert "nvidia-smi did not answer within 3 s" in job.text()
+    assert "nvml: NVIDIA's driver did not answer within 3 s" in job.text()
     assert "cannot be killed" not in job.text()
     job.assert_clean()
 

@@ -31,7 +31,7 @@ class Asked:
 
     async def notes(self) -> list[str]:
         self.times += 1
-        return ["nvidia-smi: x"]
+        return ["nvml: x"]
 
 
 class Worse:
@@ -50,7 +50,7 @@ def _made(monkeypatch: pytest.MonkeyPatch) -> NodeNotes:
     plan = SimpleNamespace(device=Device.CPU, procs_per_node=2)
     attempt: Any = SimpleNamespace(who=SimpleNamespace(node="n1"), plan=plan)
     found = NodeNotes(attempt, cast("NodeChecks", Worse()))
-    found._gpus = Asked()  # type: ignore[assignment]
+    found.gpus = Asked()  # type: ignore[assignment]
     return found
 
 
@@ -60,12 +60,12 @@ def lines(made: NodeNotes, ending: Ending) -> list[str]:
 
 def test_a_failure_is_noted_and_memory_where_a_rank_was_killed(made: NodeNotes) -> None:
     memory = memory_line(Memory(0, 4096))
-    assert lines(made, killed()) == [memory, "kernel: x", "nvidia-smi: x", "preflight: x"]
-    assert lines(made, killed("n2")) == ["kernel: x", "nvidia-smi: x", "preflight: x"]
+    assert lines(made, killed()) == [memory, "kernel: x", "nvml: x", "preflight: x"]
+    assert lines(made, killed("n2")) == ["kernel: x", "nvml: x", "preflight: x"]
 
 
 def test_without_gpus_only_the_node_that_failed_is_checked_again(made: NodeNotes) -> None:
-    made._gpus = None
+    made.gpus = None
     assert lines(made, killed())[-1] == "preflight: x"
     assert lines(made, killed("n2")) == ["kernel: x"]
 
@@ -88,6 +88,6 @@ def test_an_error_while_noting_is_a_line(made: NodeNotes, monkeypatch: pytest.Mo
 
 
 def test_only_a_training_on_nvidia_gpus_asks_for_them(made: NodeNotes) -> None:
-    made._gpus = None
+    made.gpus = None
     made.launching()
-    assert (made._gpus, made.pids) == (None, [])
+    assert (made.gpus, made.pids) == (None, [])

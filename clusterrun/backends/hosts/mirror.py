@@ -62,7 +62,7 @@ def _ways(node: str, attempt: int) -> dict[str, _Way]:
         heads = [f(attempt) for f in (_RUN.world, _RUN.resumed, _RUN.stacks, _RUN.request)]
         whole = [f(attempt, node) for f in (_RUN.flight_dumps, _RUN.live_dumps)]
         logs = (_RUN.log, _RUN.log_errors, _RUN.nccl_log, _RUN.rank_errors)
-        grows = [_RUN.events(node), *(f(attempt, node) for f in logs)]
+        grows = [_RUN.events(node), _RUN.usage(node), *(f(attempt, node) for f in logs)]
     found = zip(_Way, (grows, whole, first, heads), strict=True)
     return {str(path): way for way, paths in found for path in paths}
 
@@ -260,7 +260,7 @@ class Receiver:
     def _way(self, path: str) -> tuple[int, _Way]:
         number = int(match[1]) if (match := _ATTEMPT.match(path)) else 0
         way = next((w for node in self.nodes if (w := _ways(node, number).get(path))), None)
-        if way is None or not (number or path.startswith("events/")):
+        if way is None or not (number or path.startswith(("events/", "usage/"))):
             raise RefusedError(f"a host sent {path!r}, which is not its own")
         return number, way
 

@@ -63,7 +63,9 @@ from clusterrun.node.watch.own_signals import OwnSignals, named_signals
 from clusterrun.node.watch.preflight import NodeChecks
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
+from clusterrun.node.watch.usage import Sampler
 from clusterrun.rundir.startup import Phase
+from clusterrun.rundir.usage import Alert, Sample, alert_texts
 from clusterrun.shared import wording
 from clusterrun.shared.control_page import Joining
 from clusterrun.shared.files import write_whole
@@ -222,8 +224,13 @@ class Agent:
             self._attempt, parameters, self._spool, self._forge, self._say_of_forge
         )
         self._notes.launching()
+        sampler = self._sampler()
         launcher.start()
-        ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
+        sampler.start()
+        try:
+            ending = await guarded(link.ending(), self._watch(launcher, ranks, link))
+        finally:
+            sampler.stop()
         self._tasks.cancel()
         noting = asyncio.ensure_future(self._notes.lines(ending, ranks.by_pid))
         await asyncio.sleep(0)  # it first lists the processes
@@ -237,6 +244,27 @@ class Agent:
         # srun waits for a silent node as for a lost one
         self.has_lost_node |= not isinstance(link, Member) and link.left_behind
         return code
+
+    def _sampler(self) -> Sampler:
+        loop = asyncio.get_running_loop()
+
+        def alerted(alerts: Sequence[Alert], sample: Sample) -> None:
+            loop.call_soon_threadsafe(self._alerted, alerts, sample)
+
+        return Sampler(
+            attempt=self._attempt,
+            gpus=self._notes.gpus,
+            pids=lambda: self._pids,
+            now_s=lambda: self._clock.corrected_s(time.time()),
+            alerted=alerted,
+            say=self._forwarder.say,
+        )
+
+    def _alerted(self, alerts: Sequence[Alert], sample: Sample) -> None:
+        for each in alerts:
+            self._event("alert", kind=each.kind.value, gpu=each.gpu)
+        for text in alert_texts(alerts, sample):
+            self._say(text, tell=False)
 
     # Answers to the head, and the head's own tasks
 

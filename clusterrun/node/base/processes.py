@@ -134,9 +134,9 @@ def _kill_all(spared: Collection[int]) -> list[int]:
     return found
 
 
-def descendants() -> list[int]:
-    """Return the pids of this process's children, and of theirs."""
-    found = _children(os.getpid())
+def descendants(pid: int | None = None) -> list[int]:
+    """Return the pids of a process's children, and of theirs; None is this process."""
+    found = _children(pid or os.getpid())
     for pid in found:  # it grows
         found += _children(pid)
     return found

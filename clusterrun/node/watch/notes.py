@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Mapping
@@ -29,25 +30,28 @@ class NodeNotes:
         self._memory = own_group()
         self._kills_before = self._memory.kills()
         self._kernel = KernelLog()
-        self._gpus: Gpus | None = None
+        self.gpus: Gpus | None = None
 
     def launching(self) -> None:
         """Ask for the state of the GPUs before ranks use them; do not wait for it."""
         if self._plan.device is Device.CUDA:
-            self._gpus = Gpus(device_names(os.environ))
+            with contextlib.suppress(OSError):
+                self.gpus = Gpus(device_names(os.environ))
 
     @property
     def pids(self) -> list[int]:
         """Child processes that may be stuck in the kernel."""
-        return [*(self._gpus.pids if self._gpus else []), *self._checks.pids]
+        return [*(self.gpus.pids if self.gpus else []), *self._checks.pids]
 
     def missing(self) -> dict[str, str]:
         """Return what cannot be read on this node, and why."""
         return {"kernel_log": self._kernel.problem} if self._kernel.problem else {}
 
     def close(self) -> None:
-        """Stop reading the kernel's log."""
+        """Stop reading the kernel's log, and asking NVML."""
         self._kernel.close()
+        if self.gpus:
+            self.gpus.close()
 
     async def lines(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[str]:
         """Return a line for each note on a failed attempt; `ranks` maps pids to ranks."""
@@ -64,13 +68,13 @@ class NodeNotes:
         return [*lines, *chain(*slow)]
 
     async def _of_gpus(self, ending: Ending) -> list[str]:
-        is_asked = self._gpus and ending.cause is not Cause.NODE_LOST
-        return await self._gpus.notes() if self._gpus and is_asked else []
+        is_asked = self.gpus and ending.cause is not Cause.NODE_LOST
+        return await self.gpus.notes() if self.gpus and is_asked else []
 
     async def _of_checks(self, ending: Ending) -> list[str]:
         """Check the node that failed; with GPUs all, as another node may notice a fault first."""
         is_here = ending.failure is not None and ending.failure.node == self._node
-        is_asked = is_here or (self._gpus and ending.cause is not Cause.NODE_LOST)
+        is_asked = is_here or (self.gpus and ending.cause is not Cause.NODE_LOST)
         return await self._checks.changes() if is_asked else []
 
     def _of_memory(self, ending: Ending) -> list[str]:
@@ -83,6 +87,6 @@ class NodeNotes:
 
     def _own(self, ranks: Mapping[int, int | None]) -> Own:
         pids = {} if is_container() else {**dict.fromkeys(descendants()), **ranks}
-        is_all = self._gpus is not None and is_node_ours(self._plan.procs_per_node)
-        before = self._gpus.before if self._gpus else ()
+        is_all = self.gpus is not None and is_node_ours(self._plan.procs_per_node)
+        before = self.gpus.before if self.gpus else ()
         return Own(pids=pids, job=self._memory.job, gpus=None if is_all else frozenset(before))

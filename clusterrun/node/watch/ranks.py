@@ -136,7 +136,8 @@ class Ranks:
     @property
     def pids(self) -> dict[int, int]:
         """The pids of the running ranks, by rank."""
-        return {r.number: r.pid for r in self._ranks.values() if r.pid and not r.ended_at}
+        known = [*self._ranks.values()]  # at once: another thread may ask
+        return {rank.number: rank.pid for rank in known if rank.pid and not rank.ended_at}
 
     @property
     def by_pid(self) -> dict[int, int | None]:
