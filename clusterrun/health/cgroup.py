@@ -32,16 +32,19 @@ class MemoryGroup:
     job: str = ""  # the path of the job's cgroup, as the kernel prints it; "" outside Slurm
 
     @classmethod
-    def own(cls, text: str, root: Path = ROOT) -> MemoryGroup:
+    def own(cls, text: str, root: Path = ROOT, controller: str = "memory") -> MemoryGroup:
         """Find the cgroup in the text of /proc/self/cgroup; Slurm's job is above `step_*`."""
-        path, base, is_v1 = _place(text, "memory", root)
+        rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+        v1 = next((path for _, names, path in rows if controller in names.split(",")), None)
+        v2 = next((path for number, names, path in rows if number == "0" and not names), None)
+        path, base = (v2, root) if v1 is None else (v1, root / controller)
         parts = PurePosixPath(path or "").parts[1:]
         if path is None or ".." in parts:
             return cls(levels=())
         step = next((n for n, part in enumerate(parts) if part.startswith("step_")), len(parts))
         levels = [base.joinpath(*parts[:n]) for n in range(len(parts), step - 1, -1) if n]
         job = f"/{'/'.join(parts[:step])}" if 0 < step < len(parts) else ""
-        return cls(levels=tuple(levels) or (base,), is_v1=is_v1, job=job)
+        return cls(levels=tuple(levels) or (base,), is_v1=v1 is not None, job=job)
 
     def kills(self) -> tuple[int | None, ...]:
         """Return each level's count of OOM kills; None if it cannot be read."""
@@ -83,37 +86,24 @@ class MemoryGroup:
         return Memory(max(rises), size, _number(level / peak))
 
 
-def _place(text: str, controller: str, root: Path) -> tuple[str | None, Path, bool]:
-    """Return a controller's path in the text of /proc/self/cgroup, its root, and if it is v1."""
-    rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
-    v1 = next((path for _, names, path in rows if controller in names.split(",")), None)
-    v2 = next((path for number, names, path in rows if number == "0" and not names), None)
-    return (v2, root, False) if v1 is None else (v1, root / controller, True)
-
-
-def own_group() -> MemoryGroup:
+def own_group(controller: str = "memory", root: Path = ROOT, own: Path = OWN) -> MemoryGroup:
     """Return the cgroup of this process."""
     try:
-        return MemoryGroup.own(OWN.read_text(encoding="utf-8", errors="replace"))
+        text = own.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return MemoryGroup(levels=())
+    return MemoryGroup.own(text, root, controller)
 
 
 def cpu_seconds(root: Path = ROOT, own: Path = OWN) -> float | None:
     """Return the CPU time of the job's cgroup, or of this process's; None if it is not counted."""
-    try:
-        path, base, is_v1 = _place(own.read_text(errors="replace"), "cpuacct", root)
-    except OSError:
-        return None
-    parts = PurePosixPath(path or "").parts[1:]
-    end = next((n for n, part in enumerate(parts) if part.startswith("step_")), len(parts))
-    # A container may show the path that its cgroup has outside.
-    groups = (base.joinpath(*parts[:end]), base) if ".." not in parts else ()
-    if is_v1:
-        spent = (_number(group / "cpuacct.usage") for group in groups)
-        return next((found / 1e9 for found in spent if found is not None), None)
-    rows = (_counts(group / "cpu.stat") for group in groups)
-    return next((row["usage_usec"] / 1e6 for row in rows if "usage_usec" in row), None)
+    group = own_group("cpuacct", root, own)
+    for level in group.levels[-1:]:  # a container may show the path that its cgroup has outside
+        for place in (level, *level.parents):
+            v1, v2 = _number(place / "cpuacct.usage"), _counts(place / "cpu.stat")
+            if v1 is not None or "usage_usec" in v2:
+                return v2["usage_usec"] / 1e6 if v1 is None else v1 / 1e9
+    return None
 
 
 def _counts(path: Path) -> dict[str, int]:

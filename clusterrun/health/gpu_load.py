@@ -6,8 +6,8 @@ A broken driver blocks this process alone. It ends with its input: when the agen
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from clusterrun.health.nvml import GPU, Driver, NvmlGpu, say, start
@@ -20,33 +20,24 @@ class Loads:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._samples: dict[str, list[Any]] = {}
+        self._samples: dict[str, list[Any]] = {}  # of the counters of SMs
 
-    def answer(self, names: Iterable[str]) -> None:
-        """Print the state and the work of each GPU."""
-        say({GPU: [asdict(self._gpu(name)) for name in names]})
-
-    def _gpu(self, name: str) -> NvmlGpu:
-        driver, ask = self._driver, self._driver.ask
-        try:
-            whole, part = driver.handles(name)
-        except driver.nvml.NVMLError as error:
-            return NvmlGpu(name=name, problem=driver.problem(error))
+    def gpu(self, name: str) -> NvmlGpu:
+        """Describe a GPU and its work."""
+        ask, found = self._driver.ask, self._driver.gpu(name)
+        if found.problem:
+            return found
+        whole, part = self._driver.handles(name)
         if name not in self._samples:
             self._samples[name] = self._first_samples(whole) if whole is part else []
         samples = self._samples[name]
-        activity = (
-            self._of_sms(samples, whole)
-            if samples
-            else ask("DeviceGetUtilizationRates", part, read=lambda rates: float(rates.gpu))
-        )
-        return NvmlGpu(
-            name=name,
-            activity=activity,
+        ran = ask("DeviceGetUtilizationRates", part, read=lambda rates: float(rates.gpu))
+        return replace(
+            found,
+            activity=self._of_sms(samples, whole) if samples else ran,
             is_of_sms=bool(samples),
             watts=ask("DeviceGetPowerUsage", whole, read=lambda milliwatts: milliwatts / 1000),
             celsius=ask("DeviceGetTemperature", whole, 0),
-            **driver.state(whole, part),
         )
 
     def _first_samples(self, gpu: Any) -> list[Any]:
@@ -68,7 +59,8 @@ class Loads:
         asked.metrics[0].metricId = _SM_UTIL
         found = self._driver.ask("GpmMetricsGet", asked)
         metric = found and found.metrics[0]
-        return round(metric.value, 2) if metric and metric.nvmlReturn == 0 else None
+        is_known = metric and metric.nvmlReturn == 0 and 0 <= metric.value <= 100  # it may be NaN
+        return round(metric.value, 2) if is_known else None
 
 
 def main(names: Sequence[str]) -> None:
@@ -76,7 +68,7 @@ def main(names: Sequence[str]) -> None:
     if driver := start():
         loads = Loads(driver)
         for _ in sys.stdin:
-            loads.answer(names or driver.names())
+            say({GPU: [asdict(loads.gpu(name)) for name in names or driver.names()]})
 
 
 if __name__ == "__main__":

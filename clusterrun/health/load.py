@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,29 +18,16 @@ _WORD_BYTES: Final = 4  # which a port counts
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Counters that only grow: seconds of CPU time, and bytes; None: the machine has no count."""
+def counts() -> dict[str, float]:
+    """Return counters that only grow: seconds of `cpu` time of the job's cgroup, and bytes.
 
-    cpu: float | None
-    disk_read: int | None
-    disk_written: int | None
-    received: int | None
-    sent: int | None
-
-
-def counts() -> Counts:
-    """Read the counters: CPU of the job's cgroup, or else of the machine, as all others."""
-    spent, disks, (received, sent) = cgroup.cpu_seconds(), None, _network()
+    CPU time is that of the machine if the cgroup does not count it, as are all bytes.
+    """
+    spent, disks = cgroup.cpu_seconds(), None
     with contextlib.suppress(Exception):  # psutil raises what the machine's files make it raise
         disks = psutil.disk_io_counters()
-    return Counts(
-        cpu=_machine_cpu() if spent is None else spent,
-        disk_read=disks.read_bytes if disks else None,
-        disk_written=disks.write_bytes if disks else None,
-        received=received,
-        sent=sent,
-    )
+    of_disks = {"disk_read": disks.read_bytes, "disk_written": disks.write_bytes} if disks else {}
+    return {"cpu": _machine_cpu() if spent is None else spent, **of_disks, **_network()}
 
 
 def _machine_cpu() -> float:
@@ -49,14 +35,16 @@ def _machine_cpu() -> float:
     return float(spent.user + spent.nice + spent.system + spent.irq + spent.softirq)
 
 
-def _network() -> tuple[int, ...]:
-    """Return the bytes of the network cards, received and sent; RDMA passes by their interfaces."""
+def _network() -> dict[str, int]:
+    """Return the bytes of the network cards; RDMA passes by their interfaces."""
     names = [card for card in NETWORK.glob("*") if card.name != "lo"]
     cards = [card for card in names if (card / "device").exists()] or names
     cards = [card / "statistics" for card in cards if _text(card / "type") == _ETHERNET]
     ports = [path / "counters" for path in INFINIBAND.glob("*/ports/*")]
-    ways = (("rx_bytes", "port_rcv_data"), ("tx_bytes", "port_xmit_data"))
-    return tuple(_sum(cards, card) + _WORD_BYTES * _sum(ports, port) for card, port in ways)
+    return {
+        "received": _sum(cards, "rx_bytes") + _WORD_BYTES * _sum(ports, "port_rcv_data"),
+        "sent": _sum(cards, "tx_bytes") + _WORD_BYTES * _sum(ports, "port_xmit_data"),
+    }
 
 
 def _sum(places: Iterable[Path], name: str) -> int:

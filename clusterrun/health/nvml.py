@@ -74,42 +74,34 @@ class Driver:
 
     def gpu(self, name: str) -> NvmlGpu:
         """Describe a GPU, or the slice of one that MIG divides."""
+        nvml = self.nvml
         try:
             whole, part = self.handles(name)
-        except self.nvml.NVMLError as error:
-            return NvmlGpu(name=name, problem=self.problem(error))
+        except nvml.NVMLError as error:
+            unlisted = (nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_NOT_FOUND)
+            is_unlisted = error.value in unlisted
+            text = "the driver does not list it" if is_unlisted else f"it does not answer: {error}"
+            return NvmlGpu(name=name, problem=text)
+        memory = self._memory(part)
         ecc, mig = self.ask("DeviceGetEccMode", whole), self.ask("DeviceGetMigMode", whole)
         processes = self.ask("DeviceGetComputeRunningProcesses", part)
         return NvmlGpu(
             name=name,
             model=self.ask("DeviceGetName", whole),
+            address=_text(self.ask("DeviceGetPciInfo", whole, read=lambda pci: pci.busId)),
+            used=memory and memory.used,
+            total=memory and memory.total,
+            reasons=self.ask("DeviceGetCurrentClocksThrottleReasons", whole),
             recovery=self._recovery(whole),
             pids=None if processes is None else [process.pid for process in processes],
             held=None if processes is None else [each.usedGpuMemory for each in processes],
+            uuid=_text(self.ask("DeviceGetUUID", part)),
             has_ecc=ecc and bool(ecc[0]),
             has_mig=mig and bool(mig[0]),
             is_persistent=self.ask("DeviceGetPersistenceMode", whole, read=bool),
-            **self.state(whole, part),
+            **self._wear(whole),
             **self._wires(whole),
         )
-
-    def problem(self, error: Any) -> str:
-        """Describe why there is no handle of a GPU."""
-        unlisted = (self.nvml.NVML_ERROR_INVALID_ARGUMENT, self.nvml.NVML_ERROR_NOT_FOUND)
-        is_unlisted = error.value in unlisted
-        return "the driver does not list it" if is_unlisted else f"it does not answer: {error}"
-
-    def state(self, whole: Any, part: Any) -> dict[str, Any]:
-        """Return what may change while a job runs."""
-        memory = self._memory(part)
-        return {
-            "address": _text(self.ask("DeviceGetPciInfo", whole, read=lambda pci: pci.busId)),
-            "uuid": _text(self.ask("DeviceGetUUID", part)),
-            "used": memory and memory.used,
-            "total": memory and memory.total,
-            "reasons": self.ask("DeviceGetCurrentClocksThrottleReasons", whole),
-            **self._wear(whole),
-        }
 
     def ask(self, function: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
         """Return an answer; None if this driver, these bindings or this GPU have none."""

@@ -5,13 +5,15 @@ The agent appends. At HALF_BYTES it renames the file to `<node>.old`, which repl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files
@@ -168,32 +170,21 @@ def to_line(sample: Sample) -> bytes:
 
 def parse(line: bytes) -> Sample | None:
     """Parse one sample; None for any other line."""
-    data = files.parse_object(line)
-    try:
-        return None if data is None else _sample(data)
-    except (TypeError, ValueError):
-        return None
-
-
-def _sample(data: dict[str, Any]) -> Sample:
-    gpus = [dict(zip(_GPU_FIELDS, values, strict=False)) for values in data.get("gpus", ())]
-    sample: Sample = decoded(Sample, {**data, "gpus": gpus})
-    return sample
+    data = files.parse_object(line) or {}
+    with contextlib.suppress(TypeError, ValueError):
+        gpus = [dict(zip(_GPU_FIELDS, values, strict=False)) for values in data.get("gpus", ())]
+        sample: Sample = decoded(Sample, {**data, "gpus": gpus})
+        return sample
+    return None
 
 
 def read_latest(paths: RunPaths, attempt: int | None = None) -> dict[str, Sample]:
     """Return the newest sample of each node of an attempt; None: the newest attempt."""
-    number = paths.newest_attempt() if attempt is None else attempt
-    found = ((node, next(_newest(paths, node), None)) for node in _nodes(paths))
+    number, nodes = paths.newest_attempt() if attempt is None else attempt, set()
+    with contextlib.suppress(OSError):
+        nodes = {entry.stem for entry in paths.usage_dir.iterdir()}
+    found = ((node, next(_newest(paths, node), None)) for node in sorted(nodes))
     return {node: each for node, each in found if each is not None and each.attempt == number}
-
-
-def _nodes(paths: RunPaths) -> list[str]:
-    try:
-        entries = list(paths.usage_dir.iterdir())
-    except OSError:
-        return []
-    return sorted({entry.stem for entry in entries if entry.suffix in (".jsonl", ".old")})
 
 
 def _newest(paths: RunPaths, node: str) -> Iterator[Sample]:
@@ -204,13 +195,9 @@ def _newest(paths: RunPaths, node: str) -> Iterator[Sample]:
 
 def read_history(paths: RunPaths, node: str, since: float) -> list[Sample]:
     """Return a node's samples since a time, oldest first."""
-    found: list[Sample] = []
-    for path in (paths.usage(node), paths.earlier_usage(node)):
-        for sample in _backwards(path, HALF_BYTES + LINE_BYTES):
-            if sample.at < since:
-                return found[::-1]
-            found.append(sample)
-    return found[::-1]
+    both = (paths.usage(node), paths.earlier_usage(node))
+    found = chain.from_iterable(_backwards(path, HALF_BYTES + LINE_BYTES) for path in both)
+    return [*takewhile(lambda sample: sample.at >= since, found)][::-1]
 
 
 def _backwards(path: Path, size: int) -> Iterator[Sample]:

@@ -76,7 +76,7 @@ def copied(root: Path) -> dict[str, bytes]:
 
 def names(paths: RunPaths, number: int) -> list[Path]:
     logs = (paths.log, paths.log_errors, paths.nccl_log, paths.rank_errors)
-    return [paths.events(NODE), *(of(number, NODE) for of in logs)]
+    return [paths.events(NODE), paths.usage(NODE), *(of(number, NODE) for of in logs)]
 
 
 def wholes(paths: RunPaths, number: int) -> list[Path]:

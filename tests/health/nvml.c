@@ -176,6 +176,7 @@ typedef struct { word id; int status; double value; char *names[3]; } metric;
 typedef struct { word version, count; double *before, *now; metric metrics[1]; } metrics;
 int nvmlGpmMetricsGet(metrics *asked) {
     asked->metrics[0].status = 0;
-    asked->metrics[0].value = asked->metrics[0].id == 2 ? *asked->now : -1;
+    double active = *asked->now;
+    asked->metrics[0].value = asked->metrics[0].id != 2 ? -1 : active < 0 ? 0.0 / 0.0 : active;
     return 0;
 }

@@ -673,17 +673,22 @@ def failed_on_gpus(
     """Fail on a node whose driver answers differently since then."""
     driver = stand_in(tmp_path / "nvml", tmp_path / "says", monkeypatch)
     asked = {"device": Device.CUDA, "gpus_per_node": 2, "mixed_precision": MixedPrecision.NO}
-    deed = f"time.sleep(1); open('{driver.says}', 'w').write('{then}'); raise ValueError('torn')"
+    driver.answer(gpu1_celsius=90)
+    logs = "glob.glob(os.environ['CLUSTERRUN_RUN_DIR'] + '/logs/a1/*.log')"
+    wait = f"while not any('90 °C' in open(log).read() for log in {logs}): time.sleep(0.1)"
+    deed = f"{wait}\n    open('{driver.says}', 'w').write('{then}'); raise ValueError('torn')"
     job = stub_job(victim(deed, rank=1), nodes=1, gpus=("0", "1"), **asked)
     assert job.start(CUDA_VISIBLE_DEVICES="0,1").wait() == [1]
     return job
 
 
-def test_what_became_worse_on_the_gpus_is_noted(
+def test_an_alert_and_what_became_worse_on_the_gpus_are_noted(
     stub_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = failed_on_gpus(stub_job, tmp_path, monkeypatch, "gpu0.errors 3")
     assert "nvml: GPU 0 (0000:3b:00, GPU-a): 3 new uncorrectable ECC errors\n" in job.text()
+    assert job.text().count("GPU 1: 90 °C") == 1
+    assert [(e["kind"], e["gpu"]) for e in job.events("alert")] == [("gpu_temperature", 1)]
     (sample,) = read_latest(job.paths).values()
     assert [gpu.power_w for gpu in sample.gpus] == [350.5, 350.5]
 

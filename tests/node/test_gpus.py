@@ -15,7 +15,7 @@ import pytest
 from clusterrun.diagnosis.table import Role, built_in
 from clusterrun.node.base import processes
 from clusterrun.node.watch import gpus
-from clusterrun.node.watch.gpus import Asking, Gpus
+from clusterrun.node.watch.gpus import Gpus
 from tests.health.stand_in import StandIn, stand_in
 from tests.patience import patience
 
@@ -115,6 +115,8 @@ def test_the_work_of_gpus_by_the_counters_that_they_have(driver: StandIn, start:
     assert hopper is not None
     (gpu,) = hopper
     assert (gpu.activity, gpu.is_of_sms, gpu.watts) == (80.0, True, None)
+    driver.answer(gpu0_sms=-1)  # it is then no number
+    assert [gpu.activity for gpu in start("0").ask(30 * patience()) or ()] == [None]
 
 
 def test_a_driver_that_hangs_is_left_alone(driver: StandIn, start: Start) -> None:
@@ -135,14 +137,14 @@ def test_a_late_answer_is_that_to_the_next_question(driver: StandIn, start: Star
     answer = found.ask(30 * patience())
     assert answer is not None
     assert len(answer) == 2
-    assert found.asking is Asking.OPEN
+    assert found.is_open
 
 
 def test_a_process_that_is_killed_answers_nothing(start: Start) -> None:
     found = start()
     os.kill(found.pids[0], signal.SIGKILL)
     assert found.ask(30 * patience()) is None or found.ask(30 * patience()) is None
-    assert found.asking is Asking.ENDED
+    assert found.has_ended
     assert (noted(found), found.pids) == ([], [])
 
 
@@ -151,7 +153,7 @@ def test_a_node_without_a_driver_has_no_notes(
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     found = start()
-    assert (noted(found), found.asking, dict(found.before)) == ([], Asking.ABSENT, {})
+    assert (noted(found), found.is_open, found.before) == ([], False, {})
 
 
 def test_what_is_stuck_in_the_kernel_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:

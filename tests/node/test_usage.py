@@ -21,12 +21,11 @@ from clusterrun.health.cgroup import OWN, ROOT, MemoryGroup, cpu_seconds
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.watch import alerts, usage
 from clusterrun.node.watch.alerts import following, full_in_s, holding
-from clusterrun.node.watch.gpus import Asking
 from clusterrun.node.watch.usage import Sampler
 from clusterrun.rundir import usage as files
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import Alert, AlertKind, GpuSample, Sample, alert_texts
-from tests.patience import wait_for
+from tests.patience import patience, wait_for
 
 MIB = 1 << 20
 HOG = "import sys, time; x = bytearray(int(sys.argv[1]) << 20); print(flush=True); time.sleep(600)"
@@ -191,7 +190,7 @@ def test_growth_tells_when_memory_is_full(rate: float, first: int) -> None:
 class Driver:
     """GPUs that a test decides; without more answers, the process that asks has ended."""
 
-    asking = Asking.OPEN
+    is_open, has_ended = True, False
 
     def __init__(self, *answers: list[NvmlGpu] | None) -> None:
         self._answers = list(answers)
@@ -199,7 +198,7 @@ class Driver:
     def ask(self, within_s: float) -> list[NvmlGpu] | None:
         if self._answers:
             return self._answers.pop(0)
-        self.asking = Asking.ENDED
+        self.is_open, self.has_ended = False, True
         return None
 
     def number(self, gpu: NvmlGpu) -> int:
@@ -207,7 +206,7 @@ class Driver:
 
 
 def test_peaks_and_means_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(0, 1000, 5))
+    clock = iter(range(5, 1000, 5))
     monkeypatch.setattr(usage.time, "monotonic", lambda: next(clock))
     used = ((5, 0.0), (9, 40.0), (2, 20.0))
     answers = ([NvmlGpu(name="0", used=each, activity=active)] for each, active in used)
@@ -225,14 +224,16 @@ def test_a_driver_that_is_late_is_asked_again_and_one_that_disappears_is_noted_o
     assert len(made.said) == 1
 
 
-def test_a_clock_that_jumps_back_has_no_negative_rate(tmp_path: Path) -> None:
+def test_cpu_use_is_that_of_a_busy_process_and_a_clock_may_jump(tmp_path: Path) -> None:
     now = iter([1e9, 5e8])
     made = sampler(tmp_path, now_s=lambda: next(now))
+    before, begun = cpu_seconds() or 0.0, time.monotonic()
     made.look()
+    assert sum(range(2 * 10**7))
     last = made.look()
+    spent, taken = (cpu_seconds() or 0.0) - before, time.monotonic() - begun
+    assert last.cpu == pytest.approx(spent / taken, rel=0.02 * patience(), abs=0.1)
     assert (last.at, made.said) == (5e8, [])
-    assert last.cpu is not None
-    assert last.cpu >= 0
 
 
 def test_a_full_disk_drops_samples_and_counts_them(

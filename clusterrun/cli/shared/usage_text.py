@@ -26,10 +26,9 @@ def usage_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
 
 
 def _worst(what: str, rows: list[tuple[int | None, int | None, str]]) -> str:
-    fullest = max(rows, key=lambda row: percent(*row[:2]) or 0, default=(None, None, ""))
-    used, limit, where = fullest
-    is_known = percent(used, limit) is not None
-    return f"{what} {share_text(used, limit)}{f' ({where})' * (len(rows) > 1)}" * is_known
+    known = [row for row in rows if percent(*row[:2]) is not None]
+    used, limit, where = max(known, key=lambda row: percent(*row[:2]) or 0, default=(0, 0, ""))
+    return f"{what} {share_text(used, limit)}{f' ({where})' * (len(rows) > 1)}" * bool(known)
 
 
 def usage_object(job: JobStatus) -> list[dict[str, Any]]:

@@ -247,16 +247,12 @@ class Agent:
 
     def _sampler(self) -> Sampler:
         loop = asyncio.get_running_loop()
-
-        def alerted(alerts: Sequence[Alert], sample: Sample) -> None:
-            loop.call_soon_threadsafe(self._alerted, alerts, sample)
-
         return Sampler(
             attempt=self._attempt,
             gpus=self._notes.gpus,
             pids=lambda: self._pids,
             now_s=lambda: self._clock.corrected_s(time.time()),
-            alerted=alerted,
+            alerted=lambda new, each: loop.call_soon_threadsafe(self._alerted, new, each),
             say=self._forwarder.say,
         )
 

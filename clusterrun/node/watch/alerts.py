@@ -20,7 +20,7 @@ IDLE_PERCENT: Final = 5.0
 GROWTH_S: Final = 600.0  # the time over which growth is measured
 SAMPLES: Final = 3
 _POINTS: Final = 5.0
-_LEAST_S: Final = GROWTH_S / 2  # a shorter time tells nothing, such as a script's start
+_LEAST_S: Final = GROWTH_S / 2  # a shorter time, such as a script's start, tells nothing
 _MOST_S: Final = 24 * 3600.0  # what is full later is not said
 
 Key = tuple[AlertKind, int | None]

@@ -9,12 +9,12 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from clusterrun.health.cgroup import MemoryGroup, own_group
-from clusterrun.health.load import Counts, counts, own_memory
+from clusterrun.health.load import counts, own_memory
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.base.cpus import allocated_cpus
 from clusterrun.node.base.identity import Attempt
@@ -27,9 +27,10 @@ from clusterrun.node.watch.alerts import (
     full_in_s,
     holding,
 )
-from clusterrun.node.watch.gpus import Asking, Gpus
+from clusterrun.node.watch.gpus import Gpus
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import HALF_BYTES, ActivityKind, Alert, GpuSample, Sample, to_line
+from clusterrun.shared.files import size_of
 
 INTERVAL_S: Final = 5.0
 LONG_S: Final = 10.0  # in jobs of more than MANY nodes
@@ -41,63 +42,29 @@ _ANSWER_S: Final = 2.0
 
 
 @dataclass(kw_only=True)
-class _Gpu:
-    """What is known of a GPU from all its samples."""
-
-    peak: int | None = None
-    active: float = 0.0  # percent, times seconds
-    measured_s: float = 0.0
-    idle_s: float = 0.0
-
-    def seen(self, index: int, gpu: NvmlGpu, elapsed_s: float) -> GpuSample:
-        """Return the sample of a GPU; `elapsed_s` is the time since the one before."""
-        if gpu.used is not None:
-            self.peak = max(gpu.used, self.peak or 0)
-        if gpu.activity is not None:
-            self.active += gpu.activity * elapsed_s
-            self.measured_s += elapsed_s
-            self.idle_s = self.idle_s + elapsed_s if gpu.activity < IDLE_PERCENT else 0.0
-        kind = ActivityKind.SM if gpu.is_of_sms else ActivityKind.UTILIZATION
-        return GpuSample(
-            index=index,
-            memory_bytes=gpu.used,
-            memory_total_bytes=gpu.total,
-            memory_peak_bytes=self.peak,
-            activity=gpu.activity,
-            activity_kind=None if gpu.activity is None else kind,
-            activity_mean=round(self.active / self.measured_s, 2) if self.measured_s else None,
-            power_w=gpu.watts,
-            temperature_c=gpu.celsius,
-            ecc_errors=gpu.errors,
-            throttle=gpu.reasons,
-            idle_s=round(self.idle_s, 1),
-        )
-
-
-@dataclass(kw_only=True)
 class Sampler:
-    """Sample until `stop`; `alerted` gets each alert that is raised, `say` what can't be sampled.
+    """Sample until `stop`; `alerted` gets the alerts that are raised, `say` what can't be sampled.
 
-    `now_s` is the head's clock. Both functions are called in the thread of the sampler.
+    `now_s` is the head's clock. All functions are called in the thread of the sampler.
     """
 
     attempt: Attempt
     gpus: Gpus | None
     pids: Callable[[], Mapping[int, int]]
     now_s: Callable[[], float]
-    alerted: Callable[[list[Alert], Sample], None]
+    alerted: Callable[[list[Alert], Sample], object]
     say: Callable[[str], None]
     _group: MemoryGroup = field(default_factory=own_group)
     _ending: threading.Event = field(default_factory=threading.Event)
-    _gpus: dict[int, _Gpu] = field(default_factory=dict)
-    _before: Counts | None = None
-    _at: float = 0.0
+    _gpus: dict[int, GpuSample] = field(default_factory=dict)
+    _counts: Mapping[str, float] = field(default_factory=dict)
+    _points: deque[tuple[float, int]] = field(default_factory=deque)  # of time and memory
+    _begun: float = 0.0
     _peak: int = 0
     _number: int = 0
     _lost: int = 0
     _state: State = field(default_factory=dict)
     _families: dict[int, list[int]] = field(default_factory=dict)
-    _points: deque[tuple[float, int]] = field(default_factory=deque)
 
     def start(self) -> None:
         """Begin to sample."""
@@ -108,17 +75,15 @@ class Sampler:
         self._ending.set()
 
     @property
-    def interval_s(self) -> float:
-        """The time between two samples."""
+    def _interval_s(self) -> float:
         return LONG_S if self.attempt.plan.nodes > MANY else INTERVAL_S
 
     def _run(self) -> None:
         try:
             while not self._ending.is_set():
                 self.look()
-                first_s = _FIRST_S * 2 ** min(self._number, 10)
-                jitter = 1 + _JITTER * random.uniform(-1, 1)
-                self._ending.wait(min(first_s, self.interval_s) * jitter)
+                pause_s = min(_FIRST_S * 2 ** min(self._number, 10), self._interval_s)
+                self._ending.wait(pause_s * (1 + _JITTER * random.uniform(-1, 1)))
         except Exception as error:  # noqa: BLE001 - a run goes on without its samples
             self.say(f"what this node uses is no longer sampled: {error!r}")
 
@@ -134,54 +99,79 @@ class Sampler:
         return sample
 
     def _sample(self) -> Sample:
-        memory, now, at = self._group.memory(), counts(), time.monotonic()
-        before, elapsed_s = self._before, at - self._at if self._before else 0.0
-        self._before, self._at, self._peak = now, at, max(self._peak, memory.used)
+        memory, before, at = self._group.memory(), self._counts, time.monotonic()
+        elapsed_s = at - self._points[-1][0] if self._points else 0.0
+        self._begun = self._begun or at
+        self._counts, self._peak = counts(), max(self._peak, memory.used)
         self._points.append((at, memory.used))
         while at - self._points[0][0] > GROWTH_S:
             self._points.popleft()
-        rates: dict[str, Any] = {name: _rate(name, before, now, elapsed_s) for name in vars(now)}
         return Sample(
             at=round(self.now_s(), 3),
             attempt=self.attempt.number,
-            interval_s=self.interval_s,
+            interval_s=self._interval_s,
             host_bytes=memory.used,
             host_limit_bytes=memory.limit,
             host_peak_bytes=self._peak,
             cache_bytes=memory.cache,
             host_full_s=full_in_s(self._points, memory.limit),
             cpus=allocated_cpus(os.environ),
-            **rates,
-            ranks=tuple(self._ranks()),
-            gpus=tuple(self._of_gpus(elapsed_s)),
+            ranks=tuple(sorted(self._ranks())),
+            gpus=tuple(self._of_gpus(elapsed_s, at - self._begun)),
             lost=self._lost,
+            **_rates(before, self._counts, elapsed_s),
         )
 
-    def _ranks(self) -> Iterable[tuple[int, int]]:
+    def _ranks(self) -> Iterator[tuple[int, int]]:
         pids = self.pids()
         if self._families.keys() != pids.keys() or self._number % _FAMILY_SAMPLES == 0:
             self._families = {rank: [pid, *descendants(pid)] for rank, pid in pids.items()}
-        return sorted((rank, own_memory(found)) for rank, found in self._families.items())
+        yield from ((rank, own_memory(found)) for rank, found in self._families.items())
 
-    def _of_gpus(self, elapsed_s: float) -> Iterable[GpuSample]:
-        is_open = self.gpus is not None and self.gpus.asking is Asking.OPEN
-        if self.gpus is None or not is_open:
+    def _of_gpus(self, elapsed_s: float, total_s: float) -> Iterator[GpuSample]:
+        if self.gpus is None or not self.gpus.is_open:
             return
-        found = self.gpus.ask(_ANSWER_S)
-        if self.gpus.asking is Asking.ENDED:
-            self.say("NVML no longer answers; the samples of this node have no GPUs from now on")
-        for gpu in found or ():
+        for gpu in self.gpus.ask(_ANSWER_S) or ():
             index = self.gpus.number(gpu)
             if index < (self.attempt.plan.gpus_per_node or index + 1):
-                yield self._gpus.setdefault(index, _Gpu()).seen(index, gpu, elapsed_s)
+                before = self._gpus.get(index, GpuSample(index=index))
+                self._gpus[index] = _following(before, gpu, elapsed_s, total_s)
+                yield self._gpus[index]
+        if self.gpus.has_ended:
+            self.say("NVML no longer answers; the samples of this node have no GPUs from now on")
 
 
-def _rate(name: str, before: Counts | None, now: Counts, elapsed_s: float) -> float | None:
-    old: float | None = getattr(before, name, None)
-    new: float | None = getattr(now, name)
-    if old is None or new is None or elapsed_s <= 0:
-        return None
-    return round(max(0.0, (new - old) / elapsed_s), 2 if name == "cpu" else None)
+def _rates(old: Mapping[str, float], new: Mapping[str, float], elapsed_s: float) -> dict[str, Any]:
+    """Return how much each counter has grown in a second."""
+    grown = {name: max(0.0, new[name] - old[name]) for name in new if name in old and elapsed_s}
+    return {
+        name: round(each / elapsed_s, 2 if name == "cpu" else None) for name, each in grown.items()
+    }
+
+
+def _following(before: GpuSample, gpu: NvmlGpu, elapsed_s: float, total_s: float) -> GpuSample:
+    """Return the sample of a GPU that follows another; `total_s` is the time of all."""
+    idle_s, mean, kind = before.idle_s, before.activity_mean, None
+    if gpu.activity is not None:
+        kind = ActivityKind.SM if gpu.is_of_sms else ActivityKind.UTILIZATION
+        idle_s = round(idle_s + elapsed_s, 1) if gpu.activity < IDLE_PERCENT else 0.0
+        mean = gpu.activity if mean is None else mean
+        mean += (gpu.activity - mean) * elapsed_s / max(total_s, elapsed_s, 1e-9)
+    peaks = [size for size in (before.memory_peak_bytes, gpu.used) if size is not None]
+    return GpuSample(
+        index=before.index,
+        memory_bytes=gpu.used,
+        memory_total_bytes=gpu.total,
+        memory_peak_bytes=max(peaks, default=None),
+        activity=gpu.activity,
+        activity_kind=kind,
+        activity_mean=mean and round(mean, 2),
+        power_w=gpu.watts,
+        temperature_c=gpu.celsius,
+        ecc_errors=gpu.errors,
+        throttle=gpu.reasons,
+        idle_s=idle_s,
+    )
 
 
 def append(paths: RunPaths, node: str, line: bytes) -> bool:
@@ -190,9 +180,8 @@ def append(paths: RunPaths, node: str, line: bytes) -> bool:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_size + len(line) > HALF_BYTES:
-                path.rename(paths.earlier_usage(node))
+        if size_of(path) + len(line) > HALF_BYTES:
+            path.rename(paths.earlier_usage(node))
         with open(os.open(path, flags, 0o600), "ab", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if file.write(line) == len(line):
