@@ -85,7 +85,11 @@ class Sampler:
                 pause_s = min(_FIRST_S * 2 ** min(self._number, 10), self._interval_s)
                 self._ending.wait(pause_s * (1 + _JITTER * random.uniform(-1, 1)))
         except Exception as error:  # noqa: BLE001 - a run goes on without its samples
-            self.say(f"what this node uses is no longer sampled: {error!r}")
+            self._tell(f"what this node uses is no longer sampled: {error!r}")
+
+    def _tell(self, text: str) -> None:
+        if not self._ending.is_set():  # at the end, the process that asks NVML is killed
+            self.say(text)
 
     def look(self) -> Sample:
         """Take a sample, write it, and report the alerts that it raises."""
@@ -138,7 +142,7 @@ class Sampler:
                 self._gpus[index] = _following(before, gpu, elapsed_s, total_s)
                 yield self._gpus[index]
         if self.gpus.has_ended:
-            self.say("NVML no longer answers; the samples of this node have no GPUs from now on")
+            self._tell("NVML no longer answers; the samples of this node have no GPUs from now on")
 
 
 def _rates(old: Mapping[str, float], new: Mapping[str, float], elapsed_s: float) -> dict[str, Any]:
