@@ -23,7 +23,7 @@ from clusterrun.cli.shared.job_text import (
 )
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
 from clusterrun.cli.shared.startup_text import startup_lines
-from clusterrun.cli.shared.usage_text import usage_lines, usage_object
+from clusterrun.cli.shared.usage_text import usage_lines
 from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
 from clusterrun.errors import Exit
 from clusterrun.launch.passed_on import REQUEUE_DELAY
@@ -77,8 +77,7 @@ def command(
     record = find_announced(job)
     now = _waited(record) if waiting else status_explained(record)
     if as_json:
-        about = {**job_object(now), "usage": usage_object(now)}
-        output.answer_json({"schema": "clusterrun.status/1", **about})
+        output.answer_json({"schema": "clusterrun.status/1", **job_object(now)})
     else:
         for label, text in _lines(now):
             output.answer(f"{label:<11}{text}")

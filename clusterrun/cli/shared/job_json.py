@@ -10,6 +10,7 @@ from clusterrun.cli.shared.job_text import nodelist
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s
 from clusterrun.cli.shared.startup_text import startup_object
 from clusterrun.cli.shared.times import timestamp
+from clusterrun.cli.shared.usage_text import usage_object
 from clusterrun.cli.shared.wait_text import outlook_object
 from clusterrun.rundir.outcome import Outcome
 
@@ -45,6 +46,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "exit": {"code": job.exit_code, "signal": job.exit_signal},
         "progress": _progress(job),
         "checkpoint": job.checkpoint,
+        "usage": usage_object(job),
         "attempts": [attempt_object(attempt) for attempt in job.attempts],
         "earlier_job_ids": list(record.earlier_job_ids),
         "chained_job_ids": list(record.chained_job_ids),
