@@ -107,3 +107,83 @@ def test_a_unit_reaches_no_terminal_with_its_controls() -> None:
     bar = found("\r 1%|  | 1/90 [00:20<30:00, 20.00s/\x1b[31mstep\x07]")
     assert bar is not None
     assert bar.unit == "step"
+
+
+LOGGING = "2026-11-29 05:00:{0:02}.123 | INFO | 12 | "
+
+
+@pytest.mark.parametrize(
+    ("line", "total", "unit"),
+    [
+        ("step {} loss 0.1", None, "step"),
+        (LOGGING + "Step: {}/1000 loss 1e-0{0}", 1000, "step"),
+        ('{{"step": {}, "loss": 0.1}}', None, "step"),
+        ("INFO:root:step={} loss=0.5", None, "step"),
+        ("\x1b[32mGlobal step {0:,}\x1b[0m | loss nan", None, "step"),
+        ("epoch {}/10", 10, "epoch"),
+        ("Epoch {}\tloss 0.1", None, "epoch"),
+        ("Epoch [2/10], Step [{}/600], Loss: 0.1", 600, "step"),
+        ("epoch 1, batch {} of 100, loss 0.2", 100, "batch"),
+        ("iter {}: loss 2.1000, time 12.1ms, mfu 1.0%", None, "it"),  # nanoGPT
+        ("[2026-11-29 05:00:0{0}] iteration    {}/   1000 | consumed samples: {0} |", 1000, "it"),
+        ("[2026-11-29 05:00:00,123] [INFO] [Rank 0] step={}, skipped=0, lr=[0.1]", None, "step"),
+        ("{{'loss': '1.2', 'grad_norm': '1.1', 'epoch': '{}'}}", None, "epoch"),
+        ("[{}/1000]", 1000, "it"),
+        ("Epoch: [0][  {}/5005]\tTime  0.1 ( 0.2)\tLoss 6.9", 5005, "it"),  # PyTorch's examples
+        ("Train Epoch: 1 [{}/60000 (1%)]\tLoss: 2.3", 60000, "it"),
+        ("[1,  {}] loss: 2.173", None, "it"),
+        ("Epoch(train)  [1][  {}/3696]  lr: 1e-3  eta: 1:00:00", 3696, "it"),  # mmengine
+        ("[11/29 05:00:00 d2.utils.events]:  eta: 0:10:00  iter: {}  loss: 1", None, "it"),
+        ("12:00:00 | INFO | epoch 001:    {} / 1000 loss=8.1", 1000, "it"),  # fairseq
+        (" {}/10 ━━━━━━━━ 1:02 12ms/step - loss: 0.1", 10, "it"),  # Keras
+    ],
+)
+def test_lines_that_count_are_progress(line: str, total: int | None, unit: str) -> None:
+    texts = [line.replace("{}", "{0}").format(number) for number in (3, 5, 9)]
+    assert found(texts[0]) is None, "one line alone"
+    assert found(texts[2], texts[1]) is None, "the number falls"
+    assert found(*[texts[0]] * 2) is None, "it is the same line again"
+    bar = found(*texts)
+    assert bar is not None
+    assert (bar.count, bar.total, bar.rate_per_s, bar.unit) == (9, total, 0.3, unit)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-{0:02} 05:00:0{0} INFO started, torch 2.{0}.1",
+        "saved out/checkpoint-{0} and out/step_{0}.pt, /data/step {0}/x",
+        "out/epoch=1-step={0}.ckpt epoch {0}-step {0}",
+        "GET /v1/models HTTP/1.1 20{0}",
+        "| step | 10{0} | 0.{0} |",
+        "the step of version {0}.1, step 1.{0}.3, step 0.{0}",
+        "step {0} %, step {0}%, at step 05:0{0}",
+        "on 1{0}/11/2026 and [11/2{0} 05:00:00], 10.0.0.{0}/24",
+        "Step {0}: Loading",
+        "saved a checkpoint at step {0}",
+        "[{0}/30] /usr/bin/c++ -o x",
+        "rank {0} of 8, port {0}/tcp, {0}/10 MB",
+        "batch of {0} samples in epoch-{0}",
+        "try {0}: the last {0} steps",
+    ],
+)
+def test_other_numbers_that_rise_are_no_progress(line: str) -> None:
+    assert found(*[line.format(number) for number in (3, 5, 7)]) is None
+
+
+def test_prose_about_steps_is_no_progress() -> None:
+    assert found("Step 1: clean the data", "Step 2: train the model") is None
+
+
+def test_a_new_epoch_is_progress_and_has_the_rate_of_steps() -> None:
+    numbers = [(1, 500), (1, 600), (2, 100)]
+    bar = found(*[f"Epoch [{epoch}/9], Step [{step}/600]" for epoch, step in numbers])
+    assert bar is not None
+    assert (bar.count, bar.total, bar.rate_per_s) == (100, 600, 10.0)
+
+
+def test_lines_without_a_total_and_of_epochs_come_after_bars() -> None:
+    steps, epochs = ("step 900", "step 901"), ("epoch 998/999", "epoch 999/999 ")
+    drawn = "\r 10%|█| 3/30 [00:09<01:21, 3.00s/it]"
+    for texts, total in (((*steps, drawn), 30), ((*epochs, *steps), None), (epochs, 999)):
+        assert found(*texts).total == total  # type: ignore[union-attr]

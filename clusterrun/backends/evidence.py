@@ -26,7 +26,7 @@ FEW = 8  # files to read while the head is unknown
 
 
 class ProgressSource(str, Enum):
-    """Where the steps come from: events of rank 0, or a progress bar that it printed."""
+    """Where the steps come from: events of rank 0, or a bar or lines that it printed."""
 
     REPORTED = "reported"
     OUTPUT = "output"
@@ -36,12 +36,12 @@ class ProgressSource(str, Enum):
 class TrainingProgress:
     """The progress of a training; None and "" are unknown. Times are seconds since the epoch.
 
-    `reported_at` is the time of the newest step; `metrics` came with it. `bar` describes the
-    progress bar that counts the steps, `unit` is what it counts. `output_at` is when a rank on
-    the head's node last wrote; it is read only while the job runs.
+    `reported_at` is the time of the newest step; `metrics` came with it. `bar` describes the bar or
+    the lines that count the steps, `unit` is what they count; only epochs have a fraction.
+    `output_at` is when a rank on the head's node last wrote; it is read only while the job runs.
     """
 
-    step: int | None = None
+    step: float | None = None
     total: int | None = None
     rate_per_s: float | None = None
     reported_at: float | None = None

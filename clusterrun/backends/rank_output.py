@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -36,12 +37,11 @@ def _lines(paths: RunPaths, evidence: Evidence) -> Iterator[LogLine]:
 
 
 def _printed(lines: Sequence[LogLine], own: TrainingProgress) -> TrainingProgress:
-    """Take the steps of the progress bar that moved last in either stream."""
-    streams = [_texts(lines, stream) for stream in (Stream.ERR, Stream.OUT)]
-    bars = [bar for texts in streams if (bar := find_bar(texts))]
-    if not bars:
+    """Take the steps of the progress bar, or of the lines that count them, in both streams."""
+    texts = (_texts(lines, stream) for stream in (Stream.ERR, Stream.OUT))
+    bar = find_bar(heapq.merge(*texts))
+    if bar is None:
         return own
-    bar = min(bars, key=lambda bar: (bar.is_done, bar.is_side_work, -bar.moved_at))
     return replace(
         own,
         step=bar.count,

@@ -113,7 +113,7 @@ def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> No
         rows = [(project, *row) for project, row in zip(projects, rows, strict=True)]
     output.answer_table(HEAD if len(HEAD) == len(rows[0]) else ("PROJECT", *HEAD), rows)
     if any(job.progress.source is ProgressSource.OUTPUT for job in shown):
-        output.note(f"{READ_MARK} was read from a progress bar in the output")
+        output.note(f"{READ_MARK} was read from the output")
     if left_out:
         output.note(f"--all lists {count(left_out, 'more run')} that ended earlier")
 

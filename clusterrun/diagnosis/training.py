@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from clusterrun.diagnosis.lines import PrintedLine
+from clusterrun.logformat.steps import COUNTER, NINJA
 
 STEPS: Final = 3  # new steps after a sign: it stopped nothing
 _SILENT_S: Final = 3600.0
@@ -24,11 +25,7 @@ _OVERFLOWS_AT_START: Final = 20  # a loss scale of 2**16 is searched downwards i
 _SETTLED: Final = 20
 
 _STEP: Final = re.compile(
-    r"(?<!\* )\b(?:iteration|iter|global_step|step|num_updates)"
-    r"['\"]?\s{0,20}[:=#]?\s{0,20}\d{1,18}\b"
-    r"|\bbatch\s{0,20}[:#]?\s{0,20}\d{1,18} {0,20}(?=/|of )"
-    r"|\b\d{1,3}%\|[^|]{0,400}\| {0,20}\d{1,18}/\d{1,18} \[|\[ {0,20}\d{1,18}/ {0,20}\d{1,18}\]"
-    r"|'epoch': '?[\d.]{1,40}"
+    rf"{COUNTER.pattern}|\b\d{{1,3}}%\|[^|]{{0,400}}\| {{0,20}}\d{{1,18}}/\d{{1,18}} \["
 )
 _STEP_WORDS: Final = ("step", "[", "iter", "batch", "%|", "num_updates", "epoch")
 _NUMBER: Final = r"-?\d{1,40}(?:\.\d{1,40})?(?:[eE][-+]?\d{1,9})?|[-+]?(?i:nan|inf(?:inity)?)"
@@ -49,7 +46,7 @@ _NORM: Final = re.compile(
 _SIDE_WORK: Final = re.compile(
     r"\b(?:loading|download|tokeniz|map\b|generating|fetch|eval|valid|saving|extract|shards?\b"
     r"|building|compil|config\b|(?:from|max|save|log|logging|every|total|warm-?up) step)"
-    r"|^\[\d+/\d+\] \S*(?:c\+\+|g\+\+|gcc|clang|nvcc|hipcc|ccache)"  # ninja
+    rf"|{NINJA.pattern}"
 )
 _SCALE: Final = re.compile(r"\bloss scale: (?P<scale>[\d.]{1,40})")
 _NEW_SCALE: Final = re.compile(

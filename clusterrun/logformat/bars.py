@@ -1,14 +1,19 @@
-"""Find the progress in a rank's output: the bars of tqdm."""
+"""Find the progress in a rank's output: the bars of tqdm, and lines that count steps."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from clusterrun.logformat.steps import Counter, counters_in, may_count
+
 NEAR_S = 60.0  # bars that moved within this time are nested, one inside the other
 DRAWINGS = 16  # the last ones of a text are read: bars are drawn many times a second
+LINES = 200  # the last ones that may count steps are read
 MOST_LETTERS = 1000  # of a drawing; a longer text is not one
 SHOWN_LETTERS = 40  # of a bar's description, and of its unit
 
@@ -41,14 +46,19 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A progress bar as last drawn; `moved_at` is the time of the last change of its count."""
+    """A progress bar as last drawn; `moved_at` is the time of the last change of its count.
+
+    Lines that count steps are one, too. Of bars that are nested, that of the highest `level` counts
+    the steps best.
+    """
 
     description: str
-    count: int
+    count: float
     total: int | None
     rate_per_s: float | None
     unit: str
     moved_at: float
+    level: int = 2  # 1: lines without a total; 0: lines that count epochs
 
     @property
     def is_done(self) -> bool:
@@ -62,11 +72,13 @@ class Bar:
 
 
 def find_bar(printed: Iterable[Text]) -> Bar | None:
-    """Return the bar that best shows the progress, from one stream's texts in order.
+    """Return the bar that best shows the progress, from a rank's texts in order.
 
     Ignore bars that count bytes, such as downloads.
     """
     bars: dict[tuple[str, int | None, str], Bar] = {}
+    lines: deque[Text] = deque(maxlen=LINES)
+    rises: dict[tuple[object, ...], _Rise] = {}
     for at, text in printed:
         for drawing in re.split(r"[\r\n]+", text)[-DRAWINGS:]:
             if bar := _parse(drawing, at):
@@ -74,7 +86,46 @@ def find_bar(printed: Iterable[Text]) -> Bar | None:
                 before = bars.pop(key, None)
                 is_still = before is not None and before.count == bar.count
                 bars[key] = replace(bar, moved_at=before.moved_at) if before and is_still else bar
-    return _best(list(bars.values()))
+            elif len(drawing) <= MOST_LETTERS and may_count(drawing):
+                lines.append(Text(at, drawing))
+    for at, text in lines:
+        for counter in counters_in(_CONTROL.sub("", text.replace("\t", " "))):
+            rises.setdefault((*counter.shape, counter.total), _Rise()).see(counter, at)
+    return _best([*bars.values(), *(rise.bar for rise in rises.values() if rise.bar)])
+
+
+@dataclass(kw_only=True)
+class _Rise:
+    """Follows lines that differ in their numbers only; a bar once these have risen."""
+
+    bar: Bar | None = None
+    _position: tuple[float, ...] = (math.inf,)
+    _first: tuple[float, float] = (0.0, 0.0)  # number and time
+    _rate: float | None = None
+
+    def see(self, counter: Counter, at: float) -> None:
+        before, self._position = self._position, counter.position
+        if before == counter.position:
+            return
+        if counter.position < before or counter.number <= before[-1]:  # such as a new epoch
+            self._first = (counter.number, at)
+        after = counter.shape[-1]
+        around = f"{counter.head} {after}" if after.endswith("ing") else counter.head
+        side = _SIDE_WORK.search(around)
+        if counter.position < before or (side and counter.total is None):
+            return
+        risen, since = counter.number - self._first[0], at - self._first[1]
+        if risen and since > 0:
+            self._rate = risen / since
+        self.bar = Bar(
+            description=(around[side.start() :] if side else counter.label)[:SHOWN_LETTERS],
+            count=counter.number,
+            total=counter.total,
+            rate_per_s=self._rate,
+            unit=counter.unit,
+            moved_at=at,
+            level=counter.level,
+        )
 
 
 def _best(bars: list[Bar]) -> Bar | None:
@@ -88,7 +139,7 @@ def _best(bars: list[Bar]) -> Bar | None:
     chosen = [bar for bar in live if bar in steps] or live or steps
     newest = max((bar.moved_at for bar in chosen), default=0.0)
     near = [bar for bar in chosen if newest - bar.moved_at <= NEAR_S]
-    return max(reversed(near), key=lambda bar: bar.total or bar.count, default=None)
+    return max(reversed(near), key=lambda bar: (bar.level, bar.total or bar.count), default=None)
 
 
 def _parse(drawing: str, at: float) -> Bar | None:

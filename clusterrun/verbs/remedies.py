@@ -16,6 +16,7 @@ from typing import Final
 
 from clusterrun.advice.measured import checkpoint_bytes
 from clusterrun.advice.question import question_of
+from clusterrun.backends.evidence import ProgressSource
 from clusterrun.backends.status import JobStatus
 from clusterrun.config import Resolved
 from clusterrun.config.secrets import redacted
@@ -245,7 +246,8 @@ def _other_strategy(run: Run, micro: int, accumulation: int) -> list[str]:
 
 def _longer(run: Run) -> list[str]:
     progress, saved = run.job.progress, run.checkpoint
-    if not (run.is_newest and progress.total and progress.rate_per_s):
+    is_reported = progress.source is ProgressSource.REPORTED  # printed ones may be of one epoch
+    if not (run.is_newest and is_reported and progress.total and progress.rate_per_s):
         limit_s = run.job.limit_s
         twice = run.resume("--time", clock(2 * limit_s)) if limit_s else ""
         return [f"double the time limit: {twice}"] if twice else []
