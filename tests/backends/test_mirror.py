@@ -90,7 +90,7 @@ def pair(tmp_path: Path) -> Pair:
 
 ACTS = st.lists(
     st.one_of(
-        st.tuples(st.just("append"), st.integers(0, 9), st.integers(1, 3000)),
+        st.tuples(st.just("append"), st.integers(0, 11), st.integers(1, 3000)),
         st.tuples(st.just("replace"), st.integers(0, 3), st.integers(1, 3000)),
         st.tuples(st.just("move"), st.integers(1, 4000), st.integers(0, 5)),
         st.tuples(st.just("lose"), st.integers(1, 4000), st.integers(0, 5)),
