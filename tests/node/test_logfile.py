@@ -300,3 +300,9 @@ def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.Monkey
     assert file.pending_bytes == 0
     assert file.problem == ""
     assert (tmp_path / "log").read_bytes() == data + b"more"
+
+
+def test_a_log_without_error_lines_has_an_empty_side_file(files: Files) -> None:
+    files.add(b"a\n")
+    files.file.flush()
+    assert files.errors.read_bytes() == b""
