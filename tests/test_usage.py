@@ -36,11 +36,11 @@ def test_a_sample_is_read_as_it_was_written(paths: RunPaths) -> None:
     assert usage.read_latest(paths) == {"n1": full}, "n2 is of another attempt"
 
 
-def test_history_goes_on_in_the_older_file(paths: RunPaths) -> None:
+def test_the_newest_sample_may_be_in_the_older_file(paths: RunPaths) -> None:
     paths.earlier_usage("n1").write_bytes(b"".join(to_line(sample(at)) for at in (1, 2, 3)))
     assert usage.read_latest(paths) == {"n1": sample(3)}
     paths.usage("n1").write_bytes(b"".join(to_line(sample(at)) for at in (4, 5)))
-    assert [each.at for each in usage.read_history(paths, "n1", 2)] == [2, 3, 4, 5]
+    assert usage.read_latest(paths) == {"n1": sample(5)}
 
 
 def test_a_line_longer_than_the_first_look_is_found(paths: RunPaths) -> None:
@@ -65,10 +65,3 @@ def test_a_line_that_is_no_sample_is_skipped(paths: RunPaths, change: dict[str, 
 @given(st.binary(max_size=300))
 def test_no_bytes_raise(line: bytes) -> None:
     assert usage.parse(line) is None
-
-
-def test_a_late_node_is_silent_whatever_this_machines_clock_shows() -> None:
-    samples = {"n1": sample(100), "n2": sample(80)}
-    for now in (60, 101, 140):
-        assert usage.silent(samples, now) == {"n2": 20}
-    assert usage.silent(samples, 1000).keys() == {"n1", "n2"}

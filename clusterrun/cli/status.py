@@ -25,7 +25,7 @@ from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silen
 from clusterrun.cli.shared.startup_text import startup_lines
 from clusterrun.cli.shared.usage_text import usage_lines
 from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
-from clusterrun.errors import Exit
+from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.launch.passed_on import REQUEUE_DELAY
 from clusterrun.rundir.known_roots import remember_home
 from clusterrun.rundir.outcome import Cause, Next, Outcome
@@ -73,7 +73,7 @@ def command(
     """
     output.expect_json(as_json)
     if adopt:
-        remember_home(find.locate(job))
+        _adopt(find.locate(job))
     record = find_announced(job)
     now = _waited(record) if waiting else status_explained(record)
     if as_json:
@@ -109,6 +109,16 @@ def _exit_code(job: JobStatus, *, exit_status: bool) -> int:
 
 
 # For people
+
+
+def _adopt(record: JobRecord) -> None:
+    """Believe what job.json says about the host of a run."""
+    try:
+        remember_home(record)
+    except OSError as error:
+        raise ClusterrunError("cannot remember the host of the run", cause=str(error)) from error
+    if home := record.home:
+        output.note(f"from now on, {home.host} is asked about this run; it runs {home.python}")
 
 
 def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Remember between commands where this user has runs; what a run directory says is not believed.
 
-Whoever copies a project here would otherwise name a host, and the program that runs there.
+Otherwise a copied project could name a host, and the program that runs there.
 """
 
 from __future__ import annotations

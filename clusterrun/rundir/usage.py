@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +21,6 @@ from clusterrun.shared.typed import decoded
 
 HALF_BYTES: Final = 2 << 20
 LINE_BYTES: Final = 64 << 10  # at most; a node of 8 GPUs has lines of about 1 KB
-SILENT_INTERVALS: Final = 3
-_SKEW_S: Final = 60.0  # by which this machine's clock may differ from the nodes'
 
 
 class ActivityKind(str, Enum):
@@ -193,25 +190,6 @@ def _newest(paths: RunPaths, node: str) -> Iterator[Sample]:
             yield from _backwards(path, size)
 
 
-def read_history(paths: RunPaths, node: str, since: float) -> list[Sample]:
-    """Return a node's samples since a time, oldest first."""
-    both = (paths.usage(node), paths.earlier_usage(node))
-    found = chain.from_iterable(_backwards(path, HALF_BYTES + LINE_BYTES) for path in both)
-    return [*takewhile(lambda sample: sample.at >= since, found)][::-1]
-
-
 def _backwards(path: Path, size: int) -> Iterator[Sample]:
     """Yield the samples in the end of a file, newest first."""
     yield from filter(None, map(parse, reversed(files.end_of(path, size).split(b"\n"))))
-
-
-def silent(samples: Mapping[str, Sample], now: float) -> dict[str, float]:
-    """Return the nodes whose newest sample is late, and by how many seconds they are silent.
-
-    Nodes are compared with each other, since this machine's clock may be another.
-    """
-    newest = max((sample.at for sample in samples.values()), default=now)
-    latest = newest if abs(now - newest) < _SKEW_S else now
-    ages = {node: latest - sample.at for node, sample in samples.items()}
-    patience = {node: SILENT_INTERVALS * each.interval_s for node, each in samples.items()}
-    return {node: age for node, age in ages.items() if age > patience[node]}

@@ -1,7 +1,7 @@
 """Tell whether this shell has the values that a run was passed by name, without storing them.
 
 A run keeps a checksum of each value, made with a key that only the user's own state contains:
-without the key, nobody can find a value by guessing.
+without the key, no value can be found by guessing.
 """
 
 from __future__ import annotations

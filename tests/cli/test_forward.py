@@ -385,9 +385,17 @@ def test_a_project_names_no_host_and_no_program_until_the_user_trusts_it(here: H
     assert (code, "names the hosts" in err) == (Exit.USAGE, True)
     assert here.asked == []
     config.unlink()
+    (homes := here.root / "laptop/.local/state/clusterrun/homes").parent.mkdir(
+        parents=True, exist_ok=True
+    )
+    homes.touch()
+    code, _, err = here("status", "--adopt", "H1")
+    assert (code, "cannot remember the host of the run" in err) == (Exit.FAILED, True)
+    homes.unlink()
     for words in (("--adopt", "H1"), ("H1",)):
         code, out, err = here("status", *words)
         assert (code, "COMPLETED" in out) == (0, True), err
+        assert ("from now on, gpu1 is asked about this run" in err) == ("--adopt" in words)
     assert here("list")[0] == 0
     assert here.asked == ["gpu1 -T"] * 3
 

@@ -29,14 +29,14 @@ from clusterrun.rundir.usage import Alert, AlertKind, GpuSample, Sample, alert_t
 from tests.patience import patience, wait_for
 
 MIB = 1 << 20
-HOG = "import sys, time; x = bytearray(int(sys.argv[1]) << 20); print(flush=True); time.sleep(600)"
+HOG = "import sys; x = bytearray(int(sys.argv[1]) << 20); print(flush=True); sys.stdin.read()"
 
 
 @pytest.fixture(name="hog")
 def _hog() -> Iterator[subprocess.Popen[bytes]]:
     """Hold 300 MiB in a process."""
     argv = [sys.executable, "-c", HOG, "300"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()
         yield process
@@ -87,7 +87,7 @@ def test_memory_agrees_with_the_cgroup() -> None:
     with limited() as place:
         enter = f"open('{place}/cgroup.procs', 'w').write('0'); {HOG}"
         argv = [sys.executable, "-c", enter if place else HOG, "300"]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout
             process.stdout.readline()
             own = psutil.Process(process.pid).memory_info()
@@ -259,7 +259,8 @@ def test_a_full_disk_drops_samples_and_counts_them(
         patch.setattr(usage.os, "open", full)
         made.look(), made.look()
     assert made.look().lost == 2
-    assert len(files.read_history(RunPaths(root=tmp_path), "n1", 0)) == 2
+    lines = RunPaths(root=tmp_path).usage("n1").read_bytes().splitlines()
+    assert [files.parse(line) is not None for line in lines] == [True, True]
 
 
 def full(*_: object) -> int:
@@ -274,7 +275,10 @@ def test_the_files_of_a_node_are_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     sizes = [path.stat().st_size for path in paths.usage_dir.iterdir()]
     assert len(sizes) == 2
     assert max(sizes) <= 2000
-    assert files.read_history(paths, "n1", 190)[0].at == 190
+    both = paths.earlier_usage("n1").read_bytes() + paths.usage("n1").read_bytes()
+    ats = [found.at for line in both.splitlines() if (found := files.parse(line))]
+    assert ats == [*map(float, range(int(ats[0]), 200))]
+    assert ats[0] <= 190
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/x", path)])

@@ -258,6 +258,8 @@ def _negotiate(
     mark.unlink(missing_ok=True)
     if place is None or place.kind == "refused":
         return place
+    if place.kind != "place":
+        raise refusals.nonsense(plan.hosts[0])
     notes = [] if place.is_here else _send_project(pipe, plan)
     while (answer := _next(pipe, plan)) is not None and answer.kind == "note":
         _note(answer.text)

@@ -135,7 +135,7 @@ class Locks:
 
 
 def holder_of(name: str, *, besides: Path | None = None) -> Holder | None:
-    """Return who holds a lock; None if nobody does."""
+    """Return the holder of a lock; None if it is free."""
     files = (PLACE / entry.name for entry in os.scandir(PLACE))
     begin = _file(name, 0).stem
     found = (_holder(file) for file in files if file.stem == begin and file != besides)

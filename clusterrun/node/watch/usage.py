@@ -84,7 +84,7 @@ class Sampler:
                 self.look()
                 pause_s = min(_FIRST_S * 2 ** min(self._number, 10), self._interval_s)
                 self._ending.wait(pause_s * (1 + _JITTER * random.uniform(-1, 1)))
-        except Exception as error:  # noqa: BLE001 - a run goes on without its samples
+        except Exception as error:  # noqa: BLE001 - the run continues without samples
             self._tell(f"what this node uses is no longer sampled: {error!r}")
 
     def _tell(self, text: str) -> None:
