@@ -26,4 +26,5 @@ def command(ctx: click.Context, shell: str) -> None:
     """
     found = get_completion_class(shell)
     assert found is not None  # every choice has one
-    output.answer(found(ctx.find_root().command, {}, "clusterrun", "_CLUSTERRUN_COMPLETE").source())
+    shell_script = found(ctx.find_root().command, {}, "clusterrun", "_CLUSTERRUN_COMPLETE").source()
+    output.answer(shell_script, wraps=False)

@@ -84,7 +84,10 @@ def command(
 
 
 class _Report:
-    """What was found: printed when it is known, or as one JSON object."""
+    """What was found: printed when it is known, or as one JSON object.
+
+    On a terminal, notes and failures are printed last, and skipped checks are only counted.
+    """
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -100,12 +103,15 @@ class _Report:
         """Add findings."""
         for each in found:
             self._found.append(each)
-            if not self._as_json:
+            is_early = each.check.status is Status.OK or not output.is_on_terminal()
+            if is_early and not self._as_json:
                 _show(each.check)
 
     def close(self) -> Exit:
         """Print what is left; return the exit status."""
         counts = self.counts
+        if output.is_on_terminal() and not self._as_json:
+            self._show_held()
         if self._as_json:
             numbers = {status.value: counts[status] for status in Status}
             rows = [_object(each) for each in self._found]
@@ -116,6 +122,13 @@ class _Report:
         if self.facts["exclude"]:
             output.say(f"leave out the nodes that failed: --exclude {self.facts['exclude']}")
         return Exit.NO if counts[Status.FAIL] else Exit.OK
+
+    def _show_held(self) -> None:
+        shown = (Status.SKIP,) * output.current_session().verbose + (Status.NOTE, Status.FAIL)
+        for status in shown:
+            for each in self._found:
+                if each.check.status is status:
+                    _show(each.check)
 
 
 def _check_nodes(
@@ -141,9 +154,9 @@ def _check_nodes(
 def _show(found: Check) -> None:
     word, colour = _WORDS[found.status]
     text = " ".join(found.text.split())
-    output.answer(f"{click.style(f'{word:<4}', fg=colour)}  {found.id:<18}  {text}")
+    output.answer(f"{click.style(f'{word:<4}', fg=colour)}  {found.id:<18}  {text}", indent=6)
     if found.hint:
-        output.answer(f"      hint: {found.hint}")
+        output.answer(f"      hint: {found.hint}", indent=12)
 
 
 def _object(finding: NodesCheck) -> dict[str, object]:

@@ -80,7 +80,7 @@ def command(directory: str, script: str | None, force: bool) -> None:
         raise ClusterrunError(f"cannot write {path}", cause=cause, hint=hint) from error
     if script is not None and not (path.parent / script).exists():
         output.warn(f"script '{script}' does not exist in {path.parent.resolve()}")
-    output.answer(str(path))
+    output.answer(str(path), wraps=False)
     rows = {key.rpartition(".")[2]: each.value for key, each in known.items() if each.value}
     submit = "clusterrun submit" if "script" in rows else "clusterrun submit SCRIPT"
     rows |= {"check": "clusterrun config validate", "train": submit}

@@ -22,6 +22,7 @@ from clusterrun.shared.wording import count
 from clusterrun.verbs.find import is_elsewhere
 from clusterrun.verbs.list import list_jobs, list_on_hosts
 
+SPARE = ("START", "GPUS", "ELAPSED / LIMIT", "NODES", "PROJECT", "STEP", "NAME")
 HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "START", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
 ENDED_SHOWN = 5
 READ_MARK = "*"
@@ -111,7 +112,9 @@ def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> No
     if any(is_elsewhere(job.record) for job in shown):
         projects = (_short(job.record.workdir) for job in shown)
         rows = [(project, *row) for project, row in zip(projects, rows, strict=True)]
-    output.answer_table(HEAD if len(HEAD) == len(rows[0]) else ("PROJECT", *HEAD), rows)
+    output.answer_table(
+        HEAD if len(HEAD) == len(rows[0]) else ("PROJECT", *HEAD), rows, spare=SPARE
+    )
     if any(job.progress.source is ProgressSource.OUTPUT for job in shown):
         output.note(f"{READ_MARK} was read from the output")
     if left_out:

@@ -54,6 +54,8 @@ def show(
         output.note(text)
     basis = "formulas and a traced forward pass" if answer.question.traced else "formulas"
     output.note(f"estimated from {basis}; to compare with a run: clusterrun plan --compare JOB")
+    if output.is_on_terminal():  # the first line may have left the screen
+        output.answer(next(_verdict(answer, ())))
 
 
 def _verdict(answer: Estimate, alternatives: Sequence[Choice]) -> Iterator[str]:

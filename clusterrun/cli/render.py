@@ -96,8 +96,8 @@ def _show_rank(plan: Plan, shown: RankView, *, as_json: bool) -> None:
         return
     ranks, nodes = count(plan.world_size, "rank"), count(plan.nodes, "node")
     output.answer(f"# rank {shown.rank} of {ranks}, on node {shown.node} of {nodes}")
-    output.answer(f"cd {shlex.quote(plan.workdir)}")
-    output.answer(" ".join(map(sh_word, shown.command)) + "\n")
+    output.answer(f"cd {shlex.quote(plan.workdir)}", wraps=False)
+    output.answer(" ".join(map(sh_word, shown.command)) + "\n", wraps=False)
     lines = [(variable.name, variable.value, variable.why) for variable in shown.env]
     lines += [(name, "(from your shell)", "passed by name") for name in plan.pass_env]
     output.answer_table(("VARIABLE", "VALUE", "WHY"), [tuple(map(_one_line, row)) for row in lines])

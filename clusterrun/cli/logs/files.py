@@ -35,7 +35,7 @@ def print_path(request: Request) -> None:
         output.answer_json({"schema": "clusterrun.logs/1", "paths": paths})
         return
     for path in paths:
-        output.answer(path)
+        output.answer(path, wraps=False)
 
 
 def list_files(request: Request) -> None:

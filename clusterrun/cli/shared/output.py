@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
+from itertools import chain
 from typing import Any, Final, TextIO
 
 import click
 
+from clusterrun.cli.shared.fitting import cells, fitted, width_of, wrapped
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.logs.text import strip_controls
 
@@ -81,6 +83,11 @@ def is_interactive() -> bool:
     return all(s is not None and s.isatty() for s in (sys.stdin, sys.stderr))
 
 
+def is_on_terminal() -> bool:
+    """Return whether a terminal of a known width shows the answer."""
+    return width_of(sys.stdout) is not None
+
+
 def confirm(question: str, *, otherwise: str) -> None:
     """Ask a person, on stderr; if the answer is no, print `otherwise` and exit with status 1."""
     if not click.confirm(question, err=True):
@@ -88,9 +95,18 @@ def confirm(question: str, *, otherwise: str) -> None:
         click.get_current_context().exit(Exit.FAILED)
 
 
-def answer(text: str) -> None:
-    """Print the result of the command on stdout."""
-    _write(_safe(text) + "\n", err=False, session=current_session())
+def answer(text: str, *, indent: int | None = None, wraps: bool = True) -> None:
+    """Print the result of the command on stdout; a terminal gets lines of its width.
+
+    The lines that follow have an `indent`. Text to copy whole, such as a command, never wraps.
+    """
+    _print(text, err=False, session=current_session(), indent=indent, wraps=wraps)
+
+
+def answer_rows(rows: Iterable[tuple[str, str]]) -> None:
+    """Print texts with their labels on stdout."""
+    for label, text in rows:
+        answer(f"{label:<11}{text}", indent=11)
 
 
 def answer_exactly(text: str) -> None:
@@ -98,9 +114,9 @@ def answer_exactly(text: str) -> None:
     _write(text, err=False, session=current_session())
 
 
-def say(text: str) -> None:
+def say(text: str, *, indent: int | None = None) -> None:
     """Print a line on stderr."""
-    _write(_safe(text) + "\n", err=True, session=current_session())
+    _print(text, err=True, session=current_session(), indent=indent)
 
 
 def note(text: str) -> None:
@@ -121,12 +137,12 @@ def detail(label: str, text: str) -> None:
     """Print one indented line of a summary on stderr; not with --quiet."""
     if current_session().quiet:
         return
-    say(f"  {label:<10} {text}")
+    say(f"  {label:<10} {text}", indent=13)
 
 
 def answer_json(data: Mapping[str, Any]) -> None:
     """Print one JSON object on stdout; null for NaN and infinity, which JSON does not have."""
-    answer(json.dumps(_finite(data), indent=2, allow_nan=False))
+    answer(json.dumps(_finite(data), indent=2, allow_nan=False), wraps=False)
 
 
 def _finite(value: Any) -> Any:
@@ -137,12 +153,20 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def answer_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print padded columns at their full width; cells are never cut."""
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        cells = [_painted(cell, width) for cell, width in zip(row, widths, strict=True)]
-        answer("  ".join(cells).rstrip())
+def answer_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = ()
+) -> None:
+    """Print padded columns at their full width.
+
+    With `spare` columns, rows are fitted to a terminal; without, its long rows wrap.
+    """
+    table, width = [head, *rows], width_of(sys.stdout)
+    if spare and width is not None:
+        table = [*fitted([[_plain(cell) for cell in row] for row in table], width, spare)]
+    widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        painted = (_painted(cell, width) for cell, width in zip(row, widths, strict=True))
+        answer("  ".join(painted).rstrip())
 
 
 def answer_page(title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -163,7 +187,7 @@ def painted_state(state: str) -> str:
 
 def print_error(error: ClusterrunError, session: Session) -> None:
     """Print an error for people on stderr, and as an object on stdout if JSON was requested."""
-    _write(_safe(_error_text(error)) + "\n", err=True, session=session)
+    _print(_error_text(error), err=True, session=session)
     if session.json:
         _write(json.dumps(_error_object(error), indent=2) + "\n", err=False, session=session)
 
@@ -198,7 +222,7 @@ def _error_object(error: ClusterrunError) -> dict[str, Any]:
 
 
 def _painted(cell: str, width: int) -> str:
-    return painted_state(cell) + " " * (width - len(cell))
+    return painted_state(cell) + " " * (width - cells(cell))
 
 
 def _safe(text: str) -> str:
@@ -206,6 +230,20 @@ def _safe(text: str) -> str:
     if "\x1b" not in text and text.replace("\n", "").isprintable():
         return text
     return "\n".join(strip_controls(line, keep_colours=True) for line in text.split("\n"))
+
+
+def _plain(cell: str) -> str:
+    return strip_controls(" ".join(cell.split()), keep_colours=False)
+
+
+def _print(
+    text: str, *, err: bool, session: Session, indent: int | None = None, wraps: bool = True
+) -> None:
+    text, width = _safe(text), width_of(sys.stderr if err else sys.stdout)
+    if wraps and width is not None:
+        lines = (wrapped(line, width, indent) for line in text.split("\n"))
+        text = "\n".join(chain.from_iterable(lines))
+    _write(text + "\n", err=err, session=session)
 
 
 def _write(text: str, *, err: bool, session: Session) -> None:

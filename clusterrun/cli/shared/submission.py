@@ -104,7 +104,7 @@ def print_files(prepared: Prepared, *, as_json: bool) -> None:
     if not as_json and prepared.plan.hosts:
         from clusterrun.rendering.by_hand import by_hand  # only for hosts
 
-        output.answer("\n".join(by_hand(prepared.plan, prepared.bundle)))
+        output.answer("\n".join(by_hand(prepared.plan, prepared.bundle)), wraps=False)
         return
     if not as_json:
         output.answer_exactly(prepared.bundle.script)
