@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install $(if $(MAKE_TERMOUT),,--quiet) --constraint constraints.txt
 
 # Workers mostly wait, for Slurm or for processes: there are more of them than cores.
 CHECK := HYPOTHESIS_PROFILE=same $(BIN)/python -m pytest -q -n 4 --dist worksteal --part fast

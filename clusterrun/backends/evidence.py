@@ -16,6 +16,7 @@ from clusterrun.rundir.end import End
 from clusterrun.rundir.events import Event, EventType, read_ends
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.startup import ENDED_BY, Phase
 from clusterrun.rundir.world import read_world
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
@@ -56,12 +57,14 @@ class TrainingProgress:
 class Evidence:
     """What the head recorded about the newest attempt; times are seconds since the epoch.
 
+    `reached` is the newest phase of its start that has ended.
     `nodes` are those that met, `hosts` those of the events: simulated nodes share one. `unsaved`
     is why the attempt could not save, unless it has saved since; `is_unheard` means that no rank
     has checked for the request to save. `preflight` are the checks that failed before the launch.
     """
 
     attempt: int
+    reached: Phase | None = None
     started_at: float | None = None
     hosts: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -88,6 +91,7 @@ def read_evidence(paths: RunPaths) -> Evidence:
     unsaved = next((event for event in reversed(events) if event.type in SAVING), None)
     return Evidence(
         attempt=attempt,
+        reached=next((ENDED_BY[kind] for kind in reversed(ENDED_BY) if kind in newest), None),
         started_at=starts[0].at if starts else None,
         hosts=hosts,
         nodes=nodes or hosts,

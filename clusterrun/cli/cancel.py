@@ -109,7 +109,7 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
         cancel.wait_until_left(asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=watch)
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
-        output.say(f"\nstopped waiting for {names}; the ranks still save and exit")
+        output.say_interrupted(f"stopped waiting for {names}; the ranks still save and exit")
         raise
     return {
         before.record.job_id: _print_saved(before, asked_at)
@@ -129,10 +129,12 @@ class _Progress:
 
     def __call__(self, waiting: Sequence[JobStatus]) -> None:
         now = time.monotonic()
+        names = ", ".join(before.record.job_id for before in waiting)
+        if waiting:
+            output.move(f"waiting for the checkpoint of job {names}", now - self._begin)
         if not waiting or now < self._look_at:
             return
-        if now - self._begin >= SAY_S:
-            names = ", ".join(before.record.job_id for before in waiting)
+        if now - self._begin >= SAY_S and not output.can_move():
             output.say(f"still waiting for {names} after {clock(now - self._begin)}")
         self._look_at = now + SAY_S
         for before in waiting:

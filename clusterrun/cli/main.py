@@ -289,7 +289,7 @@ def _run(args: list[str], session: output.Session) -> int:
         output.print_error(ClusterrunError(_sentence(error.format_message())), session)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        sys.stderr.write("\ninterrupted\n")
+        output.say_interrupted("interrupted", session)
         return Exit.INTERRUPTED
     except BrokenPipeError:
         raise

@@ -128,7 +128,7 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
                 state = output.painted_state(found.ended.state.value)
                 output.say(f"job {found.ended.record.job_id} {state}")
     except KeyboardInterrupt:
-        output.say("\nsubmitted jobs keep running")
+        output.say_interrupted("submitted jobs keep running")
         output.say("  run the same command with --collect to wait for them and print the table")
         if worlds[0].plan.cluster is not Cluster.SLURM and begun < len(worlds):
             missing = ", ".join(str(world.plan.nodes) for world in worlds[begun:])

@@ -24,6 +24,7 @@ from clusterrun.cli.shared.job_text import (
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
 from clusterrun.cli.shared.startup_text import startup_lines
 from clusterrun.cli.shared.usage_text import usage_lines
+from clusterrun.cli.shared.wait_line import WaitLine
 from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.launch.passed_on import REQUEUE_DELAY
@@ -95,7 +96,7 @@ def command(
 
 
 def _waited(record: JobRecord) -> JobStatus:
-    return wait(record, released=say_released, stuck=warn_stuck)
+    return wait(record, released=say_released, stuck=warn_stuck, rest=WaitLine().rest)
 
 
 def _exit_code(job: JobStatus, *, exit_status: bool) -> int:

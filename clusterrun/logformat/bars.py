@@ -115,10 +115,10 @@ class _Rise:
         if counter.position < before or (side and counter.total is None):
             return
         risen, since = counter.number - self._first[0], at - self._first[1]
-        if risen and since > 0:
-            self._rate = risen / since
+        self._rate = risen / since if risen and since > 0 else self._rate
+        name = around[side.start() :] if side else counter.label
         self.bar = Bar(
-            description=(around[side.start() :] if side else counter.label)[:SHOWN_LETTERS],
+            description=name[:SHOWN_LETTERS],
             count=counter.number,
             total=counter.total,
             rate_per_s=self._rate,

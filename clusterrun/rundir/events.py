@@ -25,6 +25,9 @@ class EventType(str, Enum):
 
     STARTED = "started"
     PREFLIGHT = "preflight"
+    FORGE = "forge"
+    RENDEZVOUS = "rendezvous"
+    RANK_START = "rank_start"
     WORLD_READY = "world_ready"
     ENGINE = "engine"
     UNJOINED = "unjoined"

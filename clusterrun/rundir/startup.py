@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from clusterrun.rundir import reading
+from clusterrun.rundir.events import EventType
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import write_whole
 
@@ -36,6 +37,16 @@ class Phase(str, Enum):
     def text(self) -> str:
         """The phase for people."""
         return self.value.replace("_", " ")
+
+
+ENDED_BY: dict[EventType, Phase] = {  # the head's events, in order; others are not seen there
+    EventType.STARTED: Phase.SETUP,
+    EventType.FORGE: Phase.FORGE,
+    EventType.RENDEZVOUS: Phase.AGENTS,
+    EventType.RANK_START: Phase.LAUNCHER,
+    EventType.WORLD_READY: Phase.RENDEZVOUS,
+    EventType.STEP: Phase.FIRST_STEP,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

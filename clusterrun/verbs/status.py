@@ -58,13 +58,14 @@ def wait(
     timeout_s: float | None = None,
     released: Callable[[JobStatus], None] = lambda _: None,
     stuck: Callable[[JobStatus], None] = lambda _: None,
+    rest: Callable[[JobStatus, float], None] = lambda _, pause_s: time.sleep(pause_s),
 ) -> JobStatus:
     """Wait until a job has ended and return its last status.
 
     A job that Slurm requeued and holds is released, and `released` is called. `stuck` is called
-    once for each reason why the job will not start unless somebody changes something. The last
-    state is UNKNOWN if the job can't be found any more. Raises JobNotFoundError, and TimeoutError
-    after `timeout_s`.
+    once for each reason why the job will not start unless somebody changes something. `rest` pauses
+    between two looks. The last state is UNKNOWN if the job can't be found any more. Raises
+    JobNotFoundError, and TimeoutError after `timeout_s`.
     """
     record = find_record(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
@@ -88,4 +89,4 @@ def wait(
             raise TimeoutError(f"job {record.job_id} is {now.state.value} after {timeout_s} s")
         pause_s = min(POLL_MOST_S, pause_s * POLL_GROWTH) if now.state is state else POLL_S
         state = now.state
-        time.sleep(pause_s)
+        rest(now, pause_s)

@@ -12,6 +12,7 @@ from clusterrun.cli.logs.reading import exit_status, find_files
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import released, say_suspicions, say_why
+from clusterrun.cli.shared.wait_line import WaitLine
 from clusterrun.errors import Exit
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.context import Break, with_context
@@ -48,8 +49,8 @@ def follow_job(request: Request) -> int:
     try:
         _print_until_the_end(request, watch)
     except KeyboardInterrupt:
-        start = "\n" if output.is_interactive() else ""  # the terminal wrote ^C
-        output.say(f"{start}{request.job.title} keeps running")
+        say = output.say_interrupted if output.is_interactive() else output.say
+        say(f"{request.job.title} keeps running")
         return Exit.INTERRUPTED
     standing = watch.standing
     if standing is None or not standing.state.is_terminal:  # a chosen attempt is over, not the job
@@ -77,9 +78,10 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
         folded=request.folds and not request.context,
         interval_s=request.interval_s,
     )
-    lines: Iterable[LogLine | Break] = _lines(entries, printer)
+    found = _lines(entries, printer, watch)
+    lines: Iterable[LogLine | Break] = found
     if request.context:
-        lines = with_context(_lines(entries, printer), matches(request.query), request.context)
+        lines = with_context(found, matches(request.query), request.context)
     try:
         printer.print_in_context(lines)
     finally:
@@ -88,11 +90,12 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
         printer.print_end(watch.standing.state.value, watch.standing.exit_code)
 
 
-def _lines(entries: Iterable[Entry], printer: LogPrinter) -> Iterator[LogLine]:
-    """Yield the lines, and report events on stderr."""
+def _lines(entries: Iterable[Entry], printer: LogPrinter, watch: _Watch) -> Iterator[LogLine]:
+    """Yield the lines, and report events on stderr; show what an attempt without lines does."""
     left: list[Left] = []
     incomplete: set[str] = set()
     for entry in entries:
+        watch.see(entry)
         match entry:
             case LogLine():
                 yield entry
@@ -146,6 +149,17 @@ class _Watch:
     _known_at: float = field(default_factory=time.monotonic)
     _end_seen: int | None = None
     _said: str = ""
+    _prints: bool = False
+    _line: WaitLine = field(default_factory=WaitLine)
+
+    def see(self, entry: Entry) -> None:
+        """Show on a terminal what an attempt does until it prints."""
+        now = self.standing
+        if not isinstance(entry, Pause):
+            output.still()
+            self._prints = isinstance(entry, LogLine)
+        elif now and self.job.record and not self._prints:
+            self._line.show(self.job.record, now.state, now.waits_for)
 
     def ended(self) -> bool:
         """Return whether the job has ended, or has been unknown for FORGOTTEN_S."""

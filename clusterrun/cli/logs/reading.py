@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -39,7 +38,7 @@ class Scanning:
     """Shows the progress of a long search in the last row of a terminal."""
 
     def __init__(self) -> None:
-        self._due_at = time.monotonic() + PATIENCE_S if sys.stderr.isatty() else float("inf")
+        self._due_at = time.monotonic() + PATIENCE_S if output.can_move() else float("inf")
         self._is_shown = False
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
@@ -47,9 +46,10 @@ class Scanning:
         is_over, now = done_bytes >= total_bytes, time.monotonic()
         if not self._is_shown if is_over else now < self._due_at:
             return
-        size = f"scanning {done_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB …"
-        sys.stderr.write("\r\x1b[K" + ("" if is_over else size))
-        sys.stderr.flush()
+        if is_over:
+            output.still()
+        else:
+            output.move(f"scanning {done_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB")
         self._is_shown, self._due_at = not is_over, now + PACE_S
 
 

@@ -22,6 +22,7 @@ from clusterrun.logs.text import strip_controls
 CONFIRM_ABOVE_NODES: Final = 64
 ERROR_SCHEMA: Final = "clusterrun.error/1"
 
+_CLEAR: Final = "\r\x1b[K"  # this row of the terminal
 _STATE_COLOURS: Final = {
     "COMPLETED": "green",
     "RUNNING": "cyan",
@@ -43,6 +44,7 @@ class Session:
     color: str = "auto"
     debug: bool = False
     json: bool = False
+    moving: bool = False  # stderr ends with a line that changes
     quiet: bool = False
     verbose: bool = False
 
@@ -117,6 +119,37 @@ def answer_exactly(text: str) -> None:
 def say(text: str, *, indent: int | None = None) -> None:
     """Print a line on stderr."""
     _print(text, err=True, session=current_session(), indent=indent)
+
+
+def can_move() -> bool:
+    """Return whether a line on stderr may change: on a terminal, without --quiet."""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return is_terminal and os.environ.get("TERM") != "dumb" and not current_session().quiet
+
+
+def move(text: str, spent_s: float | None = None) -> None:
+    """On a terminal, show a line that the next call or other output replaces: `text … 7 s`."""
+    if not can_move():
+        return
+    end = " …" if spent_s is None else f" … {int(spent_s)} s"
+    room = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1 - len(end)
+    shown = strip_controls(" ".join(text.split()), keep_colours=False)[:room]
+    click.echo(f"{_CLEAR}{shown}{end}", nl=False, err=True, color=True)
+    current_session().moving = True
+
+
+def still(session: Session | None = None) -> None:
+    """Remove the line that changes, if there is one."""
+    session = session or current_session()
+    if session.moving:
+        session.moving = False
+        click.echo(_CLEAR, nl=False, err=True, color=True)
+
+
+def say_interrupted(text: str, session: Session | None = None) -> None:
+    """Print a line on stderr after Ctrl-C, below the row in which the terminal wrote ^C."""
+    session = session or current_session()
+    _write("\n" * (not session.moving) + _safe(text) + "\n", err=True, session=session)
 
 
 def note(text: str) -> None:
@@ -247,6 +280,7 @@ def _print(
 
 
 def _write(text: str, *, err: bool, session: Session) -> None:
+    still(session)
     colour = wants_colour(sys.stderr if err else sys.stdout, session.color, os.environ)
     try:
         click.echo(text, nl=False, err=err, color=colour)

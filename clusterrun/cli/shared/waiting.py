@@ -12,6 +12,7 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import end_object
 from clusterrun.cli.shared.job_text import failure_lines, say_released, say_suspicions, say_why
+from clusterrun.cli.shared.wait_line import WaitLine
 from clusterrun.cli.shared.wait_text import warn_stuck
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import Exit
@@ -79,9 +80,11 @@ def _wait_for_json(record: JobRecord, data: dict[str, Any]) -> int:
 def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
     """Wait for the end and print it."""
     try:
-        ended = wait_until_ended(record, released=say_released, stuck=warn_stuck)
+        ended = wait_until_ended(
+            record, released=say_released, stuck=warn_stuck, rest=WaitLine().rest
+        )
     except KeyboardInterrupt:
-        output.say(f"\njob {record.job_id} keeps running")
+        output.say_interrupted(f"job {record.job_id} keeps running")
         _print_how_to_end(record)
         raise
     if not is_followed:

@@ -11,14 +11,9 @@ from typing import Any
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.rundir.claims import taken_at
-from clusterrun.rundir.startup import STAGED_AT, Phase, write_start
+from clusterrun.rundir.startup import ENDED_BY, STAGED_AT, Phase, write_start
 
-_EVENTS = {
-    "started": Phase.SETUP,
-    "forge": Phase.FORGE,
-    "rendezvous": Phase.AGENTS,
-    "step": Phase.FIRST_STEP,
-}
+_EVENTS = {kind.value: phase for kind, phase in ENDED_BY.items()}
 # Slurm 22.05 does not set the first one.
 _VARIABLES = {Phase.QUEUE: "SLURM_JOB_START_TIME", Phase.STAGE: STAGED_AT}
 
@@ -46,9 +41,7 @@ class StartWatch:
     def see(self, event: Mapping[str, Any]) -> None:
         """Take an event; its time is in the head's clock."""
         kind, at = event["type"], float(event["ts"])
-        if phase := _EVENTS.get(kind):
-            self.reached(phase, at)
-        elif kind == "rank_start":
+        if kind == "rank_start":
             self._starts.append(at)
             if len(self._starts) == self._attempt.plan.procs_per_node:
                 self.reached(Phase.LAUNCHER, max(self._starts))
@@ -56,6 +49,8 @@ class StartWatch:
             if isinstance(waited_s := event.get("waited_s"), float):
                 self._ends.setdefault(Phase.IMPORTS, at - waited_s)
             self.reached(Phase.RENDEZVOUS, at)
+        elif phase := _EVENTS.get(kind):
+            self.reached(phase, at)
 
     def _write(self, ends: dict[Phase, float]) -> None:
         paths, number = self._attempt.paths, self._attempt.number
