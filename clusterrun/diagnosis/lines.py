@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Final
+from typing import Final, NamedTuple
 
 MOST_LETTERS: Final = 4096  # of a line that are read
+_MOST_PREFIX: Final = 256  # of what tells processes apart
 
 _CONTROL: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _OURS: Final = re.compile(r"(?P<us>\d{16}) (?P<rank>\d{1,7}|-) (?P<stream>\w+) ")
@@ -43,8 +43,7 @@ _NODE: Final = (
 _NODE_WORDS: Final = ("srun: ", "slurmstepd", "ode failure on", "host ", " kernel:")
 
 
-@dataclass(frozen=True)
-class PrintedLine:
+class PrintedLine(NamedTuple):
     """A line of a log.
 
     `number` is its place in `file`; `source` tells processes apart, as far as the log does. `at`
@@ -64,9 +63,10 @@ def read_line(
     raw: str, *, number: int, file: str, rank: int | None = None, node: str = ""
 ) -> PrintedLine:
     """Take the prefixes off a line. `rank` and `node` are those of its file, if it has them."""
-    text = _CONTROL.sub("", raw.rstrip("\r\n").rpartition("\r")[2][:MOST_LETTERS])
+    text = raw.rstrip("\r\n").rpartition("\r")[2][:MOST_LETTERS]
+    text = text if text.isprintable() else _CONTROL.sub("", text)
     at, source = None, ""
-    if found := _OURS.match(text):
+    if text[:1].isdigit() and (found := _OURS.match(text)):
         at = int(found["us"]) / 1e6
         rank = int(found["rank"]) if found["rank"] != "-" else rank
         text = text[found.end() :]
@@ -80,13 +80,13 @@ def read_line(
             source += found[0].rstrip(": ")
             node = groups["host"] or node
         text = text[found.end() :]
-    if found := _NCCL.match(text):
+    if "[" in text and (found := _NCCL.match(text)):
         node = found["host"]
     if rank is None and "ank" in text:
         rank = next((int(hit["rank"]) for each in _IN_TEXT if (hit := each.search(text))), None)
     if not node and any(map(text.__contains__, _NODE_WORDS)):
         node = next((hit["node"] or "" for each in _NODE if (hit := each.search(text))), "")
-    return PrintedLine(number, text, f"{file}\0{source}", file, rank, node, at)
+    return PrintedLine(number, text, f"{file}\0{source[:_MOST_PREFIX]}", file, rank, node, at)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Final
 
 from clusterrun.diagnosis.lines import PrintedLine
@@ -16,10 +16,14 @@ from clusterrun.diagnosis.works import WORDS, Works
 from clusterrun.logformat.literals import literals_of
 
 BEFORE, AFTER = 40, 12  # lines of a process around a sign that `near` and `unless` read
+_AROUND: Final = BEFORE + 1 + AFTER
 _STEPS_IN_GRACE: Final = 100  # Slurm's KillWait is 30 seconds
-_MOST_FORMS: Final = 50_000
-_MOST_KEPT: Final = 64  # findings of a sign; ignored exceptions of a process
+_PART: Final = 4  # letters of a literal by which signs are looked up
+_MOST_FORMS: Final = 2_000
+_MOST_KEPT: Final = 64  # findings of a sign
 _MOST_PROCESSES: Final = 50_000  # a number before a colon may be a step and no rank
+_MOST_BYTES: Final = 64_000_000  # of the last lines of all processes
+_WAITING_BYTES: Final = 1_000  # of a sign that waits
 _DIGITS: Final = str.maketrans("123456789", "0" * 9)
 
 UNCAUGHT: Final = "user_code_exception"
@@ -68,11 +72,11 @@ class Finding:
     of_victim: bool = False
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class _Process:
     """The last lines of a process, and the traceback that it is printing."""
 
-    before: deque[str] = field(default_factory=lambda: deque(maxlen=BEFORE))
+    recent: list[str] = field(default_factory=list)  # the newest line included
     frames: list[str] = field(default_factory=list)
     in_traceback: bool = False
     is_ignored: bool = False
@@ -80,11 +84,10 @@ class _Process:
     others: int = 0  # lines since then that belong to no traceback
     raised: int = 0  # the order of the last line of its last traceback
     after: int = 0  # lines since then
-    ignored: set[str] = field(default_factory=set)  # exceptions that stopped nothing
     is_chained: bool = False  # the next traceback belongs to the last one
     is_original: bool = False  # this traceback: of another process, raised again by this one
     is_explained: bool = False  # a sign names a cause of this chain
-    uncaught: Finding | None = None  # the last exception of this chain that no sign names
+    uncaught: int = 0  # the order of the last exception of this chain that no sign names
 
 
 @dataclass(kw_only=True)
@@ -93,8 +96,7 @@ class _Waiting:
 
     finding: Finding
     sign: Sign
-    around: list[str]
-    left: int
+    left: int = AFTER
     otherwise: Finding | None = None
 
 
@@ -114,37 +116,39 @@ class Scanner:
     )
     _counted: dict[str, int] = field(default_factory=dict)  # the newest line of each cause
     _processes: dict[str, _Process] = field(default_factory=dict)
+    _held: int = 0  # bytes of their lines
+    _ignored: set[int] = field(default_factory=set)  # exceptions that stopped nothing
     _waiting: dict[str, list[_Waiting]] = field(default_factory=dict)
     _forms: dict[str, tuple[tuple[KnownCause, Sign], ...]] = field(default_factory=dict)
-    _filters: list[tuple[KnownCause, Sign, tuple[str, ...]]] = field(default_factory=list)
+    _signs: list[tuple[KnownCause, Sign]] = field(default_factory=list)
+    _literals: dict[str, list[tuple[str, int]]] = field(default_factory=dict)  # by beginning
     _works: Works[Finding] = field(default_factory=Works)
     _left: set[str] = field(default_factory=set)  # what any process printed as it left
 
     def __post_init__(self) -> None:
-        self._filters = [
-            (cause, sign, tuple(form_of(text) for text in literals_of(sign.text)))
-            for cause in self.table.values()
-            for sign in cause.signs
-        ]
+        self._signs = [(cause, sign) for cause in self.table.values() for sign in cause.signs]
+        for at, (_, sign) in enumerate(self._signs):
+            for literal in map(form_of, literals_of(sign.text) or ("",)):
+                part = literal[:_PART] if len(literal) >= _PART else ""
+                self._literals.setdefault(part, []).append((literal, at))
 
     def feed(self, line: PrintedLine) -> None:
         """Take the next line."""
         self.lines += 1
-        if line.rank is not None:
+        if line.rank is not None and len(self.ranks) < _MOST_PROCESSES:
             self.ranks.add(line.rank)
         process = self._process_of(line.source)
         process.after += 1
+        self._hold(line.text, process)
         for waiting in self._waiting.get(line.source, ()):
-            waiting.around.append(line.text)
             waiting.left -= 1
         self._settle(line.source, at_end=False)
         self.training_of(line).feed(line)
         is_matched = self._match(line, process)
-        if any(map(line.text.__contains__, WORDS)):
+        if self._works.left and any(map(line.text.__contains__, WORDS)):
             found = self._finding(KnownCause(id=""), Role.EITHER, line, process)
             self._works.feed(line.text, line.rank, found)
         self._read_traceback(line, process, is_matched=is_matched)
-        process.before.append(line.text)
 
     def _process_of(self, source: str) -> _Process:
         """Return a process; forget the one that was silent the longest if there are too many."""
@@ -153,8 +157,20 @@ class Scanner:
         if len(self._processes) > _MOST_PROCESSES:
             silent = next(iter(self._processes))
             self._settle(silent, at_end=True)
-            del self._processes[silent]
+            self._held -= sum(map(getsizeof, self._processes.pop(silent).recent))
         return process
+
+    def _hold(self, text: str, process: _Process) -> None:
+        """Keep a line; if all lines are too much, forget them, and decide on signs that wait."""
+        if self._held > _MOST_BYTES:
+            for source in list(self._waiting):
+                self._settle(source, at_end=True)
+            for each in self._processes.values():
+                each.recent, each.frames = [], []
+            self._held = 0
+        process.recent.append(text)
+        gone = process.recent.pop(0) if len(process.recent) > _AROUND else ""
+        self._held += getsizeof(text) - getsizeof(gone)
 
     def findings(self) -> list[Finding]:
         """Return what was found, in order; call it when all lines were fed."""
@@ -222,9 +238,9 @@ class Scanner:
             is_of_start = sign.before_steps and sign.role is Role.CONFIRMATION
             finding = dataclasses.replace(finding, of_start=is_of_start, of_victim=sign.of_victim)
             if sign.near or sign.unless:
-                around = [*process.before, line.text]
-                waiting = _Waiting(finding=finding, sign=sign, around=around, left=AFTER)
+                waiting = _Waiting(finding=finding, sign=sign)
                 self._waiting.setdefault(line.source, []).append(waiting)
+                self._held += _WAITING_BYTES
             else:
                 self._keep(finding)
                 is_matched |= sign.role not in (Role.NOISE, Role.ADVICE)
@@ -242,8 +258,8 @@ class Scanner:
         """Drop the last exception of the chain."""
         if process.uncaught:
             kept = self._found[UNCAUGHT, Role.ROOT]
-            kept[:] = [each for each in kept if each is not process.uncaught]
-            process.uncaught = None
+            kept[:] = [each for each in kept if each.order != process.uncaught]
+            process.uncaught = 0
 
     def _candidates(self, text: str) -> tuple[tuple[KnownCause, Sign], ...]:
         """Return the signs that a line of this form may have; lines that repeat cost nothing."""
@@ -252,13 +268,10 @@ class Scanner:
             return known
         if len(self._forms) >= _MOST_FORMS:
             self._forms.clear()
-        found = tuple(
-            (cause, sign)
-            for cause, sign, literals in self._filters
-            if not literals or any(map(form.__contains__, literals))
-        )
-        self._forms[form] = found
-        return found
+        parts = self._literals.keys() & {form[at : at + _PART] for at in range(len(form) + 1)}
+        near = (each for part in parts for each in self._literals[part])
+        found = {at for literal, at in near if literal in form}
+        return self._forms.setdefault(form, tuple(self._signs[at] for at in sorted(found)))
 
     def _read_traceback(self, line: PrintedLine, process: _Process, *, is_matched: bool) -> None:
         text = line.text
@@ -269,7 +282,8 @@ class Scanner:
         elif _FRAME.match(text):
             if not process.in_traceback:
                 self._begin_traceback("", process)
-            process.frames.append(text.strip("│| \t"))
+            process.frames = [*process.frames[-7:], text.strip("│| \t")]
+            self._held += getsizeof(text)
         elif _CHAINED.match(text):
             process.is_ignored, process.others = process.was_ignored, 0
             process.is_chained = True
@@ -279,7 +293,7 @@ class Scanner:
             self._end_traceback(line, process, is_matched=is_matched)
 
     def _begin_traceback(self, prefix: str, process: _Process) -> None:
-        last = process.before[-1] if process.before else ""
+        last = process.recent[-2] if len(process.recent) > 1 else ""
         if not process.in_traceback:
             is_old = process.is_ignored and process.others > 1
             process.is_ignored = (process.is_ignored and not is_old) or bool(
@@ -288,7 +302,7 @@ class Scanner:
         process.in_traceback, process.frames, process.others = True, [], 0
         process.is_original = prefix.endswith("Original ")
         if not (process.is_chained or process.is_original):
-            process.is_explained, process.uncaught = False, None
+            process.is_explained, process.uncaught = False, 0
         process.is_chained = False
 
     def _end_traceback(self, line: PrintedLine, process: _Process, *, is_matched: bool) -> None:
@@ -297,12 +311,13 @@ class Scanner:
             if not is_matched and ": " in text and _BARE.match(text):
                 self._keep_uncaught(line, process, Role.CONFIRMATION)
             return
-        is_after_frame = bool(process.before) and process.before[-1][:1] in (" ", "╰")
+        is_after_frame = bool(process.recent[:-1]) and process.recent[-2][:1] in (" ", "╰")
         found = _EXCEPTION.match(text) or (is_after_frame and _AFTER_FRAME.match(text))
         is_raised = process.in_traceback and not (process.is_ignored or is_matched)
-        if found and process.is_ignored and ": " in text and len(process.ignored) < _MOST_KEPT:
-            process.ignored.add(text)
-        is_known = process.is_explained or text in process.ignored
+        ignored = hash((line.source, text))
+        if found and process.is_ignored and ": " in text and len(self._ignored) < _MOST_PROCESSES:
+            self._ignored.add(ignored)
+        is_known = process.is_explained or ignored in self._ignored
         if found and is_raised and not is_known and not _LOGGED.search(text[:40]):
             self._keep_uncaught(line, process, Role.ROOT)
         process.others += 1
@@ -325,7 +340,7 @@ class Scanner:
         if process.is_original:
             self._take_back(process)
         self._keep(finding)
-        process.uncaught = finding if role is Role.ROOT else None
+        process.uncaught = finding.order if role is Role.ROOT else 0
 
     def _finding(
         self, cause: KnownCause, role: Role, line: PrintedLine, process: _Process
@@ -337,7 +352,7 @@ class Scanner:
             order=self.lines,
             steps=self.training_of(line).steps,
             is_after_end=self.training_of(line).is_complete,
-            frames=tuple(process.frames[-8:]) if process.in_traceback else (),
+            frames=tuple(process.frames) if process.in_traceback else (),
         )
 
     def _settle(self, source: str, *, at_end: bool) -> None:
@@ -345,9 +360,10 @@ class Scanner:
         waiting = self._waiting.get(source)
         if not waiting:
             return
+        process = self._processes[source]
         for each in waiting:
             if each.left <= 0 or at_end:
-                is_fit = _fits(each.sign, each.around, self._left)
+                is_fit = _fits(each.sign, process.recent[each.left - _AROUND :], self._left)
                 kept = each.finding if is_fit else each.otherwise
                 if kept:
                     self._keep(kept)
@@ -362,7 +378,7 @@ class Scanner:
         if self._counted.get(finding.cause.id) != finding.order:  # several signs of one line
             self.counts[key] = self.counts.get(key, 0) + 1
             self._counted[finding.cause.id] = finding.order
-        if finding.line.rank is not None:
+        if finding.line.rank in self.ranks:
             self.seen_on.setdefault(key, set()).add(finding.line.rank)
         kept = self._found.setdefault(key, [])
         if not finding.cause.lasting:  # the training went on: it stopped nothing
@@ -372,8 +388,9 @@ class Scanner:
             self._more.pop(key, None)
         else:
             more, like = self._more.setdefault(key, {}), _like(finding)
-            if like in more or len(more) < _MOST_KEPT:
-                more.setdefault(like, set()).add((finding.line.rank, finding.line.node))
+            places = more.get(like, set())
+            if len(places) < _MOST_PROCESSES and (places or len(more) < _MOST_KEPT):
+                more.setdefault(like, places).add((finding.line.rank, finding.line.node))
 
     def more_places(self, finding: Finding) -> set[tuple[int | None, str]]:
         """Return ranks and nodes of findings like this one that are not among the kept ones."""

@@ -21,6 +21,7 @@ _STATUS: Final = re.compile(
 )
 _PAIRWISE: Final = re.compile(r"SEND|RECV|COALESCED")  # each rank counts its own
 _UNEVEN: Final = re.compile(r"SEND|RECV|ALL_?TO_?ALL|GATHER|SCATTER|COALESCED|BARRIER|UNKNOWN")
+_MOST: Final = 50_000  # reports that are kept
 
 T = TypeVar("T")  # where a line was found
 
@@ -42,13 +43,16 @@ class Works(Generic[T]):
     _groups: dict[str, dict[int, _Report[T]]] = field(default_factory=dict)
     _calls: dict[int | None, re.Match[str]] = field(default_factory=dict)  # the newest, by rank
     _alone: dict[int | None, dict[str, tuple[str, T]]] = field(default_factory=dict)
+    left: int = _MOST
 
     def feed(self, text: str, rank: int | None, found: T) -> None:
         """Take a line with one of WORDS."""
         if call := _CALL.search(text):
+            self.left -= 1
             self._calls[rank] = call
             self._alone.setdefault(rank, {})[call["seq"]] = _signature(call), found
         elif status := _STATUS.search(text):
+            self.left -= 1
             reports = self._groups.setdefault(status["group"], {})
             call = self._calls.get(rank)
             stuck = int(status["stuck"]) if status["stuck"] else None

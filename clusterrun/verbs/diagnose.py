@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.config.spec import Cluster
-from clusterrun.diagnosis.lines import PrintedLine, read_line
+from clusterrun.diagnosis.lines import MOST_LETTERS, PrintedLine, read_line
 from clusterrun.diagnosis.scan import UNCAUGHT, Finding, Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import Verdict, by_numbers, verdict_of
@@ -46,6 +46,9 @@ REPORTED: Final = (AGENTS, SLURM, RANKS, *notes.SOURCES, hangs.RECORDER)
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024
+_PIECE_BYTES: Final = 64 * 1024
+_MOST_LINE_BYTES: Final = 4 * MOST_LETTERS
+_SHOWN_LINES: Final = 20_000  # after so many a reader hears of them
 _MOST_MISSING: Final = 1 / 3  # of the ranks that timed out
 _LAST_S: Final = 600  # of the rank that failed first, everything
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
@@ -201,7 +204,7 @@ def _add_outcome(
         texts = [_TRACEBACK, *texts]
     is_printed = not _of_rank(scanner, outcome.rank).isdisjoint(texts)
     for each in () if is_printed else texts:  # the log has what is around it
-        scanner.feed(dataclasses.replace(line, text=each))
+        scanner.feed(line._replace(text=each))
     if outcome.cause is Cause.EXCEPTION and not (is_printed or _has_reported(scanner)):
         scanner.add(UNCAUGHT, Role.ROOT, line)
     is_of_launcher = outcome.cause is Cause.LAUNCHER and not outcome.signal
@@ -212,10 +215,10 @@ def _add_outcome(
     is_unexplained = not _of_rank(scanner, outcome.rank) and by_numbers(scanner) is None
     if outcome.cause is Cause.EXIT and is_unexplained:
         silent = "" if outcome.rank in loud else " and printed no error"
-        scanner.add(UNCAUGHT, Role.EITHER, dataclasses.replace(line, text=text + silent))
+        scanner.add(UNCAUGHT, Role.EITHER, line._replace(text=text + silent))
     for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
         for node in _unfit(outcome) or (line.node,):
-            scanner.add(name, role, dataclasses.replace(line, node=node))
+            scanner.add(name, role, line._replace(node=node))
 
 
 def _is_of_foreign_world(finding: Finding) -> bool:
@@ -272,14 +275,19 @@ def _add_missing(scanner: Scanner, files: Sequence[LogFile], world: int) -> None
         scanner.add("hang_rank_missing", Role.EITHER, line)
 
 
-def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
+def diagnose_logs(
+    names: Sequence[str], *, stdin: BinaryIO, show: Callable[[int], None] = lambda lines: None
+) -> Diagnosis:
     """Diagnose the logs of any job: one interleaved file, or one for each rank or node.
 
-    `-` is standard input. Raises UsageError for a file that cannot be read.
+    `-` is standard input. `show` hears now and then how many lines were read. Raises UsageError
+    for a file that cannot be read.
     """
     scanner = Scanner(table=known_causes())
     for line in _lines_of(names, stdin):
         scanner.feed(line)
+        if not scanner.lines % _SHOWN_LINES:
+            show(scanner.lines)
     return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines)
 
 
@@ -359,10 +367,26 @@ def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
 
 def _raw(name: str, stdin: BinaryIO) -> Iterator[bytes]:
     if name == STDIN:
-        yield from stdin
+        yield from cut_lines(stdin)
         return
     try:
         with Path(name).open("rb") as file:
-            yield from file
+            yield from cut_lines(file)
     except OSError as error:
         raise UsageError(f"cannot read the log '{name}'", cause=error.strerror or "") from error
+
+
+def cut_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines; of a long one the beginning of what a terminal shows in the end."""
+    line = b""
+    while piece := file.readline(_PIECE_BYTES):
+        line += piece
+        if piece.endswith(b"\n"):
+            yield line
+            line = b""
+        elif len(line) > _MOST_LINE_BYTES:
+            shown = line.rstrip(b"\r")
+            is_left = len(shown) < len(line)  # the next letters replace it, if any follow
+            line = shown.rpartition(b"\r")[2][:_MOST_LINE_BYTES] + b"\r" * is_left
+    if line:
+        yield line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import signal
 from collections import defaultdict
@@ -107,7 +106,7 @@ def add_changes(scanner: Scanner, changes: Iterable[Worsened]) -> None:
             name, role = _BY_CHECK[each.check.id]
             line = PrintedLine(number=0, text=each.text, source=PREFLIGHT)
             for node in each.nodes:
-                scanner.add(name, role, dataclasses.replace(line, node=node))
+                scanner.add(name, role, line._replace(node=node))
 
 
 def add_notes(scanner: Scanner, lines: Iterable[LogLine], outcome: Outcome | None) -> None:
@@ -116,7 +115,7 @@ def add_notes(scanner: Scanner, lines: Iterable[LogLine], outcome: Outcome | Non
         if found := read_note(each.text.decode(errors="replace")):
             source, text = found
             line = read_line(text, number=0, file="", node=each.node)
-            line = dataclasses.replace(line, source=source, at=each.epoch_us / 1e6)
+            line = line._replace(source=source, at=each.epoch_us / 1e6)
             _add(scanner, line, outcome)
 
 
