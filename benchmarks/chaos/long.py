@@ -33,7 +33,7 @@ OPTIONS = (
     *("--hang-timeout", "5s"),
 )
 MANY = replace(UNDISTURBED, name="many", attempts=None)
-STEPS_A_FAULT = 4 * SAVE_EVERY
+STEPS_A_FAULT = 5 * SAVE_EVERY  # a restart of slurmctld takes hundreds
 COMES_BACK_S = 400.0
 
 

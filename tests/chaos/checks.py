@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterrun.rundir.outcome import Cause
 from tests.chaos.faults import Fault
 from tests.chaos.training import Printed, Training
 
@@ -95,8 +96,21 @@ def other_ending(training: Training, reference: Reference) -> Iterator[str]:
     for name in sorted(final.keys() & reference.final.keys()):
         if final[name] != reference.final[name]:
             yield f"{name} of the last checkpoint is not that of the undisturbed training"
-    if missing := reference.losses.keys() - {line.step for line in training.printed()}:
+    if missing := reference.losses.keys() - trained(training):
         yield f"never trained: steps {sorted(missing)}"
+
+
+def trained(training: Training) -> set[int]:
+    """List the steps that were printed, or are in a checkpoint of a node that died meanwhile.
+
+    What the ranks of such a node printed in its last moment is lost with it.
+    """
+    steps = {line.step for line in training.printed()}
+    for attempt in range(1, training.newest_attempt + 1):
+        cause, lines = (training.outcome(attempt) or {}).get("cause"), training.printed(attempt)
+        if lines and cause == Cause.NODE_LOST.value:
+            steps |= set(range(lines[-1].step, max(training.saved(attempt), default=0) + 1))
+    return steps
 
 
 def lost_steps(training: Training) -> Iterator[str]:

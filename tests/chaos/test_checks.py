@@ -103,6 +103,15 @@ def test_a_step_that_was_never_taken_is_seen(tmp_path: Path) -> None:
     assert "attempt 2 began with step 4, not with 3" in text
 
 
+@pytest.mark.parametrize(("cause", "complaint"), [("node_lost", ""), ("signal", "[2]")])
+def test_only_a_dead_node_loses_the_line_of_a_step_that_it_saved(
+    tmp_path: Path, cause: str, complaint: str
+) -> None:
+    training = run(tmp_path / "run", [1], [3, 4, 5, 6], saved=[[2], [4, 6]])
+    (training.root / "attempts" / "1" / "outcome.json").write_text(f'{{"cause": "{cause}"}}')
+    assert said(training, fault()) == (complaint and f"never trained: steps {complaint}")
+
+
 def test_steps_before_the_newest_checkpoint_that_are_repeated_are_seen(tmp_path: Path) -> None:
     again = run(tmp_path / "run", [1, 2, 3, 4, 5], [3, 4, 5, 6], saved=[[2, 4], [6]])
     assert said(again, fault()) == "attempt 2 began with step 3, not with 5"
