@@ -11,10 +11,10 @@ from typing import Final, TextIO
 LEAST: Final = 8  # a narrower terminal shows nothing useful
 _SHORTEST: Final = 4  # columns of a cell
 _LONGEST: Final = 24  # of a cell, where other columns are left out
-_SGR: Final = re.compile(r"\x1b\[[0-9;:]*m")
-_PIECE: Final = re.compile(rf"{_SGR.pattern}|.", re.DOTALL)
-_WORD: Final = re.compile(r" *[^ ]+")
-_LABEL: Final = re.compile(r" *\S+(?: \S+)*  +|  +")
+_SGR: Final = r"\x1b\[[0-9;:]*m"  # compiled at its first use
+_PIECE: Final = rf"{_SGR}|(?s:.)"
+_WORD: Final = r" *[^ ]+"
+_LABEL: Final = r" *\S+(?: \S+)*  +|  +"
 
 
 def width_of(stream: TextIO | None) -> int | None:
@@ -31,7 +31,7 @@ def width_of(stream: TextIO | None) -> int | None:
 
 def cells(text: str) -> int:
     """Return how many columns a text takes, or more: marks that join a letter count."""
-    text = _SGR.sub("", text)
+    text = re.sub(_SGR, "", text)
     if text.isascii():
         return len(text)
     return sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text)
@@ -44,11 +44,11 @@ def wrapped(line: str, width: int, indent: int | None = None) -> Iterator[str]:
         yield line
         return
     if indent is None:
-        label = _LABEL.match(line)
+        label = re.match(_LABEL, line)
         indent = label.end() if label else 2
     margin = " " * min(indent, width // 3)
     current = ""
-    for word in _WORD.findall(line):
+    for word in re.findall(_WORD, line):
         if current.strip() and cells(current + word) > width:
             yield current
             current, word = margin, word.lstrip(" ")
@@ -67,7 +67,7 @@ def shortened(text: str, width: int) -> str:
 
 def _split(text: str, width: int) -> tuple[str, str]:
     used = 0
-    for piece in _PIECE.finditer(text):
+    for piece in re.finditer(_PIECE, text):
         used += cells(piece[0])
         if used > width:
             return text[: piece.start()], text[piece.start() :]
