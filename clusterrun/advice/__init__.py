@@ -1,1 +1,1 @@
-"""Collect what an estimate needs from this machine: the question, a traced model, measurements."""
+"""Collect what an estimate needs from this machine: the question, measurements."""

@@ -305,19 +305,6 @@ def _other_models(name: str) -> tuple[str, ...]:
     return (*((f"use {near}",) if near else ()), f"{download}; or pass --params")
 
 
-def config_of(resolved: Resolved) -> Mapping[str, Any]:
-    """Return the config.json of the model of a question. Raises UsageError for numbers alone."""
-    name = resolved.spec.model
-    if name is None:
-        raise UsageError(
-            "--trace needs a model, not numbers alone", hint="pass --model config.json"
-        )
-    config = _local_config(resolved, name)
-    found = models.find_config(name) if config is None else config
-    assert found is not None  # question_of refuses an unknown name
-    return found
-
-
 def _local_config(resolved: Resolved, name: str) -> Mapping[str, Any] | None:
     """Read a model's config.json if this machine has it: here, or in the Hugging Face cache."""
     try:

@@ -10,7 +10,6 @@ import click
 
 from clusterrun.advice.question import (
     assumptions_of,
-    config_of,
     effective_batch,
     inherited_of,
     question_of,
@@ -22,7 +21,6 @@ from clusterrun.cli.shared.options import (
     JobOptions,
     job_options,
     json_option,
-    rare_output,
 )
 from clusterrun.config import Given, Resolved
 from clusterrun.errors import Exit, UsageError
@@ -65,12 +63,6 @@ _NEWEST: Final = "\0"  # no job has that name
     shell_complete=complete.jobs,
     help="compare the estimate of a job with its measurements  [default: the newest]",
 )
-@rare_output(
-    "--trace",
-    "traces",
-    is_flag=True,
-    help="count activations in a traced forward pass (needs torch and transformers)",
-)
 @click.option("--explain", "explains", is_flag=True, help="print the formulas and their symbols")
 @json_option
 @click.pass_context
@@ -82,7 +74,6 @@ def command(
     recommends: bool,
     what: str | None,
     job_id: str | None,
-    traces: bool,
     explains: bool,
     as_json: bool,
 ) -> None:
@@ -102,11 +93,6 @@ def command(
         raise UsageError(
             "--recommend, --what-if and --compare cannot be combined", hint="pass one of them"
         )
-    if traces and (recommends or job_id is not None):
-        raise UsageError(
-            "--trace cannot be combined with --recommend or --compare",
-            hint="trace the setup that --recommend prints",
-        )
     if job_id is not None:
         from clusterrun.cli.plan_compare import compare
 
@@ -117,8 +103,6 @@ def command(
     if recommends:
         ctx.exit(_recommend(question, as_json=as_json))
     around = neighbours(question, what) if what else plan_view.usual_neighbours(question)
-    if traces:
-        question, around = _traced(resolved, question, around)
     answer, *near = map(estimate, (question, *around))
     others = alternatives(question) if answer.lacks_memory else []
     if as_json:
@@ -152,25 +136,6 @@ def _question(resolved: Resolved, *, is_open: bool) -> Question:
     for text in assumptions_of(resolved):
         output.note(text)
     return question
-
-
-def _traced(
-    resolved: Resolved, question: Question, around: list[Question]
-) -> tuple[Question, list[Question]]:
-    """Trace the question and each neighbour; report those that can't be traced."""
-    from clusterrun.advice.trace import traced
-
-    config = config_of(resolved)
-    question, found = traced(question, config), []
-    seen = {question.setup: question.traced}  # another GPU traces nothing new
-    for neighbour in around:
-        try:
-            if neighbour.setup not in seen:
-                seen[neighbour.setup] = traced(neighbour, config).traced
-            found.append(dataclasses.replace(neighbour, traced=seen[neighbour.setup]))
-        except UsageError as error:
-            output.note(f"a variant is left out: {error.message}")
-    return question, found
 
 
 def _recommend(question: Question, *, as_json: bool) -> int:

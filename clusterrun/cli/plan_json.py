@@ -85,7 +85,7 @@ def inputs(question: Question) -> dict[str, Any]:
     plain = {
         field.name: getattr(question, field.name)
         for field in dataclasses.fields(question)
-        if field.name not in ("setup", "gpu", "lr_rule", "traced", "scaling")
+        if field.name not in ("setup", "gpu", "lr_rule", "scaling")
     }
     model = dataclasses.asdict(question.setup.model)
     gpu = question.gpu.name if question.gpu else None

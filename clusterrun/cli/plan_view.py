@@ -52,8 +52,7 @@ def show(
         output.answer(line)
     for text in answer.notes:
         output.note(text)
-    basis = "formulas and a traced forward pass" if answer.question.traced else "formulas"
-    output.note(f"estimated from {basis}; to compare with a run: clusterrun plan --compare JOB")
+    output.note("estimated from formulas; to compare with a run: clusterrun plan --compare JOB")
     if output.is_on_terminal():  # the first line may have left the screen
         output.answer(next(_verdict(answer, ())))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -33,21 +32,6 @@ class Saved(NamedTuple):
     query: float  # of all heads together
     kv: float  # of all heads of keys together
     ffn: float  # of the feed-forward network
-
-
-@dataclass(frozen=True, kw_only=True)
-class Activations:
-    """What a forward pass saves, in bytes per element of the hidden states.
-
-    Each block saves `block`, or `kept` if activations are recomputed. `outside` is saved outside
-    the blocks, without logits and loss. `is_traced`: a model was built and measured.
-    """
-
-    block: float
-    kept: float
-    outside: float = 0.0
-    source: str = MEASURED
-    is_traced: bool = False
 
 
 # By (gated, arithmetic): the blocks of Llama, and of GPT-2, whose GELU is not fused. Those of
@@ -159,52 +143,30 @@ def arithmetic(setup: Setup) -> Arithmetic:
     return Arithmetic.AUTOCAST if keeps_fp32 else Arithmetic.HALF
 
 
-def terms(setup: Setup, traced: Activations | None = None) -> tuple[Term, ...]:
-    """Return activations and logits; () if shape or sequence length is unknown.
-
-    A trace of this setup replaces the closed form.
-    """
+def terms(setup: Setup) -> tuple[Term, ...]:
+    """Return activations and logits; () if shape or sequence length is unknown."""
     model = setup.model
     if not (model.has_shape and setup.seq_len):
         return ()
     tokens = setup.seq_len * setup.micro_batch
-    left = traced or Activations(block=saved_bytes(setup), kept=CHECKPOINT[arithmetic(setup)])
+    parts = (_checkpointed if setup.grad_ckpt else _whole)(setup, saved_bytes(setup))
     return (
-        *(
-            _term(name, each * tokens * model.hidden, formula, left)
-            for name, each, formula in (_checkpointed if setup.grad_ckpt else _whole)(setup, left)
-        ),
-        *_outside(tokens * model.hidden, left),
+        *(term(name, each * tokens * model.hidden, text, MEASURED) for name, each, text in parts),
         term("logits", LOGIT_BYTES * tokens * model.vocab, f"{LOGIT_BYTES} s b V", MEASURED),
     )
 
 
-def _whole(setup: Setup, left: Activations) -> tuple[tuple[str, float, str], ...]:
+def _whole(setup: Setup, block: float) -> tuple[tuple[str, float, str], ...]:
     """Return the activations of all blocks in bytes per element of the hidden states."""
-    each = left.block * (EACH_BLOCK * setup.model.layers + ONE_BLOCK)
-    return (("activations", each, f"{left.block:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})"),)
+    each = block * (EACH_BLOCK * setup.model.layers + ONE_BLOCK)
+    return (("activations", each, f"{block:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})"),)
 
 
-def _checkpointed(setup: Setup, left: Activations) -> tuple[tuple[str, float, str], ...]:
+def _checkpointed(setup: Setup, block: float) -> tuple[tuple[str, float, str], ...]:
     """Return the inputs of blocks, and one whole block, which includes its own input."""
-    more = EACH_BLOCK + ONE_BLOCK
+    kept, more = CHECKPOINT[arithmetic(setup)], EACH_BLOCK + ONE_BLOCK
+    inputs = kept * (setup.model.layers - 1)
     return (
-        (
-            "checkpointed activations",
-            left.kept * (setup.model.layers - 1),
-            f"{left.kept:.4g} s b h (L - 1)",
-        ),
-        ("one block's activations", left.block * more, f"{left.block:.4g} s b h x {more:g}"),
+        ("checkpointed activations", inputs, f"{kept:.4g} s b h (L - 1)"),
+        ("one block's activations", block * more, f"{block:.4g} s b h x {more:g}"),
     )
-
-
-def _outside(elements: int, left: Activations) -> tuple[Term, ...]:
-    """Return what is saved outside the blocks, which the closed form leaves out."""
-    if not left.outside:
-        return ()
-    return (_term("outside of blocks", left.outside * elements, f"{left.outside:.4g} s b h", left),)
-
-
-def _term(name: str, size: float, formula: str, left: Activations) -> Term:
-    formula = f"{formula}, traced" if left.is_traced else formula
-    return term(name, size, formula, left.source)

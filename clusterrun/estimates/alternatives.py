@@ -29,7 +29,7 @@ def alternatives(question: Question) -> list[Choice]:
     setup = question.setup
     if setup.world == 1 and setup.strategy is Strategy.DDP:
         setup = replace(setup, strategy=Strategy.NONE)
-    asked = replace(question, setup=setup, wanted_ckpt=None, traced=None)
+    asked = replace(question, setup=setup, wanted_ckpt=None)
     found = _fitting(asked)
     chosen: list[Choice] = []
     for choice in sorted(found, key=lambda each: _price(each, asked.setup)):

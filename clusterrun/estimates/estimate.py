@@ -10,7 +10,6 @@ from clusterrun.config.spec import Network
 from clusterrun.config.training import LrRule
 from clusterrun.estimates import cost, disk, loader, memory, parts, presets, speed, steps
 from clusterrun.estimates import learning_rate as rates
-from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.cost import Cost
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import (
@@ -39,10 +38,10 @@ class Question:
     """A setup, its resources and its data; None means unknown.
 
     `gpu_bytes` is the memory of one GPU. `host_bytes` are allocated on a node, `cpus_per_rank` for
-    a rank. `limit_s` is the time limit of a job, `disk_bytes` the free space. `traced` are the
-    activations of a pass over this setup. `prices` maps the name of a card to its price per
-    hour. `scaling` was measured for the same script. `within_node` and `between_nodes` are link
-    speeds in bytes a second; None means those of the card and the network.
+    a rank. `limit_s` is the time limit of a job, `disk_bytes` the free space. `prices` maps
+    the name of a card to its price per hour. `scaling` was measured for the same script.
+    `within_node` and `between_nodes` are link speeds in bytes a second; None means those of the
+    card and the network.
     """
 
     setup: Setup
@@ -67,7 +66,6 @@ class Question:
     is_batch_chosen: bool = True
     limit_s: int | None = None
     disk_bytes: int | None = None
-    traced: Activations | None = None
     prices: Mapping[str, float] = field(default_factory=dict)
     scaling: Scaling | None = None
     network: Network = Network.AUTO
@@ -251,7 +249,7 @@ def gpu_need(question: Question) -> Need | None:
     if question.is_cpu:
         return None
     return Need(
-        terms=memory.gpu_terms(question.setup, traced=question.traced),
+        terms=memory.gpu_terms(question.setup),
         capacity_bytes=question.gpu_bytes,
         margin=FRAGMENTATION,
         is_part=not counts_activations(question.setup),
@@ -266,10 +264,10 @@ def host_need(question: Question) -> Need:
             terms=memory.host_terms(setup), capacity_bytes=capacity, fits_below=HOST_FITS_BELOW
         )
     return Need(
-        terms=memory.cpu_terms(setup, traced=question.traced),
+        terms=memory.cpu_terms(setup),
         capacity_bytes=capacity,
         is_part=not counts_activations(setup),
-        band=None if question.traced else memory.CPU_BAND,  # measured without a trace
+        band=memory.CPU_BAND,
         fits_below=HOST_FITS_BELOW,
     )
 
@@ -368,7 +366,7 @@ def _preset(question: Question) -> Preset | None:
         return None
     chosen = presets.preset_for(0 if question.is_cpu else question.gpu_bytes or 0)
     setup = replace(question.setup, micro_batch=chosen.micro_batch, grad_ckpt=chosen.grad_ckpt)
-    need = gpu_need(replace(question, setup=setup, traced=None))
+    need = gpu_need(replace(question, setup=setup))
     return None if need is not None and need.verdict is Fit.NO else chosen
 
 

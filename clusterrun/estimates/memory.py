@@ -8,7 +8,6 @@ from dataclasses import replace
 from clusterrun.config.spec import Strategy
 from clusterrun.config.training import Optimizer
 from clusterrun.estimates import activations
-from clusterrun.estimates.activations import Activations
 from clusterrun.estimates.inputs import GIB, Setup, Term, term, total
 from clusterrun.estimates.parts import part_of_gpu
 from clusterrun.estimates.states import (
@@ -49,14 +48,14 @@ BUFFER_FACTOR = 1.5  # of all host memory, the default of DeepSpeed's estimators
 CPU_BAND = (0.6, 1.1)
 
 
-def gpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term, ...]:
+def gpu_terms(setup: Setup) -> tuple[Term, ...]:
     """Return what each GPU holds at most; not all parts peak together.
 
     Parts that depend on an unknown shape or sequence length are absent.
     """
     setup = part_of_gpu(setup)
     kept = (*states(setup), *buffers(setup))
-    passing = (*_cast_weights(setup), _dequantized(setup), *activations.terms(setup, traced))
+    passing = (*_cast_weights(setup), _dequantized(setup), *activations.terms(setup))
     # What a step of AdamW needs beyond the memory that the passes before it freed.
     is_adamw = setup.optimizer is Optimizer.ADAMW and not setup.offloads_optimizer
     symbol, by = symbols(setup)
@@ -90,7 +89,7 @@ def _dequantized(setup: Setup) -> Term:
     return term("dequantized layer", size if setup.load_in_4bit else 0, formula, source)
 
 
-def cpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term, ...]:
+def cpu_terms(setup: Setup) -> tuple[Term, ...]:
     """Return what a node's host memory holds in a training on CPUs; see CPU_BAND.
 
     Offloading changes nothing on CPUs, and a bucket takes only the memory that is used.
@@ -101,7 +100,7 @@ def cpu_terms(setup: Setup, *, traced: Activations | None = None) -> tuple[Term,
     ranks = setup.procs_per_node
     parts = (
         *(*states(here), *buffers(here, used), *_unreturned(here)),
-        *(*_cast_weights(here), *activations.terms(here, traced)),
+        *(*_cast_weights(here), *activations.terms(here)),
     )
     processes = term("processes", ranks * CPU_PROCESS_BYTES, "n x 0.5 GiB", "measured")
     return _present(

@@ -130,12 +130,6 @@ def find(name: str) -> Model | None:
     return replace(BUILT_IN[known], name=name) if known else None
 
 
-def find_config(name: str) -> Mapping[str, Any] | None:
-    """Return the config of a built-in model by one of its usual names; else None."""
-    known = _known(name)
-    return _table()[known]["config"] if known else None
-
-
 def nearest(name: str) -> list[str]:
     """Return the names of built-in models most similar to a name, the most similar first."""
     plain = _plain(name).rpartition("/")[2]

@@ -164,7 +164,7 @@ def neighbours(question: Question, what: str) -> list[Question]:
         found = [_on(question, gpu) for gpu in others]
         return sorted(found, key=lambda each: step.mid_s if (step := step_duration(each)) else 0.0)
     setups = _neighbours(question.setup, what)
-    asked = (replace(question, setup=setup, traced=None) for setup in setups)
+    asked = (replace(question, setup=setup) for setup in setups)
     return [neighbour for neighbour in asked if not mistake(neighbour)]
 
 
@@ -178,7 +178,6 @@ def _on(question: Question, gpu: Gpu) -> Question:
         gpu=gpu,
         gpu_bytes=gpu.memory_bytes,
         step_time_s=_scaled(question, setup, gpu),
-        traced=None,
     )
 
 
