@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.advice import scaling
+from clusterrun.advice.counted import counted
 from clusterrun.advice.own_files import settled
 from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
 from clusterrun.config import Resolved
@@ -287,7 +288,7 @@ def _model(resolved: Resolved) -> Model:
     has_numbers = spec.params is not None or spec.hidden is not None
     config = _local_config(resolved, spec.model)
     if config is not None:
-        return _by_numbers(spec) if has_numbers else models.from_config(config, spec.model)
+        return _by_numbers(spec) if has_numbers else counted(config, spec.model, resolved)
     known = models.find(spec.model)
     if known is None:
         raise UsageError(

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from clusterrun.config import Resolved
 from clusterrun.config.environments import Tool, read_step
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError
@@ -69,6 +70,14 @@ def path_of(python: str, spec: JobSpec, environ: Mapping[str, str]) -> str:
     elif "/" not in python and python == "python":
         python = _conda_python(spec, environ)
     return python if "/" in python and os.access(python, os.X_OK) else ""
+
+
+def may_run(resolved: Resolved) -> bool:
+    """Return whether the user, not a file of a project, chose the interpreter."""
+    spec = resolved.spec
+    named = {"launch.python": bool(spec.python)}
+    named["launch.setup"] = bool(spec.setup) and "/" not in (spec.python or "")  # setup finds it
+    return all(resolved.origins[key].is_of_user for key, counts in named.items() if counts)
 
 
 def look_at(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpreter:
@@ -126,7 +135,8 @@ def _own_version(name: str) -> str:
 
 def _asked(path: str, environ: Mapping[str, str]) -> Interpreter | None:
     """Ask an interpreter, or read the cached answer; None if it does not answer."""
-    file = _cache_file(path, environ)
+    key = [_ASK, path, *PACKAGES, environ.get("PYTHONPATH", "")]
+    file = cache_file("interpreters", key, environ)
     remembered = read_json(file) or {}
     times = remembered.get("times")
     is_fresh = isinstance(times, dict) and all(_time(name) == at for name, at in times.items())
@@ -166,13 +176,13 @@ def _time(path: str) -> int:
         return 0
 
 
-def _cache_file(path: str, environ: Mapping[str, str]) -> Path:
+def cache_file(kind: str, key: Sequence[str], environ: Mapping[str, str]) -> Path:
+    """Return the file of an answer that holds until its key changes, in the user's cache."""
     import hashlib  # slow to import
 
     cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    key = json.dumps([_ASK, path, *PACKAGES, environ.get("PYTHONPATH", "")])
-    name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:24]
-    return Path(cache) / "clusterrun" / "interpreters" / f"{name}.json"
+    name = hashlib.sha256(json.dumps(key).encode(errors="surrogateescape")).hexdigest()[:24]
+    return Path(cache) / "clusterrun" / kind / f"{name}.json"
 
 
 # Read its files

@@ -54,7 +54,7 @@ def gather_facts(
     Raises UsageError for a file that can't be read.
     """
     cluster = choose_cluster(spec.cluster)
-    python = _interpreter(spec, cwd, home="" if cluster.is_hosts else environ.get("HOME", ""))
+    python = interpreter_of(spec, cwd, home="" if cluster.is_hosts else environ.get("HOME", ""))
     file = interpreters.path_of(python, spec, environ)
     interpreter = interpreters.look_at(file, may_run=may_run, environ=environ)
     return Facts(
@@ -130,7 +130,7 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _interpreter(spec: JobSpec, cwd: Path, *, home: str) -> str:
+def interpreter_of(spec: JobSpec, cwd: Path, *, home: str) -> str:
     """Return the job's interpreter; without `home`, each host expands `~/`."""
     python = spec.python or python_of(spec.setup)
     if not python:

@@ -90,6 +90,8 @@ MORE = {
     "mt5": _BIASED,
     "gpt_oss": More(routed=(14.2, 13.3, 8.7), score=(4, 6, 2)),
 }
+PLAIN = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gpt2", "gpt_neox", "bert", "vit")
+FAMILIES = {"", *PLAIN, "mixtral", "qwen3_moe", *MORE}  # whose blocks were measured
 # What experts save beyond one feed-forward network of the same width: each has its own input and
 # output, and autocast leaves their products in fp32.
 EXPERT = (8.2, 8.2, 4.2)

@@ -8,7 +8,17 @@ from typing import Final
 
 from clusterrun.config.spec import Network
 from clusterrun.config.training import LrRule
-from clusterrun.estimates import cost, disk, loader, memory, parts, presets, speed, steps
+from clusterrun.estimates import (
+    activations,
+    cost,
+    disk,
+    loader,
+    memory,
+    parts,
+    presets,
+    speed,
+    steps,
+)
 from clusterrun.estimates import learning_rate as rates
 from clusterrun.estimates.cost import Cost
 from clusterrun.estimates.gpus import Gpu
@@ -403,8 +413,11 @@ def _notes(question: Question, counted: Steps) -> list[str]:
 
 
 def _model_notes(setup: Setup) -> list[str]:
-    """Return what the numbers leave out for experts and 4-bit weights."""
-    notes = []
+    """Return what the numbers leave out for new families, experts and 4-bit weights."""
+    notes, family = [], setup.model.family
+    if family not in activations.FAMILIES and counts_activations(setup):
+        like = "Llama" if setup.model.gated else "GPT-2"
+        notes.append(f"the activations of '{family}' models are assumed to be those of {like}")
     if setup.model.active_params:
         notes.append("the time assumes a dense model's MFU; to set yours, pass --mfu")
     if setup.lora and setup.model.experts_met:

@@ -1,4 +1,4 @@
-"""Find the size and shape of a model from a config.json, from numbers, or from a name."""
+"""Find the size and shape of a model from numbers or from a name."""
 
 from __future__ import annotations
 
@@ -10,27 +10,9 @@ from functools import cache
 from typing import Any
 
 from clusterrun.errors import UsageError
-from clusterrun.estimates.anatomy import Config, attention, built, gated
-from clusterrun.estimates.architectures import count_model
 from clusterrun.estimates.inputs import Model
 from clusterrun.shared import assets
-
-
-def from_config(config: Mapping[str, Any], name: str) -> Model:
-    """Count a model from the content of its config.json, as transformers would build it.
-
-    `architectures` decides whether a language head counts. Raises UsageError for a family, a class
-    or a value that can't be read.
-    """
-    known = Config(name=name, values=config)
-    source = f"counted from the config ({config.get('model_type')})"
-    model = count_model(known)
-    return replace(model, source=source, positions=model.positions or _positions(known))
-
-
-def _positions(config: Config) -> int:
-    keys = ("n_positions", "max_position_embeddings")
-    return max(0 if config.values.get(key) is None else config.number(key) for key in keys)
+from clusterrun.shared.typed import decoded
 
 
 def from_numbers(
@@ -86,28 +68,29 @@ def from_numbers(
 
 def _shaped(shape: Model) -> Model:
     hidden, ffn, layers, params = shape.hidden, shape.ffn, shape.layers, shape.params
-    block = (
-        *attention(hidden, hidden, hidden * shape.kv_heads // shape.heads),
-        *gated(hidden, ffn),
-        hidden,
-        hidden,
-    )
-    has_gate = not params or layers * sum(block) <= params
-    if not has_gate:
-        block = (*block[:5], *block[6:])
-    if params and layers * sum(block) > params:
+    projections = 2 * hidden * (hidden + hidden * shape.kv_heads // shape.heads)
+    outside, matrix = projections + 2 * hidden, hidden * ffn  # with the two norms of a block
+    has_gate = not params or layers * (outside + 3 * matrix) <= params
+    block = outside + (3 if has_gate else 2) * matrix
+    if params and layers * block > params:
         raise UsageError(
             f"{layers} layers of --hidden {hidden} and --ffn {ffn} have more than the "
             f"{params} parameters of --params",
             hint="leave out --params, or the shape",
         )
-    outer = (*2 * (shape.vocab * hidden,), hidden)
-    model = built(replace(shape, gated=has_gate), outer, ((layers, block),))
-    return replace(model, params=params) if params else model
+    words = shape.vocab * hidden
+    return replace(
+        shape,
+        params=params or layers * block + 2 * words + hidden,
+        largest_layer=max(words, matrix, hidden * hidden),
+        block=block,
+        linear_params=layers * block,
+        gated=has_gate,
+    )
 
 
 class _BuiltIn(Mapping[str, Model]):
-    """The models of models.json; each is counted when it is first used."""
+    """The models of models.json; each is read when it is first used."""
 
     def __getitem__(self, name: str) -> Model:
         return _counted(_names()[name])
@@ -168,4 +151,5 @@ def _names() -> Mapping[str, str]:
 
 @cache
 def _counted(known: str) -> Model:
-    return replace(from_config(_table()[known]["config"], known), source="built in")
+    shape: Model = decoded(Model, {"name": known, **_table()[known]["shape"]})
+    return replace(shape, source="built in")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterrun import __version__
-from clusterrun.backends import select
+from clusterrun.backends import interpreters, select
 from clusterrun.backends.environment import scrubbed, working_directory
 from clusterrun.backends.machine_facts import gather_facts
 from clusterrun.backends.script import read_script, syntax_problem
@@ -79,7 +79,7 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     if isinstance(job, JobSpec):
         job = adopt_spec(job, cwd=working_directory(os.environ))
     source = read_script(job)
-    may_run = _may_run(job)
+    may_run = interpreters.may_run(job)
     facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
     host_bytes, estimates = _estimated(job)
     plan = dataclasses.replace(make_plan(job.spec, facts), host_bytes=host_bytes)
@@ -172,14 +172,6 @@ def check_without_slurm(resolved: Resolved) -> None:
     if spec.cluster is Cluster.AUTO:
         spec = dataclasses.replace(spec, cluster=Cluster.SLURM)
     prepare(resolved._replace(spec=spec)).refuse_problem()
-
-
-def _may_run(resolved: Resolved) -> bool:
-    """Return whether the user, not a file of a project, chose the interpreter."""
-    spec = resolved.spec
-    named = {"launch.python": bool(spec.python)}
-    named["launch.setup"] = bool(spec.setup) and "/" not in (spec.python or "")  # setup finds it
-    return all(resolved.origins[key].is_of_user for key, counts in named.items() if counts)
 
 
 def _template_dirs(resolved: Resolved) -> list[Path]:

@@ -206,27 +206,6 @@ def test_the_section_training_of_a_job_file_is_read(here: CommandLine) -> None:
     assert told(here, "train.yaml", "-N", "1")["batch"]["effective"] == 32
 
 
-def test_a_config_json_of_the_project_is_a_model(here: CommandLine) -> None:
-    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = {"model_type": "llama", "intermediate_size": 128, "vocab_size": 256, **shape}
-    (here.path / "mine").mkdir()
-    (here.path / "mine" / "config.json").write_text(json.dumps(config))
-    model = told(here, "--model", "mine", "--seq-len", "128")["inputs"]["model"]
-    assert (model["params"], model["layers"]) == (115_008, 2)
-    assert told(here, "--model", "mine/config.json")["inputs"]["model"]["params"] == 115_008
-
-
-def test_a_model_of_the_hugging_face_cache_is_found_without_a_network(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshot = here.path / "hub" / "models--my--model" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    shape = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
-    (snapshot / "config.json").write_text(json.dumps({"model_type": "gpt2", **shape}))
-    monkeypatch.setenv("HF_HUB_CACHE", str(here.path / "hub"))
-    assert told(here, "--model", "my/model")["inputs"]["model"]["params"] == 124_439_808
-
-
 @pytest.mark.parametrize(
     ("argv", "message", "hint"),
     [

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from clusterrun.advice import count
 from clusterrun.config.spec import Strategy
 from clusterrun.estimates import activations, memory
 from clusterrun.estimates.activations import Arithmetic, saved_bytes
 from clusterrun.estimates.inputs import GIB, Model, Setup, total
-from clusterrun.estimates.models import BUILT_IN, from_config
+from clusterrun.estimates.models import BUILT_IN
 from tests.estimates.golden import TABLES
 from tests.estimates.saved import really_saved
 
@@ -57,6 +58,11 @@ def test_logits_count_four_times_what_is_published_of_one_copy() -> None:
 
 
 # Measured on transformers
+
+
+def _counted(config: Any) -> Model:
+    transformers = pytest.importorskip("transformers")
+    return Model(name="", **count.counted(config.to_dict(), transformers))
 
 
 def _config(family: str, ffn: int, kv_heads: int, layers: int) -> dict[str, Any]:
@@ -151,7 +157,7 @@ def test_an_encoder_and_a_decoder_save_what_the_closed_form_says(
         )
         for layers in (1, 2)
     )
-    model = from_config({**shape, "model_type": "t5", "num_layers": 1}, "t5")
+    model = _counted(transformers.T5Config(**shape, num_layers=1))
     told = saved_bytes(_setup(model, arithmetic, seq_len=50))
     assert (many - few) / (150 * 512) == pytest.approx(model.layers * told, rel=0.01)
 
@@ -182,6 +188,16 @@ OTHERS: dict[str, dict[str, Any]] = {
         **{"head_dim": 64, "intermediate_size": 704},
     },
 }
+# The shapes of the same models.
+MET = {"experts_met": 4, "expert_ffn": 352, "ffn": 1408}
+VECTORS = {**MET, "ffn": 1760, "kv_heads": 8, "head_dim": 80}
+WIDE = {"experts_met": 2, "expert_ffn": 704, "ffn": 1408}
+SHAPES: dict[str, dict[str, Any]] = {
+    **{"phi3": {}, "olmo2": {"head_norm": True}, "gemma": {}, "gemma2": {}, "mixtral": WIDE},
+    **{"gemma3_text": {"head_norm": True}, "qwen2_moe": {**MET, "ffn": 2048}, "gpt_oss": WIDE},
+    **{"qwen3_moe": {**MET, "head_dim": WIDE_HEAD, "head_norm": True}},
+    **{"deepseek_v2": VECTORS, "deepseek_v3": VECTORS},
+}
 # Bytes of each element of the hidden states in fp32, under autocast and in 16 bits, for 3 x 200
 # tokens: what the test below measured on transformers 5.23.
 SEEN = {
@@ -198,6 +214,11 @@ SEEN = {
 }
 
 
+def _shape(family: str) -> Model:
+    usual = {"hidden": 512, "layers": 1, "heads": 8, "kv_heads": 2, "ffn": 1792, "vocab": 128}
+    return Model(name="", params=1, family=family, **{**usual, **SHAPES[family]})
+
+
 def _other(family: str, layers: int = 1) -> dict[str, Any]:
     values = {**BASE, **OTHERS[family], "num_hidden_layers": layers, "architectures": None}
     values |= {key: value * layers for key, value in values.items() if key == "layer_types"}
@@ -206,7 +227,7 @@ def _other(family: str, layers: int = 1) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", SEEN)
 def test_the_closed_form_of_other_families_is_an_upper_bound_and_close(family: str) -> None:
-    model = from_config(_other(family), family)
+    model = _shape(family)
     for arithmetic, seen in zip(Arithmetic, SEEN[family], strict=True):
         assert 0.94 < seen / saved_bytes(_setup(model, arithmetic, seq_len=200)) <= 1.005
 
@@ -233,7 +254,7 @@ def test_blocks_of_other_families_and_experts_save_no_more_and_hardly_less(
         )
         for layers in (1, 2)
     )
-    told = saved_bytes(_setup(from_config(_other(family), family), arithmetic, seq_len=200))
+    told = saved_bytes(_setup(_shape(family), arithmetic, seq_len=200))
     assert 0.94 * told < (many - few) / (600 * 512) <= 1.005 * told
 
 
@@ -296,7 +317,7 @@ def test_a_step_on_one_gpu_stays_below_the_estimate_and_not_far(
         vocab_size=words,
     )
     setup = _setup(
-        from_config(config.to_dict(), "llama"),
+        _counted(config),
         arithmetic,
         seq_len=2048,
         micro_batch=micro_batch,

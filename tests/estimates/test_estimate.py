@@ -165,3 +165,12 @@ def test_a_batch_larger_than_the_data_is_a_mistake() -> None:
         "effective batch 256 is larger than the dataset (200 samples)"
     )
     assert mistake(ask(samples=256)) == ""
+
+
+@pytest.mark.parametrize(("family", "gated", "like"), [("x", True, "Llama"), ("x", False, "GPT-2")])
+def test_the_activations_of_a_family_that_was_not_measured_are_a_note(
+    family: str, *, gated: bool, like: str
+) -> None:
+    model = replace(BUILT_IN["llama-3.1-8b"], family=family, gated=gated)
+    notes = estimate(Question(setup=Setup(model=model, seq_len=128))).notes
+    assert f"the activations of 'x' models are assumed to be those of {like}" in notes
