@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from sys import getsizeof
 from typing import Final
 
 from clusterrun.diagnosis.lines import PrintedLine
@@ -23,6 +22,7 @@ _MOST_FORMS: Final = 2_000
 _MOST_KEPT: Final = 64  # findings of a sign
 _MOST_PROCESSES: Final = 50_000  # a number before a colon may be a step and no rank
 _MOST_BYTES: Final = 64_000_000  # of the last lines of all processes
+_bytes_of: Final = str.__sizeof__  # as sys.getsizeof, which a pure module must not import
 _WAITING_BYTES: Final = 1_000  # of a sign that waits
 _DIGITS: Final = str.maketrans("123456789", "0" * 9)
 
@@ -157,7 +157,7 @@ class Scanner:
         if len(self._processes) > _MOST_PROCESSES:
             silent = next(iter(self._processes))
             self._settle(silent, at_end=True)
-            self._held -= sum(map(getsizeof, self._processes.pop(silent).recent))
+            self._held -= sum(map(_bytes_of, self._processes.pop(silent).recent))
         return process
 
     def _hold(self, text: str, process: _Process) -> None:
@@ -170,7 +170,7 @@ class Scanner:
             self._held = 0
         process.recent.append(text)
         gone = process.recent.pop(0) if len(process.recent) > _AROUND else ""
-        self._held += getsizeof(text) - getsizeof(gone)
+        self._held += _bytes_of(text) - _bytes_of(gone)
 
     def findings(self) -> list[Finding]:
         """Return what was found, in order; call it when all lines were fed."""
@@ -283,7 +283,7 @@ class Scanner:
             if not process.in_traceback:
                 self._begin_traceback("", process)
             process.frames = [*process.frames[-7:], text.strip("│| \t")]
-            self._held += getsizeof(text)
+            self._held += _bytes_of(text)
         elif _CHAINED.match(text):
             process.is_ignored, process.others = process.was_ignored, 0
             process.is_chained = True
