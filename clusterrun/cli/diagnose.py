@@ -6,7 +6,7 @@ import difflib
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,24 @@ import click
 
 from clusterrun.cli.diagnose_look import show_look
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.job_text import choose_attempts, find_announced
+from clusterrun.cli.shared.closing import Row, block, labelled
+from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced
 from clusterrun.cli.shared.times import timestamp
-from clusterrun.diagnosis.kinds import INSTALLED, Certainty, Retry
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding
-from clusterrun.diagnosis.table import Domain
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import Exit, JobNotFoundError, UsageError
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared.hostlist import fold_hosts, fold_ranks
+from clusterrun.shared.hostlist import fold_ranks
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.causes import known_causes
-from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs
-from clusterrun.verbs.remedies import retry_of, to_do
+from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs, place_of
+from clusterrun.verbs.judge import short
+from clusterrun.verbs.remedies import retry_of, run_of, to_do
 
 SCHEMA = "clusterrun.diagnose/1"
-_SHOWN = 200  # letters of a line
 _CAUSES_PAGE = "the page docs/reference/causes.md lists the ids"
 
 
@@ -110,8 +109,7 @@ def command(
     if as_json:
         output.answer_json({"schema": SCHEMA, **diagnosis_object(found)})
     else:
-        for text in (*_title(found), *_lines(found), *_changes(found), *_left_out(found)):
-            output.answer(text)
+        output.answer_rows(_rows(found))
     if bundle is not None and found.job is not None:
         _pack(bundle, found.job.record, found)
     error = found.job.error if found.job else None
@@ -143,14 +141,6 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
         )
 
 
-def _title(found: Diagnosis) -> Iterator[str]:
-    if found.job is not None:
-        record = found.job.record
-        attempt = f", attempt {found.attempt}" if found.attempt else ""
-        yield f"job {record.job_id or '-'} {record.name} {found.job.state.value}{attempt}"
-        yield ""
-
-
 def _explain(name: str) -> None:
     known = known_causes()
     cause = known.get(name)
@@ -162,110 +152,57 @@ def _explain(name: str) -> None:
     output.answer_page(f"{cause.id}  {cause.means}", rows)
 
 
-def _lines(found: Diagnosis) -> Iterator[str]:
-    verdict = found.verdict
-    if verdict is None:
-        yield from _without_verdict(found)
-        return
-    cause = verdict.cause
-    label = "PERHAPS" if verdict.status is Certainty.UNCONFIRMED else "CAUSE"
-    domain = "" if cause.domain is Domain.UNKNOWN else f", {cause.domain.value}"
-    yield f"{label:<8}{cause.means} ({cause.id}; {verdict.status.value}{domain})"
-    if where := _where(verdict):
-        yield f"        {where}"
-    for line in (each.line for each in verdict.evidence[:3]):
-        text = line.text.strip().partition("\n")[0]
-        yield f"        {_place(line, is_of_job=found.job is not None)}{_cut(text)}"
-    if frame := _own_frame(verdict.evidence):
-        yield f"        {_cut(frame)}"
-    for label, after in zip(_first("THEN"), verdict.consequences, strict=False):
-        where = f" on {count(len(after.ranks), 'rank')}" if after.ranks else ""
-        yield f"{label:<8}{after.cause.id}: {count(after.count, 'line')}{where}"
-    for label, text in zip(_first("DO"), to_do(found), strict=False):
-        yield f"{label:<8}{text}"
-    yield f"RETRY   {RETRIES[retry_of(found)].lower()}"
-
-
-def _without_verdict(found: Diagnosis) -> Iterator[str]:
-    job = found.job
-    if job is not None and job.suspicions:
-        yield from (f"SUSPECT {each.text}" for each in job.suspicions)
-    elif job is not None and job.state.is_success:
-        yield "nothing failed: the job completed"
-    elif job is not None and job.state is JobState.RUNNING:
-        name = job.record.job_id or job.record.run_dir
-        yield f"no cause found in {count(found.lines, 'line')}, and the job is running"
-        yield f"DO      see where its ranks are: clusterrun diagnose {name} --stacks --fr"
-    elif job is not None and job.state is JobState.PENDING:
-        yield f"the job has not started; to see why: clusterrun status {job.record.job_id}"
-    elif failure := found.failure:
-        yield f"FAILED  exit {failure.code}: {_cut(failure.reason)}"
-        yield f"        no sign of a known cause in {count(found.lines, 'line')}"
-        name = job.record.job_id or job.record.run_dir if job else ""
-        yield f"DO      read all its lines: clusterrun logs {name} -a"
-    else:
-        yield f"no cause found in {count(found.lines, 'line')}"
-
-
-def _changes(found: Diagnosis) -> Iterator[str]:
-    for label, change in zip(_first("CHANGED"), found.changes, strict=False):
-        yield f"{label:<8}{_cut(change.text)}"
-
-
-def _left_out(found: Diagnosis) -> Iterator[str]:
+def _rows(found: Diagnosis) -> Iterator[Row]:
+    """Yield what the diagnosis rests on, then the block that `status` prints, with all advice."""
+    if found.job:
+        yield "job", f"{found.job.record.job_id or '-'}  {found.job.record.name}"
+        attempt = f", attempt {found.attempt}" if found.attempt else ""
+        yield "state", f"{output.painted_state(found.job.state.value)}{attempt}"
+    is_of_job, ending = found.job is not None, list[Row]()
+    if found.verdict or found.failure:
+        verdict = short(found, is_of_job=is_of_job)
+        ending = [*block(found.job, found.failure, verdict, found.attempt)]
+    yield from _signs(found, "\n".join(text for _, text in ending), is_of_job=is_of_job)
+    yield from labelled("changed", (cut(change.text) for change in found.changes))
     if found.subtracted:
         kinds = count(found.subtracted, "kind")
-        yield f"        left out {kinds} of error lines that were also printed when it went well"
+        yield "", f"left out {kinds} of error lines that were also printed when it went well"
+    yield from ending
 
 
-RETRIES = {
-    Retry.NO: "The same configuration will fail again",
-    Retry.YES: "Another try will probably succeed",
-    Retry.EXCLUDE: "Another try on other nodes will probably succeed",
-    Retry.MAYBE: "Another try may succeed",
-}
+def _signs(found: Diagnosis, told: str, *, is_of_job: bool) -> Iterator[Row]:
+    """Yield the signs that are not `told` below, and what followed from the cause."""
+    if found.verdict is None:
+        yield from _without_verdict(found)
+        return
+    lines = (each.line for each in found.verdict.evidence[:3])
+    signs = ((place_of(line, is_of_job=is_of_job), _first_line(line)) for line in lines)
+    yield from labelled("signs", (f"{place}: {text}" for place, text in signs if text not in told))
+    for after in found.verdict.consequences:
+        where = f" on {count(len(after.ranks), 'rank')}" if after.ranks else ""
+        yield "then", f"{after.cause.id}: {count(after.count, 'line')}{where}"
 
 
-def _cut(text: str) -> str:
-    """Return what is shown of a line, cut between words."""
-    if len(text) <= _SHOWN:
-        return text
-    head = text[:_SHOWN]
-    return f"{head.rpartition(' ')[0] or head} …"
+def _first_line(line: PrintedLine) -> str:
+    return cut(line.text.strip().partition("\n")[0])
 
 
-def _first(label: str) -> Iterator[str]:
-    yield label
-    while True:
-        yield ""
-
-
-def _where(verdict: Verdict) -> str:
-    parts = []
-    if verdict.ranks:
-        parts.append(f"{count(len(verdict.ranks), 'rank')}: {fold_ranks(verdict.ranks)}")
-    if verdict.nodes:
-        parts.append(f"on {fold_hosts(verdict.nodes)}")
-    return " ".join(parts)
-
-
-def _own_frame(evidence: Sequence[Finding]) -> str:
-    """Return the last frame in the user's code, or the last frame, or ""."""
-    frames = [frame for each in evidence for frame in reversed(each.frames)]
-    own = (frame for frame in frames if not INSTALLED.search(frame))
-    return next(own, "") or next(iter(frames), "")
-
-
-def _place(line: PrintedLine, *, is_of_job: bool) -> str:
-    """Name who reported or printed a line: a source, a place in a file, or a rank and its node."""
-    if line.source in REPORTED:
-        return f"{line.source}: "
-    if line.file:
-        return f"{line.file}:{line.number}: "
-    if not is_of_job:
-        return f"line {line.number}: "
-    rank = f"rank {line.rank}" if line.rank is not None else "launcher"
-    return f"{rank} on {line.node}: "
+def _without_verdict(found: Diagnosis) -> Iterator[Row]:
+    job, lines = found.job, count(found.lines, "line")
+    name = shlex.quote(job.record.job_id or job.record.run_dir) if job else ""
+    if job is not None and job.suspicions:
+        yield from labelled("suspect", (each.text for each in job.suspicions))
+    elif job is not None and job.state.is_success:
+        yield "", "nothing failed: the job completed"
+    elif job is not None and job.state is JobState.RUNNING:
+        yield "signs", f"no cause found in {lines}, and the job is running"
+        yield "next", f"see where its ranks are: clusterrun diagnose {name} --stacks --fr"
+    elif job is not None and job.state is JobState.PENDING:
+        yield "", f"the job has not started; to see why: clusterrun status {name}"
+    elif found.failure:
+        yield "signs", f"no sign of a known cause in {lines}"
+    else:
+        yield "signs", f"no cause found in {lines}"
 
 
 def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
@@ -294,6 +231,8 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
 
 def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
     cause, first = verdict.cause, verdict.first
+    told = short(found, is_of_job=bool(found.job))
+    run = run_of(found.job, told, found.attempt) if told else None
     return {
         "class": cause.id,
         "role": first.role.value,
@@ -304,10 +243,10 @@ def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
         "first_ts": timestamp(first.line.at),
         "message": first.line.text.strip(),
         "frames": list(first.frames),
-        "retry": retry_of(found).value,
+        "retry": (retry_of(told, run) if told else verdict.retry).value,
         "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
         "means": cause.means,
-        "do": to_do(found),
+        "do": to_do(told, run) if told else [],
     }
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
-from itertools import chain, repeat
 
 import click
 
@@ -12,15 +11,9 @@ from clusterrun.backends.attempts import AttemptSummary
 from clusterrun.backends.evidence import ProgressSource, TrainingProgress
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import complete, output
+from clusterrun.cli.shared.closing import closing_rows, labelled
 from clusterrun.cli.shared.job_json import job_object
-from clusterrun.cli.shared.job_text import (
-    brief,
-    failure_lines,
-    find_announced,
-    say_released,
-    verdict_line,
-    where_or_why,
-)
+from clusterrun.cli.shared.job_text import brief, find_announced, say_released, where_or_why
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
 from clusterrun.cli.shared.startup_text import startup_lines
 from clusterrun.cli.shared.usage_text import usage_lines
@@ -80,8 +73,7 @@ def command(
     if as_json:
         output.answer_json({"schema": "clusterrun.status/1", **job_object(now)})
     else:
-        for label, text in _lines(now):
-            output.answer(f"{label:<11}{text}")
+        output.answer_rows(_lines(now))
     for text in (*now.notes, *(f"damaged: {name}" for name in now.damaged)):
         output.note(text)
     if now.unjoined is not None:
@@ -123,17 +115,17 @@ def _adopt(record: JobRecord) -> None:
 
 
 def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
-    record = job.record
+    record, closing = job.record, [*closing_rows(job)]
     yield "job", f"{record.job_id or '-'}  {record.name}"
     yield "state", _state(job)
-    yield from (("suspect", suspicion.text) for suspicion in job.suspicions)
+    yield from labelled("suspect", (each.text for each in job.suspicions))
     if why := where_or_why(job):
         yield ("waits" if job.pending else "nodes"), why
-    yield from zip(repeat(""), facts(job), strict=False)
-    yield from zip(chain(("sooner",), repeat("")), sooner(job), strict=False)
-    yield from zip(chain(("preflight",), repeat("")), map(str, job.preflight), strict=False)
+    yield from labelled("", facts(job))
+    yield from labelled("sooner", sooner(job))
+    yield from labelled("preflight", map(str, job.preflight))
     yield "world", _world(job)
-    yield from startup_lines(job)
+    yield from () if closing else startup_lines(job)
     if job.progress.step is not None:
         yield "step", _progress(job)
     if metrics := _metrics(job.progress):
@@ -142,18 +134,11 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield from _output(job)
     if newest := _checkpoint(job):
         yield "checkpoint", newest
-    if job.failure:
-        yield from zip(chain(("failed",), repeat("")), failure_lines(job.failure), strict=False)
-    yield from _attempts(job.attempts, is_over=job.state.is_terminal)
+    yield from _attempts(job, is_told=bool(closing))
     if record.chained_job_ids and not job.state.is_terminal:
         yield "chain", f"continues as {', '.join(record.chained_job_ids)}"
-    yield "run dir", record.run_dir
-    name = record.job_id or record.run_dir
-    if job.failure:
-        yield from _why(job.failure, name)
-    yield "logs", f"clusterrun logs {name}"
-    if job.state.is_terminal and not job.state.is_success and newest:
-        yield "resume", f"clusterrun resume {name}"
+    logs = f"clusterrun logs {record.job_id or record.run_dir}"
+    yield from closing or (("run dir", record.run_dir), ("logs", logs))
 
 
 def _output(job: JobStatus) -> Iterator[tuple[str, str]]:
@@ -164,14 +149,6 @@ def _output(job: JobStatus) -> Iterator[tuple[str, str]]:
     if job.state is JobState.RUNNING and silent_s >= _SILENT_S:
         name = job.record.job_id or job.record.run_dir
         yield "", f"if it hangs, see where: clusterrun diagnose {name} --stacks --fr"
-
-
-def _why(failure: Outcome, name: str) -> Iterator[tuple[str, str]]:
-    label = "why"
-    if failure.verdict:
-        yield label, verdict_line(failure.verdict)
-        label = ""
-    yield label, f"clusterrun diagnose {name}"
 
 
 def _checkpoint(job: JobStatus) -> str:
@@ -256,29 +233,31 @@ def _metrics(progress: TrainingProgress) -> str:
 # Attempts
 
 
-def _attempts(attempts: Sequence[AttemptSummary], *, is_over: bool) -> Iterator[tuple[str, str]]:
+def _attempts(job: JobStatus, *, is_told: bool) -> Iterator[tuple[str, str]]:
     """Yield the label and text of each attempt; nothing if the run needed only one.
 
-    `is_over`: nothing follows the last; otherwise Slurm may start the job again.
+    If the end of the last `is_told` below, its line has only the cause.
     """
+    attempts, is_over = job.attempts, job.state.is_terminal
     outcomes = [attempt.outcome for attempt in attempts if attempt.outcome]
-    if len(attempts) < 2 and all(outcome.cause is Cause.COMPLETED for outcome in outcomes):
+    is_good = all(outcome.cause is Cause.COMPLETED for outcome in outcomes)
+    if len(attempts) < 2 and (is_good or (is_told and outcomes)):
         return
     for attempt in attempts:
         is_last = attempt is attempts[-1]
-        label = "" if attempt.number > 1 else "attempts"
-        yield label, f"{attempt.number}  {_attempt(attempt, is_last=is_last, is_over=is_over)}"
+        ended = _attempt(attempt, may_run=is_last and not is_over, is_told=is_last and is_told)
+        yield "" if attempt.number > 1 else "attempts", f"{attempt.number}  {ended}"
 
 
-def _attempt(attempt: AttemptSummary, *, is_last: bool, is_over: bool) -> str:
+def _attempt(attempt: AttemptSummary, *, may_run: bool, is_told: bool) -> str:
     nodes = fold_hosts(attempt.nodes)
     outcome = attempt.outcome
     if outcome is None:
-        if is_last and not is_over:
+        if may_run:
             return nodes or "not reported yet"
         return "  ".join(filter(None, (nodes, "end not reported")))
     head = "  ".join(filter(None, (*_span(outcome), nodes)))
-    return f"{head}  {'; '.join(_facts(attempt, outcome, is_end=is_last and is_over))}"
+    return f"{head}  {_how(outcome) if is_told else '; '.join(_facts(attempt, outcome))}"
 
 
 def _span(outcome: Outcome) -> tuple[str, ...]:
@@ -288,9 +267,13 @@ def _span(outcome: Outcome) -> tuple[str, ...]:
     return f"{start:%m-%d %H:%M:%S}", clock(outcome.ended_at - outcome.started_at)
 
 
-def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterator[str]:
-    how = brief(outcome.reason or outcome.cause.value)
-    yield how if outcome.step is None else f"{how} at step {outcome.step}"
+def _how(outcome: Outcome, why: str = "") -> str:
+    how = why or outcome.cause.value.replace("_", " ")
+    return how if outcome.step is None else f"{how} at step {outcome.step}"
+
+
+def _facts(attempt: AttemptSummary, outcome: Outcome) -> Iterator[str]:
+    yield _how(outcome, brief(outcome.reason))
     if outcome.checkpoint is not None:
         yield f"checkpoint {outcome.checkpoint}"
     elif outcome.is_handled:
@@ -298,8 +281,8 @@ def _facts(attempt: AttemptSummary, outcome: Outcome, *, is_end: bool) -> Iterat
     if attempt.lost_steps:
         about = f" (about {clock(attempt.lost_s)})" if attempt.lost_s is not None else ""
         yield f"lost {count(attempt.lost_steps, 'step')}{about}"
-    was_continued = outcome.next is Next.STOP and not is_end  # Slurm or a person continued it
-    if outcome.cause is not Cause.COMPLETED and not was_continued:
+    # After a stop, Slurm or a person continued it.
+    if outcome.cause is not Cause.COMPLETED and outcome.next is not Next.STOP:
         has_news = outcome.why not in ("", outcome.reason)
         rule = f" [{outcome.rule.value}]" if outcome.rule else ""
         yield f"{outcome.next.value}: {outcome.why}{rule}" if has_news else outcome.next.value

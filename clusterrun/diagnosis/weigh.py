@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from clusterrun.diagnosis.kinds import Certainty, Retry
+from clusterrun.diagnosis.kinds import INSTALLED, Certainty, Retry
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding, Scanner, form_of
 from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Role
@@ -45,6 +45,13 @@ class Verdict:
     def first(self) -> Finding:
         """Return the first sign."""
         return self.evidence[0]
+
+    @property
+    def frame(self) -> str:
+        """Return the last frame in the user's code, or the last frame, or ""."""
+        frames = [frame for each in self.evidence for frame in reversed(each.frames)]
+        own = (frame for frame in frames if not INSTALLED.search(frame))
+        return next(own, "") or next(iter(frames), "")
 
     @property
     def retry(self) -> Retry:

@@ -12,7 +12,10 @@ class ShortVerdict:
     """A cause and where it began.
 
     `cause` is its id, `means` a sentence, `text` its first sign. `steps` is how many steps the log
-    shows before it. A `generic` cause only says that the script failed.
+    shows before it. A `generic` cause only says that the script failed. `do` is general advice.
+    `place` names who printed the text, `frame` the line of the script in its traceback; `more` are
+    further signs. The first `is_reported` if it is from the agents. `victims` is how many other
+    ranks failed because of it. `allowed` is what the job may use of the memory of its nodes.
     """
 
     cause: str
@@ -25,3 +28,10 @@ class ShortVerdict:
     blames_node: bool = False
     generic: bool = False
     steps: int = 0
+    do: tuple[str, ...] = ()
+    place: str = ""
+    frame: str = ""
+    more: tuple[str, ...] = ()
+    is_reported: bool = False
+    victims: int = 0
+    allowed: int | None = None

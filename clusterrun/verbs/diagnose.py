@@ -175,6 +175,18 @@ def diagnose_attempt(
     return dataclasses.replace(answer, subtracted=subtracted, changes=changes)
 
 
+def place_of(line: PrintedLine, *, is_of_job: bool) -> str:
+    """Name who reported or printed a line: a source, a place in a file, or a rank and its node."""
+    if line.source in REPORTED:
+        return line.source
+    if line.file:
+        return f"{line.file}:{line.number}"
+    if not is_of_job:
+        return f"line {line.number}"
+    rank = f"rank {line.rank}" if line.rank is not None else "launcher"
+    return f"{rank} on {line.node}"
+
+
 def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     """Yield what an attempt of an earlier run printed, its batch script included."""
     sources = _sources(find_files(paths, attempt), None)

@@ -15,12 +15,11 @@ from typing import Final
 
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import built_in
-from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.rundir.outcome import Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import read
 from clusterrun.rundir.verdict import ShortVerdict
-from clusterrun.verbs.diagnose import diagnose_attempt
+from clusterrun.verbs.diagnose import AGENTS, Diagnosis, diagnose_attempt, place_of
 
 MOST: Final = 64  # ranks; nodes are all named: many faulty ones are no fault of theirs
 _LETTERS: Final = 300
@@ -36,8 +35,7 @@ def judge(run_dir: Path, outcome: Outcome) -> ShortVerdict | None:
     record = read(RunPaths(root=run_dir))
     with contextlib.suppress(OSError):
         os.chdir(record.workdir)  # the project's causes.yaml
-    found = diagnose_attempt(record, outcome.attempt, outcome).verdict
-    return short(found) if found else None
+    return short(diagnose_attempt(record, outcome.attempt, outcome), most=MOST)
 
 
 def judged(run_dir: Path, outcome: Outcome) -> str:
@@ -46,20 +44,34 @@ def judged(run_dir: Path, outcome: Outcome) -> str:
     return json.dumps(dataclasses.asdict(verdict) if verdict else None)
 
 
-def short(verdict: Verdict) -> ShortVerdict:
-    """Return what `outcome.json` keeps of a verdict."""
+def short(
+    found: Diagnosis, *, most: int | None = None, is_of_job: bool = True
+) -> ShortVerdict | None:
+    """Return what `outcome.json` keeps of a verdict, with `most` ranks at most."""
+    if (verdict := found.verdict) is None:
+        return None
     cause, first = verdict.cause, verdict.first
+    failed = {rank for each in verdict.consequences for rank in each.ranks}
+    text, *more = (each.line.text.strip()[:_LETTERS] for each in verdict.evidence)
+    limits = (found.memory[node].limit for node in verdict.nodes if node in found.memory)
     return ShortVerdict(
         cause=cause.id,
         means=cause.means,
         status=verdict.status,
         retry=verdict.retry,
-        text=first.line.text.strip()[:_LETTERS],
-        ranks=verdict.ranks[:MOST],
+        text=text,
+        ranks=verdict.ranks[:most],
         nodes=verdict.nodes,
         blames_node=cause.blames_node,
         generic=cause.generic,
         steps=first.steps,
+        do=cause.do,
+        place=place_of(first.line, is_of_job=is_of_job),
+        frame=verdict.frame,
+        more=tuple(more),
+        is_reported=first.line.source == AGENTS,
+        victims=len(failed.difference(verdict.ranks)),
+        allowed=min((limit for limit in limits if limit), default=None),
     )
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterrun.advice.measured import checkpoint_bytes
-from clusterrun.advice.question import question_of
 from clusterrun.backends.evidence import ProgressSource
 from clusterrun.backends.status import JobStatus
 from clusterrun.config import Resolved
@@ -23,16 +21,15 @@ from clusterrun.config.secrets import redacted
 from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Retry
-from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.estimates.inputs import GIB
-from clusterrun.estimates.recommend import recommend
 from clusterrun.estimates.speed import segments
 from clusterrun.estimates.steps import effective_batch, fitting_batch, smaller_passes
 from clusterrun.launch.plan import Plan
 from clusterrun.launch.script_args import batch_of, number_in, with_number
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
 from clusterrun.shared.durations import clock, format_seconds
@@ -40,8 +37,6 @@ from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
 from clusterrun.shared.sizes import format_bytes
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.changes import configuration
-from clusterrun.verbs.diagnose import AGENTS, Diagnosis
-from clusterrun.verbs.notes import gib
 
 MIB: Final = 1 << 20
 _REPEATS: Final = (VerdictRule.SAME_CAUSE, VerdictRule.WOULD_REPEAT)
@@ -68,18 +63,14 @@ _TIMEOUT: Final = re.compile(r"\bTimeout\(ms\)=(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is known of a run that failed; `is_newest` is its attempt's.
-
-    `allowed` is what the job may use of the memory of the node that ran out of it, if known.
-    """
+    """What is known of a run that failed; `is_newest` is its attempt's."""
 
     job: JobStatus
-    verdict: Verdict
+    verdict: ShortVerdict
     resolved: Resolved
     plan: Plan
     is_newest: bool
     outcome: Outcome | None = None
-    allowed: int | None = None
 
     @property
     def spec(self) -> JobSpec:
@@ -101,43 +92,56 @@ class Run:
         return text if redacted(text) == text else ""
 
     def numbers(self, pattern: re.Pattern[str]) -> list[int]:
-        """Return the numbers in the first evidence that has them."""
-        found = (pattern.search(each.line.text) for each in self.verdict.evidence)
+        """Return the numbers in the first sign that has them."""
+        found = map(pattern.search, (self.verdict.text, *self.verdict.more))
         return next(([int(text) for text in hit.groups()] for hit in found if hit), [])
 
 
-def to_do(found: Diagnosis) -> list[str]:
+def run_of(job: JobStatus | None, verdict: ShortVerdict, attempt: int) -> Run | None:
+    """Return what is known of a run with its verdict; None if its files can't be read."""
+    if job is None:
+        return None
+    try:
+        resolved, plan = configuration(job.record), read_plan(job.record.paths)
+    except (ClusterrunError, OSError, ValueError):
+        return None
+    outcome = next((each.outcome for each in job.attempts if each.number == attempt), None)
+    return Run(
+        job=job,
+        verdict=verdict,
+        resolved=resolved,
+        plan=plan,
+        is_newest=attempt == job.attempt,
+        outcome=outcome,
+    )
+
+
+def to_do(verdict: ShortVerdict, run: Run | None) -> list[str]:
     """Return what to do: what this run's numbers allow to compute, then what always applies."""
-    if found.verdict is None:
-        return []
-    run = _run(found, found.job, found.verdict) if found.job else None
-    lines = [_filled_in(text, found, found.verdict, run) for text in found.verdict.cause.do]
+    lines = [_filled_in(text, verdict, run) for text in verdict.do]
     if run is None:
         return lines
-    if remedy := _REMEDIES.get(found.verdict.cause.id):
+    if remedy := _REMEDIES.get(verdict.cause):
         at, compute = remedy
         lines[at : at + 1] = compute(run) or lines[at : at + 1]
     return [text for text in lines if _is_of_use(text, run)] or lines
 
 
-def retry_of(found: Diagnosis) -> Retry:
-    """Return whether another try helps, as far as this run shows. It needs a verdict."""
-    if found.verdict is None:
-        return Retry.MAYBE
-    run = _run(found, found.job, found.verdict) if found.job else None
-    return _retry(run) if run else found.verdict.retry
+def retry_of(verdict: ShortVerdict, run: Run | None) -> Retry:
+    """Return whether another try helps, as far as this run shows."""
+    return _retry(run) if run else verdict.retry
 
 
 def _retry(run: Run) -> Retry:
     is_stopped = run.outcome is not None and run.outcome.rule in _REPEATS
-    is_cut = run.verdict.cause.id == "slurm_time_limit" and run.checkpoint is None
+    is_cut = run.verdict.cause == "slurm_time_limit" and run.checkpoint is None
     return Retry.NO if is_stopped or is_cut or _is_certain(run) else run.verdict.retry
 
 
 def _is_certain(run: Run) -> bool:
     """Return whether the script refused its arguments, or failed at one line on all ranks."""
     last = run.outcome
-    if last is None or not run.verdict.cause.generic:
+    if last is None or not run.verdict.generic:
         return False
     is_usage = last.cause is Cause.EXIT and last.code == Exit.USAGE
     is_shared = last.alike >= run.plan.world_size and (last.alike > 1 or last.step is None)
@@ -153,7 +157,7 @@ def _is_of_use(text: str, run: Run) -> bool:
     return not (_AS_IT_IS.fullmatch(text) and _retry(run) is Retry.NO)
 
 
-def _filled_in(text: str, found: Diagnosis, verdict: Verdict, run: Run | None) -> str:
+def _filled_in(text: str, verdict: ShortVerdict, run: Run | None) -> str:
     """Return general advice with the names of the job, its nodes and its ranks."""
     if run is not None:
         text = text.replace("--exclude NODE", _exclude(run))
@@ -162,31 +166,13 @@ def _filled_in(text: str, found: Diagnosis, verdict: Verdict, run: Run | None) -
     if not verdict.ranks:
         text = text.replace("--rank RANKS", "--all-ranks")
     names = {"NODE": fold_hosts(verdict.nodes), "RANKS": fold_ranks(verdict.ranks)}
-    if found.job is not None:
-        names["JOB"] = shlex.quote(_name(found.job))
+    if run is not None:
+        names["JOB"] = shlex.quote(_name(run.job))
     return re.sub(r"\b(?:JOB|NODE|RANKS)\b", lambda word: names.get(word[0]) or word[0], text)
 
 
 def _name(job: JobStatus) -> str:
     return job.record.job_id or job.record.run_dir
-
-
-def _run(found: Diagnosis, job: JobStatus, verdict: Verdict) -> Run | None:
-    try:
-        resolved, plan = configuration(job.record), read_plan(job.record.paths)
-    except (ClusterrunError, OSError, ValueError):
-        return None
-    outcome = next((each.outcome for each in job.attempts if each.number == found.attempt), None)
-    limits = (found.memory[node].limit for node in verdict.nodes if node in found.memory)
-    return Run(
-        job=job,
-        verdict=verdict,
-        resolved=resolved,
-        plan=plan,
-        is_newest=found.attempt == job.attempt,
-        outcome=outcome,
-        allowed=min((limit for limit in limits if limit), default=None),
-    )
 
 
 def _exclude(run: Run) -> str:
@@ -229,6 +215,9 @@ def _other_strategy(run: Run, micro: int, accumulation: int) -> list[str]:
     spec = dataclasses.replace(
         run.spec, micro_batch=micro, accumulation=accumulation, effective_batch=None
     )
+    from clusterrun.advice.question import question_of  # slow to import
+    from clusterrun.estimates.recommend import recommend
+
     try:
         question = question_of(run.resolved._replace(spec=spec))
         choices = recommend(question, question.setup.effective_batch)
@@ -278,10 +267,11 @@ def _more_memory(run: Run) -> list[str]:
         if hit:
             command = run.resume(option, f"{2 * int(hit[1])}{hit[2]}")
             lines.append(f"ask for more than {option} {text}, twice as much: {command}")
-    if run.allowed and not lines and run.plan.cluster is Cluster.SLURM:
-        twice = format_bytes(math.ceil(2 * run.allowed / MIB) * MIB).removesuffix("iB")
+    if run.verdict.allowed and not lines and run.plan.cluster is Cluster.SLURM:
+        twice = format_bytes(math.ceil(2 * run.verdict.allowed / MIB) * MIB).removesuffix("iB")
         command = run.resume("--mem", twice)
-        lines.append(f"ask for more than {gib(run.allowed)} a node, twice as much: {command}")
+        allowed = f"{run.verdict.allowed / GIB:.3g} GiB"
+        lines.append(f"ask for more than {allowed} a node, twice as much: {command}")
     workers = number_in(spec.args, _WORKERS)
     if workers and workers[1] > 1:
         name, number = workers
@@ -309,6 +299,8 @@ def _other_port(run: Run) -> list[str]:
 
 
 def _bytes_to_free(run: Run) -> list[str]:
+    from clusterrun.advice.measured import checkpoint_bytes  # slow to import
+
     paths = run.job.record.paths
     place = run.checkpoint.path.parent if run.checkpoint else paths.checkpoints_dir
     size, kept = checkpoint_bytes(paths), len(checkpoint_files.listed(place))
@@ -345,7 +337,7 @@ def _fitting_world(run: Run) -> list[str]:
 
 def _installed(run: Run) -> list[str]:
     """Return where Python should look for a module of the project, or where to install it."""
-    found = _MODULE.search(run.verdict.first.line.text)
+    found = _MODULE.search(run.verdict.text)
     if found is None:
         return []
     home, top = Path(run.job.record.workdir), found[1].partition(".")[0]
@@ -360,11 +352,11 @@ def _installed(run: Run) -> list[str]:
 
 def _mended(run: Run) -> list[str]:
     """Return how to correct the arguments, or an exit without a message."""
-    text = run.verdict.first.line.text
+    text = run.verdict.text
     if _REFUSED.search(text):
         command = run.resume(from_scratch=True, args=("ARGS",))
         return [f"pass arguments that the script accepts: {command}"]
-    if run.verdict.first.line.source == AGENTS and run.outcome and run.outcome.cause is Cause.EXIT:
+    if run.verdict.is_reported and run.outcome and run.outcome.cause is Cause.EXIT:
         logs = f"clusterrun logs {shlex.quote(_name(run.job))} --rank {run.outcome.rank}"
         return [
             f"read what it printed last: {logs}",

@@ -20,8 +20,8 @@ import yaml
 
 import clusterrun
 from clusterrun import runtime
-from clusterrun.cli.diagnose import RETRIES
 from clusterrun.cli.main import EXIT_CODES, VERBS, group
+from clusterrun.cli.shared.closing import RETRIES
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
 from clusterrun.diagnosis.table import built_in
@@ -64,7 +64,7 @@ def _causes() -> Iterator[str]:
     yield "What `clusterrun diagnose` can name. To list the signs: `diagnose --explain ID`.\n"
     for cause in sorted(built_in().values(), key=lambda each: each.id):
         if cause.means:
-            yield f"## {cause.id}\n\n{cause.means} {RETRIES[cause.retry]}.\n"
+            yield f"## {cause.id}\n\n{cause.means} {RETRIES[cause.retry].capitalize()}.\n"
             yield from (f"- {text}" for text in cause.do)
             yield ""
 

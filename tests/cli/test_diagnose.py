@@ -36,16 +36,15 @@ def test_a_log_of_any_job(here: CommandLine) -> None:
     done = here("diagnose", "--log", "job.log")
     assert done.code == 3
     assert f"$ clusterrun diagnose --log job.log\n{done.out}```" in PAGE.read_text()
-    assert "cuda_oom; established" in done.out
-    assert "1 rank: 3" in done.out
-    assert "THEN    peer_died: 1 line on 1 rank" in done.out
+    assert done.out.count("CUDA out of memory") == 1
+    assert "then       peer_died: 1 line on 1 rank" in done.out
 
 
 def test_a_log_with_a_missing_package_tells_to_install_it(here: CommandLine) -> None:
     missing = RAISED.replace("ValueError: torn", "ModuleNotFoundError: No module named 'odd'")
     (here.path / "job.log").write_text(missing)
     said = here("diagnose", "--log", "job.log").out
-    assert "module_missing; established" in said
+    assert "(module_missing)" in said
     assert "install it into the Python of the job: PYTHON -m pip install PACKAGE" in said
 
 
@@ -59,7 +58,7 @@ def test_a_file_is_no_job(here: CommandLine) -> None:
 def test_a_log_without_a_failure(here: CommandLine) -> None:
     (here.path / "job.log").write_text("step 1 loss 2.5\n")
     done = here("diagnose", "--log", "job.log")
-    assert (done.code, done.out) == (0, "no cause found in 1 line\n")
+    assert (done.code, done.out) == (0, "signs      no cause found in 1 line\n")
 
 
 def test_files_of_ranks_do_not_hide_each_others_errors(here: CommandLine) -> None:
@@ -105,7 +104,7 @@ def test_a_job_whose_rank_was_killed(here: CommandLine) -> None:
     ended(root, "FAILED", 137)
     outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
     answer = json.loads(here("diagnose", "--json").out)
-    assert "why        clusterrun diagnose 4711\n" in here("status").out
+    assert "more       clusterrun diagnose 4711\n" in here("status").out
     assert answer["verdict"]["class"] == "host_oom"
     assert answer["verdict"]["status"] == "unconfirmed"
     assert (answer["verdict"]["ranks"], answer["verdict"]["nodes"]) == ("2", ["node18"])
@@ -143,7 +142,7 @@ def test_a_job_that_trained_nothing_is_suspect(here: CommandLine) -> None:
     outcome(root, cause=Cause.COMPLETED, code=0, suspicions=(DOUBT,))
     done = here("diagnose")
     assert done.code == 0
-    assert "SUSPECT no step was taken\n" in done.out
+    assert "suspect    no step was taken\n" in done.out
     assert json.loads(here("diagnose", "--json").out)["suspicions"] == [
         {"kind": "no_step", "text": "no step was taken"}
     ]
@@ -157,7 +156,7 @@ def test_a_job_that_ended_before_its_first_attempt_has_a_reason(here: CommandLin
     (root / "slurm").mkdir(exist_ok=True)
     (root / "slurm" / "batch.out").write_text("clusterrun: n1: the job has 1 node\n")
     done = here("diagnose")
-    assert (done.code, "FAILED  exit 2: n1: the job has 1 node\n" in done.out) == (3, True)
+    assert (done.code, "failed     exit 2: n1: the job has 1 node\n" in done.out) == (3, True)
 
 
 def test_a_failure_without_a_known_cause_keeps_its_reason(here: CommandLine) -> None:
@@ -167,12 +166,15 @@ def test_a_failure_without_a_known_cause_keeps_its_reason(here: CommandLine) -> 
     reason = "node2: a setup line exited the shell"
     outcome(root, cause=Cause.NODE_UNFIT, code=122, reason=reason)
     done = here("diagnose")
-    assert (done.code, done.out.splitlines()[-3:]) == (
+    assert (done.code, done.out.splitlines()[2:]) == (
         3,
         [
-            f"FAILED  exit 122: {reason}",
-            "        no sign of a known cause in 1 line",
-            "DO      read all its lines: clusterrun logs 4711 -a",
+            "signs      no sign of a known cause in 1 line",
+            f"failed     exit 122: {reason}",
+            "next       clusterrun resume 4711",
+            "lost       40 steps (about 00:00:40): the newest checkpoint is 100",
+            "more       clusterrun logs 4711 --errors",
+            f"run dir    {root}",
         ],
     )
 
@@ -183,7 +185,7 @@ def test_a_job_that_waits_has_not_failed(here: CommandLine) -> None:
     done = here("diagnose")
     assert (done.code, done.out.splitlines()[-1]) == (
         0,
-        "the job has not started; to see why: clusterrun status 4711",
+        "           the job has not started; to see why: clusterrun status 4711",
     )
 
 
@@ -196,8 +198,8 @@ def test_a_job_that_runs_and_shows_nothing_may_hang(here: CommandLine) -> None:
     assert (done.code, done.out.splitlines()[-2:]) == (
         0,
         [
-            "no cause found in 1 line, and the job is running",
-            "DO      see where its ranks are: clusterrun diagnose 4711 --stacks --fr",
+            "signs      no cause found in 1 line, and the job is running",
+            "next       see where its ranks are: clusterrun diagnose 4711 --stacks --fr",
         ],
     )
 
@@ -206,7 +208,7 @@ def test_each_file_has_its_own_line_numbers(here: CommandLine) -> None:
     (here.path / "a.log").write_text("step 1 loss 2.5\n" * 31)
     (here.path / "b.log").write_text(LOG)
     done = here("diagnose", "--log", "a.log", "--log", "b.log")
-    assert "        b.log:4: torch.OutOfMemoryError" in done.out
+    assert "failed     b.log:4: torch.OutOfMemoryError" in done.out
 
 
 def test_a_long_line_is_cut_between_words(here: CommandLine) -> None:
@@ -456,8 +458,8 @@ def test_a_project_adds_causes(here: CommandLine) -> None:
     )
     (here.path / "a.log").write_text("/scratch was purged by policy\n")
     (here.path / "b.log").write_text("the card is full\n")
-    assert "Scratch was purged. (purged;" in here("diagnose", "--log", "a.log").out
-    assert "A GPU ran out of memory. (cuda_oom;" in here("diagnose", "--log", "b.log").out
+    assert "Scratch was purged (purged)" in here("diagnose", "--log", "a.log").out
+    assert "A GPU ran out of memory (cuda_oom)" in here("diagnose", "--log", "b.log").out
     (here.path / "causes.yaml").write_text("- {id: purged, signs: ['(']}\n")
     done = here("diagnose", "--log", "a.log")
     assert done.code == 2
@@ -485,7 +487,7 @@ def test_a_remedy_names_the_job_and_its_node(here: CommandLine) -> None:
     ended(root, "FAILED", 137)
     outcome(root, cause=Cause.NODE_LOST, node="node18", message="lost")
     done = here("diagnose").out
-    assert "        agents: lost\n" in done
+    assert "failed     node node18: exit 137: lost\n" in done
     assert "clusterrun resume 4711 --from scratch --exclude node18\n" in done
 
 
@@ -495,8 +497,8 @@ def test_what_is_not_confirmed_reads_so(here: CommandLine) -> None:
     ended(root, "FAILED", 137)
     outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
     done = here("diagnose").out
-    assert "\nPERHAPS A process was killed" in done
-    assert done.endswith("RETRY   another try may succeed\n")
+    assert "cause      perhaps: A process was killed" in done
+    assert "           another try may succeed\n" in done
 
 
 @pytest.mark.parametrize(
@@ -553,7 +555,7 @@ def test_what_an_earlier_run_printed_when_it_went_well_is_no_cause(
     assert answer["subtracted"] == left_out
     assert (answer["verdict"] is None) == bool(left_out)
     text = "left out 1 kind of error lines that were also printed when it went well\n"
-    assert here("diagnose", "4711").out.endswith(text) == bool(left_out)
+    assert (text in here("diagnose", "4711").out) == bool(left_out)
 
 
 def noted(root: Path, *texts: str, rank: str = "", others: Mapping[int, str] | None = None) -> None:
@@ -636,7 +638,7 @@ def test_a_check_that_fails_since_the_start_is_weighed(
     text = "only 0.0 GiB are free"
     changed = {"id": check, "before": "ok", "now": now, "text": text}
     assert answer["changes"] == [{"nodes": ["node17"], **changed}]
-    line = f"CHANGED {check} on node17: ok at the start; now {now}: {text}\n"
+    line = f"changed    {check} on node17: ok at the start; now {now}: {text}\n"
     assert line in here("diagnose").out
 
 
@@ -663,7 +665,7 @@ def test_the_answer_has_the_memory_that_the_job_may_use(here: CommandLine) -> No
     outcome(root, cause=Cause.SIGNAL, node="node17", rank=1, signal=9, message="killed by SIGKILL")
     done = here("diagnose").out
     assert "killed 1 process, the job may use 64 GiB on this node, its peak was 64 GiB" in done
-    resume = "clusterrun resume 4711 --from scratch --mem 128G"
-    assert f"DO      ask for more than 64 GiB a node, twice as much: {resume}" in done
+    resume = "             clusterrun resume 4711 --from scratch --mem 128G\n"
+    assert f"next       ask for more than 64 GiB a node, twice as much:\n{resume}" in done
     noted(root, f"cgroup: oom_kill +0, limit {64 << 30}, peak unknown")
     assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "sigkill_external"

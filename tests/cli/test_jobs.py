@@ -15,7 +15,7 @@ from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.verdict import ShortVerdict
 from tests.cli.conftest import CommandLine
-from tests.cli.outcomes import outcome
+from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, submitted
 
 
@@ -191,8 +191,8 @@ def test_status_and_list_name_the_cause_of_a_failure(here: CommandLine) -> None:
     ended(root, "FAILED", 1)
     line = "A GPU ran out of memory (cuda_oom, rank 3 on node18)"
     said = here("status", "4711").out
-    assert f"why        {line}\n           clusterrun diagnose 4711\n" in said
-    assert "stop: no [would-repeat]" in said
+    assert f"cause      {line}\n" in said
+    assert "no restart no [would-repeat]\n" in said
     assert line in here("list").out
     answer = json.loads(here("status", "4711", "--json").out)
     assert answer["verdict"]["class"] == "cuda_oom"
@@ -200,6 +200,49 @@ def test_status_and_list_name_the_cause_of_a_failure(here: CommandLine) -> None:
     assert answer["exit"] == {"code": 1, "signal": None}
     assert answer["end"] == "1970-01-01T00:00:07.500Z"
     assert here("status", "4711").code == 0
+
+
+def test_a_failed_job_ends_with_one_block_wherever_its_end_is_printed(here: CommandLine) -> None:
+    argv = ("-N2", "--nproc-per-node", "2", "--device", "cpu", "train.py", "--batch-size", "8")
+    root = submitted(here, "4711", *argv, "--accumulation", "2")
+    checkpoint(root, 100, world=4)
+    verdict = ShortVerdict(
+        cause="cuda_oom",
+        means="A GPU ran out of memory.",
+        status=Certainty.ESTABLISHED,
+        retry=Retry.NO,
+        text="OutOfMemoryError: CUDA \x1b[2Jout of memory",
+        ranks=(3,),
+        nodes=("node18",),
+        do=("halve the micro-batch", "or shard more", "see: clusterrun plan"),
+        place="rank 3 on node18",
+        frame=f'File "{here.path}/train.py", line 61, in step',
+        victims=3,
+    )
+    of_victim = {"rank": 0, "node": "node17", "message": "RuntimeError: closed by peer"}
+    outcome(root, cause=Cause.EXCEPTION, code=1, verdict=verdict, **of_victim)
+    ended(root, "FAILED", 1)
+    (root / "logs" / "a1").mkdir(parents=True)
+    block = f"""\
+failed     rank 3 on node18: OutOfMemoryError: CUDA out of memory
+           File "train.py", line 61, in step
+           3 other ranks failed because of it
+cause      A GPU ran out of memory (cuda_oom, rank 3 on node18)
+next       lower the micro-batch from 8 to 4 and raise the accumulation from 2 to 4: the effective \
+batch stays 64:
+             clusterrun resume 4711 -- --batch-size 4 --accumulation 4
+           or shard more
+           the same configuration will fail again
+lost       40 steps (about 00:00:40): the newest checkpoint is 100
+more       clusterrun diagnose 4711
+           clusterrun logs 4711 --errors
+run dir    {root}
+"""
+    said = here("status", "4711")
+    assert said.out.endswith(f"\n{block}")
+    assert "closed by peer" not in said.out
+    told = here("logs", "-f", "4711").err
+    assert told.endswith("".join(f"  {line}\n" for line in block.splitlines()))
 
 
 def test_a_long_failure_stands_once_in_full_and_is_cut_in_tables(here: CommandLine) -> None:

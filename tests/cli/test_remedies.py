@@ -203,7 +203,8 @@ def test_a_run_without_a_checkpoint_starts_over(here: CommandLine) -> None:
 def test_the_page_shows_a_remedy_of_a_run(here: CommandLine) -> None:
     script = ("train.py", "--batch-size", "8", "--accumulation", "2")
     root = submitted(here, "4711", *TRAIN, *script)
-    assert f"```\nDO      {proposed(here, root, OOM)[0]}\n```" in PAGE.read_text()
+    advice = proposed(here, root, OOM)[0].replace(": clusterrun", ":\n             clusterrun")
+    assert f"```\nnext       {advice}\n```" in PAGE.read_text()
 
 
 USAGE = "train.py: error: unrecognized arguments: --learning-rate 0.1"

@@ -254,7 +254,7 @@ def test_wait_gives_the_status_of_the_job(here: CommandLine, ended: str, code: i
     said = here("submit", "-W", "train.py")
     assert (said.code, said.out) == (code, "Submitted batch job 4711\n")
     state = json.loads(ended)["state"]
-    assert said.err.endswith(f"job 4711 {state}\n")
+    assert f"\njob 4711 {state}\n" in said.err
 
 
 def test_pass_env_reaches_sbatch_and_no_file(
@@ -306,8 +306,11 @@ def test_the_failure_of_a_job_is_printed_once(here: CommandLine, option: str) ->
     )
     said = here("submit", option, "train.py")
     assert said.code == 1
-    assert (said.out + said.err).count("ValueError: bad") == 1
-    assert ("bad\n             line 2\n" in said.err) == (option == "--wait")
+    assert said.out.count("ValueError: bad") == (option == "--follow")
+    assert said.err.count("ValueError: bad") == 1
+    assert "  failed     rank 1 on n1: exit 1: ValueError: bad\n             line 2\n" in said.err
+    assert "  next       clusterrun resume 4711\n" in said.err
+    assert said.err.splitlines()[-1].startswith("  run dir    ")
 
 
 def in_terminal(here: CommandLine, answer: str, *argv: str) -> tuple[int, str, str]:

@@ -84,7 +84,7 @@ def attempts_of(here: Project, *argv: str) -> list[dict[str, Any]]:
     """Let a training fail that may be restarted, and return its attempts."""
     done = here.cli("submit", "--wait", *FOUR, "--max-restarts", "5", *argv)
     assert done.returncode == 1, done.stderr
-    assert "  why        " in done.stderr
+    assert "  next       " in done.stderr
     status = json.loads(here.cli("status", "L1", "--json").stdout)
     found: list[dict[str, Any]] = status["attempts"]
     return found

@@ -11,7 +11,8 @@ from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.reading import exit_status, find_files
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_text import released, say_suspicions, say_why
+from clusterrun.cli.shared.closing import say_end
+from clusterrun.cli.shared.job_text import released
 from clusterrun.cli.shared.wait_line import WaitLine
 from clusterrun.errors import Exit
 from clusterrun.logformat.lines import LogLine
@@ -28,7 +29,6 @@ from clusterrun.logs.follow import (
     follow,
 )
 from clusterrun.logs.sources import matches
-from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
@@ -55,10 +55,7 @@ def follow_job(request: Request) -> int:
     standing = watch.standing
     if standing is None or not standing.state.is_terminal:  # a chosen attempt is over, not the job
         return Exit.OK
-    spent = f" after {clock(standing.elapsed_s)}" if standing.elapsed_s is not None else ""
-    output.say(f"{request.job.title} {output.painted_state(standing.state.value)}{spent}")
-    say_why(standing.verdict)
-    say_suspicions(standing.suspicions)
+    say_end(request.job.title, standing.state, standing.elapsed_s, standing.job)
     return exit_status(request, standing)
 
 

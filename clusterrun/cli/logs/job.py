@@ -8,13 +8,12 @@ from pathlib import Path
 from clusterrun.backends.slurm import foreign
 from clusterrun.backends.slurm.foreign import ForeignPart
 from clusterrun.backends.slurm.reasons import explain
-from clusterrun.diagnosis.kinds import Suspicion
+from clusterrun.backends.status import JobStatus
 from clusterrun.errors import ClusterrunError
 from clusterrun.logs.catalogue import BATCH, Catalogue, PlainFiles, RunFiles, files_of_parts
 from clusterrun.logs.files import FileKind, LogFile, stat_file
 from clusterrun.rundir import record as records
 from clusterrun.rundir.record import JobRecord
-from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.release import Release
 from clusterrun.verbs.status import status
@@ -26,17 +25,15 @@ WAITING = (JobState.PENDING, JobState.CONFIGURING)
 class Standing:
     """The state of a job; `waits_for`: why it has not started; `error`: why that is unknown.
 
-    `is_held`: it was requeued, and Slurm holds it. `verdict`: why it failed.
-    `suspicions`: why a job that completed may have trained nothing.
+    `is_held`: it was requeued, and Slurm holds it. `job` is all that is known of a run.
     """
 
     state: JobState
-    suspicions: tuple[Suspicion, ...] = ()
     waits_for: str = ""
     is_held: bool = False
     elapsed_s: int | None = None
     exit_code: int | None = None
-    verdict: ShortVerdict | None = None
+    job: JobStatus | None = None
     error: ClusterrunError | None = None
 
 
@@ -91,12 +88,11 @@ class RunLogs:
         now = status(self.record, max_age_s=0 if fresh else None)
         return Standing(
             state=now.state,
-            suspicions=now.suspicions,
             waits_for=now.pending.text if now.pending else now.reason,
             is_held=now.is_held,
             elapsed_s=now.elapsed_s,
             exit_code=now.exit_code,
-            verdict=now.failure.verdict if now.failure else None,
+            job=now,
             error=now.error,
         )
 

@@ -10,7 +10,7 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.times import local_time
 from clusterrun.config.spec import Cluster
-from clusterrun.diagnosis.kinds import Certainty, Suspicion
+from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.errors import UsageError
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.record import JobRecord, count_namesakes
@@ -19,6 +19,7 @@ from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
 from clusterrun.verbs.find import FORWARDED, is_elsewhere, locate, refuse_elsewhere
 
 BRIEF_LETTERS = 100
+SHOWN_LETTERS = 200
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -117,21 +118,17 @@ def verdict_line(verdict: ShortVerdict) -> str:
     return f"{head}{verdict.means.rstrip('.')} ({facts})"
 
 
-def say_why(verdict: ShortVerdict | None) -> None:
-    """Print the cause of a failure, if one was found."""
-    if verdict is not None:
-        output.say(f"  why        {verdict_line(verdict)}")
-
-
-def say_suspicions(suspicions: Sequence[Suspicion]) -> None:
-    """Print why a job that completed may have trained nothing."""
-    for suspicion in suspicions:
-        output.say(f"  suspect    {suspicion.text}")
-
-
 def brief(text: str) -> str:
     """Return the first line of a text, cut if it is long for a table."""
     return textwrap.shorten((text.splitlines() or [""])[0], BRIEF_LETTERS, placeholder=" …")
+
+
+def cut(text: str) -> str:
+    """Return what is shown of a line, cut between words."""
+    if len(text) <= SHOWN_LETTERS:
+        return text
+    head = text[:SHOWN_LETTERS]
+    return f"{head.rpartition(' ')[0] or head} …"
 
 
 def _who(failure: Outcome) -> str:

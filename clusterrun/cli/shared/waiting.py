@@ -10,8 +10,9 @@ from click.exceptions import Exit as ClickExit
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
+from clusterrun.cli.shared.closing import say_end
 from clusterrun.cli.shared.job_json import end_object
-from clusterrun.cli.shared.job_text import failure_lines, say_released, say_suspicions, say_why
+from clusterrun.cli.shared.job_text import say_released
 from clusterrun.cli.shared.wait_line import WaitLine
 from clusterrun.cli.shared.wait_text import warn_stuck
 from clusterrun.config.spec import Cluster
@@ -78,7 +79,7 @@ def _wait_for_json(record: JobRecord, data: dict[str, Any]) -> int:
 
 
 def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
-    """Wait for the end and print it."""
+    """Wait for the end and print it, unless `logs` has done so."""
     try:
         ended = wait_until_ended(
             record, released=say_released, stuck=warn_stuck, rest=WaitLine().rest
@@ -88,13 +89,7 @@ def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
         _print_how_to_end(record)
         raise
     if not is_followed:
-        output.say(f"job {record.job_id} {output.painted_state(ended.state.value)}")
-        say_suspicions(ended.suspicions)
-    if ended.failure and not (is_followed and ended.failure.node):  # else its agent's line shows it
-        text = "\n             ".join(failure_lines(ended.failure))
-        output.say(f"  failed     {text}")
-    if ended.failure and not is_followed:
-        say_why(ended.failure.verdict)
+        say_end(f"job {record.job_id}", ended.state, ended.elapsed_s, ended)
     return ended
 
 

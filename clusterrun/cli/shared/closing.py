@@ -1,0 +1,126 @@
+"""The block that ends `status`, `submit`, `logs -f` and `diagnose`: a failure, and what to do."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
+from typing import Final, TypeAlias
+
+from clusterrun.backends.status import JobStatus
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.job_text import cut, failure_lines, verdict_line
+from clusterrun.diagnosis.kinds import Retry
+from clusterrun.rundir.outcome import Cause, Next, Outcome
+from clusterrun.rundir.verdict import ShortVerdict
+from clusterrun.shared.durations import clock
+from clusterrun.shared.state import JobState
+from clusterrun.shared.wording import count
+
+Row: TypeAlias = tuple[str, str]
+
+_MOST: Final = 2  # pieces of advice; `diagnose` shows all
+_COMMAND: Final = ": clusterrun "
+RETRIES: Final = {
+    Retry.NO: "the same configuration will fail again",
+    Retry.YES: "another try will probably succeed",
+    Retry.EXCLUDE: "another try on other nodes will probably succeed",
+    Retry.MAYBE: "another try may succeed",
+}
+
+
+def say_end(title: str, state: JobState, elapsed_s: int | None, job: JobStatus | None) -> None:
+    """Print on stderr how a job ended; `job` is unknown if another program started it."""
+    spent = f" after {clock(elapsed_s)}" if elapsed_s is not None else ""
+    output.say(f"{title} {output.painted_state(state.value)}{spent}")
+    doubts = (each.text for each in job.suspicions) if job else ()
+    for label, text in (*labelled("suspect", doubts), *(closing_rows(job) if job else ())):
+        output.say(f"  {label:<10} {text}", indent=13)
+
+
+def closing_rows(job: JobStatus) -> Iterator[Row]:
+    """Yield labels and texts about the end of a job; nothing if it completed or has not ended."""
+    if job.state.is_terminal and not job.state.is_success:
+        verdict = job.failure.verdict if job.failure else None
+        yield from block(job, job.failure, verdict, job.attempt, most=_MOST)
+
+
+def block(
+    job: JobStatus | None,
+    failure: Outcome | None,
+    verdict: ShortVerdict | None,
+    attempt: int = 0,
+    *,
+    most: int | None = None,
+) -> Iterator[Row]:
+    """Yield the error with its place and victims, its cause, what to do, and what was lost.
+
+    With `most` pieces of advice, it names the command that shows all. A log may be of no job.
+    """
+    project = os.path.join(job.record.workdir, "") if job else ""
+    yield from labelled("failed", _error_lines(failure, verdict, project))
+    if verdict and verdict.victims:
+        yield "", f"{count(verdict.victims, 'other rank')} failed because of it"
+    if verdict and not verdict.generic:
+        yield "cause", verdict_line(verdict)
+    name = shlex.quote(job.record.job_id or job.record.run_dir) if job else ""
+    if verdict:
+        from clusterrun.verbs.remedies import retry_of, run_of, to_do  # slow to import
+
+        run = run_of(job, verdict, attempt)
+        advice = "\n".join(to_do(verdict, run)[:most]).replace(_COMMAND, f":\n {_COMMAND[1:]}")
+        yield from labelled("next", (*advice.splitlines(), RETRIES[retry_of(verdict, run)]))
+    elif job and job.has_checkpoint:
+        yield "next", f"clusterrun resume {name}"
+    if job:
+        yield from _lost(job, attempt)
+        more = (*[f"clusterrun diagnose {name}"] * bool(most), f"clusterrun logs {name} --errors")
+        yield from labelled("more", more if failure or job.state is not JobState.CANCELLED else ())
+        yield "run dir", job.record.run_dir
+
+
+def _lost(job: JobStatus, attempt: int) -> Iterator[Row]:
+    """Yield what an attempt that did not complete has lost, and why none followed."""
+    found = next((each for each in job.attempts if each.number == attempt), None)
+    last = found.outcome if found else None
+    if found is None or last is None or last.cause is Cause.COMPLETED:
+        return
+    if found.lost_steps:
+        about = f" (about {clock(found.lost_s)})" if found.lost_s is not None else ""
+        saved = "" if last.checkpoint is None else f": the newest checkpoint is {last.checkpoint}"
+        yield "lost", f"{count(found.lost_steps, 'step')}{about}{saved}"
+    elif last.checkpoint is None and last.is_handled:
+        yield "ended", "in the script's own signal handler"
+    elif last.checkpoint is None and last.step:
+        yield "lost", f"all {count(last.step, 'step')}, unless the script saved its own checkpoints"
+    if last.next is Next.STOP and last.why not in ("", last.reason):
+        yield "no restart", last.why + (f" [{last.rule.value}]" if last.rule else "")
+
+
+def labelled(label: str, texts: Iterable[str]) -> Iterator[Row]:
+    """Yield texts, the first with the label."""
+    return zip(chain((label,), repeat("")), texts, strict=False)
+
+
+def _error_lines(
+    failure: Outcome | None, verdict: ShortVerdict | None, project: str
+) -> Iterator[str]:
+    """Yield the error that began the failure: with rank and node, file and line."""
+    place = verdict.frame if verdict else ""
+    if verdict and (failure is None or _says_more(verdict, failure)):
+        yield ": ".join(filter(None, (verdict.place, cut(verdict.text.partition("\n")[0]))))
+    elif failure:
+        yield from failure_lines(failure)
+        place = f"at {failure.where}" if failure.where else place
+    ranks = len(verdict.ranks) if verdict and verdict.generic else 0
+    alike = max(ranks, failure.alike if failure else 0)
+    others = f"as on {count(alike - 1, 'other rank')}" if alike > 1 else ""
+    yield from filter(None, (", ".join(filter(None, (place.replace(project, "", 1), others))),))
+
+
+def _says_more(verdict: ShortVerdict, failure: Outcome) -> bool:
+    """Return whether the log names the error: of a rank that only exited, or of another rank."""
+    is_of_another = bool(verdict.ranks) and failure.rank not in verdict.ranks
+    is_printed = bool(verdict.text) and not verdict.is_reported
+    return is_printed and (failure.cause is Cause.EXIT or is_of_another)
