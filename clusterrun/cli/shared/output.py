@@ -132,7 +132,7 @@ def move(text: str, spent_s: float | None = None) -> None:
     if not can_move():
         return
     end = " …" if spent_s is None else f" … {int(spent_s)} s"
-    room = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1 - len(end)
+    room = (width_of(sys.stderr) or 80) - 1 - len(end)
     shown = strip_controls(" ".join(text.split()), keep_colours=False)[:room]
     click.echo(f"{_CLEAR}{shown}{end}", nl=False, err=True, color=True)
     current_session().moving = True
