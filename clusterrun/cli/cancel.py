@@ -178,14 +178,12 @@ def _confirm(active: list[JobStatus], *, yes: bool) -> None:
     if yes or (len(active) <= 1 and nodes <= output.CONFIRM_ABOVE_NODES):
         return
     what = f"{count(len(active), 'job')} on {count(nodes, 'node')}"
-    if not output.is_interactive():
-        raise UsageError(
-            f"cancelling {what} needs confirmation, but this is not a terminal",
-            hint="pass -y to cancel without confirmation",
-        )
     names = ", ".join(f"{status.record.job_id} ({status.record.name})" for status in active)
-    output.say(f"  jobs       {names}")
-    output.confirm(f"Cancel {what}?", otherwise="nothing was cancelled")
+    question, hint = (
+        f"  jobs       {names}\nCancel {what}?",
+        "pass -y to cancel without confirmation",
+    )
+    output.confirm(question, f"cancelling {what}", yes=hint, otherwise="nothing was cancelled")
 
 
 def _print_cancelled(before: JobStatus, *, completed: bool) -> None:

@@ -65,6 +65,7 @@ VERBS: Final[dict[str, Verb]] = {
     "resume": Verb("clusterrun.cli.resume", "Run", "Continue a run that has ended."),
     "resubmit": Verb("clusterrun.cli.resubmit", "Run", "Start a new run like an earlier one."),
     "cancel": Verb("clusterrun.cli.cancel", "Run", "Cancel jobs."),
+    "prune": Verb("clusterrun.cli.prune", "Run", "Remove old runs of this project."),
     "status": Verb("clusterrun.cli.status", "Watch", "Show the state of a job."),
     "list": Verb("clusterrun.cli.list", "Watch", "List jobs and their states."),
     "logs": Verb("clusterrun.cli.logs.command", "Watch", "Print the output of the ranks."),

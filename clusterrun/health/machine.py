@@ -126,9 +126,11 @@ def number(limit: int) -> str:
 
 
 def gib(size: int) -> str:
-    """Write bytes in GiB, small ones in MiB.
+    """Write bytes in GiB, small ones in MiB or KiB.
 
-    >>> gib(3 << 29), gib(10 << 20)
-    ('1.5 GiB', '10 MiB')
+    >>> gib(3 << 29), gib(10 << 20), gib(3 << 10)
+    ('1.5 GiB', '10 MiB', '3 KiB')
     """
+    if 0 < size < 1 << 20:
+        return f"{size >> 10} KiB"
     return f"{size >> 20} MiB" if size < 1 << 29 else f"{size / (1 << 30):.1f} GiB"

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import stat
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import filterfalse
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
-from clusterrun.rundir.record import current_user, user_name
+from clusterrun.rundir.record import current_user, link_target, user_name
 from clusterrun.shared import files
 
 if TYPE_CHECKING:
@@ -124,3 +125,23 @@ def _remove_made(paths: RunPaths) -> None:
     for directory in paths.made:
         with contextlib.suppress(OSError):
             directory.rmdir()
+
+
+def remove_old(runs_dir: RunsDir, found: Iterable[RunPaths]) -> None:
+    """Remove runs, the links of their jobs, and what an interrupted removal has left.
+
+    A run is renamed first, so that no command lists the rest of it. Raises OSError.
+    """
+    for paths in found:
+        aside = runs_dir.removed / paths.root.parent.name
+        aside.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.root.rename(aside / paths.root.name)
+        with contextlib.suppress(OSError):  # other runs have the name
+            paths.root.parent.rmdir()
+    removed = [runs_dir.run(path.parent.name, path.name) for path in runs_dir.removed.glob("*/*")]
+    targets = {link_target(runs_dir, paths) for paths in removed}
+    for link in runs_dir.by_job.glob("*") if removed else ():
+        if link.is_symlink() and os.readlink(link) in targets:
+            link.unlink()
+    if runs_dir.removed.is_dir():
+        shutil.rmtree(runs_dir.removed)

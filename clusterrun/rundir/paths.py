@@ -146,6 +146,11 @@ class RunsDir:
         """`by-job/<job id>` links to the run."""
         return self.root / "by-job"
 
+    @property
+    def removed(self) -> Path:
+        """`.removed/<name>/<run id>`: runs that are being removed; no command lists them."""
+        return self.root / ".removed"
+
     def run(self, name: str, run_id: str) -> RunPaths:
         """Return the layout of a run."""
         return RunPaths(root=self.root / name / run_id)

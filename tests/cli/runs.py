@@ -38,9 +38,9 @@ def events(root: Path, *entries: dict[str, Any], node: str = "node17") -> None:
             file.write(json.dumps({"ts": 1.0, "attempt": 1, "node": node, **entry}) + "\n")
 
 
-def ended(root: Path, state: str, code: int | None) -> None:
+def ended(root: Path, state: str, code: int | None, *, at: float = 7.5) -> None:
     (root / "attempts" / "1").mkdir(parents=True, exist_ok=True)
-    data = {"schema": "clusterrun.end/1", "state": state, "exit_code": code, "ended_at": 7.5}
+    data = {"schema": "clusterrun.end/1", "state": state, "exit_code": code, "ended_at": at}
     (root / "end.json").write_text(json.dumps(data))
 
 

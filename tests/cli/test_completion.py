@@ -90,7 +90,7 @@ def _offered(*words: str) -> list[str]:
     return [item.value for item in _items(*words)]
 
 
-JOB_VERBS = ("status", "logs", "cancel", "resume", "resubmit", "plan --compare")
+JOB_VERBS = ("status", "logs", "cancel", "resume", "resubmit", "prune", "plan --compare")
 
 
 @pytest.fixture(name="runs")

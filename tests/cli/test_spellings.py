@@ -82,7 +82,7 @@ def known_options() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "section", ["job", "logs", "status", "list", "cancel", "commands", "files"]
+    "section", ["job", "logs", "status", "list", "cancel", "prune", "commands", "files"]
 )
 def test_hints_name_options_that_exist(section: str) -> None:
     known = known_options()
@@ -96,7 +96,7 @@ def test_hints_name_options_that_exist(section: str) -> None:
         assert options <= known, (names, options - known)
 
 
-@pytest.mark.parametrize("section", ["job", "logs", "status", "list", "cancel"])
+@pytest.mark.parametrize("section", ["job", "logs", "status", "list", "cancel", "prune"])
 def test_no_option_is_answered_twice_or_by_mistake(section: str) -> None:
     names = [name for each in spellings._table()[section] for name in each.split()]
     assert len(names) == len(set(names))

@@ -15,7 +15,7 @@ from typing import Any, Final, TextIO
 import click
 
 from clusterrun.cli.shared.fitting import cells, fitted, width_of, wrapped
-from clusterrun.errors import ClusterrunError, Exit
+from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logs.text import strip_controls
 
 # Submitting or cancelling a job on more nodes needs confirmation.
@@ -90,9 +90,14 @@ def is_on_terminal() -> bool:
     return width_of(sys.stdout) is not None
 
 
-def confirm(question: str, *, otherwise: str) -> None:
-    """Ask a person, on stderr; if the answer is no, print `otherwise` and exit with status 1."""
-    if not click.confirm(question, err=True):
+def confirm(question: str, deed: str, *, yes: str, otherwise: str) -> None:
+    """Ask a person, on stderr; if the answer is no, print `otherwise` and exit with status 1.
+
+    Raises UsageError with the hint `yes` if nobody can answer.
+    """
+    if not is_interactive():
+        raise UsageError(f"{deed} needs confirmation, but this is not a terminal", hint=yes)
+    if not click.confirm(_safe(question), err=True):
         say(otherwise)
         click.get_current_context().exit(Exit.FAILED)
 

@@ -155,13 +155,9 @@ def confirm_size(plan: Plan, *, yes: bool) -> None:
     """Ask before submitting to many nodes. Raises UsageError if this is not a terminal."""
     if yes or plan.nodes <= output.CONFIRM_ABOVE_NODES:
         return
-    if not output.is_interactive():
-        raise UsageError(
-            f"a job on more than {output.CONFIRM_ABOVE_NODES} nodes needs confirmation, "
-            "but this is not a terminal",
-            hint=f"pass -y to submit to {plan.nodes} nodes",
-        )
-    output.confirm(f"Submit to {plan.nodes} nodes?", otherwise="nothing was submitted")
+    question, hint = f"Submit to {plan.nodes} nodes?", f"pass -y to submit to {plan.nodes} nodes"
+    deed = f"a job on more than {output.CONFIRM_ABOVE_NODES} nodes"
+    output.confirm(question, deed, yes=hint, otherwise="nothing was submitted")
 
 
 # After it

@@ -1,0 +1,127 @@
+"""`prune`: remove the directories of old runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+
+import click
+
+from clusterrun.backends import select
+from clusterrun.backends.status import JobStatus, statuses
+from clusterrun.cli.shared import complete, output
+from clusterrun.cli.shared.job_text import locate_announced
+from clusterrun.cli.shared.times import local_time
+from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.health.machine import gib
+from clusterrun.rundir.create import remove_old
+from clusterrun.rundir.record import JobRecord, list_records
+from clusterrun.shared.checkpoint_files import listed
+from clusterrun.shared.durations import parse_seconds
+from clusterrun.shared.state import JobState
+from clusterrun.shared.wording import count
+from clusterrun.verbs.cancel import active_chain
+from clusterrun.verbs.find import own_runs
+
+HEAD = ("JOB", "NAME", "STATE", "ENDED", "CHECKPOINTS", "SIZE")
+
+
+class Kept(Enum):
+    """Why a run is not removed; what to do."""
+
+    ON_HOST = "can be removed only on the host that has its directory", "run clusterrun prune there"
+    BY_HAND = "can be removed only by hand", "it is a link, another user's, or of another project"
+    ACTIVE = "may not have ended", "see clusterrun list"
+    RESUMABLE = "can be resumed", "pass --all to remove such runs too"
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=complete.jobs)
+@click.option("--older-than", metavar="TIME", help="only runs that ended longer ago, e.g. 30d")
+@click.option("-a", "--all", "everything", is_flag=True, help="also runs that can be resumed")
+@click.option("--dry-run", is_flag=True, help="list the runs and their sizes; remove nothing")
+@click.option("-y", "--yes", is_flag=True, help="do not ask for confirmation")
+def command(
+    jobs: tuple[str, ...], *, older_than: str | None, everything: bool, dry_run: bool, yes: bool
+) -> None:
+    """Remove old runs of this project.
+
+    Remove the run directories, with logs and checkpoints, of the given runs, or of all that have
+    ended. Keep runs that can be resumed: they did not complete, and have saved a checkpoint. Files
+    outside the run directory stay. Ask first; pass -y in scripts.
+
+    JOB is a job id, the name of a run (the newest of that name) or a run directory.
+
+    \b
+    clusterrun prune --older-than 30d --dry-run
+    """
+    least_s = parse_seconds(older_than) if older_than is not None else 0
+    named = [locate_announced(job) for job in jobs]
+    found = _look(named or list_records(own_runs(), with_damaged=True), everything=everything)
+    _report_kept(found, are_named=bool(jobs))
+    old = [job for job, kept in found if kept is None and time.time() - _ended(job) >= least_s]
+    sizes = [_disk_bytes(job.record.paths.root) for job in old]
+    what = f"{count(len(old), 'run')}, {gib(sum(sizes))}"
+    if old:
+        rows = [(*_row(job), gib(size)) for job, size in zip(old, sizes, strict=True)]
+        output.answer_table(HEAD, rows, spare=("ENDED", "CHECKPOINTS", "NAME"))
+        if not (dry_run or yes):
+            deed, hint = f"removing {what}", "pass -y to remove without confirmation"
+            output.confirm(f"Remove {what}?", deed, yes=hint, otherwise="nothing was removed")
+            _report_kept(_look([job.record for job in old], everything=True), are_named=True)
+    try:
+        remove_old(own_runs(), () if dry_run else [job.record.paths for job in old])
+    except OSError as error:
+        hint = "correct this, and run clusterrun prune again"
+        raise ClusterrunError("cannot remove all runs", cause=str(error), hint=hint) from error
+    output.answer(f"{'would remove' if dry_run else 'removed'} {what}" if old else "no old runs")
+
+
+def _look(found: Sequence[JobRecord], *, everything: bool) -> list[tuple[JobStatus, Kept | None]]:
+    """Return the status of runs, and why to keep them. Raises SchedulerUnreachableError."""
+    here = {each.run_dir: each for each in found if each.home is None}.values()
+    known = statuses([*here], select.backend_of, max_age_s=0, must_answer=True)
+    known += [JobStatus(record=each, state=JobState.UNKNOWN) for each in found if each.home]
+    return [(job, _why_kept(job, everything=everything)) for job in known]
+
+
+def _why_kept(job: JobStatus, *, everything: bool) -> Kept | None:
+    record, root, runs = job.record, job.record.paths.root, own_runs().root.resolve()
+    if record.home:
+        return Kept.ON_HOST
+    is_there = root.resolve() == runs.joinpath(*root.absolute().parts[-2:])
+    if not is_there or root.lstat().st_uid != os.getuid():
+        return Kept.BY_HAND
+    if record.is_damaged or not job.state.is_terminal or active_chain(record):
+        return Kept.ACTIVE
+    has_saved = job.has_checkpoint or any(record.paths.checkpoints_dir.glob("*"))
+    can_resume = has_saved or (job.failure is not None and job.failure.is_handled)
+    return Kept.RESUMABLE if can_resume and not (everything or job.state.is_success) else None
+
+
+def _report_kept(found: list[tuple[JobStatus, Kept | None]], *, are_named: bool) -> None:
+    """Print which runs are kept, and why. Raises UsageError if the user has named one of them."""
+    for job, kept in found if are_named else ():
+        if kept:
+            what = f"job {job.record.job_id} ({job.record.name}, {job.state.value})"
+            raise UsageError(f"{what} {kept.value[0]}", hint=f"{kept.value[1]}; nothing is removed")
+    for kept, number in Counter(kept for _, kept in found if kept).items():
+        output.note(f"kept {count(number, 'run')} that {kept.value[0]}: {kept.value[1]}")
+
+
+def _disk_bytes(root: Path) -> int:
+    found = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return sum(path.lstat().st_blocks * 512 for path in found if os.path.lexists(path))
+
+
+def _ended(job: JobStatus) -> float:
+    return job.end or job.record.age_key[0]
+
+
+def _row(job: JobStatus) -> tuple[str, ...]:
+    record, saved = job.record, len(listed(job.record.paths.checkpoints_dir))
+    return record.job_id, record.name, job.state.value, local_time(_ended(job)), str(saved or "-")
