@@ -65,3 +65,14 @@ def test_a_line_that_is_no_sample_is_skipped(paths: RunPaths, change: dict[str, 
 @given(st.binary(max_size=300))
 def test_no_bytes_raise(line: bytes) -> None:
     assert usage.parse(line) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "silent"),
+    [(1001.0, {"b": 600.0}), (-9e9, {"b": 600.0}), (1100.0, {"a": 100.0, "b": 700.0})],
+)
+def test_a_silent_node_is_found_by_the_others_if_the_clock_jumps(
+    now: float, silent: dict[str, float]
+) -> None:
+    samples = {"a": Sample(at=1000.0, attempt=1), "b": Sample(at=400.0, attempt=1)}
+    assert usage.silent(samples, now) == silent

@@ -74,6 +74,7 @@ class Evidence:
     progress: TrainingProgress = TrainingProgress()
     checkpoint: str | None = None
     checkpoint_at: float | None = None
+    losses: tuple[float, ...] = ()
     unsaved: str = ""
     is_unheard: bool = False
     preflight: tuple[NodeFinding, ...] = ()
@@ -101,6 +102,12 @@ def read_evidence(paths: RunPaths) -> Evidence:
         progress=_progress([event for event in events if event.type is EventType.STEP]),
         checkpoint=save.path if save else None,
         checkpoint_at=save.at if save else None,
+        losses=tuple(
+            value
+            for event in events
+            for name, value in (event.metrics or {}).items()
+            if name in ("loss", "train_loss") and isinstance(value, int | float)
+        ),
         unsaved=_unsaved(unsaved),
         is_unheard=_is_unheard(unsaved),
         preflight=_preflight(newest.get(EventType.PREFLIGHT)),

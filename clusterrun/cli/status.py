@@ -39,6 +39,9 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 @click.argument("job", required=False, shell_complete=complete.jobs)
 @click.option("--wait", "waiting", is_flag=True, help="wait until the job ends")
 @click.option(
+    "-f", "--follow", is_flag=True, help="on a terminal, show the screen of top until the job ends"
+)
+@click.option(
     "--exit-status", is_flag=True, help="exit with 3 if the job did not complete or is suspect"
 )
 @click.option("--adopt", is_flag=True, help="believe job.json that the run is on another host")
@@ -51,6 +54,7 @@ def command(
     adopt: bool,
     as_json: bool,
     exit_status: bool,
+    follow: bool,
     waiting: bool,
 ) -> None:
     """Show the state of a job.
@@ -63,13 +67,15 @@ def command(
 
     \b
     clusterrun status
+    clusterrun status -f 4711
     clusterrun status 4711 --wait --exit-status && echo trained
     """
     output.expect_json(as_json)
     if adopt:
         _adopt(find.locate(job))
     record = find_announced(job)
-    now = _waited(record) if waiting else status_explained(record)
+    now = _followed(record) if follow else None
+    now = now or (_waited(record) if waiting else status_explained(record))
     if as_json:
         output.answer_json({"schema": "clusterrun.status/1", **job_object(now)})
     else:
@@ -82,9 +88,20 @@ def command(
         name = now.record.job_id
         output.note(f"to have Slurm start it now, run: clusterrun status --wait {name}")
         output.note(f"a site can shorten the two minutes: {REQUEUE_DELAY}")
-    if waiting and not exit_status and now.state.is_terminal and not now.state.is_success:
+    if (
+        (waiting or follow)
+        and not exit_status
+        and now.state.is_terminal
+        and not now.state.is_success
+    ):
         output.note("pass --exit-status to exit with 3 if the job did not complete")
     ctx.exit(_exit_code(now, exit_status=exit_status))
+
+
+def _followed(record: JobRecord) -> JobStatus | None:
+    from clusterrun.cli.shared.live import watch  # imports rich and the estimate
+
+    return watch(record)
 
 
 def _waited(record: JobRecord) -> JobStatus:

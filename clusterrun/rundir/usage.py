@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -112,6 +112,11 @@ class Sample:
         """How full the host memory is."""
         return percent(self.host_bytes, self.host_limit_bytes)
 
+    @property
+    def fullest_percent(self) -> float:
+        """How full its fullest memory is."""
+        return max(p or 0.0 for p in (self.host_percent, *(g.memory_percent for g in self.gpus)))
+
 
 _GPU_FIELDS: Final = tuple(field.name for field in dataclasses.fields(GpuSample))
 
@@ -193,3 +198,11 @@ def _newest(paths: RunPaths, node: str) -> Iterator[Sample]:
 def _backwards(path: Path, size: int) -> Iterator[Sample]:
     """Yield the samples in the end of a file, newest first."""
     yield from filter(None, map(parse, reversed(files.end_of(path, size).split(b"\n"))))
+
+
+def silent(samples: Mapping[str, Sample], now: float) -> dict[str, float]:
+    """Return the nodes that have left out three samples, and the seconds since their newest."""
+    newest = max((sample.at for sample in samples.values()), default=now)
+    latest = now if now - newest > 60.0 else newest  # this machine's clock may be another
+    ages = {node: latest - sample.at for node, sample in samples.items()}
+    return {node: age for node, age in ages.items() if age > 3 * samples[node].interval_s}

@@ -19,7 +19,7 @@ from clusterrun.cli.shared import output
 from clusterrun.errors import ElsewhereError, Exit, UsageError
 from clusterrun.verbs import find
 
-VERBS: Final = ("status", "logs", "cancel", "resume", "diagnose", "plan")
+VERBS: Final = ("status", "top", "logs", "cancel", "resume", "diagnose", "plan")
 _WRITE_FILES: Final = {
     "--save": "redirect the lines: clusterrun logs {job} -a -n all --no-dedup > FILE",
     "--bundle": "log in to {host} and run it there; the run directory is {run_dir}",

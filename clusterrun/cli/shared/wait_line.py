@@ -46,14 +46,14 @@ class WaitLine:
         now = time.monotonic()
         if now < self._due_at or not output.can_move():
             return
-        text = _text(record, state, why, progress)
+        text = activity(record, state, why, progress)
         if (doing := text.partition(":")[0]) != self._doing:
             self._doing, self._since = doing, now
         self._due_at = now + TICK_S / 2
         output.move(text, now - self._since)
 
 
-def _text(record: JobRecord, state: JobState, why: str, progress: TrainingProgress) -> str:
+def activity(record: JobRecord, state: JobState, why: str, progress: TrainingProgress) -> str:
     """Return what a job does; the files of a run show sooner than its scheduler that it starts."""
     found, paths = read_evidence(record.paths), record.paths
     has_begun = bool(found.attempt) and not paths.outcome(found.attempt).exists()

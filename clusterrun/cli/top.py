@@ -1,0 +1,28 @@
+"""`top`: show one job while it runs."""
+
+from __future__ import annotations
+
+import click
+
+from clusterrun.cli.shared import complete
+from clusterrun.cli.shared.job_text import find_announced
+from clusterrun.verbs.status import status
+
+
+@click.command()
+@click.argument("job", required=False, shell_complete=complete.jobs)
+def command(job: str | None) -> None:
+    """Show a job while it runs: what is wrong, its progress, its nodes and its last lines.
+
+    JOB is a job id, the name of a run or its directory  [default: the newest run]. It ends with
+    the job, or with q; then the job continues. Above 32 nodes there is a cell for each node, and
+    a row for each of the 20 worst. Without a terminal, the screen is printed once.
+
+    \b
+    clusterrun top 4711
+    clusterrun top 4711 > now.txt
+    """
+    record = find_announced(job)
+    from clusterrun.cli.shared import live  # imports rich, the estimate and the logs
+
+    live.print_screen(live.watch(record) or status(record))
