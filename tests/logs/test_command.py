@@ -22,6 +22,7 @@ from clusterrun.cli.logs import follow as cli_follow
 from clusterrun.cli.logs import job as cli_job
 from clusterrun.cli.logs import reading
 from clusterrun.cli.logs.job import RunLogs
+from clusterrun.cli.shared import output
 from clusterrun.config.spec import Cluster
 from clusterrun.rundir import record as records
 from clusterrun.rundir.outcome import Cause
@@ -353,7 +354,7 @@ def test_following_shows_lines_as_they_come_and_ends_with_the_job(
     assert code == 3
     assert out == ["n1:0  | step 1", "n2:9  ! OSError: no", "n1:0  | last words"]
     assert err[0] == "job L1 is pending: its controller is starting"
-    assert err[-1].startswith("job L1 FAILED after 00:01:")
+    assert [line for line in err if line.startswith("job L1 FAILED after 00:01:")]
 
 
 def test_following_a_job_that_has_ended_ends_at_once(ended: LogsCommand) -> None:
@@ -583,6 +584,8 @@ def test_a_long_search_says_on_a_terminal_how_far_it_is(monkeypatch: pytest.Monk
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]  # what is under test asks
     monkeypatch.setattr(sys, "stderr", terminal)
+    session = output.Session()
+    monkeypatch.setattr(output, "current_session", lambda: session)
     now = [0.0]
     monkeypatch.setattr(reading.time, "monotonic", lambda: now[0])
     scanning = reading.Scanning()
