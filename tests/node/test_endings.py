@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
@@ -98,7 +97,7 @@ def test_an_exception_shows_whether_the_rank_had_lost_another_one(
     assert [failure.has_lost_peer for failure in found] == [has_lost_peer]
 
 
-def test_a_rank_that_has_reported_its_failure_is_not_waited_for_if_one_looks_closely(
+async def test_a_rank_that_has_reported_its_failure_is_not_waited_for_if_one_looks_closely(
     tmp_path: Path,
 ) -> None:
     found: list[Failure] = []
@@ -110,14 +109,10 @@ def test_a_rank_that_has_reported_its_failure_is_not_waited_for_if_one_looks_clo
         {"ts": now, "type": "rank_exit", "code": 3, "cause": "exception", "message": "x"},
     )
     spool.events(0).write_text("".join(f"{json.dumps(event)}\n" for event in events))
-
-    async def look() -> None:
-        ranks.look()
-        assert found == []
-        ranks.look(closely=True)
-        ranks.close()
-
-    asyncio.run(look())
+    ranks.look()
+    assert found == []
+    ranks.look(closely=True)
+    ranks.close()
     assert [failure.code for failure in found] == [3]
 
 

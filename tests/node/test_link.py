@@ -118,81 +118,66 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(limited())
 
 
-def test_all_nodes_agree_on_what_the_head_concluded(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        met = await nodes.meet()
-        assert {a.address for a in met} == {"127.0.0.1"}
-        assert {(a.port, a.precision) for a in met} == {(3, "bf16")}
-        assert [a.interface for a in met] == ["lo"] * 3
-        for node in nodes.all:
-            node.report_done()
-        assert [ending.code for ending in await nodes.end()] == [0, 0, 0]
-
-    run(story())
+async def test_all_nodes_agree_on_what_the_head_concluded(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    met = await nodes.meet()
+    assert {a.address for a in met} == {"127.0.0.1"}
+    assert {(a.port, a.precision) for a in met} == {(3, "bf16")}
+    assert [a.interface for a in met] == ["lo"] * 3
+    for node in nodes.all:
+        node.report_done()
+    assert [ending.code for ending in await nodes.end()] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_head_without_members_waits_for_nobody(tmp_path: Path, code: int) -> None:
-    async def story() -> None:
-        head, started = Nodes(tmp_path, nodes=1).head, time.monotonic()
-        assert (await head.meet(report(0))).address == "127.0.0.1"
-        assert not (await head.questions.ask("signs")).silent
-        if code:
-            head.report_failure(failure(0, time.time()))
-        else:
-            head.report_done()
-        assert (await head.ending()).code == code
-        await head.leave()
-        assert time.monotonic() - started < LEAVE_S / 2
-        assert list(tmp_path.iterdir()) == []
-
-    run(story())
+async def test_a_head_without_members_waits_for_nobody(tmp_path: Path, code: int) -> None:
+    head, started = Nodes(tmp_path, nodes=1).head, time.monotonic()
+    assert (await head.meet(report(0))).address == "127.0.0.1"
+    assert not (await head.questions.ask("signs")).silent
+    if code:
+        head.report_failure(failure(0, time.time()))
+    else:
+        head.report_done()
+    assert (await head.ending()).code == code
+    await head.leave()
+    assert time.monotonic() - started < LEAVE_S / 2
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_no_node_leaves_before_all_are_done(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        await nodes.meet()
-        nodes.head.report_done()
-        nodes.members[0].report_done()
-        ending = asyncio.ensure_future(nodes.end())
-        await asyncio.sleep(0.3)
-        assert not ending.done()
-        nodes.members[1].report_done()
-        assert [e.code for e in await ending] == [0, 0, 0]
-
-    run(story())
+async def test_no_node_leaves_before_all_are_done(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    await nodes.meet()
+    nodes.head.report_done()
+    nodes.members[0].report_done()
+    ending = asyncio.ensure_future(nodes.end())
+    await asyncio.sleep(0.3)
+    assert not ending.done()
+    nodes.members[1].report_done()
+    assert [e.code for e in await ending] == [0, 0, 0]
 
 
-def test_the_earliest_failure_decides_on_all_nodes(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        await nodes.meet()
-        now = time.time()
-        nodes.head.report_failure(failure(0, now, code=1))
-        nodes.members[1].report_failure(failure(2, now - 0.2, code=3))
-        endings = await nodes.end()
-        assert [ending.code for ending in endings] == [3, 3, 3]
-        assert not any(member.decided_alone for member in nodes.members)
-        assert {ending.reason for ending in endings} == {"rank 2 on n2: x"}
-
-    run(story())
+async def test_the_earliest_failure_decides_on_all_nodes(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    await nodes.meet()
+    now = time.time()
+    nodes.head.report_failure(failure(0, now, code=1))
+    nodes.members[1].report_failure(failure(2, now - 0.2, code=3))
+    endings = await nodes.end()
+    assert [ending.code for ending in endings] == [3, 3, 3]
+    assert not any(member.decided_alone for member in nodes.members)
+    assert {ending.reason for ending in endings} == {"rank 2 on n2: x"}
 
 
-def test_after_a_failure_all_wait_until_nothing_runs_anywhere(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        await nodes.meet()
-        nodes.members[0].report_failure(failure(1, time.time()))
-        await asyncio.gather(*(node.ending() for node in nodes.all))
-        early = [asyncio.ensure_future(node.leave()) for node in (nodes.head, nodes.members[0])]
-        await asyncio.sleep(0.3)
-        assert not any(task.done() for task in early)
-        await nodes.members[1].leave()
-        await asyncio.gather(*early)
-
-    run(story())
+async def test_after_a_failure_all_wait_until_nothing_runs_anywhere(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    await nodes.meet()
+    nodes.members[0].report_failure(failure(1, time.time()))
+    await asyncio.gather(*(node.ending() for node in nodes.all))
+    early = [asyncio.ensure_future(node.leave()) for node in (nodes.head, nodes.members[0])]
+    await asyncio.sleep(0.3)
+    assert not any(task.done() for task in early)
+    await nodes.members[1].leave()
+    await asyncio.gather(*early)
 
 
 def killed(rank: int, at: float) -> Failure:
@@ -209,7 +194,7 @@ def killed(rank: int, at: float) -> Failure:
         (failure(2, 0.0), True, 3),
     ],
 )
-def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_failure(
+async def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_failure(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     found: Failure | None,
@@ -219,39 +204,32 @@ def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_failure(
     settle_s = 2 * patience()
     monkeypatch.setattr(link_module, "SETTLE_S", settle_s)
     monkeypatch.setattr(head_module, "SETTLE_S", settle_s)
+    nodes = Nodes(tmp_path)
+    now = time.time()
 
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        now = time.time()
+    async def look(message: Mapping[str, Any]) -> dict[str, Any]:
+        if found:
+            nodes.members[1].report_failure(dataclasses.replace(found, at=now - 1))
+        return {}
 
-        async def look(message: Mapping[str, Any]) -> dict[str, Any]:
-            if found:
-                nodes.members[1].report_failure(dataclasses.replace(found, at=now - 1))
-            return {}
-
-        for node in nodes.members:
-            node._answerers = {"look": look}
-        await nodes.meet()
-        since = time.monotonic()
-        nodes.members[0].report_failure(killed(1, now))
-        assert (await nodes.head.ending()).code == code
-        assert (time.monotonic() - since > 0.8 * settle_s) is is_waiting
-        await nodes.head._close()
-
-    run(story())
+    for node in nodes.members:
+        node._answerers = {"look": look}
+    await nodes.meet()
+    since = time.monotonic()
+    nodes.members[0].report_failure(killed(1, now))
+    assert (await nodes.head.ending()).code == code
+    assert (time.monotonic() - since > 0.8 * settle_s) is is_waiting
+    await nodes.head._close()
 
 
-def test_a_node_that_does_not_answer_delays_the_end_only_so_long(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        await nodes.meet()
-        since = time.monotonic()
-        nodes.head.report_failure(killed(0, time.time()))
-        assert (await nodes.head.ending()).code == 137
-        assert time.monotonic() - since >= link_module.SETTLE_S * 0.9
-        await nodes.head._close()
-
-    run(story())
+async def test_a_node_that_does_not_answer_delays_the_end_only_so_long(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    await nodes.meet()
+    since = time.monotonic()
+    nodes.head.report_failure(killed(0, time.time()))
+    assert (await nodes.head.ending()).code == 137
+    assert time.monotonic() - since >= link_module.SETTLE_S * 0.9
+    await nodes.head._close()
 
 
 async def resting(nodes: Nodes) -> list[asyncio.Task[int]]:
@@ -266,76 +244,60 @@ async def resting(nodes: Nodes) -> list[asyncio.Task[int]]:
     return tasks
 
 
-def test_members_that_rest_begin_the_attempt_that_the_head_names(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        rests = await resting(nodes)
-        nodes.head.send_again(2)
-        await nodes.head.leave()
-        assert await asyncio.gather(*rests) == [2, 2]
-        await asyncio.gather(*(node.leave() for node in nodes.members))
-        assert not nodes.head.left_behind
-
-    run(story())
+async def test_members_that_rest_begin_the_attempt_that_the_head_names(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    rests = await resting(nodes)
+    nodes.head.send_again(2)
+    await nodes.head.leave()
+    assert await asyncio.gather(*rests) == [2, 2]
+    await asyncio.gather(*(node.leave() for node in nodes.members))
+    assert not nodes.head.left_behind
 
 
 @pytest.mark.parametrize("how", ["leave", "vanish"])
-def test_members_that_rest_leave_if_the_head_is_gone(tmp_path: Path, how: str) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        rests = await resting(nodes)
-        await (nodes.head.leave() if how == "leave" else nodes.head._close())
-        assert await asyncio.gather(*rests) == [0, 0]
-
-    run(story())
+async def test_members_that_rest_leave_if_the_head_is_gone(tmp_path: Path, how: str) -> None:
+    nodes = Nodes(tmp_path)
+    rests = await resting(nodes)
+    await (nodes.head.leave() if how == "leave" else nodes.head._close())
+    assert await asyncio.gather(*rests) == [0, 0]
 
 
-def test_no_node_rests_if_one_member_cannot(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        await nodes.meet()
-        rests = [
-            asyncio.ensure_future(node.rest(is_well=node is nodes.members[0]))
-            for node in nodes.members
-        ]
-        since = time.monotonic()
-        assert not await nodes.head.all_rest()
-        assert time.monotonic() - since < REST_S / 2
-        await nodes.head._close()
-        assert await asyncio.gather(*rests) == [0, 0]
-
-    run(story())
+async def test_no_node_rests_if_one_member_cannot(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    await nodes.meet()
+    rests = [
+        asyncio.ensure_future(node.rest(is_well=node is nodes.members[0])) for node in nodes.members
+    ]
+    since = time.monotonic()
+    assert not await nodes.head.all_rest()
+    assert time.monotonic() - since < REST_S / 2
+    await nodes.head._close()
+    assert await asyncio.gather(*rests) == [0, 0]
 
 
-def test_a_node_that_is_lost_while_it_rests_is_noticed(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        rests = await resting(nodes)
-        assert nodes.head.is_whole
-        nodes.members[0].end_rest()
-        assert await rests[0] == 0
-        await nodes.members[0].leave()
-        while nodes.head.is_whole:
-            await asyncio.sleep(0.01)
-        await nodes.head.leave()
-        assert nodes.head.left_behind
-        assert await rests[1] == 0
-
-    run(story())
+async def test_a_node_that_is_lost_while_it_rests_is_noticed(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    rests = await resting(nodes)
+    assert nodes.head.is_whole
+    nodes.members[0].end_rest()
+    assert await rests[0] == 0
+    await nodes.members[0].leave()
+    while nodes.head.is_whole:
+        await asyncio.sleep(0.01)
+    await nodes.head.leave()
+    assert nodes.head.left_behind
+    assert await rests[1] == 0
 
 
-def test_a_clock_that_is_off_does_not_make_a_node_the_first(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2)
-        clock = Clock(lambda: now_us() - 3600_000_000)
-        nodes.members = [member(1, 2, realm(tmp_path), 9, clock)]
-        await nodes.meet()
-        await compared(clock)
-        nodes.head.report_failure(failure(0, time.time() - 0.1, code=5))
-        nodes.members[0].report_failure(failure(1, time.time() - 3600, code=1))
-        assert [ending.code for ending in await nodes.end()] == [5, 5]
-
-    run(story())
+async def test_a_clock_that_is_off_does_not_make_a_node_the_first(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, nodes=2)
+    clock = Clock(lambda: now_us() - 3600_000_000)
+    nodes.members = [member(1, 2, realm(tmp_path), 9, clock)]
+    await nodes.meet()
+    await compared(clock)
+    nodes.head.report_failure(failure(0, time.time() - 0.1, code=5))
+    nodes.members[0].report_failure(failure(1, time.time() - 3600, code=1))
+    assert [ending.code for ending in await nodes.end()] == [5, 5]
 
 
 async def compared(clock: Clock) -> None:
@@ -343,32 +305,26 @@ async def compared(clock: Clock) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_node_with_another_clock_finds_the_time_of_the_head(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes, clock, found = Nodes(tmp_path, nodes=2), Clock(lambda: now_us() + 2_000_000), []
-        nodes.members = [
-            Member(who(1, 2), realm(tmp_path), PORTS, 9, clock, found.append, {}, SharedDisk())
-        ]
-        await nodes.meet()
-        await compared(clock)
-        (offset,) = found
-        assert clock.offset_us == offset.offset_us
-        assert abs(offset.offset_us - 2_000_000) <= offset.rtt_us / 2 + 1
-        assert abs(clock.corrected(clock.now_us()) - now_us()) < 1_000_000
-
-    run(story())
+async def test_a_node_with_another_clock_finds_the_time_of_the_head(tmp_path: Path) -> None:
+    nodes, clock, found = Nodes(tmp_path, nodes=2), Clock(lambda: now_us() + 2_000_000), []
+    nodes.members = [
+        Member(who(1, 2), realm(tmp_path), PORTS, 9, clock, found.append, {}, SharedDisk())
+    ]
+    await nodes.meet()
+    await compared(clock)
+    (offset,) = found
+    assert clock.offset_us == offset.offset_us
+    assert abs(offset.offset_us - 2_000_000) <= offset.rtt_us / 2 + 1
+    assert abs(clock.corrected(clock.now_us()) - now_us()) < 1_000_000
 
 
-def test_equal_clocks_are_left_alone_however_slow_the_network(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=3)
-        await nodes.meet()
-        comparisons = [node._comparison for node in nodes.members]
-        while not all(len(each._found) == PINGS for each in comparisons):
-            await asyncio.sleep(0.01)
-        assert [node._clock.offset_us for node in nodes.members] == [0, 0]
-
-    run(story())
+async def test_equal_clocks_are_left_alone_however_slow_the_network(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, nodes=3)
+    await nodes.meet()
+    comparisons = [node._comparison for node in nodes.members]
+    while not all(len(each._found) == PINGS for each in comparisons):
+        await asyncio.sleep(0.01)
+    assert [node._clock.offset_us for node in nodes.members] == [0, 0]
 
 
 def test_the_quickest_ping_counts() -> None:
@@ -391,48 +347,41 @@ def test_clocks_differ_only_beyond_what_the_ping_explains(
     assert Offset(offset_us=offset_us, rtt_us=rtt_us).is_certain is is_certain
 
 
-def test_a_lost_member_ends_the_job(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        await nodes.meet()
-        nodes.head.report_done()
-        nodes.members[0].report_done()
-        await nodes.members[1]._channel.close()  # type: ignore[union-attr]  # as if killed
-        ending = await nodes.head.ending()
-        assert (ending.code, ending.reason.split(":")[0]) == (123, "n2")
-        assert (await nodes.members[0].ending()).code == 123
-        since = time.monotonic()
-        await asyncio.gather(nodes.head.leave(), nodes.members[0].leave())
-        assert time.monotonic() - since < 2 * patience()
-
-    run(story())
+async def test_a_lost_member_ends_the_job(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    await nodes.meet()
+    nodes.head.report_done()
+    nodes.members[0].report_done()
+    await nodes.members[1]._channel.close()  # type: ignore[union-attr]  # as if killed
+    ending = await nodes.head.ending()
+    assert (ending.code, ending.reason.split(":")[0]) == (123, "n2")
+    assert (await nodes.members[0].ending()).code == 123
+    since = time.monotonic()
+    await asyncio.gather(nodes.head.leave(), nodes.members[0].leave())
+    assert time.monotonic() - since < 2 * patience()
 
 
-def test_a_lost_head_ends_the_members(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        await nodes.meet()
-        await nodes.head._close()
-        endings = await asyncio.gather(*(member.ending() for member in nodes.members))
-        assert [(e.code, e.reason.split(":")[0]) for e in endings] == [(123, "n0")] * 2
-
-    run(story())
+async def test_a_lost_head_ends_the_members(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    await nodes.meet()
+    await nodes.head._close()
+    endings = await asyncio.gather(*(member.ending() for member in nodes.members))
+    assert [(e.code, e.reason.split(":")[0]) for e in endings] == [(123, "n0")] * 2
 
 
-def test_a_member_that_loses_the_head_before_the_launch_may_be_tried_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        head = asyncio.ensure_future(nodes.head.meet(report(0)))
-        early = asyncio.ensure_future(nodes.members[0].meet(report(1)))
-        while not nodes.head._peers:
-            await asyncio.sleep(0.01)
-        head.cancel()
-        await nodes.head._close()
-        with pytest.raises(NodeError, match="the head n0 disconnected before") as caught:
-            await early
-        assert Ending.refused(caught.value).cause is Cause.RENDEZVOUS
-
-    run(story())
+async def test_a_member_that_loses_the_head_before_the_launch_may_be_tried_again(
+    tmp_path: Path,
+) -> None:
+    nodes = Nodes(tmp_path)
+    head = asyncio.ensure_future(nodes.head.meet(report(0)))
+    early = asyncio.ensure_future(nodes.members[0].meet(report(1)))
+    while not nodes.head._peers:
+        await asyncio.sleep(0.01)
+    head.cancel()
+    await nodes.head._close()
+    with pytest.raises(NodeError, match="the head n0 disconnected before") as caught:
+        await early
+    assert Ending.refused(caught.value).cause is Cause.RENDEZVOUS
 
 
 async def knock_and_leave(nodes: Nodes, member: Member) -> None:
@@ -443,39 +392,32 @@ async def knock_and_leave(nodes: Nodes, member: Member) -> None:
     await channel.close()
 
 
-def test_a_node_that_comes_back_before_the_launch_takes_its_own_place(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-        await knock_and_leave(nodes, member(1, 3, realm(tmp_path), 10))
-        others = [node.meet(report(rank)) for rank, node in enumerate(nodes.members, 1)]
-        assert [parameters.port for parameters in await asyncio.gather(*others)] == [3, 3]
-        assert (await meeting).port == 3
-
-    run(story())
+async def test_a_node_that_comes_back_before_the_launch_takes_its_own_place(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
+    await knock_and_leave(nodes, member(1, 3, realm(tmp_path), 10))
+    others = [node.meet(report(rank)) for rank, node in enumerate(nodes.members, 1)]
+    assert [parameters.port for parameters in await asyncio.gather(*others)] == [3, 3]
+    assert (await meeting).port == 3
 
 
-def test_a_node_that_leaves_before_the_launch_is_waited_for_only_so_long(
+async def test_a_node_that_leaves_before_the_launch_is_waited_for_only_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterrun.node.link.head.RETURN_S", 0.2)
-
-    async def story() -> None:
-        nodes = Nodes(tmp_path, timeout_s=60)
-        meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-        await knock_and_leave(nodes, nodes.members[0])
-        with pytest.raises(NodeError, match="n1 disconnected before the launch") as caught:
-            await meeting
-        assert Ending.refused(caught.value).cause is Cause.RENDEZVOUS
-
-    run(story())
+    nodes = Nodes(tmp_path, timeout_s=60)
+    meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
+    await knock_and_leave(nodes, nodes.members[0])
+    with pytest.raises(NodeError, match="n1 disconnected before the launch") as caught:
+        await meeting
+    assert Ending.refused(caught.value).cause is Cause.RENDEZVOUS
 
 
 STALL_S = 1.5
 
 
 @pytest.mark.parametrize("what", ["_check_open", "create_secret", "read_secret"])
-def test_a_shared_file_system_that_stalls_does_not_keep_nodes_from_meeting(
+async def test_a_shared_file_system_that_stalls_does_not_keep_nodes_from_meeting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Nobody's patience with the others is as long as the stall."""
@@ -489,69 +431,54 @@ def test_a_shared_file_system_that_stalls_does_not_keep_nodes_from_meeting(
     monkeypatch.setattr(Realm, what, stalled)
     monkeypatch.setattr("clusterrun.node.link.member.ANSWER_S", STALL_S / 3)
     callers: set[threading.Thread] = set()
-
-    async def story() -> None:
-        met = await Nodes(tmp_path, nodes=40, timeout_s=25).meet()
-        assert {parameters.port for parameters in met} == {40}
-
-    run(story())
+    met = await Nodes(tmp_path, nodes=40, timeout_s=25).meet()
+    assert {parameters.port for parameters in met} == {40}
     assert callers
     assert threading.main_thread() not in callers  # the loop has not waited
 
 
-def test_a_member_notices_a_head_that_gives_no_sign_of_life(
+async def test_a_member_notices_a_head_that_gives_no_sign_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterrun.node.link.member.ALIVE_S", 0.1 * patience())
     monkeypatch.setattr("clusterrun.node.link.member.UNANSWERED", 5)
-
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2)
-        await nodes.meet()
-        await asyncio.sleep(0.7 * patience())
-        assert not nodes.members[0]._decision.is_made
-        nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
-        ending = await nodes.members[0].ending()
-        assert (ending.code, ending.cause) == (123, Cause.NODE_LOST)
-        assert ending.reason.startswith("n0: its agent has not answered for ")
-
-    run(story())
+    nodes = Nodes(tmp_path, nodes=2)
+    await nodes.meet()
+    await asyncio.sleep(0.7 * patience())
+    assert not nodes.members[0]._decision.is_made
+    nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
+    ending = await nodes.members[0].ending()
+    assert (ending.code, ending.cause) == (123, Cause.NODE_LOST)
+    assert ending.reason.startswith("n0: its agent has not answered for ")
 
 
-def test_a_member_notices_before_the_launch_that_the_head_is_frozen(
+async def test_a_member_notices_before_the_launch_that_the_head_is_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterrun.node.link.member.ALIVE_S", 0.1)
     monkeypatch.setattr("clusterrun.node.link.member.UNANSWERED", 5)
-
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=3)
-        nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
-        meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-        with pytest.raises(NodeError, match="the head n0 has not answered") as caught:
-            await nodes.members[0].meet(report(1))
-        assert Ending.refused(caught.value).cause is Cause.RENDEZVOUS
-        meeting.cancel()
-
-    run(story())
+    nodes = Nodes(tmp_path, nodes=3)
+    nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
+    meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
+    with pytest.raises(NodeError, match="the head n0 has not answered") as caught:
+        await nodes.members[0].meet(report(1))
+    assert Ending.refused(caught.value).cause is Cause.RENDEZVOUS
+    meeting.cancel()
 
 
-def test_a_message_that_is_too_long_is_no_lost_node(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        await nodes.meet()
-        channel = nodes.members[0]._channel
-        assert channel is not None
-        channel._writer.write(b'{"type": "failed", "message": "' + b"x" * (3 << 20) + b'"}\n')
-        channel._writer.write(b"no message\n")
-        long = dataclasses.replace(failure(1, time.time()), message="é" * (2 << 20))
-        nodes.members[0].report_failure(long)
-        endings = await nodes.end()
-        assert {(ending.code, ending.cause) for ending in endings} == {(3, Cause.EXIT)}
-        assert endings[0].reason.startswith("rank 1 on n1: éé")
-        assert len(endings[0].reason) < 10_000
-
-    run(story())
+async def test_a_message_that_is_too_long_is_no_lost_node(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    await nodes.meet()
+    channel = nodes.members[0]._channel
+    assert channel is not None
+    channel._writer.write(b'{"type": "failed", "message": "' + b"x" * (3 << 20) + b'"}\n')
+    channel._writer.write(b"no message\n")
+    long = dataclasses.replace(failure(1, time.time()), message="é" * (2 << 20))
+    nodes.members[0].report_failure(long)
+    endings = await nodes.end()
+    assert {(ending.code, ending.cause) for ending in endings} == {(3, Cause.EXIT)}
+    assert endings[0].reason.startswith("rank 1 on n1: éé")
+    assert len(endings[0].reason) < 10_000
 
 
 def test_the_cause_of_lost_connections_may_come_late(
@@ -618,7 +545,7 @@ def test_a_connection_to_a_host_that_is_gone_is_given_up_within_a_minute(tmp_pat
     run(story())
 
 
-def test_a_head_whose_name_is_unknown_is_found_at_its_address_in_slurm(
+async def test_a_head_whose_name_is_unknown_is_found_at_its_address_in_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bin" / "scontrol"
@@ -628,17 +555,13 @@ def test_a_head_whose_name_is_unknown_is_found_at_its_address_in_slurm(
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2)
-        nodes.members[0]._who = dataclasses.replace(who(1, 2), head_host="cloud-0.invalid")
-        assert [parameters.port for parameters in await nodes.meet()] == [2, 2]
-
-    run(story())
+    nodes = Nodes(tmp_path, nodes=2)
+    nodes.members[0]._who = dataclasses.replace(who(1, 2), head_host="cloud-0.invalid")
+    assert [parameters.port for parameters in await nodes.meet()] == [2, 2]
     assert (tmp_path / "asked").read_text() == "--oneliner show node cloud-0.invalid\n"
 
 
-def test_a_head_waits_for_a_disk_that_is_full(
+async def test_a_head_waits_for_a_disk_that_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create, tries = Realm.create_secret, iter((True, True, False))
@@ -649,11 +572,7 @@ def test_a_head_waits_for_a_disk_that_is_full(
         return create(place)
 
     monkeypatch.setattr(Realm, "create_secret", created)
-
-    async def story() -> None:
-        assert [parameters.port for parameters in await Nodes(tmp_path).meet()] == [3, 3, 3]
-
-    run(story())
+    assert [parameters.port for parameters in await Nodes(tmp_path).meet()] == [3, 3, 3]
 
 
 def test_a_secret_that_is_there_is_kept(tmp_path: Path) -> None:
@@ -663,15 +582,11 @@ def test_a_secret_that_is_there_is_kept(tmp_path: Path) -> None:
     assert len(realm(tmp_path).create_secret()) == len(secret) == file.stat().st_size
 
 
-def test_a_head_whose_disk_stays_full_says_so(tmp_path: Path) -> None:
+async def test_a_head_whose_disk_stays_full_says_so(tmp_path: Path) -> None:
     (tmp_path / "job").touch()
-
-    async def story() -> None:
-        with pytest.raises(NodeError, match="n0: cannot write") as caught:
-            await Nodes(tmp_path, nodes=2, timeout_s=0.5).head.meet(report(0))
-        assert caught.value.code == 121
-
-    run(story())
+    with pytest.raises(NodeError, match="n0: cannot write") as caught:
+        await Nodes(tmp_path, nodes=2, timeout_s=0.5).head.meet(report(0))
+    assert caught.value.code == 121
 
 
 @pytest.mark.parametrize(
@@ -681,22 +596,19 @@ def test_a_head_whose_disk_stays_full_says_so(tmp_path: Path) -> None:
         (report(2, problem="2 GPUs were given"), 122, "n2: 2 GPUs were given"),
     ],
 )
-def test_nodes_that_do_not_fit_are_refused_everywhere(
+async def test_nodes_that_do_not_fit_are_refused_everywhere(
     tmp_path: Path, changed: Report, code: int, text: str
 ) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path)
-        meeting = [nodes.head.meet(report(0)), nodes.members[0].meet(report(1))]
-        first = [asyncio.ensure_future(work) for work in meeting]
-        while not nodes.head._peers:  # one that comes later reads the status that the head left
-            await asyncio.sleep(0.01)
-        last = nodes.members[1].meet(changed)
-        errors = await asyncio.gather(*first, last, return_exceptions=True)
-        assert [error.code for error in errors if isinstance(error, NodeError)] == [code] * 3
-        assert all(text in error.message for error in errors)
-        assert [error.is_told for error in errors] == [False, True, True]
-
-    run(story())
+    nodes = Nodes(tmp_path)
+    meeting = [nodes.head.meet(report(0)), nodes.members[0].meet(report(1))]
+    first = [asyncio.ensure_future(work) for work in meeting]
+    while not nodes.head._peers:  # one that comes later reads the status that the head left
+        await asyncio.sleep(0.01)
+    last = nodes.members[1].meet(changed)
+    errors = await asyncio.gather(*first, last, return_exceptions=True)
+    assert [error.code for error in errors if isinstance(error, NodeError)] == [code] * 3
+    assert all(text in error.message for error in errors)
+    assert [error.is_told for error in errors] == [False, True, True]
 
 
 def test_a_refusal_reaches_a_member_that_is_slow(
@@ -725,47 +637,38 @@ def test_a_refusal_reaches_a_member_that_is_slow(
     run(story())
 
 
-def test_a_conclusion_that_fails_is_told_to_all(tmp_path: Path) -> None:
+async def test_a_conclusion_that_fails_is_told_to_all(tmp_path: Path) -> None:
     def refuse(reports: Sequence[Report], address: str) -> LaunchParameters:
         raise NodeError(121, "no port for the rendezvous")
 
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2)
-        nodes.head._decide = refuse
-        assert [error.code for error in await nodes.meet()] == [121, 121]
-
-    run(story())
+    nodes = Nodes(tmp_path, nodes=2)
+    nodes.head._decide = refuse
+    assert [error.code for error in await nodes.meet()] == [121, 121]
 
 
-def test_the_head_names_who_did_not_come(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=4, timeout_s=0.5 * patience())
-        outcome = await asyncio.gather(
-            nodes.head.meet(report(0)), nodes.members[1].meet(report(2)), return_exceptions=True
-        )
-        assert [error.code for error in outcome if isinstance(error, NodeError)] == [121, 121]
-        assert "n1, n3" in outcome[0].message  # type: ignore[union-attr]
-
-    run(story())
+async def test_the_head_names_who_did_not_come(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, nodes=4, timeout_s=0.5 * patience())
+    outcome = await asyncio.gather(
+        nodes.head.meet(report(0)), nodes.members[1].meet(report(2)), return_exceptions=True
+    )
+    assert [error.code for error in outcome if isinstance(error, NodeError)] == [121, 121]
+    assert "n1, n3" in outcome[0].message  # type: ignore[union-attr]
 
 
-def test_only_agents_of_the_same_attempt_are_let_in(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2, timeout_s=patience())
-        others = [
-            member(1, 2, realm(tmp_path / "other"), 0.3 * patience()),
-            member(1, 2, realm(tmp_path, attempt=2), 0.3 * patience()),
-            member(1, 2, _with_wrong_secret(tmp_path), 0.3 * patience()),
-        ]
-        outcome = await asyncio.gather(
-            nodes.head.meet(report(0)),
-            *(other.meet(report(1)) for other in others),
-            return_exceptions=True,
-        )
-        assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 4
-        assert "n1 did not join within " in outcome[0].message  # type: ignore[union-attr]
-
-    run(story())
+async def test_only_agents_of_the_same_attempt_are_let_in(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, nodes=2, timeout_s=patience())
+    others = [
+        member(1, 2, realm(tmp_path / "other"), 0.3 * patience()),
+        member(1, 2, realm(tmp_path, attempt=2), 0.3 * patience()),
+        member(1, 2, _with_wrong_secret(tmp_path), 0.3 * patience()),
+    ]
+    outcome = await asyncio.gather(
+        nodes.head.meet(report(0)),
+        *(other.meet(report(1)) for other in others),
+        return_exceptions=True,
+    )
+    assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 4
+    assert "n1 did not join within " in outcome[0].message  # type: ignore[union-attr]
 
 
 def _with_wrong_secret(path: Path) -> Realm:
@@ -774,34 +677,27 @@ def _with_wrong_secret(path: Path) -> Realm:
     return guessed
 
 
-def test_a_member_passes_over_the_head_of_another_job(tmp_path: Path) -> None:
-    async def story() -> None:
-        first, second = Nodes(tmp_path / "a", nodes=2), Nodes(tmp_path / "b", nodes=2)
-        heads = [asyncio.ensure_future(nodes.head.meet(report(0))) for nodes in (first, second)]
-        await second.members[0].meet(report(1))
-        await first.members[0].meet(report(1))
-        await asyncio.gather(*heads)
-        second.head.report_failure(failure(0, time.time()))
-        for node in first.all:
-            node.report_done()
-        assert [ending.code for ending in await first.end()] == [0, 0]
-        assert [ending.code for ending in await second.end()] == [3, 3]
-
-    run(story())
+async def test_a_member_passes_over_the_head_of_another_job(tmp_path: Path) -> None:
+    first, second = Nodes(tmp_path / "a", nodes=2), Nodes(tmp_path / "b", nodes=2)
+    heads = [asyncio.ensure_future(nodes.head.meet(report(0))) for nodes in (first, second)]
+    await second.members[0].meet(report(1))
+    await first.members[0].meet(report(1))
+    await asyncio.gather(*heads)
+    second.head.report_failure(failure(0, time.time()))
+    for node in first.all:
+        node.report_done()
+    assert [ending.code for ending in await first.end()] == [0, 0]
+    assert [ending.code for ending in await second.end()] == [3, 3]
 
 
-def test_ports_that_are_taken_by_something_silent_cost_no_wait(tmp_path: Path) -> None:
+async def test_ports_that_are_taken_by_something_silent_cost_no_wait(tmp_path: Path) -> None:
     """The silent ports, one after the other, would take longer than the nodes have."""
-
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2, timeout_s=10)
-        with contextlib.ExitStack() as taken:
-            for port in PORTS[:-1]:
-                taken.enter_context(socket.create_server(("127.0.0.1", port)))
-            for parameters in await nodes.meet():
-                assert isinstance(parameters, LaunchParameters)
-
-    run(story())
+    nodes = Nodes(tmp_path, nodes=2, timeout_s=10)
+    with contextlib.ExitStack() as taken:
+        for port in PORTS[:-1]:
+            taken.enter_context(socket.create_server(("127.0.0.1", port)))
+        for parameters in await nodes.meet():
+            assert isinstance(parameters, LaunchParameters)
 
 
 HELLO = {"type": "hello", "run": "job/run", "attempt": 1, "nonce": "1", "report": {}}
@@ -853,43 +749,36 @@ def _no_trouble(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         hello(nonce=[[]], proof=None),
     ],
 )
-def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: bytes) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2)
-        meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-        reader, writer = await connected()
-        assert set(json.loads(await reader.readline())) == {"type", "nonce", "run", "attempt"}
-        writer.write(said)
-        if not said:
-            writer.write_eof()
-        with contextlib.suppress(ConnectionResetError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
-        writer.close()
-        await nodes.members[0].meet(report(1))
-        assert (await meeting).port == 2
-
-    run(story())
+async def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: bytes) -> None:
+    nodes = Nodes(tmp_path, nodes=2)
+    meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
+    reader, writer = await connected()
+    assert set(json.loads(await reader.readline())) == {"type", "nonce", "run", "attempt"}
+    writer.write(said)
+    if not said:
+        writer.write_eof()
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
+    await nodes.members[0].meet(report(1))
+    assert (await meeting).port == 2
 
 
 @pytest.mark.usefixtures("no_trouble")
-def test_strangers_can_hold_only_so_many_handshakes_open(
+async def test_strangers_can_hold_only_so_many_handshakes_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterrun.node.link.head.STRANGERS", 3)
-
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2)
-        meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-        strangers = [await connected() for _ in range(20)]
-        while len(nodes.head._handshakes) > 2 + 3:
-            await asyncio.sleep(0.01)
-        await nodes.members[0].meet(report(1))
-        assert (await meeting).port == 2
-        for reader, writer in strangers:  # not one is left
-            assert b"challenge" in await asyncio.wait_for(reader.read(), 10)
-            writer.close()
-
-    run(story())
+    nodes = Nodes(tmp_path, nodes=2)
+    meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
+    strangers = [await connected() for _ in range(20)]
+    while len(nodes.head._handshakes) > 2 + 3:
+        await asyncio.sleep(0.01)
+    await nodes.members[0].meet(report(1))
+    assert (await meeting).port == 2
+    for reader, writer in strangers:  # not one is left
+        assert b"challenge" in await asyncio.wait_for(reader.read(), 10)
+        writer.close()
 
 
 class Stranger:
@@ -931,19 +820,16 @@ CHALLENGE = {"type": "challenge", "run": "job/run", "attempt": 1, "nonce": "1"}
         (CHALLENGE, b"[" * 4000),
     ],
 )
-def test_no_answer_of_a_stranger_ends_a_member(
+async def test_no_answer_of_a_stranger_ends_a_member(
     tmp_path: Path, answers: tuple[dict[str, Any] | bytes, ...]
 ) -> None:
-    async def story() -> None:
-        async with Stranger(*answers) as stranger:
-            met = await Nodes(tmp_path, nodes=2).meet_late()
-            assert [parameters.port for parameters in met] == [2, 2]
-            assert stranger.knocks
-
-    run(story())
+    async with Stranger(*answers) as stranger:
+        met = await Nodes(tmp_path, nodes=2).meet_late()
+        assert [parameters.port for parameters in met] == [2, 2]
+        assert stranger.knocks
 
 
-def test_who_passes_messages_on_to_the_head_is_not_taken_for_it(tmp_path: Path) -> None:
+async def test_who_passes_messages_on_to_the_head_is_not_taken_for_it(tmp_path: Path) -> None:
     """A foreign user of the head's node may listen where members knock first."""
     passed_on: list[bytes] = []
 
@@ -957,72 +843,58 @@ def test_who_passes_messages_on_to_the_head_is_not_taken_for_it(tmp_path: Path) 
         from_head, to_head = await asyncio.open_connection("127.0.0.1", PORTS[1])
         await asyncio.gather(pump(reader, to_head), pump(from_head, writer))
 
-    async def story() -> None:
-        server = await asyncio.start_server(relay, "127.0.0.1", PORTS[0])
-        assert [parameters.port for parameters in await Nodes(tmp_path, nodes=2).meet_late()] == [
-            2,
-            2,
-        ]
-        server.close()
-
-    run(story())
+    server = await asyncio.start_server(relay, "127.0.0.1", PORTS[0])
+    assert [parameters.port for parameters in await Nodes(tmp_path, nodes=2).meet_late()] == [
+        2,
+        2,
+    ]
+    server.close()
     kinds = [json.loads(line)["type"] for line in passed_on]
     assert "hello" in kinds
     assert "joined" not in kinds
 
 
-def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=3, timeout_s=patience())
-        twin = member(1, 3, realm(tmp_path), 0.5 * patience())
-        outcome = await asyncio.gather(
-            nodes.head.meet(report(0)),
-            nodes.members[0].meet(report(1)),
-            twin.meet(report(1)),
-            return_exceptions=True,
-        )
-        assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 3
-
-    run(story())
+async def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, nodes=3, timeout_s=patience())
+    twin = member(1, 3, realm(tmp_path), 0.5 * patience())
+    outcome = await asyncio.gather(
+        nodes.head.meet(report(0)),
+        nodes.members[0].meet(report(1)),
+        twin.meet(report(1)),
+        return_exceptions=True,
+    )
+    assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 3
 
 
-def test_a_head_notes_that_it_left_a_silent_node_behind(
+async def test_a_head_notes_that_it_left_a_silent_node_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterrun.node.link.head.LEAVE_S", 0.3)
-
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2)
-        await nodes.meet()
-        nodes.head.report_failure(failure(0, time.time()))
-        await nodes.head.ending()
-        await nodes.head.leave()
-        assert nodes.head.left_behind
-
-    run(story())
+    nodes = Nodes(tmp_path, nodes=2)
+    await nodes.meet()
+    nodes.head.report_failure(failure(0, time.time()))
+    await nodes.head.ending()
+    await nodes.head.leave()
+    assert nodes.head.left_behind
 
 
-def test_a_member_decides_alone_when_the_head_is_silent(
+async def test_a_member_decides_alone_when_the_head_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterrun.node.link.member.HEAD_DECIDES_S", 0.2)
-
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2)
-        await nodes.meet()
-        nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
-        assert not nodes.members[0].decided_alone
-        for _ in range(2):
-            nodes.members[0].report_failure(failure(1, time.time()))
-        assert (await nodes.members[0].ending()).code == 3
-        await asyncio.sleep(0.3)  # the second decides nothing
-        assert nodes.members[0].decided_alone
-
-    run(story())
+    nodes = Nodes(tmp_path, nodes=2)
+    await nodes.meet()
+    nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
+    assert not nodes.members[0].decided_alone
+    for _ in range(2):
+        nodes.members[0].report_failure(failure(1, time.time()))
+    assert (await nodes.members[0].ending()).code == 3
+    await asyncio.sleep(0.3)  # the second decides nothing
+    assert nodes.members[0].decided_alone
 
 
 @pytest.mark.usefixtures("no_trouble")
-def test_a_knock_that_fails_while_it_is_cancelled_is_passed_over(tmp_path: Path) -> None:
+async def test_a_knock_that_fails_while_it_is_cancelled_is_passed_over(tmp_path: Path) -> None:
     """As asyncio.wait_for does where the connection is refused at that moment."""
 
     async def enter(port: int, report: Report) -> Any:
@@ -1034,27 +906,21 @@ def test_a_knock_that_fails_while_it_is_cancelled_is_passed_over(tmp_path: Path)
         finally:
             raise ConnectionRefusedError
 
-    async def story() -> None:
-        here = member(1, 2, realm(tmp_path), 10)
-        here._enter = enter  # type: ignore[method-assign]
-        assert str(await here._join(report(1), time.monotonic() + 10 * patience())) == "the head"
-        await asyncio.sleep(0.05)
-
-    run(story())
+    here = member(1, 2, realm(tmp_path), 10)
+    here._enter = enter  # type: ignore[method-assign]
+    assert str(await here._join(report(1), time.monotonic() + 10 * patience())) == "the head"
+    await asyncio.sleep(0.05)
 
 
-def test_many_nodes_meet_quickly(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=400)
-        since = time.monotonic()
-        met = await nodes.meet()
-        assert {a.port for a in met} == {400}
-        for node in nodes.all:
-            node.report_done()
-        assert {ending.code for ending in await nodes.end()} == {0}
-        assert time.monotonic() - since < 10 * patience()
-
-    run(story())
+async def test_many_nodes_meet_quickly(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, nodes=400)
+    since = time.monotonic()
+    met = await nodes.meet()
+    assert {a.port for a in met} == {400}
+    for node in nodes.all:
+        node.report_done()
+    assert {ending.code for ending in await nodes.end()} == {0}
+    assert time.monotonic() - since < 10 * patience()
 
 
 def test_addresses_are_written_plainly() -> None:
@@ -1063,27 +929,21 @@ def test_addresses_are_written_plainly() -> None:
     assert link_module.plain_address(None) == ""
 
 
-def test_nodes_stop_waiting_for_one_that_left_word_that_it_is_unfit(tmp_path: Path) -> None:
-    async def story() -> None:
-        nodes = Nodes(tmp_path, timeout_s=60)
-        meeting = asyncio.gather(
-            nodes.head.meet(report(0)), nodes.members[0].meet(report(1)), return_exceptions=True
-        )
-        await asyncio.sleep(0.3)
-        realm(tmp_path).paths.status(1).write_text("122\n")
-        for error in await asyncio.wait_for(meeting, 10):
-            assert isinstance(error, NodeError)
-            assert error.code == 122
-            assert error.is_told
-
-    run(story())
+async def test_nodes_stop_waiting_for_one_that_left_word_that_it_is_unfit(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, timeout_s=60)
+    meeting = asyncio.gather(
+        nodes.head.meet(report(0)), nodes.members[0].meet(report(1)), return_exceptions=True
+    )
+    await asyncio.sleep(0.3)
+    realm(tmp_path).paths.status(1).write_text("122\n")
+    for error in await asyncio.wait_for(meeting, 10):
+        assert isinstance(error, NodeError)
+        assert error.code == 122
+        assert error.is_told
 
 
-def test_a_member_without_head_stops_waiting_when_the_head_left_word(tmp_path: Path) -> None:
-    async def story() -> None:
-        realm(tmp_path).paths.status(1).parent.mkdir(parents=True, exist_ok=True)
-        realm(tmp_path).paths.status(1).write_text("122\n")
-        with pytest.raises(NodeError, match="cannot take part"):
-            await member(1, 2, realm(tmp_path), 60).meet(report(1))
-
-    run(story())
+async def test_a_member_without_head_stops_waiting_when_the_head_left_word(tmp_path: Path) -> None:
+    realm(tmp_path).paths.status(1).parent.mkdir(parents=True, exist_ok=True)
+    realm(tmp_path).paths.status(1).write_text("122\n")
+    with pytest.raises(NodeError, match="cannot take part"):
+        await member(1, 2, realm(tmp_path), 60).meet(report(1))

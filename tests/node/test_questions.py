@@ -58,15 +58,11 @@ def test_without_other_nodes_nobody_is_waited_for() -> None:
     assert (answers.given, answers.silent) == ({}, frozenset())
 
 
-def test_a_node_that_leaves_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_leaves_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_S", 60.0)
-
-    async def scene() -> module.Answers:
-        members = Members(2, silent=(2,))
-        asyncio.get_running_loop().call_later(0.05, members.leave, 2)
-        return await asyncio.wait_for(members.questions.ask("stacks"), 10)
-
-    answers = asyncio.run(scene())
+    members = Members(2, silent=(2,))
+    asyncio.get_running_loop().call_later(0.05, members.leave, 2)
+    answers = await asyncio.wait_for(members.questions.ask("stacks"), 10)
     assert (answers.given.keys(), answers.silent) == ({1}, frozenset())
 
 
@@ -82,12 +78,9 @@ def test_a_late_answer_is_none_to_the_next_question() -> None:
     assert asyncio.run(scene()).silent == {1}
 
 
-def test_two_questions_wait_for_each_other() -> None:
-    async def scene() -> list[module.Answers]:
-        ask = Members(2).questions.ask
-        return await asyncio.gather(ask("hold"), ask("stacks"))
-
-    first, second = asyncio.run(scene())
+async def test_two_questions_wait_for_each_other() -> None:
+    ask = Members(2).questions.ask
+    first, second = await asyncio.gather(ask("hold"), ask("stacks"))
     assert first.given[1]["said"] == "1: hold"
     assert second.given[1]["said"] == "1: stacks"
 

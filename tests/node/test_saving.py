@@ -123,50 +123,39 @@ def test_nobody_is_beyond_the_step_that_was_chosen(tmp_path: Path) -> None:
     assert asyncio.run(scene()) == (51, [50, 0])
 
 
-def test_where_a_node_is_silent_nobody_saves_and_all_go_on(
+async def test_where_a_node_is_silent_nobody_saves_and_all_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(questions_module, "ANSWER_S", 0.1)
-
-    async def scene() -> tuple[int, SavingNodes]:
-        cluster = SavingNodes(tmp_path, 3)
-        cluster.silent.add(2)
-        order = in_turn()
-        return await cluster.train_while(cluster.saving.agree(), order), cluster
-
-    at, cluster = asyncio.run(scene())
+    cluster = SavingNodes(tmp_path, 3)
+    cluster.silent.add(2)
+    order = in_turn()
+    at = await cluster.train_while(cluster.saving.agree(), order)
     assert (at, cluster.saves()) == (0, [])
     assert all(calls > 20 for node in cluster.nodes for calls in node.calls)
 
 
-def test_after_a_silence_the_next_request_is_heard(
+async def test_after_a_silence_the_next_request_is_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(questions_module, "ANSWER_S", 0.1)
-
-    async def scene() -> tuple[int, list[tuple[int, int]]]:
-        cluster = SavingNodes(tmp_path, 2)
-        order = in_turn()
-        cluster.silent.add(1)
-        await cluster.train_while(cluster.saving.agree(), order)
-        cluster.silent.clear()
-        at = await cluster.train_while(cluster.saving.agree(), order)
-        return at, cluster.saves()
-
-    at, saves = asyncio.run(scene())
+    cluster = SavingNodes(tmp_path, 2)
+    order = in_turn()
+    cluster.silent.add(1)
+    await cluster.train_while(cluster.saving.agree(), order)
+    cluster.silent.clear()
+    at = await cluster.train_while(cluster.saving.agree(), order)
+    saves = cluster.saves()
     assert saves == [(rank, at) for _ in range(2) for rank in range(RANKS)]
 
 
-def test_a_node_that_leaves_meanwhile_does_not_hold_the_others(tmp_path: Path) -> None:
-    async def scene() -> tuple[int, list[tuple[int, int]]]:
-        cluster = SavingNodes(tmp_path, 3)
-        cluster.silent.add(2)
-        asyncio.get_running_loop().call_later(0.05, cluster.leave, 2)
-        order = in_turn()
-        at = await cluster.train_while(cluster.saving.agree(), order)
-        return at, cluster.nodes[1].saved
-
-    at, saved = asyncio.run(scene())
+async def test_a_node_that_leaves_meanwhile_does_not_hold_the_others(tmp_path: Path) -> None:
+    cluster = SavingNodes(tmp_path, 3)
+    cluster.silent.add(2)
+    asyncio.get_running_loop().call_later(0.05, cluster.leave, 2)
+    order = in_turn()
+    at = await cluster.train_while(cluster.saving.agree(), order)
+    saved = cluster.nodes[1].saved
     assert sorted(saved) == [(rank, at) for rank in range(RANKS)]
 
 

@@ -19,37 +19,30 @@ async def fail(after_s: float = 0.0) -> None:
     raise ValueError("it broke")
 
 
-def test_a_task_that_fails_is_noticed_and_others_run_on() -> None:
+async def test_a_task_that_fails_is_noticed_and_others_run_on() -> None:
     found: list[tuple[str, str]] = []
-
-    async def story() -> None:
-        asyncio.get_running_loop().set_exception_handler(
-            lambda loop, context: found.append((context["message"], str(context["exception"])))
-        )
-        tasks = Tasks()
-        tasks.start(fail())
-        lasting = tasks.start(asyncio.sleep(60))
-        await asyncio.sleep(0.05)
-        assert list(tasks) == [lasting]
-        tasks.cancel()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(tasks) == 0
-
-    asyncio.run(story())
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: found.append((context["message"], str(context["exception"])))
+    )
+    tasks = Tasks()
+    tasks.start(fail())
+    lasting = tasks.start(asyncio.sleep(60))
+    await asyncio.sleep(0.05)
+    assert list(tasks) == [lasting]
+    tasks.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(tasks) == 0
     assert found == [("fail failed", "it broke")]
 
 
-def test_what_a_guard_raises_ends_the_waiting() -> None:
-    async def story() -> None:
-        with pytest.raises(ValueError, match="it broke"):
-            await guarded(asyncio.sleep(60), fail())
-        assert await guarded(asyncio.sleep(0.01, "done"), fail(60)) == "done"
-
-    asyncio.run(story())
+async def test_what_a_guard_raises_ends_the_waiting() -> None:
+    with pytest.raises(ValueError, match="it broke"):
+        await guarded(asyncio.sleep(60), fail())
+    assert await guarded(asyncio.sleep(0.01, "done"), fail(60)) == "done"
 
 
-def test_work_on_the_shared_disk_is_done_in_order_while_the_loop_runs() -> None:
+async def test_work_on_the_shared_disk_is_done_in_order_while_the_loop_runs() -> None:
     done: list[int] = []
 
     may_end = threading.Event()
@@ -59,31 +52,25 @@ def test_work_on_the_shared_disk_is_done_in_order_while_the_loop_runs() -> None:
         done.append(number)
         return number
 
-    async def story() -> None:
-        disk = SharedDisk()
-        futures = [disk.do(lambda number=number: slow(number)) for number in range(3)]
-        await asyncio.sleep(0.05)
-        assert done == []
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(futures[0], 0.01)
-        may_end.set()
-        assert await asyncio.gather(*futures[1:]) == [1, 2]
-        assert done == [0, 1, 2]
-
-    asyncio.run(story())
+    disk = SharedDisk()
+    futures = [disk.do(lambda number=number: slow(number)) for number in range(3)]
+    await asyncio.sleep(0.05)
+    assert done == []
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(futures[0], 0.01)
+    may_end.set()
+    assert await asyncio.gather(*futures[1:]) == [1, 2]
+    assert done == [0, 1, 2]
 
 
-def test_what_goes_wrong_on_the_shared_disk_is_raised_where_it_is_awaited() -> None:
+async def test_what_goes_wrong_on_the_shared_disk_is_raised_where_it_is_awaited() -> None:
     def broken() -> None:
         raise OSError(116, "Stale file handle")
 
-    async def story() -> None:
-        disk = SharedDisk()
-        with pytest.raises(OSError, match="Stale"):
-            await disk.do(broken)
-        assert await disk.do(lambda: 5) == 5
-
-    asyncio.run(story())
+    disk = SharedDisk()
+    with pytest.raises(OSError, match="Stale"):
+        await disk.do(broken)
+    assert await disk.do(lambda: 5) == 5
 
 
 def test_a_disk_that_hangs_keeps_nobody_from_leaving() -> None:
