@@ -76,9 +76,7 @@ def test_a_snapshot_says_first_that_all_is_well(here: CommandLine, root: Path) -
     assert re.search(
         r"^saved  step-3000, 00:05:0\d ago; a failure now costs 00:05:0\d$", text, re.M
     )
-    assert re.search(
-        r"^node18 +█{8} +97% +64 % of 80 GiB +64 °C +31 % of 2,015 GiB +12.5/\?", text, re.M
-    )
+    assert re.search(r"^node18 +█{8} +97 % +64 % +64 °C +31 % +12.5/\?$", text, re.M)
     assert "[red]markup[/red]" in text  # what the log says, without what a terminal obeys
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", said.out)
 

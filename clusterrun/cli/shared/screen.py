@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
@@ -32,7 +31,7 @@ from clusterrun.logs.stamps import clock_time
 from clusterrun.logs.text import readable, strip_controls
 from clusterrun.logs.text_view import source_name
 from clusterrun.rundir.record import JobRecord
-from clusterrun.rundir.usage import AlertKind, Sample, alert_texts, percent, share_text, silent
+from clusterrun.rundir.usage import AlertKind, Sample, alert_texts, silent
 from clusterrun.shared.durations import clock
 from clusterrun.shared.hostlist import fold_hosts, natural_key
 from clusterrun.shared.state import JobState
@@ -43,6 +42,7 @@ _KEYS: Final = "[l]ogs [e]rrors [s]tacks [c]heckpoint and end [x] cancel [q]uit"
 _MANY: Final = 32  # more nodes have a cell each, and only the worst have rows
 _WORST: Final = 20
 _ALERTS: Final = 2  # nodes whose alerts are described
+_READ_LINES: Final = 100
 _LOG_LINES: Final = 3  # for which the rows of nodes leave room
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _WIDE: Final = 24  # a curve, and a bar
@@ -61,17 +61,19 @@ def screen(job: JobStatus, plan: str, width: int, height: int | None = None) -> 
         name: (late.get(name, 0.0), len(job.usage[name].alerts), job.usage[name].fullest_percent)
         for name in sorted(job.usage, key=natural_key)
     }
-    logs = _last_lines(job.record, seen.attempt, height or 8)
+    logs = _last_lines(job.record, seen.attempt)
     curve = seen.losses or [float(loss) for line in logs for loss in losses_in(line)]
     lines = [_line(_head(job), "bold"), *_answers(job, nodes)]
     lines += map(_line, _training(job, plan, seen, curve))
     if len(nodes) > _MANY:
         lines.append(_line(_strip(nodes, job.usage, width)))
-    room = max(0, (height or sys.maxsize) - len(lines) - 2)  # the head of the table, the keys
+    room = len(nodes) + 8  # without a height
+    if height is not None:
+        room = max(0, height - len(lines) - 2)  # the head of the table, the keys
     most = _WORST if len(nodes) > _MANY else len(nodes)
     most = min(most, max(0, room - min(_LOG_LINES, len(logs))))
     logs = logs[max(0, len(logs) - room + most) :]
-    keys = [_line(_KEYS, "dim")] * bool(height)
+    keys = [_line(_KEYS, "dim")] * (height is not None)
     tables = [_table(nodes, most, job.usage)] if most else []
     return Group(*lines, *tables, *map(_line, logs), *keys)
 
@@ -83,13 +85,13 @@ def _line(text: str, style: str = "") -> Text:
     return Text(safe, style, no_wrap=True, overflow="ellipsis")
 
 
-def _last_lines(record: JobRecord, attempt: int, number: int) -> list[str]:
+def _last_lines(record: JobRecord, attempt: int) -> list[str]:
     with contextlib.suppress(ClusterrunError, OSError):
         sources = sources_of(find_files(record.paths, attempt), OVERVIEW)
         return [
             f"{clock_time(line.epoch_us)[:8]} {source_name(line)} | "
             f"{readable(line.text, keep_colours=False)}"
-            for line in find_newest(sources, number, in_memory=True).lines
+            for line in find_newest(sources, _READ_LINES, in_memory=True).lines
         ]
     return []
 
@@ -220,21 +222,17 @@ def _table(nodes: Mapping[str, Badness], most: int, usage: Mapping[str, Sample])
 
 def _row(sample: Sample) -> dict[str, str]:
     gpus = sample.gpus
-    full = max(gpus, key=lambda gpu: gpu.memory_percent or 0.0, default=None)
+    memory = max((gpu.memory_percent or 0.0 for gpu in gpus), default=0.0)
     heat = max((gpu.temperature_c or 0 for gpu in gpus), default=0)
     return {
         "GPUS": "".join(_spark((gpu.activity or 0.0) / 100) for gpu in gpus),
-        "BUSY": f"{_busy(sample):.0%}" if gpus else "",
-        "MEMORY": _share(full.memory_bytes, full.memory_total_bytes) if full else "",
+        "BUSY": f"{_busy(sample) * 100:.0f} %" if gpus else "",
+        "GPU MEMORY": f"{memory:.0f} %" if memory else "",
         "TEMP": f"{heat} °C" if heat else "",
-        "HOST MEMORY": _share(sample.host_bytes, sample.host_limit_bytes),
+        "HOST MEMORY": "" if sample.host_percent is None else f"{sample.host_percent:.0f} %",
         "CPU": "" if sample.cpu is None else f"{sample.cpu:.1f}/{sample.cpus or '?'}",
     }
 
 
 def _busy(sample: Sample) -> float:
     return fmean((gpu.activity or 0.0) / 100 for gpu in sample.gpus) if sample.gpus else 0.0
-
-
-def _share(used: int | None, limit: int | None) -> str:
-    return "" if percent(used, limit) is None else share_text(used, limit)
