@@ -18,14 +18,15 @@ from tests.cli.runs import GIB, ended, events, queue, running, submitted
 from tests.terminals import columns_of, terminal
 
 HOSTILE = b"\x1b[2J\x1b]0;owned\x07[red]\xe2\x80\xaemarkup[/red]\t\xf0\x9f\x94\xa5 step 9"
-GPU = GpuSample(index=0, memory_bytes=51 * GIB, memory_total_bytes=80 * GIB, activity=97.0)
-HOT = replace(GPU, temperature_c=64)
+GPU = GpuSample(
+    index=0, memory_bytes=51 * GIB, memory_total_bytes=80 * GIB, activity=97.0, temperature_c=64
+)
 
 
 def node(age_s: float = 0, **changes: object) -> Sample:
     sample = Sample(at=time.time() - age_s, attempt=1, host_limit_bytes=2015 * GIB, cpu=12.5)
-    gpus = tuple(replace(HOT, index=index) for index in range(8))
-    return replace(sample, gpus=gpus, **{"host_bytes": 620 * GIB, **changes})  # type: ignore[arg-type]
+    usual = {"host_bytes": 620 * GIB, "gpus": tuple(replace(GPU, index=n) for n in range(8))}
+    return replace(sample, **{**usual, **changes})  # type: ignore[arg-type]
 
 
 def write(root: Path, **samples: Sample) -> None:
@@ -64,6 +65,7 @@ def _root(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_snapshot_says_first_that_all_is_well(here: CommandLine, root: Path) -> None:
+    write(root, node19=node(gpus=(GpuSample(index=0),)))  # NVML has disappeared
     said = here("top", "4711")
     assert said.err == ""
     first, second, *lines = said.out.splitlines()
@@ -77,6 +79,7 @@ def test_a_snapshot_says_first_that_all_is_well(here: CommandLine, root: Path) -
         r"^saved  step-3000, 00:05:0\d ago; a failure now costs 00:05:0\d$", text, re.M
     )
     assert re.search(r"^node18 +█{8} +97 % +64 % +64 °C +31 % +12.5/\?$", text, re.M)
+    assert re.search(r"^node19 +· +31 % +12.5/\?$", text, re.M)
     assert "[red]markup[/red]" in text  # what the log says, without what a terminal obeys
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", said.out)
 

@@ -185,11 +185,13 @@ def sparkline(values: Sequence[float]) -> str:
     edges = [len(known) * place // max(1, size) for place in range(size + 1)]
     means = [fmean(known[edges[place] : edges[place + 1]]) for place in range(size)]
     low, high = min(means, default=0.0), max(means, default=0.0)
-    return "".join(_spark((mean - low) / (high - low or 1.0)) for mean in means) * (size > 1)
+    return "".join(_spark(100 * (mean - low) / (high - low or 1.0)) for mean in means) * (size > 1)
 
 
-def _spark(share: float) -> str:
-    return _SPARKS[round(max(0.0, min(1.0, share)) * (len(_SPARKS) - 1))]
+def _spark(percent: float | None) -> str:
+    if percent is None:
+        return "·"
+    return _SPARKS[round(max(0.0, min(1.0, percent / 100)) * (len(_SPARKS) - 1))]
 
 
 # The nodes
@@ -221,12 +223,12 @@ def _table(nodes: Mapping[str, Badness], most: int, usage: Mapping[str, Sample])
 
 
 def _row(sample: Sample) -> dict[str, str]:
-    gpus = sample.gpus
+    gpus, busy = sample.gpus, _busy(sample)
     memory = max((gpu.memory_percent or 0.0 for gpu in gpus), default=0.0)
     heat = max((gpu.temperature_c or 0 for gpu in gpus), default=0)
     return {
-        "GPUS": "".join(_spark((gpu.activity or 0.0) / 100) for gpu in gpus),
-        "BUSY": f"{_busy(sample) * 100:.0f} %" if gpus else "",
+        "GPUS": "".join(_spark(gpu.activity) for gpu in gpus),
+        "BUSY": "" if busy is None else f"{busy:.0f} %",
         "GPU MEMORY": f"{memory:.0f} %" if memory else "",
         "TEMP": f"{heat} °C" if heat else "",
         "HOST MEMORY": "" if sample.host_percent is None else f"{sample.host_percent:.0f} %",
@@ -234,5 +236,6 @@ def _row(sample: Sample) -> dict[str, str]:
     }
 
 
-def _busy(sample: Sample) -> float:
-    return fmean((gpu.activity or 0.0) / 100 for gpu in sample.gpus) if sample.gpus else 0.0
+def _busy(sample: Sample) -> float | None:
+    known = [gpu.activity for gpu in sample.gpus if gpu.activity is not None]
+    return fmean(known) if known else None
