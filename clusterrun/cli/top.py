@@ -12,11 +12,12 @@ from clusterrun.verbs.status import status
 @click.command()
 @click.argument("job", required=False, shell_complete=complete.jobs)
 def command(job: str | None) -> None:
-    """Show a job while it runs: what is wrong, its progress, its nodes and its last lines.
+    """Show a job while it runs.
 
-    JOB is a job id, the name of a run or its directory  [default: the newest run]. It ends with
-    the job, or with q; then the job continues. Above 32 nodes there is a cell for each node, and
-    a row for each of the 20 worst. Without a terminal, the screen is printed once.
+    JOB is a job id, the name of a run or its directory  [default: the newest run]. What is wrong
+    comes first, then progress, nodes, GPUs and the last lines. The screen ends with the job; q
+    leaves it, and the job continues. Above 32 nodes there is a cell for each node, and a row for
+    each of the 20 worst. Without a terminal, the screen is printed once.
 
     \b
     clusterrun top 4711

@@ -26,7 +26,7 @@ ITEMS = {
     "small_transformer": 25,
     "pretrain_parquet": 35,
 }
-LEAST_COVERED = 130  # may only grow
+LEAST_COVERED = 136  # may only grow
 FIELDS = {"item", "says", "answer", "tests", "why", "absent"}
 
 
