@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import Row, block, labelled
 from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced
 from clusterrun.cli.shared.times import timestamp
-from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Finding
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import Exit, JobNotFoundError, UsageError
@@ -175,34 +175,28 @@ def _signs(found: Diagnosis, told: str, *, is_of_job: bool) -> Iterator[Row]:
     if found.verdict is None:
         yield from _without_verdict(found)
         return
-    lines = (each.line for each in found.verdict.evidence[:3])
-    signs = ((place_of(line, is_of_job=is_of_job), _first_line(line)) for line in lines)
-    yield from labelled("signs", (f"{place}: {text}" for place, text in signs if text not in told))
+    lines = ((x.line, x.line.text.strip().partition("\n")[0]) for x in found.verdict.evidence)
+    new = ((line, cut(text)) for line, text in lines if cut(text) not in told)
+    signs = (f"{place_of(line, is_of_job=is_of_job)}: {text}" for line, text in islice(new, 2))
+    yield from labelled("signs", signs)
     for after in found.verdict.consequences:
         where = f" on {count(len(after.ranks), 'rank')}" if after.ranks else ""
         yield "then", f"{after.cause.id}: {count(after.count, 'line')}{where}"
 
 
-def _first_line(line: PrintedLine) -> str:
-    return cut(line.text.strip().partition("\n")[0])
-
-
 def _without_verdict(found: Diagnosis) -> Iterator[Row]:
-    job, lines = found.job, count(found.lines, "line")
+    job = found.job
     name = shlex.quote(job.record.job_id or job.record.run_dir) if job else ""
     if job is not None and job.suspicions:
         yield from labelled("suspect", (each.text for each in job.suspicions))
     elif job is not None and job.state.is_success:
         yield "", "nothing failed: the job completed"
-    elif job is not None and job.state is JobState.RUNNING:
-        yield "signs", f"no cause found in {lines}, and the job is running"
-        yield "next", f"see where its ranks are: clusterrun diagnose {name} --stacks --fr"
     elif job is not None and job.state is JobState.PENDING:
         yield "", f"the job has not started; to see why: clusterrun status {name}"
-    elif found.failure:
-        yield "signs", f"no sign of a known cause in {lines}"
     else:
-        yield "signs", f"no cause found in {lines}"
+        yield "signs", f"no cause found in {count(found.lines, 'line')}"
+        if job is not None and job.state is JobState.RUNNING:
+            yield "next", f"see where its ranks are: clusterrun diagnose {name} --stacks --fr"
 
 
 def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
@@ -232,7 +226,7 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
 def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
     cause, first = verdict.cause, verdict.first
     told = short(found, is_of_job=bool(found.job))
-    run = run_of(found.job, told, found.attempt) if told else None
+    run = run_of(found.job, told, found.attempt) if told and found.job else None
     return {
         "class": cause.id,
         "role": first.role.value,

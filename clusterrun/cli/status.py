@@ -1,9 +1,10 @@
-"""`status`: print the state of one job."""
+"""`status`: print the state of jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 
 import click
 
@@ -13,7 +14,7 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import closing_rows, labelled
 from clusterrun.cli.shared.job_json import job_object
-from clusterrun.cli.shared.job_text import brief, find_announced, say_released, where_or_why
+from clusterrun.cli.shared.job_text import brief, find_all_announced, say_released, where_or_why
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
 from clusterrun.cli.shared.startup_text import startup_lines
 from clusterrun.cli.shared.usage_text import usage_lines
@@ -29,14 +30,14 @@ from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs import find
-from clusterrun.verbs.status import status_explained, wait
+from clusterrun.verbs.status import statuses_explained, wait
 
 _SILENT_S = 300  # without output, a running job may hang
 _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 
 
 @click.command()
-@click.argument("job", required=False, shell_complete=complete.jobs)
+@click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=complete.jobs)
 @click.option("--wait", "waiting", is_flag=True, help="wait until the job ends")
 @click.option(
     "-f", "--follow", is_flag=True, help="on a terminal, show the screen of top until the job ends"
@@ -49,7 +50,7 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 @click.pass_context
 def command(
     ctx: click.Context,
-    job: str | None,
+    jobs: tuple[str, ...],
     *,
     adopt: bool,
     as_json: bool,
@@ -57,65 +58,73 @@ def command(
     follow: bool,
     waiting: bool,
 ) -> None:
-    """Show the state of a job.
+    """Show the state of jobs.
 
-    If the job waits, also show why, and what may start it sooner.
+    If a job waits, also show why, and what may start it sooner.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. The exit status
     is 0 even if the job failed. With --exit-status it is 3 if the job did not complete, or
-    if it completed but its own reports show that it trained nothing.
+    if it completed but its own reports show that it trained nothing. Of several jobs, the largest
+    status counts. With --json, several jobs are printed as list --json prints them.
 
     \b
     clusterrun status
     clusterrun status -f 4711
     clusterrun status 4711 --wait --exit-status && echo trained
+    clusterrun status 4711 4712
     """
     output.expect_json(as_json)
-    if adopt:
-        _adopt(find.locate(job))
-    record = find_announced(job)
-    now = _followed(record) if follow else None
-    now = now or (_waited(record) if waiting else status_explained(record))
+    wanted = jobs or (None,)
+    for name in wanted if adopt else ():
+        _adopt(find.locate(name))
+    records = find_all_announced(wanted)
+    shown: list[JobStatus] = []
+    look = partial(_look, follow=follow, waiting=waiting)
+    for job in map(look, records) if follow or waiting else statuses_explained(records):
+        if not as_json:
+            output.answer_rows((*[("", "")] * bool(shown), *_lines(job)))
+        _say_notes(job)
+        shown.append(job)
     if as_json:
-        output.answer_json({"schema": "clusterrun.status/1", **job_object(now)})
-    else:
-        output.answer_rows(_lines(now))
-    for text in (*now.notes, *(f"damaged: {name}" for name in now.damaged)):
+        objects = [job_object(job) for job in shown]
+        one = {"schema": "clusterrun.status/1", **objects[0]}
+        several = {"schema": "clusterrun.list/1", "jobs": objects}
+        output.answer_json(several if objects[1:] else one)
+    failed = any(job.state.is_terminal and not job.state.is_success for job in shown)
+    if (waiting or follow) and failed and not exit_status:
+        output.note("pass --exit-status to exit with 3 if the job did not complete")
+    # The answer above comes from the files, and is already on stdout.
+    for error in {str(job.error): job.error for job in shown if job.error}.values():
+        output.print_error_text(error)
+    ctx.exit(max(_exit_code(job, exit_status=exit_status) for job in shown))
+
+
+def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
+    if follow:
+        from clusterrun.cli.shared.live import watch  # imports rich and the estimate
+
+        if seen := watch(record):
+            return seen
+    if not waiting:
+        return statuses_explained([record])[0]
+    return wait(record, released=say_released, stuck=warn_stuck, rest=WaitLine().rest)
+
+
+def _say_notes(job: JobStatus) -> None:
+    for text in (*job.notes, *(f"damaged: {name}" for name in job.damaged)):
         output.note(text)
-    if now.unjoined is not None:
-        output.note(now.unjoined.hint)
-    if now.is_held:
-        name = now.record.job_id
+    if job.unjoined is not None:
+        output.note(job.unjoined.hint)
+    if job.is_held:
+        name = job.record.job_id
         output.note(f"to have Slurm start it now, run: clusterrun status --wait {name}")
         output.note(f"a site can shorten the two minutes: {REQUEUE_DELAY}")
-    if (
-        (waiting or follow)
-        and not exit_status
-        and now.state.is_terminal
-        and not now.state.is_success
-    ):
-        output.note("pass --exit-status to exit with 3 if the job did not complete")
-    ctx.exit(_exit_code(now, exit_status=exit_status))
-
-
-def _followed(record: JobRecord) -> JobStatus | None:
-    from clusterrun.cli.shared.live import watch  # imports rich and the estimate
-
-    return watch(record)
-
-
-def _waited(record: JobRecord) -> JobStatus:
-    return wait(record, released=say_released, stuck=warn_stuck, rest=WaitLine().rest)
 
 
 def _exit_code(job: JobStatus, *, exit_status: bool) -> int:
     if job.error is not None:
-        # The answer above comes from the files, and is already on stdout.
-        output.print_error_text(job.error)
         return job.error.exit_code
-    if exit_status and job.state.is_terminal and not job.is_good:
-        return Exit.NO
-    return Exit.OK
+    return Exit.NO if exit_status and job.state.is_terminal and not job.is_good else Exit.OK
 
 
 # For people

@@ -30,17 +30,12 @@ def prepare() -> None:
     Scanner(table=built_in())
 
 
-def judge(run_dir: Path, outcome: Outcome) -> ShortVerdict | None:
-    """Diagnose an attempt by what its agents and logs report."""
+def judged(run_dir: Path, outcome: Outcome) -> str:
+    """Diagnose an attempt by what its agents and logs report; return the verdict as JSON."""
     record = read(RunPaths(root=run_dir))
     with contextlib.suppress(OSError):
         os.chdir(record.workdir)  # the project's causes.yaml
-    return short(diagnose_attempt(record, outcome.attempt, outcome), most=MOST)
-
-
-def judged(run_dir: Path, outcome: Outcome) -> str:
-    """Return the verdict as JSON."""
-    verdict = judge(run_dir, outcome)
+    verdict = short(diagnose_attempt(record, outcome.attempt, outcome), most=MOST)
     return json.dumps(dataclasses.asdict(verdict) if verdict else None)
 
 

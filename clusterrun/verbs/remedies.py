@@ -97,10 +97,8 @@ class Run:
         return next(([int(text) for text in hit.groups()] for hit in found if hit), [])
 
 
-def run_of(job: JobStatus | None, verdict: ShortVerdict, attempt: int) -> Run | None:
+def run_of(job: JobStatus, verdict: ShortVerdict, attempt: int) -> Run | None:
     """Return what is known of a run with its verdict; None if its files can't be read."""
-    if job is None:
-        return None
     try:
         resolved, plan = configuration(job.record), read_plan(job.record.paths)
     except (ClusterrunError, OSError, ValueError):

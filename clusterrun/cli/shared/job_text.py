@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from clusterrun.backends.status import JobStatus
@@ -120,15 +119,13 @@ def verdict_line(verdict: ShortVerdict) -> str:
 
 def brief(text: str) -> str:
     """Return the first line of a text, cut if it is long for a table."""
-    return textwrap.shorten((text.splitlines() or [""])[0], BRIEF_LETTERS, placeholder=" …")
+    return cut((text.splitlines() or [""])[0], BRIEF_LETTERS)
 
 
-def cut(text: str) -> str:
+def cut(text: str, most: int = SHOWN_LETTERS) -> str:
     """Return what is shown of a line, cut between words."""
-    if len(text) <= SHOWN_LETTERS:
-        return text
-    head = text[:SHOWN_LETTERS]
-    return f"{head.rpartition(' ')[0] or head} …"
+    head = text[: most + 1].rpartition(" ")[0] or text[:most]
+    return text if len(text) <= most else f"{head} …"
 
 
 def _who(failure: Outcome) -> str:

@@ -113,7 +113,7 @@ def answer(text: str, *, indent: int | None = None, wraps: bool = True) -> None:
 def answer_rows(rows: Iterable[tuple[str, str]]) -> None:
     """Print texts with their labels on stdout."""
     for label, text in rows:
-        answer(f"{label:<11}{text}", indent=11)
+        answer(f"{label:<11}{text}".rstrip(), indent=11)
 
 
 def answer_exactly(text: str) -> None:
