@@ -55,7 +55,7 @@ def screen(job: JobStatus, plan: str, width: int, height: int | None = None) -> 
 
     Rows of nodes and the newest log lines share what is left of the height.
     """
-    job, seen = with_usage(job), read_evidence(job.record.paths)
+    job, seen = job if job.usage else with_usage(job), read_evidence(job.record.paths)
     late = silent(job.usage, time.time()) if job.state is JobState.RUNNING else {}
     nodes = {
         name: (late.get(name, 0.0), len(job.usage[name].alerts), job.usage[name].fullest_percent)
