@@ -85,6 +85,7 @@ def _explain(name: str) -> None:
     rule = RULES.get(name)
     if rule is None:
         near = difflib.get_close_matches(name, RULES, n=1)
-        hint = f"use '{near[0]}'" if near else "list them with: clusterrun check --explain all"
+        listed = "list the rules with: clusterrun check --explain all"
+        hint = f"use '{near[0]}', or {listed}" if near else listed
         raise UsageError(f"no rule '{name}'", hint=hint)
     output.answer_page(f"{rule.id}  {rule.reason}", [("fix", rule.fix)])

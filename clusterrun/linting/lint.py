@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from clusterrun.linting import libraries, rules, settings
+from clusterrun.linting import rules, settings
 from clusterrun.linting.rule import RULES, Launch, Rule
 from clusterrun.linting.source import Script
 
-_REGISTERED = (rules, settings, libraries)
+_REGISTERED = (rules, settings)
 
 
 class Pitfall(NamedTuple):

@@ -6,44 +6,34 @@ A rule is silent if it is unsure. A finding that is false costs more trust than 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 from clusterrun.linting.source import Script
 
 
 class Launch(NamedTuple):
-    """What the job gives the script; `cpus_per_node` is 0 if it is not known.
+    """What the job gives the script.
 
-    `gpu_without_bf16` is the GPU type if it has no bf16 units. `is_sized` is False if nodes and
-    ranks are an assumption. `is_simulated`: all nodes are this machine. `shared_port` is the port
-    that the user chose, 0 if no other job can be on its nodes. `args` are the script's arguments,
-    None if they are not known. `env` are the variables that the user sets for the job, `inherited`
-    those of the shell; `setup` are the lines of bash that run before. `deepspeed` and `accelerate`
-    are what the user's own files contain; `missing` are those that do not exist. `read` returns
-    what another JSON file contains: {} if that is not known, None if there is no such file.
+    `is_sized` is False if nodes and ranks are an assumption. `is_simulated`: all nodes are this
+    machine. `shared_port` is the port that the user chose, 0 if no other job can be on its nodes.
+    `args` are the script's arguments; `setup` are the lines of bash that run before. `missing` are
+    the files that the accelerate YAML names and that do not exist. `is_missing` says whether
+    another file certainly does not exist.
     """
 
     nodes: int = 2
     ranks_per_node: int = 2
-    cpus_per_node: int = 0
     has_gpus: bool = True
-    gpu_without_bf16: str = ""
     is_sized: bool = True
     is_simulated: bool = False
     strategy: str = "ddp"
     max_restarts: int = 0
     shared_port: int = 0
-    args: tuple[str, ...] | None = None
-    env: Mapping[str, str] = MappingProxyType({})
-    inherited: Mapping[str, str] = MappingProxyType({})
+    args: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
-    deepspeed: Mapping[str, Any] = MappingProxyType({})
-    accelerate: Mapping[str, Any] = MappingProxyType({})
     missing: tuple[str, ...] = ()
-    read: Callable[[str], Mapping[str, Any] | None] = lambda path: {}
-    has_wandb_key: bool = True
+    is_missing: Callable[[str], bool] = lambda path: False
 
     @property
     def world_size(self) -> int:

@@ -17,7 +17,6 @@ from clusterrun.linting.source import (
     keyword,
     text_of,
 )
-from clusterrun.shared.wording import count
 
 DDP: Final = (
     "torch.nn.parallel.DistributedDataParallel",
@@ -52,11 +51,7 @@ KNOWN: Final = {
 }
 ONE_MACHINE: Final = r"/(?:tmp|var/tmp|dev/shm)/"
 _LOOPBACK = r"localhost|127\.\d+\.\d+\.\d+|::1"
-_CHOOSES_GPU = (
-    r"(?i)local_?rank|localid|set_device|device_count|visible_devices|device_mesh|gpu_?id|\bgpu\b|rpc"
-    r"|local_process_index|cuda:[^0-9]|cuda\.device\(|\b(?:cuda|to|device\w*)\s*[=(][^\n]*rank"
-)
-_TOKEN = r"hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|wandb_v\d_\w{30,}"
+_LIGHTNING = ("lightning", "lightning.pytorch", "pytorch_lightning", "lightning.fabric")
 
 
 # The world
@@ -162,33 +157,6 @@ def _fixed_world_size(script: Script, launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    "backend-without-gpu",
-    "NCCL needs a GPU, and the job has none",
-    "call init_process_group() without a backend, or with gloo",
-)
-def _backend_without_gpu(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.has_gpus or not launch.is_sized:
-        return
-    for call, backend in _backends(script):
-        if backend == "nccl":
-            yield call, "the backend is nccl"
-
-
-@rule(
-    "gloo-on-gpus",
-    "gloo copies every gradient through the host's memory",
-    "use the backend nccl",
-)
-def _gloo_on_gpus(script: Script, launch: Launch) -> Iterator[Found]:
-    is_on_gpus = launch.has_gpus and launch.is_sized and "cuda" in script.text
-    if not is_on_gpus or not any(script.calls(*DDP)) or "nccl" in script.text:
-        return
-    for call, backend in _backends(script):
-        if backend == "gloo":
-            yield call, "the backend is gloo"
-
-
-@rule(
     "collective-on-one-rank",
     "the other ranks never enter it: the ranks wait until the timeout",
     "move it to where all ranks call it",
@@ -225,74 +193,6 @@ def _joint_calls(script: Script, launch: Launch) -> Iterator[ast.Call]:
 
 
 @rule(
-    "rank-as-device",
-    "on the second node, no GPU has the number of a global rank (invalid device ordinal)",
-    'use the local rank: int(os.environ["LOCAL_RANK"])',
-)
-def _rank_as_device(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.nodes < 2 or not launch.has_gpus:
-        return
-    for call in script.calls("torch.cuda.set_device", "torch.device", ".cuda", ".to", *DDP):
-        if is_conditional(script, call):
-            continue
-        ids = keyword(call, "device_ids")
-        of_list = ids.elts if isinstance(ids, ast.List) else []
-        for given in of_list if script.name(call.func) in DDP else call.args[:2]:
-            names = [n for n in ast.walk(given) if isinstance(n, ast.Name)]
-            is_plain = isinstance(given, ast.Name | ast.JoinedStr)
-            if is_plain and len(names) == 1 and _is_global_rank(script, call, names[0].id):
-                yield call, f"the device index, {names[0].id}, is the global rank"
-                return
-
-
-@rule(
-    "one-gpu-for-all-ranks",
-    "all ranks of a node would use its first GPU: NCCL reports a duplicate GPU, or memory runs out",
-    'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else of CUDA',
-)
-def _one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
-    is_distributed = any(script.calls(*DDP, INIT)) and is_closed(script)
-    if not (launch.has_gpus and launch.ranks_per_node > 1 and is_distributed):
-        return
-    is_chosen = re.search(_CHOOSES_GPU, script.text)
-    for call in script.calls("torch.device", ".to", ".cuda"):
-        named = {text_of(node) for each in call.args for node in ast.walk(each)}
-        is_bare = script.name(call.func).endswith(".cuda") and not call.args
-        is_plain = (is_bare or named & {"cuda", "cuda:0"}) and not is_chosen
-        is_first = _names_first_gpu(script, call) and "VISIBLE_DEVICES" not in script.text
-        if (is_plain or is_first) and not is_conditional(script, call):
-            yield call, "each rank uses GPU 0" if is_first else "no rank chooses its GPU"
-            return
-
-
-def _names_first_gpu(script: Script, call: ast.Call) -> bool:
-    """Return whether a call is `.cuda(0)` or `.to("cuda:0")`."""
-    given = call.args[0] if call.args else keyword(call, "device")
-    is_number = script.name(call.func).endswith(".cuda") and constant(given) == 0
-    return isinstance(call.func, ast.Attribute) and (
-        is_number or (call.func.attr in ("to", "cuda") and text_of(given) == "cuda:0")
-    )
-
-
-@rule(
-    "device-map",
-    "device_map ignores ranks: each would use all GPUs of its node, or the same one",
-    'drop device_map, or pass {"": int(os.environ["LOCAL_RANK"])}',
-)
-def _device_map(script: Script, launch: Launch) -> Iterator[Found]:
-    trains = any(script.calls(".backward", ".train"))
-    if launch.ranks_per_node < 2 or not launch.has_gpus or not trains:
-        return
-    for call in script.calls(".from_pretrained"):
-        given = keyword(call, "device_map")
-        is_spread = text_of(given) in ("auto", "balanced", "sequential")
-        values = [constant(each) for each in given.values] if isinstance(given, ast.Dict) else []
-        is_first = values in ([0], ["cuda:0"]) and "VISIBLE_DEVICES" not in script.text
-        if given and (is_spread or is_first) and not is_conditional(script, call):
-            yield call, f"device_map is {ast.unparse(given)}"
-
-
-@rule(
     "data-parallel",
     "DataParallel uses all GPUs of the node from each rank, and does not join the ranks",
     "use DistributedDataParallel with device_ids=[local_rank]",
@@ -306,17 +206,51 @@ def _data_parallel(script: Script, launch: Launch) -> Iterator[Found]:
 
 @rule(
     "local-rank-argument",
-    "torchrun and accelerate pass no such argument: all ranks of a node would use the default",
+    "torchrun and accelerate pass no such argument: all ranks of a node would use the default, or "
+    "argparse would refuse to start them",
     'read int(os.environ["LOCAL_RANK"])',
 )
 def _local_rank_argument(script: Script, launch: Launch) -> Iterator[Found]:
     reads_it = re.search("LOCAL_RANK|get_local_rank|SLURM_LOCALID|device_count", script.text)
     is_unused = not re.search(r"\.local_rank\b(?!\s*=[^=])", script.text)
-    if reads_it or is_unused or not is_closed(script) or launch.ranks_per_node < 2:
-        return
+    is_fine = reads_it or is_unused or not is_closed(script) or launch.ranks_per_node < 2
     for call in script.calls(".add_argument"):
-        if any(text_of(each) in ("--local_rank", "--local-rank") for each in call.args):
+        flags = {text_of(each) for each in call.args} & {"--local_rank", "--local-rank"}
+        is_required = constant(keyword(call, "required")) is True
+        if is_required and flags and not is_conditional(script, call):
+            if not any(word.startswith(tuple(flags)) for word in launch.args):
+                yield call, f"the script requires {min(flags)}"
+        elif flags and not is_fine:
             yield call, "the local rank is read from an argument"
+
+
+@rule(
+    "lightning-size",
+    "Lightning stops, or trains a model on each rank: devices x num_nodes is not the job's size",
+    "pass the job's num_nodes and devices",
+)
+def _lightning_size(script: Script, launch: Launch) -> Iterator[Found]:
+    names = [f"{package}.{kind}" for package in _LIGHTNING for kind in ("Trainer", "Fabric")]
+    for call in script.calls(*names) if launch.is_sized else ():
+        nodes, devices = keyword(call, "num_nodes"), keyword(call, "devices")
+        is_other = keyword(call, "plugins") or keyword(call, "accelerator")
+        if has_unknown_arguments(call) or is_conditional(script, call) or call.args:
+            continue
+        count = constant(nodes) if nodes else 1
+        each = _devices(devices, launch, is_plain=not is_other)
+        if isinstance(count, int) and each and count * each != launch.world_size:
+            yield call, f"devices x num_nodes is {each} x {count}, the job has {launch.world_size}"
+
+
+def _devices(given: ast.expr | None, launch: Launch, *, is_plain: bool) -> int:
+    """Return how many ranks of a node Lightning expects; 0 if that is not known."""
+    if isinstance(given, ast.List):
+        return len(given.elts)
+    value = constant(given)
+    if type(value) is int and value > 0:
+        return value
+    is_auto = given is None or value in (-1, "auto", "-1")
+    return launch.ranks_per_node if is_auto and is_plain and launch.has_gpus else 0
 
 
 # Data
@@ -361,34 +295,21 @@ _SPLITS = (
 
 
 @rule(
-    "too-many-workers",
-    "more loader workers than CPUs wait for each other, and cost host memory",
-    "lower num_workers, or request more CPUs (--cpus-per-gpu)",
+    "different-splits",
+    "each rank would split the data differently: some train on what others validate with",
+    "pass a seed: seed=0, or generator=torch.Generator().manual_seed(0) for random_split()",
 )
-def _too_many_workers(script: Script, launch: Launch) -> Iterator[Found]:
-    cpus = launch.cpus_per_node
-    for call in script.calls(*LOADER, *ARGUMENTS) if cpus and launch.is_sized else ():
-        name = "num_workers" if script.name(call.func) in LOADER else "dataloader_num_workers"
-        workers = constant(keyword(call, name))
-        if isinstance(workers, int) and workers > 1:
-            total = workers * launch.ranks_per_node
-            if total > cpus and not is_conditional(script, call):
-                yield call, f"{total} workers on a node with {count(cpus, 'CPU')} for the job"
-
-
-@rule(
-    "downloads-on-all-ranks",
-    "unless it is there, all ranks download into the same files, and read what others still write",
-    "download on one rank and let the others wait at a barrier, or before you submit",
-)
-def _downloads(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.world_size < 2:
+def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
+    is_alone = launch.world_size < 2 or not joins(script) or not is_closed(script, also=TRAINING)
+    if is_alone or re.search("seed|rng|random_state", script.text):
         return
-    names = ("MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN", "STL10")
-    for call in script.calls(*(f"torchvision.datasets.{name}" for name in names)):
-        is_asked = constant(keyword(call, "download")) is True and not differs(script, call)
-        if is_asked and not _waits_in_function(script, call) and not script.may_be_chosen(call):
-            yield call, "download=True on each rank"
+    for call in script.calls(".train_test_split"):
+        is_asked = keyword(call, "generator") or keyword(call, "shuffle")
+        if not is_asked and not has_unknown_arguments(call) and not script.may_be_chosen(call):
+            yield call, "train_test_split() has no seed"
+    for call in script.calls("torch.utils.data.random_split"):
+        if len(call.args) == 2 and not call.keywords and not script.may_be_chosen(call):
+            yield call, "random_split() has no generator, and no seed is set"
 
 
 # What it writes
@@ -400,8 +321,7 @@ def _downloads(script: Script, launch: Launch) -> Iterator[Found]:
     "save on rank 0 only, or through clusterrun.runtime.Checkpoints",
 )
 def _saves_on_all_ranks(script: Script, launch: Launch) -> Iterator[Found]:
-    is_sharded = launch.is_sharded and not ignores_strategy(script)
-    if launch.world_size < 2 or is_sharded or not joins(script):
+    if launch.world_size < 2 or launch.is_sharded or not joins(script):
         return
     for call in _plain_saves(script):
         at, name = (1, "f") if script.name(call.func) == "torch.save" else (0, "save_directory")
@@ -422,114 +342,6 @@ def _plain_saves(script: Script) -> Iterator[ast.Call]:
         is_asked = keyword(call, "is_main_process") or keyword(call, "save_function")
         if is_model and not is_asked and not has_unknown_arguments(call):
             yield call
-
-
-@rule(
-    "loads-onto-one-gpu",
-    "tensors that were saved from a GPU return to it: each rank would fill the first GPU",
-    'pass map_location="cpu", or the device of the rank',
-)
-def _loads_onto_one_gpu(script: Script, launch: Launch) -> Iterator[Found]:
-    is_distributed = any(script.calls(*DDP, INIT)) and any(script.calls("torch.save"))
-    is_placed = re.search(r"map_location|cpu\(\)|to\(.cpu|set_default", script.text)
-    if not is_distributed or is_placed or "cuda" not in script.text:
-        return
-    if not launch.has_gpus or launch.ranks_per_node < 2:
-        return
-    saved = {ast.unparse(call.args[1]) for call in script.calls("torch.save") if call.args[1:]}
-    for call in script.calls("torch.load"):
-        is_own = bool(call.args) and ast.unparse(call.args[0]) in saved
-        is_model = is_own or re.search("(?i)ckpt|check|resume|snap", ast.unparse(call))
-        is_plain = len(call.args) == 1 and not has_unknown_arguments(call)
-        if is_model and is_plain and not branch_of_one_rank(script, call):
-            yield call, "torch.load() has no map_location"
-
-
-@rule(
-    "creates-existing-directory",
-    "another rank, or an earlier attempt, creates it first: FileExistsError",
-    "pass exist_ok=True",
-)
-def _creates_directory(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.world_size < 2 or not joins(script):
-        return
-    for call in script.calls("os.makedirs", ".mkdir"):
-        is_of_os = script.name(call.func).startswith("os.")
-        if bool(call.args) != is_of_os:
-            continue
-        path = call.args[0] if is_of_os else call.func.value  # type: ignore[attr-defined]
-        if keyword(call, "exist_ok") or differs(script, path) or script.is_tried(call):
-            continue
-        if not script.may_be_chosen(_existence_test(script, call) or call):
-            yield call, f"all ranks create the directory {ast.unparse(path)}"
-
-
-@rule(
-    "different-splits",
-    "each rank would split the data differently: some train on what others validate with",
-    "pass a seed: seed=0, or generator=torch.Generator().manual_seed(0) for random_split()",
-)
-def _different_splits(script: Script, launch: Launch) -> Iterator[Found]:
-    is_alone = launch.world_size < 2 or not joins(script) or not is_closed(script, also=TRAINING)
-    if is_alone or re.search("seed|rng|random_state", script.text):
-        return
-    for call in script.calls(".train_test_split"):
-        is_asked = keyword(call, "generator") or keyword(call, "shuffle")
-        if not is_asked and not has_unknown_arguments(call) and not script.may_be_chosen(call):
-            yield call, "train_test_split() has no seed"
-    for call in script.calls("torch.utils.data.random_split"):
-        if len(call.args) == 2 and not call.keywords and not script.may_be_chosen(call):
-            yield call, "random_split() has no generator, and no seed is set"
-
-
-@rule(
-    "secret-in-script",
-    "everybody who can read the script, or a copy of it, can use the token",
-    "pass it by name: --pass-env, and revoke this one",
-)
-def _secret(script: Script, launch: Launch) -> Iterator[Found]:
-    for node in script.nodes:
-        is_token = isinstance(node, ast.Constant) and re.fullmatch(_TOKEN, text_of(node))
-        if is_token and len(set(text_of(node))) > 10 and _is_given_as_secret(script, node):
-            yield node, "a token is written in the script"
-
-
-# Speed, and what no one can answer
-
-
-@rule(
-    "waits-for-input",
-    "a job has no terminal: it fails or waits until the time limit",
-    "remove it",
-)
-def _waits_for_input(script: Script, launch: Launch) -> Iterator[Found]:
-    for call in script.calls(
-        "input", "breakpoint", "pdb.set_trace", "ipdb.set_trace", "IPython.embed"
-    ):
-        is_certain = not is_conditional(script, one_rank_is_enough(script, call))
-        if is_certain or _is_at_a_step(script, call):
-            yield call, f"{script.name(call.func)}() waits for somebody"
-
-
-def _is_at_a_step(script: Script, call: ast.Call) -> bool:
-    """Return whether a comparison with the progress decides, as in `if step == 100`."""
-    branch = next((each for each in script.around(call) if isinstance(each, ast.If)), None)
-    is_comparison = branch is not None and isinstance(branch.test, ast.Compare)
-    return is_comparison and not script.may_be_chosen(call)
-
-
-@rule(
-    "refused-argument",
-    "the script's own argparse refuses the arguments: every rank would exit with 2",
-    "correct the arguments after the script",
-)
-def _refused_argument(script: Script, launch: Launch) -> Iterator[Found]:
-    if launch.args is None or "sys.argv" in script.text or "argparse" not in script.text:
-        return
-    from clusterrun.linting.arguments import refusal  # slow to import
-
-    if (found := refusal(script, launch.args)) and not is_conditional(script, found[0]):
-        yield found
 
 
 # What the rules share
@@ -559,30 +371,11 @@ def differs(script: Script, node: ast.AST) -> bool:
     return False
 
 
-def _existence_test(script: Script, call: ast.Call) -> ast.AST | None:
-    """Return the `if not os.path.exists(path)` around a call; None without one."""
-    branch = next((each for each in script.around(call) if isinstance(each, ast.If)), None)
-    test = branch.test if branch else None
-    is_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-    asked = test.operand if is_not else None  # type: ignore[union-attr]
-    is_existence = isinstance(asked, ast.Call) and re.search(_EXISTS, script.name(asked.func))
-    return branch if is_existence else None
-
-
-_EXISTS = r"\.(?:exists|isdir|is_dir)$"
-
-
 # What trains, and calls nothing of the user's that this file does not show.
 TRAINING: Final = (
     *("accelerate", "deepspeed", "lightning", "peft", "pytorch_lightning", "transformers", "trl"),
 )
 _SPLITS_MODEL = "(?i)fsdp|fully_?shard|deepspeed|parallelism_?config|tp_plan|megatron"
-_SHARDS = r"(?i)fully_?shard|fsdp|accelerate|deepspeed|zero_?(?:redund|optim|stage|[123])"
-
-
-def ignores_strategy(script: Script) -> bool:
-    """Return whether a script wraps its model in plain DDP, and uses nothing that shards it."""
-    return any(script.calls(*DDP)) and is_closed(script) and not re.search(_SHARDS, script.text)
 
 
 def is_closed(script: Script, *, also: Collection[str] = ()) -> bool:
@@ -629,18 +422,6 @@ def unconditional_settings(script: Script) -> Iterator[tuple[str, ast.expr, ast.
             yield name, value, node
 
 
-def _backends(script: Script) -> Iterator[tuple[ast.Call, str]]:
-    for call in script.calls(INIT):
-        if not is_conditional(script, call):
-            yield call, text_of(call.args[0] if call.args else keyword(call, "backend"))
-
-
-def _waits_in_function(script: Script, node: ast.AST) -> bool:
-    """Return whether ranks wait for each other in the function of a node."""
-    waits = script.calls(".barrier", ".monitored_barrier", ".wait_for_everyone")
-    return any(script.function(call) is script.function(node) for call in waits)
-
-
 def _trains_for_epochs(script: Script) -> bool:
     """Return whether a loop over several epochs is in the script."""
     for loop in script.nodes:
@@ -673,13 +454,6 @@ def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = Tr
             return is_one and child in parent.body and not parent.orelse
         child = parent
     return False
-
-
-def one_rank_is_enough(script: Script, call: ast.Call) -> ast.AST:
-    """Return the `if rank == 0` around a call, the call itself without one."""
-    branch = next(each for each in script.around(call) if isinstance(each, ast.If | ast.Module))
-    is_plain = isinstance(branch, ast.If) and not isinstance(branch.test, ast.BoolOp)
-    return branch if is_plain and branch_of_one_rank(script, call) else call
 
 
 def _is_of_one_rank_only(script: Script, call: ast.Call, *, may_be_local: bool) -> bool:
@@ -716,47 +490,3 @@ def _is_in_branch(script: Script, node: ast.AST) -> bool:
         if isinstance(parent, ast.If) and re.search(_NAMES_RANKS, ast.unparse(parent.test)):
             return True
     return False
-
-
-def _is_global_rank(script: Script, node: ast.AST, name: str) -> bool:
-    """Return whether each assignment to a name in this function, or file, is the global rank."""
-    scope = script.function(node) or script.tree
-    values = [
-        each.value
-        for each in ast.walk(scope)
-        if isinstance(each, ast.Assign)
-        and any(isinstance(t, ast.Name) and t.id == name for t in each.targets)
-    ]
-    bound = [
-        each
-        for each in ast.walk(scope)
-        if (isinstance(each, ast.arg) and each.arg == name)
-        or (isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store))
-    ]
-    return len(bound) == len(values) > 0 and all(_reads_rank(script, value) for value in values)
-
-
-def _reads_rank(script: Script, value: ast.expr) -> bool:
-    if isinstance(value, ast.Call) and script.name(value.func) == "int" and value.args:
-        return _reads_rank(script, value.args[0])
-    if isinstance(value, ast.Call):
-        named = script.name(value.func)
-        is_read = named in ("os.environ.get", "os.getenv") and value.args
-        return named == "torch.distributed.get_rank" or bool(
-            is_read and text_of(value.args[0]) == "RANK"
-        )
-    is_item = isinstance(value, ast.Subscript) and script.name(value.value) == "os.environ"
-    return is_item and text_of(value.slice) == "RANK"  # type: ignore[attr-defined]
-
-
-def _is_given_as_secret(script: Script, node: ast.AST) -> bool:
-    parent = next(script.around(node), None)
-    is_hash = re.fullmatch("[0-9a-f]{40}", text_of(node))
-    if isinstance(parent, ast.Assign):
-        wanted = "wandb.*key" if is_hash else "token|key|secret"
-        return bool(re.search(wanted, ast.unparse(parent.targets[0]), re.IGNORECASE))
-    call = next(script.around(parent), None) if isinstance(parent, ast.keyword) else parent
-    if isinstance(call, ast.Call) and script.name(call.func).endswith("login"):
-        return True
-    names = ("key", "token", "api_key", "use_auth_token", "hub_token")
-    return isinstance(parent, ast.keyword) and parent.arg in names and not is_hash

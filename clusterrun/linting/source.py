@@ -139,15 +139,6 @@ class Script:
             return True
         return all(self.may_be_chosen(call, depth + 1) for call in callers)
 
-    def is_tried(self, node: ast.AST) -> bool:
-        """Return whether the function of a node catches errors around it."""
-        for parent in self.around(node):
-            if isinstance(parent, Function):
-                return False
-            if isinstance(parent, ast.Try):
-                return True
-        return False
-
     def _is_guarded(self, node: ast.AST) -> bool:
         child = node
         for parent in self.around(node):

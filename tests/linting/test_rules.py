@@ -62,30 +62,13 @@ def test_the_guides_have_no_pitfall(path: Path, launch: str) -> None:
     assert lint(path.read_bytes(), LAUNCHES[launch]) == ()
 
 
-def _of_trainer(read: Any) -> list[str]:
+def test_the_file_that_the_trainer_names_is_looked_for() -> None:
     script = b"""from transformers import TrainingArguments
-TrainingArguments(fp16=True, per_device_train_batch_size=8, deepspeed="conf/ds.json")
+TrainingArguments(deepspeed="conf/ds.json")
 """
-    return [each.rule.id for each in lint(script, Launch(read=read))]
-
-
-def test_the_file_that_the_trainer_names_is_read() -> None:
-    own = {"conf/ds.json": {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}}
-    assert _of_trainer(own.get) == ["deepspeed-differs"] * 2
-    assert _of_trainer({}.get) == ["missing-file"]
-    assert _of_trainer(lambda _: {}) == []
-    assert _of_trainer(lambda _: {"train_micro_batch_size_per_gpu": "auto"}) == []
-
-
-def test_a_refused_option_names_the_nearest() -> None:
-    script = b"""import argparse
-parser = argparse.ArgumentParser()
-parser.add_argument("--model_name")
-args = parser.parse_args()
-"""
-    near, far = (lint(script, Launch(args=(name, "x")))[0].what for name in ("--model-nam", "--q"))
-    assert near.endswith("(did you mean --model_name?)")
-    assert "did you mean" not in far
+    found = lint(script, Launch(is_missing=lambda path: path == "conf/ds.json"))
+    assert [each.rule.id for each in found] == ["missing-file"]
+    assert lint(script, Launch()) == ()
 
 
 @pytest.mark.parametrize("source", [b"def (", b"\0", b"(" * 5000, b"\xff\xfe"])
