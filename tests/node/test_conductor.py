@@ -75,6 +75,7 @@ class Scene(Host):
         self.silent_until, self.over_at = 0.0, STAYS
         self.successor: str | Exception = "43"
         self.reason = ""
+        self.meanwhile: Deed = lambda: None  # while it is decided what follows
 
     # The clock and its signals
 
@@ -142,6 +143,7 @@ class Scene(Host):
     def decide(self, root: Path, attempt: int, code: int, environ: Mapping[str, str]) -> Decision:
         assert (root, environ) == (self.paths.root, self.environ)
         self.asked.append(("decide", attempt, code))
+        self.meanwhile()
         decision = self.decisions.pop(0)
         if isinstance(decision, Exception):
             raise decision
@@ -707,13 +709,7 @@ def test_agents_that_have_waited_too_long_are_not_waited_for(scene: Scene) -> No
 
 def test_agents_that_lose_a_node_while_they_rest_are_replaced(scene: Scene) -> None:
     scene.decisions, scene.attempts = [RELAUNCH], [(STAYS, 0), (1.0, 0)]
-    decide = scene.decide
-
-    def losing(*given: Any) -> Decision:
-        scene.at(0, signal.SIGURG)
-        return decide(*given)
-
-    scene.decide = losing  # type: ignore[method-assign]
+    scene.meanwhile = lambda: scene.at(0, signal.SIGURG)
     scene.at(1, rest(scene, 1))
     assert scene.run() == 0
     assert (started(scene), scene.steps[0].deeds) == ([1, 2], ["kill"])
@@ -732,13 +728,7 @@ def test_a_step_that_dies_while_its_agents_rest_costs_no_attempt(
 
 def test_a_job_that_is_ended_while_its_agents_rest_begins_no_attempt(scene: Scene) -> None:
     scene.decisions, scene.attempts = [RELAUNCH], [(STAYS, 0)]
-    decide = scene.decide
-
-    def interrupted(*given: Any) -> Decision:
-        scene.at(0, signal.SIGTERM)
-        return decide(*given)
-
-    scene.decide = interrupted  # type: ignore[method-assign]
+    scene.meanwhile = lambda: scene.at(0, signal.SIGTERM)
     scene.at(1, rest(scene, 1))
     assert scene.run() == CANCELLED
     assert (scene.taken(), passed_on(scene.paths, 1)) == (["1"], 0)
@@ -763,14 +753,9 @@ def test_a_warning_reaches_agents_that_rest_with_their_next_attempt(scene: Scene
 
 def test_what_follows_is_claimed_before_it_is_decided(scene: Scene) -> None:
     scene.decisions = [STOP]
-    decide = scene.decide
-
-    def claimed(*given: Any) -> Decision:
-        assert scene.paths.followed(1).read_text() == ""
-        return decide(*given)
-
-    scene.decide = claimed  # type: ignore[method-assign]
+    scene.meanwhile = lambda: scene.asked.append(scene.paths.followed(1).read_text())
     assert scene.fails(5).run() == 5
+    assert "" in scene.asked
 
 
 @pytest.mark.parametrize("code", [0, 137])
@@ -817,13 +802,7 @@ def test_a_job_that_an_heir_cancels_has_not_the_last_word(scene: Scene) -> None:
 def test_an_attempt_that_another_job_has_taken_is_not_jumped_over(scene: Scene) -> None:
     """Its ranks would see the next one, and save no more."""
     scene.decisions = [RELAUNCH]
-    decide = scene.decide
-
-    def late(*given: Any) -> Decision:
-        scene.elsewhere(2)
-        return decide(*given)
-
-    scene.decide = late  # type: ignore[method-assign]
+    scene.meanwhile = lambda: scene.elsewhere(2)
     assert scene.fails(137).run() == INTERRUPTED
     assert (scene.taken(), len(scene.steps)) == (["1", "2"], 1)
     assert scene.end() is None
@@ -893,13 +872,7 @@ def test_a_job_that_is_ended_is_not_started_again_whenever_that_comes(
 
 def test_a_job_that_is_ended_while_it_is_decided_is_not_started_again(scene: Scene) -> None:
     scene.decisions = [RELAUNCH]
-    decide = scene.decide
-
-    def interrupted(*given: Any) -> Decision:
-        scene.at(0, signal.SIGTERM)
-        return decide(*given)
-
-    scene.decide = interrupted  # type: ignore[method-assign]
+    scene.meanwhile = lambda: scene.at(0, signal.SIGTERM)
     assert scene.fails(143).run() == CANCELLED
     assert (scene.taken(), scene.end()) == (["1"], (JobState.CANCELLED, CANCELLED))
 
