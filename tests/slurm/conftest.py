@@ -1,5 +1,6 @@
 """Give these tests a real Slurm: 4 nodes × 4 GPUs, and a small one without accounting."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,21 @@ __all__ = [
     "no_accounting_cluster",
     "submit",
 ]
+
+
+@pytest.fixture
+def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what is remembered between commands out of the user's home."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
+@pytest.fixture
+def nothing_left(cluster: Cluster) -> Iterator[None]:
+    """Let no test pay for what an earlier one left running."""
+    yield
+    cluster.run(["scancel", "--me"])
+    cluster.wait_no_processes(60)
 
 
 @pytest.fixture(name="here")

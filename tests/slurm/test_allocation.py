@@ -11,7 +11,7 @@ import pytest
 from tests.patience import patience, wait_for
 from tests.road import LIGHT, Project, project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(300)]
 
 SUBMIT = "python -m clusterrun submit --cluster allocation --gpus-per-node 2 --device cpu"
 HELLO = """\
@@ -45,9 +45,7 @@ def _here(tmp_path: Path, cluster: Any) -> Any:
     here = project(tmp_path / "project", tmp_path / "state")
     (here.path / "hello.py").write_text(HELLO)
     (here.path / "saver.py").write_text(SAVER)
-    yield here
-    cluster.run(["scancel", "--me"])
-    cluster.wait_no_processes(30)
+    return here
 
 
 def salloc(here: Project, script: str) -> subprocess.CompletedProcess[str]:

@@ -22,27 +22,18 @@ from tests.local.test_diagnose import (
     make_small_disk,
 )
 from tests.patience import wait_for
-from tests.road import LIGHT, Project, project
+from tests.road import LIGHT, Project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.long,
+    pytest.mark.timeout(400),
+]
 
 TWO = ("-N2", "--gpus-per-node", "1", "--cpus-per-task", "1", *LIGHT, "--env", "ALONE=1")
 FOUR = ("-N2", "--gpus-per-node", "2", "--cpus-per-task", "1", "--device", "cpu")
 WAITING = ("fail.py", "wait", "0", "1000")
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path, cluster: Cluster) -> Project:
-    here = project(tmp_path / "project", tmp_path / "state")
-    here.extra.update(cluster.env)
-    return here
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left(cluster: Cluster) -> Iterator[None]:
-    yield
-    cluster.run(["scancel", "--me"])
-    cluster.wait_no_processes(30)
 
 
 @pytest.fixture(name="small_disk")

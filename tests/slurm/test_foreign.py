@@ -14,13 +14,7 @@ import pytest
 from clusterrun.backends.slurm import foreign
 from tests.patience import patience, wait_for
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(autouse=True)
-def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("own_memory"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture(name="here")

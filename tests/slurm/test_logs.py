@@ -21,19 +21,11 @@ from tests.patience import wait_for
 from tests.road import LIGHT, Project, Recorded, Watcher, project
 from tests.scripts import chatter
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(400)]
 
 LARGE = 3
 LARGE_MEMORY_BYTES = 14 << 30  # 64 launchers with torch and 512 ranks took 14 GB
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left(cluster: Cluster) -> Iterator[None]:
-    """Let no test pay for what an earlier one left running."""
-    yield
-    cluster.run(["scancel", "--me"])
-    cluster.wait_no_processes(60)
 
 
 def ended(cluster: Cluster, job_id: str, timeout_s: float = 200) -> str:

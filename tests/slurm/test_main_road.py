@@ -17,19 +17,11 @@ import pytest
 from tests.patience import patience, wait_for
 from tests.road import LIGHT, Project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(300)]
 
 TWO = ("-N2", "--gpus-per-node", "1", *LIGHT)
 ALONE = ("--env", "ALONE=1")
 TINY = ("--layers", "1", "--width", "32", "--heads", "2", "--seq-len", "32", "--batch-size", "2")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left(cluster: Any) -> Any:
-    """Let no test pay for what an earlier one left running."""
-    yield
-    cluster.run(["scancel", "--me"])
-    cluster.wait_no_processes(30)
 
 
 def ended(cluster: Any, job_id: str, timeout_s: float = 200) -> str:

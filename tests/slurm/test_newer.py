@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.road import Project
-from tests.slurm.jobs import Submit, submitter
 from tests.slurm.test_backend import (
-    own_memory,
     test_a_job_is_found_by_its_run_directory,
     test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing,
     test_a_requeued_job_waits_and_says_so_and_is_not_over,
@@ -32,7 +29,6 @@ from tests.slurm.test_main_road import (
 )
 
 __all__ = [
-    "own_memory",
     "test_a_job_is_found_by_its_run_directory",
     "test_a_rank_has_the_variables_of_a_task_of_srun",
     "test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing",
@@ -52,6 +48,7 @@ __all__ = [
 
 pytestmark = [
     pytest.mark.slurm,
+    pytest.mark.usefixtures("own_memory"),
     pytest.mark.timeout(300),
 ]
 
@@ -61,11 +58,6 @@ def _cluster(newer_cluster: Cluster) -> Iterator[Cluster]:
     yield newer_cluster
     newer_cluster.run(["scancel", "--me"])
     newer_cluster.wait_no_processes(30)
-
-
-@pytest.fixture(name="submit")
-def _submit(cluster: Cluster, tmp_path: Path) -> Submit:
-    return submitter(tmp_path)
 
 
 # Fields that a newer scontrol shows behind the name of the output file.

@@ -7,7 +7,6 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.slurm.test_waiting import (
     _as_before,
-    _here,
     test_a_limit_of_the_partition,
     test_another_partition_has_idle_nodes,
     test_drained_nodes_are_named_with_their_reason,
@@ -16,7 +15,6 @@ from tests.slurm.test_waiting import (
 
 __all__ = [
     "_as_before",
-    "_here",
     "test_a_limit_of_the_partition",
     "test_another_partition_has_idle_nodes",
     "test_drained_nodes_are_named_with_their_reason",

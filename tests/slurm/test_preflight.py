@@ -11,18 +11,21 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.small_disk import small_disk
 from tests.road import LIGHT, Project, project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.long,
+    pytest.mark.timeout(400),
+]
 
 HELLO = "import os; print('rank', os.environ['RANK'])"
 
 
 @pytest.fixture(name="here")
-def _here(tmp_path: Path, cluster: Cluster) -> Iterator[Project]:
+def _here(tmp_path: Path, cluster: Cluster) -> Project:
     here = project(tmp_path / "project", tmp_path / "state")
     (here.path / "hello.py").write_text(HELLO)
-    yield here
-    cluster.run(["scancel", "--me"])
-    cluster.wait_no_processes(60)
+    return here
 
 
 @pytest.fixture(name="broken")

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,9 +17,13 @@ from tests.chaos.training import add_scripts
 from tests.cluster.cluster import Cluster
 from tests.patience import patience, wait_for
 from tests.road import Project, project
-from tests.slurm.jobs import Submit, submitter, until
+from tests.slurm.jobs import Submit, until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.usefixtures("own_memory", "nothing_left"),
+    pytest.mark.timeout(400),
+]
 
 NEXT = f'"{sys.executable}" -m clusterrun.backends.slurm.successor'
 RUN = (
@@ -31,27 +34,9 @@ RUN = (
 )
 
 
-@pytest.fixture(autouse=True)
-def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-
-
-@pytest.fixture(name="submit")
-def _submit(cluster: Cluster, tmp_path: Path) -> Submit:
-    return submitter(tmp_path)
-
-
 @pytest.fixture(name="here")
 def _here(tmp_path: Path, cluster: Cluster) -> Project:
     return add_scripts(project(tmp_path / "project", tmp_path / "state"))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left(cluster: Cluster) -> Any:
-    yield
-    cluster.run(["scancel", "--me"])
-    cluster.wait_no_processes(30)
 
 
 HELD_S = 120  # Slurm holds a requeue for this long

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.small_disk import small_disk
 from tests.road import LIGHT, Project, project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(300)]
 
 SCRIPT = "import os, sys, weights; print('prefix', os.environ['RANK'], sys.prefix, weights.SIZE)"
 FAIL_ONCE = "os.path.exists('failed') or sys.exit(open('failed', 'w').close() or 1)"
@@ -34,13 +33,11 @@ def _env(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(name="here")
-def _here(tmp_path: Path, cluster: Cluster, env: Path) -> Iterator[Project]:
+def _here(tmp_path: Path, cluster: Cluster, env: Path) -> Project:
     here = project(tmp_path / "project", tmp_path / "state")
     (here.path / "where.py").write_text(SCRIPT)
     (tmp_path / "disk").mkdir()
-    yield here
-    cluster.run(["scancel", "--me"])
-    cluster.wait_no_processes(60)
+    return here
 
 
 def python(root: Path) -> tuple[str, str]:

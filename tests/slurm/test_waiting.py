@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.patience import wait_for
-from tests.road import LIGHT, Project, project
+from tests.road import LIGHT, Project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(300)]
 
 ONE = ("--gpus-per-node", "1", "--cpus-per-task", "1", *LIGHT, "--env", "ALONE=1")
 WAITING = ("fail.py", "wait", "0", "1000")
 LIMITS = "MaxTime={} MaxNodes={} Nodes={}"
-
-
-@pytest.fixture(name="here")
-def _here(tmp_path: Path, cluster: Cluster) -> Project:
-    here = project(tmp_path / "project", tmp_path / "state")
-    here.extra.update(cluster.env)
-    return here
 
 
 @pytest.fixture(autouse=True)
