@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.node.jobs import AgentJob, make_job
+from tests.patience import patience
 
 
 @pytest.fixture
@@ -41,9 +42,10 @@ def _maker(tmp_path: Path, **defaults: Any) -> Iterator[Callable[..., AgentJob]]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test in an event loop of its own."""
+    """Run an async test in an event loop of its own, and end one that hangs."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    given = {name: pyfuncitem.funcargs[name] for name in names}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 30 * patience()))
     return True

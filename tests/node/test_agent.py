@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import re
 import resource
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,6 @@ import pytest
 from clusterrun.config.spec import Device, Launcher, MixedPrecision, Preflight
 from clusterrun.errors import MESSAGE_LETTERS, NodeExit
 from clusterrun.node.agent.process import missing_text
-from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.forward.spool import Output
 from clusterrun.rank.worker import STACK_LETTERS
 from clusterrun.rundir.startup import Phase, read_start
@@ -259,16 +256,6 @@ def test_a_failed_rank_that_does_not_leave_is_not_waited_for(stub_job: Make) -> 
     assert job.events("failed")[0]["message"] == "ValueError: slow to leave"
 
 
-def test_a_node_that_never_comes_is_named(stub_job: Make) -> None:
-    job = stub_job(HELLO, nodes=3, rendezvous_timeout_s=round(2 * patience()))
-    job.start_node(0)
-    job.start_node(2)
-    assert job.wait() == [121, 121]
-    assert "local1 did not join within " in job.errors()
-    assert job.errors().count("local1") == 1
-    assert job.events("rank_start") == []
-
-
 def test_a_node_without_its_head_fails_loudly(stub_job: Make) -> None:
     job = stub_job(HELLO, rendezvous_timeout_s=round(2 * patience()))
     job.start_node(1)
@@ -293,7 +280,7 @@ def test_nodes_with_different_libraries_are_named(stub_job: Make, tmp_path: Path
     job.start_node(0)
     job.start_node(1, PYTHONPATH=f"{tmp_path / 'old'}:{STUB}:{ROOT}")
     assert job.wait() == [122, 122]
-    assert "torch differs between nodes" in job.errors()
+    assert job.errors().count("torch differs between nodes") == 1
     assert "local1 has 1.2, local0 has " in job.errors()
     assert job.events("rank_start") == []
 
@@ -441,46 +428,6 @@ def test_ranks_build_in_the_users_cache_where_nobody_says_another_place(
     job = stub_job(script, nodes=1, nproc_per_node=1).start(XDG_CACHE_HOME=str(tmp_path))
     assert job.wait() == [0]
     assert f"{tmp_path}/clusterrun/torch_extensions/py3" in job.text()
-
-
-def test_one_node_alone_needs_no_link(stub_job: Make) -> None:
-    job = stub_job(HELLO, nodes=1).start()
-    assert job.wait() == [0]
-    assert not job.paths.link_secret(1).exists()
-    assert job.events("rendezvous")[0]["address"] == "127.0.0.1"
-    assert "rank 1 of 2" in job.text()
-
-
-def test_two_jobs_that_want_the_same_ports_do_not_meet(stub_job: Make, tmp_path: Path) -> None:
-    """They share job id and name of the run; that their directories differ is passed over here."""
-    change = (
-        "from clusterrun.node.agent import preparation as p; p.attempt_ports = lambda attempt:"
-        " p.candidate_ports('one', attempt.number, attempt.plan.port_range)"
-    )
-    (tmp_path / "alike").mkdir()
-    (tmp_path / "alike" / "sitecustomize.py").write_text(
-        f"import sys\nif 'clusterrun.node' in sys.orig_argv:\n    {change}\n"
-    )
-    env = {"PYTHONPATH": f"{tmp_path / 'alike'}:{STUB}:{ROOT}"}
-    jobs = [stub_job(HELLO, f"job {n}", job_id="L7") for n in range(2)]
-    jobs[0].start_node(0, **env)
-    jobs[1].start_node(1, **env)  # knocks at the head of the other job
-    wait_for_listener(candidate_ports("one", 1, jobs[0].plan.port_range).link[0])
-    jobs[1].start_node(0, **env)
-    jobs[0].start_node(1, **env)
-    assert [job.wait() for job in jobs] == [[0, 0], [0, 0]]
-    for number, job in enumerate(jobs):
-        assert job.text().count(f"['job {number}']") == 4
-
-
-def wait_for_listener(port: int) -> None:
-    deadline = time.monotonic() + 30 * patience()
-    while time.monotonic() < deadline:
-        with contextlib.suppress(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"nobody listens at port {port}")
 
 
 def test_ranks_may_open_as_many_files_as_the_host_allows(stub_job: Make) -> None:
