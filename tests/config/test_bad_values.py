@@ -220,7 +220,6 @@ def test_arguments_in_one_text_are_answered_with_the_list(workplace: Workplace) 
         ("name: @b\n", "put the value in quotation marks"),
         ("name: a: b\n", "put a value with ': ' in quotation marks"),
         ("args:\n  - a\n name: x\n", "indent all keys of a level by the same number of spaces"),
-        ("slurm:\n\tnodes: 2\n", "indent with spaces"),
     ],
 )
 def test_broken_yaml_is_answered_with_what_to_mend(

@@ -85,22 +85,10 @@ MISTAKES = [
         None,
     ),
     (
-        "slurm: {time: 12x}",
-        "'12x' is not a time limit",
-        "1:15",
-        "write 90 (minutes), 90m, 1h30m, 1:30:00 or 1-12:00:00 (days)",
-    ),
-    (
         "slurm: {time: UNLIMITED}",
         "time limit 'UNLIMITED' means no limit",
         "1:15",
         "give a limit: a job without one is never backfilled and waits longest",
-    ),
-    (
-        "launch: {timeout: soon}",
-        "'soon' is not a time span",
-        "1:19",
-        "write 90 (seconds), 90s, 30m, 1h30m or 1:30:00",
     ),
     ("launch:\n  strategy: zero4\n", "unknown strategy 'zero4'", "2:13", "use 'zero3'"),
     ("launch: {mixed_precision: fp32}", "unknown mixed precision 'fp32'", "1:27", "use 'no'"),
