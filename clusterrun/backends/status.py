@@ -114,20 +114,17 @@ def statuses(
     backend_for: Callable[[JobRecord], Backend],
     *,
     max_age_s: float | None = None,
-    must_answer: bool = False,
 ) -> list[JobStatus]:
     """Return the status of each job; query each scheduler at most once.
 
     Jobs whose files show that they completed are not queried. If a scheduler doesn't answer, each
-    active job has the error; if it `must_answer`, raise it: an ended job may have been requeued.
+    status that lacks its answer has the error.
     """
     read = [_read_end(record) for record in records]
     ends, damaged = [end for end, _ in read], [damage for _, damage in read]
     records = [_current(record, end) for record, end in zip(records, ends, strict=True)]
     asked = [record for record, end in zip(records, ends, strict=True) if _must_ask(record, end)]
     answers = _ask(asked, backend_for, max_age_s)
-    for error in [answer.error for answer in answers.values() if must_answer and answer.error]:
-        raise error
     return [
         _contained(record, end, answers.get(id(record)), found)
         for record, end, found in zip(records, ends, damaged, strict=True)

@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 
 from clusterrun.backends import select
+from clusterrun.backends.base import Backend
+from clusterrun.backends.slurm.query import is_known
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_text import locate_announced
@@ -24,7 +26,6 @@ from clusterrun.shared.checkpoint_files import listed
 from clusterrun.shared.durations import parse_seconds
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
-from clusterrun.verbs.cancel import active_chain
 from clusterrun.verbs.find import own_runs
 
 HEAD = ("JOB", "NAME", "STATE", "ENDED", "CHECKPOINTS", "SIZE")
@@ -84,19 +85,37 @@ def command(
 def _look(found: Sequence[JobRecord], *, everything: bool) -> list[tuple[JobStatus, Kept | None]]:
     """Return the status of runs, and why to keep them. Raises SchedulerUnreachableError."""
     here = {each.run_dir: each for each in found if each.home is None}.values()
-    known = statuses([*here], select.backend_of, max_age_s=0, must_answer=True)
+    active = _active_jobs([each for each in here if each.job_id])
+    known = statuses([*here], select.backend_of)
     known += [JobStatus(record=each, state=JobState.UNKNOWN) for each in found if each.home]
-    return [(job, _why_kept(job, everything=everything)) for job in known]
+    return [(job, _why_kept(job, active, everything=everything)) for job in known]
 
 
-def _why_kept(job: JobStatus, *, everything: bool) -> Kept | None:
+def _active_jobs(found: Sequence[JobRecord]) -> set[str]:
+    """Ask which jobs have not ended: the files of a run do not show a requeue or its last seconds.
+
+    Raises SchedulerUnreachableError.
+    """
+    groups: dict[Backend, list[JobRecord]] = {}
+    for record in found:
+        groups.setdefault(select.backend_of(record), []).append(record)
+    active: set[str] = set()
+    for backend, group in groups.items():
+        ids = [job_id for each in group for job_id in (each.job_id, *each.chained_job_ids)]
+        since, own = min(each.submitted_at for each in group), all(each.is_own for each in group)
+        jobs = backend.query(ids, since=since, max_age_s=0, own=own)
+        active |= {i for i, job in jobs.items() if is_known(job) and not job.state.is_terminal}
+    return active
+
+
+def _why_kept(job: JobStatus, active: set[str], *, everything: bool) -> Kept | None:
     record, root, runs = job.record, job.record.paths.root, own_runs().root.resolve()
     if record.home:
         return Kept.ON_HOST
     is_there = root.resolve() == runs.joinpath(*root.absolute().parts[-2:])
     if not is_there or root.lstat().st_uid != os.getuid():
         return Kept.BY_HAND
-    if record.is_damaged or not job.state.is_terminal or active_chain(record):
+    if record.is_damaged or not job.state.is_terminal or active.intersection(record.job_ids):
         return Kept.ACTIVE
     has_saved = job.has_checkpoint or any(record.paths.checkpoints_dir.glob("*"))
     can_resume = has_saved or (job.failure is not None and job.failure.is_handled)

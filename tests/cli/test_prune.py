@@ -33,8 +33,8 @@ def test_old_runs_go_with_their_links_and_all_else_stays(here: CommandLine) -> N
     gone, complete, resumable = over(here, "1"), over(here, "2", "COMPLETED"), over(here, "3")
     for root in (complete, resumable):
         (root / "checkpoints/step-00000005").mkdir(parents=True)
-    queue(here, running("4"), REQUEUED)
-    kept = [submitted(here, "4"), over(here, "5"), submitted(here, "6"), resumable]
+    queue(here, running("4"), REQUEUED, running("7"))
+    kept = [submitted(here, "4"), over(here, "5"), submitted(here, "6"), resumable, over(here, "7")]
     (gone / "weights").symlink_to(here.path / "train.py")
     refused = here("prune")
     assert refused.code == 2
@@ -47,10 +47,10 @@ def test_old_runs_go_with_their_links_and_all_else_stays(here: CommandLine) -> N
     ]
     assert rows[-1][:3] == ["removed", "2", "runs,"]
     assert said.err == (
-        "note: kept 3 runs that may not have ended: see clusterrun list\n"
+        "note: kept 4 runs that may not have ended: see clusterrun list\n"
         "note: kept 1 run that can be resumed: pass --all to remove such runs too\n"
     )
-    assert ids(here) == sorted(os.listdir("runs/by-job")) == ["3", "4", "5", "6"]
+    assert ids(here) == sorted(os.listdir("runs/by-job")) == ["3", "4", "5", "6", "7"]
     assert all(root.is_dir() for root in kept)
     assert not [root for root in (gone, complete) if root.parent.exists()]
     assert (here.path / "train.py").exists()
