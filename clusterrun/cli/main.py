@@ -66,7 +66,7 @@ VERBS: Final[dict[str, Verb]] = {
     "resubmit": Verb("clusterrun.cli.resubmit", "Run", "Start a new run like an earlier one."),
     "cancel": Verb("clusterrun.cli.cancel", "Run", "Cancel jobs."),
     "prune": Verb("clusterrun.cli.prune", "Run", "Remove old runs of this project."),
-    "status": Verb("clusterrun.cli.status", "Watch", "Show the state of a job."),
+    "status": Verb("clusterrun.cli.status", "Watch", "Show the state of jobs."),
     "top": Verb("clusterrun.cli.top", "Watch", "Show a job while it runs."),
     "list": Verb("clusterrun.cli.list", "Watch", "List jobs and their states."),
     "logs": Verb("clusterrun.cli.logs.command", "Watch", "Print the output of the ranks."),

@@ -31,7 +31,7 @@ class Terminal:
     def __init__(self, here: CommandLine, argv: tuple[str, ...], columns: int) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
-        env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+        env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": ""}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "clusterrun", *argv],
             **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
