@@ -37,13 +37,13 @@ class Kept(Enum):
     ON_HOST = "can be removed only on the host that has its directory", "run clusterrun prune there"
     BY_HAND = "can be removed only by hand", "it is a link, another user's, or of another project"
     ACTIVE = "may not have ended", "see clusterrun list"
-    RESUMABLE = "can be resumed", "pass --all to remove such runs too"
+    SAVED = "saved checkpoints", "pass --all to remove such runs too"
 
 
 @click.command()
 @click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=complete.jobs)
 @click.option("--older-than", metavar="TIME", help="only runs that ended longer ago, e.g. 30d")
-@click.option("-a", "--all", "everything", is_flag=True, help="also runs that can be resumed")
+@click.option("-a", "--all", "everything", is_flag=True, help="also runs that saved checkpoints")
 @click.option("--dry-run", is_flag=True, help="list the runs and their sizes; remove nothing")
 @click.option("-y", "--yes", is_flag=True, help="do not ask for confirmation")
 def command(
@@ -52,7 +52,7 @@ def command(
     """Remove old runs of this project.
 
     Remove the run directories, with logs and checkpoints, of the given runs, or of all that have
-    ended. Keep runs that can be resumed: they did not complete, and have saved a checkpoint. Files
+    ended. Keep runs that saved checkpoints: they can be resumed, or have the final weights. Files
     outside the run directory stay. Ask first; pass -y in scripts.
 
     JOB is a job id, the name of a run (the newest of that name) or a run directory.
@@ -118,8 +118,8 @@ def _why_kept(job: JobStatus, active: set[str], *, everything: bool) -> Kept | N
     if record.is_damaged or not job.state.is_terminal or active.intersection(record.job_ids):
         return Kept.ACTIVE
     has_saved = job.has_checkpoint or any(record.paths.checkpoints_dir.glob("*"))
-    can_resume = has_saved or (job.failure is not None and job.failure.is_handled)
-    return Kept.RESUMABLE if can_resume and not (everything or job.state.is_success) else None
+    has_saved |= job.failure is not None and job.failure.is_handled
+    return Kept.SAVED if has_saved and not everything else None
 
 
 def _report_kept(found: list[tuple[JobStatus, Kept | None]], *, are_named: bool) -> None:

@@ -31,10 +31,11 @@ def ids(here: CommandLine) -> list[str]:
 
 def test_old_runs_go_with_their_links_and_all_else_stays(here: CommandLine) -> None:
     gone, complete, resumable = over(here, "1"), over(here, "2", "COMPLETED"), over(here, "3")
-    for root in (complete, resumable):
+    saved = over(here, "8", "COMPLETED")
+    for root in (saved, resumable):
         (root / "checkpoints/step-00000005").mkdir(parents=True)
     queue(here, running("4"), REQUEUED, running("7"))
-    kept = [submitted(here, "4"), over(here, "5"), submitted(here, "6"), resumable, over(here, "7")]
+    kept = [submitted(here, "4"), over(here, "5"), submitted(here, "6"), over(here, "7")]
     (gone / "weights").symlink_to(here.path / "train.py")
     refused = here("prune")
     assert refused.code == 2
@@ -43,15 +44,15 @@ def test_old_runs_go_with_their_links_and_all_else_stays(here: CommandLine) -> N
     assert said.out == listed.out.replace("would remove", "removed")
     rows = [line.split() for line in said.out.splitlines()]
     assert [(row[0], row[2], row[-3]) for row in rows[1:-1]] == [
-        *(("2", "COMPLETED", "1"), ("1", "FAILED", "-")),
+        *(("2", "COMPLETED", "-"), ("1", "FAILED", "-")),
     ]
     assert rows[-1][:3] == ["removed", "2", "runs,"]
     assert said.err == (
         "note: kept 4 runs that may not have ended: see clusterrun list\n"
-        "note: kept 1 run that can be resumed: pass --all to remove such runs too\n"
+        "note: kept 2 runs that saved checkpoints: pass --all to remove such runs too\n"
     )
-    assert ids(here) == sorted(os.listdir("runs/by-job")) == ["3", "4", "5", "6", "7"]
-    assert all(root.is_dir() for root in kept)
+    assert ids(here) == sorted(os.listdir("runs/by-job")) == ["3", "4", "5", "6", "7", "8"]
+    assert all(root.is_dir() for root in (*kept, saved, resumable))
     assert not [root for root in (gone, complete) if root.parent.exists()]
     assert (here.path / "train.py").exists()
 
@@ -64,7 +65,7 @@ def test_only_what_ended_long_ago_or_is_named(here: CommandLine) -> None:
     (RunPaths(root=Path("runs/by-job/3").resolve()).checkpoints_dir / "x").mkdir(parents=True)
     said = here("prune", "-y", "2", "3")
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("error: job 3 (run3, FAILED) can be resumed\n  hint: pass --all")
+    assert said.err.startswith("error: job 3 (run3, FAILED) saved checkpoints\n  hint: pass --all")
     assert ids(here) == ["2", "3"]
     assert here("prune", "-y", "--all", "2", "3").code == 0
     assert (ids(here), here("prune").out) == ([], "no old runs\n")
