@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from clusterrun.cli.shared.times import local_time
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.health.machine import gib
 from clusterrun.rundir.create import remove_old
-from clusterrun.rundir.record import JobRecord, list_records
+from clusterrun.rundir.record import JobRecord, list_records, read_again
 from clusterrun.shared.checkpoint_files import listed
 from clusterrun.shared.durations import parse_seconds
 from clusterrun.shared.state import JobState
@@ -34,10 +35,15 @@ HEAD = ("JOB", "NAME", "STATE", "ENDED", "CHECKPOINTS", "SIZE")
 class Kept(Enum):
     """Why a run is not removed; what to do."""
 
-    ON_HOST = "can be removed only on the host that has its directory", "run clusterrun prune there"
-    BY_HAND = "can be removed only by hand", "it is a link, another user's, or of another project"
+    ON_HOST = "can be removed only on the host that has the directory", "run clusterrun prune there"
+    BY_HAND = (
+        "can be removed only by hand: a link, or a directory of another user or project",
+        "remove the directory by hand",
+    )
     ACTIVE = "may not have ended", "see clusterrun list"
+    UNKNOWN = "left no trace of an end", "if it is over, remove the directory by hand"
     SAVED = "saved checkpoints", "pass --all to remove such runs too"
+    YOUNG = "ended too recently", "drop --older-than"
 
 
 @click.command()
@@ -60,11 +66,12 @@ def command(
     \b
     clusterrun prune --older-than 30d --dry-run
     """
-    least_s = parse_seconds(older_than) if older_than is not None else 0
-    named = [locate_announced(job) for job in jobs]
-    found = _look(named or list_records(own_runs(), with_damaged=True), everything=everything)
+    until = time.time() - _age_s(older_than)
+    records = [locate_announced(job) for job in jobs]
+    records = records or list_records(own_runs(), with_damaged=True)
+    found = _look(records, until, everything=everything)
     _report_kept(found, are_named=bool(jobs))
-    old = [job for job, kept in found if kept is None and time.time() - _ended(job) >= least_s]
+    old = [job for job, kept in found if kept is None]
     sizes = [_disk_bytes(job.record.paths.root) for job in old]
     what = f"{count(len(old), 'run')}, {gib(sum(sizes))}"
     if old:
@@ -73,22 +80,36 @@ def command(
         if not (dry_run or yes):
             deed, hint = f"removing {what}", "pass -y to remove without confirmation"
             output.confirm(f"Remove {what}?", deed, yes=hint, otherwise="nothing was removed")
-            _report_kept(_look([job.record for job in old], everything=True), are_named=True)
     try:
-        remove_old(own_runs(), () if dry_run else [job.record.paths for job in old])
+        if not dry_run:  # a run may have been resumed while sizes were read
+            again = _look([job.record for job in old], until, everything=everything)
+            _report_kept(again, are_named=True)
+            remove_old(own_runs(), [job.record.paths for job, _ in again])
     except OSError as error:
         hint = "correct this, and run clusterrun prune again"
         raise ClusterrunError("cannot remove all runs", cause=str(error), hint=hint) from error
     output.answer(f"{'would remove' if dry_run else 'removed'} {what}" if old else "no old runs")
 
 
-def _look(found: Sequence[JobRecord], *, everything: bool) -> list[tuple[JobStatus, Kept | None]]:
+def _age_s(older_than: str | None) -> float:
+    if older_than is None:
+        return 0
+    if older_than.isdecimal():
+        hint = f"write {older_than}d for days, or {older_than}h for hours"
+        raise UsageError(f"--older-than {older_than} has no unit", hint=hint)
+    return parse_seconds(older_than)
+
+
+def _look(
+    found: Sequence[JobRecord], until: float, *, everything: bool
+) -> list[tuple[JobStatus, Kept | None]]:
     """Return the status of runs, and why to keep them. Raises SchedulerUnreachableError."""
+    found = [read_again(each) for each in found if os.path.lexists(each.run_dir) or each.home]
     here = {each.run_dir: each for each in found if each.home is None}.values()
     active = _active_jobs([each for each in here if each.job_id])
     known = statuses([*here], select.backend_of)
     known += [JobStatus(record=each, state=JobState.UNKNOWN) for each in found if each.home]
-    return [(job, _why_kept(job, active, everything=everything)) for job in known]
+    return [(job, _why_kept(job, active, until, everything=everything)) for job in known]
 
 
 def _active_jobs(found: Sequence[JobRecord]) -> set[str]:
@@ -108,15 +129,19 @@ def _active_jobs(found: Sequence[JobRecord]) -> set[str]:
     return active
 
 
-def _why_kept(job: JobStatus, active: set[str], *, everything: bool) -> Kept | None:
+def _why_kept(job: JobStatus, active: set[str], until: float, *, everything: bool) -> Kept | None:
     record, root, runs = job.record, job.record.paths.root, own_runs().root.resolve()
     if record.home:
         return Kept.ON_HOST
     is_there = root.resolve() == runs.joinpath(*root.absolute().parts[-2:])
     if not is_there or root.lstat().st_uid != os.getuid():
         return Kept.BY_HAND
-    if record.is_damaged or not job.state.is_terminal or active.intersection(record.job_ids):
+    if record.is_damaged or job.state is JobState.UNKNOWN:
+        return Kept.UNKNOWN
+    if not job.state.is_terminal or active.intersection(record.job_ids):
         return Kept.ACTIVE
+    if _ended(job) > until:
+        return Kept.YOUNG
     has_saved = job.has_checkpoint or any(record.paths.checkpoints_dir.glob("*"))
     has_saved |= job.failure is not None and job.failure.is_handled
     return Kept.SAVED if has_saved and not everything else None
@@ -126,15 +151,21 @@ def _report_kept(found: list[tuple[JobStatus, Kept | None]], *, are_named: bool)
     """Print which runs are kept, and why. Raises UsageError if the user has named one of them."""
     for job, kept in found if are_named else ():
         if kept:
-            what = f"job {job.record.job_id} ({job.record.name}, {job.state.value})"
+            name = job.record.job_id or job.record.run_dir
+            what = f"job {name} ({job.record.name}, {job.state.value})"
             raise UsageError(f"{what} {kept.value[0]}", hint=f"{kept.value[1]}; nothing is removed")
-    for kept, number in Counter(kept for _, kept in found if kept).items():
+    reasons = Counter(kept for _, kept in found if kept and kept is not Kept.YOUNG)
+    for kept, number in reasons.items():
         output.note(f"kept {count(number, 'run')} that {kept.value[0]}: {kept.value[1]}")
 
 
 def _disk_bytes(root: Path) -> int:
-    found = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
-    return sum(path.lstat().st_blocks * 512 for path in found if os.path.lexists(path))
+    used = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                used += Path(folder, name).lstat().st_blocks * 512
+    return used
 
 
 def _ended(job: JobStatus) -> float:

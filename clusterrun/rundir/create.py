@@ -19,6 +19,7 @@ from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
 from clusterrun.rundir.record import current_user, link_target, user_name
 from clusterrun.shared import files
+from clusterrun.shared.locks import locked
 
 if TYPE_CHECKING:
     from clusterrun.rendering.bundle import Bundle
@@ -130,12 +131,14 @@ def _remove_made(paths: RunPaths) -> None:
 def remove_old(runs_dir: RunsDir, found: Iterable[RunPaths]) -> None:
     """Remove runs, the links of their jobs, and what an interrupted removal has left.
 
-    A run is renamed first, so that no command lists the rest of it. Raises OSError.
+    A run is renamed first, so that no command lists the rest of it. Raises OSError, and
+    ClusterrunError for a run that is being resumed.
     """
     for paths in found:
         aside = runs_dir.removed / paths.root.parent.name
         aside.mkdir(mode=0o700, parents=True, exist_ok=True)
-        paths.root.rename(aside / paths.root.name)
+        with locked(paths.resume_lock, 0):
+            paths.root.rename(aside / paths.root.name)
         with contextlib.suppress(OSError):  # other runs have the name
             paths.root.parent.rmdir()
     removed = [runs_dir.run(path.parent.name, path.name) for path in runs_dir.removed.glob("*/*")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -148,8 +149,8 @@ class RunsDir:
 
     @property
     def removed(self) -> Path:
-        """`.removed/<name>/<run id>`: runs that are being removed; no command lists them."""
-        return self.root / ".removed"
+        """`.removed-<uid>/<name>/<run id>`: runs that are being removed; no command lists them."""
+        return self.root / f".removed-{os.getuid()}"
 
     def run(self, name: str, run_id: str) -> RunPaths:
         """Return the layout of a run."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.cli import prune
 from clusterrun.cli.shared import output
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
@@ -48,7 +49,9 @@ def test_old_runs_go_with_their_links_and_all_else_stays(here: CommandLine) -> N
     ]
     assert rows[-1][:3] == ["removed", "2", "runs,"]
     assert said.err == (
-        "note: kept 4 runs that may not have ended: see clusterrun list\n"
+        "note: kept 3 runs that may not have ended: see clusterrun list\n"
+        "note: kept 1 run that left no trace of an end: "
+        "if it is over, remove the directory by hand\n"
         "note: kept 2 runs that saved checkpoints: pass --all to remove such runs too\n"
     )
     assert ids(here) == sorted(os.listdir("runs/by-job")) == ["3", "4", "5", "6", "7", "8"]
@@ -61,6 +64,8 @@ def test_only_what_ended_long_ago_or_is_named(here: CommandLine) -> None:
     for job_id, days in (("1", 40), ("2", 20), ("3", 0)):
         over(here, job_id, days=days)
     assert here("prune", "-y", "--older-than", "30d").code == 0
+    for wrong in (("30",), ("30d", "2")):  # seconds are not meant; a run that is named is too young
+        assert here("prune", "-y", "--older-than", *wrong).code == 2
     assert ids(here) == ["2", "3"]
     (RunPaths(root=Path("runs/by-job/3").resolve()).checkpoints_dir / "x").mkdir(parents=True)
     said = here("prune", "-y", "2", "3")
@@ -105,6 +110,10 @@ def test_a_removal_asks_and_is_finished_by_the_next(
         assert (here("prune").code, ids(here)) == (1, ["5"])
         patch.setattr("click.confirm", lambda *_, **__: queue(here, REQUEUED) or True)
         assert (here("prune").code, ids(here)) == (2, ["5"])  # requeued during the question
+        queue(here)
+        patch.setattr(prune, "_disk_bytes", lambda _: queue(here, REQUEUED) or 0)
+        assert (here("prune", "-y").code, ids(here)) == (2, ["5"])
+        patch.setattr(prune, "_disk_bytes", lambda _: 0)
         queue(here)
         patch.setattr("click.confirm", lambda *_, **__: True)
         patch.setattr("shutil.rmtree", lambda _: os.unlink("/proc/none"))
