@@ -27,7 +27,9 @@ HEAD_NORM = re.compile(r"\.[qk]_(layer)?norm\.")
 
 def main() -> None:
     """Print the numbers, or what is missing or wrong."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    least = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, least))
     try:
         import torch  # noqa: F401
         import transformers

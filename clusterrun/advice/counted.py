@@ -32,7 +32,9 @@ ENVIRONMENT: Final = {
 }
 
 
-def counted(values: Mapping[str, Any], name: str, resolved: Resolved) -> Model:
+def counted(
+    values: Mapping[str, Any], name: str, resolved: Resolved, *, may_count: bool = True
+) -> Model:
     """Count the model of a config.json, as transformers would build it; the answer is cached.
 
     Raises UsageError if the job's Python has no transformers, or transformers can't build it.
@@ -40,7 +42,10 @@ def counted(values: Mapping[str, Any], name: str, resolved: Resolved) -> Model:
     python, config = _python(resolved), json.dumps(values, sort_keys=True)
     program = Path(__file__).with_name("count.py").read_text(encoding="utf-8")
     file = interpreters.cache_file("models", [program, python, config], os.environ)
-    answer = read_json(file) or _answer([python, "-c", program], config)
+    answer = read_json(file)
+    if answer is None and not may_count:
+        raise UsageError(f"the parameters of '{name}' were not counted yet", hint="run plan")
+    answer = answer or _answer([python, "-c", program], config)
     if "missing" in answer:
         raise UsageError(
             f"counting '{name}' needs torch and transformers in the job's Python, {python}",

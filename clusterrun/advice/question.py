@@ -38,16 +38,17 @@ _LEAST_BYTES: Final = 1 << 30  # of memory: a bare 24 probably means GiB
 _MOST_CONFIG_BYTES: Final = 1 << 24
 
 
-def question_of(resolved: Resolved, *, is_open: bool = False) -> Question:
+def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = True) -> Question:
     """Collect the facts of a training from a configuration and this machine.
 
-    `is_open` leaves strategy, micro-batch and accumulation to be chosen.
+    `is_open` leaves strategy, micro-batch and accumulation to be chosen. Without `may_count`, a
+    model whose parameters were never counted is unknown: counting takes seconds.
     Raises UsageError if the model's size is unknown or the question makes no sense.
     """
     spec = settled(resolved.spec, resolved.cwd, is_open=is_open)
     _refuse(spec, is_open=is_open)
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
-    setup = _setup(spec, _model(resolved), gpu, is_open=is_open)
+    setup = _setup(spec, _model(resolved, may_count=may_count), gpu, is_open=is_open)
     question = Question(
         setup=setup,
         is_cpu=is_cpu,
@@ -279,7 +280,7 @@ def _gpu(spec: JobSpec) -> Gpu | None:
 # The model
 
 
-def _model(resolved: Resolved) -> Model:
+def _model(resolved: Resolved, *, may_count: bool = True) -> Model:
     spec = resolved.spec
     if spec.active_params is not None and spec.params is None:
         raise UsageError("--active-params needs --params", hint="pass all parameters as --params")
@@ -288,7 +289,9 @@ def _model(resolved: Resolved) -> Model:
     has_numbers = spec.params is not None or spec.hidden is not None
     config = _local_config(resolved, spec.model)
     if config is not None:
-        return _by_numbers(spec) if has_numbers else counted(config, spec.model, resolved)
+        if has_numbers:
+            return _by_numbers(spec)
+        return counted(config, spec.model, resolved, may_count=may_count)
     known = models.find(spec.model)
     if known is None:
         raise UsageError(

@@ -283,7 +283,8 @@ def _show_gpus(found: Sequence[Estimate]) -> None:
     span = "IN ALL" if found[-1].time and found[-1].time.whole else "A STEP"
     head = ("GPU", "PRECISION", "GPU GiB", "OF", "SHARE", "HOST", span, "SAMPLES/s")
     head += (*(("COST",) if is_priced else ()), "VERDICT")
-    output.answer_table(head, [_gpu_cells(each, is_priced=is_priced) for each in found])
+    rows = [_gpu_cells(each, is_priced=is_priced) for each in found]
+    output.answer_table(head, rows, spare=("SAMPLES/s", "HOST", "OF"))
 
 
 def _gpu_cells(found: Estimate, *, is_priced: bool) -> tuple[str, ...]:
@@ -306,7 +307,7 @@ def _gpu_cells(found: Estimate, *, is_priced: bool) -> tuple[str, ...]:
 
 def _show_table(found: Iterable[Estimate]) -> None:
     head = ("STRATEGY", "NODES", "MICRO-BATCH", "SEQ", "BATCH", "GPU GiB", "HOST GiB", "VERDICT")
-    output.answer_table(head, [_cells(each) for each in found])
+    output.answer_table(head, [_cells(each) for each in found], spare=("SEQ", "BATCH"))
 
 
 def _cells(found: Estimate) -> tuple[str, ...]:
@@ -323,7 +324,7 @@ def show_choices(choices: Sequence[Choice], question: Question) -> None:
     best = choices[0].step_s
     rows = [_choice_cells(choice, best, question) for choice in choices]
     head = ("STRATEGY", "MICRO-BATCH", "ACCUMULATION", "CHECKPOINTING", "GPU", "HOST GiB", "TIME")
-    output.answer_table((*head, "VERDICT"), rows)
+    output.answer_table((*head, "VERDICT"), rows, spare=("HOST GiB",))
     output.answer("")
     output.answer(f"details: clusterrun plan ... {as_options(choices[0].setup)}")
     output.answer(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
-from clusterrun.cli.shared import complete
+from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_text import find_announced
 from clusterrun.verbs.status import status
 
 
 @click.command()
 @click.argument("job", required=False, shell_complete=complete.jobs)
-def command(job: str | None) -> None:
+@click.pass_context
+def command(ctx: click.Context, job: str | None) -> None:
     """Show a job while it runs.
 
     JOB is a job id, the name of a run or its directory  [default: the newest run]. What is wrong
@@ -26,4 +27,8 @@ def command(job: str | None) -> None:
     record = find_announced(job)
     from clusterrun.cli.shared import live  # imports rich, the estimate and the logs
 
-    live.print_screen(live.watch(record) or status(record))
+    seen = live.watch(record) or status(record)
+    live.print_screen(seen)
+    if seen.error is not None:
+        output.print_error_text(seen.error)
+        ctx.exit(seen.error.exit_code)

@@ -157,12 +157,15 @@ class Scanner:
         if len(self._processes) > _MOST_PROCESSES:
             silent = next(iter(self._processes))
             self._settle(silent, at_end=True)
-            self._held -= sum(map(_bytes_of, self._processes.pop(silent).recent))
+            self._held -= _size(self._processes.pop(silent))
         return process
 
     def _hold(self, text: str, process: _Process) -> None:
         """Keep a line; if all lines are too much, forget them, and decide on signs that wait."""
-        if self._held > _MOST_BYTES:
+        is_much = self._held > _MOST_BYTES
+        if is_much:  # counted with frames and signs that are gone
+            self._held = sum(map(_size, self._processes.values()))
+        if is_much and self._held > _MOST_BYTES // 2:
             for source in list(self._waiting):
                 self._settle(source, at_end=True)
             for each in self._processes.values():
@@ -395,6 +398,10 @@ class Scanner:
     def more_places(self, finding: Finding) -> set[tuple[int | None, str]]:
         """Return ranks and nodes of findings like this one that are not among the kept ones."""
         return self._more.get((finding.cause.id, finding.role), {}).get(_like(finding), set())
+
+
+def _size(process: _Process) -> int:
+    return sum(map(_bytes_of, (*process.recent, *process.frames)))
 
 
 def _like(finding: Finding) -> str:

@@ -134,17 +134,18 @@ def remove_old(runs_dir: RunsDir, found: Iterable[RunPaths]) -> None:
     A run is renamed first, so that no command lists the rest of it. Raises OSError, and
     ClusterrunError for a run that is being resumed.
     """
+    top = runs_dir.removed(os.getuid())
     for paths in found:
-        aside = runs_dir.removed / paths.root.parent.name
+        aside = top / paths.root.parent.name
         aside.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(paths.resume_lock, 0):
             paths.root.rename(aside / paths.root.name)
         with contextlib.suppress(OSError):  # other runs have the name
             paths.root.parent.rmdir()
-    removed = [runs_dir.run(path.parent.name, path.name) for path in runs_dir.removed.glob("*/*")]
+    removed = [runs_dir.run(path.parent.name, path.name) for path in top.glob("*/*")]
     targets = {link_target(runs_dir, paths) for paths in removed}
     for link in runs_dir.by_job.glob("*") if removed else ():
         if link.is_symlink() and os.readlink(link) in targets:
             link.unlink()
-    if runs_dir.removed.is_dir():
-        shutil.rmtree(runs_dir.removed)
+    if top.is_dir():
+        shutil.rmtree(top)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -147,10 +146,9 @@ class RunsDir:
         """`by-job/<job id>` links to the run."""
         return self.root / "by-job"
 
-    @property
-    def removed(self) -> Path:
+    def removed(self, uid: int) -> Path:
         """`.removed-<uid>/<name>/<run id>`: runs that are being removed; no command lists them."""
-        return self.root / f".removed-{os.getuid()}"
+        return self.root / f".removed-{uid}"
 
     def run(self, name: str, run_id: str) -> RunPaths:
         """Return the layout of a run."""

@@ -49,6 +49,7 @@ _DIVISIBLE: Final = re.compile(
     r"\b(\d{1,12})\)? (?:is|must be|should be) (?:not )?divisible by \D{0,200}(\d{1,12})"
 )
 _RESUME: Final = re.compile(r"clusterrun resume JOB\b(?! --from)")
+_WITH_JOB: Final = re.compile(r"(?:, then)?: clusterrun resume JOB\b.*")
 _CONTINUE: Final = re.compile(r"\b(?:continue(?: it)?|resume)(?=[^:]{0,200}: clusterrun resume)")
 _AS_IT_IS: Final = re.compile(
     r"(?:then )?(?:continue it|start it again): clusterrun resume \S+(?: --from scratch)?"
@@ -118,7 +119,7 @@ def to_do(verdict: ShortVerdict, run: Run | None) -> list[str]:
     """Return what to do: what this run's numbers allow to compute, then what always applies."""
     lines = [_filled_in(text, verdict, run) for text in verdict.do]
     if run is None:
-        return lines
+        return [_WITH_JOB.sub("", text) for text in lines]
     if remedy := _REMEDIES.get(verdict.cause):
         at, compute = remedy
         lines[at : at + 1] = compute(run) or lines[at : at + 1]
@@ -217,7 +218,7 @@ def _other_strategy(run: Run, micro: int, accumulation: int) -> list[str]:
     from clusterrun.estimates.recommend import recommend
 
     try:
-        question = question_of(run.resolved._replace(spec=spec))
+        question = question_of(run.resolved._replace(spec=spec), may_count=False)
         choices = recommend(question, question.setup.effective_batch)
     except ClusterrunError:
         return []

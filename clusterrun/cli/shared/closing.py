@@ -68,7 +68,10 @@ def block(
 
         run = run_of(job, verdict, attempt) if job else None
         advice = "\n".join(to_do(verdict, run)[:most]).replace(_COMMAND, f":\n {_COMMAND[1:]}")
-        yield from labelled("next", (*advice.splitlines(), RETRIES[retry_of(verdict, run)]))
+        retry = retry_of(verdict, run)
+        is_for_script = verdict.generic and retry is Retry.MAYBE  # its error has to be corrected
+        hope = () if is_for_script else (RETRIES[retry],)
+        yield from labelled("next", (*advice.splitlines(), *hope))
     elif job and job.has_checkpoint:
         yield "next", f"clusterrun resume {name}"
     if job:

@@ -97,16 +97,17 @@ def _rest(live: Live, plan: str, job: JobStatus, pause_s: float) -> None:
 
 
 def _key() -> bytes:
-    return os.read(sys.stdin.fileno(), 64)[:1].lower()
+    return os.read(sys.stdin.fileno(), 1).lower()
 
 
 def _run(command: tuple[str, ...], name: str, run_dir: str) -> None:
     """Run a command about a job, and wait until a person has read what it prints."""
-    output.say(f"clusterrun {' '.join(command)} {name}")
     if command[0] == "cancel":
         output.say(f"End job {name}? Press y for yes, any other key for no")
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
         if _key() != b"y":
             return
+    output.say(f"clusterrun {' '.join(command)} {name}")
     words = module_argv(sys.executable, "clusterrun", *command, run_dir)
     os.spawnv(os.P_WAIT, sys.executable, words)
     output.say("Press a key to go back to the job")

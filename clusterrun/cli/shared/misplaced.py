@@ -45,7 +45,7 @@ def refuse_misplaced(
     plain = args[: args.index("--")] if "--" in args else args
     found = {at: name for at, word in enumerate(plain) if (name := _name(word)) in ours}
     script = _options_of(entry, is_module=is_module) if found else None
-    moved, refused, noted = list[int](), list[str](), list[str]()
+    moved, unsure, refused, noted = list[int](), list[int](), list[str](), list[str]()
     for at, name in found.items() if script else ():
         option, typed = options.get(name), _typed(args[at])
         heading = getattr(option, "heading", "")
@@ -55,13 +55,16 @@ def refuse_misplaced(
             continue
         is_certain = name in _CERTAIN or (script.are_visible and is_clear)
         is_certain = not script.has_parser if name in _HELP else bool(option) and is_certain
+        takes_next = isinstance(option, click.Option) and not option.is_flag
+        places = [at, at + 1] if takes_next and typed == args[at] else [at]
         if is_certain and not script.takes_any:
-            takes_next = isinstance(option, click.Option) and not option.is_flag
-            moved += [at, at + 1] if takes_next and typed == args[at] else [at]
+            moved += places
             refused.append(typed)
         elif is_clear or name in _HELP or (script.are_visible and heading in _OF_A_JOB):
             noted.append(typed)
+            unsure += places
     if refused:
+        moved = sorted(moved + unsure)
         raise _refusal([ctx.command_path, *before], entry, args, moved, refused, is_module)
     where = "comes after the script and goes to it; put clusterrun's options before the script"
     return tuple(f"{name} {where}" for name in dict.fromkeys(noted))

@@ -279,7 +279,10 @@ def _print(
 ) -> None:
     text, width = _safe(text), width_of(sys.stderr if err else sys.stdout)
     if wraps and width is not None:
-        lines = (wrapped(line, width, indent) for line in text.split("\n"))
+        lines = (
+            (line,) if line.lstrip().startswith("clusterrun ") else wrapped(line, width, indent)
+            for line in text.split("\n")
+        )
         text = "\n".join(chain.from_iterable(lines))
     _write(text + "\n", err=err, session=session)
 

@@ -158,7 +158,7 @@ def _training(job: JobStatus, plan: str, seen: Evidence, losses: Sequence[float]
 def planned(record: JobRecord) -> str:
     """Return the rate that `plan` estimates, if it can."""
     with contextlib.suppress(ClusterrunError, OSError, ValueError):
-        if planned := estimate(question_of(configuration(record))).time:
+        if planned := estimate(question_of(configuration(record), may_count=False)).time:
             return f"   plan: {1 / planned.step.mid_s:.3g} steps/s"
     return ""
 
