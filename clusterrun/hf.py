@@ -85,9 +85,9 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         if runtime.should_checkpoint():
             control.should_save = True
 
-    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = (), **_: Any) -> None:
         """Report the last step again with its loss, which is logged after the step has ended."""
-        if state.global_step == state.max_steps:
+        if state.global_step == state.max_steps and "loss" in (logs or ()):
             runtime.step(state.global_step, state.max_steps, **logged(state))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

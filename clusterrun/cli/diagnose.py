@@ -90,6 +90,8 @@ def command(
     if explain is not None:
         _explain(explain)
         return
+    if logs and job and Path(job).is_file():
+        raise UsageError("one file for each --log", hint=f"pass --log {shlex.quote(job)}")
     if logs and (job or attempt or bundle or stacks or with_dumps):
         raise UsageError("--log reads files, not a job", hint="drop --log, or all that is of a job")
     if stacks or with_dumps:

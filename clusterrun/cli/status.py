@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
@@ -163,7 +164,7 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield from _attempts(job, is_told=bool(closing))
     if record.chained_job_ids and not job.state.is_terminal:
         yield "chain", f"continues as {', '.join(record.chained_job_ids)}"
-    logs = f"clusterrun logs {record.job_id or record.run_dir}"
+    logs = f"clusterrun logs {shlex.quote(record.job_id or record.run_dir)}"
     yield from closing or (("run dir", record.run_dir), ("logs", logs))
 
 
@@ -173,7 +174,7 @@ def _output(job: JobStatus) -> Iterator[tuple[str, str]]:
         return
     yield "output", f"last written {clock(silent_s)} ago"
     if job.state is JobState.RUNNING and silent_s >= _SILENT_S:
-        name = job.record.job_id or job.record.run_dir
+        name = shlex.quote(job.record.job_id or job.record.run_dir)
         yield "", f"if it hangs, see where: clusterrun diagnose {name} --stacks --fr"
 
 

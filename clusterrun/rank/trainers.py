@@ -67,8 +67,9 @@ def transformers_callback(module: str) -> Any:
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             runtime.follow_trainer(state.global_step, state.max_steps, **logged(state))
 
-        def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == state.max_steps:  # the step was reported before its loss
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = (), **_: Any) -> None:
+            # The last step was reported before its loss; an evaluation logs later, without one.
+            if state.global_step == state.max_steps and "loss" in (logs or ()):
                 self.on_step_end(args, state, control)
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:

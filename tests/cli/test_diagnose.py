@@ -77,6 +77,7 @@ def test_files_of_ranks_do_not_hide_each_others_errors(here: CommandLine) -> Non
     [
         (("--log", "missing.log"), "cannot read the log 'missing.log'"),
         (("4711", "--log", "x.log"), "--log reads files, not a job"),
+        (("train.py", "--log", "x.log"), "one file for each --log\n  hint: pass --log train.py"),
         (("--explain", "cuda_oon"), "no cause 'cuda_oon'\n  hint: use 'cuda_oom'"),
         (("--explain", "nosuch"), "hint: the page docs/reference/causes.md lists the ids"),
         (("99999",), "no job or run '99999'"),

@@ -137,10 +137,13 @@ def test_the_last_report_has_the_loss_of_the_last_step(
         callbacks.insert(0, importlib.import_module("clusterrun.hf").CheckpointCallback())
         runtime.step(9, 9, loss=2.5)  # as it does at the end of the step
     last.log_history.append({"loss": 0.5})
-    for callback in callbacks:
-        callback.on_log(None, last, None)
+    for logs in ({"loss": 0.5}, {"eval_loss": 0.7}):  # an evaluation is no step
+        count = len(reported(spool))
+        for callback in callbacks:
+            callback.on_log(None, last, None, logs=logs)
     reports = [each for each in reported(spool) if each[0] == "step"]
     assert reports[-1] == ("step", 9, 9, {"loss": 0.5})
+    assert len(reported(spool)) == count
 
 
 def test_steps_that_the_script_reports_itself_replace_the_trainers(
