@@ -22,10 +22,10 @@ BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as if the signal had killed it
 
 EXAMPLES: Final = """\
 \b
-clusterrun init                                       write a starter clusterrun.yaml
-clusterrun submit -N 2 --gpus-per-node 4 train.py     train on 2 nodes x 4 GPUs
-clusterrun render -N 2 --gpus-per-node 4 train.py     print the batch script
-clusterrun logs -f                                    follow the newest run"""
+clusterrun init                                    write a starter clusterrun.yaml
+clusterrun submit -N 2 --gpus-per-node 4 train.py  train on 2 nodes x 4 GPUs
+clusterrun render -N 2 --gpus-per-node 4 train.py  print the batch script
+clusterrun logs -f                                 follow the newest run"""
 
 EXIT_CODES: Final = """\
 0    done, or the answer is yes
