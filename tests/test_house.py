@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "clusterrun"
-MOST_LINES = {"clusterrun": 63_545, "tests": 70_338}  # ceilings; they only go down
+MOST_LINES = {"clusterrun": 62_500, "tests": 69_800}  # ceilings; they only go down
 TIMED = re.compile(r"time\.(monotonic|perf_counter|time)\(\)|\b(took|waited|elapsed)(_s)?\b")
 
 
