@@ -65,7 +65,7 @@ def counted(values: Mapping[str, Any], transformers: Any) -> dict[str, Any]:
 
 
 def _class(config: Any, transformers: Any) -> Any:
-    """Return the class that the config names, else the usual one."""
+    """Return the class that the config names, else that of its first task in HEADS."""
     named = getattr(transformers, (config.architectures or [""])[0], None)
     if getattr(named, "config_class", None) is type(config):
         return named

@@ -37,15 +37,18 @@ def counted(
 ) -> Model:
     """Count the model of a config.json, as transformers would build it; the answer is cached.
 
+    Without `may_count`, only a cached answer is returned.
+
     Raises UsageError if the job's Python has no transformers, or transformers can't build it.
     """
     python, config = _python(resolved), json.dumps(values, sort_keys=True)
     program = Path(__file__).with_name("count.py").read_text(encoding="utf-8")
     file = interpreters.cache_file("models", [program, python, config], os.environ)
-    answer = read_json(file)
-    if answer is None and not may_count:
-        raise UsageError(f"the parameters of '{name}' were not counted yet", hint="run plan")
-    answer = answer or _answer([python, "-c", program], config)
+    known = read_json(file)
+    if known is None and not may_count:
+        hint = "run clusterrun plan, which counts them"
+        raise UsageError(f"the parameters of '{name}' were not counted yet", hint=hint)
+    answer = known or _answer([python, "-c", program], config)
     if "missing" in answer:
         raise UsageError(
             f"counting '{name}' needs torch and transformers in the job's Python, {python}",
@@ -60,9 +63,10 @@ def counted(
         raise UsageError(
             f"transformers can't build the model of '{name}'", cause=cause[:300], hint=hint
         ) from error
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(file, json.dumps(answer))
+    if known is None:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(file, json.dumps(answer))
     return model
 
 
@@ -76,7 +80,7 @@ def _python(resolved: Resolved) -> str:
 
 
 def _answer(argv: list[str], config: str) -> dict[str, Any]:
-    """Run the program in a directory of nobody: a json.py of the project must not run."""
+    """Run the program in /, where it cannot import a json.py of the project."""
     try:
         environ = {**os.environ, **ENVIRONMENT}
         done = shell.run_once(argv, DEADLINE_S, environ, config, Path("/"), most=ANSWER_BYTES)

@@ -32,7 +32,7 @@ from clusterrun.verbs.find import own_runs
 HEAD = ("JOB", "NAME", "STATE", "ENDED", "CHECKPOINTS", "SIZE")
 
 
-class Kept(Enum):
+class WhyKept(Enum):
     """Why a run is not removed; what to do."""
 
     ON_HOST = "can be removed only on the host that has the directory", "run clusterrun prune there"
@@ -102,7 +102,7 @@ def _age_s(older_than: str | None) -> float:
 
 def _look(
     found: Sequence[JobRecord], until: float, *, everything: bool
-) -> list[tuple[JobStatus, Kept | None]]:
+) -> list[tuple[JobStatus, WhyKept | None]]:
     """Return the status of runs, and why to keep them. Raises SchedulerUnreachableError."""
     found = [read_again(each) for each in found if os.path.lexists(each.run_dir) or each.home]
     here = {each.run_dir: each for each in found if each.home is None}.values()
@@ -129,32 +129,34 @@ def _active_jobs(found: Sequence[JobRecord]) -> set[str]:
     return active
 
 
-def _why_kept(job: JobStatus, active: set[str], until: float, *, everything: bool) -> Kept | None:
+def _why_kept(
+    job: JobStatus, active: set[str], until: float, *, everything: bool
+) -> WhyKept | None:
     record, root, runs = job.record, job.record.paths.root, own_runs().root.resolve()
     if record.home:
-        return Kept.ON_HOST
+        return WhyKept.ON_HOST
     is_there = root.resolve() == runs.joinpath(*root.absolute().parts[-2:])
     if not is_there or root.lstat().st_uid != os.getuid():
-        return Kept.BY_HAND
+        return WhyKept.BY_HAND
     if record.is_damaged or job.state is JobState.UNKNOWN:
-        return Kept.UNKNOWN
+        return WhyKept.UNKNOWN
     if not job.state.is_terminal or active.intersection(record.job_ids):
-        return Kept.ACTIVE
+        return WhyKept.ACTIVE
     if _ended(job) > until:
-        return Kept.YOUNG
+        return WhyKept.YOUNG
     has_saved = job.has_checkpoint or any(record.paths.checkpoints_dir.glob("*"))
     has_saved |= job.failure is not None and job.failure.is_handled
-    return Kept.SAVED if has_saved and not everything else None
+    return WhyKept.SAVED if has_saved and not everything else None
 
 
-def _report_kept(found: list[tuple[JobStatus, Kept | None]], *, are_named: bool) -> None:
+def _report_kept(found: list[tuple[JobStatus, WhyKept | None]], *, are_named: bool) -> None:
     """Print which runs are kept, and why. Raises UsageError if the user has named one of them."""
     for job, kept in found if are_named else ():
         if kept:
             name = job.record.job_id or job.record.run_dir
             what = f"job {name} ({job.record.name}, {job.state.value})"
             raise UsageError(f"{what} {kept.value[0]}", hint=f"{kept.value[1]}; nothing is removed")
-    reasons = Counter(kept for _, kept in found if kept and kept is not Kept.YOUNG)
+    reasons = Counter(kept for _, kept in found if kept and kept is not WhyKept.YOUNG)
     for kept, number in reasons.items():
         output.note(f"kept {count(number, 'run')} that {kept.value[0]}: {kept.value[1]}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import grp
 import os
 import random
@@ -135,6 +136,8 @@ def remove_old(runs_dir: RunsDir, found: Iterable[RunPaths]) -> None:
     ClusterrunError for a run that is being resumed.
     """
     top = runs_dir.removed(os.getuid())
+    if os.path.lexists(top) and (top.is_symlink() or top.lstat().st_uid != os.getuid()):
+        raise PermissionError(errno.EPERM, "it is a link, or belongs to another user", str(top))
     for paths in found:
         aside = top / paths.root.parent.name
         aside.mkdir(mode=0o700, parents=True, exist_ok=True)

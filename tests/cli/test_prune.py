@@ -76,7 +76,7 @@ def test_only_what_ended_long_ago_or_is_named(here: CommandLine) -> None:
     assert (ids(here), here("prune").out) == ([], "no old runs\n")
 
 
-@pytest.mark.parametrize("case", ["link", "owner", "elsewhere", "host", "silent"])
+@pytest.mark.parametrize("case", ["link", "owner", "elsewhere", "host", "silent", "aside"])
 def test_no_run_of_others_is_removed(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
@@ -89,13 +89,17 @@ def test_no_run_of_others_is_removed(
     elif case == "host":
         home = Home(host="h1", run_dir="/runs", python="python3")
         records.update(RunPaths(root=root), lambda old: dataclasses.replace(old, home=home))
+    elif case == "aside":
+        Path("theirs").mkdir()
+        Path(f"runs/.removed-{os.getuid()}").symlink_to(here.path / "theirs")
     elif case == "silent":
         here.program("squeue", "exit 1")
     else:
         Path("other").mkdir()
         monkeypatch.chdir("other")
     said = here("prune", "-y", *(["1"] if case == "elsewhere" else []))
-    assert (said.code, root.is_dir()) == ({"elsewhere": 2, "silent": 5}.get(case, 0), True)
+    codes = {"elsewhere": 2, "silent": 5, "aside": 1}
+    assert (said.code, root.is_dir()) == (codes.get(case, 0), True)
     assert ("by hand" in said.err) == (case in ("link", "owner", "elsewhere"))
     assert ("on the host that has" in said.err) == (case == "host")
 

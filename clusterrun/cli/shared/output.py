@@ -93,7 +93,7 @@ def is_on_terminal() -> bool:
 def confirm(question: str, deed: str, *, yes: str, otherwise: str) -> None:
     """Ask a person, on stderr; if the answer is no, print `otherwise` and exit with status 1.
 
-    Raises UsageError with the hint `yes` if nobody can answer.
+    Off a terminal, raises UsageError with the hint `yes`.
     """
     if not is_interactive():
         raise UsageError(f"{deed} needs confirmation, but this is not a terminal", hint=yes)

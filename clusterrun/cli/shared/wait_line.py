@@ -16,6 +16,7 @@ from clusterrun.shared.wording import count
 
 UNKNOWN = TrainingProgress()
 TICK_S = 1.0
+READ_S = 2.0  # between two readings of the run's files
 _NEXT = {  # what a start does after a phase
     None: "setting up",
     Phase.SETUP: "importing torch",
@@ -29,8 +30,8 @@ class WaitLine:
     """Shows what a job does, and the seconds since that began; off a terminal it does nothing."""
 
     def __init__(self) -> None:
-        self._doing = ""
-        self._since = self._due_at = time.monotonic()
+        self._text = self._doing = ""
+        self._since = self._due_at = self._read_at = time.monotonic()
 
     def rest(self, job: JobStatus, pause_s: float) -> None:
         """Pause, and meanwhile show what a job does."""
@@ -46,11 +47,13 @@ class WaitLine:
         now = time.monotonic()
         if now < self._due_at or not output.can_move():
             return
-        text = activity(record, state, why, progress)
-        if (doing := text.partition(":")[0]) != self._doing:
+        if now >= self._read_at:
+            self._text = activity(record, state, why, progress)
+            self._read_at = now + READ_S
+        if (doing := self._text.partition(":")[0]) != self._doing:
             self._doing, self._since = doing, now
         self._due_at = now + TICK_S / 2
-        output.move(text, now - self._since)
+        output.move(self._text, now - self._since)
 
 
 def activity(record: JobRecord, state: JobState, why: str, progress: TrainingProgress) -> str:
