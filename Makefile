@@ -31,6 +31,7 @@ test-all: lint slurm $(VENV)/.styles
 
 check: lint
 	$(CHECK)
+	@$(BIN)/python -m tests.test_house
 
 check-user check-newer: $(VENV)/.dev
 	$(BIN)/python -m tests.elsewhere $(@:check-%=%)
