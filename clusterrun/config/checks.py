@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from clusterrun.config.verdict_rules import check_rule
 from clusterrun.errors import UsageError
 from clusterrun.shared.host_specs import parse_host
 from clusterrun.shared.hostlist import parse_hostlist
@@ -162,7 +161,6 @@ _CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
     "hosts": _host,
     "name": _run_name,
     "port_range": _ports,
-    "ignore_rules": check_rule,
     "health_command": _command,
     "preload": _module,
     "stage_dir": _node_directory,

@@ -467,15 +467,6 @@ class JobSpec(Training):
         "[default: requeue; stop with --no-requeue]",
         choices=OnInterrupt,
     )
-    ignore_rules: tuple[str, ...] = declared(
-        "launch.ignore_rules",
-        Kind.TEXTS,
-        "--ignore-rule",
-        "decide on a restart without this rule on the cause: would-repeat, same-cause or "
-        "faulty-node (repeatable)",
-        default=(),
-        metavar="RULE",
-    )
     preflight: Preflight = declared(
         "launch.preflight",
         Kind.ENUM,

@@ -13,7 +13,6 @@ from clusterrun.config.choices import Cluster, Device, Launcher, MixedPrecision,
 from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import JobSpec
-from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, is_older
@@ -92,7 +91,6 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         silence_timeout_s=spec.silence_timeout_s,
         preflight=spec.preflight,
         **_start(spec),
-        ignore_rules=tuple(map(VerdictRule, spec.ignore_rules)),
         **_logs(spec, world),
         accelerate_text=own.accelerate_text,
         health_command=spec.health_command or "",

@@ -20,7 +20,6 @@ from clusterrun.config.choices import (
     Strategy,
 )
 from clusterrun.config.parallel import Parallel
-from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.shared import typed
 
 SCHEMA = "clusterrun.plan-file/1"
@@ -118,7 +117,6 @@ class Plan:
     hang_timeout_s: int
     silence_timeout_s: int = 0
     trainer_resume: bool = True
-    ignore_rules: tuple[VerdictRule, ...] = ()
     preflight: Preflight = Preflight.WARN
     launcher: Launcher = Launcher.ACCELERATE
     preload: tuple[str, ...] = ()

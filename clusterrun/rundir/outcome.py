@@ -10,7 +10,6 @@ import json
 from dataclasses import dataclass
 from enum import Enum
 
-from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import NodeExit
 from clusterrun.rundir import reading
@@ -30,6 +29,18 @@ class Next(str, Enum):
     REQUEUE = "requeue"  # the same job, from the queue
     SUCCESSOR = "successor"  # another job of the same run
     STOP = "stop"
+
+
+class VerdictRule(str, Enum):
+    """The rule on verdicts that decided what follows an attempt.
+
+    `WOULD_REPEAT`: an error that another try would repeat stops the run. `SAME_CAUSE`: so does the
+    second failure in a row by one cause at one place. `FAULTY_NODE`: a faulty node is excluded.
+    """
+
+    WOULD_REPEAT = "would-repeat"
+    SAME_CAUSE = "same-cause"
+    FAULTY_NODE = "faulty-node"
 
 
 class Cause(str, Enum):

@@ -19,7 +19,6 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.config import Resolved
 from clusterrun.config.secrets import redacted
 from clusterrun.config.spec import Cluster, JobSpec
-from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Retry
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.estimates.inputs import GIB
@@ -27,7 +26,7 @@ from clusterrun.estimates.speed import segments
 from clusterrun.estimates.steps import effective_batch, fitting_batch, smaller_passes
 from clusterrun.launch.plan import Plan
 from clusterrun.launch.script_args import batch_of, number_in, with_number
-from clusterrun.rundir.outcome import Cause, Outcome
+from clusterrun.rundir.outcome import Cause, Outcome, VerdictRule
 from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared import checkpoint_files

@@ -11,9 +11,8 @@ from datetime import datetime
 import pytest
 
 from clusterrun.cli.list import HEAD
-from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Certainty, Retry
-from clusterrun.rundir.outcome import Cause, Next
+from clusterrun.rundir.outcome import Cause, Next, VerdictRule
 from clusterrun.rundir.verdict import ShortVerdict
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.config.verdict_rules import VerdictRule
-from clusterrun.rundir.outcome import Cause
+from clusterrun.rundir.outcome import Cause, VerdictRule
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, submitted

@@ -102,12 +102,6 @@ def test_the_same_cause_twice_costs_two_attempts(here: Project) -> None:
     assert (second["next"], second["rule"]) == ("stop", "same-cause")
 
 
-def test_a_rule_on_causes_can_be_switched_off(here: Project) -> None:
-    (here.path / "lacks.py").write_text(LACKS)
-    found = attempts_of(here, "--ignore-rule", "would-repeat", "lacks.py")
-    assert (found[0]["next"], found[0]["rule"]) == ("relaunch", None)
-
-
 def test_a_hang_is_shown_while_the_job_runs(here: Project) -> None:
     done = here.cli("submit", *FOUR, "broken.py", "loop")
     assert done.returncode == 0, done.stderr

@@ -9,11 +9,10 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from clusterrun.config.choices import Cluster, OnInterrupt
-from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.recovery import verdicts
-from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason
+from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason, VerdictRule
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 
@@ -85,14 +84,14 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
         return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
     bad = _Bad(
         lost=_lost(newest, ground),
-        faulty=verdicts.faulty_nodes(newest, ground.plan),
+        faulty=verdicts.faulty_nodes(newest),
         unfit=verdicts.unfit_nodes(newest, ground.plan),
     )
     if newest.cause is Cause.PREFLIGHT and not bad.unfit:
         return _stop("the nodes share what failed in preflight; a restart would not help")
     exclude = _left_out(newest, bad)
     is_of_nodes = bool(bad.lost or bad.faulty)
-    if stop := None if is_of_nodes else verdicts.futile(history, ground.plan):
+    if stop := None if is_of_nodes else verdicts.futile(history):
         return _stop(stop.why, exclude, stop.rule)
     reason = _futile(history, ground, is_lost=is_of_nodes)
     if reason:  # a person who resumes may want to know which nodes are bad

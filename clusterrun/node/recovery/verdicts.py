@@ -1,4 +1,4 @@
-"""Get the verdict on a failed attempt, and decide by it: the rules that `--ignore-rule` names."""
+"""Get the verdict on a failed attempt, and decide by it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from clusterrun.config.choices import Cluster
-from clusterrun.config.verdict_rules import VerdictRule
 from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import fork_answer
-from clusterrun.rundir.outcome import Cause, Outcome
+from clusterrun.rundir.outcome import Cause, Outcome, VerdictRule
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared import shell
@@ -63,31 +62,29 @@ def _judged(paths: RunPaths, outcome: Outcome) -> str | None:
     return done.stdout if done.rc == 0 else None
 
 
-def futile(history: Sequence[Outcome], plan: Plan) -> Stop | None:
+def futile(history: Sequence[Outcome]) -> Stop | None:
     """Return why the newest failure would happen again; None if nothing proves it."""
     newest = history[-1]
     verdict = newest.verdict
-    if verdict is None or newest.cause not in _EXPLAINED:
+    if verdict is None or newest.cause not in _EXPLAINED or not _is_certain(verdict):
         return None
-    if not _is_certain(verdict):
-        return None
-    if _applies(VerdictRule.WOULD_REPEAT, plan) and _would_repeat(history, verdict):
+    if _would_repeat(history, verdict):
         why = f"{verdict.cause}, before the first step: another try would fail the same way"
         return Stop(why, VerdictRule.WOULD_REPEAT)
-    if _applies(VerdictRule.SAME_CAUSE, plan) and _is_repeated(history, verdict):
+    if _is_repeated(history, verdict):
         why = f"{verdict.cause} at the same place for the second time, without a step in between"
         return Stop(why, VerdictRule.SAME_CAUSE)
     return None
 
 
-def faulty_nodes(newest: Outcome, plan: Plan) -> tuple[str, ...]:
+def faulty_nodes(newest: Outcome) -> tuple[str, ...]:
     """Return the nodes that the verdict blames, unless they are too many to be the cause."""
     verdict = newest.verdict
     is_proven = verdict is not None and verdict.status is Certainty.ESTABLISHED
     if verdict is None or not (is_proven and verdict.blames_node):
         return ()
     nodes = tuple(node for node in newest.nodes if node in verdict.nodes)
-    return nodes if _are_few(nodes, newest) and _applies(VerdictRule.FAULTY_NODE, plan) else ()
+    return nodes if _are_few(nodes, newest) else ()
 
 
 def unfit_nodes(newest: Outcome, plan: Plan) -> tuple[str, ...]:
@@ -98,10 +95,6 @@ def unfit_nodes(newest: Outcome, plan: Plan) -> tuple[str, ...]:
 
 def _are_few(nodes: Sequence[str], newest: Outcome) -> bool:
     return len(nodes) <= max(1, _MOST_FAULTY * len(newest.nodes))
-
-
-def _applies(rule: VerdictRule, plan: Plan) -> bool:
-    return rule not in plan.ignore_rules
 
 
 def _is_certain(verdict: ShortVerdict) -> bool:
