@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT = Path(__file__).resolve().parents[1]
 # In the order in which they begin.
 LONG = (
-    *("tests/chaos/", "tests/rank/test_hf.py", "tests/slurm/", "tests/examples/"),
+    *("tests/chaos/", "tests/rank/", "tests/slurm/", "tests/examples/"),
     *("tests/cluster/", "tests/local/", "tests/ssh/", "tests/matrix/"),
 )
 TORCH = ("tests/estimates/", "tests/launch/", "tests/cli/")
@@ -31,7 +31,10 @@ def group(file: str) -> str:
     """Return the name of what a file's tests must stay together with; empty if nothing."""
     if file.startswith(TORCH):
         return "torch"
-    return file if 'scope="module"' in (ROOT / file).read_text() else ""
+    text = (ROOT / file).read_text()
+    if file.startswith("tests/rank/") and "mark.torch" in text:
+        return "ranks that a parent forks"
+    return file if 'scope="module"' in text else ""
 
 
 class InGroups(LoadScopeScheduling):

@@ -23,6 +23,7 @@ from clusterrun.rank import emit, save_together
 from clusterrun.runtime import Checkpoints
 from clusterrun.shared import checkpoint_files
 from tests.patience import patience
+from tests.rank.parent import Forked, fork
 
 
 @pytest.fixture(autouse=True)
@@ -523,23 +524,21 @@ dist.destroy_process_group()
 """
 
 
-def two_ranks(tmp_path: Path, *directories: str) -> list[subprocess.Popen[str]]:
+def ranks_of(script: str, size: int, folder: Path, *words: str) -> list[Forked]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("CLUSTERRUN")}
     return [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path), *directories],
-            cwd=tmp_path,
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        fork(
+            ["-c", script, str(folder), *words],
+            cwd=folder,
+            env={**clean, "RANK": str(rank), "WORLD_SIZE": str(size)},
         )
-        for rank in range(2)
+        for rank in range(size)
     ]
 
 
 @pytest.mark.torch
 def test_two_ranks_agree_on_what_is_saved_and_what_is_newest(tmp_path: Path) -> None:
-    started = two_ranks(tmp_path, "out", "out")
+    started = ranks_of(RANK, 2, tmp_path, "out", "out")
     ranks = [rank.communicate(timeout=100 * patience()) for rank in started]
     whole = [".complete", "shard_0", "shard_1"]
     expected = [True, "step-00000001", None, None, "step-00000004", 4, 2, whole]
@@ -552,12 +551,11 @@ def test_two_ranks_agree_on_what_is_saved_and_what_is_newest(tmp_path: Path) -> 
 
 @pytest.mark.torch
 def test_a_directory_that_the_nodes_do_not_share_is_refused(tmp_path: Path) -> None:
-    ranks = two_ranks(tmp_path, "mine", "yours")
+    ranks = ranks_of(RANK, 2, tmp_path, "mine", "yours")
     _, said = ranks[1].communicate(timeout=100 * patience())
     assert ranks[1].returncode == 1
     assert "exists on rank 0's node but not on this one: choose a checkpoint directory" in said
     ranks[0].kill()
-    ranks[0].communicate()
     assert not list((tmp_path / "mine").glob("step-*"))
 
 
@@ -634,18 +632,7 @@ Three = tuple[Path, list[dict[str, Any]], str]
 def _three(tmp_path_factory: pytest.TempPathFactory) -> Three:
     """What three ranks were told, and what rank 0 said, in the course of SHARES."""
     folder = tmp_path_factory.mktemp("three")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("CLUSTERRUN")}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARES, str(folder)],
-            cwd=folder,
-            env={**clean, "RANK": str(rank), "WORLD_SIZE": "3"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
+    ranks = ranks_of(SHARES, 3, folder)
     told = [rank.communicate(timeout=100 * patience()) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, 0], told
     assert [err for _, err in told[1:] if "clusterrun:" in err] == []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +15,9 @@ from clusterrun.shared import checkpoint_files
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.patience import patience
 from tests.ports import free_port
+from tests.rank.parent import TRAINER, fork
 
 pytestmark = pytest.mark.torch
-ROOT = Path(__file__).resolve().parents[2]
 
 TRAIN = """
 import gc
@@ -67,15 +65,12 @@ def train(folder: Path, strategy: str, *, ranks: int = 2, **environ: str) -> tup
     port = str(free_port())
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CLUSTERRUN"))}
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-    offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", TRAIN, strategy],
+        fork(
+            ["-c", TRAIN, strategy],
             cwd=folder,
-            env={**clean, **world, **offline, "RANK": str(n), "LOCAL_RANK": str(n), **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            env={**clean, **world, "RANK": str(n), "LOCAL_RANK": str(n), **environ},
+            modules=TRAINER,
         )
         for n in range(ranks)
     ]

@@ -14,7 +14,7 @@ import pytest
 from clusterrun.node.forward.spool import Spool
 from tests.patience import patience
 from tests.ports import free_port
-from tests.rank.place import Place
+from tests.rank.parent import Forked, fork
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -46,17 +46,19 @@ class World:
             "STUB_STORE": str(path),
         }
 
-    def start(self, rank: int, script: str, **changes: str | None) -> subprocess.Popen[str]:
+    def start(
+        self, rank: int, script: str, **changes: str | None
+    ) -> Forked | subprocess.Popen[bytes]:
         (self.path / "s.py").write_text(script)
         given = {**os.environ, "PYTHONPATH": f"{STUB}:{ROOT}", **self.env, "RANK": str(rank)}
         env = {name: text for name, text in {**given, **changes}.items() if text is not None}
         spool = self.path / "spool"
         spool.mkdir(exist_ok=True)
-        return subprocess.Popen(
-            [sys.executable, "-m", "clusterrun.rank.worker", "s.py"],
-            cwd=self.path,
-            env={**env, "CLUSTERRUN_SPOOL": str(spool)},
-        )
+        env["CLUSTERRUN_SPOOL"] = str(spool)
+        argv = ["-m", "clusterrun.rank.worker", "s.py"]
+        if env["PYTHONPATH"] == REAL["PYTHONPATH"]:
+            return fork(argv, cwd=self.path, env=env)
+        return subprocess.Popen([sys.executable, *argv], cwd=self.path, env=env)
 
     def run(self, script: str, rank: int = 1, **changes: str | None) -> int:
         return self.start(rank, script, **changes).wait(60 * patience())
@@ -334,31 +336,24 @@ def test_rank_0_hosts_the_store_of_a_port_that_the_script_names(world: World) ->
 
 @pytest.mark.torch
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_the_lock_of_a_build_is_known_while_a_rank_holds_it(
-    tmp_path: Path, is_killed: bool
-) -> None:
-    place = Place(tmp_path)
-    lock = tmp_path / "a cache" / "lock"
+def test_the_lock_of_a_build_is_known_while_a_rank_holds_it(world: World, is_killed: bool) -> None:
+    lock = world.path / "a cache" / "lock"
     lock.parent.mkdir()
-    place.write(
-        "s.py",
-        f"""
-        import os
-        from torch.utils.file_baton import FileBaton
-        first, second = FileBaton({str(lock)!r}), FileBaton({str(lock)!r})
-        assert first.try_acquire() and not second.try_acquire()
-        if {is_killed}:
-            os.kill(os.getpid(), 9)
-        first.release()
-        """,
-    )
-    env = {"CLUSTERRUN_WORLD_SIZE": "1", "CLUSTERRUN_LOCAL_WORLD_SIZE": "1", "RANK": "0"}
+    script = f"""
+import os
+from torch.utils.file_baton import FileBaton
+first, second = FileBaton({str(lock)!r}), FileBaton({str(lock)!r})
+assert first.try_acquire() and not second.try_acquire()
+if {is_killed}:
+    os.kill(os.getpid(), 9)
+first.release()
+"""
     if not is_killed:
         (lock.parent / "built.so").touch()
-    place.rank("s.py", **env)
+    assert world.run(script, rank=0, **REAL, **ONE) == (-9 if is_killed else 0)
     compiling = "clusterrun: compiling a cache; this takes minutes the first time\n"
-    assert next(place.spool.glob("rank_*0.err")).read_text().count(compiling) == is_killed
-    spool = Spool(root=place.spool)
+    assert world.err(0).count(compiling) == is_killed
+    spool = Spool(root=world.path / "spool")
     assert lock.exists() is is_killed
     assert spool.locks() == ({0: lock} if is_killed else {})
     assert len(spool.unlock()) == is_killed
