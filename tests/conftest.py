@@ -44,7 +44,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A property has all the time it needs; `make test` tries the same few examples each time.
 settings.register_profile("patient", deadline=None)
-settings.register_profile("same", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("same", deadline=None, derandomize=True, max_examples=10)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "patient"))
 
 
