@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import json
 import os
 import re
@@ -24,30 +23,17 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.launch.facts import Interpreter
 from clusterrun.shared import shell
 from clusterrun.shared.files import read_json, write_whole
-from clusterrun.shared.installed import installed_version, metadata_of
+from clusterrun.shared.installed import metadata_of, own_version, versions_in
 
 PACKAGES: Final = ("clusterrun", "torch", "accelerate", "deepspeed")
-UNKNOWN: Final = "?"  # version of a package without metadata, as on PYTHONPATH
 ANSWER_S: Final = 20.0
 
 # Imports come after the first line: a json.py in the working directory must not run.
 _ASK: Final = """
 import sys; sys.path[:] = filter(None, sys.path)
 import json, os
-try:
-    from importlib import metadata, util
-except ImportError:
-    metadata = None
-def version(name):
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "?" if util.find_spec(name) else ""
-print(json.dumps({
-    "version": sys.version_info[:2],
-    "path": [p for p in sys.path if os.path.isdir(p)],
-    "packages": {name: version(name) for name in sys.argv[1:]} if metadata else {},
-}))
+path = [p for p in sys.path if os.path.isdir(p)]
+print(json.dumps({"version": sys.version_info[:2], "path": path}))
 """
 _CLASSES: Final = ("BaseConfig", "ClusterConfig")  # of accelerate: the fields are the keys
 _IMPORT: Final = ("import ", "import\t")  # what site.py executes in a .pth file
@@ -83,9 +69,8 @@ def may_run(resolved: Resolved) -> bool:
 def look_at(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpreter:
     """Return what is known about an interpreter; `path` may be "" for unknown."""
     if path == sys.executable:
-        found, places = {name: _own_version(name) for name in PACKAGES}, tuple(sys.path)
-        version = sys.version_info[:2]
-        return Interpreter(path=path, version=version, packages=found, is_known=True, places=places)
+        own = {name: own_version(name) for name in PACKAGES}
+        return Interpreter(path, sys.version_info[:2], own, is_known=True, places=(*sys.path,))
     if path and may_run and (answer := _asked(path, environ)) is not None:
         return answer
     return _read(Path(path), environ) if path else Interpreter()
@@ -126,16 +111,12 @@ def oldest() -> dict[str, tuple[int, int]]:
     return {match[1]: (int(match[2]), int(match[3])) for match in found}
 
 
-def _own_version(name: str) -> str:
-    return installed_version(name) or (UNKNOWN if importlib.util.find_spec(name) else "")
-
-
 # Query the interpreter
 
 
 def _asked(path: str, environ: Mapping[str, str]) -> Interpreter | None:
     """Ask an interpreter, or read the cached answer; None if it does not answer."""
-    key = [_ASK, path, *PACKAGES, environ.get("PYTHONPATH", "")]
+    key = [_ASK, path, environ.get("PYTHONPATH", "")]
     file = cache_file("interpreters", key, environ)
     remembered = read_json(file) or {}
     times = remembered.get("times")
@@ -143,11 +124,8 @@ def _asked(path: str, environ: Mapping[str, str]) -> Interpreter | None:
     answer = remembered if is_fresh else _answer_of(path)
     try:
         major, minor = answer["version"]
-        packages = {name: str(answer["packages"].get(name, "")) for name in PACKAGES}
-        version, places = (major, minor), tuple(answer["path"])
-        found = Interpreter(
-            path=path, version=version, packages=packages, is_known=True, places=places
-        )
+        places = tuple(answer["path"])
+        packages = versions_in(places, PACKAGES)
         watched = [path, str(Path(path).parent.parent / "pyvenv.cfg"), *places]
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
@@ -157,12 +135,12 @@ def _asked(path: str, environ: Mapping[str, str]) -> Interpreter | None:
             write_whole(
                 file, json.dumps({**answer, "times": {name: _time(name) for name in watched}})
             )
-    return found
+    return Interpreter(path, (major, minor), packages, is_known=True, places=places)
 
 
 def _answer_of(path: str) -> dict[str, Any]:
     try:
-        done = shell.run([path, "-c", _ASK, *PACKAGES], timeout_s=ANSWER_S, tries=1)
+        done = shell.run([path, "-c", _ASK], timeout_s=ANSWER_S, tries=1)
         answer = json.loads(done.stdout)
     except (ClusterrunError, ValueError):
         return {}
@@ -198,13 +176,9 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
     if version and not (root / "pyvenv.cfg").exists():  # conda also uses the user's packages
         home = Path(os.path.expanduser("~/.local/lib"))
         own.insert(0, home / f"python3.{version[1]}" / "site-packages")
-    directories += [*own, *_added(own)]  # in the order of sys.path
-    found = {name: _version_in(name, directories) for name in PACKAGES}
+    places = tuple(map(str, [*directories, *own, *_added(own)]))  # in the order of sys.path
     is_known = version is not None and _is_isolated(root) and not _runs_code(root, own)
-    places = tuple(map(str, directories))
-    return Interpreter(
-        path=str(python), version=version, packages=found, is_known=is_known, places=places
-    )
+    return Interpreter(str(python), version, versions_in(places, PACKAGES), is_known, places)
 
 
 def _is_isolated(root: Path) -> bool:
@@ -247,14 +221,6 @@ def _text_of(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _version_in(name: str, directories: Sequence[Path]) -> str:
-    from importlib import metadata
-
-    for package in metadata.distributions(name=name, path=[*map(str, directories)]):
-        return package.version
-    return UNKNOWN if any((path / name).is_dir() for path in directories) else ""
 
 
 def _conda_python(spec: JobSpec, environ: Mapping[str, str]) -> str:

@@ -58,6 +58,11 @@ class Strategy(str, Enum):
         return self.value.startswith("fsdp")
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that every node of a job with this strategy needs."""
+        return ("clusterrun", "torch", "accelerate", *(["deepspeed"] * self.is_deepspeed))
+
+    @property
     def is_deepspeed(self) -> bool:
         """Return whether DeepSpeed is used."""
         return self.value.startswith("zero")

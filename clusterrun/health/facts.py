@@ -52,9 +52,15 @@ def versions() -> dict[str, str]:
     return {"python": python, **{name: version for name, version in found.items() if version}}
 
 
+def packages() -> dict[str, str]:
+    """Return the version of each package that nodes are compared by, and that is installed."""
+    found = {name: installed_version(name) for name in PACKAGES}
+    return {name: version for name, version in found.items() if version}
+
+
 def _versions() -> Iterator[tuple[str, str]]:
     yield "python", platform.python_version()
-    yield from ((package, installed_version(package)) for package in PACKAGES)
+    yield from packages().items()
     yield "NCCL", next(filter(None, map(installed_version, NCCL)), "")
 
 

@@ -112,4 +112,4 @@ def _nccl() -> Check:
 def _cuda_of_torch() -> str | None:
     from clusterrun.health import python
 
-    return python.cuda_of_torch(python.ask(sys.executable), "")
+    return python.cuda_of_torch(sys.path, "")

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from clusterrun.errors import ClusterrunError
 from clusterrun.health.check import Check, bad, ok, skip
 from clusterrun.launch.facts import Interpreter
+from clusterrun.launch.packages import too_old_text
 from clusterrun.shared import shell
-from clusterrun.shared.versions import dotted, parse_version
+from clusterrun.shared.installed import versions_in
+from clusterrun.shared.versions import dotted
+from clusterrun.shared.wording import missing_text
 
-ANSWER_S: Final = 3.0
-# Imports come after the first line: a json.py in the working directory must not run.
-_ASK: Final = """
-import sys; sys.path[:] = filter(None, sys.path)
-import json, os
-from importlib import util
-found = {name: util.find_spec(name) for name in ("torch", "transformers", "ninja")}
-places = getattr(found["torch"], "submodule_search_locations", None) or [""]
-try:
-    with open(os.path.join(list(places)[0], "version.py")) as file:
-        text = file.read()
-except OSError:
-    text = ""
-print(json.dumps({"has": [name for name in found if found[name]], "torch": text}))
-"""
 _CUDA: Final = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extras:
-    """What only the interpreter itself knows; `cuda` is torch's version of CUDA, "" for none."""
-
-    cuda: str
-    has_transformers: bool
-    has_ninja: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,33 +29,23 @@ class Wanted:
     is_sure: bool
 
 
-def ask(python: str) -> Extras | None:
-    """Run an interpreter, without importing torch; None if it doesn't answer."""
-    try:
-        answer = json.loads(shell.run([python, "-c", _ASK], timeout_s=ANSWER_S, tries=1).stdout)
-    except (ClusterrunError, ValueError):
-        return None
-    cuda = _CUDA.search(answer["torch"])
-    return Extras(
-        cuda=cuda[1] if cuda else "",
-        has_transformers="transformers" in answer["has"],
-        has_ninja="ninja" in answer["has"],
-    )
+def lacks(python: Interpreter, package: str) -> bool | None:
+    """Return whether an interpreter has no package of this name; None if that is unknown."""
+    is_found = versions_in(python.places, [package])[package]
+    return False if is_found else True if python.is_known else None
 
 
 def version(wanted: Wanted) -> Check:
     """Compare the version of Python with the oldest that is supported."""
-    name, python, least = "python.version", wanted.python, wanted.oldest.get("python")
+    name, python = "python.version", wanted.python
     other = "name another interpreter with --python"
     if not python.path:
         return bad(name, "the interpreter was not found here", other, is_sure=wanted.is_sure)
     if python.version is None:
         return skip(name, f"the version of {python.path} is unknown")
-    text = f"{python.path} is Python {dotted(python.version)}"
-    if least and python.version < least:
-        text = f"{text}; clusterrun needs {dotted(least)} or newer"
+    if text := too_old_text(python, wanted.oldest, "python"):
         return bad(name, text, other, is_sure=wanted.is_sure)
-    return ok(name, text)
+    return ok(name, f"{python.path} is Python {dotted(python.version)}")
 
 
 def package(wanted: Wanted, package: str, *, needed_by: str, source: str = "") -> Check:
@@ -93,11 +62,9 @@ def package(wanted: Wanted, package: str, *, needed_by: str, source: str = "") -
     wants = f"{package}>={dotted(least)}" if least else package
     hint = f"run: {python.path} -m pip install {source or repr(wants)}"
     if not found:
-        text = f"{python.path} has no {package}, which {needed_by} needs"
+        text = missing_text(python.path, [package], needed_by)
         return bad(name, text, hint, is_sure=wanted.is_sure)
-    parsed = parse_version(found)
-    if needed_by and parsed and least and parsed < least:
-        text = f"{package} {found} is too old; clusterrun needs {dotted(least)} or newer"
+    if needed_by and (text := too_old_text(python, wanted.oldest, package)):
         return bad(name, text, hint, is_sure=wanted.is_sure)
     return ok(name, f"{package} {found}".replace(" ?", ", version unknown"))
 
@@ -111,24 +78,30 @@ def compiler(environ: Mapping[str, str], *, is_sure: bool) -> Check:
     return bad(name, text, "install g++ or load a module with it in setup:", is_sure=is_sure)
 
 
-def ninja(extras: Extras | None, *, is_sure: bool) -> Check:
+def ninja(wanted: Wanted) -> Check:
     """Look for ninja, with which torch builds DeepSpeed's operators."""
-    name = "python.ninja"
-    if (extras and extras.has_ninja) or shell.find("ninja"):
+    name, is_missing = "python.ninja", lacks(wanted.python, "ninja")
+    if is_missing is False or shell.find("ninja"):
         return ok(name, "ninja was found")
-    if extras is None:
+    if is_missing is None:
         return skip(name, "the packages of the job's interpreter are unknown")
     text = "no ninja, which DeepSpeed's offload needs to build its optimizer"
-    return bad(name, text, "run: pip install ninja, in the job's environment", is_sure=is_sure)
+    hint = "run: pip install ninja, in the job's environment"
+    return bad(name, text, hint, is_sure=wanted.is_sure)
 
 
-def cuda_of_torch(extras: Extras | None, torch: str) -> str | None:
+def cuda_of_torch(places: Sequence[str], torch: str) -> str | None:
     """Return the version of CUDA that torch was built with; "" for none, None if unknown.
 
-    >>> cuda_of_torch(None, "2.6.0+cu124"), cuda_of_torch(None, "2.6.0+cpu")
+    torch is not imported: the first of `places` that has it has the file that tells.
+
+    >>> cuda_of_torch([], "2.6.0+cu124"), cuda_of_torch([], "2.6.0+cpu")
     ('12.4', '')
     """
-    if extras is not None:
-        return extras.cuda
+    for place in places:
+        with contextlib.suppress(OSError):
+            text = Path(place, "torch", "version.py").read_text(errors="replace")
+            found = _CUDA.search(text)
+            return found[1] if found else ""
     tag = re.search(r"\+(?:cpu|cu([0-9]+)([0-9]))$", torch)
     return (f"{tag[1]}.{tag[2]}" if tag[1] else "") if tag else None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from clusterrun.config.choices import Cluster, Strategy
 from clusterrun.config.environments import Tool, read_step
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
-from clusterrun.launch.facts import Facts
+from clusterrun.launch.facts import Facts, Interpreter
 from clusterrun.launch.inputs import runs_in_container
 from clusterrun.shared.versions import dotted, parse_version
+from clusterrun.shared.wording import missing_text
 
 _OTHER = "or name another interpreter with --python"
 
@@ -22,16 +23,15 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
         return None
     if not found.path:
         return None if facts.cluster.is_hosts else _absent(spec, facts)
-    if too_old := list(_too_old(facts)):
-        return UsageError(f"{found.path} {too_old[0]}", hint=f"upgrade it, {_OTHER}")
-    wanted = ["clusterrun", "torch", "accelerate", *(["deepspeed"] * strategy.is_deepspeed)]
-    missing = [name for name in wanted if not found.packages.get(name)]
+    texts = (too_old_text(found, facts.oldest, name) for name in ("python", *found.packages))
+    if too_old := next(filter(None, texts), ""):
+        return UsageError(too_old, hint=f"upgrade it, {_OTHER}")
+    missing = [name for name in strategy.packages if not found.packages.get(name)]
     if not found.is_known or not missing:
         return None
-    named = " or ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
-    why = f", which strategy {strategy.value} needs" if missing == ["deepspeed"] else ""
+    needed_by = f"strategy {strategy.value}" if missing == ["deepspeed"] else ""
     return UsageError(
-        f"{found.path} has no {named}{why}",
+        missing_text(found.path, missing, needed_by),
         hint=f"run {found.path} -m pip install '.[train]' in a clone of clusterrun, {_OTHER}",
     )
 
@@ -55,12 +55,11 @@ def _absent(spec: JobSpec, facts: Facts) -> UsageError | None:
     )
 
 
-def _too_old(facts: Facts) -> Iterator[str]:
-    found = facts.interpreter
-    least = facts.oldest.get("python")
-    if found.version and least and found.version < least:
-        yield f"is Python {dotted(found.version)}; clusterrun needs {dotted(least)} or newer"
-    for name, text in found.packages.items() if found.is_known else ():
-        version, least = parse_version(text), facts.oldest.get(name)
-        if version and least and version < least:
-            yield f"has {name} {text}; clusterrun needs {dotted(least)} or newer"
+def too_old_text(python: Interpreter, oldest: Mapping[str, tuple[int, int]], name: str) -> str:
+    """Say that an interpreter, or its package of this name, is too old; empty if it is not."""
+    text, least = python.packages.get(name, "") if python.is_known else "", oldest.get(name)
+    found = python.version if name == "python" else parse_version(text)
+    if not found or not least or found >= least:
+        return ""
+    what = f"is Python {dotted(found)}" if name == "python" else f"has {name} {text}"
+    return f"{python.path} {what}; clusterrun needs {dotted(least)} or newer"

@@ -7,24 +7,55 @@ import functools
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+UNKNOWN: Final = "?"  # the version of a package without metadata, as on PYTHONPATH
 
 
 def installed_version(package: str) -> str:
     """Return a package's version; empty if it is not installed."""
-    found = re.search(r"^Version: *(.+)$", metadata_of(package), re.MULTILINE)
+    return _version(metadata_of(package))
+
+
+def own_version(package: str) -> str:
+    """Return the version of a package that this process can import; empty if it is missing."""
+    from importlib import util
+
+    return installed_version(package) or (UNKNOWN if util.find_spec(package) else "")
+
+
+def versions_in(places: Sequence[str], packages: Iterable[str]) -> dict[str, str]:
+    """Return the version of each package for a Python that imports from `places`."""
+    found = _directories(places)
+    return {name: _version_at(found.get(_plain(name)), name, places) for name in packages}
+
+
+def _version_at(metadata: str | None, package: str, places: Sequence[str]) -> str:
+    if metadata and (version := _version(_text_in(metadata))):
+        return version
+    return UNKNOWN if any(os.path.isdir(os.path.join(place, package)) for place in places) else ""
+
+
+def _version(metadata: str) -> str:
+    found = re.search(r"^Version: *(.+)$", metadata, re.MULTILINE)
     return found[1].strip() if found else ""
 
 
 def metadata_of(package: str) -> str:
     """Return the metadata of an installed package; empty if there is none."""
-    found = _directories(tuple(sys.path)).get(_plain(package))
+    found = _own_directories(tuple(sys.path)).get(_plain(package))
     if found:
         return _text_in(found)
     return _of_an_archive(package) if any(map(os.path.isfile, sys.path)) else ""
 
 
 @functools.cache
-def _directories(places: tuple[str, ...]) -> dict[str, str]:
+def _own_directories(places: tuple[str, ...]) -> dict[str, str]:
+    return _directories(places)
+
+
+def _directories(places: Sequence[str]) -> dict[str, str]:
     """Return where each package has its metadata, by its name; the first place counts."""
     found: dict[str, str] = {}
     for place in places:

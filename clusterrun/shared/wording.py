@@ -1,6 +1,8 @@
-"""Numbers in sentences."""
+"""Parts of sentences."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def count(number: int | str, thing: str) -> str:
@@ -10,3 +12,13 @@ def count(number: int | str, thing: str) -> str:
     ('1 rank', '8 ranks', '1 node', '1.2K nodes')
     """
     return f"{number} {thing}" if str(number) == "1" else f"{number} {thing}s"
+
+
+def missing_text(python: str, packages: Sequence[str], needed_by: str = "") -> str:
+    """Say which packages an interpreter lacks.
+
+    >>> missing_text("/p", ["torch", "accelerate"])
+    '/p has no torch or accelerate'
+    """
+    named = " or ".join(filter(None, (", ".join(packages[:-1]), packages[-1])))
+    return f"{python} has no {named}{f', which {needed_by} needs' if needed_by else ''}"

@@ -56,7 +56,6 @@ class Subject:
     resolved: Resolved | None = None
     prepared: Prepared | None = None
     mistake: UsageError | None = None
-    extras: python.Extras | None = None
 
     @property
     def ready(self) -> Prepared:
@@ -111,8 +110,8 @@ class Subject:
         """The CUDA of the job's torch; "" for none, None if unknown."""
         if self.prepared is None or self.prepared.facts is None:
             return None
-        torch = self.prepared.facts.versions.get("torch", "")
-        return python.cuda_of_torch(self.extras, torch)
+        found = self.prepared.facts.interpreter
+        return python.cuda_of_torch(found.places, found.packages.get("torch", ""))
 
     @cached_property
     def gpus(self) -> GpuAnswer | None:
@@ -164,10 +163,7 @@ def subject_of(load: Callable[[], Resolved]) -> Subject:
         prepared = prepare(resolved, is_again=True)  # its notes are not printed
     except UsageError as error:
         return Subject(resolved=resolved, mistake=error)
-    facts = prepared.facts
-    may_ask = facts is not None and prepared.python == facts.interpreter.path
-    extras = python.ask(prepared.python) if may_ask else None
-    return Subject(resolved=resolved, prepared=prepared, extras=extras)
+    return Subject(resolved=resolved, prepared=prepared)
 
 
 # The checks that need the job
@@ -229,8 +225,8 @@ def _deepspeed(job: Subject) -> Check:
     strategy = job.ready.plan.strategy
     needed_by = f"strategy {strategy.value}" if strategy.is_deepspeed else ""
     found = python.package(job.wanted, "deepspeed", needed_by=needed_by)
-    is_complete = job.extras is None or job.extras.has_transformers
-    if found.status is not Status.OK or not needed_by or is_complete:
+    is_needed = found.status is Status.OK and needed_by
+    if not is_needed or not python.lacks(job.wanted.python, "transformers"):
         return found
     hint = f"for a Hugging Face model: {job.wanted.python.path} -m pip install transformers"
     return note(found.id, f"{found.text}, without transformers", hint)
@@ -242,7 +238,7 @@ def _compiler(job: Subject) -> Check:
 
 def _ninja(job: Subject) -> Check:
     _operators(job)
-    return python.ninja(job.extras, is_sure=job.wanted.is_sure)
+    return python.ninja(job.wanted)
 
 
 def _operators(job: Subject) -> dict[str, str]:
@@ -297,8 +293,9 @@ def _site(job: Subject) -> Check:
 
 def _nccl(job: Subject) -> Check:
     job.refuse_container()
-    python = job.ready.python if job.extras else ""
-    return nccl.loaded(python, job.cuda, _environ(job))
+    facts, python = job.ready.facts, job.ready.python
+    is_of_job = facts is not None and python == facts.interpreter.path
+    return nccl.loaded(python if is_of_job else "", job.cuda, _environ(job))
 
 
 def _client(job: Subject) -> Check:

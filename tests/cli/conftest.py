@@ -99,6 +99,6 @@ def _here(
     monkeypatch.chdir(project)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     # As if the job's packages were installed: these tests also run without them.
-    monkeypatch.setattr(interpreters, "_own_version", INSTALLED.__getitem__)
+    monkeypatch.setattr(interpreters, "own_version", INSTALLED.__getitem__)
     (project / "train.py").write_text("print('hello')\n")
     return CommandLine(path=project, bin=programs, capsys=capsys)

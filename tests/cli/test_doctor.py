@@ -18,12 +18,12 @@ import pytest
 from clusterrun.backends import cache, interpreters, machine_facts
 from clusterrun.health import cuda, machine, paths, python
 from clusterrun.health.pages import pages
+from clusterrun.launch.facts import Interpreter
 from clusterrun.verbs import doctor
 from tests.cli.conftest import INSTALLED, CommandLine
 from tests.health.stand_in import stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = python.Extras(cuda="12.4", has_transformers=True, has_ninja=True)
 OFFLOAD = ("--strategy", "zero2-offload", "train.py")
 UP = 'echo "Slurmctld(primary) at login1 is UP"'
 CONFIG = "printf 'SLURM_VERSION = 24.11.5\\nAccountingStorageType = accounting_storage/slurmdbd\\n'"
@@ -73,7 +73,8 @@ def _well(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     here.program("nvidia-smi", "echo '560.35.03, NVIDIA H200'")
     here.program("nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
     here.program("c++", "exit 0")
-    monkeypatch.setattr(python, "ask", lambda _: EXTRAS)
+    monkeypatch.setattr(python, "cuda_of_torch", lambda *_: "12.4")
+    monkeypatch.setattr(python, "lacks", lambda *_: False)
     monkeypatch.setattr(cuda, "TOOLKIT", Path("/nowhere"))
     monkeypatch.setattr(cuda, "DRIVER", Path("/nowhere"))
     monkeypatch.setattr(paths, "PLACES_OF_ONE_MACHINE", ())  # tests run in /tmp
@@ -95,7 +96,7 @@ def test_on_a_healthy_machine_nothing_fails(well: CommandLine) -> None:
 def test_without_slurm_torch_and_gpu_the_rest_is_checked(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interpreters, "_own_version", {**INSTALLED, "torch": ""}.__getitem__)
+    monkeypatch.setattr(interpreters, "own_version", {**INSTALLED, "torch": ""}.__getitem__)
     monkeypatch.setattr(cuda, "DRIVER", Path("/nowhere"))
     monkeypatch.setattr(cuda, "TOOLKIT", Path("/nowhere"))
     found = look(here)
@@ -159,12 +160,11 @@ def environ(name: str, value: str) -> Break:
 
 def package(**versions: str) -> Break:
     known = {**INSTALLED, **versions}
-    return lambda _, patch: patch.setattr(interpreters, "_own_version", known.__getitem__)
+    return lambda _, patch: patch.setattr(interpreters, "own_version", known.__getitem__)
 
 
-def extras(**fields: Any) -> Break:
-    found = python.Extras(**{"cuda": "12.4", "has_transformers": True, "has_ninja": True, **fields})
-    return lambda _, patch: patch.setattr(python, "ask", lambda _: found)
+def lacking(package: str) -> Break:
+    return lambda _, patch: patch.setattr(python, "lacks", lambda _, name: name == package)
 
 
 def text_of(path: str, text: str) -> Break:
@@ -174,8 +174,7 @@ def text_of(path: str, text: str) -> Break:
 def test_a_torch_without_cuda_for_a_job_with_gpus(
     well: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cpu = python.Extras(cuda="", has_transformers=True, has_ninja=True)
-    monkeypatch.setattr(python, "ask", lambda _: cpu)
+    monkeypatch.setattr(python, "cuda_of_torch", lambda *_: "")
     found = look(well, *SLURM, "train.py")
     assert found["python.torch"]["status"] == "fail"
     assert "--device cpu" in found["python.torch"]["hint"]
@@ -198,9 +197,9 @@ BREAKS: list[tuple[str, str, str, Break]] = [
     ("python.torch", "fail", "-m pip install 'torch>=", package(torch="1.9.0")),
     ("python.accelerate", "fail", "-m pip install 'accelerate>=", package(accelerate="")),
     ("python.deepspeed", "fail", "-m pip install 'deepspeed>=", package(deepspeed="")),
-    ("python.deepspeed", "note", "pip install transformers", extras(has_transformers=False)),
+    ("python.deepspeed", "note", "pip install transformers", lacking("transformers")),
     ("python.compiler", "fail", "install g++", gone("c++")),
-    ("python.ninja", "fail", "pip install ninja", extras(has_ninja=False)),
+    ("python.ninja", "fail", "pip install ninja", lacking("ninja")),
     ("cuda.driver", "note", "older CUDA", program("nvidia-smi", "echo '470.1, NVIDIA A100'")),
     ("cuda.toolkit", "fail", "load CUDA 12.4", program("nvcc", "echo release 11.8,")),
     ("cuda.toolkit", "note", "load CUDA 12.4", program("nvcc", "echo release 12.6,")),
@@ -366,31 +365,18 @@ def test_the_cuda_of_a_module_is_not_known_here(
     assert "DS_SKIP_CUDA_CHECK=1" in found["cuda.toolkit"]["text"]
 
 
-def test_another_interpreter_is_asked(well: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    answer = '{"version": [3, 8], "path": [], "packages": {"torch": "2.6.0"}}'
-    few = '{"has": ["torch"], "torch": "cuda = \\"12.4\\""}'
-    text = f"case $# in 2) echo '{few}';; *) echo '{answer}';; esac"
-    other = well.program("python3.8", text)
-    assert python.ask(str(other)) == python.Extras(
-        cuda="12.4", has_transformers=False, has_ninja=False
-    )
-    found = interpreters.look_at(str(other), may_run=True, environ={})
+def test_what_another_interpreter_lacks(tmp_path: Path) -> None:
+    """Its own files tell: torch is not imported to know its CUDA."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text("cuda: Optional[str] = '12.6'\n")
+    known = {"torch": "2.6.0+cu124"}
+    found = Interpreter("/p", (3, 8), known, is_known=True, places=(str(tmp_path),))
     wanted = python.Wanted(python=found, oldest={"python": (3, 10)}, is_sure=True)
+    assert python.cuda_of_torch(found.places, known["torch"]) == "12.6"
+    assert [python.lacks(found, name) for name in ("torch", "ninja")] == [False, True]
+    assert python.lacks(Interpreter(), "ninja") is None
     assert python.version(wanted).status == "fail"
     assert python.package(wanted, "accelerate", needed_by="clusterrun").status == "fail"
-
-
-def test_torch_is_not_imported_to_know_its_cuda(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError\n")
-    (tmp_path / "torch" / "version.py").write_text("cuda: Optional[str] = '12.6'\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = python.ask(sys.executable)
-    assert found is not None
-    assert found.cuda == "12.6"
 
 
 @pytest.mark.parametrize(("cluster", "status"), [("local", "fail"), ("slurm", "note")])

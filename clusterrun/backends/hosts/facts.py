@@ -19,13 +19,12 @@ from clusterrun.backends.local.process import boot_id
 from clusterrun.health import paths
 from clusterrun.health.check import Look, Status
 from clusterrun.health.examine import examine
-from clusterrun.health.facts import PACKAGES
+from clusterrun.health.facts import packages
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
 from clusterrun.node.base.cpus import allocated_cpus
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user, user_name
-from clusterrun.shared.installed import installed_version
 
 SEEN_S: Final = 1.0  # for a file server to show a new file
 PAUSE_S: Final = 0.1
@@ -45,7 +44,7 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
     sees_home = bool(_side_by_side({"sees_home": is_seen}).get("sees_home"))
     parts: dict[str, Callable[[], Any]] = {
         "missing": partial(_missing, [*ask.get("paths", ())] if sees_home else []),
-        "versions": _versions,
+        "versions": packages,
         "checks": partial(_checks, Path(ask["home"] if sees_home else ask["own_dir"]).expanduser()),
         "gpus": partial(_gpus, ask),
     }
@@ -104,11 +103,6 @@ def _listed(place: Path) -> None:
 
 def _missing(names: list[str]) -> list[str]:
     return [name for name in names if not os.path.exists(name)]
-
-
-def _versions() -> dict[str, str]:
-    found = {name: installed_version(name) for name in PACKAGES}
-    return {name: version for name, version in found.items() if version}
 
 
 def _checks(run_dir: Path) -> list[dict[str, str]]:

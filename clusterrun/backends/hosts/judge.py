@@ -15,7 +15,7 @@ from clusterrun.health.compare import named
 from clusterrun.health.machine import gib
 from clusterrun.launch.plan import Plan
 from clusterrun.shared.versions import parse_version
-from clusterrun.shared.wording import count
+from clusterrun.shared.wording import count, missing_text
 
 NEEDED: Final = ("clusterrun", "torch", "accelerate")
 CLOCK_NOTE_S: Final = 1.0
@@ -141,7 +141,7 @@ def _software(facts: Facts, first: Facts, first_name: str) -> Iterator[Found]:
         version, other = facts["versions"].get(name, ""), first["versions"].get(name, "")
         if not version:
             hint = f"install it there: {facts['executable']} -m pip install {name}"
-            yield Order.PACKAGE, f"{facts['executable']} has no {name}", hint
+            yield Order.PACKAGE, missing_text(facts["executable"], [name]), hint
         elif other and version != other:  # an attempt does not start with different versions
             hint = f"install there: {facts['executable']} -m pip install {name}=={other}"
             yield Order.PACKAGE, f"{name} {version}, but {other} on {first_name}", hint

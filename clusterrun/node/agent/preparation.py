@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +38,8 @@ from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.rundir.world import write_world
 from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
-from clusterrun.shared.installed import installed_version
-from clusterrun.shared.wording import count
+from clusterrun.shared.installed import installed_version, own_version
+from clusterrun.shared.wording import count, missing_text
 
 
 def node_report(plan: Plan, who: Identity) -> Report:
@@ -58,12 +57,11 @@ def node_report(plan: Plan, who: Identity) -> Report:
 
 def missing_packages(plan: Plan) -> str:
     """Return which packages for the launch this interpreter lacks; empty if none."""
-    wanted = ("torch", "accelerate", *(["deepspeed"] * plan.strategy.is_deepspeed))
-    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    missing = [name for name in plan.strategy.packages if not own_version(name)]
     if not missing:
         return ""
     way_out = "install clusterrun[train] there, or name another interpreter with --python"
-    return f"{sys.executable} has no {' or '.join(missing)}; {way_out}"
+    return f"{missing_text(sys.executable, missing)}; {way_out}"
 
 
 def check_descriptors(attempt: Attempt) -> None:
