@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from clusterrun.backends import interpreters
 from clusterrun.config.choices import Cluster, Starter
@@ -17,7 +16,7 @@ from clusterrun.config.environments import python_of
 from clusterrun.config.hosts import HostList, parse_hostfile
 from clusterrun.config.keys import nearest
 from clusterrun.config.spec import JobSpec
-from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.hosts import (
     FLUX_HOSTS,
@@ -32,17 +31,7 @@ from clusterrun.launch.inputs import is_of_one_machine, paths_to_look_for, runs_
 from clusterrun.launch.script_args import is_for_deepspeed, named_json
 from clusterrun.shared import shell
 
-SMI_TIMEOUT_S: Final = 20.0
-
-_GPU_LINE: Final = r"GPU (\d+): .*\(UUID: (GPU-[0-9a-f-]+)\)"
-_MIG_LINE: Final = r"\s+MIG .*\(UUID: (MIG-[^)\s]+)\)"
-
-
-class CudaDevice(NamedTuple):
-    """A GPU or MIG slice as CUDA_VISIBLE_DEVICES names it, by `id`; a slice's id is its UUID."""
-
-    id: str
-    uuid: str
+HOSTS_S: Final = 20.0
 
 
 def gather_facts(
@@ -109,7 +98,7 @@ def _text_of(source: NodeSource, value: str, cwd: Path) -> str:
         return _own_text(value, cwd, f"file in ${source.variable}")
     if source.form is not Form.COMMAND:
         return value
-    done = shell.run(FLUX_HOSTS, timeout_s=SMI_TIMEOUT_S, tries=1)
+    done = shell.run(FLUX_HOSTS, timeout_s=HOSTS_S, tries=1)
     if done.rc != 0:
         text = f"{shlex.join(FLUX_HOSTS)} fails"
         raise UsageError(text, cause=done.stderr.strip(), hint="name the nodes with --hosts")
@@ -204,81 +193,34 @@ def nearest_file(path: Path) -> str:
 # GPUs
 
 
-def find_gpus() -> tuple[CudaDevice, ...]:
-    """Return the GPUs of this machine as NVML lists them, else as nvidia-smi does."""
+def find_gpus() -> dict[str, str]:
+    """Return the UUIDs of this machine's GPUs by name; {} without a driver that answers."""
+    from clusterrun.health.nvml import Driver, opened  # only for a job on this machine
+
+    driver = opened()
+    if not isinstance(driver, Driver):
+        return {}
     try:
-        import pynvml
-    except ImportError:
-        program = shell.find("nvidia-smi")
-        if program is None:
-            return ()
-        try:
-            done = shell.run([program, "-L"], timeout_s=SMI_TIMEOUT_S, tries=1)
-        except ClusterrunError:
-            return ()
-        return parse_smi_list(done.stdout) if done.rc == 0 else ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        return tuple(gpu for index in range(count) for gpu in _nvml_devices(pynvml, index))
-    except pynvml.NVMLError:
-        return ()
+        return driver.names()
+    except driver.nvml.NVMLError:
+        return {}
     finally:
-        pynvml.nvmlShutdown()
+        driver.ask("Shutdown")
 
 
-def _nvml_devices(nvml: Any, index: int) -> list[CudaDevice]:
-    """Return a GPU, or its MIG slices if it is divided."""
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    slices = []
-    try:
-        enabled, _ = nvml.nvmlDeviceGetMigMode(handle)
-        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if enabled else 0):
-            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-            uuid = _text(nvml.nvmlDeviceGetUUID(part))
-            slices.append(CudaDevice(id=uuid, uuid=uuid))
-    except nvml.NVMLError:  # most GPUs have no MIG; slices are listed without gaps
-        pass
-    return slices or [CudaDevice(id=str(index), uuid=_text(nvml.nvmlDeviceGetUUID(handle)))]
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # older bindings return bytes
-
-
-def parse_smi_list(text: str) -> tuple[CudaDevice, ...]:
-    """Parse `nvidia-smi -L`; replace a divided GPU by its MIG slices.
-
-    >>> parse_smi_list("GPU 0: NVIDIA H200 (UUID: GPU-0a1b)")
-    (CudaDevice(id='0', uuid='GPU-0a1b'),)
-    """
-    found: list[CudaDevice] = []
-    for line in text.splitlines():
-        if match := re.match(_GPU_LINE, line):
-            found.append(CudaDevice(id=match[1], uuid=match[2]))
-        elif match := re.match(_MIG_LINE, line):
-            if found and not found[-1].id.startswith("MIG-"):
-                found.pop()
-            found.append(CudaDevice(id=match[1], uuid=match[1]))
-    return tuple(found)
-
-
-def visible_gpus(found: tuple[CudaDevice, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+def visible_gpus(found: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the devices that CUDA_VISIBLE_DEVICES allows, in its order and spelling.
 
     As in CUDA, the list ends at the first entry that is not a device.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
-        return tuple(gpu.id for gpu in found)
+        return tuple(found)
     names = (name.strip() for name in listed.split(","))
     return tuple(itertools.takewhile(lambda name: _is_device(name, found), names))
 
 
-def _is_device(name: str, found: tuple[CudaDevice, ...]) -> bool:
+def _is_device(name: str, found: Mapping[str, str]) -> bool:
     if name.startswith(("GPU-", "MIG-")):  # CUDA also accepts a prefix of a UUID
-        return any(gpu.uuid.startswith(name) for gpu in found)
-    return any(gpu.id == name for gpu in found)
+        return any(uuid.startswith(name) for uuid in found.values())
+    return name in found

@@ -10,6 +10,8 @@ from typing import Final
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.health.check import Check, bad, fail, note, ok, skip
+from clusterrun.health.gpu_answer import GpuAnswer
+from clusterrun.health.nvml import NO_DRIVER
 from clusterrun.shared import shell
 from clusterrun.shared.versions import parse_version
 from clusterrun.shared.wording import count
@@ -17,34 +19,22 @@ from clusterrun.shared.wording import count
 DRIVER: Final = Path("/proc/driver/nvidia/version")
 TOOLKIT: Final = Path("/usr/local/cuda")
 ANSWER_S: Final = 3.0
-_SMI: Final = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
 # The oldest driver that runs programs of a major version of CUDA on Linux.
 _OLDEST: Final = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
 
 
-def driver(cuda: str | None) -> Check:
+def driver(cuda: str | None, asked: GpuAnswer) -> Check:
     """Look at the driver and its GPUs; `cuda` is the version that torch was built with."""
-    name = "cuda.driver"
+    name, found = "cuda.driver", asked.any
+    if found.problem:
+        return fail(name, found.problem, "ask the administrator to look at it: nvidia-smi -q")
     loaded = re.search(r"\s([0-9]+\.[0-9.]+)\s", _loaded())
-    if shell.find(_SMI[0]) is None:
-        if not loaded:
-            return skip(name, "this machine has no NVIDIA driver")
-        return _new_enough(loaded[1], "nvidia-smi was not found", cuda)
-    try:
-        done = shell.run(_SMI, timeout_s=ANSWER_S, tries=1)
-    except ClusterrunError:
-        return fail(name, f"nvidia-smi did not answer within {ANSWER_S:g} s", _ASK_ADMIN)
-    if done.rc == 0 and (lines := done.stdout.strip().splitlines()):
-        version, _, gpu = lines[0].partition(", ")
-        return _new_enough(version, f"{count(len(lines), 'GPU')} ({gpu})", cuda)
-    if not loaded:
-        return skip(name, "nvidia-smi finds no driver on this machine")
-    words = (done.stdout + done.stderr).strip().splitlines()
-    text = f"nvidia-smi exited with status {done.rc}: {words[0] if words else 'no message'}"
-    return fail(name, text, _ASK_ADMIN)
-
-
-_ASK_ADMIN: Final = "ask the administrator to look at the driver: nvidia-smi -q"
+    version = found.system.get("driver") or (loaded[1] if loaded else "")
+    if not version:
+        return skip(name, found.absent or NO_DRIVER)
+    models = sorted({gpu.model for gpu in found.gpus if gpu.model})
+    gpus = f"{count(len(found.gpus), 'GPU')} ({', '.join(models) or 'none'})"
+    return _new_enough(version, found.absent or gpus, cuda)
 
 
 def _loaded() -> str:

@@ -84,22 +84,23 @@ def quick_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]
 
 def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
     """Return all checks of a machine by id: also those that may be slow, or write to `runs`."""
+    asked = asked or needs.gpu_answer()
     return {
         **quick_looks(needs, asked),
         "node.clock": partial(paths.clock, needs.runs),
         "net.name": network.own_name,
         "net.ports": partial(network.free_ports, *needs.ports),
-        **({} if needs.gpus is None else {"cuda.driver": _driver, "cuda.nccl": _nccl}),
+        **({"cuda.driver": partial(_driver, asked), "cuda.nccl": _nccl} if asked else {}),
     }
 
 
 # What only `doctor` needs is imported late: an agent checks its node while it starts.
 
 
-def _driver() -> Check:
+def _driver(asked: GpuAnswer) -> Check:
     from clusterrun.health import cuda
 
-    return cuda.driver(_cuda_of_torch())
+    return cuda.driver(_cuda_of_torch(), asked)
 
 
 def _nccl() -> Check:

@@ -42,6 +42,7 @@ class NvmlGpu:
     pids: Sequence[int] | None = None
     held: Sequence[int | None] | None = None
     uuid: str | None = None
+    capability: Sequence[int] | None = None
     links: Sequence[bool] | None = None
     is_switched: bool = False
     has_ecc: bool | None = None
@@ -68,9 +69,23 @@ class Driver:
         }
         return {name: version for name, version in versions.items() if version}
 
-    def names(self) -> list[str]:
-        """Return the names of all GPUs."""
-        return [str(number) for number in range(self.nvml.nvmlDeviceGetCount())]
+    def names(self) -> dict[str, str]:
+        """Return the UUIDs of all GPUs by name; of one that MIG divides, those of its slices."""
+        numbers = range(self.nvml.nvmlDeviceGetCount())
+        return {name: uuid for number in numbers for name, uuid in self._parts(number).items()}
+
+    def _parts(self, number: int) -> dict[str, str]:
+        whole = self.ask("DeviceGetHandleByIndex", number)
+        if whole is None:
+            return {str(number): ""}
+        mig = self.ask("DeviceGetMigMode", whole)
+        most = self.ask("DeviceGetMaxMigDeviceCount", whole) if mig and mig[0] else 0
+        slices = [self.ask("DeviceGetMigDeviceHandleByIndex", whole, n) for n in range(most or 0)]
+        uuids = [self._uuid(part) for part in slices if part is not None]
+        return {uuid: uuid for uuid in uuids if uuid} or {str(number): self._uuid(whole) or ""}
+
+    def _uuid(self, handle: Any) -> str | None:
+        return _text(self.ask("DeviceGetUUID", handle))
 
     def gpu(self, name: str) -> NvmlGpu:
         """Describe a GPU, or the slice of one that MIG divides."""
@@ -95,7 +110,8 @@ class Driver:
             recovery=self._recovery(whole),
             pids=None if processes is None else [process.pid for process in processes],
             held=None if processes is None else [each.usedGpuMemory for each in processes],
-            uuid=_text(self.ask("DeviceGetUUID", part)),
+            uuid=self._uuid(part),
+            capability=self.ask("DeviceGetCudaComputeCapability", whole),
             has_ecc=ecc and bool(ecc[0]),
             has_mig=mig and bool(mig[0]),
             is_persistent=self.ask("DeviceGetPersistenceMode", whole, read=bool),
@@ -124,8 +140,8 @@ class Driver:
         return (nvml.nvmlDeviceGetHandleByIndex(int(name)),) * 2
 
     def _all(self) -> Iterator[Any]:
-        for number in self.names():
-            if handle := self.ask("DeviceGetHandleByIndex", int(number)):
+        for number in range(self.nvml.nvmlDeviceGetCount()):
+            if handle := self.ask("DeviceGetHandleByIndex", number):
                 yield handle
 
     def _memory(self, handle: Any) -> Any:
@@ -185,18 +201,25 @@ def main(names: Sequence[str]) -> None:
 
 def start() -> Driver | None:
     """Start NVML; if it can't be used, print why and return None."""
+    found = opened()
+    if isinstance(found, Driver):
+        return found
+    say(found)
+    return None
+
+
+def opened() -> Driver | dict[str, str]:
+    """Start NVML; if it can't be used, return why."""
     try:
         import pynvml
     except ImportError:
-        say({ABSENT: "nvidia-ml-py is not installed"})
-        return None
+        return {ABSENT: "nvidia-ml-py is not installed"}
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         is_absent = error.value in [getattr(pynvml, name) for name in _NO_DRIVER]
         text = f"NVIDIA's driver cannot be used: {error}"
-        say({ABSENT: NO_DRIVER} if is_absent else {PROBLEM: text})
-        return None
+        return {ABSENT: NO_DRIVER} if is_absent else {PROBLEM: text}
     return Driver(pynvml)
 
 

@@ -1,4 +1,4 @@
-"""Run a command and collect its output: Slurm's (except srun), git, bash, nvidia-smi, Python."""
+"""Run a command and collect its output: Slurm's (except srun), git, bash, Python."""
 
 from __future__ import annotations
 

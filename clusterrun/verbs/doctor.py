@@ -337,7 +337,7 @@ _LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
     "python.deepspeed": _deepspeed,
     "python.compiler": _compiler,
     "python.ninja": _ninja,
-    "cuda.driver": lambda job: cuda.driver(job.cuda),
+    "cuda.driver": lambda job: cuda.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
     "cuda.toolkit": _toolkit,
     "cuda.nccl": _nccl,
     "gpu.count": partial(_quick, "gpu.count"),

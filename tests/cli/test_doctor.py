@@ -29,7 +29,6 @@ UP = 'echo "Slurmctld(primary) at login1 is UP"'
 CONFIG = "printf 'SLURM_VERSION = 24.11.5\\nAccountingStorageType = accounting_storage/slurmdbd\\n'"
 ROWS = "main*|2|gpu:h100:4|64|512000|1:00:00"
 GROUPS = "main*|up|1:00:00|1-infinite|all|no|2|idle|gpu:h100:4|64|512000|(null)|n[1-2]|none"
-SMI = "printf 'GPU %d: NVIDIA H100 (UUID: GPU-%s)\\n' 0 a 1 b"
 SLURM = ("--cluster", "slurm", "-N", "2", "--gpus-per-node", "4", "--time", "30")
 
 Found = dict[str, dict[str, Any]]
@@ -70,13 +69,13 @@ def _well(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     sinfo(here)
     here.program("sacctmgr", "case $* in *assoc*) echo 'nlp|';; *) echo c;; esac")
     here.program("quota", "exit 0")
-    here.program("nvidia-smi", "echo '560.35.03, NVIDIA H200'")
     here.program("nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
     here.program("c++", "exit 0")
     monkeypatch.setattr(python, "cuda_of_torch", lambda *_: "12.4")
     monkeypatch.setattr(python, "lacks", lambda *_: False)
     monkeypatch.setattr(cuda, "TOOLKIT", Path("/nowhere"))
-    monkeypatch.setattr(cuda, "DRIVER", Path("/nowhere"))
+    (here.path.parent / "driver").write_text("NVRM version: Kernel Module  560.35.03  Fri\n")
+    monkeypatch.setattr(cuda, "DRIVER", here.path.parent / "driver")
     monkeypatch.setattr(paths, "PLACES_OF_ONE_MACHINE", ())  # tests run in /tmp
     for name in doctor.scrubbed({}).keys() ^ os.environ.keys():
         if name == "NCCL_TIMEOUT" or name not in doctor.scrubbed(os.environ):
@@ -200,7 +199,7 @@ BREAKS: list[tuple[str, str, str, Break]] = [
     ("python.deepspeed", "note", "pip install transformers", lacking("transformers")),
     ("python.compiler", "fail", "install g++", gone("c++")),
     ("python.ninja", "fail", "pip install ninja", lacking("ninja")),
-    ("cuda.driver", "note", "older CUDA", program("nvidia-smi", "echo '470.1, NVIDIA A100'")),
+    ("cuda.driver", "note", "older CUDA", text_of("../driver", "Module  470.1  Fri")),
     ("cuda.toolkit", "fail", "load CUDA 12.4", program("nvcc", "echo release 11.8,")),
     ("cuda.toolkit", "note", "load CUDA 12.4", program("nvcc", "echo release 12.6,")),
     ("cuda.toolkit", "fail", "load CUDA 12.4", gone("nvcc")),
@@ -383,11 +382,14 @@ def test_what_another_interpreter_lacks(tmp_path: Path) -> None:
 def test_a_driver_that_hangs(
     well: CommandLine, monkeypatch: pytest.MonkeyPatch, cluster: str, status: str
 ) -> None:
+    driver = stand_in(well.path.parent / "nvml", well.path.parent / "says", monkeypatch)
     job = ("--cluster", cluster, "--device", "cpu", "--only", "cuda.driver")
-    assert look(well, *job)["cuda.driver"]["status"] == "ok"
-    monkeypatch.setattr(cuda, "ANSWER_S", 0.3)
-    monkeypatch.setattr(machine_facts, "SMI_TIMEOUT_S", 0.3)
-    well.program("nvidia-smi", "sleep 60")
+    found = look(well, *job)["cuda.driver"]
+    assert (found["status"], found["text"]) == (
+        "ok",
+        "driver 560.35.03, 2 GPUs (NVIDIA H100 80GB HBM3)",
+    )
+    driver.answer(gpu1_reasons="hang")
     found = look(well, *job)["cuda.driver"]
     assert found["status"] == status
     assert "nvidia-smi -q" in found["hint"]
@@ -463,7 +465,7 @@ def test_a_gpu_with_errors(
 ) -> None:
     driver = stand_in(well.path.parent / "nvml", well.path.parent / "says", monkeypatch)
     driver.answer(gpu0_recovery=0, gpu1_recovery=0)
-    well.program("nvidia-smi", f"case $* in *-L*) {SMI};; *) echo '560.35.03, NVIDIA H100';; esac")
+    monkeypatch.setattr(machine_facts, "find_gpus", lambda: {"0": "GPU-a", "1": "GPU-b"})
     job = ("--cluster", cluster, "--device", "cuda", "--gpus-per-node", "2", "--only", "gpu")
     before = look(well, *job)
     driver.answer(gpu1_failure=1)

@@ -67,8 +67,20 @@ int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device *part, device **gpu) {
     return 0;
 }
 
+int nvmlDeviceGetMaxMigDeviceCount(device *gpu, word *count) { *count = 7; return 0; }
+
+int nvmlDeviceGetMigDeviceHandleByIndex(device *gpu, word number, device **part) {
+    *part = &parts[gpu->number];
+    return number ? 6 : 0;
+}
+
 int nvmlDeviceGetUUID(device *gpu, char *text, word size) {
-    sprintf(text, "GPU-%c", 'a' + gpu->number);
+    sprintf(text, "%s-%c", gpu->is_part ? "MIG" : "GPU", 'a' + gpu->number);
+    return 0;
+}
+
+int nvmlDeviceGetCudaComputeCapability(device *gpu, int *major, int *minor) {
+    *major = 9, *minor = 0;
     return 0;
 }
 

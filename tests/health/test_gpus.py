@@ -52,6 +52,7 @@ def test_healthy_gpus(driver: StandIn) -> None:
     found = looked(asked())
     assert statuses(found) == {}
     assert found["gpu.count"].text == "2 GPUs (NVIDIA H100 80GB HBM3) for 2 ranks"
+    assert [tuple(gpu.capability or ()) for gpu in asked().gpus] == [(9, 0)] * 2
     assert found["gpu.links"].text == "18 of 18 active on 2 GPUs"
     assert "at most 4 MiB in use" in found["gpu.foreign"].text
     assert gpu_facts(asked()) == {

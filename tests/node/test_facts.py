@@ -5,60 +5,52 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from clusterrun.health.facts import versions
+from clusterrun.health.gpu_answer import Answer, GpuAnswer
+from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.base import cpus, facts
 from clusterrun.node.base.causes import Cause, Ending, NodeError
 
-CAPABILITIES = {"0": (9, 0), "1": (7, 5), "GPU-abc": (8, 6)}
+H100, T4 = ({"capability": capability} for capability in ((9, 0), (7, 5)))
 
 
-@pytest.fixture
-def _nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("pynvml")
-    module.__dict__.update(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: CAPABILITIES[str(index)],
-        nvmlDeviceGetHandleByUUID=lambda name: CAPABILITIES[name.decode()],
-        nvmlDeviceGetCudaComputeCapability=lambda handle: handle,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", module)
+def answer(*gpus: dict[str, Any], **fields: str) -> GpuAnswer:
+    found = GpuAnswer()
+    listed = [NvmlGpu(name=str(number), **gpu) for number, gpu in enumerate(gpus)]
+    found.__dict__["any"] = Answer(gpus=listed, **fields)
+    return found
 
 
 @pytest.mark.parametrize(
     ("visible", "count"), [("0,1,2,3", 4), ("", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-abc", 1)]
 )
 def test_visible_devices_are_counted_as_cuda_does(visible: str, count: int) -> None:
-    assert facts.visible_gpus({"CUDA_VISIBLE_DEVICES": visible, "SLURM_GPUS_ON_NODE": "8"}) == count
+    env = {"CUDA_VISIBLE_DEVICES": visible, "SLURM_GPUS_ON_NODE": "8"}
+    assert facts.visible_gpus(env, answer()) == count
+    assert count or facts.gpu_capabilities(env, answer(H100)) == ()
 
 
-def test_slurms_number_counts_where_no_device_is_named() -> None:
-    assert facts.visible_gpus({"SLURM_GPUS_ON_NODE": "8"}) == 8
+def test_slurms_number_counts_where_no_device_is_named_and_then_the_drivers() -> None:
+    assert facts.visible_gpus({"SLURM_GPUS_ON_NODE": "8"}, answer()) == 8
+    assert facts.visible_gpus({}, answer(H100, T4)) == 2
+    assert facts.visible_gpus({}, answer(absent="no driver")) is None
+    assert facts.gpu_capabilities({}, answer(H100, T4)) == ((9, 0), (7, 5))
 
 
-@pytest.mark.usefixtures("_nvml")
-def test_without_a_scheduler_the_driver_counts() -> None:
-    assert facts.visible_gpus({}) == 2
-    assert facts.gpu_capabilities({}) == ((9, 0), (7, 5))
-
-
-@pytest.mark.usefixtures("_nvml")
-def test_capabilities_are_those_of_the_visible_gpus() -> None:
-    assert facts.gpu_capabilities({"CUDA_VISIBLE_DEVICES": "1"}) == ((7, 5),)
-    assert facts.gpu_capabilities({"CUDA_VISIBLE_DEVICES": "GPU-abc,0"}) == ((8, 6), (9, 0))
-
-
+@pytest.mark.parametrize(
+    "unknown", [answer(absent="no driver"), answer(H100, {}), answer(H100, problem="it hangs")]
+)
 def test_without_nvml_torch_is_asked_in_a_process_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, unknown: GpuAnswer
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
     done = SimpleNamespace(stdout=b"a warning\n[[9, 0], [8, 0]]\n")
     monkeypatch.setattr(facts.subprocess, "run", lambda *_, **__: done)
-    assert facts.gpu_capabilities({}) == ((9, 0), (8, 0))
+    assert facts.gpu_capabilities({}, unknown) == ((9, 0), (8, 0))
 
 
 def test_cpus_are_those_of_the_task() -> None:

@@ -61,6 +61,16 @@ WORSE = [
 ]
 
 
+def test_slices_of_a_divided_gpu_have_the_numbers_of_the_ranks(
+    driver: StandIn, start: Start
+) -> None:
+    driver.answer(gpu0_mig=1)
+    found = start()
+    listed = found.ask(30 * patience())
+    assert listed is not None
+    assert [(gpu.name, found.number(gpu)) for gpu in listed] == [("MIG-a", 0), ("1", 1)]
+
+
 @pytest.mark.parametrize(("change", "text", "cause"), WORSE)
 def test_what_became_worse_is_a_sign_of_one_cause(
     driver: StandIn, start: Start, change: dict[str, int], text: str, cause: str

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from clusterrun.config.spec import Device, MixedPrecision, Strategy
+from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.node.agent import preparation
 from clusterrun.node.agent.preparation import (
     check_descriptors,
@@ -118,7 +119,7 @@ def test_the_rendezvous_port_is_the_jobs_and_its_interface_the_addresses() -> No
     ],
 )
 def test_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: str) -> None:
-    assert gpu_problem(attempt().plan, env) == problem
+    assert gpu_problem(attempt().plan, env, GpuAnswer()) == problem
 
 
 def test_one_unfit_node_alone_says_so() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from clusterrun.config.choices import Device, Launcher
 from clusterrun.health.facts import versions
 from clusterrun.health.findings import NodeFinding
+from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import LOOPBACK, Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, of_rank, rank_environment
@@ -46,12 +47,13 @@ def node_report(plan: Plan, who: Identity) -> Report:
     """Return this node's report to the head."""
     is_cuda = plan.device is Device.CUDA
     is_asked = is_cuda and plan.precision is Precision.HEAD
+    asked = GpuAnswer(device_names(os.environ), LONG_S)
     return Report(
         node=who.node,
         node_rank=who.node_rank,
         versions=versions(),
-        capabilities=facts.gpu_capabilities(os.environ) if is_asked else (),
-        problem=missing_packages(plan) or (gpu_problem(plan, os.environ) if is_cuda else ""),
+        capabilities=facts.gpu_capabilities(os.environ, asked) if is_asked else (),
+        problem=missing_packages(plan) or (gpu_problem(plan, os.environ, asked) if is_cuda else ""),
     )
 
 
@@ -77,9 +79,9 @@ def check_descriptors(attempt: Attempt) -> None:
         raise NodeError(NodeExit.NODE_UNFIT, f"{who.node}: {text}; ulimit -Hn is {limit}")
 
 
-def gpu_problem(plan: Plan, env: Mapping[str, str]) -> str:
+def gpu_problem(plan: Plan, env: Mapping[str, str], asked: GpuAnswer) -> str:
     """Return why the node has too few GPUs for its ranks; empty if it has enough."""
-    found, ranks = facts.visible_gpus(env), plan.procs_per_node
+    found, ranks = facts.visible_gpus(env, asked), plan.procs_per_node
     if found is None or found >= ranks:
         return ""
     return f"only {count(found, 'GPU')} for {ranks} ranks; each rank needs one"

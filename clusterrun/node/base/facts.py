@@ -6,11 +6,9 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Mapping
 
-from clusterrun.health.gpu_answer import device_names
+from clusterrun.health.gpu_answer import GpuAnswer, device_names
 from clusterrun.node.base.causes import NodeError, NodeExit
 
 TORCH_ANSWER_S = 300  # a cold import from a busy shared file system
@@ -20,7 +18,6 @@ import json, torch
 print(json.dumps([torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]))
 """
 Capabilities = tuple[tuple[int, int], ...]
-_T = TypeVar("_T")
 
 
 def interface_of(address: str) -> str:
@@ -33,44 +30,24 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def visible_gpus(env: Mapping[str, str]) -> int | None:
+def visible_gpus(env: Mapping[str, str], asked: GpuAnswer) -> int | None:
     """Count the GPUs that the scheduler or the user gave this node; None if unknown."""
     if "CUDA_VISIBLE_DEVICES" in env:
         return len(device_names(env))
     text = env.get("SLURM_GPUS_ON_NODE", "")
-    return int(text) if text.isdigit() else _nvml(lambda nvml: int(nvml.nvmlDeviceGetCount()))
+    if text.isdigit():
+        return int(text)
+    return None if asked.any.absent or asked.any.problem else len(asked.any.gpus)
 
 
-def _nvml(ask: Callable[[Any], _T]) -> _T | None:
-    """Return NVML's answer; None if it has none."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return ask(pynvml)
-    except Exception:  # noqa: BLE001 - no library, no driver or no device: NVML's own error class
-        return None
-
-
-def gpu_capabilities(env: Mapping[str, str]) -> Capabilities:
+def gpu_capabilities(env: Mapping[str, str], asked: GpuAnswer) -> Capabilities:
     """Return the compute capability of each GPU that the ranks will see; empty if unknown."""
-    found = _nvml(partial(_nvml_capabilities, env))
-    return _torch_capabilities() if found is None else found
-
-
-def _nvml_capabilities(env: Mapping[str, str], nvml: Any) -> Capabilities:
-    if "CUDA_VISIBLE_DEVICES" in env:
-        handles = [_handle(nvml, name) for name in device_names(env)]
-    else:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-    found = (nvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles)
-    return tuple((int(major), int(minor)) for major, minor in found)
-
-
-def _handle(nvml: Any, name: str) -> Any:
-    if name.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name.encode())
+    if visible_gpus(env, asked) == 0:
+        return ()
+    found = [(gpu.capability or (0, 0)) for gpu in asked.any.gpus]
+    if not found or (0, 0) in found or asked.any.problem:
+        return _torch_capabilities()
+    return tuple((major, minor) for major, minor in found)
 
 
 def _torch_capabilities() -> Capabilities:

@@ -79,6 +79,7 @@ class Gpus:
             found = [NvmlGpu(**each) for each in answer.get(nvml.GPU, ())]
             if not self._answered_at:
                 self.before, self._answered_at = by_address(found), time.time()
+                self._names = self._names or [gpu.name for gpu in found]
             return found
 
     def _write(self) -> None:
