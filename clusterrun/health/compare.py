@@ -14,7 +14,7 @@ from clusterrun.shared.wording import count
 
 # The packages of which all nodes need the same version, by the parts that must be equal: ranks
 # exchange pickled objects and call the same collectives, and NCCL refuses any other version.
-MUST_AGREE: Final = {"python": 2, "torch": None, "accelerate": None, "NCCL": None}
+MUST_AGREE: Final = {"python": 2, **dict.fromkeys(("torch", "accelerate", "NCCL", "clusterrun"))}
 HINTS: Final = {
     "versions": "install the environment on a file system that all nodes share, or in an image",
     "system": "tell the administrator; leave the node out with --exclude if a job fails on it",

@@ -39,9 +39,7 @@ def host(**more: Any) -> dict[str, Any]:
 
 FULL = {"id": "path.disk", "status": "fail", "text": "only 1 MiB are free for /r", "hint": "delete"}
 CASES = [
-    (host(python="3.12.1"), Order.PYTHON, "Python 3.12.1 (/py), but 3.11.2 on h1"),
     (host(versions={**VERSIONS, "torch": ""}), Order.PACKAGE, "/py has no torch"),
-    (host(versions={**VERSIONS, "clusterrun": "2"}), Order.PACKAGE, "clusterrun 2, but 1.0 on h1"),
     (host(missing=["/w/t.py"]), Order.FILES, "/w/t.py does not exist there"),
     (host(late=["missing"]), Order.FILES, "a file system does not answer there"),
     (host(checks=[FULL]), Order.DISK, "only 1 MiB are free for /r"),
@@ -68,6 +66,21 @@ def test_a_bad_host_is_named(bad: dict[str, Any], order: Order, words: str) -> N
     assert found.hint
 
 
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"python": "3.12.1"}, "python: h2 has 3.12.1, the other 2 have 3.11.2"),
+        ({"versions": {**VERSIONS, "clusterrun": "2"}}, "clusterrun: h2 has 2, "),
+    ],
+)
+def test_hosts_with_different_versions_are_refused(other: dict[str, Any], text: str) -> None:
+    late = host(versions={}, late=["versions"])
+    facts = {"h1": host(), "h2": host(**other), "h3": host(), "h4": late}
+    [found] = problems(plan(), facts, {})
+    assert str(found).startswith(f"h[1-3]: {text}")
+    assert found.order is Order.PACKAGE
+
+
 def test_good_hosts_have_neither_problem_nor_note() -> None:
     facts = {"h1": host(), "h2": host(python="3.11.9")}
     assert problems(plan(), facts, {"h2": 0.2}) == notes(plan(), facts, {"h2": -0.2}) == []
@@ -90,7 +103,7 @@ def test_what_does_no_harm_is_noted() -> None:
     assert problems(plan(), mixed, {}) == []
     text = "\n".join(map(str, notes(plan(), mixed, {})))
     assert "h1: GPU 0 also serves a screen: process 42 (Xorg of ann, 100 MiB)" in text
-    assert "GPUs differ: H100 on h1, A100 on h2" in text
+    assert "h[1-3]: GPUs: h2 has A100, h1 has H100, h3 has unknown" in text
     assert "h3: the run directory is not shared there" in text
     assert "h3: its GPUs are not checked" in text
 

@@ -280,7 +280,7 @@ def test_nodes_with_different_libraries_are_named(stub_job: Make, tmp_path: Path
     job.start_node(0)
     job.start_node(1, PYTHONPATH=f"{tmp_path / 'old'}:{STUB}:{ROOT}")
     assert job.wait() == [122, 122]
-    assert job.errors().count("torch differs between nodes") == 1
+    assert job.errors().count("versions differ between nodes: torch: ") == 1
     assert "local1 has 1.2, local0 has " in job.errors()
     assert job.events("rank_start") == []
 

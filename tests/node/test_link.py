@@ -592,7 +592,7 @@ async def test_a_head_whose_disk_stays_full_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "code", "text"),
     [
-        (report(2, versions={"torch": "1"}), 122, "torch differs between nodes"),
+        (report(2, versions={"torch": "1"}), 122, "versions differ between nodes: torch: "),
         (report(2, problem="2 GPUs were given"), 122, "n2: 2 GPUs were given"),
     ],
 )

@@ -26,7 +26,7 @@ def test_each_difference_names_versions_and_nodes() -> None:
     reports += [report(2, problem="no room"), report(3, problem="no room")]
     assert problems(reports) == [
         "n[2-3]: no room",
-        "torch differs between nodes: n1 has none, the other 3 have 2.13.0",
+        "versions differ between nodes: torch: n1 has none, the other 3 have 2.13.0",
     ]
 
 

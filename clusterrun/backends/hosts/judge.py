@@ -11,10 +11,10 @@ from typing import Any, Final
 from clusterrun.backends.hosts.locks import Holder, job_lock
 from clusterrun.config.choices import Cluster, Device
 from clusterrun.errors import Exit, SubmissionError
-from clusterrun.health.compare import named
+from clusterrun.health.check import Status
+from clusterrun.health.compare import differences, named
 from clusterrun.health.machine import gib
 from clusterrun.launch.plan import Plan
-from clusterrun.shared.versions import parse_version
 from clusterrun.shared.wording import count, missing_text
 
 NEEDED: Final = ("clusterrun", "torch", "accelerate")
@@ -23,6 +23,7 @@ CLOCK_S: Final = 60.0  # no time service runs there: certificates and file times
 ELSEWHERE: Final = "free space there, or name another directory: --hosts-dir"
 SMALL_BYTES: Final = 1 << 30
 _SCREENS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sddm"})
+_SAME: Final = "install the same versions on all hosts, or name another interpreter with --python"
 _FREE_GPUS: Final = "end them, or leave the host out"
 
 
@@ -30,15 +31,14 @@ class Order(IntEnum):
     """What is reported first."""
 
     SAME_HOST = 0
-    PYTHON = 1
-    PACKAGE = 2
-    FILES = 3
-    DISK = 4
-    GPUS = 5
-    BUSY = 6
-    CLOCK = 7
-    CLOSED_PORTS = 8
-    NOTE = 9
+    PACKAGE = 1
+    FILES = 2
+    DISK = 3
+    GPUS = 4
+    BUSY = 5
+    CLOCK = 6
+    CLOSED_PORTS = 7
+    NOTE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def judged(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float])
     hosts: dict[Found, list[str]] = defaultdict(list)
     for host, each in facts.items():
         for found in (
-            *_software(each, facts[first], first),
+            *_software(each),
             *_files(each),
             *_gpus(plan, each),
             *_clock(ahead_s.get(host, 0.0), first),
@@ -129,22 +129,11 @@ def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
     return [gpu["uuid"] or gpu["name"] for gpu in free]
 
 
-def _software(facts: Facts, first: Facts, first_name: str) -> Iterator[Found]:
-    python, wanted = facts["python"], first["python"]
-    if parse_version(python) != parse_version(wanted):
-        yield (
-            Order.PYTHON,
-            f"Python {python} ({facts['executable']}), but {wanted} on {first_name}",
-            "name an interpreter of the same version on all hosts with --python",
-        )
+def _software(facts: Facts) -> Iterator[Found]:
     for name in NEEDED if "versions" not in facts["late"] else ():
-        version, other = facts["versions"].get(name, ""), first["versions"].get(name, "")
-        if not version:
+        if not facts["versions"].get(name):
             hint = f"install it there: {facts['executable']} -m pip install {name}"
             yield Order.PACKAGE, missing_text(facts["executable"], [name]), hint
-        elif other and version != other:  # an attempt does not start with different versions
-            hint = f"install there: {facts['executable']} -m pip install {name}=={other}"
-            yield Order.PACKAGE, f"{name} {version}, but {other} on {first_name}", hint
 
 
 def _files(facts: Facts) -> Iterator[Found]:
@@ -216,15 +205,24 @@ def _described(process: Facts) -> str:
 
 
 def _mixed(facts: Mapping[str, Facts]) -> Iterator[tuple[Found, list[str]]]:
-    """Yield what differs between hosts without harm."""
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for host, each in facts.items():
-        for model in sorted({gpu["model"] or "" for gpu in each["gpus"].get("all", [])}):
-            kinds[model].append(host)
-    if len(kinds) > 1:
-        text = ", ".join(f"{model} on {named(names)}" for model, names in kinds.items())
-        yield (Order.NOTE, f"GPUs differ: {text}", "the slowest one sets the pace"), [*facts]
+    """Yield what differs between hosts; those that lack a package are left out."""
+    has_all = [host for host in facts if all(map(facts[host]["versions"].get, NEEDED))]
+    known = {host: _compared(facts[host]) for host in has_all}
+    for each in differences(known):
+        if each.status is Status.FAIL:  # an attempt does not start with different versions
+            yield (Order.PACKAGE, each.text, _SAME), [*known]
+        elif each.status is Status.NOTE and each.id == "same.gpu":
+            yield (Order.NOTE, each.text, "the slowest one sets the pace"), [*known]
     apart = [host for host, each in facts.items() if not each["sees_home"]]
     if apart and len(apart) < len(facts) - 1:
         text = "the run directory is not shared there, so checkpoints stay there"
         yield (Order.NOTE, text, ""), apart
+
+
+def _compared(facts: Facts) -> dict[str, str]:
+    models = {gpu["model"] or "" for gpu in facts["gpus"].get("all", [])}
+    return {
+        "gpu.GPUs": ", ".join(sorted(models)) or "unknown",
+        "versions.python": facts["python"],
+        **{f"versions.{name}": facts["versions"][name] for name in NEEDED},
+    }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clusterrun.health.check import Check, Status
-from clusterrun.health.compare import MISSING, values_text
+from clusterrun.health.compare import differences
 from clusterrun.shared.hostlist import fold_hosts
 
 
@@ -56,8 +56,11 @@ def problems(reports: Sequence[Report]) -> list[str]:
     for report in reports:
         nodes[report.problem].append(report.node)
     unfit = [f"{fold_hosts(names)}: {problem}" for problem, names in nodes.items() if problem]
-    libraries = sorted({name for report in reports for name in report.versions})
-    return unfit + [text for name in libraries if (text := _difference(name, reports))]
+    versions = {
+        each.node: {f"versions.{k}": v for k, v in each.versions.items()} for each in reports
+    }
+    broken = [each.text for each in differences(versions) if each.status is Status.FAIL]
+    return [*unfit, *(f"versions differ between nodes: {text}" for text in broken)]
 
 
 def unfit(reports: Iterable[Report]) -> tuple[str, ...]:
@@ -69,10 +72,3 @@ def unfit(reports: Iterable[Report]) -> tuple[str, ...]:
             each.status is Status.FAIL and not each.id.startswith("path.") for each in report.checks
         )
     )
-
-
-def _difference(library: str, reports: Sequence[Report]) -> str:
-    nodes: dict[str, list[str]] = defaultdict(list)
-    for report in reports:
-        nodes[report.versions.get(library) or MISSING].append(report.node)
-    return "" if len(nodes) == 1 else f"{library} differs between nodes: {values_text(nodes)}"
