@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.health.findings import NodeFinding
+from clusterrun.health.compare import NodeFinding
 from clusterrun.node.recovery.printed import last_word
 from clusterrun.rundir.end import End
 from clusterrun.rundir.events import Event, EventType, read_ends

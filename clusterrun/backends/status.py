@@ -18,7 +18,7 @@ from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.config.choices import Cluster
 from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
-from clusterrun.health.findings import NodeFinding
+from clusterrun.health.compare import NodeFinding
 from clusterrun.rundir.end import End, read_end
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.paths import RunPaths

@@ -14,10 +14,11 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
 from clusterrun.errors import Exit, UsageError
 from clusterrun.health.check import Check, Status
+from clusterrun.health.compare import NodeFinding
 from clusterrun.health.pages import CheckPage, pages
 from clusterrun.health.reports import DIRECTORY
 from clusterrun.verbs.doctor import chosen, examine, is_chosen, places, subject_of
-from clusterrun.verbs.doctor_nodes import NodesCheck, examine_here, findings
+from clusterrun.verbs.doctor_nodes import examine_here, findings
 from clusterrun.verbs.smoke import run
 
 SCHEMA: Final = "clusterrun.doctor/1"
@@ -79,7 +80,7 @@ def command(
     if is_of_nodes:
         _check_nodes(job, report, only, skip)
     else:
-        report.add(NodesCheck(check=each) for each in examine(subject_of(job.load), probes))
+        report.add(NodeFinding(check=each) for each in examine(subject_of(job.load), probes))
     ctx.exit(report.close())
 
 
@@ -91,7 +92,7 @@ class _Report:
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._found: list[NodesCheck] = []
+        self._found: list[NodeFinding] = []
         self.facts: dict[str, object] = {"job_id": None, "run_dir": None, "exclude": None}
 
     @property
@@ -99,7 +100,7 @@ class _Report:
         """The number of checks with each status."""
         return Counter(each.check.status for each in self._found)
 
-    def add(self, found: Iterable[NodesCheck]) -> None:
+    def add(self, found: Iterable[NodeFinding]) -> None:
         """Add findings."""
         for each in found:
             self._found.append(each)
@@ -159,7 +160,7 @@ def _show(found: Check) -> None:
         output.answer(f"      hint: {found.hint}", indent=12)
 
 
-def _object(finding: NodesCheck) -> dict[str, object]:
+def _object(finding: NodeFinding) -> dict[str, object]:
     found = finding.check
     status, hint = found.status.value, found.hint or None
     about = {"id": found.id, "status": status, "text": found.text, "hint": hint}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from clusterrun.health.check import Check, Status, fail, note, ok, skip
 from clusterrun.shared.hostlist import fold_hosts, natural_key
+from clusterrun.shared.typed import decoded
 from clusterrun.shared.wording import count
 
 # The packages of which all nodes need the same version, by the parts that must be equal: ranks
@@ -24,6 +26,8 @@ HINTS: Final = {
     "gpu": "request equal nodes with --constraint, or leave the others out with --exclude",
 }
 MISSING: Final = "none"
+MOST: Final = 16  # findings in a list
+BAD: Final = (Status.FAIL, Status.NOTE)  # the worst first
 _CLOSE: Final = 0.02  # sizes that differ by less are equal: firmware and kernel keep a little
 _SIZE: Final = re.compile(r"([0-9.]{1,20}) GiB")
 _DIGITS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -137,7 +141,7 @@ def _has(nodes: Sequence[str]) -> str:
 
 def named(nodes: Sequence[str]) -> str:
     """Return nodes as a host list; their number and the first ones if that is long."""
-    folded = fold_hosts(nodes)
+    folded = fold_hosts(nodes) if len(nodes) > 1 else "".join(nodes)
     if len(folded) <= _NAMES or len(nodes) <= _FIRST:
         return folded
     first = sorted(nodes, key=natural_key)[:_FIRST]
@@ -145,23 +149,51 @@ def named(nodes: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergedCheck:
-    """What a check found on several nodes; `nodes` are all of them."""
+class NodeFinding:
+    """A check with the same result on all of `nodes`; () for this machine, or the nodes as a group.
 
-    id: str
-    status: Status
-    nodes: tuple[str, ...]
-    text: str
-    hint: str = ""
+    One that was read from a file has a host list as its only node.
+    """
+
+    check: Check
+    nodes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return a line for people."""
+        hint = f"; hint: {self.check.hint}" if self.check.hint else ""
+        return f"{named(self.nodes)}: {self.check.id}: {self.check.text}{hint}"
 
     @property
     def line(self) -> str:
-        """The nodes and what was found."""
-        who = count(len(self.nodes), "node") if self.status is Status.OK else named(self.nodes)
-        return f"{who}: {self.text}"
+        """The nodes, only their number if all is well, and what was found."""
+        is_ok = self.check.status is Status.OK
+        who = count(len(self.nodes), "node") if is_ok else named(self.nodes)
+        return f"{who}: {self.check.text}"
+
+    def to_data(self) -> dict[str, str]:
+        """Return a mapping for JSON."""
+        return {"nodes": named(self.nodes), **dataclasses.asdict(self.check)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> NodeFinding:
+        """Undo `to_data`. Raises ValueError for anything else."""
+        return cls(nodes=(decoded(str, data.get("nodes")),), check=decoded(Check, data))
 
 
-def merged(checks: Mapping[str, Sequence[Check]]) -> list[MergedCheck]:
+def findings(checks: Mapping[str, Sequence[Check]]) -> list[NodeFinding]:
+    """Merge the notes and failures of nodes, failures first; leave out what is beyond a few."""
+    found = [each for each in merged(checks) if each.check.status in BAD]
+    return sorted(found, key=lambda each: BAD.index(each.check.status))[:MOST]
+
+
+def differing(facts: Mapping[str, Mapping[str, str]]) -> list[NodeFinding]:
+    """Return what differs between the nodes whose facts are known."""
+    known = {node: found for node, found in facts.items() if found}
+    bad = [each for each in differences(known) if each.status in BAD]
+    return [NodeFinding(nodes=tuple(known), check=each) for each in bad]
+
+
+def merged(checks: Mapping[str, Sequence[Check]]) -> list[NodeFinding]:
     """Merge the checks of nodes: one for each id and finding, the worst and most frequent first.
 
     Texts that differ only in numbers are one finding, with the text of its first node. What is ok
@@ -173,24 +205,20 @@ def merged(checks: Mapping[str, Sequence[Check]]) -> list[MergedCheck]:
     return [each for name in ids for each in _merged(name, by_node)]
 
 
-def _merged(name: str, by_node: Mapping[str, Mapping[str, Check]]) -> Iterator[MergedCheck]:
+def _merged(name: str, by_node: Mapping[str, Mapping[str, Check]]) -> Iterator[NodeFinding]:
     groups: dict[_Kind, list[tuple[str, Check]]] = defaultdict(list)
     for node, found in by_node.items():
         check = found.get(name) or skip(name, "the node did not report it")
         groups[_kind(node, check)].append((node, check))
-    is_found = any(status in (Status.FAIL, Status.NOTE) for status, *_ in groups)
+    is_found = any(status in BAD for status, *_ in groups)
     shown = [each for each in groups.items() if not (is_found and each[0][0] is Status.OK)]
     shown.sort(key=lambda each: (_ORDER.index(each[0][0]), -len(each[1])))
     for (status, *_), members in [*shown[:_MOST_VALUES], *_rest(shown[_MOST_VALUES:])]:
         node, first = members[0]
         where = "" if all(each.text == first.text for _, each in members) else f" (on {node})"
-        yield MergedCheck(
-            id=name,
-            status=status,
-            nodes=tuple(each for each, _ in members),
-            text=f"{first.text}{where}",
-            hint=_for_all(first.hint, node, [each for each, _ in members]),
-        )
+        nodes = tuple(each for each, _ in members)
+        hint, text = _for_all(first.hint, node, nodes), f"{first.text}{where}"
+        yield NodeFinding(check=Check(id=name, status=status, text=text, hint=hint), nodes=nodes)
 
 
 def _for_all(hint: str, node: str, nodes: Sequence[str]) -> str:

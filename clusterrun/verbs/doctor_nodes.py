@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from clusterrun.health.check import Check, Status, fail
-from clusterrun.health.compare import MergedCheck, merged, named, to_exclude
+from clusterrun.health.compare import NodeFinding, merged, named, to_exclude
 from clusterrun.health.together import OF_ALL, UNSTARTED, of_group, of_nodes, unreported
 from clusterrun.node.recovery.printed import last_reason, last_word, reason_of
 from clusterrun.rundir.paths import RunPaths
@@ -18,21 +17,13 @@ from clusterrun.verbs.smoke import Smoke
 HERE: Final = ("config.", "env.", "python.", "slurm.", "path.runs", "path.quota")
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodesCheck:
-    """A check's result; `nodes`: those that it is about, () for this machine or the group."""
-
-    check: Check
-    nodes: tuple[str, ...] = ()
-
-
-def examine_here(job: Subject, probes: Iterable[Probe]) -> list[NodesCheck]:
+def examine_here(job: Subject, probes: Iterable[Probe]) -> list[NodeFinding]:
     """Run the checks that concern this machine; the nodes run the others.
 
     Whether they see the directory of the runs will be known: a guess is only noted.
     """
     found = examine(job, (probe for probe in probes if probe.id.startswith(HERE)))
-    return [NodesCheck(check=_as_guess(each)) for each in found]
+    return [NodeFinding(check=_as_guess(each)) for each in found]
 
 
 def _as_guess(found: Check) -> Check:
@@ -40,7 +31,7 @@ def _as_guess(found: Check) -> Check:
     return dataclasses.replace(found, status=Status.NOTE) if is_guess else found
 
 
-def findings(smoke: Smoke) -> tuple[list[NodesCheck], str]:
+def findings(smoke: Smoke) -> tuple[list[NodeFinding], str]:
     """Return what the nodes found, and a host list of those to leave out."""
     output = RunPaths(root=smoke.run_dir).batch_output
     if smoke.blocked:
@@ -56,7 +47,7 @@ def findings(smoke: Smoke) -> tuple[list[NodesCheck], str]:
     said = {node: reason_of(output, node) for node in smoke.nodes if node not in smoke.found}
     first, waited_s = smoke.unstarted, smoke.waited_s
     by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, first, said, waited_s)
-    group = [NodesCheck(check=each) for each in of_group(smoke.nodes, smoke.found, smoke.group)]
+    group = [NodeFinding(check=each) for each in of_group(smoke.nodes, smoke.found, smoke.group)]
     reports = {node: found[:1] for node, found in by_node.items()}
     others = {node: found[1:] for node, found in by_node.items() if node in smoke.found}
     nodes = map(_finding, (*merged(reports), *merged(others)))
@@ -64,19 +55,17 @@ def findings(smoke: Smoke) -> tuple[list[NodesCheck], str]:
     return [*nodes, *group], to_exclude(own)
 
 
-def _without_nodes(smoke: Smoke, text: str, hint: str) -> tuple[list[NodesCheck], str]:
+def _without_nodes(smoke: Smoke, text: str, hint: str) -> tuple[list[NodeFinding], str]:
     """Return why no node reported, and the first node if an earlier job could not start on it."""
-    found = [NodesCheck(check=fail("node.report", text, hint))]
+    found = [NodeFinding(check=fail("node.report", text, hint))]
     if first := smoke.unstarted:
-        found.insert(0, NodesCheck(check=unreported(first, UNSTARTED), nodes=(first,)))
+        found.insert(0, NodeFinding(check=unreported(first, UNSTARTED), nodes=(first,)))
     return found, first
 
 
-def _finding(each: MergedCheck) -> NodesCheck:
-    text = f"{named(each.nodes)} reported" if _are_all_there(each) else each.line
-    check = Check(id=each.id, status=each.status, text=text, hint=each.hint)
-    return NodesCheck(check=check, nodes=each.nodes)
-
-
-def _are_all_there(each: MergedCheck) -> bool:
-    return each.id == "node.report" and each.status is Status.OK
+def _finding(found: NodeFinding) -> NodeFinding:
+    """Return a finding with its nodes in the text."""
+    check = found.check
+    is_all_there = check.id == "node.report" and check.status is Status.OK
+    text = f"{named(found.nodes)} reported" if is_all_there else found.line
+    return dataclasses.replace(found, check=dataclasses.replace(check, text=text))

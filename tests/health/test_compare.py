@@ -93,7 +93,7 @@ def test_a_thousand_nodes_that_all_differ() -> None:
 
 
 def lines(checks: dict[str, list[Check]]) -> list[str]:
-    return [f"{each.status.value} {each.id} {each.line}" for each in merged(checks)]
+    return [f"{each.check.status.value} {each.check.id} {each.line}" for each in merged(checks)]
 
 
 def test_what_is_well_is_one_line() -> None:
@@ -103,7 +103,7 @@ def test_what_is_well_is_one_line() -> None:
 
 def test_a_hint_names_all_nodes_of_a_finding() -> None:
     nodes = {f"n{n}": [note("net.link", "slow", f"--exclude n{n}, not an{n}")] for n in (1, 2)}
-    assert [each.hint for each in merged(nodes)] == ["--exclude n[1-2], not an1"]
+    assert [each.check.hint for each in merged(nodes)] == ["--exclude n[1-2], not an1"]
 
 
 def test_each_finding_is_one_line_the_worst_first() -> None:

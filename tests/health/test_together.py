@@ -58,9 +58,10 @@ def lines(
     by_node = of_nodes(NODES, found, met, unstarted, said or {}, 12.3)
     present = {node: checks for node, checks in by_node.items() if node in found}
     reported = {node: checks[:1] for node, checks in by_node.items()}
+    others = (each for each in merged(present) if each.check.id != "node.report")
+    of_all = [*merged(reported), *others]
     rows = [
-        *((each.status, each.id, each.line, each.hint) for each in merged(reported)),
-        *((e.status, e.id, e.line, e.hint) for e in merged(present) if e.id != "node.report"),
+        *((e.check.status, e.check.id, e.line, e.check.hint) for e in of_all),
         *((each.status, each.id, each.text, each.hint) for each in of_group(NODES, found, met)),
     ]
     assert all(bool(hint) == (status.value in ("note", "fail")) for status, _, _, hint in rows)

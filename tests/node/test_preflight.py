@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from clusterrun.config.spec import Device, Preflight
 from clusterrun.health.check import Check, Look, Status, fail, note, ok, skip
-from clusterrun.health.findings import MOST as MOST_FINDINGS
-from clusterrun.health.findings import NodeFinding, differing, findings
+from clusterrun.health.compare import MOST as MOST_FINDINGS
+from clusterrun.health.compare import NodeFinding, differing, findings
 from clusterrun.health.gpu_answer import ANSWER_S
 from clusterrun.node.base.report import Report, unfit
 from clusterrun.node.link.connection import HELLO_CHARS, STRANGER_BYTES

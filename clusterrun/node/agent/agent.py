@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterrun.config.choices import Cluster, Launcher, Preflight
 from clusterrun.health.check import Status
-from clusterrun.health.findings import differing, findings
+from clusterrun.health.compare import differing, findings
 from clusterrun.node.agent import rest
 from clusterrun.node.agent.launcher import NOT_FORKED, LauncherResult, NodeLauncher
 from clusterrun.node.agent.preparation import (

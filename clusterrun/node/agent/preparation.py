@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from clusterrun.config.choices import Device, Launcher
+from clusterrun.health.compare import NodeFinding, named
 from clusterrun.health.facts import versions
-from clusterrun.health.findings import NodeFinding
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import LOOPBACK, Plan, Precision
@@ -127,7 +127,7 @@ def decided_parameters(
 
 def failed_preflight(failed: Sequence[NodeFinding]) -> NodeError:
     """Return the error that ends an attempt before the launch."""
-    names = ", ".join(f"{each.check.id} on {each.nodes}" for each in failed)
+    names = ", ".join(f"{each.check.id} on {named(each.nodes)}" for each in failed)
     return NodeError(NodeExit.NODE_UNFIT, f"preflight failed: {names}", cause=Cause.PREFLIGHT)
 
 

@@ -13,9 +13,9 @@ from typing import Final
 from clusterrun.config.choices import Preflight
 from clusterrun.errors import shortened
 from clusterrun.health.check import Check, Look, Status, note, ok
+from clusterrun.health.compare import BAD
 from clusterrun.health.examine import examine
 from clusterrun.health.facts import facts as node_facts
-from clusterrun.health.findings import BAD
 from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.health.node import Needs, quick_looks
 from clusterrun.launch.plan import Plan
