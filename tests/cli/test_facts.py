@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from clusterrun.backends.environment import working_directory
 from clusterrun.backends.machine_facts import gather_facts, visible_gpus
 from clusterrun.config.spec import Cluster, JobSpec
 from clusterrun.errors import ClusterrunError, UsageError
+from tests.health.stand_in import stand_in
 
+ROOT = Path(__file__).resolve().parents[2]
 TWO = {"0": "GPU-aa11", "1": "GPU-bb22"}
 
 
@@ -48,44 +51,22 @@ def test_cuda_visible_devices_is_honoured_as_cuda_reads_it(
     assert visible_gpus(TWO, environ) == ids
 
 
-class Bindings:
-    """A stand-in for the driver's library: two GPUs, the first divided in two."""
-
-    class NVMLError(Exception):
-        pass
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlShutdown(self) -> None: ...
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> tuple[int, int]:
-        return index, -1
-
-    def nvmlDeviceGetMigMode(self, handle: tuple[int, int]) -> tuple[int, int]:
-        if handle[0] == 1:
-            raise self.NVMLError("Not Supported")
-        return 1, 1
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: tuple[int, int]) -> int:
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(
-        self, handle: tuple[int, int], number: int
-    ) -> tuple[int, int]:
-        if number > 1:
-            raise self.NVMLError("Not Found")
-        return handle[0], number
-
-    def nvmlDeviceGetUUID(self, handle: tuple[int, int]) -> str:
-        return f"MIG-{handle[1]}" if handle[1] >= 0 else f"GPU-{handle[0]}"
-
-
-def test_a_divided_gpu_counts_as_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Bindings())
-    assert [*machine_facts.find_gpus()] == ["MIG-0", "MIG-1", "1"]
+def test_a_divided_gpu_counts_as_its_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = stand_in(tmp_path / "nvml", tmp_path / "says", monkeypatch)
+    line = "from clusterrun.backends.machine_facts import find_gpus; print(find_gpus())"
+    for says, found in (
+        ({"gpu0_mig": 1}, {"MIG-a": "MIG-a", "1": "GPU-b"}),
+        ({"gpu1_handle": -15}, {"MIG-a": "MIG-a", "1": ""}),
+        ({"gpus": -999}, {}),
+        ({"init": -18}, {}),
+    ):
+        driver.answer(**says)
+        done = subprocess.run(
+            [sys.executable, "-c", line], capture_output=True, text=True, check=True, cwd=ROOT
+        )
+        assert done.stdout == f"{found}\n"
 
 
 def test_slurm_is_chosen_where_sbatch_is_found(
