@@ -1,6 +1,7 @@
 """Ask NVIDIA's driver about GPUs, in a process of its own: a broken driver blocks who asks it.
 
-`python -m clusterrun.health.nvml [GPU ...]` prints a line of JSON for each step.
+`python -m clusterrun.health.nvml [GPU ...]` prints a line of JSON for each step. With `--again` it
+answers each line of input with all GPUs and their work, until the input ends: when the agent does.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 ASKS, ABSENT, PROBLEM, SYSTEM, GPU = "asks", "absent", "problem", "system", "gpu"
+AGAIN: Final = "--again"
+_SM_UTIL: Final = 2  # nvmlGpmMetricId_t
 NO_DRIVER: Final = "this machine has no NVIDIA driver"
 _NO_DRIVER: Final = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 
@@ -24,7 +27,7 @@ class NvmlGpu:
     `errors` are uncorrected ECC errors since its last reset.
     `is_pending`: a part of its memory waits for its replacement. `is_worn`: none is left.
     `reasons` are bits of nvmlClocksEventReasons, `recovery` is an nvmlDeviceGpuRecoveryAction.
-    `health.gpu_load` alone asks for `activity` (in percent since the answer before: of the SMs if
+    Only `--again` asks for `activity` (in percent since the answer before: of the SMs if
     `is_of_sms`, else of the time in which any kernel ran), `watts` and `celsius`.
     """
 
@@ -187,25 +190,72 @@ def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def main(names: Sequence[str]) -> None:
+class Loads:
+    """The work of GPUs since the answer before."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._samples: dict[str, list[Any]] = {}  # of the counters of SMs
+
+    def gpu(self, name: str) -> NvmlGpu:
+        """Describe a GPU and its work."""
+        ask, found = self._driver.ask, self._driver.gpu(name)
+        if found.problem:
+            return found
+        whole, part = self._driver.handles(name)
+        if name not in self._samples:
+            self._samples[name] = self._first_samples(whole) if whole is part else []
+        samples = self._samples[name]
+        ran = ask("DeviceGetUtilizationRates", part, read=lambda rates: float(rates.gpu))
+        return replace(
+            found,
+            activity=self._of_sms(samples, whole) if samples else ran,
+            is_of_sms=bool(samples),
+            watts=ask("DeviceGetPowerUsage", whole, read=lambda milliwatts: milliwatts / 1000),
+            celsius=ask("DeviceGetTemperature", whole, 0),
+        )
+
+    def _first_samples(self, gpu: Any) -> list[Any]:
+        """Return two samples of the counters, the first of now; [] if the GPU has none."""
+        support = self._driver.ask("GpmQueryDeviceSupport", gpu)
+        if support is None or not support.isSupportedDevice:
+            return []
+        samples = [self._driver.ask("GpmSampleAlloc") for _ in range(2)]
+        return samples if self._driver.ask("GpmSampleGet", gpu, samples[1]) else []
+
+    def _of_sms(self, samples: list[Any], gpu: Any) -> float | None:
+        """Return how active the SMs were since the last sample; None if it can't be read."""
+        samples.reverse()
+        if not self._driver.ask("GpmSampleGet", gpu, samples[1]):
+            return None
+        asked = self._driver.nvml.c_nvmlGpmMetricsGet_t()
+        asked.version, asked.numMetrics = 1, 1
+        asked.sample1, asked.sample2 = samples
+        asked.metrics[0].metricId = _SM_UTIL
+        found = self._driver.ask("GpmMetricsGet", asked)
+        metric = found and found.metrics[0]
+        is_known = metric and metric.nvmlReturn == 0 and 0 <= metric.value <= 100  # it may be NaN
+        return round(metric.value, 2) if is_known else None
+
+
+def main(words: Sequence[str]) -> None:
     """Print what NVML reports about GPUs; all of them if none is named."""
-    say({ASKS: "NVML"})
-    driver = start()
-    if driver is None:
+    is_repeated, names = AGAIN in words, [word for word in words if word != AGAIN]
+    if not is_repeated:
+        say({ASKS: "NVML"})
+    driver = opened()
+    if not isinstance(driver, Driver):
+        say(driver)
+        return
+    loads = Loads(driver)
+    for _ in sys.stdin if is_repeated else ():
+        say({GPU: [asdict(loads.gpu(name)) for name in names or driver.names()]})
+    if is_repeated:
         return
     say({SYSTEM: driver.systems()})
     for name in names or driver.names():
         say({ASKS: f"GPU {name}"})
         say({GPU: asdict(driver.gpu(name))})
-
-
-def start() -> Driver | None:
-    """Start NVML; if it can't be used, print why and return None."""
-    found = opened()
-    if isinstance(found, Driver):
-        return found
-    say(found)
-    return None
 
 
 def opened() -> Driver | dict[str, str]:

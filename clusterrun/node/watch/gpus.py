@@ -1,6 +1,6 @@
 """Ask NVML about the attempt's GPUs while it runs, and what changed between start and failure.
 
-One process asks (`health/gpu_load.py`). A broken driver can hang it in the kernel: it is waited for
+One process asks (`health/nvml.py`). A broken driver can hang it in the kernel: it is waited for
 briefly, and then left alone.
 """
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from clusterrun.health import gpu_load, nvml
+from clusterrun.health import nvml
 from clusterrun.health.gpus import HELD
 from clusterrun.health.kernel_log import pci_address
 from clusterrun.health.nvml import NvmlGpu
@@ -43,7 +43,7 @@ class Gpus:
         self._own, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                module_argv(sys.executable, gpu_load.__name__, *names),
+                module_argv(sys.executable, nvml.__name__, nvml.AGAIN, *names),
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,
