@@ -132,10 +132,3 @@ class Starter(str, Enum):
     BLAUNCH = "blaunch"
     FLUX = "flux"
     SRUN = "srun"
-
-
-class Environment(str, Enum):
-    """Where the hosts' interpreter comes from: it is there, or it is built like this one."""
-
-    NONE = "none"
-    COPY = "copy"

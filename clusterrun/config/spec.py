@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from clusterrun.config.choices import (
     Cluster,
     Device,
-    Environment,
     GpuRequest,
     Launcher,
     MixedPrecision,
@@ -31,7 +30,6 @@ __all__ = [
     "FIELDS",
     "Cluster",
     "Device",
-    "Environment",
     "GpuRequest",
     "JobSpec",
     "Launcher",
@@ -133,15 +131,6 @@ class JobSpec(Training):
         "--starter",
         "start processes in an allocation with this program  [default: auto]",
         default=Starter.AUTO,
-        group="hosts",
-    )
-    environment: Environment = declared(
-        "environment",
-        Kind.ENUM,
-        "--environment",
-        "copy builds this virtual environment once on each host; none uses --python there  "
-        "[default: none]",
-        default=Environment.NONE,
         group="hosts",
     )
 

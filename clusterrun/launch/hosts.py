@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from clusterrun.config.choices import Cluster, Environment, Starter
+from clusterrun.config.choices import Cluster, Starter
 from clusterrun.config.hosts import (
     HostList,
     check_distinct,
@@ -114,20 +114,13 @@ def check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     Raises UsageError.
     """
     if not facts.cluster.is_hosts:
-        copies = "--environment copy" if spec.environment is Environment.COPY else ""
         given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""
         if given and (spec.cluster is not Cluster.LOCAL):
             raise UsageError(
                 f"{given} is given, but the job would run on {_PLACES[facts.cluster]}",
                 hint="pass --cluster ssh (or allocation), or drop the hosts",
             )
-        place = _PLACES[facts.cluster]
-        return tuple(f"{name} has no effect on {place}" for name in (given, copies) if name)
-    if spec.environment is Environment.COPY and spec.python:
-        raise UsageError(
-            "--python and --environment copy contradict each other",
-            hint="drop --python: the hosts run a copy of the environment that submits",
-        )
+        return (f"{given} has no effect on {_PLACES[facts.cluster]}",) if given else ()
     check_distinct(facts.hosts)
     listed, spares = len(facts.hosts.hosts), spec.spare_nodes
     if spares >= listed or (spec.nodes or 1) + spares > listed:
@@ -153,5 +146,4 @@ def host_settings(spec: JobSpec, facts: Facts, nodes: int) -> dict[str, Any]:
         "wait_for_hosts_s": spec.wait_for_hosts_s,
         "hosts_dir": spec.hosts_dir,
         "starter": facts.starter.value,
-        "copies_environment": spec.environment is Environment.COPY,
     }

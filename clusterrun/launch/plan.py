@@ -74,10 +74,8 @@ class Plan:
     are checked instead, and nothing trains. `hosts` are the machines of a job over ssh or in an
     allocation, as given (`user@host:port`), spares last; `starter` is how an allocation starts
     processes on them. A lost host may return within `wait_for_hosts_s`. Hosts that do not share the
-    run's directory keep their part in `hosts_dir`. With `copies_environment`, each host builds its
-    own environment, whose interpreter is `python` once the job is submitted. `stage` AUTO: the
-    batch host looks whether the environment is on a shared file system. `stage_dir` "" is its
-    TMPDIR.
+    run's directory keep their part in `hosts_dir`. `stage` AUTO: the batch host looks whether the
+    environment is on a shared file system. `stage_dir` "" is its TMPDIR.
     """
 
     name: str
@@ -134,7 +132,6 @@ class Plan:
     wait_for_hosts_s: int = 600
     hosts_dir: str = ""
     starter: str = ""
-    copies_environment: bool = False
     stage: Stage = Stage.OFF
     stage_dir: str = ""
 

@@ -63,7 +63,6 @@ class RunPaths:
     accelerate = FileIn("accelerate.yaml")  # without what only the node knows
     deepspeed = FileIn("ds_config.json")  # DeepSpeed's configuration, if there is one
     stage_script = FileIn("stage.sh")  # how nodes get a copy of the environment, if they do
-    environment = FileIn("environment.json")  # the lock of the environment that hosts build
     slurm_dir = FileIn("slurm")  # of submitit and of the batch script's output
     batch_output = FileIn("slurm/batch.out")  # of the batch script, or of the local controller
     project = FileIn("project")  # a copy, on hosts that do not see the submitting machine's

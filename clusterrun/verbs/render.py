@@ -101,12 +101,6 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     )
 
 
-def with_python(prepared: Prepared, python: str) -> Prepared:
-    """Return a job with another interpreter on its nodes."""
-    plan, job = dataclasses.replace(prepared.plan, python=python), prepared.resolved
-    return prepared._replace(plan=plan, bundle=_rendered(plan, job))
-
-
 def _rendered(plan: Plan, job: Resolved) -> Bundle:
     return render_bundle(
         plan,

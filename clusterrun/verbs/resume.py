@@ -29,7 +29,7 @@ from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import active_chain
 from clusterrun.verbs.changes import Changed, change, refuse_other_hosts, refuse_other_world
 from clusterrun.verbs.find import FORWARDED, Which, find_record, own_runs
-from clusterrun.verbs.render import Prepared, prepare, with_python
+from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.start_point import LATEST, StartPoint, choose, set_aside
 from clusterrun.verbs.submit import remember
 
@@ -97,7 +97,7 @@ def prepare_resume(
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
     _refuse_other_place(record, changed)
     prepared = None if changed.changes else _as_it_is(record, changed.resolved)
-    prepared = prepared or _prepared_anew(record, changed.resolved)
+    prepared = prepared or prepare(changed.resolved, is_again=True)
     _refuse_other_cluster(record, prepared.plan)
     is_complete = status.state.is_success and not changed.changes and start == LATEST
     names = checkpoint_files.ANY if prepared.plan.trainer_resume else checkpoint_files.OWN
@@ -257,17 +257,6 @@ def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
     if plan.cluster is Cluster.ALLOCATION:
         return None  # this one has other hosts
     return Prepared(resolved=resolved, plan=plan, bundle=Bundle(files={}))
-
-
-def _prepared_anew(record: JobRecord, resolved: Resolved) -> Prepared:
-    """Return a plan for another configuration; a copied environment stays the one that it is."""
-    prepared = prepare(resolved, is_again=True)
-    if not prepared.plan.copies_environment:
-        return prepared
-    plan = read_plan(record.paths)
-    if not plan.copies_environment:
-        raise UsageError("the environment of a run can't be copied later", hint=ELSEWHERE)
-    return with_python(prepared, plan.python)
 
 
 def _lay_out(resumption: Resumption, undo: ExitStack) -> None:

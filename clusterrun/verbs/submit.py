@@ -21,10 +21,9 @@ from clusterrun.rundir import record as records
 from clusterrun.rundir.known_roots import remember_home, remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared import files
 from clusterrun.shared.job_id import JobId
 from clusterrun.verbs.passed import note_passed
-from clusterrun.verbs.render import Prepared, Wanted, prepare, with_python
+from clusterrun.verbs.render import Prepared, Wanted, prepare
 
 if TYPE_CHECKING:
     from clusterrun.verbs.job import Job
@@ -67,15 +66,8 @@ def submit_prepared(
         plan.cluster, runs_dir, keep_sbatch_env=keep_sbatch_env, is_shared=is_shared
     )
     run_id = create.new_run_id(datetime.now(), random.SystemRandom())
-    lock = b""
-    if plan.copies_environment:
-        from clusterrun.backends.hosts import environment  # slow to import
-
-        lock = environment.lock_environment()
-        prepared = with_python(prepared, environment.python_of(lock))
-        plan = prepared.plan
     paths = create.create_run(runs_dir, plan.name, run_id, prepared.bundle)
-    _write_first_files(plan, paths, argv, lock)
+    _write_first_files(plan, paths, argv)
     new = scheduler.submit(plan, paths)
     record = remember(
         paths,
@@ -103,11 +95,9 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
     return record
 
 
-def _write_first_files(plan: Plan, paths: RunPaths, argv: Sequence[str], lock: bytes) -> None:
+def _write_first_files(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> None:
     """Write job.json before the job exists: it may start before its id is known here."""
     try:
-        if lock:
-            files.write_whole(paths.environment, lock)
         records.write(records.new_record(plan, paths, argv=argv, now=time.time()))
     except BaseException as error:
         create.remove_run(paths)

@@ -118,8 +118,7 @@ IDS = ({"job_id": each} for each in ("../x", "4711", "H9", "", 10, None))
     "frames",
     [
         *([PLACE, {**READY, **each}] for each in (*IDS, {"notes": 5}, {"run_dir": None})),
-        *([PLACE, {"kind": "note", "text": {}}], [{"kind": "place", "is_here": "x"}]),
-        *([READY], [{"kind": "note", "text": "x"}, READY]),
+        *([PLACE, {"kind": "note"}], [{"kind": "place", "is_here": "x"}], [READY]),
         *([{"kind": "refused", **each}] for each in ({"exit": 77}, {"message": 1}, {"hints": "x"})),
     ],
 )

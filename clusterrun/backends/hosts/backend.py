@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clusterrun.backends.base import Submission
-from clusterrun.backends.hosts import environment, openssh, project, refusals, start
+from clusterrun.backends.hosts import openssh, project, refusals, start
 from clusterrun.backends.hosts.crew import MEET_S
 from clusterrun.backends.hosts.frames import Pipe
 from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
@@ -95,8 +95,6 @@ class HostsBackend(LocalBackend):
         # An allocation's hosts are reached from this machine, by the scheduler's program.
         is_here = plan.cluster is Cluster.ALLOCATION or is_this_machine(host)
         shell_there = start.READ if is_here else openssh.ssh(host, start.READ)
-        if paths.environment.exists():
-            environment.ensure_environment(host, shell_there, paths.environment.read_bytes(), _note)
         with tempfile.TemporaryFile() as errors:  # a pipe would block setup lines that print much
             process = _start_controller(plan, paths, shell_there, errors)
             assert process.stdin
@@ -122,7 +120,7 @@ class HostsBackend(LocalBackend):
             _ended(process)
         remember_number(answer.job_id.number)
         for note in answer.notes:
-            _note(note)
+            print(f"note: {note}", file=sys.stderr)  # noqa: T201
         home = None
         if not answer.is_here:
             home = Home(host=plan.hosts[0], run_dir=answer.run_dir, python=answer.python)
@@ -172,11 +170,10 @@ class HostsBackend(LocalBackend):
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What a controller answers: place, note, ready or refused, each with fields of its own."""
+    """What a controller answers: place, ready or refused, each with fields of its own."""
 
     kind: str
     is_here: bool = False
-    text: str = ""
     job_id: JobId = _NO_JOB
     run_dir: str = ""
     python: str = ""
@@ -185,10 +182,6 @@ class _Answer:
     hints: tuple[str, ...] = ()
     cause: str | None = None
     exit: Exit = Exit.FAILED
-
-
-def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)  # noqa: T201
 
 
 def _ended(process: subprocess.Popen[bytes]) -> int:
@@ -261,18 +254,17 @@ def _negotiate(
     if place.kind != "place":
         raise refusals.nonsense(plan.hosts[0])
     notes = [] if place.is_here else _send_project(pipe, plan)
-    while (answer := _next(pipe, plan)) is not None and answer.kind == "note":
-        _note(answer.text)
-    if answer is not None and answer.kind == "ready":
-        if not answer.job_id.startswith("H") or answer.job_id.number <= about["last_id"]:
-            raise refusals.nonsense(plan.hosts[0])
-        try:
-            pipe.send("go")
-        except OSError:
-            return None
-        all_notes = (*notes, *answer.notes)
-        answer = dataclasses.replace(answer, is_here=place.is_here, notes=all_notes)
-    return answer
+    answer = _next(pipe, plan)
+    if answer is None or answer.kind == "refused":
+        return answer
+    is_new = answer.job_id.startswith("H") and answer.job_id.number > about["last_id"]
+    if answer.kind != "ready" or not is_new:
+        raise refusals.nonsense(plan.hosts[0])
+    try:
+        pipe.send("go")
+    except OSError:
+        return None
+    return dataclasses.replace(answer, is_here=place.is_here, notes=(*notes, *answer.notes))
 
 
 def _next(pipe: Pipe, plan: Plan) -> _Answer | None:

@@ -22,7 +22,6 @@ from typing import Any, BinaryIO, TypeVar
 
 from clusterrun.backends.hosts import crew, judge, mirror, project, reach, start
 from clusterrun.backends.hosts.crew import Link
-from clusterrun.backends.hosts.environment import ensure_environment
 from clusterrun.backends.hosts.frames import Frame, Pipe
 from clusterrun.backends.hosts.host import HostsHost
 from clusterrun.backends.hosts.locks import Holder, job_lock
@@ -148,7 +147,7 @@ class Controller:
 
     def __init__(self, sent: SentJob, pipe: Pipe) -> None:
         self.plan, self.paths, self._sent = sent.plan, sent.paths, sent
-        self._packed, self._packing, self._pipe = sent.packed, threading.Lock(), pipe
+        self._packed, self._packing = sent.packed, threading.Lock()
         names = node_names(self.plan.hosts)
         env_sh = self.paths.env_script.read_text() if self.plan.setup else ""
         script = start.script(
@@ -171,12 +170,6 @@ class Controller:
         self.nonce = secrets.token_hex(16)
         self.listener = threading.Thread(target=self._listen, args=(pipe,), daemon=True)
         self._last_word: Frame | None = None
-
-    def _tell(self, text: str) -> None:
-        """Report progress to the submitter."""
-        say_on_stderr(text)
-        with contextlib.suppress(OSError, ValueError):  # it is gone
-            self._pipe.send("note", text=text)
 
     def _listen(self, pipe: Pipe) -> None:
         """Wait for the submitter's last word; all couriers end if it is gone."""
@@ -251,9 +244,6 @@ class Controller:
             raise
 
     def _open(self, link: Link) -> None:
-        if link.first and self.plan.copies_environment:
-            lock = Path(sys.prefix, "lock.json").read_bytes()
-            ensure_environment(link.name, link.argv, lock, self._tell, first=link.first)
         link.open(
             home=str(self.paths.root),
             nonce=self.nonce,

@@ -17,6 +17,7 @@ _FIRST = """exec bash -c 'IFS= read -r -d "" script && eval "$script"'\n"""
 # Setup lines get no input and print to stderr. The process starts with the shell's own streams;
 # on ENVIRON it finds the environment from before the setup lines.
 _SCRIPT = """\
+echo {mark}
 exec 3<&0 4>&1 5< <(exec env -0) 0</dev/null 1>&2
 clusterrun_setup() {{ eval "$1"; }}
 clusterrun_setup {setup} || exit {setup_failed}
@@ -33,18 +34,14 @@ _LINE_BYTES: Final = 1 << 16
 def script(module: str, *words: str, python: str, env_sh: str = "") -> bytes:
     """Return what the shell reads to run a module of ours after the setup lines in `env_sh`."""
     text = _SCRIPT.format(
+        mark=MARK,
         setup_failed=SETUP_FAILED,
         setup=shlex.quote(env_sh),
         python=shlex.quote(python),
         run=shlex.quote(RUN_MODULE),
         words=" ".join(map(shlex.quote, (module, *words))),
     )
-    return for_shell(text)
-
-
-def for_shell(text: str) -> bytes:
-    """Return what the shell reads to run some lines; their output follows a mark."""
-    return f"{_FIRST}echo {MARK}\n{text}\0".encode()
+    return f"{_FIRST}{text}\0".encode()
 
 
 def skip_greeting(stream: IO[bytes]) -> None:
