@@ -16,10 +16,10 @@ from clusterrun.advice.counted import counted
 from clusterrun.advice.own_files import settled
 from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
 from clusterrun.config import Resolved
+from clusterrun.config.choices import LrRule, Optimizer
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.settings import BUILT_IN, Origin
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
-from clusterrun.config.training import LrRule, Optimizer
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates import gpus, models, parts, speed
 from clusterrun.estimates.estimate import KEEP, Need, Question, estimate, mistake

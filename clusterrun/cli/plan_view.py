@@ -12,7 +12,7 @@ from clusterrun.cli.plan_numbers import billions, gib, gigabytes, number, span
 from clusterrun.cli.plan_verdict import alternative_lines, pace_line, tokens_per_s, verdict_line
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import as_options
-from clusterrun.config.training import LrRule
+from clusterrun.config.choices import LrRule
 from clusterrun.estimates.cost import Cost, assumption
 from clusterrun.estimates.disk import checkpoint_bytes
 from clusterrun.estimates.estimate import Estimate, Need, Question, Time, counts_activations

@@ -132,3 +132,25 @@ class Starter(str, Enum):
     BLAUNCH = "blaunch"
     FLUX = "flux"
     SRUN = "srun"
+
+
+class Optimizer(str, Enum):
+    """An optimizer, with the states that it keeps for each parameter."""
+
+    ADAMW = "adamw"
+    ADAM8BIT = "adam8bit"
+    LION = "lion"
+    SGD = "sgd"  # with momentum
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes kept for each fp32 parameter, without the master weight."""
+        return {"adamw": 8, "adam8bit": 2, "lion": 4, "sgd": 4}[self.value]
+
+
+class LrRule(str, Enum):
+    """The scaling of the learning rate with the batch."""
+
+    LINEAR = "linear"
+    SQRT = "sqrt"
+    NONE = "none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -54,37 +53,6 @@ class Field(NamedTuple):
     def env(self) -> str:
         """Return the environment variable that sets this field."""
         return "CLUSTERRUN_" + self.key.replace(".", "_").upper()
-
-
-def declared(
-    key: str,
-    kind: Kind,
-    flags: str,
-    help: str,
-    *,
-    default: Any = None,
-    choices: type[Enum] | None = None,
-    group: str | None = None,
-    metavar: str | None = None,
-    common: bool = False,
-    estimated: bool = False,
-) -> Any:
-    """Declare a setting as a dataclass field; spaces separate its options.
-
-    The `choices` of a setting with a default follow from the default.
-    """
-    metadata = {
-        "key": key,
-        "kind": kind,
-        "flags": tuple(flags.split()),
-        "group": group or key.split(".", 1)[0],
-        "help": help,
-        "choices": type(default) if isinstance(default, Enum) else choices,
-        "metavar": metavar,
-        "is_common": common,
-        "is_estimated": estimated or key.startswith("training."),
-    }
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 _CONTROL = r"[\x00-\x1f\x7f]"

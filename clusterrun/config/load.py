@@ -68,7 +68,7 @@ def load_again(
     relative paths of `flags` and `overrides` are relative to `typed_in`.
     Raises UsageError with the position of the mistake.
     """
-    file = ConfigFile(shown=shown, text=text, anchor=Anchor(), strict=True)
+    file = ConfigFile(shown=shown, text=text, anchor=Anchor(), strict=False)
     return resolve(
         FoundFiles(files=(file,), project_dir=find_files(environ={}, cwd=cwd).project_dir),
         flags,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from clusterrun.config.choices import LrRule
 from clusterrun.config.spec import Network
-from clusterrun.config.training import LrRule
 from clusterrun.estimates import (
     activations,
     cost,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from clusterrun.config.training import Optimizer
+from clusterrun.config.choices import Optimizer
 
 WARMUP_ABOVE: Final = 8  # times the batch that the rate was chosen for
 SMALL_BATCH: Final = 256

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from clusterrun.config.choices import Optimizer
 from clusterrun.config.spec import Strategy
-from clusterrun.config.training import Optimizer
 from clusterrun.estimates.disk import best_terms, checkpoint_terms, run_bytes
 from clusterrun.estimates.inputs import Model, Setup, total
 from clusterrun.estimates.memory import trainable_params

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.advice import count
+from clusterrun.config.choices import Optimizer
 from clusterrun.config.spec import Strategy
-from clusterrun.config.training import Optimizer
 from clusterrun.errors import UsageError
 from clusterrun.estimates import memory
 from clusterrun.estimates.inputs import GIB, Model, Setup, Term, total

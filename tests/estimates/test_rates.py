@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.config.training import Optimizer
+from clusterrun.config.choices import Optimizer
 from clusterrun.estimates import learning_rate as rates
 from clusterrun.estimates.learning_rate import Rates, scaled
 

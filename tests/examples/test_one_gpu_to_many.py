@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.config import load_spec
-from clusterrun.config.training import Optimizer
+from clusterrun.config.choices import Optimizer
 from clusterrun.estimates import learning_rate, steps
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.guides import commands, load
