@@ -404,13 +404,13 @@ def _runs_here(spec: JobSpec) -> bool:
     """Return whether the job is for this machine; a plan for GPUs is probably for another one."""
     if spec.cluster is Cluster.AUTO and (spec.gpu or spec.gpu_mem_bytes or not _is_cpu(spec)):
         return False
-    return choose_cluster(spec.cluster) is Cluster.LOCAL
+    return bool(choose_cluster(spec.cluster).scheduler.is_this_machine)
 
 
 def _writes_here(spec: JobSpec) -> bool:
     """Return whether the job writes to a disk that this machine sees: its own, or a cluster's."""
-    has_slurm = choose_cluster(Cluster.AUTO) is Cluster.SLURM
-    return _runs_here(spec) or (has_slurm and spec.cluster in (Cluster.AUTO, Cluster.SLURM))
+    places = (choose_cluster(Cluster.AUTO), choose_cluster(spec.cluster))
+    return _runs_here(spec) or all(place.scheduler.shares_files for place in places)
 
 
 def _slurm_bytes(text: str) -> int:

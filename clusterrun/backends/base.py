@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.launch.plan import Plan
-from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared.job_id import JobId
 from clusterrun.shared.state import JobState
 
@@ -60,6 +60,18 @@ class SchedulerJob:
     asked_nodes: int | None = None
     asked_at: float | None = None
     note: str = ""
+
+
+class Where(NamedTuple):
+    """What a backend may need to find its jobs: `backend(where)` of a scheduler's module gets it.
+
+    `slurm_cluster` is recorded of a job, `keep_sbatch_env` is for Slurm, `is_shared` for hosts.
+    """
+
+    runs_dir: RunsDir
+    slurm_cluster: str | None = None
+    keep_sbatch_env: bool = False
+    is_shared: bool = False
 
 
 class Backend(Protocol):

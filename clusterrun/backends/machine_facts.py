@@ -43,7 +43,8 @@ def gather_facts(
     Raises UsageError for a file that can't be read.
     """
     cluster = choose_cluster(spec.cluster)
-    python = interpreter_of(spec, cwd, home="" if cluster.is_hosts else environ.get("HOME", ""))
+    scheduler = cluster.scheduler
+    python = interpreter_of(spec, cwd, home="" if scheduler.has_hosts else environ.get("HOME", ""))
     file = interpreters.path_of(python, spec, environ)
     interpreter = interpreters.look_at(file, may_run=may_run, environ=environ)
     return Facts(
@@ -54,7 +55,7 @@ def gather_facts(
         versions=interpreter.packages,
         interpreter=interpreter,
         oldest=interpreters.oldest(),
-        local_gpus=visible_gpus(find_gpus(), environ) if cluster is Cluster.LOCAL else (),
+        local_gpus=visible_gpus(find_gpus(), environ) if scheduler.is_this_machine else (),
         local_cpus=usable_cpus(),
         platform=sys.platform,
         own_python=sys.executable,
@@ -65,9 +66,9 @@ def gather_facts(
         else frozenset(),
         deepspeed_config_text=_own_text(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
         script_deepspeed_text=_script_json(spec, cwd, cluster),
-        hosts=_host_list(spec, cluster, cwd, environ) if cluster.is_hosts else HostList(),
+        hosts=_host_list(spec, cluster, cwd, environ) if scheduler.has_hosts else HostList(),
         starter=choose_starter(spec, cluster, environ, lambda name: shell.find(name) is not None)
-        if cluster.is_hosts
+        if scheduler.has_hosts
         else Starter.SSH,
     )
 
@@ -84,7 +85,7 @@ def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str,
         return HostList(hosts=spec.hosts, slots=(0,) * len(spec.hosts), source="--hosts")
     if spec.hostfile:
         return parse_hostfile(_own_text(spec.hostfile, cwd, "hostfile"), shown=spec.hostfile)
-    if cluster is Cluster.SSH:
+    if cluster.scheduler.outlives_shell:
         raise UsageError(
             "--cluster ssh needs hosts",
             hint="pass --hosts gpu1,gpu2 or --hostfile FILE, or write hosts: in clusterrun.yaml",

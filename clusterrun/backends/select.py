@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from clusterrun.backends.base import Backend
+import importlib
+import typing
+
+from clusterrun.backends.base import Backend, Where
 from clusterrun.config.choices import Cluster
 from clusterrun.errors import UsageError
 from clusterrun.rundir.paths import RunsDir
@@ -17,12 +20,11 @@ def backend(
 
     `is_shared`: a first host that does not see `runs_dir` is refused.
     """
-    if cluster is Cluster.LOCAL:
-        return _local(RunsDir(root=runs_dir.root.absolute()))
-    if cluster.is_hosts:
-        return _hosts(RunsDir(root=runs_dir.root.absolute()), is_shared=is_shared)
-    refuse_missing_slurm()
-    return _slurm(keep_sbatch_env=keep_sbatch_env)
+    if cluster.scheduler.reads_sbatch:
+        refuse_missing_slurm()
+    here = RunsDir(root=runs_dir.root.absolute())
+    where = Where(runs_dir=here, keep_sbatch_env=keep_sbatch_env, is_shared=is_shared)
+    return _of(cluster, where)
 
 
 def refuse_missing_slurm() -> None:
@@ -36,26 +38,10 @@ def refuse_missing_slurm() -> None:
 
 def backend_of(record: JobRecord) -> Backend:
     """Return the backend of a recorded job."""
-    if record.cluster is Cluster.LOCAL:
-        return _local(record.runs_dir)
-    if record.cluster.is_hosts:
-        return _hosts(record.runs_dir)
-    return _slurm(slurm_cluster=record.slurm_cluster)
+    where = Where(runs_dir=record.runs_dir, slurm_cluster=record.slurm_cluster)
+    return _of(record.cluster, where)
 
 
-def _local(runs_dir: RunsDir) -> Backend:
-    from clusterrun.backends.local.backend import LocalBackend
-
-    return LocalBackend(runs_dir=runs_dir)
-
-
-def _hosts(runs_dir: RunsDir, *, is_shared: bool = False) -> Backend:
-    from clusterrun.backends.hosts.backend import HostsBackend
-
-    return HostsBackend(runs_dir=runs_dir, is_shared=is_shared)
-
-
-def _slurm(*, slurm_cluster: str | None = None, keep_sbatch_env: bool = False) -> Backend:
-    from clusterrun.backends.slurm.backend import SlurmBackend
-
-    return SlurmBackend(slurm_cluster=slurm_cluster, keep_sbatch_env=keep_sbatch_env)
+def _of(cluster: Cluster, where: Where) -> Backend:
+    module = importlib.import_module(cluster.scheduler.module)
+    return typing.cast(Backend, module.backend(where))

@@ -15,7 +15,6 @@ from clusterrun.backends.evidence import Evidence, TrainingProgress, newest_fail
 from clusterrun.backends.rank_output import with_output
 from clusterrun.backends.slurm.outlook import Outlook
 from clusterrun.backends.slurm.reasons import PendingReason, explain
-from clusterrun.config.choices import Cluster
 from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.health.compare import NodeFinding
@@ -173,7 +172,7 @@ def _must_ask(record: JobRecord, end: End | None) -> bool:
         return False
     if end is None:
         return True
-    return record.cluster is Cluster.LOCAL or not end.state.is_success
+    return bool(record.cluster.scheduler.is_this_machine) or not end.state.is_success
 
 
 def _ask(
@@ -225,7 +224,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         asked_nodes=job.asked_nodes if job and waits else None,
         asked_limit_s=job.limit_s if job and waits else None,
         nodelist=(job.nodelist if job else "")
-        or ",".join(evidence.hosts if record.cluster is Cluster.LOCAL else evidence.nodes),
+        or ",".join(evidence.hosts if record.cluster.scheduler.is_this_machine else evidence.nodes),
         elapsed_s=_elapsed(job, start, ended),
         limit_s=(job.limit_s if job else None) or record.time_minutes * 60 or None,
         expected_start=job.expected_start if job and can_start else None,

@@ -150,7 +150,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _place() -> dict[str, Known]:
-    if choose_cluster(Cluster.AUTO) is Cluster.LOCAL:
+    if choose_cluster(Cluster.AUTO).scheduler.is_this_machine:
         gpus = len(visible_gpus(find_gpus(), os.environ))
         where = {"cluster": Known("local", "this machine has no Slurm"), "slurm.nodes": Known("1")}
         if gpus:

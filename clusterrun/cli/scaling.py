@@ -19,7 +19,6 @@ from clusterrun.cli.shared.options import (
     json_option,
     yes_option,
 )
-from clusterrun.config.spec import Cluster
 from clusterrun.errors import Exit, UsageError
 from clusterrun.estimates.scaling import Scaling
 from clusterrun.rundir.record import JobRecord
@@ -106,7 +105,7 @@ def command(
 def _announce(worlds: Sequence[Prepared], *, yes: bool) -> None:
     largest = worlds[-1]
     submission.print_notes(largest)
-    if largest.plan.cluster is Cluster.LOCAL:
+    if largest.plan.cluster.scheduler.is_this_machine:
         output.note("simulated nodes share this machine: the table does not apply to real nodes")
     submission.confirm_size(largest.plan, yes=yes)
 
@@ -130,7 +129,7 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
     except KeyboardInterrupt:
         output.say_interrupted("submitted jobs keep running")
         output.say("  run the same command with --collect to wait for them and print the table")
-        if worlds[0].plan.cluster is not Cluster.SLURM and begun < len(worlds):
+        if not worlds[0].plan.cluster.scheduler.has_queue and begun < len(worlds):
             missing = ", ".join(str(world.plan.nodes) for world in worlds[begun:])
             output.say(f"  not started: the runs on {missing} nodes")
             output.say("  run the same command without --collect to run all node counts")

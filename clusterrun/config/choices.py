@@ -3,10 +3,57 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final, Literal, NamedTuple
+
+from clusterrun.errors import UsageError
+
+
+class Lack(str):
+    """Why a scheduler lacks a capability: false as an answer, and a text that users are shown."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        """Return False: the capability is missing."""
+        return False
+
+
+Capability = Literal[True] | Lack
+_ELSEWHERE: Final = Lack("the job runs on other machines")
+_NO_HOSTS: Final = Lack("the scheduler chooses the nodes")
+_NO_SIGNALS: Final = Lack("only the job's first process is signalled")
+_NO_SBATCH: Final = Lack("the job does not run on Slurm")
+
+
+class Scheduler(NamedTuple):
+    """Where jobs run, and what can be done there; decisions ask for these, never for a name.
+
+    `title` is its name in messages. `module` has `backend(where)`, which returns its
+    `backends.base.Backend`.
+
+    `has_queue`: jobs wait until nodes are free, and have a time limit. `can_requeue`: a job can
+    put itself back into the queue. `shares_files`: its nodes, other machines, see the directory of
+    the runs. `is_this_machine`: the nodes are processes here. `can_lose_node`: a node can be lost
+    alone. `has_hosts`: the nodes are hosts that clusterrun itself starts processes on.
+    `outlives_shell`: a run goes on after the shell, or the allocation, that it was started in.
+    `signals_ranks`: it signals the processes of a job itself. `reads_sbatch`: it is Slurm.
+    """
+
+    title: str
+    module: str
+    has_queue: Capability
+    can_requeue: Capability
+    shares_files: Capability
+    is_this_machine: Capability = _ELSEWHERE
+    can_lose_node: Capability = True
+    has_hosts: Capability = _NO_HOSTS
+    outlives_shell: Capability = True
+    signals_ranks: Capability = _NO_SIGNALS
+    reads_sbatch: Capability = _NO_SBATCH
 
 
 class Cluster(str, Enum):
-    """Where a job runs."""
+    """Where a job runs; an installed package can add a name (see docs/schedulers.md)."""
 
     AUTO = "auto"
     SLURM = "slurm"
@@ -15,9 +62,91 @@ class Cluster(str, Enum):
     ALLOCATION = "allocation"
 
     @property
-    def is_hosts(self) -> bool:
-        """Return whether the nodes are hosts that clusterrun itself starts processes on."""
-        return self in (Cluster.SSH, Cluster.ALLOCATION)
+    def scheduler(self) -> Scheduler:
+        """Return what is known of this place; `auto` has no capability yet."""
+        return _SCHEDULERS[self.value]
+
+    @classmethod
+    def _missing_(cls, value: object) -> Cluster | None:
+        """Return the scheduler that an installed package offers under this name, if one does.
+
+        Raises UsageError if it can't be imported.
+        """
+        if not isinstance(value, str) or (found := installed_scheduler(value)) is None:
+            return None
+        new = str.__new__(cls, value)
+        new._name_, new._value_ = value.upper(), value
+        cls._value2member_map_[value] = new  # the same object the next time
+        _SCHEDULERS[value] = found
+        return new
+
+
+def installed_scheduler(name: str) -> Scheduler | None:
+    """Return the object that an entry point of this name in `clusterrun.schedulers` refers to."""
+    from importlib.metadata import entry_points  # slow to import
+
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            found = entry.load()
+        except Exception as error:
+            text = f"the scheduler '{name}' ({entry.value}) cannot be imported"
+            raise UsageError(text, cause=repr(error), hint="repair its package") from error
+        if isinstance(found, Scheduler):
+            return found
+        text = f"the scheduler '{name}' ({entry.value}) is not a clusterrun Scheduler"
+        raise UsageError(text, hint="upgrade its package")
+    return None
+
+
+ENTRY_POINTS: Final = "clusterrun.schedulers"
+_UNDECIDED: Final = Lack("it is not decided yet where the job runs")
+_HERE: Final = Lack("the job runs on this machine")
+_NO_QUEUE: Final = Lack("this machine has no queue")
+_HOSTS_QUEUE: Final = Lack("hosts without a scheduler have no queue")
+_HOSTS: Final = Scheduler(
+    title="over ssh",
+    module="clusterrun.backends.hosts.backend",
+    has_queue=_HOSTS_QUEUE,
+    can_requeue=_HOSTS_QUEUE,
+    shares_files=Lack("each host has disks of its own"),
+    has_hosts=True,
+    reads_sbatch=Lack("the job does not run on Slurm (--cluster ssh)"),
+)
+_SCHEDULERS: Final = {
+    "auto": Scheduler(
+        title="auto",
+        module="",
+        **dict.fromkeys(Scheduler._fields[2:], _UNDECIDED),
+    ),
+    "slurm": Scheduler(
+        title="Slurm",
+        module="clusterrun.backends.slurm.backend",
+        has_queue=True,
+        can_requeue=True,
+        shares_files=True,
+        has_hosts=Lack("Slurm chooses the nodes"),
+        signals_ranks=True,
+        reads_sbatch=True,
+    ),
+    "local": Scheduler(
+        title="this machine",
+        module="clusterrun.backends.local.backend",
+        has_queue=_NO_QUEUE,
+        can_requeue=_NO_QUEUE,
+        shares_files=_HERE,
+        is_this_machine=True,
+        can_lose_node=_HERE,
+        has_hosts=_HERE,
+        reads_sbatch=_HERE,
+    ),
+    "ssh": _HOSTS,
+    "allocation": _HOSTS._replace(
+        title="in this allocation",
+        outlives_shell=Lack("a run ends with its allocation"),
+        signals_ranks=True,
+        reads_sbatch=Lack("the job does not run on Slurm (--cluster allocation)"),
+    ),
+}
 
 
 class Device(str, Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os.path
 import re
 from collections.abc import Callable, Mapping
@@ -168,7 +169,7 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
     assert field.choices is not None  # every ENUM declares them
     names = [str(member.value) for member in field.choices]
     name = text.strip().lower()
-    if name in names:
+    with contextlib.suppress(ValueError):
         return field.choices(name)
     near = _SYNONYMS.get(name)
     near = near if near in names else nearest(name, names) if name not in _DEVICES else None

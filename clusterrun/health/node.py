@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from clusterrun.config.choices import Cluster, Device
+from clusterrun.config.choices import Device
 from clusterrun.health import machine, network, paths
 from clusterrun.health.check import Check, Look
 from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names
@@ -45,7 +45,7 @@ class Needs:
 
         The head's machine connects to all the others.
         """
-        shared = plan.nodes if plan.cluster is Cluster.LOCAL else 1
+        shared = plan.nodes if plan.cluster.scheduler.is_this_machine else 1
         return cls(
             runs=Path(plan.runs_dir),
             ranks=plan.procs_per_node * shared,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clusterrun.config.choices import Cluster, Device, Strategy
+from clusterrun.config.choices import Device, Strategy
 from clusterrun.launch.plan import LOOPBACK, Plan, Precision
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
@@ -85,7 +85,7 @@ def shown_command(plan: Plan, node: int) -> tuple[str, ...]:
 
 def shown(plan: Plan, node: int) -> Mapping[str, Any]:
     """Return what a node passes to `launch_options`, with placeholders."""
-    is_alone = plan.cluster is Cluster.LOCAL or plan.nodes == 1
+    is_alone = plan.cluster.scheduler.is_this_machine or plan.nodes == 1
     return {
         "config_file": f"{RUN_DIR}/accelerate.yaml",
         "deepspeed_file": f"{RUN_DIR}/ds_config.json" if plan.deepspeed else "",

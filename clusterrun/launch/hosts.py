@@ -81,13 +81,13 @@ def choose_starter(
     Raises UsageError if the starter that was asked for is missing, or can't be used.
     """
     asked = spec.starter
-    if cluster is Cluster.SSH and asked not in (Starter.AUTO, Starter.SSH):
+    if cluster.scheduler.outlives_shell and asked not in (Starter.AUTO, Starter.SSH):
         raise UsageError(
             f"--starter {asked.value} needs an allocation; --cluster ssh starts with ssh",
             hint="pass --cluster allocation, or drop --starter",
         )
     own = [starter for name, starter in _STARTERS if environ.get(name) and has(starter.value)]
-    auto = own[0] if own and cluster is Cluster.ALLOCATION else Starter.SSH
+    auto = own[0] if own and not cluster.scheduler.outlives_shell else Starter.SSH
     chosen = auto if asked is Starter.AUTO else asked
     if asked is not Starter.AUTO and not has(chosen.value):
         raise UsageError(
@@ -113,14 +113,15 @@ def check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
 
     Raises UsageError.
     """
-    if not facts.cluster.is_hosts:
+    if not facts.cluster.scheduler.has_hosts:
+        place = facts.cluster.scheduler.title
         given = "--hosts" if spec.hosts else "--hostfile" if spec.hostfile else ""
-        if given and (spec.cluster is not Cluster.LOCAL):
+        if given and not spec.cluster.scheduler.is_this_machine:
             raise UsageError(
-                f"{given} is given, but the job would run on {_PLACES[facts.cluster]}",
+                f"{given} is given, but the job would run on {place}",
                 hint="pass --cluster ssh (or allocation), or drop the hosts",
             )
-        return (f"{given} has no effect on {_PLACES[facts.cluster]}",) if given else ()
+        return (f"{given} has no effect on {place}",) if given else ()
     check_distinct(facts.hosts)
     listed, spares = len(facts.hosts.hosts), spec.spare_nodes
     if spares >= listed or (spec.nodes or 1) + spares > listed:
@@ -134,12 +135,9 @@ def check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
     return (f"not used: {left} (--nodes {spec.nodes})",) if unused else ()
 
 
-_PLACES: Final = {Cluster.SLURM: "Slurm", Cluster.LOCAL: "this machine"}
-
-
 def host_settings(spec: JobSpec, facts: Facts, nodes: int) -> dict[str, Any]:
     """Return the fields of a plan about its hosts; none for a job elsewhere."""
-    if not facts.cluster.is_hosts:
+    if not facts.cluster.scheduler.has_hosts:
         return {}
     return {
         "hosts": facts.hosts.hosts[: nodes + spec.spare_nodes],

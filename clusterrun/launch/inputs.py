@@ -69,7 +69,7 @@ def runs_in_container(spec: JobSpec) -> bool:
 def is_of_one_machine(path: str, cluster: Cluster) -> bool:
     """Return whether a path is on each node's local disk, which can't be checked from here."""
     places = tuple(f"{place}/" for place in PLACES_OF_ONE_MACHINE)
-    return cluster is not Cluster.LOCAL and path.startswith(places)
+    return not cluster.scheduler.is_this_machine and path.startswith(places)
 
 
 def input_notes(spec: JobSpec, facts: Facts) -> Iterator[str]:

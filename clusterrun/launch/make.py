@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from clusterrun.config.checks import RESERVED_NAMES, port_range
-from clusterrun.config.choices import Cluster, Device, Launcher, MixedPrecision, Stage, Strategy
+from clusterrun.config.choices import Device, Launcher, MixedPrecision, Stage, Strategy
 from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import JobSpec
@@ -105,7 +105,7 @@ def _joined(spec: JobSpec) -> JobSpec:
 
 
 def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]:
-    if facts.cluster is Cluster.SLURM and not (spec.stage is Stage.AUTO and world.nodes == 1):
+    if facts.cluster.scheduler.reads_sbatch and not (spec.stage is Stage.AUTO and world.nodes == 1):
         return {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
     return host_settings(spec, facts, world.nodes)
 
@@ -135,7 +135,8 @@ def _check_engine(
     spec: JobSpec, facts: Facts, own: OwnFiles, strategy: Strategy, world: World
 ) -> Parallel:
     """Return the parallel sizes; refuse an engine that can't train with them."""
-    is_free = spec.device is Device.AUTO and not own.use_cpu and facts.cluster is Cluster.SLURM
+    has_queue = facts.cluster.scheduler.has_queue
+    is_free = spec.device is Device.AUTO and not own.use_cpu and has_queue
     is_asked, file = bool(world.gpus_per_node) or not is_free, spec.accelerate_config or ""
     check_strategy(strategy, world, facts, file=file, asks_for_gpus=is_asked)
     sizes = decide_sizes(spec, own, strategy, world)
@@ -295,9 +296,9 @@ def _only(precisions: frozenset[Precision]) -> Precision:
 def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
     if spec.threads_per_process:
         return spec.threads_per_process
-    if facts.cluster.is_hosts:
+    if facts.cluster.scheduler.has_hosts:
         return 0  # each host knows its CPUs
-    if facts.cluster is Cluster.SLURM:
+    if facts.cluster.scheduler.has_queue:
         return max(1, cpus // world.procs_per_node) if cpus else 0
     return max(1, facts.local_cpus // world.size)
 
@@ -353,7 +354,8 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = [*notes_on_file(spec, own, facts, world), *own.notes, *world.notes]
     notes += notes_on_sizes(sizes, world)
-    is_local, is_slurm = facts.cluster is Cluster.LOCAL, facts.cluster is Cluster.SLURM
+    scheduler = facts.cluster.scheduler
+    is_local, is_slurm = scheduler.is_this_machine, scheduler.reads_sbatch
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
         notes.append(f"{idle} of the {world.gpus_per_node} GPUs of each node stay idle")

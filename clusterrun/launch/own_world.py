@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from clusterrun.config.choices import Cluster, Device, Strategy
+from clusterrun.config.choices import Device, Strategy
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError
 from clusterrun.launch.facts import Facts
@@ -45,7 +45,7 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
         _refuse_other_kind(spec, own, (spec.nodes or machines or 1) * each)
         taken["nproc_per_node"] = each
     if not _is_cpu(spec, own):
-        is_elsewhere = facts.cluster is not Cluster.LOCAL
+        is_elsewhere = not facts.cluster.scheduler.is_this_machine
         taken |= _gpus_elsewhere(spec, spec.nproc_per_node or each) if is_elsewhere and each else {}
         taken |= {} if is_elsewhere else {"gpu_ids": spec.gpu_ids or _gpu_ids(spec, own)}
     return dataclasses.replace(spec, **taken)
@@ -158,7 +158,7 @@ def _replaced(asked: JobSpec, own: OwnFiles, facts: Facts) -> Iterator[tuple[str
     usual = {**_REPLACED, "main_process_port": asked.main_process_port}
     yield from _others(own.accelerate, usual)
     ids = _gpu_ids(asked, own)
-    is_used = facts.cluster is Cluster.LOCAL and not _is_cpu(asked, own)
+    is_used = facts.cluster.scheduler.is_this_machine and not _is_cpu(asked, own)
     if ids and not (is_used and asked.gpu_ids in (None, ids)):
         yield "gpu_ids", ids
     # accelerate's single-process launcher follows the file.

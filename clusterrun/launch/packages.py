@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clusterrun.config.choices import Cluster, Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.config.environments import Tool, read_step
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
@@ -22,7 +22,7 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
     if runs_in_container(spec):
         return None
     if not found.path:
-        return None if facts.cluster.is_hosts else _absent(spec, facts)
+        return None if facts.cluster.scheduler.has_hosts else _absent(spec, facts)
     texts = (too_old_text(found, facts.oldest, name) for name in ("python", *found.packages))
     if too_old := next(filter(None, texts), ""):
         return UsageError(too_old, hint=f"upgrade it, {_OTHER}")
@@ -38,11 +38,11 @@ def interpreter_problem(spec: JobSpec, facts: Facts, strategy: Strategy) -> Usag
 
 def is_certain(spec: JobSpec, facts: Facts) -> bool:
     """Return whether the nodes will find the same: bash or a module may add packages."""
-    if facts.cluster.is_hosts:
+    if facts.cluster.scheduler.has_hosts:
         return False  # they have disks of their own
     steps = [read_step(line) for line in spec.setup]
     is_plain = all(step.tool in (Tool.VENV, Tool.CONDA) for step in steps)
-    is_here = bool(facts.interpreter.path) or facts.cluster is Cluster.LOCAL
+    is_here = bool(facts.interpreter.path) or bool(facts.cluster.scheduler.is_this_machine)
     return is_plain and is_here and "PYTHONPATH" not in spec.env
 
 

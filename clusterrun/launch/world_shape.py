@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from clusterrun.config.choices import Cluster, Device, GpuRequest
+from clusterrun.config.choices import Device, GpuRequest
 from clusterrun.config.hosts import one_count
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
@@ -35,9 +35,9 @@ def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> W
 
     Raises UsageError if the request contradicts itself or this machine.
     """
-    if facts.cluster is Cluster.SLURM:
+    if facts.cluster.scheduler.has_queue:
         world = _on_slurm(spec, cpu_by_file=cpu_by_file)
-    elif facts.cluster.is_hosts:
+    elif facts.cluster.scheduler.has_hosts:
         world = _on_hosts(spec, facts, cpu_by_file=cpu_by_file)
     else:
         world = _on_this_machine(spec, facts, cpu_by_file=cpu_by_file)
@@ -121,7 +121,7 @@ def take_gpus(spec: JobSpec, facts: Facts) -> JobSpec:
     Raises UsageError if the count for each node is unknown or contradicts --gpus-per-node.
     """
     asked = _passed_on(spec)
-    if not asked or spec.device is Device.CPU or facts.cluster is not Cluster.SLURM:
+    if not asked or spec.device is Device.CPU or not facts.cluster.scheduler.has_queue:
         return spec
     given = spec.gpus_per_node
     is_shared = spec.gpu_request is GpuRequest.NONE

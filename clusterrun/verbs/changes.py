@@ -12,7 +12,7 @@ from clusterrun.backends.attempts import bad_nodes
 from clusterrun.backends.environment import working_directory
 from clusterrun.config import Given, Resolved, load_again
 from clusterrun.config.parallel import FIELDS
-from clusterrun.config.spec import Cluster, Strategy
+from clusterrun.config.spec import Strategy
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
@@ -56,7 +56,7 @@ def change(
     """
     frozen = configuration(record)
     new = _load(record, flags, overrides)
-    bad = bad_nodes(record.paths) if exclude_bad and record.cluster is not Cluster.LOCAL else ()
+    bad = bad_nodes(record.paths) if exclude_bad and record.cluster.scheduler.can_lose_node else ()
     if bad:
         known = parse_hostlist(new.spec.exclude) if new.spec.exclude else []
         nodes = fold_hosts((*known, *bad))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterrun.config import Resolved
-from clusterrun.config.spec import Cluster, Device
+from clusterrun.config.spec import Device
 from clusterrun.launch.plan import Plan
 from clusterrun.linting.lint import Pitfall, lint
 from clusterrun.linting.rule import Launch
@@ -40,7 +40,7 @@ def launch_of(job: Resolved, plan: Plan) -> Launch:
         nodes=plan.nodes,
         ranks_per_node=plan.procs_per_node,
         has_gpus=plan.device is Device.CUDA,
-        is_simulated=spec.cluster is Cluster.LOCAL,
+        is_simulated=bool(spec.cluster.scheduler.is_this_machine),
         strategy=plan.strategy.value,
         max_restarts=plan.max_restarts or 0,
         shared_port=0 if spec.exclusive else plan.main_process_port,

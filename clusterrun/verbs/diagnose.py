@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from clusterrun.backends.status import JobStatus
-from clusterrun.config.spec import Cluster
 from clusterrun.diagnosis.lines import MOST_LETTERS, PrintedLine, read_line
 from clusterrun.diagnosis.scan import UNCAUGHT, Finding, Scanner
 from clusterrun.diagnosis.table import Role
@@ -164,7 +163,7 @@ def diagnose_attempt(
     changes = notes.changes_of(noted)
     notes.add_changes(scanner, changes)
     if state in _BY_STATE:
-        source = SLURM if record.cluster is Cluster.SLURM else AGENTS
+        source = SLURM if record.cluster.scheduler.reads_sbatch else AGENTS
         line = PrintedLine(number=0, text=f"the job is {state.value}", source=source)
         scanner.add(_BY_STATE[state], Role.ROOT, line)
     verdict = verdict_of(scanner)

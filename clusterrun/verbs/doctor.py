@@ -140,11 +140,8 @@ class Subject:
     def refuse_other_cluster(self) -> None:
         """Raise UnknownError if the job does not run on Slurm."""
         asked = self.resolved.spec.cluster if self.resolved else Cluster.AUTO
-        if asked.is_hosts:
-            raise UnknownError(f"the job does not run on Slurm (--cluster {asked.value})")
-        if choose_cluster(asked) is Cluster.LOCAL:
-            is_asked = asked is Cluster.LOCAL
-            raise UnknownError("the job runs on this machine" if is_asked else "no sbatch here")
+        if not (answer := choose_cluster(asked).scheduler.reads_sbatch):
+            raise UnknownError("no sbatch here" if asked is Cluster.AUTO else answer)
 
 
 def subject_of(load: Callable[[], Resolved]) -> Subject:
@@ -191,7 +188,9 @@ def _job(job: Subject) -> Check:
         text = ": ".join(filter(None, (problem.where, describe(problem))))
         return fail("config.job", text, "; ".join(problem.hints) or "clusterrun render --help")
     plan = job.ready.plan
-    where = f", on this machine ({plan.device.value})" if plan.cluster is Cluster.LOCAL else ""
+    where = (
+        f", on this machine ({plan.device.value})" if plan.cluster.scheduler.is_this_machine else ""
+    )
     where = f", on {count(len(plan.hosts), 'host')}" if plan.hosts else where
     ranks = f"{plan.nodes} x {plan.procs_per_node} ranks"
     return ok("config.job", f"{ranks}, {plan.strategy.value}{where}")
@@ -263,15 +262,16 @@ def _toolkit(job: Subject) -> Check:
 
 
 def _runs(job: Subject) -> Check:
-    return paths.runs(job.runs, is_shared=job.ready.plan.cluster is Cluster.SLURM)
+    return paths.runs(job.runs, is_shared=bool(job.ready.plan.cluster.scheduler.shares_files))
 
 
 def _quick(name: str, job: Subject) -> Check:
     of_gpus = name.startswith("gpu.")
     if of_gpus or name.startswith("path.") or name == "node.clock":
         _ = job.ready  # knows the directory of the runs, and the device
-    if name in ("node.memory", "gpu.count") and job.ready.plan.cluster is not Cluster.LOCAL:
-        raise UnknownError("the job runs on other machines")
+    is_of_nodes = name in ("node.memory", "gpu.count")
+    if is_of_nodes and not (answer := job.ready.plan.cluster.scheduler.is_this_machine):
+        raise UnknownError(answer)
     return all_looks(job.needs, job.gpus if of_gpus else None)[name]()
 
 
@@ -283,7 +283,7 @@ def _site(job: Subject) -> Check:
     plan = job.ready.plan
     if not plan.health_command:
         raise UnknownError("the configuration names no launch.health_command")
-    if plan.cluster is not Cluster.LOCAL:
+    if not plan.cluster.scheduler.is_this_machine:
         raise UnknownError("the command is for nodes, not for this machine")
     origin = job.ready.resolved.origins["launch.health_command"]
     if not (origin.is_of_user or origin.is_of_site):
@@ -411,7 +411,7 @@ def examine(job: Subject, probes: Iterable[Probe]) -> list[Check]:
 
 def _for_job(found: Check, job: Subject) -> Check:
     """Lower a failure of this machine to a note if the job runs on others."""
-    is_elsewhere = job.prepared is not None and job.prepared.plan.cluster is not Cluster.LOCAL
+    is_elsewhere = job.prepared and not job.prepared.plan.cluster.scheduler.is_this_machine
     if found.status is Status.FAIL and is_elsewhere and found.id.startswith(_OF_THIS_MACHINE):
         return dataclasses.replace(found, status=Status.NOTE)
     return found

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch import accelerate_argv as line
 from clusterrun.launch.plan import LOOPBACK, EnvVar, Plan, Precision
@@ -85,7 +84,7 @@ def view(plan: Plan, bundle: Bundle, *, python: str, node: int, rank: int) -> Ra
 
 def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
     """Return what the agent sets, by its own function."""
-    is_local = plan.cluster is Cluster.LOCAL
+    is_local = bool(plan.cluster.scheduler.is_this_machine)
     names = tuple(local_node(n) if is_local else f"<node {n}>" for n in range(plan.nodes))
     who = Identity(
         job_id="<job id>",
@@ -129,7 +128,7 @@ def _of_host(node: int) -> dict[str, str]:
 
 
 def _of_task(plan: Plan, launched: Mapping[str, str]) -> dict[str, str]:
-    return of_task(launched) if plan.cluster is Cluster.SLURM else {}
+    return of_task(launched) if plan.cluster.scheduler.reads_sbatch else {}
 
 
 def _of_launcher(

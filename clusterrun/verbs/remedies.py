@@ -18,7 +18,7 @@ from clusterrun.backends.evidence import ProgressSource
 from clusterrun.backends.status import JobStatus
 from clusterrun.config import Resolved
 from clusterrun.config.secrets import redacted
-from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.config.spec import JobSpec
 from clusterrun.diagnosis.kinds import Retry
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.estimates.inputs import GIB
@@ -150,7 +150,7 @@ def _is_of_use(text: str, run: Run) -> bool:
     """Return whether advice applies: to a job that runs, to Slurm, to a failure that is over."""
     if "--stacks" in text and run.job.state is not JobState.RUNNING:
         return False
-    if run.plan.cluster is not Cluster.SLURM and _SLURM.search(text):
+    if not run.plan.cluster.scheduler.reads_sbatch and _SLURM.search(text):
         return False
     return not (_AS_IT_IS.fullmatch(text) and _retry(run) is Retry.NO)
 
@@ -265,7 +265,7 @@ def _more_memory(run: Run) -> list[str]:
         if hit:
             command = run.resume(option, f"{2 * int(hit[1])}{hit[2]}")
             lines.append(f"ask for more than {option} {text}, twice as much: {command}")
-    if run.verdict.allowed and not lines and run.plan.cluster is Cluster.SLURM:
+    if run.verdict.allowed and not lines and run.plan.cluster.scheduler.reads_sbatch:
         twice = format_bytes(math.ceil(2 * run.verdict.allowed / MIB) * MIB).removesuffix("iB")
         command = run.resume("--mem", twice)
         allowed = f"{run.verdict.allowed / GIB:.3g} GiB"

@@ -146,7 +146,7 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
     bash = shell.run(["bash", "-n"], input=script, tries=1)
     if bash.rc != 0:
         raise ClusterrunError("bash finds an error in the script", cause=bash.stderr.strip())
-    if prepared.plan.cluster is not Cluster.SLURM:
+    if not prepared.plan.cluster.scheduler.reads_sbatch:
         return ""
     select.refuse_missing_slurm()
     environ = scrubbed(os.environ, keep=prepared.plan.pass_env, keep_sbatch=keep_sbatch_env)
@@ -181,7 +181,7 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
     is_asked = job.origins["launch.strategy"] != BUILT_IN
     if is_asked and plan.strategy is not spec.strategy is Strategy.DDP:
         yield f"--strategy ddp has no effect: your own file sets {plan.strategy.value}"
-    if spec.cluster is Cluster.AUTO and plan.cluster is Cluster.LOCAL:
+    if spec.cluster is Cluster.AUTO and plan.cluster.scheduler.is_this_machine:
         yield "sbatch was not found: the job runs on this machine (--cluster local)"
     yield from plan.notes
     if plan.precision is Precision.BF16 and plan.device is Device.CUDA:
@@ -209,7 +209,7 @@ def _notes_on_places(plan: Plan) -> Iterator[str]:
         plan.workdir: "submit from a directory that all nodes share",
         python: "name an interpreter that all nodes share (--python)",
     }
-    for path, fix in where.items() if plan.cluster is Cluster.SLURM else ():
+    for path, fix in where.items() if plan.cluster.scheduler.shares_files else ():
         if path and f"{os.path.realpath(path)}/".startswith(places):
             yield f"{path} is probably on a local disk of this machine; {fix}"
             return

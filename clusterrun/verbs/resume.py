@@ -14,7 +14,6 @@ from clusterrun.backends import select
 from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.config import Resolved
-from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import Bundle
@@ -254,7 +253,7 @@ def _as_it_is(record: JobRecord, resolved: Resolved) -> Prepared | None:
         raise ClusterrunError(f"cannot read {record.paths.plan}", cause=str(error)) from error
     except ValueError:
         return None
-    if plan.cluster is Cluster.ALLOCATION:
+    if not plan.cluster.scheduler.outlives_shell:
         return None  # this one has other hosts
     return Prepared(resolved=resolved, plan=plan, bundle=Bundle(files={}))
 

@@ -15,7 +15,7 @@ from clusterrun.advice.scaling import script_of, store
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus
 from clusterrun.config import Given, Resolved
-from clusterrun.config.spec import Cluster, Device, OnInterrupt, Strategy
+from clusterrun.config.spec import Device, OnInterrupt, Strategy
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates.scaling import Point, Scaling
 from clusterrun.launch.make import job_name
@@ -114,7 +114,7 @@ def started(
     `submit_prepared` raises.
     """
     runs = _submitting(worlds, argv, submitted)
-    yield from _all_or_none(runs) if worlds[0].plan.cluster is Cluster.SLURM else runs
+    yield from _all_or_none(runs) if worlds[0].plan.cluster.scheduler.has_queue else runs
 
 
 def _submitting(

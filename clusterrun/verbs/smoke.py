@@ -14,7 +14,7 @@ from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.backends.waiting import explained
 from clusterrun.config import Resolved
-from clusterrun.config.spec import Cluster, OnInterrupt
+from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import reports
 from clusterrun.health.reports import GroupReport, NodeReport
@@ -207,7 +207,7 @@ class _Gathering:
         return time.monotonic() - self._blocked_at > BLOCKED_S
 
     def _allocated(self) -> tuple[str, ...]:
-        if self._record.cluster is Cluster.LOCAL:
+        if self._record.cluster.scheduler.is_this_machine:
             return tuple(map(local_node, range(self._record.nodes)))
         with contextlib.suppress(ClusterrunError):
             return tuple(parse_hostlist(self._now.nodelist))

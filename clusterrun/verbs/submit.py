@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
-from clusterrun.config.spec import Cluster, OnInterrupt
+from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir import create
@@ -107,8 +107,9 @@ def _write_first_files(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> None
 
 
 def _refuse_chain(plan: Plan) -> None:
-    if plan.cluster is not Cluster.SLURM:
-        raise UsageError("a chain needs Slurm", hint="submit one job: it has no time limit here")
+    if not (answer := plan.cluster.scheduler.has_queue):
+        text = f"a chain needs a queue: {answer}"
+        raise UsageError(text, hint="submit one job: it has no time limit here")
     if plan.on_interrupt is not OnInterrupt.SUCCESSOR:
         raise UsageError(
             f"a chain and --on-interrupt {plan.on_interrupt.value} contradict each other",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from clusterrun.backends.base import Submission
+from clusterrun.backends.base import Submission, Where
 from clusterrun.backends.hosts import openssh, project, refusals, start
 from clusterrun.backends.hosts.crew import MEET_S
 from clusterrun.backends.hosts.frames import Pipe
@@ -26,7 +26,6 @@ from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
 from clusterrun.backends.local.backend import Controlling, LocalBackend, read_controller
 from clusterrun.backends.local.job_ids import last_number, remember_number
 from clusterrun.backends.local.process import identity
-from clusterrun.config.choices import Cluster
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.create import remove_run
@@ -93,7 +92,7 @@ class HostsBackend(LocalBackend):
     def _send(self, plan: Plan, paths: RunPaths, **about: Any) -> Submission:
         host = plan.hosts[0]
         # An allocation's hosts are reached from this machine, by the scheduler's program.
-        is_here = plan.cluster is Cluster.ALLOCATION or is_this_machine(host)
+        is_here = not plan.cluster.scheduler.outlives_shell or is_this_machine(host)
         shell_there = start.READ if is_here else openssh.ssh(host, start.READ)
         with tempfile.TemporaryFile() as errors:  # a pipe would block setup lines that print much
             process = _start_controller(plan, paths, shell_there, errors)
@@ -138,7 +137,7 @@ class HostsBackend(LocalBackend):
             super().signal(job_id, number, command)
             return
         plan = read_plan(paths)
-        host = plan.hosts[0] if plan.cluster is Cluster.SSH else controller.host
+        host = plan.hosts[0] if plan.cluster.scheduler.outlives_shell else controller.host
         done = shell.run_once(
             openssh.ssh(host, start.READ),
             STOP_S,
@@ -166,6 +165,11 @@ class HostsBackend(LocalBackend):
         if age < SILENT_S:
             return JobState.RUNNING, controller.waits
         return JobState.UNKNOWN, f"its controller on {host} has been silent for {age:.0f} s"
+
+
+def backend(where: Where) -> HostsBackend:
+    """Return the backend of this package."""
+    return HostsBackend(runs_dir=where.runs_dir, is_shared=where.is_shared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +222,8 @@ def _start_controller(
 def _shell(plan: Plan) -> tuple[int, str | None] | None:
     """Return the process that ends with an allocation whose scheduler may leave others behind."""
     leader = os.getsid(0)
-    is_watched = plan.cluster is Cluster.ALLOCATION and not _LEAVING.isdisjoint(os.environ)
+    is_given = not plan.cluster.scheduler.outlives_shell
+    is_watched = is_given and not _LEAVING.isdisjoint(os.environ)
     return (leader, identity(leader)) if is_watched and leader not in (0, os.getpid()) else None
 
 

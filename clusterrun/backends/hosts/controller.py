@@ -28,7 +28,7 @@ from clusterrun.backends.hosts.locks import Holder, job_lock
 from clusterrun.backends.hosts.starters import host_command, is_this_machine
 from clusterrun.backends.local.controller import detach, write_controller
 from clusterrun.backends.local.job_ids import take_job_id
-from clusterrun.config.choices import Cluster, Starter
+from clusterrun.config.choices import Starter
 from clusterrun.errors import ClusterrunError, SubmissionError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.ports import candidate_ports
@@ -362,7 +362,7 @@ def _address(host: Link, other: Link) -> str:
 
 def _own_name(plan: Plan, names: Sequence[str]) -> str:
     """Return the name of the host on which this controller runs; "" if it is none of them."""
-    if plan.cluster is not Cluster.ALLOCATION:
+    if plan.cluster.scheduler.outlives_shell:
         return names[0]
     pairs = zip(names, plan.hosts, strict=True)
     return next((name for name, host in pairs if is_this_machine(host)), "")

@@ -21,7 +21,6 @@ from clusterrun.backends.hosts.frames import DATA_BYTES
 from clusterrun.backends.local.controller import amend_controller
 from clusterrun.backends.local.host import exit_code
 from clusterrun.backends.local.process import identity
-from clusterrun.config.choices import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import say_on_stderr
@@ -229,7 +228,7 @@ class HostsHost(Host):
             first = sorted(usable, key=lambda link: link.name not in savers)[: self.plan.nodes]
             return sorted(first, key=self.links.index)
         lost = [link.name for link in self.links if link.is_lost]
-        if not usable and self.plan.cluster is Cluster.ALLOCATION:
+        if not usable and not self.plan.cluster.scheduler.outlives_shell:
             raise ClusterrunError("the allocation has ended: none of its hosts answers")
         if lost and time.monotonic() < self._wait_until:
             self._await(lost)

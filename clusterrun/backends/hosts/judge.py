@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from clusterrun.backends.hosts.locks import Holder, job_lock
-from clusterrun.config.choices import Cluster, Device
+from clusterrun.config.choices import Device
 from clusterrun.errors import Exit, SubmissionError
 from clusterrun.health.check import Status
 from clusterrun.health.compare import differences, named
@@ -123,7 +123,7 @@ def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
     If they are unknown, all runs over ssh use the first ones; an allocation's are its own.
     """
     found = facts["gpus"]
-    if "unknown" in found and plan.cluster is Cluster.SSH:
+    if "unknown" in found and plan.cluster.scheduler.outlives_shell:
         return [str(number) for number in range(gpus_needed(plan))]
     free = [gpu for gpu in found.get("all", []) if not gpu["problem"] and not _user(gpu)]
     return [gpu["uuid"] or gpu["name"] for gpu in free]

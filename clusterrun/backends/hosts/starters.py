@@ -11,7 +11,7 @@ from functools import lru_cache
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import openssh, start
 from clusterrun.backends.slurm.host import cpus_of_nodes
-from clusterrun.config.choices import Cluster, Device, Starter
+from clusterrun.config.choices import Device, Starter
 from clusterrun.errors import ClusterrunError, SubmissionError
 from clusterrun.launch.hosts import FLUX_HOSTS
 from clusterrun.launch.plan import Plan
@@ -30,7 +30,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 def starters_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a controller: with what its starter needs."""
-    is_given = plan.cluster is Cluster.ALLOCATION
+    is_given = not plan.cluster.scheduler.outlives_shell
     return scrubbed(environ, keep=(*_OF_SLURM, "CUDA_VISIBLE_DEVICES") if is_given else ())
 
 

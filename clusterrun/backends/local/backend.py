@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterrun.backends.base import SchedulerJob, Submission
+from clusterrun.backends.base import SchedulerJob, Submission, Where
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.local import process
 from clusterrun.backends.local.gpus import VISIBLE, split_gpus
@@ -191,6 +191,11 @@ class LocalBackend:
             return RunPaths(root=link.resolve(strict=True))
         except (OSError, RuntimeError, ValueError):
             return None
+
+
+def backend(where: Where) -> LocalBackend:
+    """Return the backend of this package."""
+    return LocalBackend(runs_dir=where.runs_dir)
 
 
 def _start_controller(plan: Plan, paths: RunPaths, job_id: JobId) -> Submission:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterrun.backends import cache
-from clusterrun.backends.base import PerhapsSubmittedError, SchedulerJob, Submission
+from clusterrun.backends.base import PerhapsSubmittedError, SchedulerJob, Submission, Where
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.slurm import query as slurm_query
 from clusterrun.backends.slurm import sbatch
@@ -241,6 +241,11 @@ class SlurmBackend:
                     self.cancel([job_id])
         except ClusterrunError as error:
             raise _uncertain("the submission was interrupted", paths, error.cause) from error
+
+
+def backend(where: Where) -> SlurmBackend:
+    """Return the backend of this package."""
+    return SlurmBackend(slurm_cluster=where.slurm_cluster, keep_sbatch_env=where.keep_sbatch_env)
 
 
 def _refuse_missing_srun() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.times import local_time
-from clusterrun.config.spec import Cluster
 from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.errors import UsageError
 from clusterrun.rundir.outcome import Cause, Outcome
@@ -137,7 +136,7 @@ def _who(failure: Outcome) -> str:
 def where_or_why(job: JobStatus) -> str:
     """Return where a job runs, or why it waits."""
     if job.pending is None:
-        is_local = job.record.cluster is Cluster.LOCAL
+        is_local = job.record.cluster.scheduler.is_this_machine
         return f"{nodelist(job)} (simulated nodes)" if is_local and job.nodelist else nodelist(job)
     start = f"; starts about {local_time(job.expected_start)}" if job.expected_start else ""
     return f"{job.pending.text}{start}"

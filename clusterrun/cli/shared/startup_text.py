@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from clusterrun.backends.status import JobStatus
-from clusterrun.config.choices import Cluster
 from clusterrun.rundir.startup import Phase, Startup
 from clusterrun.shared.durations import clock
 
@@ -49,7 +48,8 @@ def _may_stage(job: JobStatus) -> bool:
     """Return whether staging could help: on the nodes of Slurm, unless an attempt has staged."""
     starts = [attempt.startup for attempt in job.attempts if attempt.startup]
     is_staged = any(phase is Phase.STAGE for start in starts for phase, _ in start.phases)
-    return job.record.cluster is Cluster.SLURM and job.record.nodes > 1 and not is_staged
+    is_slurm = job.record.cluster.scheduler.reads_sbatch
+    return bool(is_slurm) and job.record.nodes > 1 and not is_staged
 
 
 def seconds(span_s: float) -> str:

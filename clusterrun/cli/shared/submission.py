@@ -13,7 +13,7 @@ import click
 
 from clusterrun.backends.environment import SbatchVariable, sbatch_variables
 from clusterrun.cli.shared import output
-from clusterrun.config.spec import Cluster, JobSpec
+from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ElsewhereError, UsageError
 from clusterrun.launch.passed_on import gpu_option
 from clusterrun.launch.plan import Plan
@@ -70,7 +70,7 @@ def warn_of_sbatch_variables(prepared: Prepared, *, keep: bool) -> tuple[SbatchV
 
     Raises UsageError for one that would change the GPUs of the ranks.
     """
-    is_slurm = prepared.plan.cluster is Cluster.SLURM
+    is_slurm = prepared.plan.cluster.scheduler.reads_sbatch
     variables = sbatch_variables(prepared.plan, os.environ) if is_slurm else ()
     for variable in variables:
         gpus = gpu_option(f"--{variable.option}={variable.value}") if keep else None
@@ -126,19 +126,12 @@ def print_changes(changes: Sequence[Change]) -> None:
         output.detail("" if index else "changes", f"{change.key}: {old} -> {new}")
 
 
-_PLACES: Final = {
-    Cluster.SLURM: "Slurm",
-    Cluster.LOCAL: "simulated on this machine",
-    Cluster.SSH: "over ssh",
-    Cluster.ALLOCATION: "in this allocation",
-}
-
-
 def print_plan(plan: Plan) -> None:
     """Print what will run before it is sent."""
     nodes = count(plan.nodes, "node")
     ranks = count(plan.world_size, "rank")
-    where = _PLACES[plan.cluster]
+    scheduler = plan.cluster.scheduler
+    where = f"simulated on {scheduler.title}" if scheduler.is_this_machine else scheduler.title
     output.detail("world", f"{ranks} = {nodes} x {plan.procs_per_node}, {where}")
     sizes = dataclasses.asdict(plan.parallel)
     if plan.parallel.model > 1 or (plan.strategy.is_fsdp and plan.parallel.replicate > 1):
@@ -190,9 +183,9 @@ def answer_and_wait(
     else:
         answer(record, data, as_json=as_json, parsable=parsable)
     if not (wait or follow):
-        if record.cluster is Cluster.ALLOCATION and not sys.stdin.isatty():
+        if not record.cluster.scheduler.outlives_shell and not sys.stdin.isatty():
             output.note("the job ends with this allocation; at the end of a script, use --wait")
-        if record.cluster is Cluster.SLURM and record.nodes > _FEW_NODES:
+        if record.cluster.scheduler.has_queue and record.nodes > _FEW_NODES:
             _warn_if_stuck(record)
         return
     from clusterrun.cli.shared.waiting import await_end  # most submissions need none of it

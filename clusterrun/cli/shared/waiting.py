@@ -15,7 +15,6 @@ from clusterrun.cli.shared.job_json import end_object
 from clusterrun.cli.shared.job_text import say_released
 from clusterrun.cli.shared.wait_line import WaitLine
 from clusterrun.cli.shared.wait_text import warn_stuck
-from clusterrun.config.spec import Cluster
 from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
 from clusterrun.verbs.status import wait as wait_until_ended
@@ -35,7 +34,7 @@ def await_end(
 
 def _pass_warnings_on(record: JobRecord) -> None:
     """In an allocation, have the ranks save when its scheduler warns this process."""
-    if record.cluster is not Cluster.ALLOCATION:
+    if record.cluster.scheduler.outlives_shell:
         return
     from clusterrun.backends.hosts.backend import HostsBackend  # slow to import
 

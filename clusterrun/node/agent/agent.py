@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from clusterrun.config.choices import Cluster, Launcher, Preflight
+from clusterrun.config.choices import Launcher, Preflight
 from clusterrun.health.check import Status
 from clusterrun.health.compare import differing, findings
 from clusterrun.node.agent import rest
@@ -120,7 +120,7 @@ class Agent:
         self._own = OwnSignals(
             page=page,
             pids=self._pids_by_local_rank,
-            is_in_step=attempt.plan.cluster in (Cluster.SLURM, Cluster.ALLOCATION),
+            is_in_step=bool(attempt.plan.cluster.scheduler.signals_ranks),
         )
         self._startup = self._start_watch() if attempt.who.is_head else None
 
@@ -353,7 +353,7 @@ class Agent:
             disk=self._disk,
             own=self._own,
             named=named_signals(self._plan.directive("signal") or ""),
-            end_s=float("inf") if self._plan.cluster is Cluster.SLURM else self._plan.warning_s,
+            end_s=float("inf") if self._plan.cluster.scheduler.has_queue else self._plan.warning_s,
         )
         self._hangs = HangWatch(
             floor_s=self._plan.hang_timeout_s,
@@ -585,8 +585,8 @@ class Agent:
     async def _rest(self, link: Head | Member, ending: Ending) -> int:
         """Wait for the next attempt, with the log written; return its number, 0 to leave."""
         is_lost = ending.cause is Cause.NODE_LOST or self.is_orphaned
-        may_rest = self.may_rest and ending.cause.is_failure and not self._plan.cluster.is_hosts
-        if is_lost or not may_rest:
+        may_rest = self.may_rest and ending.cause.is_failure
+        if is_lost or not may_rest or self._plan.cluster.scheduler.has_hosts:
             return 0
         self._is_resting, self.was_warned = True, False
         link.report_done()

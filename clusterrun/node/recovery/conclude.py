@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from clusterrun.config.choices import Cluster
+from clusterrun.config.choices import Scheduler
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.identity import local_node
@@ -64,7 +64,7 @@ def conclude(
     record = StepRecord.of(paths, range(_first(paths, number), number + 1))
     before = [_with_checkpoint(outcome, record) for outcome in past(paths, number)]
     newest = read_outcome(paths, number) or _unreported(paths, number, code, env)
-    newest = _unless_interrupted(paths, newest, plan.cluster)
+    newest = _unless_interrupted(paths, newest, plan.cluster.scheduler)
     newest = dataclasses.replace(
         _unless_signalled([*before, newest], plan, env),
         step=record.ended.get(number) if newest.step is None else newest.step,
@@ -79,7 +79,7 @@ def conclude(
         anew=record.anew,
         allocated=_allocated(plan, env),
         is_ending=read_request(paths.request(number)) in _INTERRUPTIONS,
-        unreachable=lost or (unreachable if plan.cluster is Cluster.SLURM else lambda nodes: ()),
+        unreachable=lost or _unreachable(plan.cluster.scheduler),
     )
     decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
     outcome = dataclasses.replace(
@@ -141,7 +141,7 @@ def _unreported(paths: RunPaths, number: int, code: int, env: Mapping[str, str])
     )
 
 
-def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Outcome:
+def _unless_interrupted(paths: RunPaths, found: Outcome, scheduler: Scheduler) -> Outcome:
     """Blame the interruption if ranks that did not exit in time were killed.
 
     A run that a person ends does not continue, even if its ranks failed while they saved.
@@ -153,7 +153,7 @@ def _unless_interrupted(paths: RunPaths, found: Outcome, cluster: Cluster) -> Ou
         return found
     # Slurm signals a preemption to the agents only, all other ends also to the conductor. A host
     # that loses the controller also signals its agent.
-    if requested is None and found.cause is Cause.CANCELLED and cluster is not Cluster.LOCAL:
+    if requested is None and found.cause is Cause.CANCELLED and not scheduler.is_this_machine:
         requested = Reason.PREEMPT
     return _interrupted(found, requested) if requested in _INTERRUPTIONS else found
 
@@ -223,10 +223,14 @@ def _saved_before(paths: RunPaths, number: int) -> int:
     return max((o.checkpoint for o in earlier if o and o.checkpoint is not None), default=-1)
 
 
+def _unreachable(scheduler: Scheduler) -> Callable[[Sequence[str]], tuple[str, ...]]:
+    return unreachable if scheduler.reads_sbatch else lambda nodes: ()
+
+
 def _allocated(plan: Plan, env: Mapping[str, str]) -> tuple[str, ...]:
-    if plan.cluster is Cluster.LOCAL:
+    if plan.cluster.scheduler.is_this_machine:
         return tuple(map(local_node, range(plan.nodes)))
-    if plan.cluster.is_hosts:
+    if plan.cluster.scheduler.has_hosts:
         return node_names(plan.hosts)
     return _hostlist(env)
 

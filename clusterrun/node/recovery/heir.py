@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 
-from clusterrun.config.choices import Cluster
 from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery.conclude import conclude
@@ -41,7 +40,7 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
     Then cancel this job: nothing more can start in it. If no job can be submitted from here,
     requeue this one if Slurm keeps it. `say` writes to this node's log.
     """
-    if attempt.plan.cluster.is_hosts:
+    if attempt.plan.cluster.scheduler.has_hosts:
         _end_on_hosts(attempt, say)
         return
     is_ours = False
@@ -111,7 +110,7 @@ def _is_orphaned(attempt: Attempt) -> bool:
     If an earlier attempt lost its first node, the conductor is not on the head's node.
     """
     who = attempt.who
-    if attempt.plan.cluster is not Cluster.SLURM or not 0 < who.node_rank <= HEIRS:
+    if not attempt.plan.cluster.scheduler.reads_sbatch or not 0 < who.node_rank <= HEIRS:
         return False
     is_batch_host = parse_hostlist(os.environ.get("SLURM_JOB_NODELIST", ""))[:1] == [who.nodes[0]]
     has_gone_on = attempt.paths.newest_attempt() > attempt.number

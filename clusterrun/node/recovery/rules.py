@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from clusterrun.config.choices import Cluster, OnInterrupt
+from clusterrun.config.choices import OnInterrupt
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.recovery import verdicts
@@ -80,7 +80,7 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
         return _after_interruption(history, ground)
     if newest.cause in _LASTING:
         return _stop(_LASTING[newest.cause])
-    if ground.plan.cluster is Cluster.SLURM and _never_started(history):
+    if ground.plan.cluster.scheduler.has_queue and _never_started(history):
         return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
     bad = _Bad(
         lost=_lost(newest, ground),
@@ -118,8 +118,8 @@ def _after_interruption(history: Sequence[Outcome], ground: Ground) -> Decision:
     newest = history[-1]
     if newest.code == NodeExit.CANCELLED:
         return _stop("cancelled")
-    if ground.plan.cluster is Cluster.ALLOCATION:
-        return _stop(f"{newest.reason}; a run ends with its allocation")
+    if not (outlives := ground.plan.cluster.scheduler.outlives_shell):
+        return _stop(f"{newest.reason}; {outlives}")
     is_preempted = newest.interruption is Reason.PREEMPT
     if (is_preempted or newest.is_handled) and len(_unsaved(history, ground)) >= PREEMPTIONS:
         return _stop(f"{PREEMPTIONS} attempts ended without a new checkpoint")
@@ -132,11 +132,11 @@ def _in_the_queue(ground: Ground, why: str, exclude: tuple[str, ...] = ()) -> De
     plan = ground.plan
     if plan.on_interrupt is OnInterrupt.STOP:
         return _stop(f"{why}; --on-interrupt stop", exclude)
-    if plan.cluster is not Cluster.SLURM:  # no queue: hosts that are lost may come back
+    if not plan.cluster.scheduler.has_queue:  # hosts that are lost may come back
         return Decision(next=Next.RELAUNCH, why=why, exclude=exclude)
     # A requeued job can't exclude nodes.
-    wants_other_job = exclude or plan.on_interrupt is OnInterrupt.SUCCESSOR
-    step = Next.SUCCESSOR if wants_other_job else Next.REQUEUE
+    is_same = plan.on_interrupt is not OnInterrupt.SUCCESSOR and plan.cluster.scheduler.can_requeue
+    step = Next.REQUEUE if is_same and not exclude else Next.SUCCESSOR
     return Decision(next=step, why=why, exclude=exclude)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from clusterrun.config.choices import Cluster
 from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.plan import Plan
@@ -89,8 +88,8 @@ def faulty_nodes(newest: Outcome) -> tuple[str, ...]:
 
 def unfit_nodes(newest: Outcome, plan: Plan) -> tuple[str, ...]:
     """Return the nodes that failed preflight, unless they are too many, or all this machine."""
-    is_here = plan.cluster is Cluster.LOCAL
-    return () if is_here or not _are_few(newest.unfit, newest) else newest.unfit
+    is_alone = plan.cluster.scheduler.can_lose_node and _are_few(newest.unfit, newest)
+    return newest.unfit if is_alone else ()
 
 
 def _are_few(nodes: Sequence[str], newest: Outcome) -> bool:
