@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Final
 
 from clusterrun.backends.machine_facts import gather_facts
-from clusterrun.config.spec import Device, JobSpec, MixedPrecision, Strategy
+from clusterrun.config.spec import Device, JobSpec, MixedPrecision
 from clusterrun.errors import UsageError
 from clusterrun.launch.own_world import take_world
 from clusterrun.launch.plan import Precision
 from clusterrun.launch.script_args import named_json
 from clusterrun.launch.user_files import read_own_files
-
-_PLAIN: Final = (Strategy.NONE, Strategy.DDP)
 
 
 def settled(spec: JobSpec, cwd: Path, *, is_open: bool) -> JobSpec:
@@ -34,7 +31,7 @@ def settled(spec: JobSpec, cwd: Path, *, is_open: bool) -> JobSpec:
         raise refusal
     facts = gather_facts(spec, cwd=cwd, environ=os.environ)
     own = read_own_files(spec, facts)
-    if own.strategy not in _PLAIN or own.accelerate.get("parallelism_config"):
+    if own.strategy is None or own.strategy.stage or own.accelerate.get("parallelism_config"):
         raise refusal
     asked = take_world(spec, own, facts)
     stated = MixedPrecision((own.stated or Precision.NO).value)

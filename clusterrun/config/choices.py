@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 from clusterrun.errors import UsageError
+from clusterrun.shared.assets import read_strategies
 
 
 class Lack(str):
@@ -167,24 +168,49 @@ class MixedPrecision(str, Enum):
     BF16 = "bf16"
 
 
-class Strategy(str, Enum):
-    """The distribution of the model's state over the ranks."""
+_HEADS: Final = read_strategies()
+_PARTS: Final = ("nothing", "optimizer", "gradients", "weights")
 
+
+class Strategy(str, Enum):
+    """The distribution of the model's state over the ranks: one for each file with a head.
+
+    The heads are in `accelerate_configs/`; `ZERO2_OFFLOAD` is that of zero2-offload.yaml.j2.
+    """
+
+    _ignore_ = "each"
     NONE = "none"
     DDP = "ddp"
-    FSDP = "fsdp"
-    FSDP_HYBRID = "fsdp-hybrid"
-    FSDP_OFFLOAD = "fsdp-offload"
-    ZERO1 = "zero1"
-    ZERO2 = "zero2"
-    ZERO3 = "zero3"
-    ZERO2_OFFLOAD = "zero2-offload"
-    ZERO3_OFFLOAD = "zero3-offload"
+    for each in _HEADS:
+        if each not in ("none", "ddp"):
+            vars()[each.upper().replace("-", "_")] = each
+
+    @classmethod
+    def simplest(cls, engine: str, stage: int, *, offloads: bool = False) -> Strategy:
+        """Return the first strategy with one copy of the state for all nodes, if it is sharded."""
+        wanted = (engine, stage, offloads, False)
+        found = (x for x in cls if (x.engine, x.stage, x.offload > 0, x.is_hybrid) == wanted)
+        return min(found, key=lambda each: each.order)
+
+    @property
+    def order(self) -> int:
+        """Return the place among all strategies, the simplest first."""
+        return int(_HEADS[self.value]["order"])
+
+    @property
+    def engine(self) -> str:
+        """Return `none`, `ddp`, `fsdp` or `deepspeed`."""
+        return _HEADS[self.value]["engine"]
 
     @property
     def is_fsdp(self) -> bool:
         """Return whether torch's FSDP is used."""
-        return self.value.startswith("fsdp")
+        return self.engine == "fsdp"
+
+    @property
+    def is_deepspeed(self) -> bool:
+        """Return whether DeepSpeed is used."""
+        return self.engine == "deepspeed"
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -192,14 +218,19 @@ class Strategy(str, Enum):
         return ("clusterrun", "torch", "accelerate", *(["deepspeed"] * self.is_deepspeed))
 
     @property
-    def is_deepspeed(self) -> bool:
-        """Return whether DeepSpeed is used."""
-        return self.value.startswith("zero")
+    def stage(self) -> int:
+        """Return what is sharded: 1 is the optimizer's states, 2 also gradients, 3 all; else 0."""
+        return _PARTS.index(_HEADS[self.value]["shards"])
 
     @property
-    def engine(self) -> str:
-        """Return `none`, `ddp`, `fsdp` or `deepspeed`."""
-        return "deepspeed" if self.is_deepspeed else self.value.split("-")[0]
+    def offload(self) -> int:
+        """Return what is in the host's memory: 1 is the optimizer's states, 3 all; else 0."""
+        return _PARTS.index(_HEADS[self.value]["offloads"])
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Return whether each node has a copy of the state, unless sizes are given."""
+        return "copies" in _HEADS[self.value]
 
 
 class GpuRequest(str, Enum):

@@ -68,10 +68,10 @@ class Parallel:
         Parallel(replicate=2, shard=4, context=1, sequence=1, tensor=2)
         """
         data, replicate, shard = self.data(world), self.replicate, self.shard
-        if not (strategy.is_fsdp or strategy.is_deepspeed):
+        if not strategy.stage:
             shard = shard or 1
         elif not shard:
-            replicate = replicate or (min(nodes, data) if strategy is Strategy.FSDP_HYBRID else 1)
+            replicate = replicate or (min(nodes, data) if strategy.is_hybrid else 1)
         shard = shard or max(1, data // replicate)
         replicate = replicate or max(1, data // shard)
         return dataclasses.replace(self, replicate=replicate, shard=shard)

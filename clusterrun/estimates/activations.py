@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from clusterrun.config.spec import Strategy
 from clusterrun.estimates.inputs import Setup, Term, term
 
 MEASURED = "measured on transformers 5.23, fused attention, no dropout"
@@ -141,8 +140,7 @@ def arithmetic(setup: Setup) -> Arithmetic:
     """Return the precision of the strategy's forward pass."""
     if not setup.is_half:
         return Arithmetic.FP32
-    keeps_fp32 = setup.strategy in (Strategy.NONE, Strategy.DDP)
-    return Arithmetic.AUTOCAST if keeps_fp32 else Arithmetic.HALF
+    return Arithmetic.HALF if setup.strategy.stage else Arithmetic.AUTOCAST
 
 
 def terms(setup: Setup) -> tuple[Term, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from clusterrun.config.spec import Strategy
 from clusterrun.estimates import speed
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Setup
@@ -25,11 +24,6 @@ EXPOSED: Final = 0.1  # of work or traffic, whichever is less
 # Parameters a second that the CPUs of a node update, with norm, clipping and casts: from the
 # 8 x A800 table in docs/plan.md, where offload adds 17 to 20 s for 6.7 billion.
 HOST_STEPS: Final = 0.42e9
-_SHARDS_WEIGHTS: Final = (
-    *(Strategy.FSDP, Strategy.FSDP_HYBRID, Strategy.FSDP_OFFLOAD),
-    *(Strategy.ZERO3, Strategy.ZERO3_OFFLOAD),
-)
-_REDUCES_EACH_PASS: Final = (*_SHARDS_WEIGHTS, Strategy.ZERO2, Strategy.ZERO2_OFFLOAD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +87,9 @@ def _sent_bytes(setup: Setup) -> float:
     if setup.strategy.is_fsdp:  # accelerate adds the passes up before FSDP reduces
         return weights + half * trainable
     gradient = half if setup.strategy.is_deepspeed else FP32
-    if setup.strategy in _SHARDS_WEIGHTS:
+    if setup.strategy.stage == 3:
         return weights + setup.accumulation * gradient * trainable
-    reduces = setup.accumulation if setup.strategy in _REDUCES_EACH_PASS else 1
+    reduces = setup.accumulation if setup.strategy.stage == 2 else 1
     return (reduces * gradient + gradient) * trainable
 
 

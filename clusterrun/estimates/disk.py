@@ -6,7 +6,6 @@ and peft 0.21. Sizes are those of all ranks' files together.
 
 from __future__ import annotations
 
-from clusterrun.config.spec import Strategy
 from clusterrun.estimates.inputs import Setup, Term, term
 from clusterrun.estimates.memory import trainable_params
 
@@ -57,9 +56,8 @@ def _weight_bytes(setup: Setup) -> int:
     """Return the bytes of each saved parameter outside the optimizer's files."""
     if not setup.strategy.is_deepspeed:
         return FP32
-    is_stage_3 = setup.strategy in (Strategy.ZERO3, Strategy.ZERO3_OFFLOAD)
-    copies = (0 if is_stage_3 else 1) + (1 if setup.lora else 0)  # peft's own file of the adapters
-    return copies * setup.number_bytes
+    adapters = 1 if setup.lora else 0  # peft's own file of them
+    return (adapters + (setup.strategy.stage < 3)) * setup.number_bytes
 
 
 def _per_parameter(name: str, setup: Setup, each: int) -> Term:

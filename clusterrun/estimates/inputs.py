@@ -141,7 +141,7 @@ class Setup:
     @property
     def shards(self) -> int:
         """Return the number of ranks that share one copy of a sharded state."""
-        if self.strategy in (Strategy.NONE, Strategy.DDP):
+        if not self.strategy.stage:
             return 1
         # FSDP and ZeRO also shard over the ranks that split a sample.
         return self._sizes.shard * self.parallel.context * self.parallel.sequence
@@ -149,12 +149,12 @@ class Setup:
     @property
     def offloads_optimizer(self) -> bool:
         """Return whether the optimizer's states are in the host's memory."""
-        return self.strategy.value.endswith("-offload")
+        return self.strategy.offload > 0
 
     @property
     def offloads_params(self) -> bool:
         """Return whether the weights are also in the host's memory."""
-        return self.strategy in (Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD)
+        return self.strategy.offload == 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from clusterrun.estimates.states import (
     buffers,
     states,
     symbols,
-    zero_stage,
 )
 from clusterrun.estimates.states import trainable_params as trainable_params
 
@@ -73,7 +72,7 @@ def _present(terms: Iterable[Term]) -> tuple[Term, ...]:
 
 def _cast_weights(setup: Setup) -> tuple[Term, ...]:
     """Return the 16-bit copies that autocast keeps of fp32 weights."""
-    if not setup.is_half or setup.strategy not in (Strategy.NONE, Strategy.DDP):
+    if not setup.is_half or setup.strategy.stage:
         return ()
     symbol = symbols(setup)[0]
     size = 2 * trainable_params(setup)
@@ -95,7 +94,10 @@ def cpu_terms(setup: Setup) -> tuple[Term, ...]:
     Offloading changes nothing on CPUs, and a bucket takes only the memory that is used.
     """
     setup = part_of_gpu(setup)
-    here = replace(setup, strategy=Strategy(setup.strategy.value.removesuffix("-offload")))
+    here = setup
+    if setup.offloads_optimizer:
+        strategy = Strategy.simplest(setup.strategy.engine, setup.strategy.stage)
+        here = replace(setup, strategy=strategy)
     used = min(REDUCE_BUCKET_SIZE, setup.model.params)
     ranks = setup.procs_per_node
     parts = (
@@ -110,7 +112,7 @@ def cpu_terms(setup: Setup) -> tuple[Term, ...]:
 
 def _unreturned(setup: Setup) -> tuple[Term, ...]:
     """Return the memory of released weights that the C library's allocator keeps."""
-    if not (setup.strategy.is_deepspeed and zero_stage(setup) == 3):
+    if not (setup.strategy.is_deepspeed and setup.strategy.stage == 3):
         return ()
     width = setup.number_bytes
     return (term("not given back", width * setup.model.params, f"{width} P", "measured"),)
@@ -176,7 +178,7 @@ def _plain_host(setup: Setup) -> Term:
 
 def _zero_host(setup: Setup) -> Term:
     """Return DeepSpeed's estimate, for ZeRO-2 with offload that of one node."""
-    is_zero3, ranks = zero_stage(setup) == 3, setup.procs_per_node
+    is_zero3, ranks = setup.strategy.stage == 3, setup.procs_per_node
     size, formula = _loading(setup)
     size, formula = ranks * size, f"n {formula}"
     if not setup.offloads_optimizer:

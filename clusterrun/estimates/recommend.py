@@ -22,12 +22,6 @@ from clusterrun.estimates.estimate import (
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Fit, Setup
 
-# In order of simplicity, which decides between strategies that are about as fast.
-_ONE: Final = (Strategy.NONE, Strategy.ZERO2_OFFLOAD, Strategy.ZERO3_OFFLOAD)
-_MANY: Final = (
-    *(Strategy.DDP, Strategy.FSDP_HYBRID, Strategy.FSDP, Strategy.ZERO1, Strategy.ZERO2),
-    *(Strategy.ZERO3, Strategy.ZERO2_OFFLOAD, Strategy.FSDP_OFFLOAD, Strategy.ZERO3_OFFLOAD),
-)
 MAX_MICRO_BATCH: Final = 1024
 AS_FAST: Final = 1.05  # `cost` is not more precise than that
 WHAT_IF: Final = ("micro-batch", "strategy", "nodes", "seq-len", "gpu")
@@ -125,11 +119,13 @@ def _setups(question: Question, effective: int) -> Iterator[Setup]:
                 )
 
 
-def _strategies(asked: Setup) -> tuple[Strategy, ...]:
+def _strategies(asked: Setup) -> list[Strategy]:
+    """Return what can train the setup, the simplest first: it decides if others are as fast."""
+    known = sorted(Strategy, key=lambda each: each.order)
     if asked.world == 1:
-        return _ONE
-    known = (s for s in _MANY if asked.nodes > 1 or s is not Strategy.FSDP_HYBRID)
-    return tuple(s for s in known if not parts.mistake(replace(asked, strategy=s)))
+        return [s for s in known if s is Strategy.NONE or (s.is_deepspeed and s.offload)]
+    able = (s for s in known if s is not Strategy.NONE and (asked.nodes > 1 or not s.is_hybrid))
+    return [s for s in able if not parts.mistake(replace(asked, strategy=s))]
 
 
 def _judged(question: Question, setup: Setup) -> Choice:

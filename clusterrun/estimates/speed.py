@@ -10,7 +10,7 @@ from typing import Final
 from clusterrun.errors import UsageError
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Model, Setup
-from clusterrun.estimates.states import trainable_params, zero_stage
+from clusterrun.estimates.states import trainable_params
 
 MFU: Final = 0.40  # of the peak in passes that fill the GPU; assumed unless a step was measured
 MFU_BAND: Final = (0.75, 1.25)  # times MFU: 0.30 to 0.50
@@ -145,7 +145,7 @@ def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
     """Return the seconds to add up the gradients of a pass: all, or a shard under ZeRO 2 and 3."""
     if setup.accumulation == 1:
         return 0.0
-    is_shard = setup.strategy.is_deepspeed and zero_stage(setup) > 1
+    is_shard = setup.strategy.is_deepspeed and setup.strategy.stage > 1
     summed = trainable_params(setup) / (setup.shards if is_shard else 1)
     return GRADIENT_TRAFFIC * summed / gpu.bandwidth
 

@@ -87,7 +87,7 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     Gradients are counted as computed (whole in stage 1), and in fp32 for the optimizer's step. For
     stage 3 in half precision the estimator counts only the fp32 gradients.
     """
-    stage = zero_stage(setup)
+    stage = setup.strategy.stage
     width, each = setup.number_bytes, setup.optimizer.state_bytes
     trained, sharers = trainable_params(setup), setup.shards
     symbol, by = symbols(setup)
@@ -111,11 +111,6 @@ def _zero_states(setup: Setup) -> tuple[Term, Term, Term]:
     )
 
 
-def zero_stage(setup: Setup) -> int:
-    """Return the stage of a ZeRO strategy: 1, 2 or 3."""
-    return int(setup.strategy.value.removeprefix("zero")[0])
-
-
 def buffers(setup: Setup, bucket: int = REDUCE_BUCKET_SIZE) -> tuple[Term, ...]:
     """Return the buffers that the strategy needs to communicate."""
     if setup.strategy is Strategy.DDP and setup.world > 1:
@@ -129,11 +124,11 @@ def buffers(setup: Setup, bucket: int = REDUCE_BUCKET_SIZE) -> tuple[Term, ...]:
 
 
 def _zero_buffers(setup: Setup, bucket: int) -> tuple[Term, ...]:
-    width, model, is_zero3 = setup.number_bytes, setup.model, zero_stage(setup) == 3
+    width, model, is_zero3 = setup.number_bytes, setup.model, setup.strategy.stage == 3
     source = ZERO_3 if is_zero3 else ZERO_12
     reduce = term("reduce bucket", width * bucket, f"{width} reduce_bucket_size", source)
     if not is_zero3:
-        size = 0 if zero_stage(setup) == 1 or setup.lora else width * model.largest_layer
+        size = 0 if setup.strategy.stage == 1 or setup.lora else width * model.largest_layer
         return (reduce, term("largest gradient", size, f"{width} L_max", ZERO_12))
     live = max(min(STAGE3_MAX_LIVE_PARAMETERS, model.params), 2 * model.largest_layer)
     formula = f"{width} max(min(stage3_max_live_parameters, P), 2 L_max)"

@@ -69,7 +69,7 @@ def check_sizes(asked: Parallel, strategy: Strategy, world: World) -> None:
 
 def _has(strategy: Strategy, name: str, is_whole: bool) -> bool:
     if name == "sequence":  # accelerate's authors have tried Ulysses with stages 2 and 3
-        return strategy.is_deepspeed and strategy is not Strategy.ZERO1
+        return strategy.is_deepspeed and strategy.stage > 1
     return strategy.is_fsdp or (name == "tensor" and strategy is Strategy.DDP and is_whole)
 
 
@@ -91,7 +91,7 @@ def _check_shards(sizes: Parallel, strategy: Strategy, world: World) -> None:
     """Refuse what accelerate refuses on the nodes: FSDP without ranks to shard over."""
     if world.size == 1 or sizes.shard > 1 or (sizes.context > 1 and sizes.replicate == 1):
         return
-    is_hybrid = strategy is Strategy.FSDP_HYBRID and sizes.model == 1
+    is_hybrid = strategy.is_hybrid and sizes.model == 1
     what = "shards within a node, and each node has one rank"
     raise UsageError(
         f"{strategy.value} {what if is_hybrid else 'has nothing left to shard over'}",
@@ -142,7 +142,7 @@ def notes_on_sizes(sizes: Parallel, world: World) -> Iterator[str]:
 
 def template_sizes(sizes: Parallel, strategy: Strategy) -> dict[str, int]:
     """Return the keys of accelerate's parallelism_config; nothing if its defaults will do."""
-    is_divided = strategy is Strategy.FSDP_HYBRID or (strategy.is_fsdp and sizes.replicate > 1)
+    is_divided = strategy.is_hybrid or (strategy.is_fsdp and sizes.replicate > 1)
     if sizes.model == 1 and not is_divided:
         return {}
     given = {key: getattr(sizes, name) for key, name in SIZES.items()}

@@ -30,12 +30,7 @@ _JSON_SAYS_IT = frozenset(
     )
 )
 
-_STRATEGIES = {
-    "NO": Strategy.NONE,
-    "MULTI_GPU": Strategy.DDP,
-    "FSDP": Strategy.FSDP,
-    "DEEPSPEED": Strategy.ZERO2,
-}
+_ENGINES = {"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 
 
 class OwnFiles(NamedTuple):
@@ -155,15 +150,16 @@ def _strategy_of_yaml(spec: JobSpec, config: dict[str, Any]) -> Strategy:
     if named == "MULTI_CPU":
         hint = "write MULTI_GPU and pass --device cpu: accelerate starts MULTI_CPU only under MPI"
     else:
-        hint = f"use a type that clusterrun launches: {', '.join(_STRATEGIES)}"
-    if named not in _STRATEGIES:
+        hint = f"use a type that clusterrun launches: {', '.join(_ENGINES)}"
+    if named not in _ENGINES:
         raise ConfigError(
             f"distributed_type {named} cannot be launched", where=spec.accelerate_config, hint=hint
         )
     if named == "DEEPSPEED":
         return _zero_of_yaml(config.get("deepspeed_config"))
     offloads = str((config.get("fsdp_config") or {}).get("fsdp_offload_params")).lower() == "true"
-    return Strategy.FSDP_OFFLOAD if named == "FSDP" and offloads else _STRATEGIES[named]
+    is_fsdp = named == "FSDP"
+    return Strategy.simplest(_ENGINES[named], 3 * is_fsdp, offloads=is_fsdp and offloads)
 
 
 def _zero_of_yaml(config: Any) -> Strategy:
@@ -184,11 +180,9 @@ def _zero_strategy(zero: dict[str, Any]) -> Strategy:
         _mapping(zero.get(part)).get("device") in ("cpu", "nvme")
         for part in ("offload_optimizer", "offload_param")
     )
-    if stage == 3:
-        return Strategy.ZERO3_OFFLOAD if offloads else Strategy.ZERO3
     if stage in (0, 1):
-        return Strategy.ZERO1
-    return Strategy.ZERO2_OFFLOAD if offloads else Strategy.ZERO2
+        return Strategy.simplest("deepspeed", 1)
+    return Strategy.simplest("deepspeed", 3 if stage == 3 else 2, offloads=offloads)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -237,8 +231,7 @@ def _refuse_other_family(spec: JobSpec, name: str, strategy: Strategy | None) ->
     # DDP may be the default, not a choice.
     if strategy is None or spec.strategy is Strategy.DDP:
         return
-    same_zero = strategy.value.split("-")[0] == spec.strategy.value.split("-")[0]
-    if strategy is spec.strategy or (strategy.is_fsdp and spec.strategy.is_fsdp) or same_zero:
+    if (strategy.engine, strategy.stage) == (spec.strategy.engine, spec.strategy.stage):
         return
     given = name or spec.accelerate_config
     raise UsageError(

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from clusterrun.config.choices import Strategy
 from clusterrun.linting.source import Script
 
 
@@ -43,12 +44,12 @@ class Launch(NamedTuple):
     @property
     def is_sharded(self) -> bool:
         """Return whether the strategy splits the model or its optimizer, so that all ranks save."""
-        return self.strategy not in ("none", "ddp")
+        return Strategy(self.strategy).stage > 0
 
     @property
     def splits_weights(self) -> bool:
         """Return whether no rank has all weights."""
-        return self.strategy.startswith(("zero3", "fsdp"))
+        return Strategy(self.strategy).stage == 3
 
 
 Found = tuple[ast.AST | None, str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,21 @@ def template_directories() -> tuple[Path, ...]:
 def read_json(name: str) -> Any:
     """Return the contents of a JSON file of the package."""
     return json.loads((_PACKAGE / name).read_text(encoding="utf-8"))
+
+
+def read_strategies() -> dict[str, dict[str, str]]:
+    """Return the head of each strategy: `key: value` in the comment that its template begins with.
+
+    The names are sorted. Raises ClusterrunError if the templates are missing.
+    """
+    directory = _find("accelerate_configs", _DIRECTORIES["accelerate_configs"])
+    texts = {x.name.removesuffix(".yaml.j2"): x.read_text("utf-8") for x in directory.iterdir()}
+    heads = {name: text.partition("#}")[0] for name, text in sorted(texts.items())}
+    return {
+        name: dict(re.findall(r"(?m)^(\w+): (.*)$", head))
+        for name, head in heads.items()
+        if head.startswith("{# strategy\n")
+    }
 
 
 def _find(name: str, witness: str) -> Path:

@@ -102,7 +102,7 @@ class Subject:
     def builds_operators(self) -> bool:
         """Whether DeepSpeed compiles its optimizer for the CPU when the job starts."""
         plan = self.ready.plan
-        is_offload = "offload" in plan.strategy.value or _OFFLOADS.search(plan.deepspeed)
+        is_offload = plan.strategy.offload or _OFFLOADS.search(plan.deepspeed)
         return plan.strategy.is_deepspeed and bool(is_offload)
 
     @property
