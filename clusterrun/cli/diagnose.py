@@ -150,7 +150,7 @@ def _explain(name: str) -> None:
         near = difflib.get_close_matches(name, known, n=1)
         raise UsageError(f"no cause '{name}'", hint=f"use '{near[0]}'" if near else _CAUSES_PAGE)
     signs = [f"{sign.written}  [{sign.seen or 'any version'}]" for sign in cause.signs]
-    rows = [*(("do", text) for text in cause.do), *(("sign", text) for text in signs)]
+    rows = [*(("do", str(advice)) for advice in cause.do), *(("sign", text) for text in signs)]
     output.answer_page(f"{cause.id}  {cause.means}", rows)
 
 
@@ -242,7 +242,7 @@ def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
         "retry": (retry_of(told, run) if told else verdict.retry).value,
         "exclude_nodes": list(verdict.nodes) if cause.blames_node else [],
         "means": cause.means,
-        "do": to_do(told, run) if told else [],
+        "do": [str(advice) for advice in to_do(told, run)] if told else [],
     }
 
 

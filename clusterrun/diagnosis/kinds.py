@@ -29,6 +29,21 @@ class Certainty(str, Enum):
     UNCONFIRMED = "unconfirmed"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What to do, and the command for it, in which words like JOB and NODE are to be filled in.
+
+    `again`: the command only tries again, which does not help if the failure would repeat.
+    """
+
+    text: str
+    run: str = ""
+    again: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.run}" if self.run else self.text
+
+
 class Doubt(str, Enum):
     """Why a run that exited with status 0 is suspect."""
 

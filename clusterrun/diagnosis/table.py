@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import yaml
 
-from clusterrun.diagnosis.kinds import Retry
+from clusterrun.diagnosis.kinds import Advice, Retry
 from clusterrun.errors import UsageError
 from clusterrun.shared.bounded_yaml import BoundedLoader
 
@@ -86,7 +86,7 @@ class KnownCause:
     lasting: bool = False
     repeats: re.Pattern[str] | None = None
     means: str = ""
-    do: tuple[str, ...] = ()
+    do: tuple[Advice, ...] = ()
     explains: frozenset[str] = frozenset()
     signs: tuple[Sign, ...] = ()
 
@@ -142,7 +142,7 @@ def _cause(row: Any) -> KnownCause:
             domain=Domain(values.pop("domain", Domain.UNKNOWN)),
             retry=Retry(values.pop("retry", Retry.MAYBE)),
             repeats=bounded(repeats) if repeats else None,
-            do=(do,) if isinstance(do, str) else tuple(do),
+            do=tuple(map(_advice, (do,) if isinstance(do, str) else do)),
             explains=frozenset(values.pop("explains", ())),
             signs=signs,
             **values,
@@ -150,6 +150,10 @@ def _cause(row: Any) -> KnownCause:
     except (KeyError, TypeError, ValueError, re.error) as error:
         name = row.get("id", row) if isinstance(row, dict) else row
         raise UsageError(f"cannot read the cause '{name}'", cause=str(error)) from error
+
+
+def _advice(row: Any) -> Advice:
+    return Advice(**row) if isinstance(row, dict) else Advice(text=str(row))
 
 
 def _sign(row: Any, role: Role) -> Sign:

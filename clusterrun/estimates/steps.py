@@ -97,15 +97,3 @@ def smaller_passes(micro_batch: int, accumulation: int) -> tuple[int, int] | Non
     each = micro_batch * accumulation
     found = (size for size in range(micro_batch // 2, 0, -1) if each % size == 0)
     return next(((size, each // size) for size in found), None)
-
-
-def fitting_batch(total: int, micro_batch: int, accumulation: int, ranks: int) -> tuple[int, int]:
-    """Return the batch of a step and the accumulation that fit; keep the batch if it divides.
-
-    >>> fitting_batch(64, 4, 1, 4), fitting_batch(7, 2, 0, 4)
-    ((64, 4), (8, 1))
-    """
-    passes, rest = divmod(total, micro_batch * ranks)
-    if passes and not rest:
-        return total, passes
-    return effective_batch(micro_batch, max(1, accumulation), ranks), max(1, accumulation)

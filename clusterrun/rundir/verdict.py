@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterrun.diagnosis.kinds import Certainty, Retry
+from clusterrun.diagnosis.kinds import Advice, Certainty, Retry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +12,7 @@ class ShortVerdict:
     """A cause and where it began.
 
     `cause` is its id, `means` a sentence, `text` its first sign. `steps` is how many steps the log
-    shows before it. A `generic` cause only says that the script failed. `do` is general advice.
+    shows before it. A `generic` cause only says that the script failed. `advice` is general.
     `place` names who printed the text, `frame` the line of the script in its traceback; `more` are
     further signs. The first `is_reported` if it is from the agents. `victims` is how many other
     ranks failed because of it. `allowed` is what the job may use of the memory of its nodes.
@@ -28,7 +28,7 @@ class ShortVerdict:
     blames_node: bool = False
     generic: bool = False
     steps: int = 0
-    do: tuple[str, ...] = ()
+    advice: tuple[Advice, ...] = ()
     place: str = ""
     frame: str = ""
     more: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ def short(
         blames_node=cause.blames_node,
         generic=cause.generic,
         steps=first.steps,
-        do=cause.do,
+        advice=cause.do,
         place=place_of(first.line, is_of_job=is_of_job),
         frame=verdict.frame,
         more=tuple(more),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import re
 import shlex
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +17,11 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.config import Resolved
 from clusterrun.config.secrets import redacted
 from clusterrun.config.spec import JobSpec
-from clusterrun.diagnosis.kinds import Retry
+from clusterrun.diagnosis.kinds import Advice, Retry
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.estimates.inputs import GIB
 from clusterrun.estimates.speed import segments
-from clusterrun.estimates.steps import effective_batch, fitting_batch, smaller_passes
+from clusterrun.estimates.steps import effective_batch, smaller_passes
 from clusterrun.launch.plan import Plan
 from clusterrun.launch.script_args import batch_of, number_in, with_number
 from clusterrun.rundir.outcome import Cause, Outcome, VerdictRule
@@ -43,17 +41,7 @@ _WORKERS: Final = (
     *("--dataloader_num_workers", "--num-workers", "--num_workers", "--workers"),
     "--loader-workers",
 )
-_BATCH: Final = re.compile(r"(\d{1,12}) != (\d{1,12}) \* (\d{1,12}) \* (\d{1,12})")  # of DeepSpeed
-_DIVISIBLE: Final = re.compile(
-    r"\b(\d{1,12})\)? (?:is|must be|should be) (?:not )?divisible by \D{0,200}(\d{1,12})"
-)
-_RESUME: Final = re.compile(r"clusterrun resume JOB\b(?! --from)")
-_WITH_JOB: Final = re.compile(r"(?:, then)?: clusterrun resume JOB\b.*")
-_CONTINUE: Final = re.compile(r"\b(?:continue(?: it)?|resume)(?=[^:]{0,200}: clusterrun resume)")
-_AS_IT_IS: Final = re.compile(
-    r"(?:then )?(?:continue it|start it again): clusterrun resume \S+(?: --from scratch)?"
-)
-_SLURM: Final = re.compile(r"\b(?:sacct|sacctmgr|scontrol|sinfo|squeue|srun)\b")
+_SLURM: Final = ("sacct", "sacctmgr", "scontrol", "sinfo", "srun")
 _REFUSED: Final = re.compile(
     r"\berror: |^Error: |FATAL Flags|^Could not override |^Key |not used by the HfArgumentParser"
 )
@@ -91,11 +79,6 @@ class Run:
         text = shlex.join([*words, *(("--", *args) if args is not None else ())])
         return text if redacted(text) == text else ""
 
-    def numbers(self, pattern: re.Pattern[str]) -> list[int]:
-        """Return the numbers in the first sign that has them."""
-        found = map(pattern.search, (self.verdict.text, *self.verdict.more))
-        return next(([int(text) for text in hit.groups()] for hit in found if hit), [])
-
 
 def run_of(job: JobStatus, verdict: ShortVerdict, attempt: int) -> Run | None:
     """Return what is known of a run with its verdict; None if its files can't be read."""
@@ -114,15 +97,15 @@ def run_of(job: JobStatus, verdict: ShortVerdict, attempt: int) -> Run | None:
     )
 
 
-def to_do(verdict: ShortVerdict, run: Run | None) -> list[str]:
+def to_do(verdict: ShortVerdict, run: Run | None) -> list[Advice]:
     """Return what to do: what this run's numbers allow to compute, then what always applies."""
-    lines = [_filled_in(text, verdict, run) for text in verdict.do]
-    if run is None:
-        return [_WITH_JOB.sub("", text) for text in lines]
+    if run is None:  # commands that name a job are of no use
+        return [replace(each, run="" if "JOB" in each.run else each.run) for each in verdict.advice]
+    found = [_filled_in(each, run) for each in verdict.advice]
     if remedy := _REMEDIES.get(verdict.cause):
         at, compute = remedy
-        lines[at : at + 1] = compute(run) or lines[at : at + 1]
-    return [text for text in lines if _is_of_use(text, run)] or lines
+        found[at : at + 1] = compute(run) or found[at : at + 1]
+    return [each for each in found if _is_of_use(each, run)] or found
 
 
 def retry_of(verdict: ShortVerdict, run: Run | None) -> Retry:
@@ -146,27 +129,26 @@ def _is_certain(run: Run) -> bool:
     return last.cause in (Cause.EXIT, Cause.EXCEPTION) and (is_usage or is_shared)
 
 
-def _is_of_use(text: str, run: Run) -> bool:
+def _is_of_use(advice: Advice, run: Run) -> bool:
     """Return whether advice applies: to a job that runs, to Slurm, to a failure that is over."""
-    if "--stacks" in text and run.job.state is not JobState.RUNNING:
+    words = advice.run.split() or [""]
+    if "--stacks" in words and run.job.state is not JobState.RUNNING:
         return False
-    if not run.plan.cluster.scheduler.reads_sbatch and _SLURM.search(text):
+    if not run.plan.cluster.scheduler.reads_sbatch and words[0] in _SLURM:
         return False
-    return not (_AS_IT_IS.fullmatch(text) and _retry(run) is Retry.NO)
+    return not (advice.again and _retry(run) is Retry.NO)
 
 
-def _filled_in(text: str, verdict: ShortVerdict, run: Run | None) -> str:
+def _filled_in(advice: Advice, run: Run) -> Advice:
     """Return general advice with the names of the job, its nodes and its ranks."""
-    if run is not None:
-        text = text.replace("--exclude NODE", _exclude(run))
-        if run.checkpoint is None:  # resume would refuse
-            text = _RESUME.sub(r"\g<0> --from scratch", _CONTINUE.sub("start it again", text))
-    if not verdict.ranks:
-        text = text.replace("--rank RANKS", "--all-ranks")
-    names = {"NODE": fold_hosts(verdict.nodes), "RANKS": fold_ranks(verdict.ranks)}
-    if run is not None:
-        names["JOB"] = shlex.quote(_name(run.job))
-    return re.sub(r"\b(?:JOB|NODE|RANKS)\b", lambda word: names.get(word[0]) or word[0], text)
+    command, text = advice.run, advice.text
+    if run.checkpoint is None and "--from" not in command:  # resume would refuse
+        command = command.replace("resume JOB", "resume JOB --from scratch")
+        text = "start it again" if advice.again else text
+    command = command.replace("--exclude NODE", _exclude(run))
+    if not run.verdict.ranks:
+        command = command.replace("--rank RANKS", "--all-ranks")
+    return replace(advice, text=text, run=_WORD.sub(lambda word: _VALUES[word[0]](run), command))
 
 
 def _name(job: JobStatus) -> str:
@@ -180,7 +162,7 @@ def _exclude(run: Run) -> str:
     return f"--exclude {shlex.quote(fold_hosts(nodes))}" if run.verdict.nodes else "--exclude NODE"
 
 
-def _smaller_batch(run: Run) -> list[str]:
+def _smaller_batch(run: Run) -> list[Advice]:
     spec, options = run.spec, batch_of(run.spec.args)
     if spec.planned:
         micro, accumulation = spec.micro_batch or 1, spec.accumulation or 1
@@ -205,14 +187,12 @@ def _smaller_batch(run: Run) -> list[str]:
         f"lower the micro-batch from {micro} to {smaller[0]} and raise the accumulation from "
         f"{accumulation} to {smaller[1]}: the effective batch stays {batch}"
     )
-    return [f"{text}: {command}" if command else text]
+    return [Advice(text=text, run=command)]
 
 
-def _other_strategy(run: Run, micro: int, accumulation: int) -> list[str]:
+def _other_strategy(run: Run, micro: int, accumulation: int) -> list[Advice]:
     """Propose plan's fastest setup that fits at this micro-batch."""
-    spec = dataclasses.replace(
-        run.spec, micro_batch=micro, accumulation=accumulation, effective_batch=None
-    )
+    spec = replace(run.spec, micro_batch=micro, accumulation=accumulation, effective_batch=None)
     from clusterrun.advice.question import question_of  # slow to import
     from clusterrun.estimates.recommend import recommend
 
@@ -227,113 +207,70 @@ def _other_strategy(run: Run, micro: int, accumulation: int) -> list[str]:
             command = run.resume("--strategy", setup.strategy.value, from_scratch=True)
             ckpt = " with gradient checkpointing" if setup.grad_ckpt else ""
             text = f"the micro-batch is {micro}: shard more{ckpt}, {choice.gpu_bytes / GIB:.1f} GiB"
-            return [f"{text} of a GPU are estimated: {command}"]
+            return [Advice(text=f"{text} of a GPU are estimated", run=command)]
     return []
 
 
-def _longer(run: Run) -> list[str]:
+def _longer(run: Run) -> list[Advice]:
     progress, saved = run.job.progress, run.checkpoint
     is_reported = progress.source is ProgressSource.REPORTED  # printed ones may be of one epoch
     if not (run.is_newest and is_reported and progress.total and progress.rate_per_s):
         limit_s = run.job.limit_s
         twice = run.resume("--time", clock(2 * limit_s)) if limit_s else ""
-        return [f"double the time limit: {twice}"] if twice else []
+        return [Advice(text="double the time limit", run=twice)] if twice else []
     left = progress.total - (saved.step if saved else 0)
     if left <= 0:
         return []
     seconds = left / progress.rate_per_s
     limit = clock(math.ceil(seconds * 11 / 600) * 60)
-    text = f"{left:,} steps are left, {clock(seconds)} at {progress.rate_per_s:.3g} steps/s"
-    lines = [f"{text}; with a tenth for starts and saves: {run.resume('--time', limit)}"]
+    text = (
+        f"{left:,} steps are left, {clock(seconds)} at {progress.rate_per_s:.3g} steps/s; with a "
+        "tenth for starts and saves"
+    )
+    found = [Advice(text=text, run=run.resume("--time", limit))]
     jobs = segments(seconds, run.job.limit_s) if saved and run.job.limit_s else 1
     if jobs > 1:
-        command = run.resume("--on-interrupt", "successor")
-        lines.append(f"or keep the limit and let {jobs} jobs continue one another: {command}")
-    return lines
+        text = f"or keep the limit and let {jobs} jobs continue one another"
+        found.append(Advice(text=text, run=run.resume("--on-interrupt", "successor")))
+    return found
 
 
-def _more_memory(run: Run) -> list[str]:
-    spec, ranks = run.spec, run.plan.procs_per_node
-    asked = {
-        "--mem": spec.mem,
-        "--mem-per-gpu": spec.mem_per_gpu,
-        "--mem-per-cpu": spec.mem_per_cpu,
-    }
-    lines = []
-    for option, text in asked.items():
-        hit = re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", text or "")
-        if hit:
-            command = run.resume(option, f"{2 * int(hit[1])}{hit[2]}")
-            lines.append(f"ask for more than {option} {text}, twice as much: {command}")
-    if run.verdict.allowed and not lines and run.plan.cluster.scheduler.reads_sbatch:
+def _more_memory(run: Run) -> list[Advice]:
+    spec, found = run.spec, list[Advice]()
+    limits = {"mem": spec.mem, "mem-per-gpu": spec.mem_per_gpu, "mem-per-cpu": spec.mem_per_cpu}
+    for name, text in limits.items():
+        if hit := re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", text or ""):
+            command = run.resume(f"--{name}", f"{2 * int(hit[1])}{hit[2]}")
+            what = f"ask for more than --{name} {text}, twice as much"
+            found.append(Advice(text=what, run=command))
+    if run.verdict.allowed and not found and run.plan.cluster.scheduler.reads_sbatch:
         twice = format_bytes(math.ceil(2 * run.verdict.allowed / MIB) * MIB).removesuffix("iB")
-        command = run.resume("--mem", twice)
-        allowed = f"{run.verdict.allowed / GIB:.3g} GiB"
-        lines.append(f"ask for more than {allowed} a node, twice as much: {command}")
+        what = f"ask for more than {run.verdict.allowed / GIB:.3g} GiB a node, twice as much"
+        found.append(Advice(text=what, run=run.resume("--mem", twice)))
     workers = number_in(spec.args, _WORKERS)
     if workers and workers[1] > 1:
         name, number = workers
+        ranks = run.plan.procs_per_node
+        what = f"or start fewer loader workers than {number} for each of a node's {ranks} ranks"
         command = run.resume(args=with_number(spec.args, name, number // 2))
-        text = f"or start fewer loader workers than {number} for each of a node's {ranks} ranks"
-        lines.append(f"{text}: {command}" if command else text)
-    return lines
+        found.append(Advice(text=what, run=command))
+    return found
 
 
-def _longer_timeout(run: Run) -> list[str]:
-    printed = run.numbers(_TIMEOUT)
-    now = run.plan.timeout_s or (printed[0] // 1000 if printed else 0)
-    if not now:
-        return []
-    command = run.resume("--timeout", format_seconds(2 * now))
-    return [f"if a rank saves or evaluates for longer than {format_seconds(now)}: {command}"]
+def _timeout(run: Run) -> str:
+    """Return twice the timeout."""
+    found = map(_TIMEOUT.search, (run.verdict.text, *run.verdict.more))
+    printed = next((int(hit[1]) // 1000 for hit in found if hit), 0)
+    now = run.plan.timeout_s or printed
+    return format_seconds(2 * now) if now else "TIMEOUT"
 
 
-def _other_port(run: Run) -> list[str]:
+def _port(run: Run) -> str:
     port = run.spec.main_process_port
-    if port is None:
-        return []
-    other = port + 1 if port < 65535 else port - 1
-    return [f"choose another port than {port}: {run.resume('--main-process-port', str(other))}"]
+    return "PORT" if port is None else str(port + 1 if port < 65535 else port - 1)
 
 
-def _bytes_to_free(run: Run) -> list[str]:
-    from clusterrun.advice.measured import checkpoint_bytes  # slow to import
-
-    paths = run.job.record.paths
-    place = run.checkpoint.path.parent if run.checkpoint else paths.checkpoints_dir
-    size, kept = checkpoint_bytes(paths), len(checkpoint_files.listed(place))
-    if size is None:
-        return []
-    place = place if place.is_dir() else paths.root
-    free = shutil.disk_usage(place).free
-    needs = f"the next checkpoint needs {size / GIB:.3g} GiB beside the {kept} that are kept"
-    return [f"{needs}; {free / GIB:.3g} GiB are free in {place}: df -h and df -i"]
-
-
-def _fitting_batch(run: Run) -> list[str]:
-    numbers = run.numbers(_BATCH)
-    if len(numbers) != 4 or not (numbers[1] and numbers[3]):
-        return []
-    total, micro, accumulation, ranks = numbers
-    batch, passes = fitting_batch(total, micro, accumulation, ranks)
-    return [
-        f"set train_batch_size {batch}, train_micro_batch_size_per_gpu {micro} and "
-        f"gradient_accumulation_steps {passes}: {batch} = {micro} x {passes} x {ranks} ranks"
-    ]
-
-
-def _fitting_world(run: Run) -> list[str]:
-    numbers, ranks = run.numbers(_DIVISIBLE), run.plan.world_size
-    if len(numbers) != 2 or numbers[0] != ranks or not numbers[1]:
-        return []
-    procs, size = run.plan.procs_per_node, numbers[1]
-    nodes = math.lcm(procs, size) // procs
-    nodes *= math.ceil(run.plan.nodes / nodes)
-    text = f"{ranks} ranks are not divisible by {size}, {nodes * procs} are"
-    return [f"{text}: {run.resume('--nodes', str(nodes))}"]
-
-
-def _installed(run: Run) -> list[str]:
+def _installed(run: Run) -> list[Advice]:
     """Return where Python should look for a module of the project, or where to install it."""
     found = _MODULE.search(run.verdict.text)
     if found is None:
@@ -341,50 +278,53 @@ def _installed(run: Run) -> list[str]:
     home, top = Path(run.job.record.workdir), found[1].partition(".")[0]
     for place in (home, home / "src"):
         if (place / top).is_dir() or (place / f"{top}.py").is_file():
-            command = run.resume("--env", f"PYTHONPATH={place}")
-            return [f"'{top}' is in {place}; let the job's Python look there: {command}"]
+            text = f"'{top}' is in {place}; let the job's Python look there"
+            return [Advice(text=text, run=run.resume("--env", f"PYTHONPATH={place}"))]
+    text = f"install what has '{found[1]}' into the job's environment"
     install = f"{shlex.quote(run.plan.python)} -m pip install PACKAGE"
-    text = f"install what has '{found[1]}' into the job's environment: {install}"
-    return [text, f"then: {run.resume()}"]
+    return [Advice(text=text, run=install), Advice(text="then start it again", run=run.resume())]
 
 
-def _mended(run: Run) -> list[str]:
+def _mended(run: Run) -> list[Advice]:
     """Return how to correct the arguments, or an exit without a message."""
     text = run.verdict.text
     if _REFUSED.search(text):
         command = run.resume(from_scratch=True, args=("ARGS",))
-        return [f"pass arguments that the script accepts: {command}"]
+        return [Advice(text="pass arguments that the script accepts", run=command)]
     if run.verdict.is_reported and run.outcome and run.outcome.cause is Cause.EXIT:
         logs = f"clusterrun logs {shlex.quote(_name(run.job))} --rank {run.outcome.rank}"
+        text = "look for sys.exit and os._exit in the script, then start it again"
         return [
-            f"read what it printed last: {logs}",
-            f"look for sys.exit and os._exit in the script, then: {run.resume()}",
+            Advice(text="read what it printed last", run=logs),
+            Advice(text=text, run=run.resume()),
         ]
     return []
 
 
-def _earlier(run: Run) -> list[str]:
-    """Return the command that resumes from the checkpoint before the newest."""
+def _earlier(run: Run) -> str:
+    """Return the checkpoint before the newest, for `--from`."""
     listed = checkpoint_files.listed(run.job.record.paths.checkpoints_dir, ANY)
     for step, path in sorted(listed, reverse=True)[1:]:
         with contextlib.suppress(IncompleteError):
             checkpoint_files.read(path)
-            name = shlex.quote(_name(run.job))
-            return [f"resume from an earlier one: clusterrun resume {name} --from step-{step}"]
-    return [f"start it again from the beginning: {run.resume(from_scratch=True)}"]
+            return f"step-{step}"
+    return "scratch"
 
 
-_Remedy = tuple[int, Callable[[Run], list[str]]]
-_REMEDIES: Final[Mapping[str, _Remedy]] = {  # with the place of the general line that it replaces
+_REMEDIES: Final[Mapping[str, tuple[int, Callable[[Run], list[Advice]]]]] = {
+    # with the place of the general advice that it replaces
     "cuda_oom": (0, _smaller_batch),
     "slurm_time_limit": (1, _longer),
     "host_oom": (0, _more_memory),
-    "nccl_timeout": (1, _longer_timeout),
-    "port_in_use": (0, _other_port),
     "user_code_exception": (0, _mended),
     "module_missing": (0, _installed),
-    "checkpoint_corrupt": (0, _earlier),
-    "disk_full": (0, _bytes_to_free),
-    "deepspeed_batch_mismatch": (1, _fitting_batch),
-    "world_size_mismatch": (0, _fitting_world),
 }
+_VALUES: Final[Mapping[str, Callable[[Run], str]]] = {  # of the words to fill in
+    "JOB": lambda run: shlex.quote(_name(run.job)),
+    "NODE": lambda run: shlex.quote(fold_hosts(run.verdict.nodes)) or "NODE",
+    "RANKS": lambda run: fold_ranks(run.verdict.ranks),
+    "EARLIER": _earlier,
+    "PORT": _port,
+    "TIMEOUT": _timeout,
+}
+_WORD: Final = re.compile(rf"\b(?:{'|'.join(_VALUES)})\b")

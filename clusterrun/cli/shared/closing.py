@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Final, TypeAlias
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import cut, failure_lines, verdict_line
-from clusterrun.diagnosis.kinds import Retry
+from clusterrun.cli.shared.output import Command
+from clusterrun.diagnosis.kinds import Advice, Retry
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared.durations import clock
@@ -22,7 +23,6 @@ Row: TypeAlias = tuple[str, str]
 
 _MOST: Final = 2  # pieces of advice; `diagnose` shows all
 _LINES: Final = 6  # of an error: the block fits a terminal of 24 rows
-_COMMAND: Final = ": clusterrun "
 RETRIES: Final = {
     Retry.NO: "the same configuration will fail again",
     Retry.YES: "another try will probably succeed",
@@ -37,7 +37,8 @@ def say_end(title: str, state: JobState, elapsed_s: int | None, job: JobStatus |
     output.say(f"{title} {output.painted_state(state.value)}{spent}")
     doubts = (each.text for each in job.suspicions) if job else ()
     for label, text in (*labelled("suspect", doubts), *(closing_rows(job) if job else ())):
-        output.say(f"  {label:<10} {text}", indent=13)
+        wraps = not isinstance(text, Command)
+        output.say(f"  {label:<10} {text}", indent=13, wraps=wraps)
 
 
 def closing_rows(job: JobStatus) -> Iterator[Row]:
@@ -67,11 +68,11 @@ def block(
         from clusterrun.verbs.remedies import retry_of, run_of, to_do  # slow to import
 
         run = run_of(job, verdict, attempt) if job else None
-        advice = "\n".join(to_do(verdict, run)[:most]).replace(_COMMAND, f":\n {_COMMAND[1:]}")
+        advice = chain.from_iterable(map(_told, to_do(verdict, run)[:most]))
         retry = retry_of(verdict, run)
         is_for_script = verdict.generic and retry is Retry.MAYBE  # its error has to be corrected
         hope = () if is_for_script else (RETRIES[retry],)
-        yield from labelled("next", (*advice.splitlines(), *hope))
+        yield from labelled("next", (*advice, *hope))
     elif job and job.has_checkpoint:
         yield "next", f"clusterrun resume {name}"
     if job:
@@ -79,6 +80,11 @@ def block(
         more = (*[f"clusterrun diagnose {name}"] * bool(most), f"clusterrun logs {name} --errors")
         yield from labelled("more", more if failure or job.state is not JobState.CANCELLED else ())
         yield "run dir", job.record.run_dir
+
+
+def _told(advice: Advice) -> Sequence[str]:
+    """Return a piece of advice as lines: its command can be copied whole."""
+    return (f"{advice.text}:", Command(f"  {advice.run}")) if advice.run else (advice.text,)
 
 
 def _lost(job: JobStatus, attempt: int) -> Iterator[Row]:

@@ -37,6 +37,10 @@ _STATE_COLOURS: Final = {
 }
 
 
+class Command(str):
+    """A command to copy whole: it never wraps."""
+
+
 @dataclass(kw_only=True)
 class Session:
     """The output options of this invocation; set while they are parsed."""
@@ -111,9 +115,10 @@ def answer(text: str, *, indent: int | None = None, wraps: bool = True) -> None:
 
 
 def answer_rows(rows: Iterable[tuple[str, str]]) -> None:
-    """Print texts with their labels on stdout."""
+    """Print texts with their labels on stdout; commands do not wrap."""
     for label, text in rows:
-        answer(f"{label:<11}{text}".rstrip(), indent=11)
+        wraps = not isinstance(text, Command)
+        answer(f"{label:<11}{text}".rstrip(), indent=11, wraps=wraps)
 
 
 def answer_exactly(text: str) -> None:
@@ -121,9 +126,9 @@ def answer_exactly(text: str) -> None:
     _write(text, err=False, session=current_session())
 
 
-def say(text: str, *, indent: int | None = None) -> None:
+def say(text: str, *, indent: int | None = None, wraps: bool = True) -> None:
     """Print a line on stderr."""
-    _print(text, err=True, session=current_session(), indent=indent)
+    _print(text, err=True, session=current_session(), indent=indent, wraps=wraps)
 
 
 def can_move() -> bool:
@@ -279,10 +284,7 @@ def _print(
 ) -> None:
     text, width = _safe(text), width_of(sys.stderr if err else sys.stdout)
     if wraps and width is not None:
-        lines = (
-            (line,) if line.lstrip().startswith("clusterrun ") else wrapped(line, width, indent)
-            for line in text.split("\n")
-        )
+        lines = (wrapped(line, width, indent) for line in text.split("\n"))
         text = "\n".join(chain.from_iterable(lines))
     _write(text + "\n", err=err, session=session)
 
