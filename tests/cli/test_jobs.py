@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from clusterrun.cli.list import HEAD
-from clusterrun.diagnosis.kinds import Certainty, Retry
+from clusterrun.diagnosis.kinds import Advice, Certainty, Retry
 from clusterrun.rundir.outcome import Cause, Next, VerdictRule
 from clusterrun.rundir.verdict import ShortVerdict
 from tests.cli.conftest import CommandLine
@@ -26,7 +26,11 @@ OOM = ShortVerdict(
     text="OutOfMemoryError: CUDA \x1b[2Jout of memory",
     ranks=(3,),
     nodes=("node18",),
-    do=("halve the micro-batch", "or shard more", "see: clusterrun plan"),
+    advice=(
+        Advice(text="halve the micro-batch"),
+        Advice(text="or shard more"),
+        Advice(text="see", run="clusterrun plan"),
+    ),
     place="rank 3 on node18",
     victims=3,
 )

@@ -59,19 +59,19 @@ LARGER = "raise the timeout if one rank saves or evaluates for longer than it"
         (
             "train.py --batch-size 8 --gradient-accumulation=2 --lr 1",
             OOM,
-            LOWER.format(8, 4, 2, 4) + " effective batch stays 64",
+            LOWER.format(8, 4, 2, 4) + " batch stays 64",
             "-- --batch-size 4 --gradient-accumulation=4 --lr 1",
         ),
         (
             "train.py --per_device_train_batch_size 3",
             OOM,
-            LOWER.format(3, 1, 1, 3) + " effective batch stays 12",
+            LOWER.format(3, 1, 1, 3) + " batch stays 12",
             "-- --per_device_train_batch_size 1 --gradient_accumulation_steps 3",
         ),
         (
             PLANNED,
             OOM,
-            LOWER.format(8, 4, 1, 2) + " effective batch stays 32",
+            LOWER.format(8, 4, 1, 2) + " batch stays 32",
             "--set training.micro_batch=4 --set training.accumulation=2",
         ),
         ("train.py --batch-size 8", OOM, HALVE, None),  # the accumulation is not known
@@ -79,7 +79,7 @@ LARGER = "raise the timeout if one rank saves or evaluates for longer than it"
         (  # a secret is not printed
             "train.py --api-key gold1234 --batch-size 8 --accumulation 1",
             OOM,
-            LOWER.format(8, 4, 1, 2) + " effective batch stays 32",
+            LOWER.format(8, 4, 1, 2) + " batch stays 32",
             None,
         ),
         (
