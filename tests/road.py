@@ -182,7 +182,7 @@ class Project:
         return wait_for(lambda: self.events_of(job_id, kind), f"an event {kind}")[0]
 
     def logs(self, job_id: str) -> str:
-        return self.ok("logs", job_id, "-a", "-n", "all", "--no-dedup", "--timestamps=none")
+        return self.ok("logs", job_id, "-a", "-n", "all", "--no-dedup")
 
 
 def project(path: Path, state: Path) -> Project:

@@ -105,7 +105,7 @@ ALONE = """
 import sys
 from pathlib import Path
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.query import EVERYTHING
+from clusterrun.logs.sources import EVERYTHING
 from clusterrun.logs.files import find_files
 from clusterrun.logs.sources import sources_of
 from clusterrun.rundir.paths import RunPaths

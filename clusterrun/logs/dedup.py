@@ -1,4 +1,4 @@
-"""Fold equal lines of many ranks into one."""
+"""Fold equal lines of many ranks into one, and keep the lines of a traceback together."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.logformat.symptoms import Classifier
 
 LEAST_COPIES = 3  # to fold lines of ranks; fewer stay separate
 LEAST_WRITERS = 2  # to fold tracebacks, and lines of launchers and agents
@@ -16,6 +18,9 @@ WINDOW_US = 2_000_000
 QUIET_US = 300_000
 HELD_LINES = 10_000
 HELD_CHARS = 16 * 1024 * 1024
+TRACEBACK_US = 300_000  # that a traceback may wait for its last line
+_MAX_LINES = 500  # of a traceback
+_MAX_CHARS = 64 * 1024
 REMEMBERED = 1_000  # folded texts whose late copies are recognized
 
 # Numbers, versions, hexadecimal addresses. Line numbers of tracebacks must not differ.
@@ -244,3 +249,54 @@ def _shape(body: str) -> tuple[str, Sequence[str]]:
 
 def _numbers_of(body: str) -> re.Pattern[str]:
     return _NUMBERS_BUT_LINES if ", line " in body else _NUMBERS
+
+
+@dataclass(kw_only=True)
+class _Block:
+    first: LogLine
+    bodies: list[str] = field(default_factory=list)
+    chars: int = 0
+
+
+@dataclass(kw_only=True)
+class Tracebacks:
+    """Passes lines to `take`; a traceback as one text, once its last line has arrived."""
+
+    take: Callable[[LogLine, str], None]
+    _classifier: Classifier = field(default_factory=Classifier)
+    _open: dict[tuple[str, int | None, Stream], _Block] = field(default_factory=dict)
+
+    def feed(self, line: LogLine, body: str) -> None:
+        """Pass a line on, or hold it with the rest of its traceback."""
+        if not self._open and "Traceback (most" not in body:
+            self.take(line, body)
+            return
+        self._give_late_ones(line.epoch_us)
+        source = (line.node, line.rank, line.stream)
+        self._classifier.classify(source, line.text)
+        is_inside = self._classifier.is_in_traceback(source)
+        if not is_inside and source not in self._open:
+            self.take(line, body)
+            return
+        block = self._open.setdefault(source, _Block(first=line))
+        block.bodies.append(body)
+        block.chars += len(body)
+        if not is_inside or len(block.bodies) >= _MAX_LINES or block.chars > _MAX_CHARS:
+            self._give(source)
+
+    def drain(self) -> None:
+        """Pass on incomplete tracebacks."""
+        for source in list(self._open):
+            self._give(source)
+
+    def _give_late_ones(self, now_us: int) -> None:
+        while self._open:  # in the order in which they began
+            source, block = next(iter(self._open.items()))
+            if now_us - block.first.epoch_us <= TRACEBACK_US:
+                return
+            self._give(source)
+
+    def _give(self, source: tuple[str, int | None, Stream]) -> None:
+        block = self._open.pop(source, None)
+        if block:
+            self.take(block.first, "\n".join(block.bodies))

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import resource
+import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -109,6 +111,41 @@ def file_size(path: Path) -> int:
     """Return the size of a file in bytes; 0 if it does not exist."""
     found = stat_file(path)
     return found.st_size if found else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFiles:
+    """The stamped logs of a run, or of some of its nodes."""
+
+    paths: RunPaths
+    nodes: frozenset[str] | None = None
+
+    def attempts(self) -> list[int]:
+        """Return the numbers of all attempts that were started, in order."""
+        return self.paths.attempts()
+
+    def files(self, attempt: int) -> list[LogFile]:
+        """List the logs that an attempt has now, and their side files."""
+        return find_files(self.paths, attempt, self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainFiles:
+    """Files without stamps, all of one attempt: the output of a batch script or of another tool."""
+
+    candidates: Callable[[], Iterable[LogFile]]
+
+    def attempts(self) -> list[int]:
+        """Return 1."""
+        return [1]
+
+    def files(self, attempt: int) -> list[LogFile]:
+        """List the regular files that exist now."""
+        stats = ((file, stat_file(file.path)) for file in self.candidates())
+        return [file for file, found in stats if found and stat.S_ISREG(found.st_mode)]
+
+
+Catalogue = RunFiles | PlainFiles
 
 
 class OpenFiles:

@@ -11,11 +11,9 @@ from operator import attrgetter
 from pathlib import Path
 
 from clusterrun.logformat.lines import LogLine, Stream, is_left_out, parse_end
-from clusterrun.logs.catalogue import Catalogue
-from clusterrun.logs.files import FileKind, LogFile, find_line_end, stat_file
+from clusterrun.logs.files import Catalogue, FileKind, LogFile, find_line_end, stat_file
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.query import EVERYTHING, Query
-from clusterrun.logs.sources import Part, Source, Takes, sources_of
+from clusterrun.logs.sources import EVERYTHING, Part, Query, Source, Takes, sources_of
 from clusterrun.logs.tail import last_lines
 
 INTERVAL_S = 0.2
@@ -80,7 +78,6 @@ def follow(
     is_chosen: bool = False,
     tail: int | None = None,
     folded: bool = False,
-    interval_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Entry]:
     """Yield the last `tail` lines (all for None), then each new line until the end.
@@ -109,7 +106,7 @@ def follow(
         if over or superseded:
             return
         yield Pause()
-        sleep(interval_s if interval_s is not None else current.interval_s)
+        sleep(current.interval_s)
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ from clusterrun.logformat.lines import MAX_SPEAKERS, Gap, LogLine, Stream
 from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.dedup import Copies, Dedup
 from clusterrun.logs.joining import Joiner
-from clusterrun.logs.stamps import utc_time
+from clusterrun.logs.text import utc_time
 from clusterrun.logs.view import View
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, tzinfo
+from datetime import datetime, timedelta
 from typing import Final
-from zoneinfo import ZoneInfo
 
 from clusterrun.errors import UsageError
 from clusterrun.rundir.events import EventType, read
@@ -66,15 +65,6 @@ def _date(text: str, now: datetime) -> datetime | None:
     except ValueError:
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)  # None stays None
-
-
-def parse_zone(name: str) -> tzinfo:
-    """Return a time zone by name, such as UTC or Europe/Berlin. Raises UsageError."""
-    try:
-        return ZoneInfo(name)
-    except (ValueError, OSError, KeyError) as error:
-        hint = "write UTC or a name such as Europe/Berlin"
-        raise UsageError(f"no time zone '{name}'", hint=hint) from error
 
 
 def step_finder(paths: RunPaths, attempt: int, *, before: bool) -> Steps:

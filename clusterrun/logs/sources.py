@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from clusterrun.logformat.lines import END_LITERAL, GAP_LITERAL, RECORDS, LogLine, Stream
 from clusterrun.logformat.literals import Literals, required_literals
-from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.files import FileKind, LogFile, file_size
-from clusterrun.logs.query import Query
 from clusterrun.logs.seek import has_gaps, has_left_out, seek_time
 from clusterrun.shared.hostlist import natural_key
+
+STREAMS = frozenset({Stream.OUT, Stream.ERR, Stream.LAUNCHER, Stream.AGENT})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """A choice of lines; every given condition must hold.
+
+    `ranks` None means all ranks, the launcher and the agents; a set of ranks excludes those two.
+    `overview` is rank 0, launcher and agents, and the error lines of every rank; `errors` is error
+    lines only. A line is taken if one of `include` matches it and none of `exclude` does.
+    Times are in epoch µs; `until_us` is excluded.
+    """
+
+    ranks: frozenset[int] | None = None
+    streams: frozenset[Stream] = STREAMS
+    overview: bool = False
+    errors: bool = False
+    include: tuple[re.Pattern[bytes], ...] = ()
+    exclude: tuple[re.Pattern[bytes], ...] = ()
+    since_us: int | None = None
+    until_us: int | None = None
+
+
+EVERYTHING = Query()
+OVERVIEW = Query(overview=True)
 
 Takes = Callable[["int | None", Stream], bool]
 
@@ -139,20 +164,6 @@ def _wants(query: Query) -> Callable[[LogLine], bool] | None:
         return found and not any(search(line.text) for search in exclude)
 
     return wants
-
-
-def matches(query: Query) -> Callable[[LogLine], bool]:
-    """Return a function that tests whether a line of the right rank and stream matches a query."""
-    wants = _wants(query)
-    classifier = Classifier() if query.errors else None
-
-    def is_match(line: LogLine) -> bool:
-        is_error = classifier is None or classifier.classify(
-            (line.node, line.rank, line.stream), line.text
-        )
-        return bool(is_error) and (wants is None or wants(line))
-
-    return is_match
 
 
 def _literals(

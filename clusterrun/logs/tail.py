@@ -1,20 +1,241 @@
-"""Choose the last lines, and for an overview also earlier error lines: the cause may be old."""
+"""Find the last lines of many files: read each backwards, only as far as necessary.
+
+For an overview, also choose earlier error lines: the cause may be old.
+"""
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from itertools import chain, islice
 
-from clusterrun.logformat.lines import LogLine
+from clusterrun.logformat.lines import (
+    BEFORE_ALL,
+    STAMPED,
+    LogLine,
+    Stream,
+    find_stamped,
+    last_stamp,
+)
+from clusterrun.logs.blocks import Sieve
 from clusterrun.logs.dedup import LineCount
-from clusterrun.logs.merge import Report, merge_rounds, report_nothing
-from clusterrun.logs.newest import find_newest
-from clusterrun.logs.query import Query
-from clusterrun.logs.sources import Source, errors_of
+from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
+from clusterrun.logs.merge import (
+    LINE_BYTES,
+    Report,
+    count_files,
+    merge_rounds,
+    merge_sources,
+    number_nodes,
+    report_nothing,
+    total_bytes,
+)
+from clusterrun.logs.sources import Part, Query, Source, errors_of
 
 _AT_ONCE = 256
+MOST_LINES = 200_000
+_MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines
+_FIRST_BYTES = 4 * 1024
+_BLOCK_BYTES = 16 * 1024
+_MAX_BLOCK_BYTES = 128 * 1024  # if nothing is wanted; larger ones exceed the cache
+_SHORT_LINE_BYTES = 32
+_ANYWHERE = 2**62
+_CONTEXT_BYTES = 64 * 1024  # enough to see that a line belongs to an error before it
+
+Order = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newest:
+    """The last lines of some sources (a list if held in memory), and whether these are all."""
+
+    lines: Iterable[LogLine]
+    is_all: bool
+
+
+def find_newest(
+    sources: Iterable[Source],
+    count: int,
+    *,
+    folded: bool = False,
+    in_memory: bool = False,
+    report: Report = report_nothing,
+) -> Newest:
+    """Return the last `count` lines of `merge_sources`, in its order.
+
+    If they do not fit in memory, read all lines twice: count them, then skip to the last ones; or,
+    with `in_memory`, return fewer, as a list. `folded` counts equal lines of many ranks once, as
+    `dedup` shows them, and returns at most MOST_LINES, or fewer if memory is full. Raises
+    ClusterrunError for a file that can't be read.
+    """
+    sources = list(sources)
+    found = _newest(sources, count, report, folded=folded, in_memory=folded or in_memory)
+    if found is not None:
+        return found
+    start = _start_of_last(merge_sources(sources), count)
+    return Newest(lines=islice(merge_sources(sources), start, None), is_all=not start)
+
+
+def _start_of_last(lines: Iterable[LogLine], count: int) -> int:
+    """Return the index of the first of the last `count` lines; pieces of a line count once."""
+    ends: deque[int] = deque(maxlen=count + 1)
+    begun: dict[tuple[str, int | None, Stream], int] = {}
+    for place, line in enumerate(lines):
+        source = (line.node, line.rank, line.stream)
+        if line.partial:
+            begun[source] = place
+        else:
+            begun.pop(source, None)
+            ends.append(place)
+    last = sorted((*ends, *begun.values()))
+    return last[-count - 1] + 1 if len(last) > count else 0
+
+
+def _newest(
+    sources: list[Source], count: int, report: Report, *, folded: bool, in_memory: bool
+) -> Newest | None:
+    """Return the last lines; None if they do not fit in memory."""
+    total = total_bytes(sources)
+    number_of = number_nodes(sources)
+    found: list[LogLine] = []
+    held_bytes = 0
+    counted = LineCount(folded=folded)
+    with OpenFiles(count_files(sources)) as files:
+        readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
+        heap = [(reader.order, place, reader) for place, reader in enumerate(readers)]
+        heapq.heapify(heap)
+        while heap and count:
+            _, place, reader = heap[0]
+            if reader.lines:
+                counted.add(reader.lines[-1])
+                if counted.count > count:  # not a piece of the oldest wanted line
+                    break
+                found.append(reader.lines.pop())
+                if folded and len(found) >= MOST_LINES:
+                    break
+            elif held_bytes > _MAX_HELD_BYTES:
+                if not in_memory:
+                    return None
+                break
+            else:
+                held_bytes += reader.read()
+                report(files.bytes_read, total)
+            if reader.lines or not reader.is_done:
+                heapq.heapreplace(heap, (reader.order, place, reader))
+            else:
+                heapq.heappop(heap)
+    report(total, total)
+    found.reverse()
+    return Newest(lines=found, is_all=not heap)
+
+
+class _Backward:
+    """Reads one source backwards; `lines` were read but not taken yet, the newest last."""
+
+    def __init__(self, source: Source, number: int, files: OpenFiles) -> None:
+        self._source, self._number, self._files = source, number, files
+        self._newest_us = int(Sieve(source, files).near) or 10**16 - 1
+        self._position, self._start = source.end, source.start
+        self._rest = b""
+        self._block_bytes = _FIRST_BYTES
+        self._long_bytes = 0  # to read at once if no line begins in a block
+        self._first: tuple[bytes, int] | None = self._fetch()
+        self.lines: list[LogLine] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether everything was read."""
+        return self._position <= self._start and not self._first
+
+    @property
+    def order(self) -> Order:
+        """The place of the newest line not taken yet, or a bound for it."""
+        if self.lines:
+            line = self.lines[-1]
+            return -line.epoch_us, -self._number, -line.offset
+        return -self._newest_us, -self._number, -_ANYWHERE
+
+    def read(self) -> int:
+        """Read the previous block, a larger one if nothing was wanted; return the lines' bytes."""
+        data, offset = self._first or self._fetch()
+        self._first = None
+        end = 0 if self._sieve_at(data, offset).skips(data, offset) else len(data)
+        weight = 0
+        while end > 0 and len(self.lines) * _SHORT_LINE_BYTES < _BLOCK_BYTES > weight // 4:
+            start = self._line_start(data, end - _BLOCK_BYTES)
+            start = start if 0 <= start < end else 0
+            part = data[start:end]
+            picked = self._sieve_at(part, offset + start).pick(part, offset + start)
+            weight += sum(LINE_BYTES + len(line.text) for line in picked)
+            self.lines = picked + self.lines
+            end = start
+        if end > 0:  # enough for now: drop the rest of a large block
+            self._position, self._rest, self._block_bytes = offset + end, b"", _BLOCK_BYTES
+        elif not self.lines:
+            self._block_bytes = min(max(self._block_bytes * 2, _BLOCK_BYTES), _MAX_BLOCK_BYTES)
+        if self._source.file.kind is not FileKind.PLAIN and data:
+            self._newest_us = int(self._near(data[end:]))
+        return weight
+
+    def _fetch(self) -> tuple[bytes, int]:
+        """Return the lines before the last ones, from one with a head, and their offset."""
+        size = min(max(self._block_bytes, self._long_bytes), self._position - self._start)
+        block = self._files.read(self._source.file.path, self._position - size, size)
+        if len(block) < size:  # the file was truncated meanwhile
+            self._rest = b""
+        self._position -= size
+        data = block + self._rest
+        start = self._line_start(data, 1) if self._position > self._start else 0
+        if start < 0 and len(data) <= MAX_LINE_BYTES:
+            self._keep(data)
+            self._long_bytes = 2 * len(data)
+            return b"", self._position
+        start, self._long_bytes = max(start, 0), 0
+        if self._source.file.kind is not FileKind.PLAIN:
+            self._newest_us = int(last_stamp(data[start:]) or self._near(data))
+        offset = self._position + start
+        self._keep(data[:start])
+        return data[start:], offset
+
+    def _keep(self, rest: bytes) -> None:
+        """Keep the rest of a line that begins in an earlier block; read a long one again."""
+        if len(rest) > _BLOCK_BYTES:
+            self._position += len(rest)
+            rest = b""
+        self._rest = rest
+
+    def _line_start(self, data: bytes, position: int) -> int:
+        """Return where the first line with a head begins at or after `position`; -1 if nowhere."""
+        if position <= 0:
+            return 0
+        newline = data.find(b"\n", position - 1)
+        if newline < 0 or newline + 1 >= len(data):
+            return -1
+        is_plain = self._source.file.kind is FileKind.PLAIN
+        return newline + 1 if is_plain else find_stamped(data, newline + 1)
+
+    def _sieve_at(self, data: bytes, offset: int) -> Sieve:
+        """Return a sieve that has read enough of the preceding lines to classify the next ones."""
+        source = self._source
+        sieve = Sieve(source, self._files)
+        if source.part is not Part.ALL and source.file.kind is not FileKind.ERRORS:
+            start = max(source.start, offset - _CONTEXT_BYTES)
+            context = self._files.read(source.file.path, start, offset - start)
+            context = context[context.find(b"\n") + 1 :]
+            if not sieve.skips(context, start):
+                sieve.pick(context, start)
+        if source.file.kind is not FileKind.PLAIN:
+            sieve.near = self._near(data)
+        return sieve
+
+    def _near(self, data: bytes) -> bytes:
+        """Return the stamp of the first line; of the line after it if its head is out of reach."""
+        if STAMPED.match(data):
+            return data[:16]
+        return BEFORE_ALL if self._position <= self._source.start else b"%016d" % self._newest_us
 
 
 class Cut(Flag):

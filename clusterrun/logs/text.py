@@ -1,13 +1,12 @@
-"""Make the text of a line safe for a terminal."""
+"""Make the text of a line safe for a terminal, and format its time."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from datetime import datetime, timezone
+from functools import lru_cache
 
 _RESET = "\x1b[0m"
-_ON, _OFF = b"\x1b[7m", b"\x1b[27m"
-_RUNS = re.compile(rb"\x00+|\x01+")
 
 # ECMA-48: control strings (with or without their end), control sequences, other escapes;
 # then the rest of the C0 and C1 sets except the tab. Last Unicode's Bidi_Control: it reverses text,
@@ -20,7 +19,6 @@ _CONTROL = re.compile(
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
     "|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
-_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 
 def readable(text: bytes, *, keep_colours: bool) -> str:
@@ -50,33 +48,23 @@ def last_state(text: str) -> str:
     return text.rstrip("\r").rpartition("\r")[2]
 
 
-def highlighted(body: str, patterns: Iterable[re.Pattern[bytes]]) -> str:
-    """Highlight what the patterns match in a readable text; keep its colours."""
-    parts = [part.encode() for part in _COLOUR.split(body)]
-    found = _found(b"".join(parts[::2]), patterns)
-    if not any(found):
-        return body
-    out, place = [], 0
-    for index, part in enumerate(parts):
-        if index % 2:
-            out.append(part)
-            continue
-        for run in _RUNS.finditer(found, place, place + len(part)):
-            text = part[run.start() - place : run.end() - place]
-            out.append(_ON + text + _OFF if found[run.start()] else text)
-        place += len(part)
-    return b"".join(out).decode()
+def clock_time(epoch_us: int) -> str:
+    """Format a local time of day with ms; dashes if the time is unknown."""
+    if not epoch_us:
+        return "--:--:--.---"
+    seconds, us = divmod(epoch_us, 1_000_000)
+    return f"{_moment(seconds)[11:19]}.{us // 1000:03}"
 
 
-def _found(text: bytes, patterns: Iterable[re.Pattern[bytes]]) -> bytearray:
-    """Return for each byte whether a pattern matched any byte of its character."""
-    found = bytearray(len(text))
-    for pattern in patterns:
-        for match in pattern.finditer(text):
-            start, end = match.span()
-            while start < end and text[start] & 0xC0 == 0x80:
-                start -= 1
-            while start < end < len(text) and text[end] & 0xC0 == 0x80:
-                end += 1
-            found[start:end] = b"\1" * (end - start)
-    return found
+def utc_time(epoch_us: int) -> str | None:
+    """Format an RFC 3339 time in UTC for our JSON; None if the time is unknown."""
+    if not epoch_us:
+        return None
+    seconds, us = divmod(epoch_us, 1_000_000)
+    return f"{_moment(seconds, is_utc=True)[:19]}.{us:06}Z"
+
+
+@lru_cache(maxsize=256)
+def _moment(seconds: int, *, is_utc: bool = False) -> str:
+    """Format a whole second as `2026-08-01T12:41:15`."""
+    return datetime.fromtimestamp(seconds, timezone.utc if is_utc else None).isoformat()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from clusterrun.logformat.lines import MAX_SPEAKERS, Gap, LogLine, Stream
-from clusterrun.logs.dedup import Copies, Dedup
+from clusterrun.logs.dedup import Copies, Dedup, Tracebacks
 from clusterrun.logs.joining import Joiner
-from clusterrun.logs.stamps import Stamp, stamp_writer
-from clusterrun.logs.text import highlighted, readable, strip_controls
-from clusterrun.logs.tracebacks import Tracebacks
-from clusterrun.logs.view import View
+from clusterrun.logs.text import clock_time, readable, strip_controls
+from clusterrun.logs.view import View, gap_sentence, printable, source_name
 from clusterrun.shared.wording import count
 
 _SPREAD_US = 100_000  # between the first and last copy; less is not shown
@@ -21,7 +18,6 @@ _SPREAD_US = 100_000  # between the first and last copy; less is not shown
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _RED = "\x1b[31m"
 _RESET = "\x1b[0m"
-_DETAILS = " a{} {:<8}"  # attempt and stream, in full prefixes
 _MARKS = {Stream.ERR: "!", Stream.GAP: "~"}
 
 
@@ -33,31 +29,13 @@ def node_colour(node: str) -> int:
     return _COLOURS[value % len(_COLOURS)]
 
 
-def source_name(line: LogLine) -> str:
-    """Return who wrote a line: `node:rank`, or only the node for launcher and agent."""
-    node = _printable(line.node)
-    return node if line.rank is None else f"{node}:{line.rank}"
-
-
-def gap_sentence(gap: Gap) -> str:
-    """Return the line to show in place of lost bytes."""
-    name = {Stream.OUT: "stdout", Stream.ERR: "stderr"}.get(gap.stream, "output")
-    why = f": {gap.reason}" if gap.reason else ""
-    return f"{gap.size_bytes:,} bytes of {name} lost{why}"
-
-
-def _printable(name: str) -> str:
-    return strip_controls(name.encode("utf-8", "replace").decode(), keep_colours=False)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How to format lines; `prefix` is auto, full or none."""
+    """How to format lines; `time_chars` is 0, 8 (whole seconds) or 12 (with milliseconds)."""
 
-    prefix: str = "auto"
+    prefix: bool = True
     colour: bool = False
-    stamp: Stamp = field(default_factory=lambda: stamp_writer("none"))
-    highlight: tuple[re.Pattern[bytes], ...] = ()
+    time_chars: int = 0
 
 
 PLAIN = Style()
@@ -76,14 +54,12 @@ class TextView(View):
         write: Callable[[bytes], None],
         nodes: Iterable[str],
         world_size: int,
-        procs_per_node: int = 0,
-        attempt: int = 0,
         style: Style = PLAIN,
         dedup: bool = False,
     ) -> None:
-        super().__init__(write, Joiner(), attempt)
+        super().__init__(write, Joiner())
         self._style = style
-        self._world_size, self._procs_per_node = world_size, procs_per_node
+        self._world_size = world_size
         folded = Dedup(write=self._write, world_size=world_size)
         tracebacks = Tracebacks(take=folded.feed)
         self._folders = (tracebacks, folded)
@@ -93,26 +69,16 @@ class TextView(View):
         for node in nodes:
             self._make_room_for(node)
 
-    def show_break(self) -> None:
-        """Write a mark: the next line does not directly follow the last."""
-        self.write_held()
-        self._put(b"--\n")
-
-    def start_attempt(self, attempt: int) -> None:
-        """Write what is left of the previous attempt."""
-        super().start_attempt(attempt)
-        self._heads.clear()
-
     def unfinished(self) -> str | None:
         """Return the newest unfinished line, without colours or newline."""
         line = self._joiner.unfinished()
         if line is None:
             return None
         body = readable(line.text, keep_colours=False)
-        if self._style.prefix == "none":
+        if not self._style.prefix:
             return body
         self._make_room_for(line.node)
-        return f"{self._name(line).ljust(self._width)} {_MARKS.get(line.stream, '|')} {body}"
+        return f"{source_name(line).ljust(self._width)} {_MARKS.get(line.stream, '|')} {body}"
 
     def _show_line(self, line: LogLine) -> None:
         self._take(line, readable(line.text, keep_colours=self._style.colour))
@@ -121,18 +87,16 @@ class TextView(View):
         self._take(line, strip_controls(gap_sentence(gap), keep_colours=False))
 
     def _write(self, line: LogLine, body: str, copies: Copies | None = None) -> None:
-        style = self._style
-        start = style.stamp(line.epoch_us)
+        chars = self._style.time_chars
+        start = f"{clock_time(line.epoch_us)[:chars]} " if chars else ""
         start += self._folded_head(copies) if copies else self._head(line)
-        if not (copies or style.highlight or "\n" in body):
+        if not (copies or "\n" in body):
             self._put(f"{start}{body}\n".encode())
             return
         texts = body.split("\n")
         if copies and copies.is_late:
             texts = texts[-1:]  # the end of a traceback; the rest was shown before
-        if style.highlight and style.colour:
-            texts = [highlighted(text, style.highlight) for text in texts]
-        if copies and style.prefix != "none":
+        if copies and self._style.prefix:
             texts[-1] += _spread(copies)
         for text in texts:
             self._put(f"{start}{text}\n".encode())
@@ -142,7 +106,7 @@ class TextView(View):
         head = self._heads.get(source)
         if head is None:
             self._make_room_for(line.node)
-            head = self._written(self._name(line), line.stream, colour=node_colour(line.node))
+            head = self._written(source_name(line), line.stream, colour=node_colour(line.node))
             if len(self._heads) < MAX_SPEAKERS:
                 self._heads[source] = head
         return head
@@ -153,7 +117,7 @@ class TextView(View):
         return self._written(label, copies.line.stream, colour=1)
 
     def _written(self, who: str, stream: Stream, *, colour: int) -> str:
-        if self._style.prefix == "none":
+        if not self._style.prefix:
             return ""
         mark = _MARKS.get(stream, "|")
         if not self._style.colour:
@@ -161,20 +125,8 @@ class TextView(View):
         mark = f"{_RED}{mark}{_RESET}" if mark == "!" else mark
         return f"\x1b[{colour}m{who.ljust(self._width)}{_RESET} {mark} "
 
-    def _name(self, line: LogLine) -> str:
-        name = source_name(line)
-        if self._style.prefix != "full":
-            return name
-        if line.rank is not None and self._procs_per_node:
-            name += f"/{line.rank % self._procs_per_node}"
-        room = self._width - len(_DETAILS.format(self._attempt, ""))
-        return f"{name.ljust(room)}{_DETAILS.format(self._attempt, line.stream.label)}"
-
     def _make_room_for(self, node: str) -> None:
-        longest = f"{_printable(node)}:{max(self._world_size - 1, 0)}"
-        if self._style.prefix == "full":
-            longest += f"/{max(self._procs_per_node - 1, 0)}"
-            longest += _DETAILS.format(self._attempt, "")
+        longest = f"{printable(node)}:{max(self._world_size - 1, 0)}"
         if len(longest) > self._width:
             self._width = len(longest)
             self._heads.clear()

@@ -1,4 +1,4 @@
-"""The base of all views: they show whole lines, joined from the pieces in the log."""
+"""Views show whole lines, joined from the pieces in the log: the base, and bytes as written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 from clusterrun.logformat.lines import RECORDS, Gap, LogLine, Stream, parse_gap
-from clusterrun.logs.dedup import Dedup
-from clusterrun.logs.joining import Joiner
-from clusterrun.logs.tracebacks import Tracebacks
+from clusterrun.logs.dedup import Dedup, Tracebacks
+from clusterrun.logs.joining import HELD_BYTES, Joiner
+from clusterrun.logs.text import strip_controls
 
 
 class View(ABC):
@@ -66,3 +66,52 @@ class View(ABC):
     @abstractmethod
     def _show_gap(self, line: LogLine, gap: Gap) -> None:
         """Show a record of lost bytes."""
+
+
+class RawView(View):
+    """Writes the bytes of lines, in order for every rank and stream.
+
+    Lines of several sources are never interleaved; a single source is passed on piece by piece.
+    `note` reports what was lost: stdout is for the bytes only.
+    """
+
+    def __init__(
+        self, *, write: Callable[[bytes], None], note: Callable[[str], None], one_source: bool
+    ) -> None:
+        super().__init__(write, Joiner(exact=True, most_held=0 if one_source else HELD_BYTES))
+        self._note = note
+
+    def show_all(self, lines: Sequence[LogLine]) -> None:
+        """Write many lines or pieces; nearly all are whole."""
+        _, nodes, ranks, streams, texts, partials, _ = zip(*lines, strict=True)
+        is_whole = True not in partials and RECORDS.isdisjoint(streams)
+        if is_whole and self._joiner.begun:
+            is_whole = self._joiner.begun.keys().isdisjoint(zip(nodes, ranks, streams, strict=True))
+        if is_whole:
+            self._put(b"\n".join(texts) + b"\n")
+        else:
+            super().show_all(lines)
+
+    def _show_line(self, line: LogLine) -> None:
+        self._put(line.text if line.partial else line.text + b"\n")
+
+    def _show_gap(self, line: LogLine, gap: Gap) -> None:
+        self._note(f"{source_name(line)} ~ {gap_sentence(gap)}")
+
+
+def source_name(line: LogLine) -> str:
+    """Return who wrote a line: `node:rank`, or only the node for launcher and agent."""
+    node = printable(line.node)
+    return node if line.rank is None else f"{node}:{line.rank}"
+
+
+def gap_sentence(gap: Gap) -> str:
+    """Return the line to show in place of lost bytes."""
+    name = {Stream.OUT: "stdout", Stream.ERR: "stderr"}.get(gap.stream, "output")
+    why = f": {gap.reason}" if gap.reason else ""
+    return f"{gap.size_bytes:,} bytes of {name} lost{why}"
+
+
+def printable(name: str) -> str:
+    """Return a name without what could move a cursor."""
+    return strip_controls(name.encode("utf-8", "replace").decode(), keep_colours=False)

@@ -20,9 +20,8 @@ from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logformat.notes import Memory
 from clusterrun.logs.files import LogFile, find_files
-from clusterrun.logs.newest import find_newest
-from clusterrun.logs.query import OVERVIEW, Query
-from clusterrun.logs.sources import Source, sources_of
+from clusterrun.logs.sources import OVERVIEW, Query, Source, sources_of
+from clusterrun.logs.tail import find_newest
 from clusterrun.node.base.stderr import PREFIX
 from clusterrun.node.recovery.printed import ECHO
 from clusterrun.node.recovery.printed import SLURM as SLURM_LINES

@@ -129,7 +129,7 @@ def test_a_name_of_several_runs_says_which(here: CommandLine) -> None:
         submitted(here, job_id)
     queue(here, running(), running("4712"))
     announced = "using job 4712 (train, newest of 2 runs of this name)\n"
-    for command in (["status"], ["logs", "--list"], ["resubmit", "--dry-run"], ["cancel"]):
+    for command in (["status"], ["logs", "--path"], ["resubmit", "--dry-run"], ["cancel"]):
         assert here(*command, "train").err.startswith(announced)
         assert "using job" not in here(*command, "4712").err
 

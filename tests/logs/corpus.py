@@ -8,8 +8,7 @@ from pathlib import Path
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs.files import find_files
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.query import EVERYTHING, Query
-from clusterrun.logs.sources import Source, sources_of
+from clusterrun.logs.sources import EVERYTHING, Query, Source, sources_of
 from clusterrun.rundir.paths import RunPaths
 
 T0 = 1_700_000_000_000_000

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import merge, seek
-from clusterrun.logs import newest as newest_module
+from clusterrun.logs import tail as newest_module
 from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.sources import Part, Source
 

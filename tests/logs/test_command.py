@@ -30,7 +30,7 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
 from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw
-from tests.logs.runs import LogsCommand, new_project
+from tests.logs.runs import LogsCommand, new_project, without_times
 from tests.patience import patience
 
 
@@ -75,7 +75,6 @@ def test_selections(ended: LogsCommand, args: list[str], shown: list[str]) -> No
 
 
 def test_timestamps_stand_in_front(ended: LogsCommand) -> None:
-    assert ended.lines("L1", "--rank", "8", "-t", "--tz", "UTC") == ["22:13:20.000 n2:8  | quiet"]
     done = subprocess.run(
         [sys.executable, "-m", "clusterrun", "logs", "L1", "--rank", "8"],
         cwd=ended.path,
@@ -135,7 +134,7 @@ def test_text_is_utf8_in_any_locale(here: LogsCommand) -> None:
     done = subprocess.run(
         here.argv("L1"), cwd=here.path, env=here.environ, capture_output=True, check=True
     )
-    assert done.stdout.decode() == "n1:0  | é 漢 \ufffd\n"
+    assert without_times(done.stdout.decode()) == "n1:0  | é 漢 \ufffd\n"
 
 
 def test_earlier_attempts_are_kept_and_the_newest_is_shown(ended: LogsCommand) -> None:
@@ -145,35 +144,6 @@ def test_earlier_attempts_are_kept_and_the_newest_is_shown(ended: LogsCommand) -
     done = ended.logs("L1", "--attempt", "3")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: job L1 has no attempt 3\n  hint: choose from 1-2\n"
-
-
-def test_files_can_be_listed_and_found(ended: LogsCommand) -> None:
-    ended.write("n1", raw(T0 + 9, 0, "o", "again"), attempt=2)
-    logs = ended.paths.logs_dir
-    assert [line.split() for line in ended.lines("L1", "--list")] == [
-        ["ATTEMPT", "NODE", "RANKS", "BYTES", "PATH"],
-        ["1", "n1", "-", "118", str(logs / "a1" / "n1.log")],
-        ["1", "n2", "-", "65", str(logs / "a1" / "n2.log")],
-        ["2", "n1", "-", "27", str(logs / "a2" / "n1.log")],
-    ]
-    assert json.loads(ended.logs("L1", "--list", "--json", "--node", "n2").stdout) == {
-        "schema": "clusterrun.logs/1",
-        "files": [
-            {
-                "attempt": 1,
-                "node": "n2",
-                "ranks": None,
-                "size_bytes": 65,
-                "path": str(logs / "a1" / "n2.log"),
-            }
-        ],
-    }
-    assert ended.lines("L1", "--path") == [str(logs / "a2")]
-    assert ended.lines("L1", "--path", "--attempt", "1") == [str(logs / "a1")]
-    assert json.loads(ended.logs("L1", "--path", "--json").stdout) == {
-        "schema": "clusterrun.logs/1",
-        "paths": [str(logs / "a2")],
-    }
 
 
 @pytest.mark.parametrize(
@@ -311,7 +281,8 @@ class Follower:
 
     def finish(self) -> tuple[int, list[str], list[str]]:
         code = self.child.wait(timeout=20 * patience())
-        return code, self.out.read_text().splitlines(), self.err.read_text().splitlines()
+        out = without_times(self.out.read_text()).splitlines()
+        return code, out, self.err.read_text().splitlines()
 
 
 @pytest.fixture
@@ -509,7 +480,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(here: LogsCommand) -> None:
         timeout=60 * patience(),
         check=True,
     )
-    assert done.stdout.splitlines() == ["n1:0  | " + "x" * 100, "141"]
+    assert without_times(done.stdout).splitlines() == ["n1:0  | " + "x" * 100, "141"]
     assert done.stderr == "using job L1 (sft, newest run in runs)\n"
 
 
@@ -544,7 +515,7 @@ def _in_terminal(here: LogsCommand, *args: str) -> str:
         shown += block
     os.close(master)
     assert child.wait(timeout=20 * patience()) == 0
-    return shown.decode()
+    return without_times(shown.decode())
 
 
 def test_a_terminal_gets_colours_and_no_control_sequence_of_the_application(

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs import dedup
-from clusterrun.logs.dedup import QUIET_US, WINDOW_US, Copies, Dedup
-from clusterrun.logs.tracebacks import WAIT_US, Tracebacks
+from clusterrun.logs.dedup import QUIET_US, TRACEBACK_US, WINDOW_US, Copies, Dedup, Tracebacks
 from tests.logs.corpus import T0, line
 
 WORLD = 16
@@ -292,7 +291,7 @@ def test_lines_of_a_traceback_go_on_together(prefix: str) -> None:
 def test_a_traceback_that_stops_is_not_waited_for() -> None:
     blocks = Blocks()
     blocks.feed(0, START, "  File")
-    blocks.feed(1, "other", us=WAIT_US + 1)
+    blocks.feed(1, "other", us=TRACEBACK_US + 1)
     assert blocks.taken == [f"{START}\n  File", "other"]
     blocks.feed(0, START)
     blocks.tracebacks.drain()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.catalogue import RunFiles
+from clusterrun.logs.files import RunFiles
 from clusterrun.logs.follow import (
     REORDER_US,
     Entry,
@@ -22,7 +22,7 @@ from clusterrun.logs.follow import (
     Truncated,
     follow,
 )
-from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
+from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query
 from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, everything, raw, texts, write_log, write_side_file
 
@@ -298,7 +298,7 @@ def test_a_busy_writer_loses_no_line_and_gets_none_twice(paths: RunPaths) -> Non
             over.set()
         return over.is_set()
 
-    got = texts(follow(RunFiles(paths=paths), ended=ended, interval_s=0.001))
+    got = texts(follow(RunFiles(paths=paths), ended=ended, sleep=lambda _: time.sleep(0.001)))
     for node in ("n0", "n1"):
         assert [g for g in got if g.startswith(node)] == [f"{node} {i}" for i in range(count)]
     assert sorted(texts(everything(paths))) == sorted(got)

@@ -190,7 +190,7 @@ import resource, sys
 from pathlib import Path
 from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.newest import find_newest
+from clusterrun.logs.tail import find_newest
 from clusterrun.logs.sources import Source
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 if sys.argv[2] == "few":

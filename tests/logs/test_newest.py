@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LogLine, Stream
-from clusterrun.logs import newest as newest_module
+from clusterrun.logs import tail as newest_module
 from clusterrun.logs.files import FileKind, LogFile, OpenFiles
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import Part, Source

@@ -57,11 +57,6 @@ def test_so_it_is_where_they_are_followed(long_ago: LogsCommand) -> None:
     assert len(lines) == 10
 
 
-def test_so_it_is_with_its_neighbours(long_ago: LogsCommand) -> None:
-    lines = long_ago.lines("L1", "-n", "4", "-C", "1", "--prefix", "none")
-    assert lines[0] == "ValueError: the cause"
-
-
 def test_error_lines_take_no_more_than_half_of_the_room(here: LogsCommand) -> None:
     here.start()
     write_errors(here, "n2", *((T0 + i, 9, f"ValueError: {'x' * i}") for i in range(20)))
@@ -96,9 +91,6 @@ def test_error_lines_that_are_alike_take_one_line_of_the_room(here: LogsCommand)
         ([], "last 200 lines of rank 0 and the launcher, and the error lines of all 16 ranks; "
              "8,968 bytes in all"),
         (["-n", "all"], "all lines of rank 0 and the launcher, and the error lines of all 16"),
-        (["-n", "3", "-C", "1"], "last 3 lines with context of rank 0 and the launcher"),
-        (["-a", "-g", "step", "-C", "1", "-n", "3"],
-         "last 3 matching lines with context (-n all, -f follow)"),
         (["-g", "step"], "last 200 matching lines of rank 0 and the launcher, and"),
         (["-g", "step 1."], "all matching lines of rank 0 and the launcher, and the error"),
         (["-a", "-n", "2"], "last 2 lines (-n all, -f follow)"),
@@ -170,14 +162,6 @@ def test_each_attempt_has_all_the_room(long_ago: LogsCommand) -> None:
         "ValueError: the cause", "step 298", "step 299", "OSError: lost",
         "again 5", "again 6", "again 7", "again 8",
     ]  # fmt: skip
-
-
-def test_the_last_matches_in_what_nobody_stamped_have_their_neighbours(here: LogsCommand) -> None:
-    plain = here.path / "notes.txt"
-    plain.write_text("".join(f"line {i}\n" for i in range(99)))
-    done = here.logs(str(plain), "-g", "7", "-n", "1", "-C", "1", "--prefix", "none")
-    assert done.stdout.splitlines() == ["line 96", "line 97", "line 98"]
-    assert done.stderr == "note: last 1 matching line with context (-n all, -f follow)\n"
 
 
 def test_json_of_the_default_view_has_the_old_error_too(long_ago: LogsCommand) -> None:

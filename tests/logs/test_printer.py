@@ -17,11 +17,10 @@ from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.request import Request
 from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import Stream
-from clusterrun.logs.context import Break
 from clusterrun.logs.files import LogFile
 from clusterrun.logs.follow import Left
 from clusterrun.logs.joining import BAR_PAUSES
-from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
+from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query
 from tests.logs.corpus import T0, line
 
 
@@ -92,7 +91,7 @@ def print_alike(to: LogPrinter, ranks: int) -> None:
         ({"world_size": 2}, False),
         ({"query": Query(ranks=frozenset({0, 1, 2}))}, True),
         ({"query": Query(ranks=frozenset({0}))}, False),
-        ({"prefix": "none"}, False),
+        ({"prefix": False}, False),
         ({"dedup": False}, False),
         ({"dedup": True, "world_size": 3}, True),
         ({"form": "raw", "dedup": True}, False),
@@ -110,40 +109,6 @@ def test_equal_lines_are_folded_where_that_helps_people(
     assert len(pipe.take().splitlines()) == (1 if is_folded else 3)
 
 
-def test_a_terminal_gets_no_more_lines_than_it_can_show(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    terminal = use_stdout(monkeypatch, is_terminal=True)
-    clock = FixedClock()
-    to = printer(is_following=True, clock=clock, world_size=1)
-    for n in range(5000):
-        to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
-    to.pause()
-    assert terminal.take().splitlines() == [f"n1:0 | {n}" for n in range(2000)]
-    clock.now += 1.5
-    to.print_line(line(T0, "n1", 0, "o", b"next"))
-    to.pause()
-    assert terminal.take() == "n1:0 | next\n"
-    assert capsys.readouterr().err == (
-        "… 3,000 lines skipped in 1.5 s (use --include or redirect to a file)\n"
-    )
-    to.finish()
-    assert capsys.readouterr().err == ""
-
-
-def test_lines_that_were_left_out_last_are_told_at_the_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    use_stdout(monkeypatch, is_terminal=True)
-    clock = FixedClock()
-    to = printer(is_following=True, clock=clock, world_size=1)
-    for n in range(2001):
-        to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
-    clock.now += 0.25
-    to.finish()
-    assert capsys.readouterr().err.startswith("… 1 line skipped in 0.2 s")
-
-
 @pytest.mark.parametrize("form", ["text", "json", "raw"])
 def test_nothing_is_left_out_for_a_pipe(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     pipe = use_stdout(monkeypatch)
@@ -152,15 +117,6 @@ def test_nothing_is_left_out_for_a_pipe(monkeypatch: pytest.MonkeyPatch, form: s
         to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
     to.finish()
     assert len(pipe.take().splitlines()) == 5000
-
-
-def test_nothing_is_left_out_where_nothing_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = use_stdout(monkeypatch, is_terminal=True)
-    to = printer(world_size=1)
-    for n in range(5000):
-        to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
-    to.finish()
-    assert len(terminal.take().splitlines()) == 5000
 
 
 def test_the_progress_bar_of_one_rank_stays_in_its_row_of_a_terminal(
@@ -306,15 +262,6 @@ def test_programs_are_told_of_attempts_gaps_and_the_end(monkeypatch: pytest.Monk
         {"type": "gap", "node": "n1", "reason": "truncated"},
         {"type": "end", "state": "FAILED", "exit_code": 1},
     ]
-
-
-def test_breaks_are_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = use_stdout(monkeypatch)
-    for form in ("text", "json", "raw"):
-        to = printer(form=form)
-        to.print_in_context([Break()])
-        to.finish()
-    assert pipe.take() == "--\n"
 
 
 def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clusterrun.logformat import literals as module
 from clusterrun.logformat.lines import STAMPED
 from clusterrun.logformat.literals import required_literals
-from clusterrun.logs.scan import find_stretches
+from clusterrun.logs.blocks import find_stretches
 from tests.logs.strategies import contents
 
 

@@ -12,8 +12,7 @@ import pytest
 from clusterrun.logformat.lines import SIDE_TEXT_BYTES, Stream
 from clusterrun.logs.files import FileKind, LogFile, find_files
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.query import EVERYTHING, OVERVIEW, Query
-from clusterrun.logs.sources import sources_of
+from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query, sources_of
 from clusterrun.node.forward.logfile import NodeLog as AgentLog
 from clusterrun.node.forward.stamp import Piece
 from clusterrun.rundir.paths import RunPaths

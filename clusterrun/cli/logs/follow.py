@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from clusterrun.cli.logs.job import WAITING, LogJob, Standing, waiting
 from clusterrun.cli.logs.printer import LogPrinter
@@ -16,7 +16,6 @@ from clusterrun.cli.shared.job_text import released
 from clusterrun.cli.shared.wait_line import WaitLine
 from clusterrun.errors import Exit
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.context import Break, with_context
 from clusterrun.logs.files import LogFile
 from clusterrun.logs.follow import (
     Entry,
@@ -28,7 +27,6 @@ from clusterrun.logs.follow import (
     Truncated,
     follow,
 )
-from clusterrun.logs.sources import matches
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
@@ -62,25 +60,18 @@ def follow_job(request: Request) -> int:
 def _print_until_the_end(request: Request, watch: _Watch) -> None:
     known = [file.node for file in find_files(request)]
     printer = LogPrinter(request=request, nodes=known or request.nodes or (), is_following=True)
-    query = request.query
-    if request.context:  # read all lines, since the neighbours of matches are shown
-        query = replace(query, include=(), exclude=(), errors=False)
     entries = follow(
         request.catalogue,
         ended=watch.ended,
-        query=query,
+        query=request.query,
         attempt=request.first_attempt or None,
         is_chosen=request.is_chosen,
         tail=request.tail,
-        folded=request.folds and not request.context,
-        interval_s=request.interval_s,
+        folded=request.folds,
     )
-    found = _lines(entries, printer, watch)
-    lines: Iterable[LogLine | Break] = found
-    if request.context:
-        lines = with_context(found, matches(request.query), request.context)
     try:
-        printer.print_in_context(lines)
+        for line in _lines(entries, printer, watch):
+            printer.print_line(line)
     finally:
         printer.finish()
     if watch.standing is not None:

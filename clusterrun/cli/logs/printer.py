@@ -3,109 +3,83 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 from clusterrun.cli.logs.request import Request
-from clusterrun.cli.logs.writer import TERMINAL_LINES_PER_S, LogWriter
 from clusterrun.cli.shared import output
+from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.context import Break
 from clusterrun.logs.json_view import JsonView, to_json
-from clusterrun.logs.raw_view import RawView
-from clusterrun.logs.stamps import stamp_writer
 from clusterrun.logs.text import strip_controls
 from clusterrun.logs.text_view import Style, TextView
+from clusterrun.logs.view import RawView
 
 _AT_ONCE = 256
+_HELD_LINES = 256
+_HELD_S = 0.05
+_CLEAR = b"\r\x1b[K"
 MOST_KEPT = 100_000  # folded lines held to the end, to be counted
 
 
 @dataclass(kw_only=True)
 class LogPrinter:
-    """Writes lines to `target` (None: stdout) in the requested form, and notes to stderr.
+    """Writes lines to stdout in the requested form, and notes to stderr.
 
     `nodes` are those known at the start: they give the prefix its width. `is_following`: the lines
-    are new, and a terminal gets only as many as it can show.
+    are new. `count`: the lines written; `is_cut`: there were more than requested.
     """
 
     request: Request
     nodes: Iterable[str]
     is_following: bool = False
-    target: BinaryIO | None = None
     clock: Callable[[], float] = time.monotonic
+    count: int = 0
+    is_cut: bool = False
     _attempt: int = field(init=False)
-    _is_live: bool = field(init=False)
-    _writer: LogWriter = field(init=False)
     _view: TextView | JsonView | RawView = field(init=False)
+    _last: int | None = field(init=False)  # only this many of the held lines are written
+    _held: list[bytes] = field(default_factory=list)
+    _due_at: float = 0.0
+    _status: bytes = b""
 
     def __post_init__(self) -> None:
         self._attempt = self.request.first_attempt
-        self._is_live = self.is_following and _is_terminal() and self.request.form != "raw"
-        limit = TERMINAL_LINES_PER_S if self._is_live else None
-        self._writer = LogWriter(
-            tell=output.say,
-            lines_per_s=limit,
-            clock=self.clock,
-            target=self.target,
-            last=self._kept_lines(),
-        )
+        self._last = self._kept_lines()
         self._view = self._new_view()
-
-    @property
-    def count(self) -> int:
-        """The number of lines that were written."""
-        return self._writer.count
-
-    @property
-    def is_cut(self) -> bool:
-        """Return whether there were more lines than requested."""
-        return self._writer.is_cut
 
     def print_line(self, line: LogLine) -> None:
         """Print a line, or hold it until its rest or its copies arrive."""
         self._view.show(line if self.request.has_times else line._replace(epoch_us=0))
-        if self._writer.held:
-            self._writer.write()
+        self._write()
 
     def print_lines(self, lines: Sequence[LogLine]) -> None:
         """Print many lines at once."""
         if not self.request.has_times:
             lines = [line._replace(epoch_us=0) for line in lines]
-        writer = self._writer
-        write = (
-            writer.flush if isinstance(self._view, RawView) else writer.write
-        )  # it buffers a lot
+        buffers_much = isinstance(self._view, RawView)
+        write = self._flush if buffers_much else self._write
         for start in range(0, len(lines), _AT_ONCE):
             self._view.show_all(lines[start : start + _AT_ONCE])
             write()
 
     def print_errors(self, lines: Sequence[LogLine]) -> None:
         """Print error lines ahead of the last lines, and leave that much less room for these."""
-        writer = self._writer
-        room, written = writer.last, writer.count
+        room, written = self._last, self.count
         self.print_lines(lines)
-        self._view.drain()
-        writer.flush()
+        self.finish()
         if room is not None:
-            writer.last = max(room - (writer.count - written), 0)
-
-    def print_in_context(self, lines: Iterable[LogLine | Break]) -> None:
-        """Print lines one at a time; mark the gaps between them in text."""
-        for line in lines:
-            if not isinstance(line, Break):
-                self.print_line(line)
-            elif isinstance(self._view, TextView):
-                self._view.show_break()
+            self._last = max(room - (self.count - written), 0)
 
     def start_attempt(self, attempt: int) -> None:
         """Report that the run was started again."""
         self._view.start_attempt(attempt)
-        self._writer.flush()
-        self._writer.last = self._kept_lines()
+        self._flush()
+        self._last = self._kept_lines()
         if self._attempt:
             self._say(f"== attempt {attempt} ==", {"type": "attempt", "attempt": attempt})
         self._attempt = attempt
@@ -118,10 +92,8 @@ class LogPrinter:
     def print_end(self, state: str, exit_code: int | None) -> None:
         """Report to programs how the job ended."""
         if self.request.form == "json":
-            self._writer.held.append(
-                to_json({"type": "end", "state": state, "exit_code": exit_code})
-            )
-            self._writer.flush()
+            self._held.append(to_json({"type": "end", "state": state, "exit_code": exit_code}))
+            self._flush()
 
     def pause(self) -> None:
         """Show everything that has arrived; do not wait for the end of a line.
@@ -129,21 +101,28 @@ class LogPrinter:
         The progress bar of one rank stays in the last row of a terminal.
         """
         has_one_bar = self.request.has_one_rank or self.request.query.overview
-        if self._is_live and has_one_bar and isinstance(self._view, TextView):
+        is_live = self.is_following and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        if is_live and has_one_bar and isinstance(self._view, TextView):
             self._view.write_held()
-            self._writer.flush()
-            self._writer.show_status(self._view.unfinished())
+            self._flush()
+            self._show_status(self._view.unfinished() or "")
         else:
             self._view.pause()
-            self._writer.flush()
+            self._flush()
 
     def finish(self) -> None:
         """Show the rest."""
         self._view.drain()
-        self._writer.finish()
+        self._flush()
+
+    def note(self, text: str) -> None:
+        """Print a line on stderr."""
+        self._flush()
+        self._show_status("")
+        output.say(strip_controls(text, keep_colours=False))
 
     def _new_view(self) -> TextView | JsonView | RawView:
-        request, job, write = self.request, self.request.job, self._writer.held.append
+        request, job, write = self.request, self.request.job, self._held.append
         if request.form == "raw":
             return RawView(write=write, note=self.note, one_source=request.has_one_source)
         if request.form == "json":
@@ -158,39 +137,71 @@ class LogPrinter:
         return TextView(
             write=write,
             nodes=self.nodes,
-            attempt=self._attempt,
             world_size=job.world_size,
-            procs_per_node=job.procs_per_node,
             style=Style(
                 prefix=request.prefix,
-                colour=self._wants_colour(),
-                stamp=stamp_writer(request.timestamps, request.tz),
-                highlight=request.highlight,
+                colour=output.wants_colour(sys.stdout, output.current_session().color, os.environ),
+                time_chars=request.time_chars,
             ),
             dedup=request.folds,
         )
 
     def _kept_lines(self) -> int | None:
-        """Return how many folded lines are written at most; context lines do not count."""
-        request = self.request
-        is_all = self.is_following or request.context or not request.folds
-        return None if is_all or (request.tail or 0) > MOST_KEPT else request.tail
-
-    def _wants_colour(self) -> bool:
-        stream = sys.stdout if self.target is None else None
-        return output.wants_colour(stream, output.current_session().color, os.environ)
-
-    def note(self, text: str) -> None:
-        """Print a line on stderr."""
-        self._writer.flush()
-        self._writer.show_status(None)
-        output.say(strip_controls(text, keep_colours=False))
+        """Return how many folded lines are written at most."""
+        tail = self.request.tail
+        is_all = self.is_following or not self.request.folds or (tail or 0) > MOST_KEPT
+        return None if is_all else tail
 
     def _say(self, text: str, data: Mapping[str, Any]) -> None:
         if self.request.form == "json":
-            self._writer.held.append(to_json(data))
+            self._held.append(to_json(data))
         self.note(text)
 
+    def _write(self) -> None:
+        """Write the held lines if there are many, or if they have waited."""
+        if not self._held:
+            return
+        if self._last is not None:
+            if len(self._held) > self._last + _HELD_LINES:
+                self._keep(self._last)
+        elif len(self._held) >= _HELD_LINES or self.clock() >= self._due_at:
+            self._flush()
 
-def _is_terminal() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    def _flush(self) -> None:
+        """Write the held lines, and flush the output."""
+        if self._last is not None:
+            self._keep(self._last)
+        content = b"".join(self._held)
+        self.count += content.count(b"\n") or bool(content)  # a last line may lack its end
+        if self._status and content:
+            self._status, content = b"", _CLEAR + content
+        self._held.clear()
+        _put(content)
+        self._due_at = self.clock() + _HELD_S
+
+    def _keep(self, last: int) -> None:
+        if len(self._held) > last:
+            self.is_cut = True
+            del self._held[: -last or None]
+
+    def _show_status(self, text: str) -> None:
+        """Keep a text in the last row of the terminal until something else is written."""
+        columns = shutil.get_terminal_size().columns
+        status = text[: columns - 1].encode("utf-8", "replace")
+        if status != self._status:
+            self._status = status
+            _put(_CLEAR + status)
+
+
+def _put(content: bytes) -> None:
+    """Write to stdout. Raises ClusterrunError, but BrokenPipeError for a closed pipe."""
+    stream = sys.stdout.buffer
+    try:
+        rest = memoryview(content)
+        while rest:  # under PYTHONUNBUFFERED stdout may write a part
+            rest = rest[stream.write(rest) or 0 :]
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ClusterrunError("cannot write to stdout", cause=str(error)) from error

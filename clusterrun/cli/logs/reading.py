@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from clusterrun.cli.logs.job import WAITING, LogJob, PlainLogs, Standing, waiting
+from clusterrun.cli.logs.job import BATCH, WAITING, LogJob, PlainLogs, Standing, waiting
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import failure_lines
 from clusterrun.errors import ClusterrunError, Exit, UsageError
-from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.catalogue import BATCH
-from clusterrun.logs.context import Break, context_of, with_context
 from clusterrun.logs.files import FileKind, LogFile, file_size
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.seek import has_left_out
-from clusterrun.logs.sources import errors_of, matches, sources_of
+from clusterrun.logs.sources import errors_of, sources_of
 from clusterrun.logs.tail import Cut, Tail, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
@@ -66,7 +63,7 @@ def read(request: Request) -> None:
         _tell_nothing_yet(request)
         return
     printer = LogPrinter(request=request, nodes=[file.node for file in files])
-    cut = print_lines(request, printer)
+    cut = _print_lines(request, printer)
     _note_what_was_left_out(request, printer.count, size, cut)
 
 
@@ -81,28 +78,19 @@ def _note_silent_failures(request: Request) -> None:
             output.note(f"first failure{of}: {text}")
 
 
-def print_lines(request: Request, printer: LogPrinter) -> Cut:
+def _print_lines(request: Request, printer: LogPrinter) -> Cut:
     """Print all wanted lines, attempt by attempt; return what was left out."""
     cut = Cut.NOTHING
     for attempt, tail in _chapters(request):
         cut |= tail.cut
         if len(request.attempts) > 1:
             printer.start_attempt(attempt)
-        if request.context:
-            printer.print_in_context(_in_context(request, attempt, tail))
-            continue
         if tail.errors:
             printer.print_errors(tail.errors)
         for lines in tail.rounds:
             printer.print_lines(lines)
     printer.finish()
     return cut | Cut.LINES if printer.is_cut else cut
-
-
-def all_lines(request: Request) -> Iterator[LogLine]:
-    """Yield all lines that are wanted, attempt by attempt."""
-    for _, tail in _chapters(request):
-        yield from tail
 
 
 def find_files(request: Request) -> list[LogFile]:
@@ -130,29 +118,12 @@ def _chapters(request: Request) -> Iterator[tuple[int, Tail]]:
     """Yield the wanted last lines of each attempt."""
     for attempt in request.attempts:
         sources = sources_of(request.catalogue.files(attempt), request.query)
-        folded = request.folds and not request.context
         yield (
             attempt,
-            last_lines(sources, request.query, request.tail, folded=folded, report=Scanning()),
+            last_lines(
+                sources, request.query, request.tail, folded=request.folds, report=Scanning()
+            ),
         )
-
-
-def _in_context(
-    request: Request, attempt: int, lines: Iterable[LogLine]
-) -> Iterable[LogLine | Break]:
-    found = request.catalogue.files(attempt)
-    if any(file.kind is FileKind.PLAIN for file in found):
-        everything = replace(request.query, include=(), exclude=(), errors=False)
-        sources = sources_of(found, everything)
-        wants = matches(request.query) if request.tail is None else _is_among(lines)
-        return with_context(merge_sources(sources), wants, request.context)
-    files = {file.node: file for file in found if file.kind is FileKind.LOG}
-    return context_of(lines, files, request.context)
-
-
-def _is_among(lines: Iterable[LogLine]) -> Callable[[LogLine], bool]:
-    places = {(line.node, line.offset) for line in lines}
-    return lambda line: (line.node, line.offset) in places
 
 
 def exit_status(request: Request, standing: Standing) -> int:
@@ -277,11 +248,8 @@ def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None
 
 
 def _last_lines(request: Request, count: int) -> str:
-    is_single = len(request.attempts) == 1 and not request.context
-    number = count if is_single else request.tail or 0
+    number = count if len(request.attempts) == 1 else request.tail or 0
     text = f"last {wording.count(number, f'{_kind(request)}line')}"
-    if request.context:
-        text += " with context"
     return f"{text} of each attempt" if len(request.attempts) > 1 else text
 
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import tzinfo
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
-from clusterrun.cli.logs import options
-from clusterrun.cli.logs.find import Named
-from clusterrun.cli.logs.job import LogJob
+from clusterrun.cli.logs.job import BATCH, LogJob, Named
 from clusterrun.cli.shared.job_text import choose_attempts
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
-from clusterrun.logs.catalogue import Catalogue
 from clusterrun.logs.dedup import LEAST_WRITERS
-from clusterrun.logs.moments import parse_zone
-from clusterrun.logs.query import OVERVIEW, STREAMS, Query
-from clusterrun.shared.hostlist import parse_hostlist
+from clusterrun.logs.files import Catalogue
+from clusterrun.logs.moments import parse_moment, step_finder
+from clusterrun.logs.sources import OVERVIEW, STREAMS, Query
+from clusterrun.shared.hostlist import parse_hostlist, parse_ranks
+from clusterrun.shared.sizes import parse_count
 
-DEFAULT_TAIL = 200
-_OF_RANKS = frozenset({Stream.OUT, Stream.ERR})
+DEFAULT_TAIL: Final = 200
+_OF_RANKS: Final = frozenset({Stream.OUT, Stream.ERR})
+_STREAMS: Final = {stream.label: stream for stream in STREAMS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,9 @@ class Request:
     """The requested lines of a job, and their form.
 
     `attempts`: those to read, oldest first; none if the run has not started. `is_chosen`: the user
-    named one of them. `tail` None means all lines of each, `nodes` None all nodes.
-    `form` is text, raw or json; `prefix` auto, full or none; `timestamps` none, clock (whole
-    seconds), time, iso or delta; `has_times`: the lines carry any. `tz` None is the local zone;
-    `dedup` None folds for people only; `interval_s` None depends on the number of files.
+    named one of them. `tail` None means all lines of each, `nodes` None all nodes. `form` is text,
+    raw or json. `has_times`: the lines carry any; `time_chars` of them are printed. `dedup` None
+    folds for people only.
     """
 
     job: LogJob
@@ -42,15 +41,11 @@ class Request:
     nodes: frozenset[str] | None = None
     query: Query = OVERVIEW
     tail: int | None = DEFAULT_TAIL
-    context: int = 0
     form: str = "text"
     has_times: bool = True
-    timestamps: str = "none"
-    tz: tzinfo | None = None
-    prefix: str = "auto"
+    time_chars: int = 0
+    prefix: bool = True
     dedup: bool | None = None
-    highlight: tuple[re.Pattern[bytes], ...] = ()
-    interval_s: float | None = None
     exit_status: bool = False
     reads_batch: bool = False
 
@@ -83,21 +78,21 @@ class Request:
             return self.form == "text" and self.dedup is True
         ranks = self.query.ranks
         writers = self.job.world_size if ranks is None else len(ranks)
-        return writers >= LEAST_WRITERS and self.prefix != "none"
+        return writers >= LEAST_WRITERS and self.prefix
 
 
 def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
     """Check the options of `logs`, by parameter name, against the job. Raises UsageError."""
     job = named.job
     nodes = named.nodes if wanted["nodes"] is None else frozenset(parse_hostlist(wanted["nodes"]))
-    streams = options.choose_streams(wanted["streams"])
+    streams = _streams(wanted["streams"])
     catalogue = job.catalogue(nodes, batch=streams is None)
     attempt = named.attempt if wanted["attempt"] is None else wanted["attempt"]
     attempts = choose_attempts(job.title, catalogue.attempts(), attempt)
-    zone = None if wanted["tz"] is None else parse_zone(wanted["tz"])
-    query = _query(job, nodes, streams, wanted, zone=zone, attempt=max(attempts, default=0))
+    query = _query(job, nodes, streams, wanted, attempt=max(attempts, default=0))
     has_times = job.record is not None and streams is not None
-    is_saved = wanted["target"] is not None
+    has_prefix = wanted["prefix"] == "auto"
+    time_chars = 12 if wanted["with_times"] else 8 if has_prefix else 0
     return Request(
         job=job,
         catalogue=catalogue,
@@ -106,33 +101,39 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
         nodes=nodes,
         query=query,
         tail=_tail(wanted),
-        context=wanted["context"],
         form=wanted["form"],
         has_times=has_times,
-        timestamps=_times(wanted) if has_times else "none",
-        tz=zone,
-        prefix=wanted["prefix"],
-        dedup=bool(wanted["dedup"]) if is_saved else wanted["dedup"],  # saved lines are data
-        highlight=(
-            *options.compile_patterns("--highlight", wanted["highlight"]),
-            *query.include,
-        ),
-        interval_s=wanted["interval"],
+        time_chars=time_chars if has_times else 0,
+        prefix=has_prefix,
+        dedup=wanted["dedup"],
         exit_status=wanted["exit_status"],
         reads_batch=streams is None,
     )
 
 
-def _times(wanted: Mapping[str, Any]) -> str:
-    """Choose the time of day if lines have a prefix."""
-    return wanted["timestamps"] or ("clock" if wanted["prefix"] != "none" else "none")
+def read_tail(text: str) -> int | str:
+    """Read `--tail`: a number of lines, or `all`."""
+    if text == "all":
+        return text
+    value = parse_count(text)
+    if value is None or value != int(value):
+        raise UsageError(f"'{text}' is not a number of lines", hint="write -n 200, or -n all")
+    return int(value)
+
+
+def read_attempt(text: str) -> int | str:
+    """Read `--attempt`: a number, -1 for the one before the newest, or `all`."""
+    if text == "all":
+        return text
+    if not re.fullmatch(r"-?[1-9][0-9]{0,8}", text):
+        raise UsageError(f"'{text}' is not an attempt", hint="write a number, e.g. 1 or -1, or all")
+    return int(text)
 
 
 def _tail(wanted: Mapping[str, Any]) -> int | None:
-    """Return how many lines are wanted: all if they are saved, or if a time was given."""
+    """Return how many lines are wanted: all if a time was given."""
     if wanted["tail"] is None:
-        is_bounded = wanted["target"] is not None or wanted["since"] or wanted["until"]
-        return None if is_bounded else DEFAULT_TAIL
+        return None if wanted["since"] or wanted["until"] else DEFAULT_TAIL
     return None if wanted["tail"] == "all" else int(wanted["tail"])
 
 
@@ -142,18 +143,19 @@ def _query(
     streams: frozenset[Stream] | None,
     wanted: Mapping[str, Any],
     *,
-    zone: tzinfo | None,
     attempt: int,
 ) -> Query:
     if wanted["all_ranks"] and wanted["ranks"] is not None:
         raise UsageError("--rank and --all-ranks cannot be combined", hint="keep one of them")
-    ranks = options.choose_ranks(job, ranks=wanted["ranks"], local_ranks=wanted["local_ranks"])
+    if job.record is None and wanted["ranks"] is not None:
+        raise UsageError(f"the lines of {job.title} have no ranks", hint="drop the ranks")
+    ranks = wanted["ranks"] and parse_ranks(
+        wanted["ranks"], job.world_size, of=f"{job.title} has ranks"
+    )
     chosen = (ranks, nodes, wanted["streams"])
     is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)
     since_us, until_us = (
-        options.choose_moment(
-            f"--{name}", wanted[name], job=job, attempt=attempt, zone=zone, batch=streams is None
-        )
+        _moment(f"--{name}", wanted[name], job=job, attempt=attempt, batch=streams is None)
         for name in ("since", "until")
     )
     if since_us is not None and until_us is not None and since_us >= until_us:
@@ -163,8 +165,51 @@ def _query(
         streams=streams or STREAMS,
         overview=not is_chosen and job.record is not None,
         errors=wanted["errors"],
-        include=options.compile_patterns("--include", wanted["include"]),
-        exclude=options.compile_patterns("--exclude", wanted["exclude"]),
+        include=_patterns("--include", wanted["include"]),
+        exclude=_patterns("--exclude", wanted["exclude"]),
         since_us=since_us,
         until_us=until_us,
     )
+
+
+def _streams(text: str | None) -> frozenset[Stream] | None:
+    """Read a list of streams; None: the batch script's output, without times. Raises UsageError."""
+    if text is None:
+        return STREAMS
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in _STREAMS and name != BATCH:
+            known = ", ".join([*sorted(_STREAMS), BATCH])
+            raise UsageError(f"no stream '{name}'", hint=f"use one of: {known}")
+    if names == [BATCH]:
+        return None
+    if BATCH in names:
+        hint = f"pass only --stream {BATCH}; its lines have no times to merge by"
+        raise UsageError(f"stream '{BATCH}' cannot be combined with others", hint=hint)
+    return frozenset(_STREAMS[name] for name in names)
+
+
+def _patterns(option: str, texts: Collection[str]) -> tuple[re.Pattern[bytes], ...]:
+    """Compile regular expressions over the bytes of a line. Raises UsageError for a bad one."""
+    compiled = []
+    for text in texts:
+        try:
+            compiled.append(re.compile(text.encode("utf-8", "surrogateescape")))
+        except re.error as error:
+            hint = "write a Python regular expression, e.g. 'loss|lr'"
+            raise UsageError(f"bad {option} pattern: {error}", hint=hint) from error
+    return tuple(compiled)
+
+
+def _moment(option: str, text: str | None, *, job: LogJob, attempt: int, batch: bool) -> int | None:
+    """Read a moment as epoch µs. Raises UsageError that names the option."""
+    if text is None:
+        return None
+    if job.record is None or batch:
+        whose = f"the batch script of {job.title}" if batch else job.title
+        raise UsageError(f"{option}: the lines of {whose} have no times", hint=f"drop {option}")
+    steps = step_finder(job.record.paths, attempt, before=option == "--since")
+    try:
+        return parse_moment(text, now=datetime.now(), find_step=steps)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error.message}", hint=error.hints) from error

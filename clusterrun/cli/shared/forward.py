@@ -21,7 +21,6 @@ from clusterrun.verbs import find
 
 VERBS: Final = ("status", "top", "logs", "cancel", "resume", "diagnose", "plan")
 _WRITE_FILES: Final = {
-    "--save": "redirect the lines: clusterrun logs {job} -a -n all --no-dedup > FILE",
     "--bundle": "log in to {host} and run it there; the run directory is {run_dir}",
 }
 _LAST_ID: Final = "CLUSTERRUN_LAST_JOB_ID"  # here; the next one there must be larger

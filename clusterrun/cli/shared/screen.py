@@ -24,12 +24,10 @@ from clusterrun.diagnosis.training import losses_in
 from clusterrun.errors import ClusterrunError
 from clusterrun.estimates.estimate import estimate
 from clusterrun.logs.files import find_files
-from clusterrun.logs.newest import find_newest
-from clusterrun.logs.query import OVERVIEW
-from clusterrun.logs.sources import sources_of
-from clusterrun.logs.stamps import clock_time
-from clusterrun.logs.text import readable, strip_controls
-from clusterrun.logs.text_view import source_name
+from clusterrun.logs.sources import OVERVIEW, sources_of
+from clusterrun.logs.tail import find_newest
+from clusterrun.logs.text import clock_time, readable, strip_controls
+from clusterrun.logs.view import source_name
 from clusterrun.rundir.record import JobRecord
 from clusterrun.rundir.usage import AlertKind, Sample, alert_texts, silent
 from clusterrun.shared.durations import clock
