@@ -7,12 +7,22 @@ from typing import Any
 
 import pytest
 
-from clusterrun.backends.hosts.judge import Order, Problem, busy, gpus_to_lock, notes, problems
+from clusterrun.backends.hosts.courier import can_connect, listen
+from clusterrun.backends.hosts.judge import (
+    Order,
+    Problem,
+    busy,
+    closed_port,
+    gpus_to_lock,
+    notes,
+    problems,
+)
 from clusterrun.backends.hosts.locks import Holder, gpu_lock, job_lock
 from clusterrun.config.spec import Cluster, Device
 from clusterrun.errors import Exit
 from clusterrun.launch.plan import Plan
 from tests.backends.builders import make_plan
+from tests.ports import free_port
 
 VERSIONS = {"clusterrun": "1.0", "torch": "2.6.0", "accelerate": "1.5"}
 
@@ -57,13 +67,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("bad", "order", "words"), CASES)
-def test_a_bad_host_is_named(bad: dict[str, Any], order: Order, words: str) -> None:
-    [found] = problems(plan(), {"h1": host(), "h2": bad, "h3": bad}, {})
-    assert (found.hosts, found.order, found.exit_code) == (("h2", "h3"), order, Exit.FAILED)
-    assert words in str(found)
-    assert str(found).startswith("h[2-3]: ")
-    assert found.hint
+def test_a_bad_host_is_named() -> None:
+    for bad, order, words in CASES:
+        [found] = problems(plan(), {"h1": host(), "h2": bad, "h3": bad}, {})
+        assert (found.hosts, found.order, found.exit_code) == (("h2", "h3"), order, Exit.FAILED)
+        assert words in str(found)
+        assert str(found).startswith("h[2-3]: ")
+        assert found.hint
 
 
 @pytest.mark.parametrize(
@@ -86,11 +96,11 @@ def test_good_hosts_have_neither_problem_nor_note() -> None:
     assert problems(plan(), facts, {"h2": 0.2}) == notes(plan(), facts, {"h2": -0.2}) == []
 
 
-@pytest.mark.parametrize(("ahead_s", "expected"), [(-61, 1), (61, 1), (59, 0), (-2, 0)])
-def test_clocks_far_apart_are_refused_and_others_noted(ahead_s: float, expected: int) -> None:
+def test_clocks_far_apart_are_refused_and_others_noted() -> None:
     facts = {"h1": host(), "h2": host()}
-    assert len(problems(plan(), facts, {"h2": ahead_s})) == expected
-    assert len(notes(plan(), facts, {"h2": ahead_s})) == 1 - expected
+    for ahead_s, expected in ((-61, 1), (61, 1), (59, 0), (-2, 0)):
+        assert len(problems(plan(), facts, {"h2": ahead_s})) == expected
+        assert len(notes(plan(), facts, {"h2": ahead_s})) == 1 - expected
 
 
 def test_what_does_no_harm_is_noted() -> None:
@@ -130,3 +140,14 @@ def test_a_lock_of_the_job_is_the_same_host_twice() -> None:
     assert (str(twice), twice.exit_code) == ("h2: the same machine as h1", Exit.USAGE)
     other = busy("h2", gpu_lock("GPU-1"), holder, "10")
     assert str(other) == "h2: GPU GPU-1 is held by run lm/1 of ann (process 7)"
+
+
+def test_a_port_is_reached_while_somebody_listens_and_named_if_not() -> None:
+    with listen((free_port(), 0)) as first, listen((first.getsockname()[1], free_port())) as second:
+        ports = [each.getsockname()[1] for each in (first, second)]
+        assert ports[0] != ports[1]
+        assert [can_connect("127.0.0.1", port) for port in ports] == ["", ""]
+    assert can_connect("127.0.0.1", ports[0]) == "Connection refused"
+    problem = closed_port(["gpu2", "gpu3"], "gpu1", 20001, "timed out")
+    assert str(problem) == "gpu[2-3]: port 20001 of gpu1 cannot be reached (timed out)"
+    assert "--port-range" in problem.hint

@@ -1,7 +1,8 @@
-"""Several machines as the conductor's host: what each node of an attempt is given."""
+"""Several machines as the conductor's host: which ones an attempt gets, what each is given."""
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 from pathlib import Path
@@ -15,9 +16,11 @@ from clusterrun.backends.hosts.host import HostsHost
 from clusterrun.backends.local import process
 from clusterrun.config.hosts import HostList
 from clusterrun.config.spec import Cluster, Device, JobSpec
+from clusterrun.errors import ClusterrunError
 from clusterrun.launch.make import make_plan
 from clusterrun.rundir.paths import RunPaths
-from tests.launch.samples import slurm_facts
+from clusterrun.shared import checkpoint_files
+from tests.launch.samples import on_slurm, slurm_facts
 from tests.patience import wait_for
 
 HOSTS = ("gpu1", "ann@gpu2:2222", "gpu3")
@@ -89,3 +92,46 @@ def test_a_run_ends_with_the_shell_of_its_allocation(
     used._next_sign = 0.0
     used.keep_alive()
     wait_for(lambda: sent == [signal.SIGUSR2, signal.SIGTERM], "both signals")
+
+
+def chosen(root: Path, lost: str = "", unfit: tuple[str, ...] = ()) -> list[str]:
+    """Return the hosts of an attempt on two of three; the lost one is not awaited."""
+    plan = on_slurm(nodes=2, gpus_per_node=1)
+    plan = dataclasses.replace(
+        plan, cluster=Cluster.SSH, hosts=("h1", "h2", "h3"), wait_for_hosts_s=0
+    )
+    links = [
+        Link(name=name, host=name, first="h1", argv=(), script=b"", is_lost=name == lost)
+        for name in ("h1", "h2", "h3")
+    ]
+    host = HostsHost(RunPaths(root=root), plan, "H1", links, values={}, admit=lambda _: None)
+    return [link.name for link in host._choose(unfit)]
+
+
+def save(root: Path, nodes: dict[str, list[str]], *here: str) -> None:
+    """Save a checkpoint of which the first host has some files."""
+    path = RunPaths(root=root).checkpoints_dir / "step-00000008"
+    path.mkdir(parents=True)
+    for name in here:
+        (path / name).write_text("weights")
+    files = checkpoint_files.settled(path, here)
+    checkpoint_files.mark(path, 8, world_size=2, settings={}, nodes=nodes, files=files)
+
+
+def test_the_first_fit_hosts_are_used(tmp_path: Path) -> None:
+    assert chosen(tmp_path) == ["h1", "h2"]
+    assert chosen(tmp_path, lost="h2") == ["h1", "h3"]
+    with pytest.raises(ClusterrunError, match="only 1 host of 2 can be used: h2 does not answer"):
+        chosen(tmp_path, lost="h2", unfit=("h3",))
+
+
+def test_a_host_that_alone_has_a_part_of_the_checkpoint_is_needed(tmp_path: Path) -> None:
+    save(tmp_path, {"h1": ["a"], "h3": ["b"]}, "a")
+    assert chosen(tmp_path) == ["h1", "h3"]
+    with pytest.raises(ClusterrunError, match="h3 has a part of the newest checkpoint"):
+        chosen(tmp_path, lost="h3")
+
+
+def test_a_part_that_the_first_host_has_needs_nobody(tmp_path: Path) -> None:
+    save(tmp_path, {"h1": ["a"], "h2": ["b"]}, "a", "b")
+    assert chosen(tmp_path, lost="h2") == ["h1", "h3"]

@@ -29,7 +29,7 @@ from clusterrun.backends.local.process import identity
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.create import remove_run
-from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import Home
 from clusterrun.shared import files, shell
@@ -142,7 +142,7 @@ class HostsBackend(LocalBackend):
             openssh.ssh(host, start.READ),
             STOP_S,
             input=start.script(
-                "clusterrun.backends.hosts.tell",
+                __name__,
                 str(paths.root),
                 job_id,
                 str(number),
@@ -304,3 +304,15 @@ def _refusal(plan: Plan, code: int, errors: BinaryIO, answer: _Answer | None) ->
         return error
     errors.seek(0)
     return refusals.why(plan.hosts[0], code, errors.read().decode(errors="replace"))
+
+
+def main() -> int:
+    """Signal the controller of a job, from its own host: `backend RUN_DIR JOB_ID SIGNAL`."""
+    run_dir, job_id, number = sys.argv[1:]
+    runs_dir = RunsDir(root=Path(run_dir).parent.parent)
+    LocalBackend(runs_dir=runs_dir).signal(job_id, int(number))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

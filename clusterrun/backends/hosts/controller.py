@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from clusterrun.backends.hosts import crew, judge, mirror, project, reach, start
+from clusterrun.backends.hosts import crew, judge, mirror, project, start
 from clusterrun.backends.hosts.crew import Link
 from clusterrun.backends.hosts.frames import Frame, Pipe
 from clusterrun.backends.hosts.host import HostsHost
@@ -222,7 +222,7 @@ class Controller:
         _on_all(links, connect)
         if closed:
             raise judge.error_of(
-                reach.closed(names, to, port_of[to], reason)
+                judge.closed_port(names, to, port_of[to], reason)
                 for (to, reason), names in closed.items()
             )
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.hosts import facts, mirror, reach
+from clusterrun.backends.hosts import facts, mirror
 from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
 from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, job_lock, tidy
 from clusterrun.backends.hosts.openssh import LINK_S
@@ -31,6 +31,7 @@ from clusterrun.backends.hosts.project import ProjectReceiver
 from clusterrun.backends.hosts.start import ENVIRON, take_streams
 from clusterrun.backends.local.controller import amend_controller
 from clusterrun.errors import ClusterrunError
+from clusterrun.node.base.ports import listening_socket
 from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
 from clusterrun.rundir import record
 from clusterrun.rundir.create import remove_run
@@ -45,6 +46,7 @@ SILENCE_S = float(LINK_S)  # after which the controller is considered lost
 # From SIGTERM to SIGKILL, after the time that ranks have to save: an agent also writes its logs.
 GRACE_S = 12.0
 DRAIN_S = 20.0
+CONNECT_S = 3.0
 STUCK_S = 15.0  # after SILENCE_S, for a main thread that a dead connection may block
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -150,7 +152,7 @@ class Courier:
     def _on_listen(self, message: Frame) -> None:
         """Listen until this host gets its place, for other hosts to try."""
         with contextlib.suppress(OSError):
-            self._listener = reach.listen(message.fields["ports"])
+            self._listener = listen(message.fields["ports"])
         self._answer(port=self._listener.getsockname()[1] if self._listener else 0)
 
     def _stop_listening(self) -> None:
@@ -159,7 +161,7 @@ class Courier:
 
     def _on_connect(self, message: Frame) -> None:
         """Answer which of some addresses are not reached, and why."""
-        closed = [reach.can_connect(*address) for address in message.fields["addresses"]]
+        closed = [can_connect(*address) for address in message.fields["addresses"]]
         self._answer(closed=closed)
 
     def _on_place(self, message: Frame) -> None:
@@ -269,6 +271,26 @@ class Courier:
             locks.free()
         if self._paths and self._is_first and os.getppid() != self._parent:
             amend_controller(self._paths, is_gone=True)
+
+
+def listen(ports: tuple[int, ...]) -> socket.socket:
+    """Listen on the first free port; `getsockname()` has it. Raises OSError if none is free."""
+    last = OSError("no port to try")
+    for port in ports:
+        try:
+            return listening_socket(port)
+        except OSError as error:
+            last = error
+    raise last
+
+
+def can_connect(address: str, port: int, timeout_s: float = CONNECT_S) -> str:
+    """Return why a port is not reached; "" if it is."""
+    try:
+        socket.create_connection((address, port), timeout_s).close()
+    except OSError as error:
+        return error.strerror or str(error) or "no answer"
+    return ""
 
 
 def _runs_dir(paths: RunPaths) -> RunsDir:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.backends import select
-from clusterrun.backends.hosts import passing, refusals
-from clusterrun.backends.hosts.openssh import ssh
+from clusterrun.backends.hosts import refusals
+from clusterrun.backends.hosts.openssh import module, silent, ssh
 from clusterrun.backends.local.job_ids import remember_number
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, NotAdoptedError
@@ -146,12 +146,12 @@ def _answer(host: str, python: str, run_dirs: Sequence[str] | None) -> list[JobS
 
     Raises SchedulerUnreachableError, ClusterrunError.
     """
-    argv = ssh(host, passing.module(python, __name__))
+    argv = ssh(host, module(python, __name__))
     done = shell.run_once(argv, ANSWER_S, input=json.dumps(run_dirs), most=ANSWER_BYTES)
     if done.rc == shell.TIMED_OUT:
-        raise passing.silent(host, done.stderr or f"no answer within {ANSWER_S:.0f} s")
+        raise silent(host, done.stderr or f"no answer within {ANSWER_S:.0f} s")
     if done.rc == refusals.SSH_FAILED:
-        raise passing.silent(host, done.stderr)
+        raise silent(host, done.stderr)
     try:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
         return [_status(each) for each in decoded(list[Any], json.loads(line.removeprefix(MARK)))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -181,6 +181,13 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Found]:
         for process in gpu["processes"]:
             text = f"GPU {gpu['name']} also serves a screen: {_described(process)}"
             yield Order.NOTE, text, _FREE_GPUS
+
+
+def closed_port(hosts: Sequence[str], to: str, port: int, reason: str) -> Problem:
+    """Explain that hosts do not reach a port of another."""
+    text = f"port {port} of {to} cannot be reached ({reason})"
+    hint = "open a range of ports between the hosts, and pass it with --port-range LOW-HIGH"
+    return Problem(hosts=tuple(hosts), text=text, hint=hint, order=Order.CLOSED_PORTS)
 
 
 def gpus_needed(plan: Plan) -> int:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from clusterrun.backends.base import SchedulerJob, Submission, Where
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.local import process
-from clusterrun.backends.local.gpus import VISIBLE, split_gpus
 from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.config.choices import Device
 from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
@@ -31,6 +30,7 @@ from clusterrun.shared.state import JobState
 if TYPE_CHECKING:
     from clusterrun.rundir.record import JobRecord
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 SCHEMA = "clusterrun.controller/1"
 START_S = 60.0
 STOP_S = 15.0
@@ -196,6 +196,28 @@ class LocalBackend:
 def backend(where: Where) -> LocalBackend:
     """Return the backend of this package."""
     return LocalBackend(runs_dir=where.runs_dir)
+
+
+def split_gpus(plan: Plan, visible: str | None) -> list[str]:
+    """Return CUDA_VISIBLE_DEVICES for each node; [] for a job without GPUs.
+
+    `visible` is the submitting shell's value, for a plan that names no GPUs. Raises
+    ClusterrunError if there are too few.
+    """
+    if plan.device is not Device.CUDA:
+        return []
+    each = plan.gpus_per_node or plan.procs_per_node
+    needed = plan.nodes * each
+    ids = list(plan.gpu_ids) or (visible.split(",") if visible else None)
+    if ids is None:
+        ids = [str(number) for number in range(needed)]
+    if len(ids) < needed:
+        raise ClusterrunError(
+            f"{plan.nodes} x {each} GPUs are needed ({needed}), but only {len(ids)} can be used",
+            cause=f"GPUs {','.join(ids)}",
+            hint="name more with --gpu-ids, or use fewer nodes",
+        )
+    return [",".join(ids[rank * each : (rank + 1) * each]) for rank in range(plan.nodes)]
 
 
 def _start_controller(plan: Plan, paths: RunPaths, job_id: JobId) -> Submission:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from clusterrun.backends.local.gpus import VISIBLE, split_gpus
+from clusterrun.backends.local.backend import VISIBLE, split_gpus
 from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import die_with_parent, kill_descendants

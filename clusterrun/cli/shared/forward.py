@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
 
-from clusterrun.backends.hosts import homes, passing
+from clusterrun.backends.hosts import homes, openssh
 from clusterrun.backends.local.job_ids import last_number, remember_number
 from clusterrun.cli.shared import output
 from clusterrun.errors import ElsewhereError, Exit, UsageError
@@ -43,8 +43,8 @@ def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
     env = {ElsewhereError.VARIABLE: json.dumps(dict(there.runs)), **_display(is_terminal)}
     if verb == "resume":
         env[_LAST_ID] = str(last_number(find.own_runs()))
-    words = passing.module(there.python, "clusterrun", *args, env=env)
-    status = passing.run(there.host, words, is_terminal=is_terminal)
+    words = openssh.module(there.python, "clusterrun", *args, env=env)
+    status = openssh.run(there.host, words, is_terminal=is_terminal)
     if verb == "resume":  # record the new job's id here as well
         homes.ask([find.locate(word or None) for word in there.runs])
     return status
@@ -80,5 +80,5 @@ def _end_with_input() -> None:
         while os.read(0, 1 << 12):
             pass
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-    time.sleep(2 * passing.LAST_WORDS_S)
+    time.sleep(2 * openssh.LAST_WORDS_S)
     os._exit(Exit.INTERRUPTED)
