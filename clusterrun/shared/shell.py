@@ -87,14 +87,12 @@ def run_once(
     input: str | None = None,
     cwd: Path | None = None,
     rest_s: float = REST_S,
-    most: int | None = None,
+    most: int = files.MOST_BYTES,
 ) -> Completed:
     """Run a command that is not of the scheduler; its status is TIMED_OUT if it was killed.
 
-    With `most`, only so many bytes of each stream are kept.
-
-    One that the kernel blocks cannot be killed; it is left alone after `rest_s`. Raises
-    SchedulerUnreachableError if it cannot be started.
+    The first `most` bytes of each stream are kept. One that the kernel blocks cannot be killed; it
+    is left alone after `rest_s`. Raises SchedulerUnreachableError if it cannot be started.
     """
     with _file_with(input) as stdin:
         try:
@@ -128,24 +126,44 @@ def collect(
     process: subprocess.Popen[bytes],
     timeout_s: float,
     rest_s: float = REST_S,
-    most: int | None = None,
+    most: int = files.MOST_BYTES,
 ) -> Completed:
     """Wait for a command that was started, and return its output; otherwise as `run_once`."""
+    kept = [bytearray() for _ in range(2)]
+    pid = 0
     try:
-        if most is None:
-            stdout, stderr = process.communicate(timeout=timeout_s)
-        else:
-            stdout, stderr = _beginnings(process, most, time.monotonic() + timeout_s)
-    except subprocess.TimeoutExpired:
+        _read(process, kept, most, time.monotonic() + timeout_s)
+    except BaseException as error:
+        pid = process.pid
         _kill(process)
-        stdout, stderr = _rest(process, rest_s)
-        texts = {"stdout": _text(stdout), "stderr": _text(stderr)}
-        return Completed(rc=TIMED_OUT, **texts, pid=process.pid)
-    except BaseException:
-        _kill(process)
-        _rest(process, rest_s)
-        raise
-    return Completed(rc=process.returncode, stdout=_text(stdout), stderr=_text(stderr))
+        with contextlib.suppress(subprocess.TimeoutExpired):  # an escaped child may hold the pipes
+            _read(process, kept, most, time.monotonic() + rest_s)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+    finally:
+        for pipe in filter(None, (process.stdout, process.stderr)):
+            pipe.close()
+    stdout, stderr = (data.decode("utf-8", "replace") for data in kept)
+    return Completed(TIMED_OUT if pid else process.returncode, stdout, stderr, pid)
+
+
+def _read(
+    process: subprocess.Popen[bytes], kept: Sequence[bytearray], most: int, deadline: float
+) -> None:
+    """Read all output, and keep its beginning. Raises TimeoutExpired at the deadline."""
+    with selectors.DefaultSelector() as selector:
+        for pipe, beginning in zip((process.stdout, process.stderr), kept, strict=True):
+            if pipe:
+                selector.register(pipe, selectors.EVENT_READ, beginning)
+        while selector.get_map():
+            if (left := deadline - time.monotonic()) <= 0:
+                raise subprocess.TimeoutExpired(process.args, 0)
+            for key, _ in selector.select(left):
+                data = os.read(key.fd, 1 << 16)
+                key.data.extend(data[: most - len(key.data)])
+                if not data:
+                    selector.unregister(key.fileobj)
+        process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def cannot_start(program: str, error: OSError) -> SchedulerUnreachableError:
@@ -163,46 +181,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         process.kill()
-
-
-def _rest(process: subprocess.Popen[bytes], within_s: float) -> tuple[bytes, bytes]:
-    """Read the output of a killed command.
-
-    An escaped child may still hold the pipes. A process that a file system blocks does not die.
-    """
-    try:
-        return process.communicate(timeout=within_s)
-    except subprocess.TimeoutExpired as error:
-        for pipe in filter(None, (process.stdout, process.stderr)):
-            pipe.close()
-        return error.stdout or b"", error.stderr or b""
-
-
-def _beginnings(
-    process: subprocess.Popen[bytes], most: int, deadline: float
-) -> tuple[bytes, bytes]:
-    """Read all output, and keep its beginning. Raises TimeoutExpired at the deadline."""
-    pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe]
-    kept = [bytearray() for _ in pipes]
-    with contextlib.ExitStack() as stack:
-        selector = stack.enter_context(selectors.DefaultSelector())
-        for pipe, beginning in zip(pipes, kept, strict=True):
-            selector.register(stack.enter_context(pipe), selectors.EVENT_READ, beginning)
-        while selector.get_map():
-            if (left := deadline - time.monotonic()) <= 0:
-                raise subprocess.TimeoutExpired(process.args, 0)
-            for key, _ in selector.select(left):
-                data = os.read(key.fd, 1 << 16)
-                key.data.extend(data[: most - len(key.data)])
-                if not data:
-                    selector.unregister(key.fileobj)
-        process.wait(max(0.0, deadline - time.monotonic()))
-    stdout, stderr = map(bytes, kept)
-    return stdout, stderr
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
 
 
 def silence(done: Completed) -> str:
