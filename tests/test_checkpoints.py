@@ -34,64 +34,43 @@ def newest_name(directory: Path) -> tuple[str | None, list[str]]:
     return (found.path.name if found else None), notes
 
 
-def test_an_empty_or_missing_directory_has_no_checkpoint(tmp_path: Path) -> None:
-    assert checkpoint_files.newest(tmp_path) == (None, [])
-    assert checkpoint_files.newest(tmp_path / "none") == (None, [])
-    assert checkpoint_files.listed(tmp_path / "none") == []
-
-
 def test_the_newest_complete_checkpoint_is_taken_with_all_that_was_said_of_it(
     tmp_path: Path,
 ) -> None:
+    assert checkpoint_files.newest(tmp_path) == (None, [])
+    assert checkpoint_files.newest(tmp_path / "none") == (None, [])
     save(tmp_path, "step-00000090")
-    newest = save(tmp_path, "step-00000100")
+    newest = save(tmp_path, "step-100000000")  # steps are numbers and not text
+    save(tmp_path, "step-99999999")
     found, notes = checkpoint_files.newest(tmp_path)
     assert notes == []
+    assert found
     assert found == checkpoint_files.Checkpoint(
         path=newest,
-        step=100,
+        step=100_000_000,
         world_size=4,
         attempt=2,
-        saved_at=found.saved_at if found else 0,
+        saved_at=found.saved_at,
         settings=SETTINGS,
     )
-
-
-def test_steps_are_numbers_and_not_text(tmp_path: Path) -> None:
-    save(tmp_path, "step-99999999")
-    save(tmp_path, "step-100000000")
-    assert newest_name(tmp_path) == ("step-100000000", [])
+    assert checkpoint_files.listed(tmp_path)[0] == (100_000_000, newest)
 
 
 def test_the_directories_of_hugging_face_are_checkpoints(tmp_path: Path) -> None:
-    save(tmp_path, "checkpoint-9")
-    save(tmp_path, "checkpoint-10")
+    for name in ("checkpoint-9", "checkpoint-10"):
+        save(tmp_path, name)
     save(tmp_path, "checkpoint-final", complete=False)
     assert newest_name(tmp_path) == ("checkpoint-10", [])
 
 
 def test_the_marker_lists_every_file_and_names_its_schema(tmp_path: Path) -> None:
-    marker = json.loads((save(tmp_path, "step-00000020") / ".complete").read_text())
+    path = save(tmp_path, "step-00000020")
+    marker = json.loads((path / ".complete").read_text())
     assert marker["schema"] == "clusterrun.checkpoint/1"
     assert sorted(marker["files"]) == ["model.bin", "shards/rank_1.bin"]
     assert marker["files"]["model.bin"] == [7, zlib.crc32(b"weights")]
-
-
-def test_a_checkpoint_that_is_marked_again_does_not_list_its_old_marker(tmp_path: Path) -> None:
-    checkpoint_files.mark(save(tmp_path, "step-00000020"), 20, world_size=4, settings={})
+    checkpoint_files.mark(path, 20, world_size=4, settings={})  # it does not list its old marker
     assert newest_name(tmp_path) == ("step-00000020", [])
-
-
-def test_an_unmarked_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
-    save(tmp_path, "step-00000010")
-    save(tmp_path, "step-00000020", complete=False)
-    assert newest_name(tmp_path) == (
-        "step-00000010",
-        [
-            "checkpoint step-00000020 is incomplete and was skipped: "
-            "it has no .complete: the save did not finish, or another program wrote it"
-        ],
-    )
 
 
 def lose_a_shard(path: Path) -> None:
@@ -111,55 +90,53 @@ def make_unreadable(path: Path) -> None:
     (path / "model.bin").symlink_to("model.bin")
 
 
-@pytest.mark.parametrize(
-    ("harm", "why"),
-    [
-        (lose_a_shard, "shards/rank_1.bin is missing"),
-        (make_unreadable, "model.bin can't be read: Too many levels of symbolic links"),
-        (cut_a_file, "model.bin has 3 bytes instead of 7"),
-        (flip_a_bit, "model.bin is damaged: its checksum differs from the saved one"),
-    ],
-)
-def test_what_was_harmed_after_it_was_marked_is_passed_over(
-    tmp_path: Path, harm: Any, why: str
-) -> None:
-    save(tmp_path, "step-00000010")
-    path = save(tmp_path, "step-00000020")
-    harm(path)
-    note = f"checkpoint step-00000020 is incomplete and was skipped: {why}"
-    assert newest_name(tmp_path) == ("step-00000010", [note])
-    assert checkpoint_files.listed(tmp_path) == [(20, path), (10, tmp_path / "step-00000010")]
+def unmark(path: Path) -> None:
+    (path / ".complete").unlink()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"files": 3}', "\xff", '{"files": {"model.bin": 7}}']
-)
-def test_a_marker_that_is_no_marker_is_passed_over(tmp_path: Path, text: str) -> None:
-    (save(tmp_path, "step-00000020") / ".complete").write_text(text, encoding="latin-1")
-    name, notes = newest_name(tmp_path)
-    assert name is None
-    assert notes[0].endswith("was skipped: its .complete can't be read")
-
-
-def test_a_marker_of_another_schema_is_passed_over(tmp_path: Path) -> None:
-    marker = save(tmp_path, "step-00000020") / ".complete"
+def mark_otherwise(path: Path) -> None:
+    marker = path / ".complete"
     marker.write_text(marker.read_text().replace("checkpoint/1", "checkpoint/2"))
-    assert newest_name(tmp_path)[1][0].endswith("has an unknown schema: clusterrun.checkpoint/2")
 
 
-@pytest.mark.parametrize("place", [0, (200 << 20) - 1])
-def test_damage_at_the_ends_of_a_large_file_is_found_by_its_samples(
-    tmp_path: Path, place: int
-) -> None:
+NO_MARKERS = ("", "[]", "{}", '{"files": 3}', "\xff", '{"files": {"model.bin": 7}}')
+HARM: dict[Callable[[Path], object], str] = {
+    lose_a_shard: "shards/rank_1.bin is missing",
+    make_unreadable: "model.bin can't be read: Too many levels of symbolic links",
+    cut_a_file: "model.bin has 3 bytes instead of 7",
+    flip_a_bit: "model.bin is damaged: its checksum differs from the saved one",
+    unmark: "it has no .complete: the save did not finish, or another program wrote it",
+    mark_otherwise: "its .complete has an unknown schema: clusterrun.checkpoint/2",
+    **{
+        lambda path, text=text: (path / ".complete").write_text(text, encoding="latin-1"): (
+            "its .complete can't be read"
+        )
+        for text in NO_MARKERS
+    },
+}
+
+
+def test_what_was_harmed_is_passed_over_and_said(tmp_path: Path) -> None:
+    for number, (harm, why) in enumerate(HARM.items()):
+        root = tmp_path / str(number)
+        save(root, "step-00000010")
+        harm(path := save(root, "step-00000020"))
+        note = f"checkpoint step-00000020 is incomplete and was skipped: {why}"
+        assert newest_name(root) == ("step-00000010", [note])
+        assert checkpoint_files.listed(root) == [(20, path), (10, root / "step-00000010")]
+
+
+def test_damage_at_the_ends_of_a_large_file_is_found_by_its_samples(tmp_path: Path) -> None:
     path = save(tmp_path, "step-00000020", complete=False)
     with open(path / "large.bin", "wb") as file:
         file.truncate(200 << 20)
     checkpoint_files.mark(path, 20, world_size=1, settings={})
-    assert newest_name(tmp_path)[0] == "step-00000020"
-    with open(path / "large.bin", "r+b") as file:
-        file.seek(place)
-        file.write(b"x")
-    assert newest_name(tmp_path)[1][0].endswith("its checksum differs from the saved one")
+    for place in (0, (200 << 20) - 1):
+        for byte, name in ((b"x", None), (b"\0", "step-00000020")):
+            with open(path / "large.bin", "r+b") as file:
+                file.seek(place)
+                file.write(byte)
+            assert newest_name(tmp_path)[0] == name
 
 
 def test_a_save_that_was_cut_off_is_never_seen_and_can_be_removed(tmp_path: Path) -> None:
@@ -211,22 +188,19 @@ def names(directory: Path) -> list[str]:
     return sorted(str(step) for step, _ in checkpoint_files.listed(directory))
 
 
-@pytest.mark.parametrize(
-    "names_of",
-    [
-        lambda rank: f"rng_state_{rank}.pth",
-        lambda rank: f"__{rank}_0.distcp",
-        lambda rank: f"model/bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
-        lambda rank: f"random_states_{rank}.pkl",
-    ],
-)
-def test_a_rank_looks_after_the_files_that_it_wrote(names_of: Callable[[int], str]) -> None:
+def test_a_rank_looks_after_the_files_that_it_wrote() -> None:
     of_all = ["config.json", *(f"model-0000{n}-of-00012.safetensors" for n in range(1, 4))]
-    every = sorted([*of_all, *(names_of(rank) for rank in range(12))])
-    shares = [checkpoint_files.own_share(every, rank, 12) for rank in range(12)]
-    assert [names_of(rank) in share for rank, share in enumerate(shares)] == [True] * 12
-    assert sorted(name for share in shares for name in share) == every
-    assert max(map(len, shares)) == 2  # what is no rank's is spread
+    for form in (
+        "rng_state_{}.pth",
+        "__{}_0.distcp",
+        "model/bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt",
+        "random_states_{}.pkl",
+    ):
+        every = sorted([*of_all, *map(form.format, range(12))])
+        shares = [checkpoint_files.own_share(every, rank, 12) for rank in range(12)]
+        assert all(form.format(rank) in share for rank, share in enumerate(shares))
+        assert sorted(name for share in shares for name in share) == every
+        assert max(map(len, shares)) == 2  # what is no rank's is spread
 
 
 def test_pruning_counts_only_complete_checkpoints(tmp_path: Path) -> None:
@@ -251,12 +225,6 @@ def test_pruning_looks_at_no_more_than_it_keeps(
     assert (len(looked), names(tmp_path)) == (2, ["30", "40"])
 
 
-def test_pruning_without_a_complete_checkpoint_removes_nothing(tmp_path: Path) -> None:
-    save(tmp_path, "step-00000030", complete=False)
-    checkpoint_files.prune(tmp_path, keep=1)
-    assert names(tmp_path) == ["30"]
-
-
 def test_pruning_after_a_set_back_never_removes_what_was_just_saved(tmp_path: Path) -> None:
     for step in (10, 15, 20):
         save(tmp_path, f"step-{step:08d}")
@@ -271,24 +239,15 @@ def saved_by(world_size: int, settings: dict[str, Any]) -> checkpoint_files.Chec
     )
 
 
-@pytest.mark.parametrize(
-    ("world_size", "settings", "words"),
-    [
-        (4, SETTINGS, ""),
-        (4, {**SETTINGS, "lr": 0.1}, "lr was 0.002 and is 0.1"),
-        (2, SETTINGS, "the number of ranks was 4 and is 2"),
-        (
-            2,
-            {"effective_batch": 16, "seed": (1, 2)},
-            "effective_batch was 32 and is 16; lr was 0.002 and is None; "
-            "seed was None and is [1, 2]; the number of ranks was 4 and is 2",
-        ),
-    ],
-)
-def test_a_changed_world_and_changed_settings_are_said(
-    world_size: int, settings: dict[str, Any], words: str
-) -> None:
-    assert saved_by(4, SETTINGS).difference(world_size, settings) == words
+def test_a_changed_world_and_changed_settings_are_said() -> None:
+    found = saved_by(4, SETTINGS)
+    assert found.difference(4, SETTINGS) == ""
+    assert found.difference(4, {**SETTINGS, "lr": 0.1}) == "lr was 0.002 and is 0.1"
+    assert found.difference(2, {"effective_batch": 16, "seed": (1, 2)}) == (
+        "effective_batch was 32 and is 16; lr was 0.002 and is None; "
+        "seed was None and is [1, 2]; the number of ranks was 4 and is 2"
+    )
+    assert saved_by(4, {"betas": [0.9, 0.95]}).difference(4, {"betas": (0.9, 0.95)}) == ""
 
 
 def test_what_is_overridden_or_any_world_is_no_difference() -> None:
@@ -301,27 +260,19 @@ def test_what_is_overridden_or_any_world_is_no_difference() -> None:
     assert refused.value.hints == ("use one of these settings: effective_batch, lr",)
 
 
-def test_settings_that_json_changes_are_no_difference() -> None:
-    assert saved_by(4, {"betas": [0.9, 0.95]}).difference(4, {"betas": (0.9, 0.95)}) == ""
-
-
-@pytest.mark.parametrize(
-    ("size", "told"),
-    [
-        (1000, "1 KiB are needed, 0 KiB are free"),
-        ((3 << 20) + 1, "4 MiB are needed, 0 MiB are free"),
-    ],
-)
 def test_a_disk_that_lacks_little_room_is_described_in_numbers_that_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = tmp_path / "step-00000001"
-    saved.mkdir()
-    (saved / "model.pt").write_bytes(b"x" * size)
-    checkpoint_files.mark(saved, 1, world_size=1, settings={})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, free=900))
-    with pytest.raises(OSError, match=told):
-        checkpoint_files.check_room(tmp_path)
+    for step, (size, told) in enumerate(
+        ((1000, "1 KiB are needed, 0 KiB are free"), ((3 << 20) + 1, "4 MiB are needed, 0 MiB"))
+    ):
+        saved = tmp_path / f"step-{step}"
+        saved.mkdir()
+        (saved / "model.pt").write_bytes(b"x" * size)
+        checkpoint_files.mark(saved, step, world_size=1, settings={})
+        with pytest.raises(OSError, match=told):
+            checkpoint_files.check_room(tmp_path)
 
 
 def test_a_node_needs_room_for_its_own_part_alone(

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,101 +24,88 @@ from clusterrun.shared.hostlist import (
     parse_ranks,
 )
 
+HOSTS = {  # of each list
+    "della-i14g2": "della-i14g2",
+    "a[001-003,7]-ib": "a001-ib a002-ib a003-ib a7-ib",
+    "r[0-1]n[2-3],login": "r0n2 r0n3 r1n2 r1n3 login",
+    "a[9-11]": "a9 a10 a11",
+    "a[098-101]": "a098 a099 a100 a101",
+    "a[3,1],b2": "a3 a1 b2",
+    "a[1][2-3]": "a12 a13",
+    "[1-2].cluster.example": "1.cluster.example 2.cluster.example",
+    "a1, a2\n": "a1 a2",
+}
+BAD = {  # why, and where
+    "a[1-3": ("'[' is unmatched", 2),
+    "a1,b2]": ("']' is unmatched", 6),
+    "a[[1]]": ("'[' is unmatched", 2),
+    "a[]": ("'' is neither a number nor a range", 3),
+    "a[1,,2]": ("'' is neither a number nor a range", 5),
+    "a[1,2-]": ("'2-' is neither a number nor a range", 5),
+    "a[1-2-3]": ("'1-2-3' is neither a number nor a range", 3),
+    "a[٣]": ("'٣' is neither a number nor a range", 3),
+    "n1,a[5-3]": ("range '5-3' runs backwards", 6),
+    "a[0-99999]": ("more than 65,536 hosts", 3),
+    "a[0-999][0-999]": ("more than 65,536 hosts", 9),
+    "a[" + "9" * 5000 + "]": ("is neither a number nor a range", 3),
+}
+FOLDED = {
+    "n1 n2 n3 n5": "n[1-3,5]",
+    "n09 n10 n099 n100": "n[09-10,099-100]",
+    "a1-ib a2-ib": "a[1-2]-ib",
+    "r0n0 r0n1 r1n0 r1n1": "r0n[0-1],r1n[0-1]",
+    "n1 n1": "n1,n1",
+    "": "",
+}
+SETS = {
+    "n2 n1 n2": "n[1-2]",
+    "n10 login n9 n2": "login,n[2,9-10]",
+    "r1n0 r0n1 r0n0": "r0n[0-1],r1n0",
+    "n" + "9" * 30 + " n1": "n1,n" + "9" * 30,
+    "": "",
+}
+RANKS = {
+    "0,8-15": {0, *range(8, 16)},
+    "::8": {0, 8, 16, 24},
+    "30:": {30, 31},
+    ":2, 5": {0, 1, 5},
+    "0:9999": set(range(32)),
+}
+NO_RANKS = {
+    "32": "rank 32 does not exist; the ranks are 0-31",
+    "0-9000": "rank 9000 does not exist",
+    "40:": "selects none",
+    "::0": "the step of '::0' is 0",
+    "5-3": "run backwards",
+    **dict.fromkeys(("", "0,,1", "-1", "0-", "all", "٣", "9" * 5000), "is not a rank"),
+}
+
+
+def refusal(parse: Callable[[], object]) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse()
+    return caught.value.message
+
 
 def test_examples_in_the_docstrings_hold() -> None:
-    result = doctest.testmod(hostlist)
-    assert result.attempted >= 4
-    assert result.failed == 0
+    assert doctest.testmod(hostlist) == (0, 6)
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("n1", ["n1"]),
-        ("della-i14g2", ["della-i14g2"]),
-        ("a[001-003,7]-ib", ["a001-ib", "a002-ib", "a003-ib", "a7-ib"]),
-        ("r[0-1]n[0-3]", [f"r{r}n{n}" for r in range(2) for n in range(4)]),
-        ("gpu-a[1-3]-x,login", ["gpu-a1-x", "gpu-a2-x", "gpu-a3-x", "login"]),
-        ("a[9-11]", ["a9", "a10", "a11"]),
-        ("a[098-101]", ["a098", "a099", "a100", "a101"]),
-        ("a[3,1],b2", ["a3", "a1", "b2"]),
-        ("a[1][2-3]", ["a12", "a13"]),
-        ("[1-2].cluster.example", ["1.cluster.example", "2.cluster.example"]),
-        ("a1, a2\n", ["a1", "a2"]),
-    ],
-)
-def test_node_lists_of_every_shape_are_expanded(text: str, hosts: list[str]) -> None:
-    assert parse_hostlist(text) == hosts
+def test_lists_of_every_shape_are_expanded_and_folded() -> None:
+    assert {text: " ".join(parse_hostlist(text)) for text in HOSTS} == HOSTS
+    assert {text: fold_hostlist(text.split()) for text in FOLDED} == FOLDED
+    assert {text: fold_hosts(text.split()) for text in SETS} == SETS
 
 
-@pytest.mark.parametrize(
-    ("text", "reason", "position"),
-    [
-        ("a[1-3", "'[' is unmatched", 2),
-        ("a1,b2]", "']' is unmatched", 6),
-        ("a[[1]]", "'[' is unmatched", 2),
-        ("a[]", "'' is neither a number nor a range", 3),
-        ("a[1,,2]", "'' is neither a number nor a range", 5),
-        ("a[1,2-]", "'2-' is neither a number nor a range", 5),
-        ("a[1-2-3]", "'1-2-3' is neither a number nor a range", 3),
-        ("a[x]", "'x' is neither a number nor a range", 3),
-        ("a[٣]", "'٣' is neither a number nor a range", 3),
-        ("n1,a[5-3]", "range '5-3' runs backwards", 6),
-        ("a[0-99999]", "more than 65,536 hosts", 3),
-        ("a[0-999][0-999]", "more than 65,536 hosts", 9),
-        ("a[" + "9" * 5000 + "]", "is neither a number nor a range", 3),
-    ],
-)
-def test_what_cannot_be_read_is_refused_with_its_position(
-    text: str, reason: str, position: int
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_hostlist(text)
-    assert reason in caught.value.message
-    assert caught.value.message.endswith(f"at position {position}")
-
-
-@pytest.mark.parametrize("text", ["", "  ", ",", ", ,"])
-def test_an_empty_list_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="empty"):
-        parse_hostlist(text)
-
-
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        (["n1"], "n1"),
-        (["n1", "n2", "n3", "n5"], "n[1-3,5]"),
-        (["n09", "n10", "n099", "n100"], "n[09-10,099-100]"),
-        (["a1-ib", "a2-ib"], "a[1-2]-ib"),
-        (["r0n0", "r0n1", "r1n0", "r1n1"], "r0n[0-1],r1n[0-1]"),
-        (["n1", "n1"], "n1,n1"),
-        (["head", "n1", "n2"], "head,n[1-2]"),
-        ([], ""),
-    ],
-)
-def test_folding_writes_the_short_form(names: list[str], text: str) -> None:
-    assert fold_hostlist(names) == text
-
-
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        (["n2", "n1", "n2"], "n[1-2]"),
-        (["n10", "login", "n9", "n2"], "login,n[2,9-10]"),
-        (["r1n0", "r0n1", "r0n0"], "r0n[0-1],r1n0"),
-        (["n" + "9" * 30, "n1"], "n1,n" + "9" * 30),
-        ([], ""),
-    ],
-)
-def test_a_set_of_hosts_has_one_form_whatever_their_order(names: list[str], text: str) -> None:
-    assert fold_hosts(names) == text
-
-
-@pytest.mark.parametrize("name", ["", "a b", "a,b", "a[1]", "a\n"])
-def test_folding_refuses_what_is_no_host_name(name: str) -> None:
-    with pytest.raises(UsageError, match="not a host name"):
-        fold_hostlist([name])
+def test_what_cannot_be_read_is_refused_with_its_position() -> None:
+    for text, (reason, position) in BAD.items():
+        message = refusal(lambda text=text: parse_hostlist(text))  # type: ignore[misc]
+        assert message.endswith(f"{reason} at position {position}"), message
+    for text in ("", "  ", ",", ", ,"):
+        assert "empty" in refusal(lambda text=text: parse_hostlist(text))  # type: ignore[misc]
+    for name in ("", "a b", "a,b", "a[1]", "a\n"):
+        with pytest.raises(UsageError, match="not a host name"):
+            fold_hostlist([name])
 
 
 _numbers = st.integers(0, 1200).map(str) | st.integers(0, 130).map(lambda n: f"{n:03}")
@@ -172,14 +160,8 @@ def slurm_conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _scontrol_hostnames(conf: Path, text: str) -> list[str]:
-    done = subprocess.run(
-        ["scontrol", "show", "hostnames", text],
-        env={**os.environ, "SLURM_CONF": str(conf)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.split()
+    argv, env = ["scontrol", "show", "hostnames", text], {**os.environ, "SLURM_CONF": str(conf)}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout.split()
 
 
 # Slurm 22.05 takes no text after a bracket and orders three brackets in a way of its own.
@@ -217,42 +199,11 @@ def test_time_grows_with_the_number_of_hosts_only() -> None:
     assert time.process_time() - begin < 5
 
 
-@pytest.mark.parametrize(
-    ("text", "ranks"),
-    [
-        ("0", {0}),
-        ("0,8-15", {0, *range(8, 16)}),
-        ("::8", {0, 8, 16, 24}),
-        ("2:5", {2, 3, 4}),
-        ("30:", {30, 31}),
-        (":2, 5", {0, 1, 5}),
-        ("0:9999", set(range(32))),
-    ],
-)
-def test_sets_of_ranks_are_read(text: str, ranks: set[int]) -> None:
-    assert parse_ranks(text, 32) == ranks
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("32", "rank 32 does not exist; the ranks are 0-31"),
-        ("0-9000", "rank 9000 does not exist"),
-        ("40:", "selects none"),
-        ("::0", "step"),
-        ("5-3", "backwards"),
-        ("", "is not a rank"),
-        ("0,,1", "is not a rank"),
-        ("-1", "is not a rank"),
-        ("0-", "is not a rank"),
-        ("all", "is not a rank"),
-        ("٣", "is not a rank"),
-        ("9" * 5000, "is not a rank"),
-    ],
-)
-def test_what_is_no_set_of_ranks_is_refused(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        parse_ranks(text, 32)
+def test_sets_of_ranks_are_read_or_refused() -> None:
+    assert {text: set(parse_ranks(text, 32)) for text in RANKS} == RANKS
+    for text, message in NO_RANKS.items():
+        found = refusal(lambda text=text: parse_ranks(text, 32))  # type: ignore[misc]
+        assert message in found, found
 
 
 @given(st.sets(st.integers(0, 9999), min_size=1))
