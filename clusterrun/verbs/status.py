@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from clusterrun.backends import select
 from clusterrun.backends.slurm import query
@@ -12,6 +12,7 @@ from clusterrun.backends.slurm.reasons import explain
 from clusterrun.backends.startups import with_startups
 from clusterrun.backends.status import JobStatus, statuses, with_last_step, with_usage
 from clusterrun.backends.waiting import explained
+from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.record import JobRecord, read_again
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record
@@ -28,11 +29,12 @@ def status(job: Which | None = None, *, max_age_s: float | None = None) -> JobSt
 
     Raises JobNotFoundError. If the scheduler does not answer, the status has an `error`.
     """
-    return with_startups(with_usage(_status(job, max_age_s=max_age_s)))
+    return with_startups(with_usage(look(find_record(job), max_age_s=max_age_s)))
 
 
-def _status(job: Which | None, *, max_age_s: float | None = None) -> JobStatus:
-    (found,) = statuses([read_again(find_record(job))], select.backend_of, max_age_s=max_age_s)
+def look(record: JobRecord, *, max_age_s: float | None = None) -> JobStatus:
+    """Return the status of a job without what its nodes use and how its attempts started."""
+    (found,) = statuses([read_again(record)], select.backend_of, max_age_s=max_age_s)
     return with_last_step(found)
 
 
@@ -47,7 +49,45 @@ def stuck_now(record: JobRecord) -> JobStatus | None:
     reason = query.pending_reason(record.job_id, record.slurm_cluster)
     if not reason or explain(reason, record.job_id).can_start is not False:
         return None
-    return explained(_status(record, max_age_s=0))
+    return explained(look(record, max_age_s=0))
+
+
+class _Standing(Protocol):
+    @property
+    def state(self) -> JobState: ...
+    @property
+    def error(self) -> ClusterrunError | None: ...
+
+
+_Found = TypeVar("_Found", bound=_Standing)
+
+
+class Watch(Generic[_Found]):
+    """Looks at a job again and again: soon after a change, seldom while nothing changes.
+
+    `is_over`: it has ended, or has not been found for FORGOTTEN_S. `ask` gets whether the answer
+    must be fresh.
+    """
+
+    is_over = False
+
+    def __init__(self, ask: Callable[[bool], _Found], least_s: float, most_s: float) -> None:
+        self._ask, self._least_s, self._most_s = ask, least_s, most_s
+        self._known_at = time.monotonic()
+        self._state: JobState | None = None
+        self.pause_s = least_s
+
+    def look(self) -> _Found:
+        """Look now; `pause_s` says when to look again."""
+        now = self._ask(False)
+        if now.error or now.state is not JobState.UNKNOWN:
+            self._known_at = time.monotonic()
+        if now.state.is_terminal and not now.state.is_success:
+            now = self._ask(True)  # it may be starting again
+        self.is_over = now.state.is_terminal or time.monotonic() - self._known_at > FORGOTTEN_S
+        is_same, self._state = now.state is self._state, now.state
+        self.pause_s = min(self._most_s, self.pause_s * POLL_GROWTH) if is_same else self._least_s
+        return now
 
 
 def wait(
@@ -67,24 +107,17 @@ def wait(
     """
     record = find_record(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
-    known_at = time.monotonic()
-    release = Release()
-    pause_s, state, told = POLL_S, None, ""
+    watch = Watch(lambda fresh: look(record, max_age_s=0 if fresh else None), POLL_S, POLL_MOST_S)
+    release, told = Release(), ""
     while True:
-        now = _status(record)
-        if now.error or now.state is not JobState.UNKNOWN:
-            known_at = time.monotonic()
-        if now.state.is_terminal and not now.state.is_success:
-            now = _status(record, max_age_s=0)  # it may be starting again
+        now = watch.look()
         if release(now):
             released(now)
         if now.pending and now.pending.can_start is False and now.pending.code != told:
             told = now.pending.code
             stuck(explained(now))
-        if now.state.is_terminal or time.monotonic() - known_at > FORGOTTEN_S:
+        if watch.is_over:
             return with_startups(with_usage(now))
         if time.monotonic() >= deadline:
             raise TimeoutError(f"job {record.job_id} is {now.state.value} after {timeout_s} s")
-        pause_s = min(POLL_MOST_S, pause_s * POLL_GROWTH) if now.state is state else POLL_S
-        state = now.state
-        rest(now, pause_s)
+        rest(now, watch.pause_s)

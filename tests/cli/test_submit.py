@@ -356,10 +356,10 @@ def test_wait_warns_once_of_a_job_that_cannot_start(
     here.slurm()
     here.program("squeue", "echo '4711|PENDING||0:00|UNLIMITED|N/A|N/A|PartitionNodeLimit'")
     states = iter([JobState.PENDING, JobState.PENDING, JobState.CANCELLED, JobState.CANCELLED])
-    ask = status_verb._status
+    ask = status_verb.look
     monkeypatch.setattr(status_verb, "POLL_S", 0.0)
     monkeypatch.setattr(
-        status_verb, "_status", lambda job, **_: dataclasses.replace(ask(job), state=next(states))
+        status_verb, "look", lambda job, **_: dataclasses.replace(ask(job), state=next(states))
     )
     said = here("submit", "--wait", "-N9", "train.py")
     reason = "requests more nodes than the partition allows; it will not start"

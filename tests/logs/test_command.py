@@ -24,6 +24,7 @@ from clusterrun.cli.logs import reading
 from clusterrun.cli.logs.job import RunLogs
 from clusterrun.cli.shared import output
 from clusterrun.config.spec import Cluster
+from clusterrun.logs.follow import Left
 from clusterrun.rundir import record as records
 from clusterrun.rundir.outcome import Cause
 from clusterrun.rundir.record import JobRecord
@@ -399,70 +400,37 @@ def test_why_a_job_waits_is_said_once(on_slurm: LogsCommand, follow: type[Follow
     ]
 
 
-class SkippingClock:
-    """Stands in for the time and the scheduler that a watcher asks."""
+def test_a_follower_waits_as_long_as_the_job_may_go_on(
+    here: LogsCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, asked, state = [1000.0], list[float](), [JobState.RUNNING]
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, states: list[JobState]) -> None:
-        self.now_s = 1000.0
-        self.asked: list[float] = []
-        self.states = states
-        monkeypatch.setattr(cli_follow.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(cli_job, "status", self.status)
+    def look(record: JobRecord, *, max_age_s: float | None = None) -> JobStatus:
+        asked.append(now_s[0])
+        return JobStatus(record=record, state=state[0])
 
-    def status(self, record: JobRecord, *, max_age_s: float | None = None) -> JobStatus:
-        self.asked.append(self.now_s)
-        return JobStatus(record=record, state=self.states[0])
+    monkeypatch.setattr(cli_follow.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(cli_job, "look", look)
+    watch = cli_follow._Watch(RunLogs(record=here.record))
 
-    def run_until_end(self, watch: cli_follow._Watch, limit_s: float) -> float | None:
-        begin = self.now_s
-        while self.now_s - begin < limit_s:
+    def ends_within(limit_s: float) -> float | None:
+        begin = now_s[0]
+        while now_s[0] - begin < limit_s:
             if watch.ended():
-                return self.now_s - begin
-            self.now_s += 0.5
+                return now_s[0] - begin
+            now_s[0] += 0.5
         return None
 
-
-@pytest.mark.parametrize(("state", "questions"), [("RUNNING", 10), ("PENDING", 30)])
-def test_following_asks_the_scheduler_seldom(
-    here: LogsCommand, monkeypatch: pytest.MonkeyPatch, state: str, questions: int
-) -> None:
-    clock = SkippingClock(monkeypatch, [JobState(state)])
-    assert clock.run_until_end(cli_follow._Watch(job=RunLogs(record=here.record)), 300) is None
-    assert len(clock.asked) == questions
-
-
-def test_the_end_is_seen_at_once_in_the_files(
-    here: LogsCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SkippingClock(monkeypatch, [JobState.RUNNING])
-    watch = cli_follow._Watch(job=RunLogs(record=here.record))
-    assert clock.run_until_end(watch, 10) is None
-    here.end("COMPLETED", 0)
-    clock.states[0] = JobState.COMPLETED
-    assert clock.run_until_end(watch, 10) == 0
-
-
-def test_a_job_that_starts_again_is_not_at_its_end(
-    here: LogsCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here.end("FAILED", 1)
-    clock = SkippingClock(monkeypatch, [JobState.PENDING])
-    watch = cli_follow._Watch(job=RunLogs(record=here.record))
-    assert clock.run_until_end(watch, 150) is None
-    clock.states[0] = JobState.COMPLETED
-    assert clock.run_until_end(watch, 10) is not None
-
-
-def test_a_job_that_everybody_forgot_is_not_watched_for_ever(
-    here: LogsCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SkippingClock(monkeypatch, [JobState.RUNNING])
-    watch = cli_follow._Watch(job=RunLogs(record=here.record))
-    assert clock.run_until_end(watch, 100) is None
-    clock.states[0] = JobState.UNKNOWN
-    ended_s = clock.run_until_end(watch, 600)
-    assert ended_s is not None
-    assert 30 < ended_s < 120
+    assert ends_within(300) is None
+    assert 60 < len(asked) < 90  # seldom, as nothing changes
+    state[0] = JobState.PENDING  # it starts again
+    assert ends_within(100) is None
+    assert (watch.see(Left(node="n1", code=0, reason="")), ends_within(1)) == (None, None)
+    state[0] = JobState.UNKNOWN  # everybody has forgotten it
+    assert 30 <= (ends_within(600) or 0) < 60
+    watch = cli_follow._Watch(RunLogs(record=here.record))
+    state[0] = JobState.COMPLETED
+    assert ends_within(10) == 0
 
 
 # Streams

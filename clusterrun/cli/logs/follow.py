@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 from clusterrun.cli.logs.job import WAITING, LogJob, Standing, waiting
 from clusterrun.cli.logs.printer import LogPrinter
@@ -28,13 +27,9 @@ from clusterrun.logs.follow import (
     follow,
 )
 from clusterrun.shared.hostlist import fold_hosts
-from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
+from clusterrun.verbs.status import Watch
 
-ASK_PENDING_S = 10
-ASK_RUNNING_S = 30
-ASK_ENDING_S = 2
-FORGOTTEN_S = 45  # longer than between two questions
 FEW_NODES = 16  # more share a line
 
 
@@ -43,7 +38,7 @@ def follow_job(request: Request) -> int:
 
     Ctrl-C stops following, not the job; the exit status is then 130.
     """
-    watch = _Watch(job=request.job)
+    watch = _Watch(request.job)
     try:
         _print_until_the_end(request, watch)
     except KeyboardInterrupt:
@@ -127,59 +122,44 @@ def print_left(left: list[Left], printer: LogPrinter) -> None:
     left.clear()
 
 
-@dataclass(kw_only=True)
 class _Watch:
-    """Checks whether the job has ended: rarely, but immediately when its files show an end."""
+    """Looks now and then whether the job has ended, sooner once a node's log is complete."""
 
-    job: LogJob
-    standing: Standing | None = None
-    _asked_at: float = float("-inf")
-    _known_at: float = field(default_factory=time.monotonic)
-    _end_seen: int | None = None
-    _said: str = ""
-    _prints: bool = False
-    _line: WaitLine = field(default_factory=WaitLine)
+    def __init__(self, job: LogJob) -> None:
+        self._job = job
+        self._watch = Watch(lambda fresh: job.standing(fresh=fresh), *job.pauses_s)
+        self._due_at = float("-inf")
+        self._said = ""
+        self._prints = False
+        self._line = WaitLine()
+        self.standing: Standing | None = None
 
     def see(self, entry: Entry) -> None:
         """Show on a terminal what an attempt does until it prints."""
         now = self.standing
+        if isinstance(entry, Left):
+            self._watch.pause_s, self._due_at = self._job.pauses_s[0], float("-inf")
         if not isinstance(entry, Pause):
             output.still()
             self._prints = isinstance(entry, LogLine)
-        elif now and self.job.record and not self._prints:
-            self._line.show(self.job.record, now.state, now.waits_for)
+        elif now and self._job.record and not self._prints:
+            self._line.show(self._job.record, now.state, now.waits_for)
 
     def ended(self) -> bool:
-        """Return whether the job has ended, or has been unknown for FORGOTTEN_S."""
-        end = self.job.end_mark()
-        is_news = end is not None and end != self._end_seen
-        if is_news or time.monotonic() - self._asked_at >= self._interval_s():
-            self._end_seen = end
-            self._ask()
-        if self.standing is None:
-            return False
-        return self.standing.state.is_terminal or time.monotonic() - self._known_at > FORGOTTEN_S
+        """Return whether the job has ended, or nobody knows it any more."""
+        if time.monotonic() >= self._due_at:
+            self._look()
+            self._due_at = time.monotonic() + self._watch.pause_s
+        return self._watch.is_over
 
-    def _interval_s(self) -> float:
-        if self._end_seen is not None:
-            return ASK_ENDING_S
-        waits = self.standing is not None and self.standing.state in WAITING
-        return ASK_PENDING_S if waits else ASK_RUNNING_S
-
-    def _ask(self) -> None:
-        self._asked_at = time.monotonic()
-        standing = self.job.standing()
-        if standing.state.is_terminal and not standing.state.is_success:
-            standing = self.job.standing(fresh=True)  # it may be starting again
-        if standing.error or standing.state is not JobState.UNKNOWN:
-            self._known_at = time.monotonic()
+    def _look(self) -> None:
+        standing = self.standing = self._watch.look()
         if standing.error:
             self._say(f"{standing.error.message}; still following the logs")
         elif standing.state in WAITING:
-            self._say(waiting(self.job, standing))
-            if standing.is_held and self.job.release():
-                self._say(released(self.job.title))
-        self.standing = standing
+            self._say(waiting(self._job, standing))
+            if standing.is_held and self._job.release():
+                self._say(released(self._job.title))
 
     def _say(self, text: str) -> None:
         if text != self._said:

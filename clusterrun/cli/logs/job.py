@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from clusterrun.backends.slurm import foreign
 from clusterrun.backends.slurm.foreign import ForeignPart
@@ -20,7 +21,7 @@ from clusterrun.errors import (
     UsageError,
 )
 from clusterrun.logformat.lines import Stream
-from clusterrun.logs.files import Catalogue, FileKind, LogFile, PlainFiles, RunFiles, stat_file
+from clusterrun.logs.files import Catalogue, FileKind, LogFile, PlainFiles, RunFiles
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
@@ -28,7 +29,7 @@ from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import FORWARDED, find_record, places_of_runs, refuse_elsewhere
 from clusterrun.verbs.release import Release
-from clusterrun.verbs.status import status
+from clusterrun.verbs.status import POLL_MOST_S, POLL_S, look
 
 BATCH = "batch"
 WAITING = (JobState.PENDING, JobState.CONFIGURING)
@@ -61,6 +62,7 @@ class RunLogs:
     """The logs of a run of clusterrun."""
 
     record: JobRecord
+    pauses_s: ClassVar = (POLL_S, POLL_MOST_S)  # between two looks
     held: Release = field(default_factory=Release, repr=False, compare=False)
 
     @property
@@ -98,7 +100,7 @@ class RunLogs:
 
     def standing(self, *, fresh: bool = False) -> Standing:
         """Ask the files first, then the scheduler for the rest."""
-        now = status(self.record, max_age_s=0 if fresh else None)
+        now = look(self.record, max_age_s=0 if fresh else None)
         return Standing(
             state=now.state,
             waits_for=now.pending.text if now.pending else now.reason,
@@ -111,12 +113,7 @@ class RunLogs:
 
     def release(self) -> bool:
         """Have Slurm start a requeued job immediately; ask only once per requeue."""
-        return self.held(status(self.record))
-
-    def end_mark(self) -> int | None:
-        """Return the time of end.json, None if there is none."""
-        end = stat_file(self.record.paths.end)
-        return end.st_mtime_ns if end else None
+        return self.held(look(self.record))
 
 
 @dataclass(kw_only=True)
@@ -132,6 +129,7 @@ class PlainLogs:
     record: None = None
     world_size: int = 1
     procs_per_node: int = 1
+    pauses_s: ClassVar = (10.0, 10.0)  # each look asks slurmctld
 
     @property
     def title(self) -> str:
@@ -176,10 +174,6 @@ class PlainLogs:
     def release(self) -> bool:
         """Do nothing: another program submitted this job."""
         return False
-
-    def end_mark(self) -> int | None:
-        """Return None: this job writes no end.json."""
-        return None
 
 
 LogJob = RunLogs | PlainLogs
