@@ -15,7 +15,6 @@ from clusterrun.cli.shared.options import (
     job_options,
     json_option,
     keep_sbatch_env_option,
-    rare_output,
 )
 from clusterrun.cli.shared.submission import print_check, print_files, print_notes
 from clusterrun.errors import ClusterrunError, UsageError
@@ -37,10 +36,8 @@ if TYPE_CHECKING:
     "--command",
     "shows_command",
     is_flag=True,
-    help="print the launch command of a node and the environment of a rank, with reasons",
+    help="print the launch command of a node and the environment of rank 0, with reasons",
 )
-@rare_output("--of-node", "node", type=int, metavar="K", help="choose the node for --command")
-@rare_output("--rank", type=int, metavar="R", help="choose the rank for --command")
 @json_option
 @keep_sbatch_env_option
 def command(
@@ -49,8 +46,6 @@ def command(
     output_dir: str | None,
     checks: bool,
     shows_command: bool,
-    node: int | None,
-    rank: int | None,
     as_json: bool,
     keep_sbatch_env: bool,
 ) -> None:
@@ -61,12 +56,10 @@ def command(
 
     \b
     clusterrun render -N 2 --gpus-per-node 4 train.py | less
-    clusterrun render -N 2 --gpus-per-node 4 --command --rank 5 train.py
+    clusterrun render -N 2 --gpus-per-node 4 --command train.py
     clusterrun render -N 2 --gpus-per-node 4 -O job train.py && sbatch job/job.sbatch
     """
     output.expect_json(as_json)
-    if not shows_command and (node, rank) != (None, None):
-        raise UsageError("--of-node and --rank are for --command", hint="pass --command too")
     prepared = prepare(job.load())
     print_notes(prepared, keep_sbatch_env=keep_sbatch_env)
     if prepared.problem:
@@ -76,12 +69,9 @@ def command(
     if output_dir is not None:
         _write_files(prepared, Path(output_dir))
     if shows_command:
-        from clusterrun.verbs.rank_view import choose_rank, view  # slow to import
+        from clusterrun.verbs.rank_view import view  # slow to import
 
-        at_node, at_rank = choose_rank(prepared.plan, node=node, rank=rank)
-        shown = view(
-            prepared.plan, prepared.bundle, python=prepared.python, node=at_node, rank=at_rank
-        )
+        shown = view(prepared.plan, prepared.bundle, python=prepared.python)
         _show_rank(prepared.plan, shown, as_json=as_json)
     elif output_dir is None or as_json:
         print_files(prepared, as_json=as_json)
@@ -89,13 +79,13 @@ def command(
 
 def _show_rank(plan: Plan, shown: RankView, *, as_json: bool) -> None:
     if as_json:
-        where = {"node": shown.node, "rank": shown.rank, "workdir": plan.workdir}
+        where = {"node": 0, "rank": 0, "workdir": plan.workdir}
         env = [{"name": v.name, "value": v.value, "why": v.why} for v in shown.env]
         data = {"command": list(shown.command), "env": env, "pass_env": list(plan.pass_env)}
         output.answer_json({"schema": "clusterrun.command/1", **where, **data})
         return
     ranks, nodes = count(plan.world_size, "rank"), count(plan.nodes, "node")
-    output.answer(f"# rank {shown.rank} of {ranks}, on node {shown.node} of {nodes}")
+    output.answer(f"# rank 0 of {ranks}, on node 0 of {nodes}")
     output.answer(f"cd {shlex.quote(plan.workdir)}", wraps=False)
     output.answer(" ".join(map(sh_word, shown.command)) + "\n", wraps=False)
     lines = [(variable.name, variable.value, variable.why) for variable in shown.env]

@@ -1,4 +1,4 @@
-"""Show the launch line of a node and the environment of a rank, before anything runs.
+"""Show the launch line of the first node and the environment of rank 0, before anything runs.
 
 What only a node or the scheduler knows is a placeholder: `<run dir>`, `<address of node 0>`.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.errors import ClusterrunError
 from clusterrun.launch import accelerate_argv as line
 from clusterrun.launch.plan import LOOPBACK, EnvVar, Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, rank_environment
@@ -29,73 +29,61 @@ from clusterrun.shared.own_modules import module_argv
 SPOOL = "<spool>"
 _PREVIEW = "clusterrun.node.forge.launcher_variables"
 _READ = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "PET_")
+_OF_HOST = {
+    "CLUSTERRUN_LOCAL_JOB_ID": "<job id>",
+    "CLUSTERRUN_BATCH_PID": "<pid>",
+    "CLUSTERRUN_LOCAL_NODE_RANK": "0",
+}
 _IMPORT_S = 120.0  # torch from a slow file system
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """The launch line of a node, and the variables of one of its ranks; `note`: what is missing."""
+    """The launch line of the first node, and the variables of rank 0; `note`: what is missing."""
 
-    node: int
-    rank: int
     command: tuple[str, ...]
     env: tuple[EnvVar, ...]
     note: str = ""
 
 
-def choose_rank(plan: Plan, *, node: int | None, rank: int | None) -> tuple[int, int]:
-    """Return node and rank; by default the first rank. Raises UsageError if they don't exist."""
-    if rank is None:
-        rank = (node or 0) * plan.procs_per_node
-    if not 0 <= rank < plan.world_size:
-        raise UsageError(
-            f"the job has no such {'node' if node else 'rank'}",
-            hint=f"nodes are 0-{plan.nodes - 1}, ranks 0-{plan.world_size - 1}",
-        )
-    home = rank // plan.procs_per_node
-    if node is not None and node != home:
-        raise UsageError(f"rank {rank} is on node {home}, not {node}", hint="drop --of-node")
-    return home, rank
-
-
-def view(plan: Plan, bundle: Bundle, *, python: str, node: int, rank: int) -> RankView:
-    """Return the launch line and the environment of a rank; `python` has the launcher."""
+def view(plan: Plan, bundle: Bundle, *, python: str) -> RankView:
+    """Return the launch line and the environment of rank 0; `python` has the launcher."""
     named = {variable.name: variable.why for variable in plan.env}
     found = {variable.name: variable for variable in plan.env}
-    of_node = _of_node(plan, node, rank)
+    of_node = _of_node(plan)
     for name, value in of_node.items():
         found[name] = EnvVar(name=name, value=value, why=named.get(name, "set on the node"))
-    launched, note = _of_launcher(plan, bundle, python, of_node, rank)
+    launched, note = _of_launcher(plan, bundle, python, of_node)
+    is_slurm = plan.cluster.scheduler.reads_sbatch
+    task = of_task({**of_node, **launched}) if is_slurm else {}
     for source, values in (
         ("set by the launcher", launched),
-        ("set in the rank, for scripts that read it", _of_task(plan, {**of_node, **launched})),
+        ("set in the rank, for scripts that read it", task),
     ):
         for name, value in values.items():
             if name not in found or found[name].value != value:
                 found[name] = EnvVar(name=name, value=value, why=source)
     return RankView(
-        node=node,
-        rank=rank,
-        command=line.shown_command(plan, node),
+        command=line.shown_command(plan, 0),
         env=tuple(found.values()),
         note=note,
     )
 
 
-def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
+def _of_node(plan: Plan) -> dict[str, str]:
     """Return what the agent sets, by its own function."""
     is_local = bool(plan.cluster.scheduler.is_this_machine)
     names = tuple(local_node(n) if is_local else f"<node {n}>" for n in range(plan.nodes))
     who = Identity(
         job_id="<job id>",
-        node=names[node],
-        node_rank=node,
+        node=names[0],
+        node_rank=0,
         nodes=names,
         head_host=names[0],
         is_local=is_local,
     )
     attempt = Attempt(plan=plan, paths=RunPaths(root=Path(line.RUN_DIR)), number=1, who=who)
-    address = line.shown(plan, node)["address"]
+    address = line.shown(plan, 0)["address"]
     interface = "lo" if address == LOOPBACK else "<interface>"
     met = LaunchParameters(address=address, port=0, interface=interface, precision="")
     known = NodeFacts(
@@ -113,40 +101,28 @@ def _of_node(plan: Plan, node: int, rank: int) -> dict[str, str]:
         **env,
         **({"MASTER_PORT": port} if plan.world_size == 1 else {}),
         STORE_PORT: port,
-        OWN_RANK: str(rank),
+        OWN_RANK: "0",
         "CLUSTERRUN_AGENT_PID": "<pid>",
         "CLUSTERRUN_LAUNCHER_PID": "<pid>",
         "CLUSTERRUN_GIVEN": "<names of the variables that the job was given>",
         "CLUSTERRUN_STARTED": "<checksums of the variables above>",
-        **(_of_host(node) if is_local else {}),
+        **(_OF_HOST if is_local else {}),
     }
 
 
-def _of_host(node: int) -> dict[str, str]:
-    job = {"CLUSTERRUN_LOCAL_JOB_ID": "<job id>", "CLUSTERRUN_BATCH_PID": "<pid>"}
-    return {**job, "CLUSTERRUN_LOCAL_NODE_RANK": str(node)}
-
-
-def _of_task(plan: Plan, launched: Mapping[str, str]) -> dict[str, str]:
-    return of_task(launched) if plan.cluster.scheduler.reads_sbatch else {}
-
-
 def _of_launcher(
-    plan: Plan, bundle: Bundle, python: str, env: Mapping[str, str], rank: int
+    plan: Plan, bundle: Bundle, python: str, env: Mapping[str, str]
 ) -> tuple[dict[str, str], str]:
     """Ask the installed accelerate and torch; return their variables, and a note if they differ."""
     fixed = {line.ADDRESS: LOOPBACK, line.PORT: "1", line.PRECISION: "bf16"}
-    node, local_rank = divmod(rank, plan.procs_per_node)
-    argv = line.launch_argv(
-        plan, python=plan.python, worker_argv=plan.entry, **line.shown(plan, node)
-    )
+    argv = line.launch_argv(plan, python=plan.python, worker_argv=plan.entry, **line.shown(plan, 0))
     with tempfile.TemporaryDirectory() as directory:
         for name, text in bundle.files.items():
             Path(directory, name).write_text(text)
         words = [fixed.get(w, w).replace(line.RUN_DIR, directory) for w in argv]
         try:
             done = shell.run(
-                module_argv(python, _PREVIEW, str(local_rank), "--log_dir", directory, *words),
+                module_argv(python, _PREVIEW, "0", "--log_dir", directory, *words),
                 env=_environment(env),
                 cwd=Path(plan.workdir) if os.path.isdir(plan.workdir) else None,
                 timeout_s=_IMPORT_S,
@@ -158,7 +134,7 @@ def _of_launcher(
             return {}, f"{why}; the variables that it and torch set are missing"
     found = {name: value.replace(directory, line.RUN_DIR) for name, value in new.items()}
     unknown = {
-        "MASTER_ADDR": line.shown(plan, node)["address"],
+        "MASTER_ADDR": line.shown(plan, 0)["address"],
         "MASTER_PORT": str(plan.main_process_port or line.PORT),
         "TORCHELASTIC_ERROR_FILE": f"{SPOOL}/<error file>",
     }
