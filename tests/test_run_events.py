@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.rundir.events import Event, EventType, parse, read, read_ends
+from clusterrun.rundir.events import Event, EventType, parse, read, read_ends, read_last
 
 STEP = {"type": "step", "step": 7, "total": 9, "node": "n1", "attempt": 2, "ts": 5}
 
@@ -42,3 +42,12 @@ def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     assert list(read(tmp_path / "missing", (EventType.STEP,))) == []
     assert [event.step for event in read_ends(path, 2)] == [7, 7]
     assert list(read_ends(path, 1)) == []
+
+
+def test_what_an_attempt_wrote_last_is_found_before_a_later_attempt(tmp_path: Path) -> None:
+    path, note = tmp_path / "n1.jsonl", {**STEP, "type": "note", "note": {"text": "x"}}
+    rows = [{**row, "attempt": n} for n in (1, 2, 3) for row in (*[STEP] * 9000, note)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for attempt in (1, 2, 3):
+        assert [event.note for event in read_last(path, attempt, EventType.NOTE)] == [note["note"]]
+    assert list(read_last(tmp_path / "none", 1, EventType.NOTE)) == []

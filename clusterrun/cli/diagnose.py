@@ -220,7 +220,7 @@ def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
             }
             for each in (verdict.consequences if verdict else ())
         ],
-        "changes": [{"nodes": list(each.nodes), **each.check._asdict()} for each in found.changes],
+        "changes": [{"nodes": list(each.nodes), **vars(each.check)} for each in found.changes],
         "evidence": [_evidence(each) for each in (verdict.evidence if verdict else ())],
     }
 

@@ -41,6 +41,7 @@ class EventType(str, Enum):
     PEAKS = "peaks"
     INTERRUPTED = "interrupted"
     RANK_EXIT = "rank_exit"
+    NOTE = "note"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,7 @@ class Event:
     is_trainer: bool | None = None
     heard: bool | None = None
     metrics: Mapping[str, Any] | None = None
+    note: Mapping[str, Any] | None = None
     findings: list[Any] | None = None
 
 
@@ -83,7 +85,7 @@ _TYPES: Mapping[str, type] = {
     **dict.fromkeys(("rss_bytes", "cuda_allocated_bytes", "written_bytes"), int),
     **dict.fromkeys(("is_constant", "is_finite", "is_trainer", "heard"), bool),
     "last": float,
-    "metrics": dict,
+    **dict.fromkeys(("metrics", "note"), dict),
     "findings": list,
 }
 
@@ -117,6 +119,21 @@ def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
         return
 
 
+def read_last(path: Path, attempt: int, kind: EventType) -> Iterator[Event]:
+    """Yield the events of a type among the last ones of an attempt."""
+    try:
+        with open_regular(path) as file:
+            _, end = _border(file, os.fstat(file.fileno()).st_size, attempt + 1)
+            file.seek(max(0, end - 2 * LAST_BYTES))
+            lines = file.read(2 * LAST_BYTES).split(b"\n")
+    except OSError:
+        return
+    name = f'"{kind.value}"'.encode()
+    for line in lines:
+        if name in line and (event := parse(line)) and event.attempt == attempt:
+            yield event
+
+
 def read_ends(path: Path, attempt: int) -> Iterator[Event]:
     """Yield the first and last events of an attempt, but only one of the first steps."""
     first, last = _ends(path, attempt)
@@ -136,7 +153,7 @@ def _ends(path: Path, attempt: int) -> tuple[bytes, bytes]:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            start = _start(file, size, attempt)
+            start, _ = _border(file, size, attempt)
             file.seek(start)
             if size - start <= FIRST_BYTES + LAST_BYTES:
                 return b"", file.read()
@@ -148,8 +165,8 @@ def _ends(path: Path, attempt: int) -> tuple[bytes, bytes]:
     return first.rpartition(b"\n")[0], last.partition(b"\n")[2]
 
 
-def _start(file: BinaryIO, size: int, attempt: int) -> int:
-    """Return an offset at or before the first line of an attempt, found by bisection.
+def _border(file: BinaryIO, size: int, attempt: int) -> tuple[int, int]:
+    """Return two offsets between which the first line of an attempt begins, found by bisection.
 
     A file contains the attempts in order. Stop at a small rest: a scan is as quick.
     """
@@ -163,4 +180,4 @@ def _start(file: BinaryIO, size: int, attempt: int) -> int:
             low = middle
         else:
             high = middle
-    return low
+    return low, high

@@ -145,15 +145,15 @@ def diagnose_attempt(
     paths = record.paths
     files = find_files(paths, number)
     newest = find_newest(_sources(files, outcome), MOST_LINES, in_memory=True).lines
-    noted: list[LogLine] = []
     loud: set[int | None] = set()
-    for line in chain(_batch_output(paths, number, outcome), _printed(newest, noted, loud)):
+    for line in chain(_batch_output(paths, number, outcome), _printed(newest, loud)):
         scanner.feed(line)
     scanner.leave_out(each for each in scanner.causal() if _is_of_foreign_world(each))
     subtracted = subtract(scanner, record, number, _all_printed)
     _add_missing(scanner, files, record.world_size)
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
     hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
+    noted = notes.read_notes(paths, number)
     memory = notes.memory_of(noted)
     notes.add_kills(scanner, memory, outcome)
     if outcome is not None:
@@ -189,7 +189,7 @@ def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     """Yield what an attempt of an earlier run printed, its batch script included."""
     sources = _sources(find_files(paths, attempt), None)
     newest = find_newest(sources, MOST_LINES, in_memory=True).lines
-    yield from chain(_batch_output(paths, attempt, None), _printed(newest, [], set()))
+    yield from chain(_batch_output(paths, attempt, None), _printed(newest, set()))
 
 
 def _add_outcome(
@@ -320,18 +320,11 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
             yield read_line(text, number=number, file=paths.batch_output.name)
 
 
-def _printed(
-    lines: Iterable[LogLine], noted: list[LogLine], loud: set[int | None]
-) -> Iterator[PrintedLine]:
-    """Yield what ranks and launchers printed.
-
-    Add the agents' lines to `noted`, and the ranks that printed to stderr to `loud`.
-    """
+def _printed(lines: Iterable[LogLine], loud: set[int | None]) -> Iterator[PrintedLine]:
+    """Yield what ranks and launchers printed; add the ranks that printed to stderr to `loud`."""
     number = 0
     for each in lines:
-        if each.stream is Stream.AGENT:
-            noted.append(each)
-        elif each.stream is not Stream.GAP:
+        if each.stream not in (Stream.AGENT, Stream.GAP):
             number += 1
             if each.stream is Stream.ERR:
                 loud.add(each.rank)

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from clusterrun.diagnosis.lines import PrintedLine, read_line
+from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
-from clusterrun.estimates.inputs import GIB
 from clusterrun.health.check import Status
-from clusterrun.logformat.lines import LogLine
-from clusterrun.logformat.notes import (
-    KERNEL,
-    NVML,
-    ChangedCheck,
-    Memory,
-    held_gpu,
-    read_changed,
-    read_memory,
-    read_note,
-)
+from clusterrun.logformat.notes import ChangedCheck, Memory, Note, NoteSource
+from clusterrun.rundir.events import Event, EventType, read_last
 from clusterrun.rundir.outcome import Outcome
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.world import read_world
 from clusterrun.shared.hostlist import fold_hosts
+from clusterrun.shared.typed import decoded
 
-CGROUP, PREFLIGHT = "cgroup", "preflight"
-SOURCES: Final = (CGROUP, KERNEL, NVML, PREFLIGHT)
+SOURCES: Final = tuple(source.value for source in NoteSource)
 # The causes that a failed check shows if it was well at the start.
 _BY_CHECK: Final = {
     **dict.fromkeys(("node.tmp", "path.disk", "path.inodes"), ("disk_full", Role.EITHER)),
@@ -41,23 +34,31 @@ _GPU: Final = re.compile(r"\bGPU (\d{1,4})\b")
 _OOM: Final = re.compile(r"[Oo]ut of memory: Kill|Killed process|oom_reaper:")
 
 
-def memory_of(lines: Iterable[LogLine]) -> dict[str, Memory]:
+class NodeNote(NamedTuple):
+    """What an agent noted: its node, and when (epoch seconds)."""
+
+    node: str
+    at: float
+    note: Note
+
+
+def read_notes(paths: RunPaths, attempt: int) -> list[NodeNote]:
+    """Return what the agents of an attempt noted, node by node."""
+    nodes = read_world(paths, attempt) or [file.stem for file in paths.events_dir.glob("*.jsonl")]
+    files = (paths.events(node) for node in sorted(nodes))
+    events = (event for file in files for event in read_last(file, attempt, EventType.NOTE))
+    return [found for event in events if (found := _note(event))]
+
+
+def _note(event: Event) -> NodeNote | None:
+    with contextlib.suppress(ValueError):  # a rank may write any event
+        return NodeNote(event.node, event.at, decoded(Note, event.note))
+    return None
+
+
+def memory_of(noted: Iterable[NodeNote]) -> dict[str, Memory]:
     """Return what the memory cgroups counted, by node."""
-    found = ((each.node, read_memory(each.text.decode(errors="replace"))) for each in lines)
-    return {node: memory for node, memory in found if memory is not None}
-
-
-def memory_text(memory: Memory) -> str:
-    """Describe the OOM kills, and what a node's part of the job may use."""
-    killed = f"the OOM killer killed {memory.kills} process{'' if memory.kills == 1 else 'es'}"
-    sizes = {"the job may use {} on this node": memory.limit, "its peak was {}": memory.peak}
-    shown = [text.format(gib(size)) for text, size in sizes.items() if size is not None]
-    return ", ".join([killed, *shown])
-
-
-def gib(size: int) -> str:
-    """Format a size for a sentence."""
-    return f"{size / GIB:.3g} GiB"
+    return {node: note.memory for node, _, note in noted if note.memory}
 
 
 def add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome | None) -> None:
@@ -67,7 +68,7 @@ def add_kills(scanner: Scanner, memory: Mapping[str, Memory], outcome: Outcome |
         risen = {outcome.node: risen[outcome.node]}
     role = Role.ROOT if _is_of_rank(scanner, outcome) else Role.EITHER
     for node, found in risen.items():
-        line = PrintedLine(number=0, text=memory_text(found), source=CGROUP, node=node)
+        line = PrintedLine(number=0, text=str(found), source=NoteSource.CGROUP.value, node=node)
         scanner.add("host_oom", role, line)
 
 
@@ -90,12 +91,12 @@ class Worsened(NamedTuple):
         return f"{where}: {check.before} at the start; now {check.now}: {check.text}"
 
 
-def changes_of(lines: Iterable[LogLine]) -> tuple[Worsened, ...]:
+def changes_of(noted: Iterable[NodeNote]) -> tuple[Worsened, ...]:
     """Return the checks that became worse between the start and the failure."""
     found: dict[tuple[str, str, str], dict[str, ChangedCheck]] = defaultdict(dict)
-    for each in sorted(lines, key=lambda line: line.node):
-        if check := read_changed(each.text.decode(errors="replace")):
-            found[check[:3]][each.node] = check
+    for node, _, note in noted:
+        if check := note.change:
+            found[check.id, check.before, check.now][node] = check
     return tuple(Worsened(tuple(nodes), next(iter(nodes.values()))) for nodes in found.values())
 
 
@@ -104,30 +105,24 @@ def add_changes(scanner: Scanner, changes: Iterable[Worsened]) -> None:
     for each in changes:
         if each.check.now == Status.FAIL.value and each.check.id in _BY_CHECK:
             name, role = _BY_CHECK[each.check.id]
-            line = PrintedLine(number=0, text=each.text, source=PREFLIGHT)
+            line = PrintedLine(number=0, text=each.text, source=NoteSource.PREFLIGHT.value)
             for node in each.nodes:
                 scanner.add(name, role, line._replace(node=node))
 
 
-def add_notes(scanner: Scanner, lines: Iterable[LogLine], outcome: Outcome | None) -> None:
-    """Add what the kernel and NVML reported, node by node: the table knows their messages."""
-    for each in sorted(lines, key=lambda line: line.node):
-        if found := read_note(each.text.decode(errors="replace")):
-            source, text = found
-            line = read_line(text, number=0, file="", node=each.node)
-            line = line._replace(source=source, at=each.epoch_us / 1e6)
-            _add(scanner, line, outcome)
-
-
-def _add(scanner: Scanner, line: PrintedLine, outcome: Outcome | None) -> None:
-    gpu = held_gpu(line.text)
-    if gpu is not None:
-        if _ran_out(scanner, line.node, gpu):
-            scanner.add("gpu_memory_held_or_faulty", Role.ROOT, line)
-    elif _OOM.search(line.text) and line.rank is None and not _is_of_rank(scanner, outcome):
-        scanner.add("host_oom", Role.EITHER, line)
-    else:
-        scanner.feed(line)
+def add_notes(scanner: Scanner, noted: Iterable[NodeNote], outcome: Outcome | None) -> None:
+    """Add what the kernel and NVML reported: the table knows their messages."""
+    for node, at, note in noted:
+        if note.source not in (NoteSource.KERNEL, NoteSource.NVML):
+            continue
+        line = PrintedLine(0, note.text, note.source.value, rank=note.rank, node=node, at=at)
+        if note.held_gpu is not None:
+            if _ran_out(scanner, node, note.held_gpu):
+                scanner.add("gpu_memory_held_or_faulty", Role.ROOT, line)
+        elif _OOM.search(note.text) and note.rank is None and not _is_of_rank(scanner, outcome):
+            scanner.add("host_oom", Role.EITHER, line)
+        else:
+            scanner.feed(line)
 
 
 def _ran_out(scanner: Scanner, node: str, gpu: int) -> bool:

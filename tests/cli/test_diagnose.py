@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tarfile
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun.diagnosis.kinds import Doubt, Suspicion
+from clusterrun.logformat.notes import ChangedCheck, Memory, Note, NoteSource
 from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.known_roots import state_dir
 from clusterrun.rundir.outcome import Cause, Reason
@@ -18,7 +20,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.verbs.bundle import MOST_BYTES, MOST_NODES
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
-from tests.cli.runs import ended, queue, running, submitted
+from tests.cli.runs import ended, events, queue, running, submitted
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnose.md"
 DOUBT = Suspicion(kind=Doubt.NO_STEP, text="no step was taken")
@@ -556,19 +558,27 @@ def test_what_an_earlier_run_printed_when_it_went_well_is_no_cause(
     assert (text in here("diagnose", "4711").out) == bool(left_out)
 
 
-def noted(root: Path, *texts: str, rank: str = "", others: Mapping[int, str] | None = None) -> None:
+def noted(
+    root: Path, *notes: Note, rank: str = "", others: Mapping[int, str] | None = None
+) -> None:
     """Write what the agent of the first node noted, and what rank 0 and others printed."""
     log = RunPaths(root=root).log(1, "node17")
     log.parent.mkdir(parents=True, exist_ok=True)
     printed = [f"0 e {text}" for text in rank.splitlines()]
     printed += [f"{n} e {text}" for n, text in (others or {}).items() if text]
-    lines = [*printed, *(f"- a {text}" for text in texts)]
-    log.write_text("".join(f"{1140_000000 + n:016d} {text}\n" for n, text in enumerate(lines)))
+    lines = (f"{1140_000000 + n:016d} {text}\n" for n, text in enumerate(printed))
+    log.write_text("".join(lines))
+    RunPaths(root=root).events("node17").unlink(missing_ok=True)
+    events(root, *({"type": "note", "note": dataclasses.asdict(note)} for note in notes))
+
+
+def of(source: NoteSource, text: str, **more: Any) -> Note:
+    return Note(source=source, text=text, **more)
 
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-OOM_OF_RANK = "[rank1]: Memory cgroup out of memory: Killed process 42 (python) total-vm:9kB, UID:1"
-FULL = "GPU 1 (0000:5e:00): 70000 of 81559 MiB were in use before the ranks started"
+OOM_OF_RANK = "Memory cgroup out of memory: Killed process 42 (python) total-vm:9kB, UID:1"
+FULL = of(NoteSource.NVML, "GPU 1 (0000:5e:00): 70000 of 81559 MiB were in use", held_gpu=1)
 NO_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU {} has 79 GiB"
 RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\nValueError: torn'
 CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
@@ -577,25 +587,37 @@ CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
 @pytest.mark.parametrize(
     ("note", "rank", "signal", "cause", "source"),
     [
-        (f"kernel: {XID}", "RuntimeError: CUDA error: unknown error", 0, "gpu_xid", "kernel"),
-        (f"kernel: {OOM_OF_RANK}", "", 9, "host_oom", "kernel"),
-        (f"kernel: {OOM_OF_RANK[9:]}", RAISED, 0, "user_code_exception", "log"),
         (
-            "cgroup: oom_kill +1, limit unknown, peak unknown",
-            RAISED,
+            of(NoteSource.KERNEL, XID),
+            "RuntimeError: CUDA error: unknown error",
             0,
-            "user_code_exception",
+            "gpu_xid",
+            "kernel",
+        ),
+        (of(NoteSource.KERNEL, OOM_OF_RANK, rank=1), "", 9, "host_oom", "kernel"),
+        (of(NoteSource.KERNEL, OOM_OF_RANK), RAISED, 0, "user_code_exception", "log"),
+        (of(NoteSource.CGROUP, "", memory=Memory(1)), RAISED, 0, "user_code_exception", "log"),
+        (
+            of(NoteSource.KERNEL, "EDAC MC3: 1 UE memory read error"),
+            "",
+            7,
+            "host_memory_fault",
+            "kernel",
+        ),
+        (FULL, NO_MEMORY.format(1), 0, "gpu_memory_held_or_faulty", "nvml"),
+        (FULL, NO_MEMORY.format(0), 0, "cuda_oom", "log"),
+        (FULL, CANNOT_READ, 0, "file_not_found", "log"),
+        (
+            of(NoteSource.NVML, "NVIDIA's driver did not answer within 3 s"),
+            NO_MEMORY,
+            0,
+            "cuda_oom",
             "log",
         ),
-        ("kernel: EDAC MC3: 1 UE memory read error", "", 7, "host_memory_fault", "kernel"),
-        (f"nvml: {FULL}", NO_MEMORY.format(1), 0, "gpu_memory_held_or_faulty", "nvml"),
-        (f"nvml: {FULL}", NO_MEMORY.format(0), 0, "cuda_oom", "log"),
-        (f"nvml: {FULL}", CANNOT_READ, 0, "file_not_found", "log"),
-        ("nvml: NVIDIA's driver did not answer within 3 s", NO_MEMORY, 0, "cuda_oom", "log"),
     ],
 )
 def test_what_a_node_noted_is_weighed(
-    here: CommandLine, note: str, rank: str, signal: int, cause: str, source: str
+    here: CommandLine, note: Note, rank: str, signal: int, cause: str, source: str
 ) -> None:
     root = submitted(here)
     queue(here)
@@ -606,9 +628,6 @@ def test_what_a_node_noted_is_weighed(
     answer = json.loads(here("diagnose", "--json").out)
     assert answer["verdict"]["class"] == cause
     assert answer["evidence"][0]["source"] == source
-
-
-WORSE = "preflight: {}: ok at the start; now {}: only 0.0 GiB are free"
 
 
 @pytest.mark.parametrize(
@@ -627,8 +646,8 @@ def test_a_check_that_fails_since_the_start_is_weighed(
     root = submitted(here)
     queue(here)
     ended(root, "FAILED", 1)
-    head = f"preflight: node17: {check}: a note of the head, which is none of a change"
-    noted(root, head, WORSE.format(check, now), rank=printed)
+    worse = ChangedCheck(check, "ok", now, "only 0.0 GiB are free")
+    noted(root, of(NoteSource.PREFLIGHT, "worse", change=worse), rank=printed)
     outcome(root, cause=Cause.EXIT, node="node17", rank=0, message="exited with status 1", code=1)
     answer = json.loads(here("diagnose", "--json").out)
     assert answer["verdict"]["class"] == cause
@@ -659,11 +678,11 @@ def test_the_answer_has_the_memory_that_the_job_may_use(here: CommandLine) -> No
     root = submitted(here)
     queue(here)
     ended(root, "FAILED", 137)
-    noted(root, f"cgroup: oom_kill +1, limit {64 << 30}, peak {64 << 30}")
+    noted(root, of(NoteSource.CGROUP, "", memory=Memory(1, 64 << 30, 64 << 30)))
     outcome(root, cause=Cause.SIGNAL, node="node17", rank=1, signal=9, message="killed by SIGKILL")
     done = here("diagnose").out
     assert "killed 1 process, the job may use 64 GiB on this node, its peak was 64 GiB" in done
     resume = "             clusterrun resume 4711 --from scratch --mem 128G\n"
     assert f"next       ask for more than 64 GiB a node, twice as much:\n{resume}" in done
-    noted(root, f"cgroup: oom_kill +0, limit {64 << 30}, peak unknown")
+    noted(root, of(NoteSource.CGROUP, "", memory=Memory(0, 64 << 30)))
     assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "sigkill_external"

@@ -43,7 +43,7 @@ def _start(driver: StandIn) -> Iterator[Start]:
 
 
 def noted(found: Gpus, within_s: float = 30.0) -> list[str]:
-    return asyncio.run(found.notes(within_s * patience()))
+    return [str(note) for note in asyncio.run(found.notes(within_s * patience()))]
 
 
 def roles(text: str) -> dict[str, Role]:
@@ -135,8 +135,8 @@ def test_a_driver_that_hangs_is_left_alone(driver: StandIn, start: Start) -> Non
     driver.answer(gpu0_errors="hang")
     begun = time.monotonic()
     for _ in range(2):
-        (line,) = asyncio.run(found.notes(0.2))
-        assert roles(line.removeprefix("nvml: ")) == {"gpu_hang": Role.CONFIRMATION}
+        (note,) = asyncio.run(found.notes(0.2))
+        assert roles(note.text) == {"gpu_hang": Role.CONFIRMATION}
     assert time.monotonic() - begun < 30 * patience()
     assert len(found.pids) == 1
 

@@ -11,7 +11,7 @@ import pytest
 
 from clusterrun.config.spec import Device
 from clusterrun.health.cgroup import MemoryGroup
-from clusterrun.logformat.notes import Memory, memory_line
+from clusterrun.logformat.notes import Memory, Note, NoteSource
 from clusterrun.node.base.causes import Cause, Ending, Failure, cancelled, lost_node
 from clusterrun.node.watch import notes
 from clusterrun.node.watch.notes import NodeNotes
@@ -29,9 +29,9 @@ class Asked:
     before: tuple[str, ...] = ()
     times = 0
 
-    async def notes(self) -> list[str]:
+    async def notes(self) -> list[Note]:
         self.times += 1
-        return ["nvml: x"]
+        return [Note(source=NoteSource.NVML, text="x")]
 
 
 class Worse:
@@ -39,14 +39,16 @@ class Worse:
 
     pids = ()
 
-    async def changes(self) -> list[str]:
-        return ["preflight: x"]
+    async def changes(self) -> list[Note]:
+        return [Note(source=NoteSource.PREFLIGHT, text="x")]
 
 
 @pytest.fixture(name="made")
 def _made(monkeypatch: pytest.MonkeyPatch) -> NodeNotes:
     monkeypatch.setattr(MemoryGroup, "since", lambda *_: Memory(0, 4096))
-    monkeypatch.setattr(notes.KernelLog, "notes", lambda *_: ["kernel: x"])
+    monkeypatch.setattr(
+        notes.KernelLog, "notes", lambda *_: [Note(source=NoteSource.KERNEL, text="x")]
+    )
     plan = SimpleNamespace(device=Device.CPU, procs_per_node=2)
     attempt: Any = SimpleNamespace(who=SimpleNamespace(node="n1"), plan=plan)
     found = NodeNotes(attempt, cast("NodeChecks", Worse()))
@@ -55,11 +57,11 @@ def _made(monkeypatch: pytest.MonkeyPatch) -> NodeNotes:
 
 
 def lines(made: NodeNotes, ending: Ending) -> list[str]:
-    return asyncio.run(made.lines(ending, {}))
+    return [str(note) for note in asyncio.run(made.notes(ending, {}))]
 
 
 def test_a_failure_is_noted_and_memory_where_a_rank_was_killed(made: NodeNotes) -> None:
-    memory = memory_line(Memory(0, 4096))
+    memory = f"cgroup: {Memory(0, 4096)}"
     assert lines(made, killed()) == [memory, "kernel: x", "nvml: x", "preflight: x"]
     assert lines(made, killed("n2")) == ["kernel: x", "nvml: x", "preflight: x"]
 
@@ -80,11 +82,11 @@ def test_a_lost_node_is_not_the_fault_of_another_nodes_gpus(made: NodeNotes) -> 
 
 
 def test_an_error_while_noting_is_a_line(made: NodeNotes, monkeypatch: pytest.MonkeyPatch) -> None:
-    def torn(*_: object) -> list[str]:
+    def torn(*_: object) -> list[Note]:
         raise ValueError("torn")
 
     monkeypatch.setattr(notes.KernelLog, "notes", torn)
-    assert lines(made, killed()) == ["cannot note what the node knows: ValueError('torn')"]
+    assert lines(made, killed()) == ["agents: cannot note what the node knows: ValueError('torn')"]
 
 
 def test_only_a_training_on_nvidia_gpus_asks_for_them(made: NodeNotes) -> None:

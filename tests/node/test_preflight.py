@@ -168,7 +168,7 @@ def test_what_became_worse_is_a_line(answer: Answer) -> None:
     reported(of=found)
     late, own = skip("node.x", "late"), fail("gpu.foreign", "in use by the ranks", "x")
     answer(FULL, SMALL, late, fail("node.y", "1", "x"), note("node.z", "0", "x"), own)
-    assert asyncio.run(found.changes()) == [
+    assert [str(note) for note in asyncio.run(found.changes())] == [
         "preflight: node.tmp: ok at the start; now fail: only 0.0 GiB are free",
         "preflight: node.x: ok at the start; now skip: late",
         "preflight: node.z: ok at the start; now note: 0",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -232,11 +233,12 @@ class Agent:
         finally:
             sampler.stop()
         self._tasks.cancel()
-        noting = asyncio.ensure_future(self._notes.lines(ending, ranks.by_pid))
+        noting = asyncio.ensure_future(self._notes.notes(ending, ranks.by_pid))
         await asyncio.sleep(0)  # it first lists the processes
         await self._terminate(launcher, ranks)
-        for line in await noting:
-            self._say(line, tell=False)
+        for note in await noting:
+            self._event("note", note=dataclasses.asdict(note))
+            self._say(str(note), tell=False)
         self._kill(launcher, ranks)
         code = await self._ended(ending)
         self.next_attempt = await self._rest(link, ending)

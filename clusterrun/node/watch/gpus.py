@@ -20,7 +20,7 @@ from clusterrun.health import nvml
 from clusterrun.health.gpus import HELD
 from clusterrun.health.kernel_log import pci_address
 from clusterrun.health.nvml import NvmlGpu
-from clusterrun.logformat.notes import NVML, held_text, note_line
+from clusterrun.logformat.notes import Note, NoteSource
 from clusterrun.shared.files import parse_object
 from clusterrun.shared.own_modules import module_argv
 
@@ -112,15 +112,15 @@ class Gpus:
             self._process.kill()
         self._own.close()
 
-    async def notes(self, within_s: float = ANSWER_S) -> list[str]:
-        """Return a line for each change that may explain a failure."""
+    async def notes(self, within_s: float = ANSWER_S) -> list[Note]:
+        """Return each change that may explain a failure."""
         now = await asyncio.to_thread(self.ask, within_s)
         if now is None:
             text = f"NVIDIA's driver did not answer within {within_s:.0f} s"
-            return [note_line(NVML, text)] if self.is_open else []
+            return [Note(source=NoteSource.NVML, text=text)] if self.is_open else []
         is_early = self._answered_at - self._launched_at < IDLE_S
-        found = [*self._changes(now), *(self._held() if is_early else [])]
-        return [note_line(NVML, text) for text in found]
+        found = [Note(source=NoteSource.NVML, text=text) for text in self._changes(now)]
+        return [*found, *(self._held() if is_early else [])]
 
     def _changes(self, gpus: Sequence[NvmlGpu]) -> Iterator[str]:
         """Describe what became worse; what was so before has not ended this attempt."""
@@ -134,11 +134,13 @@ class Gpus:
             elif now:
                 yield f"{name} is no longer listed"
 
-    def _held(self) -> Iterator[str]:
+    def _held(self) -> Iterator[Note]:
         """Describe GPUs whose memory others held before the ranks started."""
         for address, gpu in self.before.items():
             if gpu.used and gpu.total and gpu.used >= HELD * gpu.total:
-                yield held_text(self.number(gpu), address, gpu.used >> 20, gpu.total >> 20)
+                number, memory = self.number(gpu), f"{gpu.used >> 20} of {gpu.total >> 20} MiB"
+                text = f"GPU {number} ({address}): {memory} were in use before the ranks started"
+                yield Note(source=NoteSource.NVML, text=text, held_gpu=number)
 
 
 def by_address(gpus: Sequence[NvmlGpu]) -> dict[str, NvmlGpu]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.health.kernel_log import DEVICE, GPU, open_log, pci_address, texts
-from clusterrun.logformat.notes import KERNEL, note_line
+from clusterrun.logformat.notes import Note, NoteSource
 
 GPUS, PIDS = Path("/proc/driver/nvidia/gpus"), Path("/proc/self/ns/pid")
 INITIAL_PIDS: Final = 0xEFFFFFFC  # of PIDS, unless this is a container
@@ -79,15 +79,15 @@ class KernelLog:
             os.close(self._descriptor)
             self._descriptor, self.problem = -1, "closed"
 
-    def notes(self, own: Own) -> list[str]:
-        """Return a line for each new message that may explain a failure of the attempt."""
+    def notes(self, own: Own) -> list[Note]:
+        """Return each new message that may explain a failure of the attempt."""
         found = () if self.problem else texts(self._descriptor, (time.monotonic() - OLD_S) * 1e6)
         return list(_few(of_interest(found, own)))
 
 
-def of_interest(messages: Iterable[str], own: Own) -> Iterator[str]:
+def of_interest(messages: Iterable[str], own: Own) -> Iterator[Note]:
     """Choose messages, and the frames of a blocked task's stack; an NFS server may come back."""
-    kept: list[tuple[str, str]] = []  # with the name of an NFS server
+    kept: list[tuple[Note, str]] = []  # with the name of an NFS server
     killed: set[int] = set()
     is_stack = False
     for text in messages:
@@ -96,14 +96,18 @@ def of_interest(messages: Iterable[str], own: Own) -> Iterator[str]:
         if server and server["state"] == "OK":
             kept = [each for each in kept if each[1] != name]
         elif _FRAME.match(text):
-            kept += [(note_line(KERNEL, text[:LETTERS]), "")] if is_stack else []
+            kept += [(_note(text), "")] if is_stack else []
         else:
             rank = _rank(text, own, killed)
             if rank != _LEFT_OUT:
-                kept.append((note_line(KERNEL, text[:LETTERS], rank), name))
+                kept.append((_note(text, rank), name))
             if " blocked for more than " in text:
                 is_stack = rank != _LEFT_OUT
-    yield from (line for line, _ in kept)
+    yield from (note for note, _ in kept)
+
+
+def _note(text: str, rank: int | None = None) -> Note:
+    return Note(source=NoteSource.KERNEL, text=text[:LETTERS], rank=rank)
 
 
 def _rank(text: str, own: Own, killed: set[int]) -> int | None:
@@ -139,14 +143,14 @@ def _is_of_gpu(text: str, own: Own) -> bool:
     return own.gpus is None or pci_address(found["gpu"]) in own.gpus
 
 
-def _few(lines: Iterable[str]) -> Iterator[str]:
+def _few(notes: Iterable[Note]) -> Iterator[Note]:
     """Leave out repetitions, and the rest of a storm of messages."""
     counts: Counter[str] = Counter()
-    for line in lines:
-        form = _DIGITS.sub("0", line)
+    for note in notes:
+        form = _DIGITS.sub("0", note.text)
         counts[form] += 1
         if counts[form] <= ALIKE and counts.total() <= MOST_LINES:
-            yield line
+            yield note
 
 
 def is_node_ours(gpus: int, directory: Path = GPUS) -> bool:

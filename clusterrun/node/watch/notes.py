@@ -12,7 +12,7 @@ from itertools import chain
 from clusterrun.config.choices import Device
 from clusterrun.health.cgroup import own_group
 from clusterrun.health.gpu_answer import device_names
-from clusterrun.logformat.notes import memory_line
+from clusterrun.logformat.notes import Note, NoteSource
 from clusterrun.node.base.causes import Cause, Ending
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import descendants
@@ -53,37 +53,41 @@ class NodeNotes:
         if self.gpus:
             self.gpus.close()
 
-    async def lines(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[str]:
-        """Return a line for each note on a failed attempt; `ranks` maps pids to ranks."""
+    async def notes(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[Note]:
+        """Return what is known about a failed attempt; `ranks` maps pids to ranks."""
         if ending.failure is None or not ending.cause.is_failure:
             return []
         try:
             return await self._found(ending, ranks)
         except Exception as error:  # noqa: BLE001 - notes must not change how an attempt ends
-            return [f"cannot note what the node knows: {error!r}"]
+            return [
+                Note(source=NoteSource.AGENT, text=f"cannot note what the node knows: {error!r}")
+            ]
 
-    async def _found(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[str]:
-        lines = [*self._of_memory(ending), *self._kernel.notes(self._own(ranks))]
+    async def _found(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[Note]:
+        found = [*self._of_memory(ending), *self._kernel.notes(self._own(ranks))]
         slow = await asyncio.gather(self._of_gpus(ending), self._of_checks(ending))
-        return [*lines, *chain(*slow)]
+        return [*found, *chain(*slow)]
 
-    async def _of_gpus(self, ending: Ending) -> list[str]:
+    async def _of_gpus(self, ending: Ending) -> list[Note]:
         is_asked = self.gpus and ending.cause is not Cause.NODE_LOST
         return await self.gpus.notes() if self.gpus and is_asked else []
 
-    async def _of_checks(self, ending: Ending) -> list[str]:
+    async def _of_checks(self, ending: Ending) -> list[Note]:
         """Check the node that failed; with GPUs all, as another node may notice a fault first."""
         is_here = ending.failure is not None and ending.failure.node == self._node
         is_asked = is_here or (self.gpus and ending.cause is not Cause.NODE_LOST)
         return await self._checks.changes() if is_asked else []
 
-    def _of_memory(self, ending: Ending) -> list[str]:
+    def _of_memory(self, ending: Ending) -> list[Note]:
         """Note OOM kills, or that there was none if SIGKILL ended a rank."""
         failure, found = ending.failure, self._memory.since(self._kills_before)
         if failure is None or found is None:
             return []
         is_killed_here = failure.node == self._node and failure.signal == signal.SIGKILL
-        return [memory_line(found)] if found.kills or is_killed_here else []
+        if not (found.kills or is_killed_here):
+            return []
+        return [Note(source=NoteSource.CGROUP, text=str(found), memory=found)]
 
     def _own(self, ranks: Mapping[int, int | None]) -> Own:
         pids = {} if is_container() else {**dict.fromkeys(descendants()), **ranks}

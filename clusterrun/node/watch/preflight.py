@@ -19,7 +19,7 @@ from clusterrun.health.facts import facts as node_facts
 from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.health.node import Needs, quick_looks
 from clusterrun.launch.plan import Plan
-from clusterrun.logformat.notes import ChangedCheck, changed_line
+from clusterrun.logformat.notes import ChangedCheck, Note, NoteSource
 
 DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is skipped
 MOST: Final = 8  # checks in a report
@@ -55,17 +55,15 @@ class NodeChecks:
         bad = sorted((c for c in found if c.status in BAD), key=lambda c: BAD.index(c.status))
         return tuple(map(_short, bad[:MOST]))
 
-    async def changes(self) -> list[str]:
-        """Run the checks again; return a line for each with a worse result than at the start."""
-        if not self._before:
-            return []
-        return [
-            changed_line(
-                ChangedCheck(each.id, self._before[each.id].value, each.status.value, each.text)
-            )
-            for each in map(_short, await self._look())
-            if self._is_worse(each)
-        ]
+    async def changes(self) -> list[Note]:
+        """Run the checks again; return those with a worse result than at the start."""
+        found = map(_short, await self._look()) if self._before else ()
+        return [self._change(each) for each in found if self._is_worse(each)]
+
+    def _change(self, now: Check) -> Note:
+        found = ChangedCheck(now.id, self._before[now.id].value, now.status.value, now.text)
+        text = f"{found.id}: {found.before} at the start; now {found.now}: {found.text}"
+        return Note(source=NoteSource.PREFLIGHT, text=text, change=found)
 
     def _is_worse(self, now: Check) -> bool:
         before = self._before.get(now.id)
