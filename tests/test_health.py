@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterrun.health import cgroup, machine, network, paths
-from clusterrun.health.check import Check, Status
 from clusterrun.health.node import Needs
+from clusterrun.shared.finding import Finding, Severity
 from tests.launch.samples import on_slurm
 
 GIB = 1 << 30
@@ -28,20 +28,20 @@ def _group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("limit", "planned", "status"),
     [
-        ("max", 0, Status.OK),
-        (str(GIB), 0, Status.OK),
-        (str(GIB - 1), 0, Status.NOTE),
-        (str(GIB), GIB + 1, Status.NOTE),
-        (str(200 << 20), 0, Status.FAIL),
+        ("max", 0, Severity.OK),
+        (str(GIB), 0, Severity.OK),
+        (str(GIB - 1), 0, Severity.NOTE),
+        (str(GIB), GIB + 1, Severity.NOTE),
+        (str(200 << 20), 0, Severity.FAIL),
     ],
 )
 def test_the_memory_that_a_job_may_use(
-    group: Path, limit: str, planned: int, status: Status
+    group: Path, limit: str, planned: int, status: Severity
 ) -> None:
     group.write_text(f"{limit}\n")
     found = machine.memory(1, planned)
-    assert found.status is status, found.text
-    assert found.hint == ("request more with --mem" if status is not Status.OK else "")
+    assert found.severity is status, found.text
+    assert found.fix == ("request more with --mem" if status is not Severity.OK else "")
 
 
 def ports(path: Path, *states: str) -> None:
@@ -72,8 +72,8 @@ def test_interfaces_and_their_speed(devices: tuple[Path, Path]) -> None:
     interfaces(devices[0], lo="0x9", eth0="0x1003", eth1="0x1002", ib0="0x1003")
     ports(devices[1], "4: ACTIVE")
     found = network.interface(2)
-    assert (found.status, found.text) == (
-        Status.OK,
+    assert (found.severity, found.text) == (
+        Severity.OK,
         "up: eth0 (25,000 Mbit/s), ib0, mlx5_0/1",
     )
 
@@ -92,63 +92,63 @@ def test_a_port_that_is_down_beside_one_that_is_active(devices: tuple[Path, Path
     interfaces(devices[0], ib0="0x1003")
     ports(devices[1], "4: ACTIVE", "1: DOWN")
     found = network.interface(2)
-    assert (found.status, found.text) == (Status.NOTE, "up: ib0, mlx5_0/1; mlx5_0/2 is DOWN")
+    assert (found.severity, found.text) == (Severity.NOTE, "up: ib0, mlx5_0/1; mlx5_0/2 is DOWN")
 
 
-@pytest.mark.parametrize(("machines", "status"), [(1, Status.NOTE), (2, Status.FAIL)])
+@pytest.mark.parametrize(("machines", "status"), [(1, Severity.NOTE), (2, Severity.FAIL)])
 def test_a_job_of_several_machines_needs_an_interface(
-    devices: tuple[Path, Path], machines: int, status: Status
+    devices: tuple[Path, Path], machines: int, status: Severity
 ) -> None:
     interfaces(devices[0], lo="0x9", eth0="0x1002")
-    assert network.interface(machines).status is status
+    assert network.interface(machines).severity is status
 
 
 @pytest.mark.parametrize(
     ("moved", "status", "text"),
     [
-        (0, Status.OK, "0.0 s ahead of"),
-        (-9, Status.NOTE, "9.0 s ahead of"),
-        (9, Status.NOTE, "9.0 s behind"),
+        (0, Severity.OK, "0.0 s ahead of"),
+        (-9, Severity.NOTE, "9.0 s ahead of"),
+        (9, Severity.NOTE, "9.0 s behind"),
     ],
 )
 def test_the_clock_of_a_file_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int, status: Status, text: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int, status: Severity, text: str
 ) -> None:
     """A server whose clock is moved sets other times."""
     utime = os.utime
     monkeypatch.setattr(paths, "file_system", lambda _: "nfs4")
     monkeypatch.setattr(os, "utime", lambda file: utime(file, (0, time.time() + moved)))
     found = paths.clock(tmp_path)
-    assert found.status is status
+    assert found.severity is status
     assert text in found.text
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(("ranks", "status"), [(1, Status.NOTE), (2, Status.FAIL)])
+@pytest.mark.parametrize(("ranks", "status"), [(1, Severity.NOTE), (2, Severity.FAIL)])
 def test_shared_memory_that_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, status: Status
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, status: Severity
 ) -> None:
     monkeypatch.setattr(machine, "SHM", tmp_path / "shm")
-    found: Check = machine.shm(ranks)
-    assert found.status is status
+    found: Finding = machine.shm(ranks)
+    assert found.severity is status
 
 
 @pytest.mark.parametrize(
     ("of_head", "hard", "status"),
     [
-        (0, 250, Status.NOTE),  # enough for its own ranks
-        (0, 17, Status.FAIL),
-        (4000, 3999, Status.FAIL),
-        (4000, 4000, Status.NOTE),
-        (4000, 4255, Status.NOTE),
-        (4000, 4256, Status.OK),
+        (0, 250, Severity.NOTE),  # enough for its own ranks
+        (0, 17, Severity.FAIL),
+        (4000, 3999, Severity.FAIL),
+        (4000, 4000, Severity.NOTE),
+        (4000, 4255, Severity.NOTE),
+        (4000, 4256, Severity.OK),
     ],
 )
 def test_only_the_heads_node_opens_a_file_for_each_node_and_rank(
-    monkeypatch: pytest.MonkeyPatch, of_head: int, hard: int, status: Status
+    monkeypatch: pytest.MonkeyPatch, of_head: int, hard: int, status: Severity
 ) -> None:
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (hard, hard))
-    assert machine.open_files(2, of_head).status is status
+    assert machine.open_files(2, of_head).severity is status
 
 
 def test_the_files_of_a_node_depend_on_whether_it_is_the_heads() -> None:

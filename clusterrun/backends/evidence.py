@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.health.compare import NodeFinding
 from clusterrun.node.recovery.printed import last_word
 from clusterrun.rundir.end import End
 from clusterrun.rundir.events import Event, EventType, read_ends
@@ -18,6 +17,7 @@ from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.startup import ENDED_BY, Phase
 from clusterrun.rundir.world import read_world
+from clusterrun.shared.finding import Finding
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
 
@@ -77,7 +77,7 @@ class Evidence:
     losses: tuple[float, ...] = ()
     unsaved: str = ""
     is_unheard: bool = False
-    preflight: tuple[NodeFinding, ...] = ()
+    preflight: tuple[Finding, ...] = ()
 
 
 def read_evidence(paths: RunPaths) -> Evidence:
@@ -120,9 +120,9 @@ def _unjoined(event: Event | None) -> Unjoined | None:
     return Unjoined(running=event.running or 0, waiting=event.waiting or 0)
 
 
-def _preflight(event: Event | None) -> tuple[NodeFinding, ...]:
+def _preflight(event: Event | None) -> tuple[Finding, ...]:
     try:
-        return tuple(map(NodeFinding.from_data, (event.findings if event else None) or ()))
+        return tuple(map(Finding.from_data, (event.findings if event else None) or ()))
     except (AttributeError, ValueError):  # a rank may write any event
         return ()
 

@@ -17,7 +17,6 @@ from clusterrun.backends.slurm.outlook import Outlook
 from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
-from clusterrun.health.compare import NodeFinding
 from clusterrun.rundir.end import End, read_end
 from clusterrun.rundir.outcome import Cause, Next, Outcome
 from clusterrun.rundir.paths import RunPaths
@@ -25,6 +24,7 @@ from clusterrun.rundir.record import JobRecord, continued_by
 from clusterrun.rundir.request import Reason, read_request
 from clusterrun.rundir.usage import Sample, read_latest
 from clusterrun.shared import files
+from clusterrun.shared.finding import Finding
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
 
@@ -62,7 +62,7 @@ class JobStatus:
     attempt: int = 0
     world_size: int | None = None
     unjoined: Unjoined | None = None
-    preflight: tuple[NodeFinding, ...] = ()
+    preflight: tuple[Finding, ...] = ()
     engine: str = ""
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     checkpoint: str | None = None

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
 
 import click
 
 from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import output
+from clusterrun.cli.shared.findings import show
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
 from clusterrun.cli.shared.submission import warn_of_sbatch_variables
 from clusterrun.errors import Exit, UsageError
-from clusterrun.linting.lint import Pitfall
 from clusterrun.linting.rule import RULES
 from clusterrun.shared.wording import count
 from clusterrun.verbs.check import find_pitfalls, is_unsized, place
 from clusterrun.verbs.render import prepare
 
-SCHEMA = "clusterrun.check/1"
+SCHEMA = "clusterrun.check/2"
 
 
 @click.command(cls=ScriptCommand)
@@ -57,25 +56,15 @@ def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json
     variables = warn_of_sbatch_variables(prepared, keep=False)
     script = resolved.spec.script or resolved.spec.module or ""
     if as_json:
-        objects = [finding_object(each) for each in found]
         notes = [*said, *(f"{found.name}={found.value}" for found in variables)]
-        data = {"script": script, "findings": objects, "notes": notes}
+        data = {"script": script, "findings": [each.to_data() for each in found], "notes": notes}
         output.answer_json({"schema": SCHEMA, **data})
     else:
         for each in found:
-            output.answer(f"{place(each, script)}: {each.what} ({each.rule.id})")
-            output.answer(f"  {each.rule.reason}")
-            output.answer(f"  fix: {each.rule.fix}")
+            show(each, place(each, script))
         number = count(len(found), "finding") if found else "no pitfall found"
         output.say(f"{number}, assuming two nodes with two ranks each" if is_assumed else number)
     ctx.exit(Exit.NO if found else Exit.OK)
-
-
-def finding_object(finding: Pitfall) -> dict[str, Any]:
-    """Describe a finding for JSON."""
-    rule = finding.rule
-    where = {"line": finding.line or None, "message": finding.what}
-    return {"id": rule.id, **where, "reason": rule.reason, "fix": rule.fix}
 
 
 def _explain(name: str) -> None:

@@ -18,7 +18,7 @@ from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import Row, block, labelled
 from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced
 from clusterrun.cli.shared.times import timestamp
-from clusterrun.diagnosis.scan import Finding
+from clusterrun.diagnosis.scan import FoundSign
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import Exit, JobNotFoundError, UsageError
 from clusterrun.rundir.record import JobRecord
@@ -246,7 +246,7 @@ def _verdict_object(verdict: Verdict, found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _evidence(finding: Finding) -> dict[str, Any]:
+def _evidence(finding: FoundSign) -> dict[str, Any]:
     line = finding.line
     is_reported = line.source in REPORTED
     return {

@@ -11,29 +11,23 @@ from typing import Final
 import click
 
 from clusterrun.cli.shared import output
+from clusterrun.cli.shared.findings import show
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
 from clusterrun.errors import Exit, UsageError
-from clusterrun.health.check import Check, Status
-from clusterrun.health.compare import NodeFinding
 from clusterrun.health.pages import CheckPage, pages
 from clusterrun.health.reports import DIRECTORY
+from clusterrun.shared.finding import Finding, Severity
 from clusterrun.verbs.doctor import chosen, examine, is_chosen, places, subject_of
 from clusterrun.verbs.doctor_nodes import examine_here, findings
 from clusterrun.verbs.smoke import run
 
 SCHEMA: Final = "clusterrun.doctor/1"
 _WIDTH: Final = 90  # of a page's text
-_WORDS: Final = {
-    Status.OK: ("ok", "green"),
-    Status.NOTE: ("note", "cyan"),
-    Status.FAIL: ("FAIL", "red"),
-    Status.SKIP: ("skip", "bright_black"),
-}
 _COUNTED: Final = {
-    Status.OK: "ok",
-    Status.NOTE: "noted",
-    Status.FAIL: "failed",
-    Status.SKIP: "skipped",
+    Severity.OK: "ok",
+    Severity.NOTE: "noted",
+    Severity.FAIL: "failed",
+    Severity.SKIP: "skipped",
 }
 
 
@@ -80,7 +74,7 @@ def command(
     if is_of_nodes:
         _check_nodes(job, report, only, skip)
     else:
-        report.add(NodeFinding(check=each) for each in examine(subject_of(job.load), probes))
+        report.add(examine(subject_of(job.load), probes))
     ctx.exit(report.close())
 
 
@@ -92,21 +86,21 @@ class _Report:
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._found: list[NodeFinding] = []
+        self._found: list[Finding] = []
         self.facts: dict[str, object] = {"job_id": None, "run_dir": None, "exclude": None}
 
     @property
-    def counts(self) -> Counter[Status]:
+    def counts(self) -> Counter[Severity]:
         """The number of checks with each status."""
-        return Counter(each.check.status for each in self._found)
+        return Counter(each.severity for each in self._found)
 
-    def add(self, found: Iterable[NodeFinding]) -> None:
+    def add(self, found: Iterable[Finding]) -> None:
         """Add findings."""
         for each in found:
             self._found.append(each)
-            is_early = each.check.status is Status.OK or not output.is_on_terminal()
+            is_early = each.severity is Severity.OK or not output.is_on_terminal()
             if is_early and not self._as_json:
-                _show(each.check)
+                show(each)
 
     def close(self) -> Exit:
         """Print what is left; return the exit status."""
@@ -114,22 +108,22 @@ class _Report:
         if output.is_on_terminal() and not self._as_json:
             self._show_held()
         if self._as_json:
-            numbers = {status.value: counts[status] for status in Status}
-            rows = [_object(each) for each in self._found]
+            numbers = {status.value: counts[status] for status in Severity}
+            rows = [each.to_data() for each in self._found]
             output.answer_json({"schema": SCHEMA, "checks": rows, "counts": numbers, **self.facts})
         output.say(", ".join(f"{counts[status]} {word}" for status, word in _COUNTED.items()))
-        if failed := [each.check.id for each in self._found if each.check.status is Status.FAIL]:
+        if failed := [each.id for each in self._found if each.severity is Severity.FAIL]:
             output.say(f"failed: {', '.join(dict.fromkeys(failed))}")
         if self.facts["exclude"]:
             output.say(f"leave out the nodes that failed: --exclude {self.facts['exclude']}")
-        return Exit.NO if counts[Status.FAIL] else Exit.OK
+        return Exit.NO if counts[Severity.FAIL] else Exit.OK
 
     def _show_held(self) -> None:
-        shown = (Status.SKIP,) * output.current_session().verbose + (Status.NOTE, Status.FAIL)
+        shown = (Severity.SKIP,) * output.current_session().verbose + (Severity.NOTE, Severity.FAIL)
         for status in shown:
             for each in self._found:
-                if each.check.status is status:
-                    _show(each.check)
+                if each.severity is status:
+                    show(each)
 
 
 def _check_nodes(
@@ -138,33 +132,18 @@ def _check_nodes(
     """Check this machine, then, unless the job would fail, the nodes."""
     subject = subject_of(job.load)
     report.add(examine_here(subject, chosen(only, skip)))
-    if report.counts[Status.FAIL] or subject.resolved is None:
+    if report.counts[Severity.FAIL] or subject.resolved is None:
         output.say("no job was submitted")
         return
     smoke = run(subject.resolved, output.say)
     found, exclude = findings(smoke)
-    report.add(each for each in found if is_chosen(each.check.id, only, skip))
+    report.add(each for each in found if is_chosen(each.id, only, skip))
     report.facts = {
         "job_id": smoke.job_id,
         "run_dir": str(smoke.run_dir),
         "exclude": exclude or None,
     }
     output.say(f"the nodes' reports are in {smoke.run_dir / DIRECTORY}")
-
-
-def _show(found: Check) -> None:
-    word, colour = _WORDS[found.status]
-    text = " ".join(found.text.split())
-    output.answer(f"{click.style(f'{word:<4}', fg=colour)}  {found.id:<18}  {text}", indent=6)
-    if found.hint:
-        output.answer(f"      hint: {found.hint}", indent=12)
-
-
-def _object(finding: NodeFinding) -> dict[str, object]:
-    found = finding.check
-    status, hint = found.status.value, found.hint or None
-    about = {"id": found.id, "status": status, "text": found.text, "hint": hint}
-    return {**about, "nodes": list(finding.nodes)}
 
 
 def _explain(name: str) -> None:

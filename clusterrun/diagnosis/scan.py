@@ -53,7 +53,7 @@ _LOGGED: Final = re.compile(r"(?i)\bwarn(?:ing)?\b|\bretry(?:ing)?\b")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class FoundSign:
     """A sign that was found, as number `order` of all lines.
 
     `steps` is how far the training of its file was; `frames` are of its traceback. A hint
@@ -94,10 +94,10 @@ class _Process:
 class _Waiting:
     """A sign whose surroundings are not complete."""
 
-    finding: Finding
+    finding: FoundSign
     sign: Sign
     left: int = AFTER
-    otherwise: Finding | None = None
+    otherwise: FoundSign | None = None
 
 
 @dataclass(kw_only=True)
@@ -110,7 +110,7 @@ class Scanner:
     trainings: dict[str, TrainingLog] = field(default_factory=dict)  # by file
     counts: dict[tuple[str, Role], int] = field(default_factory=dict)
     seen_on: dict[tuple[str, Role], set[int]] = field(default_factory=dict)
-    _found: dict[tuple[str, Role], list[Finding]] = field(default_factory=dict)
+    _found: dict[tuple[str, Role], list[FoundSign]] = field(default_factory=dict)
     _more: dict[tuple[str, Role], dict[str, set[tuple[int | None, str]]]] = field(
         default_factory=dict
     )
@@ -122,7 +122,7 @@ class Scanner:
     _forms: dict[str, tuple[tuple[KnownCause, Sign], ...]] = field(default_factory=dict)
     _signs: list[tuple[KnownCause, Sign]] = field(default_factory=list)
     _literals: dict[str, list[tuple[str, int]]] = field(default_factory=dict)  # by beginning
-    _works: Works[Finding] = field(default_factory=Works)
+    _works: Works[FoundSign] = field(default_factory=Works)
     _left: set[str] = field(default_factory=set)  # what any process printed as it left
 
     def __post_init__(self) -> None:
@@ -175,7 +175,7 @@ class Scanner:
         gone = process.recent.pop(0) if len(process.recent) > _AROUND else ""
         self._held += _bytes_of(text) - _bytes_of(gone)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[FoundSign]:
         """Return what was found, in order; call it when all lines were fed."""
         for source in list(self._waiting):
             self._settle(source, at_end=True)
@@ -196,7 +196,7 @@ class Scanner:
         self.lines += 1
         self._keep(self._finding(self.table[name], role, line, _Process()))
 
-    def causal(self) -> list[Finding]:
+    def causal(self) -> list[FoundSign]:
         """Return the findings that can be a cause: no training went on after them, or had ended."""
         return [
             each
@@ -205,7 +205,7 @@ class Scanner:
             and (each.cause.lasting or not (each.is_after_end or self._is_passed(each)))
         ]
 
-    def is_last_words(self, finding: Finding) -> bool:
+    def is_last_words(self, finding: FoundSign) -> bool:
         """Return whether a finding is in the traceback with which its process ended."""
         process = self._processes.get(finding.line.source)
         is_of_last = process is not None and finding.order == process.raised
@@ -213,7 +213,7 @@ class Scanner:
             bool(finding.frames) and is_of_last and process is not None and process.after <= AFTER
         )
 
-    def leave_out(self, findings: Iterable[Finding]) -> None:
+    def leave_out(self, findings: Iterable[FoundSign]) -> None:
         """Take findings for noise: they are no causes."""
         left_out = {id(each) for each in findings}
         for kept in self._found.values():
@@ -222,7 +222,7 @@ class Scanner:
                 for each in kept
             ]
 
-    def _is_passed(self, finding: Finding) -> bool:
+    def _is_passed(self, finding: FoundSign) -> bool:
         """Return whether the training went on; Slurm lets it for a while, if it ends a job."""
         training = self.training_of(finding.line)
         is_ending = finding.cause.domain is Domain.POLICY and not training.is_complete
@@ -347,8 +347,8 @@ class Scanner:
 
     def _finding(
         self, cause: KnownCause, role: Role, line: PrintedLine, process: _Process
-    ) -> Finding:
-        return Finding(
+    ) -> FoundSign:
+        return FoundSign(
             cause=cause,
             role=role,
             line=line,
@@ -376,7 +376,7 @@ class Scanner:
         else:
             del self._waiting[source]
 
-    def _keep(self, finding: Finding) -> None:
+    def _keep(self, finding: FoundSign) -> None:
         key = (finding.cause.id, finding.role)
         if self._counted.get(finding.cause.id) != finding.order:  # several signs of one line
             self.counts[key] = self.counts.get(key, 0) + 1
@@ -395,7 +395,7 @@ class Scanner:
             if len(places) < _MOST_PROCESSES and (places or len(more) < _MOST_KEPT):
                 more.setdefault(like, places).add((finding.line.rank, finding.line.node))
 
-    def more_places(self, finding: Finding) -> set[tuple[int | None, str]]:
+    def more_places(self, finding: FoundSign) -> set[tuple[int | None, str]]:
         """Return ranks and nodes of findings like this one that are not among the kept ones."""
         return self._more.get((finding.cause.id, finding.role), {}).get(_like(finding), set())
 
@@ -404,7 +404,7 @@ def _size(process: _Process) -> int:
     return sum(map(_bytes_of, (*process.recent, *process.frames)))
 
 
-def _like(finding: Finding) -> str:
+def _like(finding: FoundSign) -> str:
     """Return what findings of its cause have in common; of a generic cause, the text decides."""
     return form_of(finding.line.text) if finding.cause.generic else ""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from clusterrun.diagnosis.lines import PrintedLine
-from clusterrun.diagnosis.scan import Finding, Scanner
+from clusterrun.diagnosis.scan import FoundSign, Scanner
 from clusterrun.diagnosis.table import Domain, Role
 from clusterrun.diagnosis.training import STEPS, TrainingLog
 
@@ -28,12 +28,12 @@ def shape_of(text: str, run_id: str = "") -> str:
     return _NUMBER.sub("0", text.replace(run_id, "0") if run_id else text).strip()
 
 
-def kind_of(finding: Finding, run_id: str) -> Kind:
+def kind_of(finding: FoundSign, run_id: str) -> Kind:
     """Return the kind of a finding's line."""
     return finding.cause.id, finding.role, shape_of(finding.line.text, run_id)
 
 
-def doubtful(scanner: Scanner) -> list[Finding]:
+def doubtful(scanner: Scanner) -> list[FoundSign]:
     """Return the findings that may be usual.
 
     These are printed lines (the number of a line that agents or Slurm reported is 0), but no
@@ -57,12 +57,12 @@ class UsualLog:
     took steps after it.
     """
 
-    findings: Iterable[Finding]
+    findings: Iterable[FoundSign]
     run_id: str
     other_run_id: str
     well_until: float = math.inf
     usual: set[Kind] = field(default_factory=set)
-    _wanted: dict[str, dict[Kind, Finding]] = field(default_factory=dict)
+    _wanted: dict[str, dict[Kind, FoundSign]] = field(default_factory=dict)
     _open: list[tuple[Kind, int]] = field(default_factory=list)
     _training: TrainingLog = field(default_factory=TrainingLog)
 
@@ -93,7 +93,7 @@ class UsualLog:
             self.usual.add(self._open.pop(0)[0])
 
 
-def _is_sign(finding: Finding, text: str) -> bool:
+def _is_sign(finding: FoundSign, text: str) -> bool:
     """Return whether a line of the same shape is the same sign: its numbers may decide."""
     signs = [sign.text for sign in finding.cause.signs if sign.role is finding.role]
     own = [sign for sign in signs if sign.search(finding.line.text)]

@@ -8,7 +8,7 @@ from typing import Final
 
 from clusterrun.diagnosis.kinds import INSTALLED, Certainty, Retry
 from clusterrun.diagnosis.lines import PrintedLine
-from clusterrun.diagnosis.scan import Finding, Scanner, form_of
+from clusterrun.diagnosis.scan import FoundSign, Scanner, form_of
 from clusterrun.diagnosis.table import EVERYTHING, LATER, Domain, KnownCause, Role
 
 NAN, DIVERGED, STUCK = "loss_nan", "loss_divergence", "hang_no_timeout"
@@ -35,14 +35,14 @@ class Verdict:
 
     cause: KnownCause
     status: Certainty
-    evidence: tuple[Finding, ...]
+    evidence: tuple[FoundSign, ...]
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     consequences: tuple[Consequence, ...] = ()
     is_shared: bool = False
 
     @property
-    def first(self) -> Finding:
+    def first(self) -> FoundSign:
         """Return the first sign."""
         return self.evidence[0]
 
@@ -76,7 +76,7 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
         places |= scanner.more_places(chosen)
     if chosen.cause.domain is Domain.POLICY:
         places = set()
-    evidence: dict[str, Finding] = {}
+    evidence: dict[str, FoundSign] = {}
     for each in of_cause:
         evidence.setdefault(form_of(each.line.text.strip()), each)
     ranks = {rank for rank, _ in places if rank is not None}
@@ -92,7 +92,7 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     )
 
 
-def _of_its_nodes(chosen: Finding, found: Sequence[Finding]) -> list[Finding]:
+def _of_its_nodes(chosen: FoundSign, found: Sequence[FoundSign]) -> list[FoundSign]:
     """Leave out weaker signs on other nodes: a step is killed on all nodes for the sake of one."""
     most = _weakness(chosen)
     own = {each.line.node for each in found if each.line.node and _weakness(each) <= most}
@@ -101,31 +101,31 @@ def _of_its_nodes(chosen: Finding, found: Sequence[Finding]) -> list[Finding]:
     return [each for each in found if _weakness(each) <= most or each.line.node in allowed]
 
 
-def _is_of(chosen: Finding, other: Finding) -> bool:
+def _is_of(chosen: FoundSign, other: FoundSign) -> bool:
     """Return whether a finding supports the chosen one; of a generic cause, only its like do."""
     if other.cause.id != chosen.cause.id or other.order < chosen.order:
         return False
     return not chosen.cause.generic or form_of(other.line.text) == form_of(chosen.line.text)
 
 
-def _status(chosen: Finding) -> Certainty:
+def _status(chosen: FoundSign) -> Certainty:
     if chosen.role is Role.CONFIRMATION:
         return Certainty.UNCONFIRMED
     is_weak = chosen.role is Role.EITHER or chosen.cause.generic
     return Certainty.LIKELY if is_weak else Certainty.ESTABLISHED
 
 
-def _chosen(candidates: Sequence[Finding]) -> Finding | None:
+def _chosen(candidates: Sequence[FoundSign]) -> FoundSign | None:
     """Return the first sign of the strongest cause that no other cause explains."""
     left = [each for each in candidates if not _is_explained(each, candidates)]
     return min(left, key=_order, default=None)
 
 
-def _is_explained(finding: Finding, others: Sequence[Finding]) -> bool:
+def _is_explained(finding: FoundSign, others: Sequence[FoundSign]) -> bool:
     return any(_explains(other, finding) for other in others if other.cause.id != finding.cause.id)
 
 
-def _explains(other: Finding, finding: Finding) -> bool:
+def _explains(other: FoundSign, finding: FoundSign) -> bool:
     """Return whether a finding follows from another one, which is at least as strong."""
     names, own = other.cause.explains, finding.cause.explains
     is_later = finding.order > other.order
@@ -138,17 +138,17 @@ def _explains(other: Finding, finding: Finding) -> bool:
     return finding.cause.id in names or (is_meant and EVERYTHING not in own)
 
 
-def _order(finding: Finding) -> tuple[int, int]:
+def _order(finding: FoundSign) -> tuple[int, int]:
     """Sort by strength, then by time: what ended a job counts only if nothing failed before."""
     cause = finding.cause
     return _weakness(finding) or int(cause.generic or cause.domain is Domain.POLICY), finding.order
 
 
-def _weakness(finding: Finding) -> int:
+def _weakness(finding: FoundSign) -> int:
     return {Role.ROOT: 0, Role.EITHER: 2}.get(finding.role, 3)
 
 
-def by_numbers(scanner: Scanner) -> Finding | None:
+def by_numbers(scanner: Scanner) -> FoundSign | None:
     """Return what the training's own numbers show; it counts if no message names a cause."""
     if not scanner.trainings:
         return None
@@ -166,16 +166,16 @@ def by_numbers(scanner: Scanner) -> Finding | None:
     cause = scanner.table.get(name)
     if cause is None:
         return None
-    return Finding(cause=cause, role=Role.EITHER, line=line, order=0, steps=training.steps)
+    return FoundSign(cause=cause, role=Role.EITHER, line=line, order=0, steps=training.steps)
 
 
 def _consequences(
-    scanner: Scanner, findings: Sequence[Finding], of_cause: Sequence[Finding]
+    scanner: Scanner, findings: Sequence[FoundSign], of_cause: Sequence[FoundSign]
 ) -> tuple[Consequence, ...]:
     cause = of_cause[0].cause
     orders = {each.order for each in of_cause}
     ranks = {each.line.rank for each in of_cause} - {None}
-    first: dict[str, Finding] = {}
+    first: dict[str, FoundSign] = {}
     for each in findings:
         # A guess about the end of the same rank, or of no rank, is what the cause explains.
         is_guess = each.role in (Role.CONFIRMATION, Role.CASCADE) and bool(ranks)

@@ -6,12 +6,10 @@ import dataclasses
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from clusterrun.health.check import Check, Status, fail, note, ok, skip
-from clusterrun.shared.hostlist import fold_hosts, natural_key
-from clusterrun.shared.typed import decoded
+from clusterrun.shared.finding import BAD, Finding, Severity, fail, note, ok, skip
+from clusterrun.shared.hostlist import fold_hosts, named
 from clusterrun.shared.wording import count
 
 # The packages of which all nodes need the same version, by the parts that must be equal: ranks
@@ -27,21 +25,18 @@ HINTS: Final = {
 }
 MISSING: Final = "none"
 MOST: Final = 16  # findings in a list
-BAD: Final = (Status.FAIL, Status.NOTE)  # the worst first
 _CLOSE: Final = 0.02  # sizes that differ by less are equal: firmware and kernel keep a little
 _SIZE: Final = re.compile(r"([0-9.]{1,20}) GiB")
 _DIGITS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-_ORDER: Final = (Status.FAIL, Status.NOTE, Status.SKIP, Status.OK)
+_ORDER: Final = (Severity.FAIL, Severity.NOTE, Severity.SKIP, Severity.OK)
 _MOST_VALUES: Final = 4
 _MOST_FACTS: Final = 5
-_NAMES: Final = 60  # characters
-_FIRST: Final = 3  # nodes of a longer list
 _VALUE: Final = 100
-_Kind = tuple[Status, str, str]
-_Group = tuple[_Kind, list[tuple[str, Check]]]
+_Kind = tuple[Severity, str, str]
+_Group = tuple[_Kind, list[tuple[str, Finding]]]
 
 
-def differences(facts: Mapping[str, Mapping[str, str]]) -> list[Check]:
+def differences(facts: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     """Compare the facts (`group.fact`) of nodes: one check for each group.
 
     >>> differences({"n1": {"gpu.driver": "550"}, "n2": {"gpu.driver": "560"},
@@ -58,7 +53,7 @@ def _place(group: str) -> tuple[int, str]:
     return (known.index(group) if group in known else len(known)), group
 
 
-def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequence[str]) -> Check:
+def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequence[str]) -> Finding:
     name, mine = f"same.{group}", [each for each in names if each.partition(".")[0] == group]
     if len(facts) < 2:
         return skip(name, "there is only one node")
@@ -139,61 +134,20 @@ def _has(nodes: Sequence[str]) -> str:
     return "has" if len(nodes) == 1 else "have"
 
 
-def named(nodes: Sequence[str]) -> str:
-    """Return nodes as a host list; their number and the first ones if that is long."""
-    folded = fold_hosts(nodes) if len(nodes) > 1 else "".join(nodes)
-    if len(folded) <= _NAMES or len(nodes) <= _FIRST:
-        return folded
-    first = sorted(nodes, key=natural_key)[:_FIRST]
-    return f"{count(len(nodes), 'node')} ({', '.join(first)}, ...)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeFinding:
-    """A check with the same result on all of `nodes`; () for this machine, or the nodes as a group.
-
-    One that was read from a file has a host list as its only node.
-    """
-
-    check: Check
-    nodes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        """Return a line for people."""
-        hint = f"; hint: {self.check.hint}" if self.check.hint else ""
-        return f"{named(self.nodes)}: {self.check.id}: {self.check.text}{hint}"
-
-    @property
-    def line(self) -> str:
-        """The nodes, only their number if all is well, and what was found."""
-        is_ok = self.check.status is Status.OK
-        who = count(len(self.nodes), "node") if is_ok else named(self.nodes)
-        return f"{who}: {self.check.text}"
-
-    def to_data(self) -> dict[str, str]:
-        """Return a mapping for JSON."""
-        return {"nodes": named(self.nodes), **dataclasses.asdict(self.check)}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> NodeFinding:
-        """Undo `to_data`. Raises ValueError for anything else."""
-        return cls(nodes=(decoded(str, data.get("nodes")),), check=decoded(Check, data))
-
-
-def findings(checks: Mapping[str, Sequence[Check]]) -> list[NodeFinding]:
+def findings(checks: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """Merge the notes and failures of nodes, failures first; leave out what is beyond a few."""
-    found = [each for each in merged(checks) if each.check.status in BAD]
-    return sorted(found, key=lambda each: BAD.index(each.check.status))[:MOST]
+    found = [each for each in merged(checks) if each.severity in BAD]
+    return sorted(found, key=lambda each: BAD.index(each.severity))[:MOST]
 
 
-def differing(facts: Mapping[str, Mapping[str, str]]) -> list[NodeFinding]:
+def differing(facts: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     """Return what differs between the nodes whose facts are known."""
     known = {node: found for node, found in facts.items() if found}
-    bad = [each for each in differences(known) if each.status in BAD]
-    return [NodeFinding(nodes=tuple(known), check=each) for each in bad]
+    bad = [each for each in differences(known) if each.severity in BAD]
+    return [dataclasses.replace(each, nodes=tuple(known)) for each in bad]
 
 
-def merged(checks: Mapping[str, Sequence[Check]]) -> list[NodeFinding]:
+def merged(checks: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """Merge the checks of nodes: one for each id and finding, the worst and most frequent first.
 
     Texts that differ only in numbers are one finding, with the text of its first node. What is ok
@@ -205,20 +159,20 @@ def merged(checks: Mapping[str, Sequence[Check]]) -> list[NodeFinding]:
     return [each for name in ids for each in _merged(name, by_node)]
 
 
-def _merged(name: str, by_node: Mapping[str, Mapping[str, Check]]) -> Iterator[NodeFinding]:
-    groups: dict[_Kind, list[tuple[str, Check]]] = defaultdict(list)
+def _merged(name: str, by_node: Mapping[str, Mapping[str, Finding]]) -> Iterator[Finding]:
+    groups: dict[_Kind, list[tuple[str, Finding]]] = defaultdict(list)
     for node, found in by_node.items():
         check = found.get(name) or skip(name, "the node did not report it")
         groups[_kind(node, check)].append((node, check))
     is_found = any(status in BAD for status, *_ in groups)
-    shown = [each for each in groups.items() if not (is_found and each[0][0] is Status.OK)]
+    shown = [each for each in groups.items() if not (is_found and each[0][0] is Severity.OK)]
     shown.sort(key=lambda each: (_ORDER.index(each[0][0]), -len(each[1])))
     for (status, *_), members in [*shown[:_MOST_VALUES], *_rest(shown[_MOST_VALUES:])]:
         node, first = members[0]
         where = "" if all(each.text == first.text for _, each in members) else f" (on {node})"
         nodes = tuple(each for each, _ in members)
-        hint, text = _for_all(first.hint, node, nodes), f"{first.text}{where}"
-        yield NodeFinding(check=Check(id=name, status=status, text=text, hint=hint), nodes=nodes)
+        fix, text = _for_all(first.fix, node, nodes), f"{first.text}{where}"
+        yield Finding(id=name, severity=status, text=text, fix=fix, nodes=nodes)
 
 
 def _for_all(hint: str, node: str, nodes: Sequence[str]) -> str:
@@ -228,21 +182,21 @@ def _for_all(hint: str, node: str, nodes: Sequence[str]) -> str:
 
 def _rest(groups: Sequence[_Group]) -> list[_Group]:
     """Return rare findings of a check as one of each status."""
-    found: dict[Status, list[tuple[str, Check]]] = defaultdict(list)
+    found: dict[Severity, list[tuple[str, Finding]]] = defaultdict(list)
     for (status, *_), members in groups:
         found[status] += members
     return [((status, "", ""), members) for status, members in found.items()]
 
 
-def _kind(node: str, check: Check) -> _Kind:
+def _kind(node: str, check: Finding) -> _Kind:
     """Return what findings have in common that differ only in numbers and the node's name."""
-    if check.status is Status.OK:
-        return check.status, "", ""
-    text, hint = (_DIGITS.sub("0", each.replace(node, "")) for each in (check.text, check.hint))
-    return check.status, text, hint
+    if check.severity is Severity.OK:
+        return check.severity, "", ""
+    text, hint = (_DIGITS.sub("0", each.replace(node, "")) for each in (check.text, check.fix))
+    return check.severity, text, hint
 
 
-def to_exclude(checks: Mapping[str, Sequence[Check]]) -> str:
+def to_exclude(checks: Mapping[str, Sequence[Finding]]) -> str:
     """Return a host list of the nodes on which a check failed that did not fail on all; "" if none.
 
     A failure on all nodes is not the fault of a node.
@@ -251,7 +205,7 @@ def to_exclude(checks: Mapping[str, Sequence[Check]]) -> str:
         (node, each.id)
         for node, found in checks.items()
         for each in found
-        if each.status is Status.FAIL
+        if each.severity is Severity.FAIL
     }
     everywhere = {
         name for name, nodes in Counter(name for _, name in failed).items() if nodes == len(checks)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.health.check import Check, bad, fail, note, ok, skip
 from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.health.nvml import NO_DRIVER
 from clusterrun.shared import shell
+from clusterrun.shared.finding import Finding, bad, fail, note, ok, skip
 from clusterrun.shared.versions import parse_version
 from clusterrun.shared.wording import count
 
@@ -23,7 +23,7 @@ ANSWER_S: Final = 3.0
 _OLDEST: Final = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
 
 
-def driver(cuda: str | None, asked: GpuAnswer) -> Check:
+def driver(cuda: str | None, asked: GpuAnswer) -> Finding:
     """Look at the driver and its GPUs; `cuda` is the version that torch was built with."""
     name, found = "cuda.driver", asked.any
     if found.problem:
@@ -44,7 +44,7 @@ def _loaded() -> str:
         return ""
 
 
-def _new_enough(version: str, what: str, cuda: str | None) -> Check:
+def _new_enough(version: str, what: str, cuda: str | None) -> Finding:
     least, found = _OLDEST.get((cuda or "").split(".")[0]), parse_version(version)
     if least and found and found < least:
         return fail(
@@ -57,7 +57,7 @@ def _new_enough(version: str, what: str, cuda: str | None) -> Check:
 
 def toolkit(
     cuda: str | None, environ: Mapping[str, str], *, builds_operators: bool, is_sure: bool
-) -> Check:
+) -> Finding:
     """Compare nvcc with the CUDA that torch was built with, as DeepSpeed's builder does."""
     name = "cuda.toolkit"
     if not cuda:
@@ -83,7 +83,7 @@ def toolkit(
     )
 
 
-def _compared(found: str, cuda: str, hint: str, settings: str, *, fails: bool) -> Check:
+def _compared(found: str, cuda: str, hint: str, settings: str, *, fails: bool) -> Finding:
     text = f"nvcc is of CUDA {found}, torch of CUDA {cuda}{settings}"
     if found.split(".")[0] != cuda.split(".")[0]:
         return (fail if fails else note)("cuda.toolkit", text, hint)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from clusterrun.errors import ClusterrunError, describe
-from clusterrun.health.check import Check, Look, UnknownError, skip
+from clusterrun.shared.finding import Finding, skip
+
+Look = Callable[[], Finding]  # may raise UnknownError, OSError or ClusterrunError
+
+
+class UnknownError(Exception):
+    """A check cannot look; the text is the reason."""
 
 
 def examine(
@@ -17,15 +23,15 @@ def examine(
     deadline_s: float,
     *,
     alone: Collection[str] = (),
-    late: Mapping[str, Check] = MappingProxyType({}),
-) -> list[Check]:
+    late: Mapping[str, Finding] = MappingProxyType({}),
+) -> list[Finding]:
     """Run the checks of each domain (`node` of `node.shm`) in a thread, one after the other.
 
     A blocked file system, driver or server holds up its own domain only; `alone` are checks that
     may block by themselves. What has no answer in time is skipped, or what `late` says. A fault of
     a check is raised.
     """
-    answers: dict[str, Check | Exception] = {}
+    answers: dict[str, Finding | Exception] = {}
     domains = [
         list(group)
         for _, group in itertools.groupby(
@@ -46,11 +52,11 @@ def examine(
     for each in found:
         if isinstance(each, Exception):
             raise each
-    return [each for each in found if isinstance(each, Check)]
+    return [each for each in found if isinstance(each, Finding)]
 
 
 def _answer(
-    looks: Mapping[str, Look], names: Sequence[str], answers: dict[str, Check | Exception]
+    looks: Mapping[str, Look], names: Sequence[str], answers: dict[str, Finding | Exception]
 ) -> None:
     for name in names:
         try:

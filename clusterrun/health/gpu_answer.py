@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from clusterrun.health import nvml
-from clusterrun.health.check import UnknownError
+from clusterrun.health.examine import UnknownError
 from clusterrun.health.machine import gib
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.shared import shell

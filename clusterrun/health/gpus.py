@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.health import kernel_log
-from clusterrun.health.check import Check, Look, UnknownError, bad, fail, ok
+from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, links_text
 from clusterrun.health.machine import gib
 from clusterrun.health.nvml import NvmlGpu
+from clusterrun.shared.finding import Finding, bad, fail, ok
 from clusterrun.shared.wording import count
 
 HELD: Final = 0.2  # of a GPU's memory: with so much in use, ranks run out of it
@@ -32,12 +33,12 @@ _WANTED: Final = {
 _MPS: Final = "nvidia-cuda-mps"  # NVIDIA's own server, as /proc shows its name
 _LEAVE_OUT: Final = "leave the node out with --exclude, and report it to the administrators"
 
-Finding = tuple[str, bool]  # what is wrong with a GPU, and whether a job fails of it
+_Flaw = tuple[str, bool]  # what is wrong with a GPU, and whether a job fails of it
 
 
 def gpu_checks(asked: GpuAnswer | None, ranks: int) -> dict[str, Look]:
     """Return the checks of GPUs by id; `asked` is None if the job uses no GPU."""
-    looks: dict[str, Callable[[GpuAnswer], Check]] = {
+    looks: dict[str, Callable[[GpuAnswer], Finding]] = {
         "gpu.count": partial(enough, ranks=ranks),
         "gpu.ecc": ecc,
         "gpu.throttle": throttle,
@@ -50,11 +51,11 @@ def gpu_checks(asked: GpuAnswer | None, ranks: int) -> dict[str, Look]:
     return {name: partial(look, asked) for name, look in looks.items()}
 
 
-def _no_gpu() -> Check:
+def _no_gpu() -> Finding:
     raise UnknownError("this job uses no GPU")
 
 
-def enough(asked: GpuAnswer, ranks: int) -> Check:
+def enough(asked: GpuAnswer, ranks: int) -> Finding:
     """Compare the GPUs that answer with the ranks of a node."""
     name, found = "gpu.count", asked.asked
     if found.problem:
@@ -72,7 +73,7 @@ def enough(asked: GpuAnswer, ranks: int) -> Check:
     return ok(name, f"{text} for {count(ranks, 'rank')}")
 
 
-def ecc(asked: GpuAnswer) -> Check:
+def ecc(asked: GpuAnswer) -> Finding:
     """Look at the errors of the GPUs' memory that ECC could not correct.
 
     A GPU that remaps rows (Ampere and newer) contains most of them (Xid 94): they end one process,
@@ -88,7 +89,7 @@ def ecc(asked: GpuAnswer) -> Check:
     return _judged("gpu.ecc", found, f"no uncorrected error on {_all(known)}", hint, silent)
 
 
-def _wear(gpu: NvmlGpu) -> list[Finding]:
+def _wear(gpu: NvmlGpu) -> list[_Flaw]:
     errors = count(gpu.errors or 0, "uncorrected ECC error")
     is_lasting = gpu.is_worn is None or gpu.recovery in _NEEDED
     return [
@@ -98,7 +99,7 @@ def _wear(gpu: NvmlGpu) -> list[Finding]:
     ]
 
 
-def throttle(asked: GpuAnswer) -> Check:
+def throttle(asked: GpuAnswer) -> Finding:
     """Look for GPUs that the hardware slows down."""
     known = [gpu for gpu in asked.gpus if gpu.reasons is not None]
     if not known:
@@ -114,7 +115,7 @@ def slowdowns(reasons: int) -> list[str]:
     return [text for bit, text in _SLOWDOWNS.items() if reasons & bit][:1]
 
 
-def foreign(asked: GpuAnswer) -> Check:
+def foreign(asked: GpuAnswer) -> Finding:
     """Look for processes and memory of others on the GPUs, before the ranks use them."""
     known = [gpu for gpu in asked.gpus if gpu.pids is not None or gpu.used is not None]
     if not known:
@@ -134,7 +135,7 @@ def _descendants() -> frozenset[int]:
     return frozenset(process.pid for process in psutil.Process().children(recursive=True))
 
 
-def _users(gpu: NvmlGpu, own: Collection[int]) -> list[Finding]:
+def _users(gpu: NvmlGpu, own: Collection[int]) -> list[_Flaw]:
     pids = set(gpu.pids or ())
     others = ", ".join(
         name for name in map(_process, sorted(pids.difference(own))) if _MPS not in name
@@ -156,7 +157,7 @@ def _process(pid: int) -> str:
         return f"process {pid} (not visible here)"
 
 
-def xid(asked: GpuAnswer, device: Path = kernel_log.DEVICE) -> Check:
+def xid(asked: GpuAnswer, device: Path = kernel_log.DEVICE) -> Finding:
     """Look whether a GPU needs a reset or a reboot: by the driver, or else by the kernel's log.
 
     A GPU that was reset may still have Xids in the log, so what the driver reports counts.
@@ -177,7 +178,7 @@ def xid(asked: GpuAnswer, device: Path = kernel_log.DEVICE) -> Check:
     return _judged(name, found, f"no reset is needed on {_all(asked.gpus)}", hint)
 
 
-def _action(recovery: int) -> list[Finding]:
+def _action(recovery: int) -> list[_Flaw]:
     needed, wanted = _NEEDED.get(recovery), _WANTED.get(recovery)
     return [(f"the driver asks for {needed or wanted}", bool(needed))] if needed or wanted else []
 
@@ -190,7 +191,7 @@ def _logged(device: Path) -> Mapping[str, str]:
         os.close(descriptor)
 
 
-def links(asked: GpuAnswer) -> Check:
+def links(asked: GpuAnswer) -> Finding:
     """Look for NVLinks that are down: all lead to a switch, or GPUs of a node have as many.
 
     Without a switch, a board may leave some of the links unused.
@@ -199,7 +200,7 @@ def links(asked: GpuAnswer) -> Check:
     if not known:
         raise UnknownError("the GPUs report no active NVLink")
     most = max(sum(gpu.links or ()) for gpu in known)
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[_Flaw]] = {}
     for gpu in known:
         active = gpu.links or ()
         is_short = sum(active) < (len(active) if gpu.is_switched else most)
@@ -214,11 +215,11 @@ def _all(gpus: Sequence[NvmlGpu]) -> str:
 
 def _judged(
     name: str,
-    found: Mapping[str, Iterable[Finding]],
+    found: Mapping[str, Iterable[_Flaw]],
     good: str,
     hint: str,
     silent: Sequence[str] = (),
-) -> Check:
+) -> Finding:
     """Return the worst of the findings by GPU; `silent` GPUs did not report all of it."""
     findings = [
         (f"GPU {gpu}: {text}", is_sure) for gpu, each in found.items() for text, is_sure in each

@@ -10,8 +10,8 @@ from typing import Final
 import psutil
 
 from clusterrun.health import cgroup
-from clusterrun.health.check import Check, bad, fail, note, ok, skip
 from clusterrun.shared.descriptors import SPARE
+from clusterrun.shared.finding import Finding, bad, fail, note, ok, skip
 
 SHM: Final = Path("/dev/shm")
 INFINIBAND: Final = Path("/sys/class/infiniband")
@@ -27,7 +27,7 @@ BYTES_OF_RANK: Final = 1 << 30
 LEAST_BYTES_OF_RANK: Final = 144 << 20  # a process that has imported torch, and nothing else
 
 
-def shm(ranks: int) -> Check:
+def shm(ranks: int) -> Finding:
     """Look at the size and the free bytes of /dev/shm, which loader workers and NCCL use."""
     name, is_sure = "node.shm", ranks > 1
     try:
@@ -47,7 +47,7 @@ def shm(ranks: int) -> Check:
     return ok(name, f"{SHM}: {text}")
 
 
-def memory(ranks: int, planned: int) -> Check:
+def memory(ranks: int, planned: int) -> Finding:
     """Compare the memory that this process may use with what the ranks of a node need.
 
     `planned` is the estimate of `plan`; 0 if there is none.
@@ -69,7 +69,7 @@ def memory(ranks: int, planned: int) -> Check:
     return ok(name, text)
 
 
-def open_files(ranks: int, of_head: int) -> Check:
+def open_files(ranks: int, of_head: int) -> Finding:
     """Compare the hard limit of open files with what ranks need: the agent raises the soft one.
 
     `of_head` is what connections take on the head's node, 0 on others.
@@ -80,7 +80,7 @@ def open_files(ranks: int, of_head: int) -> Check:
     return _limit("node.files", (hard, hard), needed, "open files", "n", certain=certain)
 
 
-def processes(ranks: int) -> Check:
+def processes(ranks: int) -> Finding:
     """Compare the limit of processes and threads with what the ranks of a node need.
 
     It counts all processes of the user, and does not hold for root.
@@ -91,7 +91,7 @@ def processes(ranks: int) -> Check:
     return _limit("node.processes", limits, needed, "processes", "u", certain=certain)
 
 
-def memlock() -> Check:
+def memlock() -> Finding:
     """Look at the limit of locked memory, which InfiniBand needs."""
     if not (INFINIBAND.is_dir() and any(INFINIBAND.iterdir())):
         return skip("node.memlock", "this machine has no InfiniBand device")
@@ -101,7 +101,7 @@ def memlock() -> Check:
 
 def _limit(
     name: str, limits: tuple[int, int], needed: int, what: str, letter: str, *, certain: int = 0
-) -> Check:
+) -> Finding:
     """Judge a limit, soft and hard: below `certain` the job fails."""
     soft, hard = limits
     if _at_least(soft, needed):

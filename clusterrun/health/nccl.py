@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.health.check import Check, UnknownError, fail, note, ok
+from clusterrun.health.examine import UnknownError
 from clusterrun.shared import shell
+from clusterrun.shared.finding import Finding, fail, note, ok
 
 ANSWER_S: Final = 3.0
 _SEARCHED: Final = "LD_LIBRARY_PATH"
@@ -36,7 +37,7 @@ print(json.dumps({"first": first, "own": own and look(own)}))
 """
 
 
-def loaded(python: str, cuda: str | None, environ: Mapping[str, str]) -> Check:
+def loaded(python: str, cuda: str | None, environ: Mapping[str, str]) -> Finding:
     """Load NCCL with the job's interpreter; "" if it is unknown. Raises UnknownError."""
     if cuda == "":
         raise UnknownError("torch was built without CUDA")
@@ -55,7 +56,7 @@ def judged(
     own: Mapping[str, Any] | None,
     python: str,
     environ: Mapping[str, str],
-) -> Check:
+) -> Finding:
     """Judge the library that is found first, and torch's own if it brings one."""
     name, found = "cuda.nccl", own or first
     if "error" in found:

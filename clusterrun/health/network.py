@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from clusterrun.health.check import Check, bad, fail, note, ok
 from clusterrun.health.machine import INFINIBAND
+from clusterrun.shared.finding import Finding, bad, fail, note, ok
 
 INTERFACES: Final = Path("/sys/class/net")
 MOST: Final = 6  # interfaces that are named
@@ -18,7 +18,7 @@ _IFF_UP: Final = 1
 _IFF_LOOPBACK: Final = 8
 
 
-def own_name() -> Check:
+def own_name() -> Finding:
     """Resolve the name of this machine, and its address back to a name."""
     name, host = "net.name", socket.gethostname()
     try:
@@ -34,7 +34,7 @@ def own_name() -> Check:
     return ok(name, f"{host} is {address}, and that is {back}")
 
 
-def free_ports(first: int, last: int) -> Check:
+def free_ports(first: int, last: int) -> Finding:
     """Try to listen on ports of the range that jobs use."""
     tried = range(first, last + 1, max(1, (last + 1 - first) // TRIED))[:TRIED]
     free = sum(map(_is_free, tried))
@@ -50,7 +50,7 @@ def _is_free(port: int) -> bool:
     return False
 
 
-def interface(machines: int) -> Check:
+def interface(machines: int) -> Finding:
     """Look for an interface other than loopback that is up, and for ports that are down.
 
     A job of several machines needs one.

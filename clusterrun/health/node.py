@@ -13,11 +13,12 @@ from pathlib import Path
 
 from clusterrun.config.choices import Device
 from clusterrun.health import machine, network, paths
-from clusterrun.health.check import Check, Look
+from clusterrun.health.examine import Look
 from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names
 from clusterrun.health.gpus import gpu_checks
 from clusterrun.launch.plan import DEFAULT_PORTS, Plan
 from clusterrun.shared.descriptors import needed_descriptors
+from clusterrun.shared.finding import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +98,13 @@ def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
 # What only `doctor` needs is imported late: an agent checks its node while it starts.
 
 
-def _driver(asked: GpuAnswer) -> Check:
+def _driver(asked: GpuAnswer) -> Finding:
     from clusterrun.health import cuda
 
     return cuda.driver(_cuda_of_torch(), asked)
 
 
-def _nccl() -> Check:
+def _nccl() -> Finding:
     from clusterrun.health import nccl
 
     return nccl.loaded(sys.executable, _cuda_of_torch(), os.environ)

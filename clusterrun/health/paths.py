@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.health.check import Check, Status, bad, fail, note, ok, skip
 from clusterrun.health.machine import gib
 from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
 from clusterrun.shared import shell
+from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok, skip
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 QUOTA_S: Final = 2.0
@@ -31,7 +31,7 @@ _ELSEWHERE: Final = "choose another directory with --run-dir, or run_dir: in clu
 _SHARED: Final = "name a directory that all nodes share with --run-dir"
 
 
-def runs(path: Path, *, is_shared: bool) -> Check:
+def runs(path: Path, *, is_shared: bool) -> Finding:
     """Look whether a run directory can be created; `is_shared`: other machines must see it."""
     name, start = "path.runs", time.monotonic()
     place = _existing(path)
@@ -53,22 +53,22 @@ def runs(path: Path, *, is_shared: bool) -> Check:
     return ok(name, f"{path} can be written" if place == path else f"{path} can be created")
 
 
-def slow(path: Path, how: str = "does not answer") -> Check:
+def slow(path: Path, how: str = "does not answer") -> Finding:
     """Return what a file system gets that is stuck or slow."""
     return note("path.runs", f"{path} {how}", f"look again: time ls -d {path}; or {_ELSEWHERE}")
 
 
-def disk(path: Path) -> Check:
+def disk(path: Path) -> Finding:
     """Look at the free bytes."""
     return _bytes("path.disk", path, (LEAST_BYTES, FEW_BYTES), _room(path))
 
 
-def inodes(path: Path) -> Check:
+def inodes(path: Path) -> Finding:
     """Look at the free inodes."""
     return _inodes("path.inodes", path, (LEAST_INODES, FEW_INODES), _room(path))
 
 
-def scratch() -> Check:
+def scratch() -> Finding:
     """Look at the directory of temporary files, to which the ranks write their output."""
     name, asked = "node.tmp", next(filter(None, map(os.environ.get, _TEMPORARY)), "/tmp")
     hint = "name a directory on the node with --env TMPDIR=DIRECTORY, or delete files there"
@@ -79,12 +79,12 @@ def scratch() -> Check:
     found = [_bytes(name, place, SCRATCH_BYTES, hint), _inodes(name, place, SCRATCH_INODES, hint)]
     if os.path.realpath(place) != os.path.realpath(asked):
         found.append(note(name, f"{asked} cannot be written; {place} is used instead", hint))
-    wrong = [each for each in found if each.status in (Status.FAIL, Status.NOTE)]
+    wrong = [each for each in found if each.severity in (Severity.FAIL, Severity.NOTE)]
     all_well = ok(name, "; ".join(each.text for each in found))
-    return min(wrong, key=lambda each: each.status is Status.NOTE, default=all_well)
+    return min(wrong, key=lambda each: each.severity is Severity.NOTE, default=all_well)
 
 
-def clock(path: Path) -> Check:
+def clock(path: Path) -> Finding:
     """Compare the clock of this machine with that of the file server of the runs."""
     name, place = "node.clock", _existing(path)
     if file_system(place) in {*LOCAL, ""}:
@@ -101,7 +101,7 @@ def clock(path: Path) -> Check:
     )
 
 
-def quota() -> Check:
+def quota() -> Finding:
     """Ask `quota` whether a limit of the user is reached."""
     name = "path.quota"
     if shell.find("quota") is None:
@@ -117,7 +117,7 @@ def quota() -> Check:
     return ok(name, "no quota is exceeded")
 
 
-def _bytes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Check:
+def _bytes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Finding:
     """Judge the free bytes; `levels`: below the first a job fails, below the second it may."""
     found = os.statvfs(_existing(path))
     free = found.f_bavail * found.f_frsize
@@ -126,7 +126,7 @@ def _bytes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Check:
     return _free(name, free, levels, f"{gib(free)} are free for {path}", hint)
 
 
-def _inodes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Check:
+def _inodes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Finding:
     found = os.statvfs(_existing(path))
     if not found.f_files:
         return skip(name, "the file system does not count its inodes")
@@ -134,7 +134,7 @@ def _inodes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Check:
     return _free(name, free, levels, f"{free} inodes are free for {path}", hint)
 
 
-def _free(name: str, free: int, levels: tuple[int, int], text: str, hint: str) -> Check:
+def _free(name: str, free: int, levels: tuple[int, int], text: str, hint: str) -> Finding:
     least, few = levels
     return ok(name, text) if free >= few else bad(name, f"only {text}", hint, is_sure=free < least)
 

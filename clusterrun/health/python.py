@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterrun.health.check import Check, bad, ok, skip
 from clusterrun.launch.facts import Interpreter
 from clusterrun.launch.packages import too_old_text
 from clusterrun.shared import shell
+from clusterrun.shared.finding import Finding, bad, ok, skip
 from clusterrun.shared.installed import versions_in
 from clusterrun.shared.versions import dotted
 from clusterrun.shared.wording import missing_text
@@ -35,7 +35,7 @@ def lacks(python: Interpreter, package: str) -> bool | None:
     return False if is_found else True if python.is_known else None
 
 
-def version(wanted: Wanted) -> Check:
+def version(wanted: Wanted) -> Finding:
     """Compare the version of Python with the oldest that is supported."""
     name, python = "python.version", wanted.python
     other = "name another interpreter with --python"
@@ -48,7 +48,7 @@ def version(wanted: Wanted) -> Check:
     return ok(name, f"{python.path} is Python {dotted(python.version)}")
 
 
-def package(wanted: Wanted, package: str, *, needed_by: str, source: str = "") -> Check:
+def package(wanted: Wanted, package: str, *, needed_by: str, source: str = "") -> Finding:
     """Look for a package that is new enough; `needed_by` is "" if the job works without it.
 
     `source` is what pip installs instead of the package of this name.
@@ -69,7 +69,7 @@ def package(wanted: Wanted, package: str, *, needed_by: str, source: str = "") -
     return ok(name, f"{package} {found}".replace(" ?", ", version unknown"))
 
 
-def compiler(environ: Mapping[str, str], *, is_sure: bool) -> Check:
+def compiler(environ: Mapping[str, str], *, is_sure: bool) -> Finding:
     """Look for the C++ compiler that builds DeepSpeed's operators."""
     name, wanted = "python.compiler", environ.get("CXX") or "c++"
     if found := next(filter(None, map(shell.find, wanted.split()[:1])), None):
@@ -78,7 +78,7 @@ def compiler(environ: Mapping[str, str], *, is_sure: bool) -> Check:
     return bad(name, text, "install g++ or load a module with it in setup:", is_sure=is_sure)
 
 
-def ninja(wanted: Wanted) -> Check:
+def ninja(wanted: Wanted) -> Finding:
     """Look for ninja, with which torch builds DeepSpeed's operators."""
     name, is_missing = "python.ninja", lacks(wanted.python, "ninja")
     if is_missing is False or shell.find("ninja"):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from clusterrun.health.check import Check
 from clusterrun.health.storage import mark
 from clusterrun.shared.files import read_json, write_whole
+from clusterrun.shared.finding import Finding
 from clusterrun.shared.typed import decoded
 
 DIRECTORY: Final = "health"  # in the run directory
@@ -24,7 +24,7 @@ class NodeReport:
     """What a node found alone. `computed`: by device; None until it has computed."""
 
     node: str
-    checks: tuple[Check, ...]
+    checks: tuple[Finding, ...]
     facts: Mapping[str, str]
     computed: Mapping[str, Mapping[str, Any]] | None = None
 

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any, Final
 
 from clusterrun.errors import ClusterrunError, shortened
-from clusterrun.health.check import Check, Status, fail, note, ok, skip
 from clusterrun.shared import shell
+from clusterrun.shared.finding import Finding, Severity, fail, note, ok, skip
 from clusterrun.shared.wording import count
 
 NAME: Final = "node.site"
@@ -28,15 +28,15 @@ _NAMES: Final = ("name", "check", "test", "category", "component")
 _TEXTS: Final = ("message", "warnings", "warning", "error", "reason", "detail", "details", "info")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _WORDS: Final = {
-    **dict.fromkeys(("pass", "passed", "ok", "healthy", "success", "good"), Status.OK),
-    **dict.fromkeys(("warn", "warning", "degraded"), Status.NOTE),
-    **dict.fromkeys(("fail", "failed", "failure", "error", "unhealthy", "critical"), Status.FAIL),
+    **dict.fromkeys(("pass", "passed", "ok", "healthy", "success", "good"), Severity.OK),
+    **dict.fromkeys(("warn", "warning", "degraded"), Severity.NOTE),
+    **dict.fromkeys(("fail", "failed", "failure", "error", "unhealthy", "critical"), Severity.FAIL),
 }
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    status: Status
+    status: Severity
     test: str
     text: str
 
@@ -44,7 +44,7 @@ class _Verdict:
         return ": ".join(filter(None, (self.test, self.text)))
 
 
-def site_verdict(command: str, timeout_s: float) -> Check:
+def site_verdict(command: str, timeout_s: float) -> Finding:
     """Run the command, without a shell; its exit status and the JSON that it prints decide.
 
     A command that does not answer in time is killed, and skipped.
@@ -68,24 +68,24 @@ def site_verdict(command: str, timeout_s: float) -> Check:
     return _judged(program, done)
 
 
-def _judged(program: str, done: shell.Completed) -> Check:
+def _judged(program: str, done: shell.Completed) -> Finding:
     found = _found(done.stdout)
-    if failed := _worst(found, Status.FAIL):
+    if failed := _worst(found, Severity.FAIL):
         return fail(NAME, f"{program}: {failed}", ADVICE)
     if done.rc != 0:
         words = done.stderr if found else f"{done.stdout}\n{done.stderr}"
         first = next((_line(x) for x in words.splitlines() if _line(x)), "no message")
         return fail(NAME, f"{program} exited with status {done.rc}: {first}", ADVICE)
-    if warned := _worst(found, Status.NOTE):
+    if warned := _worst(found, Severity.NOTE):
         return note(NAME, f"{program}: {warned}", ADVICE)
-    passed = sum(each.status is Status.OK for each in found)
+    passed = sum(each.status is Severity.OK for each in found)
     return ok(
         NAME,
         f"{program}: {count(passed, 'test')} passed" if passed else f"{program}: exit status 0",
     )
 
 
-def _worst(found: list[_Verdict], status: Status) -> str:
+def _worst(found: list[_Verdict], status: Severity) -> str:
     """Return the verdicts of a status in words, those with a reason first."""
     mine = sorted((x for x in found if x.status is status), key=lambda x: not x.text)
     texts = list(dict.fromkeys(filter(None, map(str, mine))))
@@ -121,12 +121,12 @@ def _verdicts(data: Any, test: str, where: str) -> Iterator[_Verdict]:
         yield from _verdicts(value, test, where)
 
 
-def _status(fields: Mapping[str, Any]) -> Status | None:
+def _status(fields: Mapping[str, Any]) -> Severity | None:
     words = (str(fields[key]).strip().lower() for key in _STATUSES & fields.keys())
     known = [_WORDS[word] for word in words if word in _WORDS]
     flags = [fields[key] for key in _FLAGS & fields.keys() if isinstance(fields[key], bool)]
-    known += [Status.OK if flag else Status.FAIL for flag in flags]
-    return max(known, key=(Status.OK, Status.NOTE, Status.FAIL).index) if known else None
+    known += [Severity.OK if flag else Severity.FAIL for flag in flags]
+    return max(known, key=(Severity.OK, Severity.NOTE, Severity.FAIL).index) if known else None
 
 
 def _entity(fields: Mapping[str, Any]) -> str:

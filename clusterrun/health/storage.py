@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterrun.health.check import Check, fail, note, ok, skip
-from clusterrun.health.compare import named
 from clusterrun.health.medians import slow
-from clusterrun.shared.hostlist import natural_key
+from clusterrun.shared.finding import Finding, fail, note, ok, skip
+from clusterrun.shared.hostlist import named, natural_key
 from clusterrun.shared.wording import count
 
 FILE_BYTES: Final = 8 << 20
@@ -121,7 +120,7 @@ def _uncached(file: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def rates(alone: StorageRates, together: Mapping[str, StorageRates]) -> Check:
+def rates(alone: StorageRates, together: Mapping[str, StorageRates]) -> Finding:
     """Compare what each node measured while all did with what one measured alone."""
     name = "path.rate"
     if len(together) < 2:
@@ -189,7 +188,7 @@ def unseen(directory: Path, nodes: Sequence[str]) -> list[str]:
     return missing
 
 
-def visible(missed: Mapping[str, Collection[str]], number: int) -> dict[str, Check]:
+def visible(missed: Mapping[str, Collection[str]], number: int) -> dict[str, Finding]:
     """Judge which nodes do not see the files of which others of `number` nodes.
 
     A node that has its directory for itself sees none of the others, and none of them sees it.

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from clusterrun.health import storage
-from clusterrun.health.check import Check, fail, note, ok, skip
-from clusterrun.health.compare import differences, named
+from clusterrun.health.compare import differences
 from clusterrun.health.medians import slow
 from clusterrun.health.reports import GroupReport, NodeReport, Share
 from clusterrun.health.storage import OTHER, StorageRates
+from clusterrun.shared.finding import Finding, fail, note, ok, skip
+from clusterrun.shared.hostlist import named
 from clusterrun.shared.wording import count
 
 LEAST_SENT: Final = 0.4  # of the median: other jobs also send; a port at a lower speed is far below
@@ -36,7 +37,7 @@ def of_nodes(
     unstarted: str,
     said: Mapping[str, str],
     waited_s: float,
-) -> dict[str, list[Check]]:
+) -> dict[str, list[Finding]]:
     """Return the checks of each node.
 
     On `unstarted` Slurm could not start the job; `said`: why nodes did not take part. `waited_s`:
@@ -46,7 +47,7 @@ def of_nodes(
     rates = {each: rate for each, report in found.items() if (rate := _rate(report, "cuda"))}
     behind = slow(rates)
     seen, links, problem = _visible(shares), _links(shares), _reduce_problem(shares)
-    checks: dict[str, list[Check]] = {}
+    checks: dict[str, list[Finding]] = {}
     for node in nodes:
         report = found.get(node)
         if report is None:
@@ -59,14 +60,16 @@ def of_nodes(
         checks[node] += [*(each for each in report.checks if group or each.id != _MEET), computed]
         if group and (share := shares.get(node)):
             is_lost = node in group.lost
-            reduced = _reduced(share, problem, has_computed=not computed.hint)
+            reduced = _reduced(share, problem, has_computed=not computed.fix)
             checks[node] += [_met(len(shares), is_lost=is_lost), seen[node], links[node], reduced]
         elif shares:
             checks[node] += [skip(name, "it did not meet the others") for name in _TOGETHER]
     return checks
 
 
-def unreported(node: str, words: str, waited_s: float = 0.0, *, has_joined: bool = False) -> Check:
+def unreported(
+    node: str, words: str, waited_s: float = 0.0, *, has_joined: bool = False
+) -> Finding:
     """Return the failure of a node that did not report; `words`: why, if that is known."""
     hint = f"look at it with: scontrol show node {node}; {_LEAVE_OUT.format(node)}"
     if words and words != UNSTARTED:
@@ -84,7 +87,7 @@ def _rate(report: NodeReport, kind: str = "") -> float | None:
     return min((float(rate) for rate in rates if rate is not None), default=None)
 
 
-def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Check:
+def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Finding:
     """Judge the matrix products: their result, and the rate against the other nodes' median."""
     name, found = "node.compute", report.computed
     if found is None:
@@ -101,7 +104,7 @@ def _computed(node: str, report: NodeReport, behind: Mapping[str, float]) -> Che
     return ok(name, text)
 
 
-def _met(number: int, *, is_lost: bool) -> Check:
+def _met(number: int, *, is_lost: bool) -> Finding:
     if is_lost:
         hint = "look for a process that hangs there, or a link that is cut"
         return fail(_MEET, "it met the others, then it stopped answering", hint)
@@ -110,7 +113,7 @@ def _met(number: int, *, is_lost: bool) -> Check:
     return ok(_MEET, "met on a port of --port-range")
 
 
-def _visible(shares: Mapping[str, Share]) -> dict[str, Check]:
+def _visible(shares: Mapping[str, Share]) -> dict[str, Finding]:
     name = "path.visible"
     if len(shares) < 2:
         return {node: skip(name, "no other node is there") for node in shares}
@@ -126,7 +129,7 @@ def _visible(shares: Mapping[str, Share]) -> dict[str, Check]:
     }
 
 
-def _links(shares: Mapping[str, Share]) -> dict[str, Check]:
+def _links(shares: Mapping[str, Share]) -> dict[str, Finding]:
     name = "net.link"
     if len(shares) < 2:
         return {node: skip(name, "no other node is there") for node in shares}
@@ -146,7 +149,7 @@ def _links(shares: Mapping[str, Share]) -> dict[str, Check]:
     return found
 
 
-def _link(node: str, share: Share, behind: Mapping[str, float]) -> Check:
+def _link(node: str, share: Share, behind: Mapping[str, float]) -> Finding:
     if share.sent is None:
         return skip("net.link", "not measured")
     text = f"{share.sent:,.0f} MB/s to {share.peer} over TCP, all nodes at once"
@@ -177,7 +180,7 @@ def _reduce_problem(shares: Mapping[str, Share]) -> str:
     return _SOURCE.sub("", max(errors, key=len, default=""))
 
 
-def _reduced(share: Share, problem: str, *, has_computed: bool) -> Check:
+def _reduced(share: Share, problem: str, *, has_computed: bool) -> Finding:
     if share.reduce_error:
         text = f"an all-reduce failed: {problem}"
         hint = "look for net.link above; name the interface with --network-interface"
@@ -189,7 +192,7 @@ def _reduced(share: Share, problem: str, *, has_computed: bool) -> Check:
 
 def of_group(
     nodes: Sequence[str], found: Mapping[str, NodeReport], group: GroupReport | None
-) -> list[Check]:
+) -> list[Finding]:
     """Return the checks that compare nodes."""
     checks = differences({node: report.facts for node, report in found.items()})
     if group is None and not found.keys() & nodes[:1]:
@@ -205,7 +208,7 @@ def _rates(share: Share) -> StorageRates:
     return StorageRates(metadata=share.metadata, read=share.read)
 
 
-def _clock(shares: Mapping[str, Share]) -> Check:
+def _clock(shares: Mapping[str, Share]) -> Finding:
     name = "same.clock"
     if len(shares) < 2:
         return skip(name, "there is only one node")

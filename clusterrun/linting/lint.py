@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from clusterrun.linting import rules, settings
-from clusterrun.linting.rule import RULES, Launch, Rule
+from clusterrun.linting.rule import RULES, Launch
 from clusterrun.linting.source import Script
+from clusterrun.shared.finding import Finding, Severity
 
 _REGISTERED = (rules, settings)
 
 
-class Pitfall(NamedTuple):
-    """A pitfall at a line of the script; line 0 is a setting of the job."""
-
-    rule: Rule
-    line: int
-    what: str
-
-
-def lint(source: bytes, launch: Launch) -> tuple[Pitfall, ...]:
+def lint(source: bytes, launch: Launch) -> tuple[Finding, ...]:
     """Return what harms this launch of a script, by line; () if it is not Python.
 
     A comment `# clusterrun: ignore RULE` switches a rule off for its line.
@@ -29,13 +20,15 @@ def lint(source: bytes, launch: Launch) -> tuple[Pitfall, ...]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
     found = [
-        Pitfall(rule=rule, line=getattr(node, "lineno", 0), what=what)
+        Finding(
+            id=rule.id,
+            severity=Severity.NOTE,
+            text=f"{what}: {rule.reason}",
+            fix=rule.fix,
+            line=getattr(node, "lineno", 0),
+        )
         for rule in RULES.values()
         for node, what in rule.look(script, launch)
     ]
-    return tuple(
-        sorted(
-            (each for each in found if not script.is_ignored(each.line, each.rule.id)),
-            key=lambda each: each.line,
-        )
-    )
+    kept = (each for each in found if not script.is_ignored(each.line, each.id))
+    return tuple(sorted(kept, key=lambda each: each.line))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from clusterrun.errors import UsageError
+from clusterrun.shared.wording import count
+
+_LONG, _SHOWN = 60, 3  # characters of a list, and nodes of a longer one
 
 MAX_HOSTS = 65_536  # Slurm's own limit for one range (MAX_RANGE, src/common/hostlist.c)
 _MAX_DIGITS = 18
@@ -105,6 +108,15 @@ def fold_hosts(names: Iterable[str]) -> str:
     'n[1-2,10]'
     """
     return fold_hostlist(sorted(set(names), key=natural_key))
+
+
+def named(nodes: Sequence[str]) -> str:
+    """Return nodes as a host list; their number and the first ones if that is long."""
+    folded = fold_hosts(nodes) if len(nodes) > 1 else "".join(nodes)
+    if len(folded) <= _LONG or len(nodes) <= _SHOWN:
+        return folded
+    first = sorted(nodes, key=natural_key)[:_SHOWN]
+    return f"{count(len(nodes), 'node')} ({', '.join(first)}, ...)"
 
 
 def natural_key(name: str) -> tuple[str, str]:

@@ -7,13 +7,14 @@ from pathlib import Path
 from clusterrun.config import Resolved
 from clusterrun.config.spec import Device
 from clusterrun.launch.plan import Plan
-from clusterrun.linting.lint import Pitfall, lint
+from clusterrun.linting.lint import lint
 from clusterrun.linting.rule import Launch
+from clusterrun.shared.finding import Finding
 
 
 def find_pitfalls(
     job: Resolved, plan: Plan, source: bytes | None, *, of_many_ranks: bool = False
-) -> tuple[Pitfall, ...]:
+) -> tuple[Finding, ...]:
     """Return the pitfalls of a launch; only those of its settings if its script is not here.
 
     `of_many_ranks`: if the job sets no size, look for those of two nodes with two ranks each.
@@ -76,17 +77,6 @@ def _is_missing(path: Path) -> bool:
     return False
 
 
-def in_words(finding: Pitfall, script: str) -> str:
-    """Return a finding as one line.
-
-    >>> from clusterrun.linting.rule import RULES
-    >>> found = Pitfall(rule=RULES["fixed-port"], line=7, what="MASTER_PORT is set to 29500")
-    >>> in_words(found, "train.py")[:58]
-    'train.py:7: MASTER_PORT is set to 29500: two jobs on one n'
-    """
-    return f"{place(finding, script)}: {finding.what}: {finding.rule.reason}; {finding.rule.fix}"
-
-
-def place(finding: Pitfall, script: str) -> str:
+def place(finding: Finding, script: str) -> str:
     """Return the file and line of a finding, or that it is a setting of the job."""
     return f"{script}:{finding.line}" if finding.line else "the job's settings"

@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis.lines import MOST_LETTERS, PrintedLine, read_line
-from clusterrun.diagnosis.scan import UNCAUGHT, Finding, Scanner
+from clusterrun.diagnosis.scan import UNCAUGHT, FoundSign, Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import Verdict, by_numbers, verdict_of
 from clusterrun.errors import UsageError
@@ -231,7 +231,7 @@ def _add_outcome(
             scanner.add(name, role, line._replace(node=node))
 
 
-def _is_of_foreign_world(finding: Finding) -> bool:
+def _is_of_foreign_world(finding: FoundSign) -> bool:
     """Return whether a finding guesses at the size of a world; that of a run was checked."""
     return finding.cause.id == "world_size_mismatch" and finding.role is Role.CONFIRMATION
 

@@ -24,7 +24,7 @@ from clusterrun.errors import (
     describe,
 )
 from clusterrun.health import cuda, nccl, paths, python
-from clusterrun.health.check import Check, Look, Status, UnknownError, bad, fail, note, ok
+from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.node import Needs, all_looks, quick_looks
@@ -35,6 +35,7 @@ from clusterrun.launch.inputs import runs_in_container
 from clusterrun.launch.packages import interpreter_problem, is_certain
 from clusterrun.rundir.record import current_user
 from clusterrun.shared import shell
+from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok
 from clusterrun.shared.wording import count
 from clusterrun.verbs.render import Prepared, check, prepare
 
@@ -119,7 +120,7 @@ class Subject:
         return self.needs.gpu_answer(LONG_S)
 
     @cached_property
-    def controller(self) -> Check:
+    def controller(self) -> Finding:
         """Whether slurmctld answers. Raises UnknownError if it can't be asked."""
         self.refuse_other_cluster()
         if shell.find("scontrol") is None:
@@ -129,7 +130,7 @@ class Subject:
     @property
     def site(self) -> slurm.Site:
         """Slurm, for this job. Raises UnknownError if it can't answer."""
-        if self.controller.status is Status.FAIL:
+        if self.controller.severity is Severity.FAIL:
             raise UnknownError("slurmctld does not answer")
         return self._site
 
@@ -166,7 +167,7 @@ def subject_of(load: Callable[[], Resolved]) -> Subject:
 # The checks that need the job
 
 
-def _files(job: Subject) -> Check:
+def _files(job: Subject) -> Finding:
     if job.resolved is None and (error := job.mistake):
         text = ": ".join(filter(None, (error.where, describe(error))))
         return fail("config.files", text, "; ".join(error.hints) or "clusterrun config validate")
@@ -177,7 +178,7 @@ def _files(job: Subject) -> Check:
     return ok("config.files", f"read: {read}" if read else "no configuration file here")
 
 
-def _job(job: Subject) -> Check:
+def _job(job: Subject) -> Finding:
     if job.resolved is None:
         raise UnknownError("the configuration cannot be read")
     problem = job.mistake
@@ -196,7 +197,7 @@ def _job(job: Subject) -> Check:
     return ok("config.job", f"{ranks}, {plan.strategy.value}{where}")
 
 
-def _left_over(_: Subject) -> Check:
+def _left_over(_: Subject) -> Finding:
     name, kept = "env.left_over", scrubbed(os.environ)
     found = [each for each in sorted(os.environ) if each not in kept or each == "NCCL_TIMEOUT"]
     if not found:
@@ -207,35 +208,35 @@ def _left_over(_: Subject) -> Check:
     return note(name, text, "use a new shell" if is_many else f"unset {' '.join(found)}")
 
 
-def _package(name: str, job: Subject, source: str = "") -> Check:
+def _package(name: str, job: Subject, source: str = "") -> Finding:
     return python.package(job.wanted, name, needed_by="every job", source=source)
 
 
-def _torch(job: Subject) -> Check:
+def _torch(job: Subject) -> Finding:
     found = _package("torch", job)
-    if found.status is Status.OK and job.cuda == "" and job.ready.plan.device is Device.CUDA:
+    if found.severity is Severity.OK and job.cuda == "" and job.ready.plan.device is Device.CUDA:
         text = f"{found.text} was built without CUDA; the job requests GPUs"
         hint = "install a torch with CUDA: pytorch.org/get-started; or train on CPUs: --device cpu"
         return bad(found.id, text, hint, is_sure=job.wanted.is_sure)
     return found
 
 
-def _deepspeed(job: Subject) -> Check:
+def _deepspeed(job: Subject) -> Finding:
     strategy = job.ready.plan.strategy
     needed_by = f"strategy {strategy.value}" if strategy.is_deepspeed else ""
     found = python.package(job.wanted, "deepspeed", needed_by=needed_by)
-    is_needed = found.status is Status.OK and needed_by
+    is_needed = found.severity is Severity.OK and needed_by
     if not is_needed or not python.lacks(job.wanted.python, "transformers"):
         return found
     hint = f"for a Hugging Face model: {job.wanted.python.path} -m pip install transformers"
     return note(found.id, f"{found.text}, without transformers", hint)
 
 
-def _compiler(job: Subject) -> Check:
+def _compiler(job: Subject) -> Finding:
     return python.compiler(_operators(job), is_sure=job.has_own_programs)
 
 
-def _ninja(job: Subject) -> Check:
+def _ninja(job: Subject) -> Finding:
     _operators(job)
     return python.ninja(job.wanted)
 
@@ -253,7 +254,7 @@ def _environ(job: Subject) -> dict[str, str]:
     return {**os.environ, **job.ready.resolved.spec.env}
 
 
-def _toolkit(job: Subject) -> Check:
+def _toolkit(job: Subject) -> Finding:
     builds = job.builds_operators and job.ready.plan.device is Device.CUDA
     job.refuse_container()
     return cuda.toolkit(
@@ -261,11 +262,11 @@ def _toolkit(job: Subject) -> Check:
     )
 
 
-def _runs(job: Subject) -> Check:
+def _runs(job: Subject) -> Finding:
     return paths.runs(job.runs, is_shared=bool(job.ready.plan.cluster.scheduler.shares_files))
 
 
-def _quick(name: str, job: Subject) -> Check:
+def _quick(name: str, job: Subject) -> Finding:
     of_gpus = name.startswith("gpu.")
     if of_gpus or name.startswith("path.") or name == "node.clock":
         _ = job.ready  # knows the directory of the runs, and the device
@@ -275,7 +276,7 @@ def _quick(name: str, job: Subject) -> Check:
     return all_looks(job.needs, job.gpus if of_gpus else None)[name]()
 
 
-def _site(job: Subject) -> Check:
+def _site(job: Subject) -> Finding:
     """Run the site's command. Raises UnknownError if the job runs elsewhere, or a project named it.
 
     A file of a project must not run commands of its own on this machine.
@@ -291,19 +292,19 @@ def _site(job: Subject) -> Check:
     return site_verdict(plan.health_command, SITE_S)
 
 
-def _nccl(job: Subject) -> Check:
+def _nccl(job: Subject) -> Finding:
     job.refuse_container()
     facts, python = job.ready.facts, job.ready.python
     is_of_job = facts is not None and python == facts.interpreter.path
     return nccl.loaded(python if is_of_job else "", job.cuda, _environ(job))
 
 
-def _client(job: Subject) -> Check:
+def _client(job: Subject) -> Finding:
     job.refuse_other_cluster()
     return slurm.client()
 
 
-def _submit(job: Subject) -> Check:
+def _submit(job: Subject) -> Finding:
     job.refuse_other_cluster()
     if shell.find("sbatch") is None:
         raise UnknownError("sbatch was not found")
@@ -323,10 +324,10 @@ class Probe(NamedTuple):
     """A check: its id, and how it looks."""
 
     id: str
-    look: Callable[[Subject], Check]
+    look: Callable[[Subject], Finding]
 
 
-_LOOKS: Final[dict[str, Callable[[Subject], Check]]] = {
+_LOOKS: Final[dict[str, Callable[[Subject], Finding]]] = {
     "config.files": _files,
     "config.job": _job,
     "env.left_over": _left_over,
@@ -401,7 +402,7 @@ def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:
     return name.startswith(tuple(only) or "") and not name.startswith(tuple(without))
 
 
-def examine(job: Subject, probes: Iterable[Probe]) -> list[Check]:
+def examine(job: Subject, probes: Iterable[Probe]) -> list[Finding]:
     """Run checks of a job."""
     looks: dict[str, Look] = {probe.id: partial(probe.look, job) for probe in probes}
     late = {"path.runs": paths.slow(job.runs)} if job.prepared else {}
@@ -409,9 +410,9 @@ def examine(job: Subject, probes: Iterable[Probe]) -> list[Check]:
     return [_for_job(each, job) for each in found]
 
 
-def _for_job(found: Check, job: Subject) -> Check:
+def _for_job(found: Finding, job: Subject) -> Finding:
     """Lower a failure of this machine to a note if the job runs on others."""
     is_elsewhere = job.prepared and not job.prepared.plan.cluster.scheduler.is_this_machine
-    if found.status is Status.FAIL and is_elsewhere and found.id.startswith(_OF_THIS_MACHINE):
-        return dataclasses.replace(found, status=Status.NOTE)
+    if found.severity is Severity.FAIL and is_elsewhere and found.id.startswith(_OF_THIS_MACHINE):
+        return dataclasses.replace(found, severity=Severity.NOTE)
     return found

@@ -6,32 +6,32 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Final
 
-from clusterrun.health.check import Check, Status, fail
-from clusterrun.health.compare import NodeFinding, merged, named, to_exclude
+from clusterrun.health.compare import merged, to_exclude
 from clusterrun.health.together import OF_ALL, UNSTARTED, of_group, of_nodes, unreported
 from clusterrun.node.recovery.printed import last_reason, last_word, reason_of
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.finding import Finding, Severity, fail
 from clusterrun.verbs.doctor import Probe, Subject, examine
 from clusterrun.verbs.smoke import Smoke
 
 HERE: Final = ("config.", "env.", "python.", "slurm.", "path.runs", "path.quota")
 
 
-def examine_here(job: Subject, probes: Iterable[Probe]) -> list[NodeFinding]:
+def examine_here(job: Subject, probes: Iterable[Probe]) -> list[Finding]:
     """Run the checks that concern this machine; the nodes run the others.
 
     Whether they see the directory of the runs will be known: a guess is only noted.
     """
     found = examine(job, (probe for probe in probes if probe.id.startswith(HERE)))
-    return [NodeFinding(check=_as_guess(each)) for each in found]
+    return [_as_guess(each) for each in found]
 
 
-def _as_guess(found: Check) -> Check:
-    is_guess = found.id == "path.runs" and found.status is Status.FAIL
-    return dataclasses.replace(found, status=Status.NOTE) if is_guess else found
+def _as_guess(found: Finding) -> Finding:
+    is_guess = found.id == "path.runs" and found.severity is Severity.FAIL
+    return dataclasses.replace(found, severity=Severity.NOTE) if is_guess else found
 
 
-def findings(smoke: Smoke) -> tuple[list[NodeFinding], str]:
+def findings(smoke: Smoke) -> tuple[list[Finding], str]:
     """Return what the nodes found, and a host list of those to leave out."""
     output = RunPaths(root=smoke.run_dir).batch_output
     if smoke.blocked:
@@ -47,25 +47,16 @@ def findings(smoke: Smoke) -> tuple[list[NodeFinding], str]:
     said = {node: reason_of(output, node) for node in smoke.nodes if node not in smoke.found}
     first, waited_s = smoke.unstarted, smoke.waited_s
     by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, first, said, waited_s)
-    group = [NodeFinding(check=each) for each in of_group(smoke.nodes, smoke.found, smoke.group)]
+    group = of_group(smoke.nodes, smoke.found, smoke.group)
     reports = {node: found[:1] for node, found in by_node.items()}
     others = {node: found[1:] for node, found in by_node.items() if node in smoke.found}
-    nodes = map(_finding, (*merged(reports), *merged(others)))
     own = {node: [each for each in found if each.id != OF_ALL] for node, found in by_node.items()}
-    return [*nodes, *group], to_exclude(own)
+    return [*merged(reports), *merged(others), *group], to_exclude(own)
 
 
-def _without_nodes(smoke: Smoke, text: str, hint: str) -> tuple[list[NodeFinding], str]:
+def _without_nodes(smoke: Smoke, text: str, hint: str) -> tuple[list[Finding], str]:
     """Return why no node reported, and the first node if an earlier job could not start on it."""
-    found = [NodeFinding(check=fail("node.report", text, hint))]
+    found = [fail("node.report", text, hint)]
     if first := smoke.unstarted:
-        found.insert(0, NodeFinding(check=unreported(first, UNSTARTED), nodes=(first,)))
+        found.insert(0, dataclasses.replace(unreported(first, UNSTARTED), nodes=(first,)))
     return found, first
-
-
-def _finding(found: NodeFinding) -> NodeFinding:
-    """Return a finding with its nodes in the text."""
-    check = found.check
-    is_all_there = check.id == "node.report" and check.status is Status.OK
-    text = f"{named(found.nodes)} reported" if is_all_there else found.line
-    return dataclasses.replace(found, check=dataclasses.replace(check, text=text))

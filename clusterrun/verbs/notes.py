@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
-from clusterrun.health.check import Status
 from clusterrun.logformat.notes import ChangedCheck, Memory, Note, NoteSource
 from clusterrun.rundir.events import Event, EventType, read_last
 from clusterrun.rundir.outcome import Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import read_world
+from clusterrun.shared.finding import Severity
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.typed import decoded
 
@@ -103,7 +103,7 @@ def changes_of(noted: Iterable[NodeNote]) -> tuple[Worsened, ...]:
 def add_changes(scanner: Scanner, changes: Iterable[Worsened]) -> None:
     """Add the checks that fail since the start and show a cause."""
     for each in changes:
-        if each.check.now == Status.FAIL.value and each.check.id in _BY_CHECK:
+        if each.check.now == Severity.FAIL.value and each.check.id in _BY_CHECK:
             name, role = _BY_CHECK[each.check.id]
             line = PrintedLine(number=0, text=each.text, source=NoteSource.PREFLIGHT.value)
             for node in each.nodes:

@@ -25,10 +25,10 @@ from clusterrun.launch.facts import Facts
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.packages import interpreter_problem, is_certain
 from clusterrun.launch.plan import Plan, Precision
-from clusterrun.linting.lint import Pitfall
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
 from clusterrun.shared import shell
+from clusterrun.shared.finding import Finding
 from clusterrun.shared.installed import installed_version
 from clusterrun.verbs.check import find_pitfalls
 
@@ -54,7 +54,7 @@ class Prepared(NamedTuple):
     facts: Facts | None = None
     python: str = sys.executable
     notes: tuple[str, ...] = ()
-    pitfalls: tuple[Pitfall, ...] = ()
+    pitfalls: tuple[Finding, ...] = ()
     problem: UsageError | None = None
 
     def refuse_problem(self) -> None:

@@ -24,10 +24,10 @@ def fixed(here: CommandLine) -> CommandLine:
 def test_a_pitfall_has_its_line_reason_and_fix(fixed: CommandLine) -> None:
     said = fixed("check", *MANY, "train.py")
     assert said.code == 3
+    rule = RULES["fixed-port"]
     assert said.out.splitlines() == [
-        "train.py:2: MASTER_PORT is set to 29500 (fixed-port)",
-        f"  {RULES['fixed-port'].reason}",
-        f"  fix: {RULES['fixed-port'].fix}",
+        f"note  fixed-port          train.py:2: MASTER_PORT is set to 29500: {rule.reason}",
+        f"      hint: {rule.fix}",
     ]
     assert "1 finding" in said.err
 
@@ -79,7 +79,7 @@ def test_json(fixed: CommandLine) -> None:
 def test_a_setting_of_the_job_has_no_line(here: CommandLine) -> None:
     said = here("check", *MANY, "train.py", "--save-dir", "/tmp/out")
     assert said.code == 3
-    assert said.out.startswith("the job's settings: --save-dir /tmp/out is on")
+    assert "  the job's settings: --save-dir /tmp/out is on" in said.out
 
 
 def _findings(said: Any) -> set[str]:

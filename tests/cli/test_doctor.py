@@ -374,8 +374,8 @@ def test_what_another_interpreter_lacks(tmp_path: Path) -> None:
     assert python.cuda_of_torch(found.places, known["torch"]) == "12.6"
     assert [python.lacks(found, name) for name in ("torch", "ninja")] == [False, True]
     assert python.lacks(Interpreter(), "ninja") is None
-    assert python.version(wanted).status == "fail"
-    assert python.package(wanted, "accelerate", needed_by="clusterrun").status == "fail"
+    assert python.version(wanted).severity == "fail"
+    assert python.package(wanted, "accelerate", needed_by="clusterrun").severity == "fail"
 
 
 @pytest.mark.parametrize(("cluster", "status"), [("local", "fail"), ("slurm", "note")])
@@ -450,13 +450,13 @@ def test_a_range_of_ports_in_use(well: CommandLine, taken: int) -> None:
 
 def test_a_low_limit_of_locked_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
-    assert machine.memlock().status in ("skip", "note")
+    assert machine.memlock().severity in ("skip", "note")
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setattr(machine, "INFINIBAND", tmp_path)
     found = machine.memlock()
-    assert (found.status, "administrator" in found.hint) == ("note", True)
+    assert (found.severity, "administrator" in found.fix) == ("note", True)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, resource.RLIM_INFINITY))
-    assert machine.memlock().hint.endswith("ulimit -l unlimited")
+    assert machine.memlock().fix.endswith("ulimit -l unlimited")
 
 
 @pytest.mark.parametrize(("cluster", "status"), [("local", "fail"), ("slurm", "note")])

@@ -190,7 +190,7 @@ def test_jobs(here: CommandLine) -> None:
     printed.add("diagnose", "--log", "/dev/null", "--json", schema="clusterrun.diagnose/1")
     (here.path / "port.py").write_text(PORT)
     for more in ((), ("--env", "NCCL_IB_DISABLE=1")):
-        printed.add("check", "--json", *more, "port.py", schema="clusterrun.check/1")
+        printed.add("check", "--json", *more, "port.py", schema="clusterrun.check/2")
     printed.add("doctor", "--cluster", "local", "--json", schema="clusterrun.doctor/1")
     printed.add("status", "99999", "--json", schema="clusterrun.error/1")
     printed.check()

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.health import compare, medians
-from clusterrun.health.check import Check, Status, fail, note, ok, skip
 from clusterrun.health.compare import differences, merged, to_exclude
 from clusterrun.health.facts import facts
 from clusterrun.health.medians import slow
+from clusterrun.shared.finding import Finding, Severity, fail, note, ok, skip
 
 MANY = [f"n{number:04}" for number in range(1000)]
 
@@ -27,7 +27,7 @@ def test_the_examples_hold(module: ModuleType) -> None:
 def test_this_machine_agrees_with_itself() -> None:
     found = facts({"driver": "560.35"})
     checks = differences({"n1": found, "n2": found})
-    assert {each.status for each in checks} == {Status.OK}
+    assert {each.severity for each in checks} == {Severity.OK}
     assert {each.id for each in checks} == {f"same.{group}" for group in compare.HINTS}
     assert all(found.values())
 
@@ -61,9 +61,9 @@ def test_one_node_differs(name: str, value: str, status: str, text: str) -> None
     nodes["n7"][name] = value
     found = {each.id: each for each in differences(nodes)}
     mine = found.pop(f"same.{name.split('.')[0]}")
-    assert (mine.status.value, bool(mine.hint)) == (status, status != "ok")
+    assert (mine.severity.value, bool(mine.fix)) == (status, status != "ok")
     assert mine.text.startswith(text)
-    assert {each.status for each in found.values()} == {Status.OK}
+    assert {each.severity for each in found.values()} == {Severity.OK}
 
 
 def test_what_breaks_a_job_comes_first() -> None:
@@ -78,7 +78,7 @@ def test_what_breaks_a_job_comes_first() -> None:
 
 
 def test_one_node_is_not_compared() -> None:
-    assert {each.status for each in differences({"n1": SAME})} == {Status.SKIP}
+    assert {each.severity for each in differences({"n1": SAME})} == {Severity.SKIP}
 
 
 def test_a_thousand_nodes_that_all_differ() -> None:
@@ -92,8 +92,8 @@ def test_a_thousand_nodes_that_all_differ() -> None:
 # Checks of many nodes
 
 
-def lines(checks: dict[str, list[Check]]) -> list[str]:
-    return [f"{each.check.status.value} {each.check.id} {each.line}" for each in merged(checks)]
+def lines(checks: dict[str, list[Finding]]) -> list[str]:
+    return [f"{each.severity.value} {each.id} {each.summary}" for each in merged(checks)]
 
 
 def test_what_is_well_is_one_line() -> None:
@@ -103,7 +103,7 @@ def test_what_is_well_is_one_line() -> None:
 
 def test_a_hint_names_all_nodes_of_a_finding() -> None:
     nodes = {f"n{n}": [note("net.link", "slow", f"--exclude n{n}, not an{n}")] for n in (1, 2)}
-    assert [each.check.hint for each in merged(nodes)] == ["--exclude n[1-2], not an1"]
+    assert [each.fix for each in merged(nodes)] == ["--exclude n[1-2], not an1"]
 
 
 def test_each_finding_is_one_line_the_worst_first() -> None:
@@ -140,8 +140,8 @@ def test_the_checks_of_a_thousand_nodes_are_few_lines() -> None:
     found = merged({node: [check] for node, check in zip(MANY, checks, strict=True)})
     assert len(found) == 5
     assert sum(len(each.nodes) for each in found) == 1000
-    assert all(len(each.line) < 250 for each in found)
-    assert found[0].line.startswith("100 nodes (n0000, n0010, n0020, ...): a")
+    assert all(len(each.summary) < 250 for each in found)
+    assert found[0].summary.startswith("100 nodes (n0000, n0010, n0020, ...): a")
 
 
 # Numbers

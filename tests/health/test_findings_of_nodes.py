@@ -6,9 +6,9 @@ import dataclasses
 import time
 from pathlib import Path
 
-from clusterrun.health.check import fail, ok
 from clusterrun.health.reports import GroupReport, NodeReport, Share
 from clusterrun.rundir.paths import RunsDir
+from clusterrun.shared.finding import fail, ok
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.doctor_nodes import findings
 from clusterrun.verbs.smoke import REPORT_S, Smoke, _Gathering
@@ -24,7 +24,7 @@ def smoke(tmp_path: Path, printed: str = "") -> Smoke:
 
 def bad(found: Smoke) -> tuple[list[str], str]:
     checks, exclude = findings(found)
-    return [f"{e.check.id} {e.check.text}" for e in checks if e.check.hint], exclude
+    return [f"{e.id} {e.summary}" for e in checks if e.fix], exclude
 
 
 def test_a_job_that_ended_says_why(tmp_path: Path) -> None:

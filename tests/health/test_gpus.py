@@ -14,13 +14,13 @@ import pytest
 
 from clusterrun.diagnosis.table import Role, built_in
 from clusterrun.health import gpus, kernel_log
-from clusterrun.health.check import Check, Status, UnknownError
-from clusterrun.health.examine import examine
+from clusterrun.health.examine import UnknownError, examine
 from clusterrun.health.gpu_answer import ANSWER_S, LONG_S, GpuAnswer, gpu_facts, read
 from clusterrun.health.gpus import gpu_checks, xid
 from clusterrun.health.kernel_log import lasting_xids
 from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.shared import shell
+from clusterrun.shared.finding import Finding, Severity
 from tests.health.stand_in import StandIn, stand_in
 from tests.patience import patience
 
@@ -38,13 +38,15 @@ def asked(*names: str, within_s: float = 0) -> GpuAnswer:
     return GpuAnswer(names, within_s or 20 * patience())
 
 
-def looked(found: GpuAnswer | None, ranks: int = 2) -> dict[str, Check]:
+def looked(found: GpuAnswer | None, ranks: int = 2) -> dict[str, Finding]:
     checks = examine(gpu_checks(found, ranks), 20 * patience())
     return {check.id: check for check in checks}
 
 
-def statuses(found: dict[str, Check]) -> dict[str, Status]:
-    return {name: check.status for name, check in found.items() if check.status is not Status.OK}
+def statuses(found: dict[str, Finding]) -> dict[str, Severity]:
+    return {
+        name: check.severity for name, check in found.items() if check.severity is not Severity.OK
+    }
 
 
 def test_healthy_gpus(driver: StandIn) -> None:
@@ -94,7 +96,7 @@ def test_one_thing_is_broken(
     driver.answer(**{"gpu0_recovery": 0, "gpu1_recovery": 0, **says})
     found = looked(asked())
     assert statuses(found) == {name: status}, found
-    assert hint in found[name].hint
+    assert hint in found[name].fix
     assert text in found[name].text
 
 
@@ -170,7 +172,7 @@ def test_an_old_driver_counts_what_it_reserves(driver: StandIn) -> None:
 
 def test_a_job_without_gpus_asks_nobody() -> None:
     found = looked(None)
-    assert {check.status for check in found.values()} == {Status.SKIP}
+    assert {check.severity for check in found.values()} == {Severity.SKIP}
     assert {check.text for check in found.values()} == {"this job uses no GPU"}
 
 
@@ -178,7 +180,7 @@ def test_a_job_without_gpus_asks_nobody() -> None:
 def test_a_machine_without_a_driver(driver: StandIn, says: dict[str, int]) -> None:
     driver.answer(**says)
     found = looked(asked())
-    assert {check.status for check in found.values()} == {Status.SKIP}
+    assert {check.severity for check in found.values()} == {Severity.SKIP}
     assert found["gpu.count"].text == "this machine has no NVIDIA driver"
     assert gpu_facts(asked()) == {}
 
@@ -198,10 +200,12 @@ def test_a_driver_that_fails_is_one_failure(
     begin, answer = time.monotonic(), asked(within_s=LONG_S)
     found = looked(answer)
     assert time.monotonic() - begin < LONG_S + patience()
-    assert found["gpu.count"].status is Status.FAIL
-    assert "nvidia-smi -q" in found["gpu.count"].hint
+    assert found["gpu.count"].severity is Severity.FAIL
+    assert "nvidia-smi -q" in found["gpu.count"].fix
     assert text in found["gpu.count"].text
-    assert {check.status for check in found.values() if check.id != "gpu.count"} == {Status.SKIP}
+    assert {check.severity for check in found.values() if check.id != "gpu.count"} == {
+        Severity.SKIP
+    }
     if answer.pid:
         assert not Path(f"/proc/{answer.pid}").exists(), "it was ended, and has left no zombie"
 
@@ -213,9 +217,9 @@ def test_a_driver_that_is_only_slow_is_no_failure_before_the_launch(
     assert ANSWER_S < LONG_S
     monkeypatch.setattr(gpus, "LONG_S", 4.0)
     found = looked(asked(within_s=3.0))
-    assert found["gpu.count"].status is Status.NOTE
+    assert found["gpu.count"].severity is Severity.NOTE
     assert "asked for NVML" in found["gpu.count"].text
-    assert "persistence mode" in found["gpu.count"].hint
+    assert "persistence mode" in found["gpu.count"].fix
 
 
 def test_nobody_waits_for_a_process_that_cannot_be_killed(tmp_path: Path) -> None:
@@ -254,7 +258,7 @@ def test_the_quick_checks_of_a_node_ask_once(
     monkeypatch.setattr(shell, "run_once", counted)
     looks = quick_looks(Needs(runs=tmp_path, gpus=("1",)), asked("1"))
     found = examine({name: look for name, look in looks.items() if "gpu." in name}, 20 * patience())
-    assert [check.status for check in found][:4] == [Status.OK] * 4
+    assert [check.severity for check in found][:4] == [Severity.OK] * 4
     assert len(calls) == 1
 
 
@@ -291,16 +295,16 @@ def test_lasting_xids_of_our_gpus(
     driver: StandIn, tmp_path: Path, texts: list[str], status: str
 ) -> None:
     found = xid(asked(), log(tmp_path / "kmsg", *texts))
-    assert found.status == status
+    assert found.severity == status
     if status == "fail":
         assert found.text.startswith("GPU 1: Xid")
-        assert found.hint
+        assert found.fix
 
 
 def test_the_driver_knows_whether_a_gpu_was_reset(driver: StandIn, tmp_path: Path) -> None:
     driver.answer(gpu1_recovery=0)
     device = log(tmp_path / "kmsg", XID.format("3c:00", 48))
-    assert xid(asked(), device).status is Status.OK
+    assert xid(asked(), device).severity is Severity.OK
     device = log(tmp_path / "kmsg", XID.format("3b:00", 48))
     assert xid(asked(), device).text == "GPU 0: Xid 48 in the kernel log"
 
@@ -309,7 +313,7 @@ def test_a_kernel_log_that_cannot_be_read(driver: StandIn, tmp_path: Path) -> No
     with pytest.raises(UnknownError, match="the kernel log cannot be read"):
         xid(asked(), tmp_path / "none")
     driver.answer(gpu0_recovery=1)
-    assert xid(asked(), tmp_path / "none").status is Status.FAIL
+    assert xid(asked(), tmp_path / "none").severity is Severity.FAIL
 
 
 def test_diagnose_knows_each_lasting_xid() -> None:

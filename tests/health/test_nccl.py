@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.health import nccl
-from clusterrun.health.check import UnknownError
+from clusterrun.health.examine import UnknownError
 from tests.patience import patience
 
 SOURCE = "int ncclGetVersion(int *version) { *version = %d; return 0; }"
@@ -39,7 +39,7 @@ def look(environ: dict[str, str], cuda: str | None = "12.4") -> tuple[str, str, 
     bare = getattr(sys, "_base_executable", sys.executable)  # the environment may have one
     found = nccl.loaded(bare, cuda, environ)
     assert found.id == "cuda.nccl"
-    return found.status.value, found.text, found.hint
+    return found.severity.value, found.text, found.fix
 
 
 def test_the_library_that_torch_brings(tmp_path: Path, environ: dict[str, str]) -> None:

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.health import site
-from clusterrun.health.check import Check
 from clusterrun.health.site import site_verdict
+from clusterrun.shared.finding import Finding
 from tests.patience import patience
 
 
-def verdict(tmp_path: Path, text: str, rc: int = 0, err: str = "") -> Check:
+def verdict(tmp_path: Path, text: str, rc: int = 0, err: str = "") -> Finding:
     """Run a command with this output and exit status."""
     (tmp_path / "out").write_bytes(text.encode("utf-8", "surrogateescape"))
     line = f"cat {shlex.quote(str(tmp_path / 'out'))}; echo {shlex.quote(err)} >&2; exit {rc}"
@@ -71,16 +71,16 @@ WARNED = {"status": "Warn", "gpu_id": 3, "info": ["too warm"]}
 )
 def test_the_verdict(tmp_path: Path, output: str, rc: int, status: str, text: str) -> None:
     found = verdict(tmp_path, output, rc, "on stderr")
-    assert (found.id, found.status.value) == ("node.site", status), found
+    assert (found.id, found.severity.value) == ("node.site", status), found
     assert text in found.text
-    assert bool(found.hint) == (status in ("note", "fail"))
+    assert bool(found.fix) == (status in ("note", "fail"))
 
 
 def test_the_output_of_a_command_is_data(tmp_path: Path) -> None:
     evil = "\x1b]0;title\x07\x1b[2J\x1b[31mred\u202e " + "x" * 5000
     for text in (evil, json.dumps([{"status": "fail", "message": evil, "name": evil}])):
         found = verdict(tmp_path, text, 1)
-        assert found.status.value == "fail"
+        assert found.severity.value == "fail"
         assert found.text.isprintable()
         assert len(found.text) < 500
 
@@ -96,13 +96,13 @@ def test_a_command_that_does_not_answer_is_killed() -> None:
     begin = time.monotonic()
     found = site_verdict("sleep 60", 0.2)
     assert time.monotonic() - begin < 10 * patience()
-    assert (found.status.value, found.text) == ("skip", "sleep did not answer within 0.2 s")
+    assert (found.severity.value, found.text) == ("skip", "sleep did not answer within 0.2 s")
 
 
 def test_a_command_that_prints_without_end_takes_neither_memory_nor_time() -> None:
     begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = site_verdict("yes", 1.0)
-    assert (found.status.value, found.text) == ("skip", "yes did not answer within 1 s")
+    assert (found.severity.value, found.text) == ("skip", "yes did not answer within 1 s")
     assert time.monotonic() - begin < 10 * patience()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
 
@@ -114,25 +114,25 @@ def test_a_command_that_prints_much_is_judged_by_its_status(tmp_path: Path) -> N
 
 
 def test_a_command_that_is_missing(tmp_path: Path) -> None:
-    assert site_verdict("", 1).status.value == "skip"
-    assert site_verdict("'", 1).status.value == "skip"
+    assert site_verdict("", 1).severity.value == "skip"
+    assert site_verdict("'", 1).severity.value == "skip"
     found = site_verdict("no-such-program -j", 1)
-    assert (found.status.value, bool(found.hint)) == ("note", True)
+    assert (found.severity.value, bool(found.fix)) == ("note", True)
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF")
     broken.chmod(0o755)
-    assert site_verdict(str(broken), 1).status.value == "skip"
+    assert site_verdict(str(broken), 1).severity.value == "skip"
 
 
 def test_slurms_words_are_a_verdict_too(tmp_path: Path) -> None:
     """The command is not Slurm's: such a message is no reason to try again, or to skip."""
     found = verdict(tmp_path, "", 1, "slurmd: Socket timed out")
-    assert (found.status.value, "Socket timed out" in found.text) == ("fail", True)
+    assert (found.severity.value, "Socket timed out" in found.text) == ("fail", True)
 
 
 def test_no_shell_runs() -> None:
     found = site_verdict(f"{sys.executable} -c 'print(1)' ; exit 3", 20 * patience())
-    assert found.status.value == "ok"
+    assert found.severity.value == "ok"
 
 
 VALUES = st.recursive(
@@ -149,4 +149,4 @@ VALUES = st.recursive(
 def test_any_answer_is_read(data: Any, rc: int) -> None:
     found = site._judged("nhc", site.shell.Completed(rc=rc, stdout=json.dumps(data), stderr=""))
     assert found.text
-    assert found.status.value == "fail" or rc == 0
+    assert found.severity.value == "fail" or rc == 0

@@ -71,9 +71,9 @@ def test_a_server_that_breaks_under_load_is_found(
     for thread in threads:
         thread.join()
     found = rates(StorageRates(metadata=1000), together)
-    assert (found.id, found.status.value) == ("path.rate", "note")
+    assert (found.id, found.severity.value) == ("path.rate", "note")
     assert "breaks under this load" in found.text
-    assert "disk of the node" in found.hint
+    assert "disk of the node" in found.fix
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_server_that_breaks_under_load_is_found(
 def test_sharing_is_no_fault_and_a_collapse_is(rate: float, status: str) -> None:
     """Four nodes that get a quarter of the rate of one still get all of it together."""
     found = rates(ALONE, {node: StorageRates(metadata=rate, read=300) for node in NODES})
-    assert found.status.value == status
+    assert found.severity.value == status
     if status == "ok":
         numbers = f"6,000 operations/s on one node alone, {rate:,} on each of 4 nodes at once"
         assert found.text == (
@@ -96,11 +96,11 @@ def test_a_node_that_is_slower_than_the_others() -> None:
     together = {node: StorageRates(metadata=2000, read=300) for node in NODES}
     together["n2"] = StorageRates(metadata=2000, read=30)
     found = rates(ALONE, together)
-    assert found.status.value == "note"
+    assert found.severity.value == "note"
     assert found.text.startswith("reading: n2 at most 10% of the median of the others; reading: 8")
-    assert "--exclude n2" in found.hint
-    assert rates(ALONE, {}).status.value == "skip"
-    assert rates(StorageRates(), together).status.value == "skip"
+    assert "--exclude n2" in found.fix
+    assert rates(ALONE, {}).severity.value == "skip"
+    assert rates(StorageRates(), together).severity.value == "skip"
 
 
 def test_nodes_see_each_others_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,16 +145,16 @@ def test_the_node_that_the_others_do_not_see_is_at_fault(
     missed: dict[str, str], failed: str
 ) -> None:
     found = visible({node: names.split() for node, names in missed.items()}, 4)
-    fails = {node for node, each in found.items() if each.status.value == "fail"}
+    fails = {node for node, each in found.items() if each.severity.value == "fail"}
     assert fails == set(failed.split())
-    assert all("--run-dir" in found[node].hint for node in fails)
+    assert all("--run-dir" in found[node].fix for node in fails)
     blind = {node for node, names in missed.items() if len(names.split()) > 1}
     assert {node for node, each in found.items() if "does not see" in each.text} >= blind
 
 
 def test_one_of_three_or_two_nodes_has_a_directory_of_its_own() -> None:
     found = visible({"n0": ["n2"], "n1": ["n2"], "n2": ["n0", "n1"]}, 3)
-    assert [each.status.value for each in found.values()] == ["ok", "ok", "fail"]
+    assert [each.severity.value for each in found.values()] == ["ok", "ok", "fail"]
     assert found["n2"].text == "it does not see what n[0-1] wrote in the directory of the runs"
     found = visible({"n0": ["n1"], "n1": ["n0"]}, 2)
-    assert [each.status.value for each in found.values()] == ["fail", "fail"]
+    assert [each.severity.value for each in found.values()] == ["fail", "fail"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from clusterrun.health.check import Check, fail, ok, skip
 from clusterrun.health.compare import merged, to_exclude
 from clusterrun.health.reports import GroupReport, NodeReport, Share
 from clusterrun.health.together import OF_ALL, of_group, of_nodes
+from clusterrun.shared.finding import Finding, fail, ok, skip
 
 NODES = ("n1", "n2", "n3", "n4")
 PEERS = dict(zip(NODES, (*NODES[1:], NODES[0]), strict=True))
@@ -58,11 +58,11 @@ def lines(
     by_node = of_nodes(NODES, found, met, unstarted, said or {}, 12.3)
     present = {node: checks for node, checks in by_node.items() if node in found}
     reported = {node: checks[:1] for node, checks in by_node.items()}
-    others = (each for each in merged(present) if each.check.id != "node.report")
+    others = (each for each in merged(present) if each.id != "node.report")
     of_all = [*merged(reported), *others]
     rows = [
-        *((e.check.status, e.check.id, e.line, e.check.hint) for e in of_all),
-        *((each.status, each.id, each.text, each.hint) for each in of_group(NODES, found, met)),
+        *((e.severity, e.id, e.summary, e.fix) for e in of_all),
+        *((each.severity, each.id, each.text, each.fix) for each in of_group(NODES, found, met)),
     ]
     assert all(bool(hint) == (status.value in ("note", "fail")) for status, _, _, hint in rows)
     own = {node: [c for c in checks if c.id != OF_ALL] for node, checks in by_node.items()}
@@ -70,9 +70,9 @@ def lines(
     return bad, to_exclude(own)
 
 
-def hint_of(name: str, checks: Mapping[str, list[Check]], node: str) -> str:
+def hint_of(name: str, checks: Mapping[str, list[Finding]], node: str) -> str:
     (found,) = (each for each in checks[node] if each.id == name)
-    return found.hint
+    return found.fix
 
 
 def test_nothing_is_noted_on_healthy_nodes() -> None:
@@ -151,14 +151,14 @@ def test_the_nodes_did_not_meet() -> None:
         (skip("net.meet", "it started when the others had met"), ""),
     ],
 )
-def test_a_node_that_did_not_meet_the_others(own: Check, exclude: str) -> None:
+def test_a_node_that_did_not_meet_the_others(own: Finding, exclude: str) -> None:
     found = reports(n4={"checks": (*REPORTS["n4"].checks, own)})
     met = group()
     met = dataclasses.replace(met, shares={node: met.shares[node] for node in NODES[:3]})
     bad, left_out = lines(found, met)
     assert left_out == exclude
     assert bad == [
-        f"{own.status.value} net.meet n4: {own.text.replace('n4', '')}",
+        f"{own.severity.value} net.meet n4: {own.text.replace('n4', '')}",
         *(f"skip {name} n4: it did not meet the others" for name in ("path.visible", "net.link")),
         "skip net.reduce n4: it did not meet the others",
     ]
@@ -301,8 +301,8 @@ def test_one_node_is_compared_with_none() -> None:
     met = GroupReport(shares={"n1": dataclasses.replace(SHARES["n1"], sent=None)}, alone=ALONE)
     found = {"n1": REPORTS["n1"]}
     checks = of_nodes(["n1"], found, met, "", {}, 12.3)["n1"] + of_group(["n1"], found, met)
-    skipped = {each.id for each in checks if each.status.value == "skip"}
-    assert {each.status.value for each in checks} == {"ok", "skip"}
+    skipped = {each.id for each in checks if each.severity.value == "skip"}
+    assert {each.severity.value for each in checks} == {"ok", "skip"}
     assert skipped == {
         *("net.meet", "net.link", "path.visible", "path.rate", "same.clock", "same.versions")
     }

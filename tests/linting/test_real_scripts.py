@@ -43,7 +43,7 @@ def _found(scripts: tuple[str, ...]) -> Iterator[Path]:
 
 def _in(path: Path, launch: str) -> list[tuple[str, str]]:
     found = lint(path.read_bytes() + PITFALL, LAUNCHES[launch])
-    return [(each.rule.id, each.what) for each in found]
+    return [(each.id, each.text.partition(":")[0]) for each in found]
 
 
 ONLY_OURS = [("fixed-port", "MASTER_PORT is set to 29500")]
@@ -54,9 +54,9 @@ def test_enough_scripts_are_here() -> None:
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
-@pytest.mark.parametrize("path", list(_found(SCRIPTS)), ids=lambda path: path.stem)
-def test_nothing_is_found_in_scripts_of_accelerate(path: Path, launch: str) -> None:
-    assert _in(path, launch) == ONLY_OURS
+def test_nothing_is_found_in_scripts_of_accelerate(launch: str) -> None:
+    found = {path: _in(path, launch) for path in _found(SCRIPTS)}
+    assert {path: each for path, each in found.items() if each != ONLY_OURS} == {}
 
 
 @pytest.mark.long

@@ -14,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.config.spec import Device, Preflight
-from clusterrun.health.check import Check, Look, Status, fail, note, ok, skip
 from clusterrun.health.compare import MOST as MOST_FINDINGS
-from clusterrun.health.compare import NodeFinding, differing, findings
+from clusterrun.health.compare import differing, findings
+from clusterrun.health.examine import Look
 from clusterrun.health.gpu_answer import ANSWER_S
 from clusterrun.node.base.report import Report, unfit
 from clusterrun.node.link.connection import HELLO_CHARS, STRANGER_BYTES
 from clusterrun.node.watch import preflight
 from clusterrun.node.watch.preflight import MOST_FACTS, NodeChecks, short_facts
 from clusterrun.shared import shell
+from clusterrun.shared.finding import Finding, Severity, fail, note, ok, skip
 from clusterrun.shared.typed import decoded
 from tests.launch.samples import here
 from tests.patience import patience
@@ -36,10 +37,10 @@ Answer = Callable[..., None]
 def _answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Have the quick checks find this."""
 
-    def answer(*found: Check | Look) -> None:
+    def answer(*found: Finding | Look) -> None:
         looks = {
-            each.id if isinstance(each, Check) else f"late.{n}": (
-                (lambda each=each: each) if isinstance(each, Check) else each
+            each.id if isinstance(each, Finding) else f"late.{n}": (
+                (lambda each=each: each) if isinstance(each, Finding) else each
             )
             for n, each in enumerate(found)
         }
@@ -52,7 +53,7 @@ def checks(asked: Preflight = Preflight.WARN) -> NodeChecks:
     return NodeChecks(here(nodes=2, nproc_per_node=2, preflight=asked))
 
 
-def reported(*, of: NodeChecks | None = None) -> tuple[Check, ...]:
+def reported(*, of: NodeChecks | None = None) -> tuple[Finding, ...]:
     return asyncio.run((of or checks()).report())
 
 
@@ -110,13 +111,13 @@ def test_facts_that_cannot_be_read_are_left_out(
 
 
 def test_a_fault_of_a_check_is_a_note_and_ends_nothing(answer: Answer) -> None:
-    def torn() -> Check:
+    def torn() -> Finding:
         raise ZeroDivisionError
 
     answer(torn)
     (found,) = reported()
-    assert (found.status, found.text) == (
-        Status.NOTE,
+    assert (found.severity, found.text) == (
+        Severity.NOTE,
         "cannot check this node: ZeroDivisionError()",
     )
 
@@ -183,7 +184,7 @@ def test_a_node_that_was_not_checked_before_has_not_changed(answer: Answer) -> N
 # The head
 
 
-def report(rank: int, *found: Check) -> Report:
+def report(rank: int, *found: Finding) -> Report:
     return Report(node=f"n{rank}", node_rank=rank, versions={}, checks=found)
 
 
@@ -224,7 +225,7 @@ def test_what_differs_between_nodes_is_a_line() -> None:
 
 def test_findings_survive_the_file() -> None:
     (one,) = findings({"n1": [FULL]})
-    assert NodeFinding.from_data(json.loads(json.dumps(one.to_data()))) == one
+    assert Finding.from_data(json.loads(json.dumps(one.to_data()))) == one
 
 
 def test_a_node_is_unfit_by_what_is_its_own() -> None:

@@ -17,14 +17,14 @@ from typing import Any, Final
 from clusterrun.backends.hosts.locks import gpu_lock, holder_of
 from clusterrun.backends.local.process import boot_id
 from clusterrun.health import paths
-from clusterrun.health.check import Look, Status
-from clusterrun.health.examine import examine
+from clusterrun.health.examine import Look, examine
 from clusterrun.health.facts import packages
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
 from clusterrun.node.base.cpus import allocated_cpus
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user, user_name
+from clusterrun.shared.finding import Severity
 
 SEEN_S: Final = 1.0  # for a file server to show a new file
 PAUSE_S: Final = 0.1
@@ -106,7 +106,7 @@ def _missing(names: list[str]) -> list[str]:
 
 
 def _checks(run_dir: Path) -> list[dict[str, str]]:
-    """Return what would fail with this host's directories, as `Check`s."""
+    """Return what would fail with this host's directories, as JSON of findings."""
     looks: dict[str, Look] = {
         "path.runs": partial(paths.runs, run_dir, is_shared=False),
         "path.disk": partial(paths.disk, run_dir),
@@ -114,7 +114,7 @@ def _checks(run_dir: Path) -> list[dict[str, str]]:
         "node.tmp": paths.scratch,
     }
     found = examine(looks, _CHECKS_S, late={"path.runs": paths.slow(run_dir)})
-    return [dataclasses.asdict(each) for each in found if each.status is Status.FAIL]
+    return [each.to_data() for each in found if each.severity is Severity.FAIL]
 
 
 def _gpus(ask: Mapping[str, Any]) -> dict[str, Any]:

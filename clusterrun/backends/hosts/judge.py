@@ -11,10 +11,11 @@ from typing import Any, Final
 from clusterrun.backends.hosts.locks import Holder, job_lock
 from clusterrun.config.choices import Device
 from clusterrun.errors import Exit, SubmissionError
-from clusterrun.health.check import Status
-from clusterrun.health.compare import differences, named
+from clusterrun.health.compare import differences
 from clusterrun.health.machine import gib
 from clusterrun.launch.plan import Plan
+from clusterrun.shared.finding import Severity
+from clusterrun.shared.hostlist import named
 from clusterrun.shared.wording import count, missing_text
 
 NEEDED: Final = ("clusterrun", "torch", "accelerate")
@@ -216,9 +217,9 @@ def _mixed(facts: Mapping[str, Facts]) -> Iterator[tuple[Found, list[str]]]:
     has_all = [host for host in facts if all(map(facts[host]["versions"].get, NEEDED))]
     known = {host: _compared(facts[host]) for host in has_all}
     for each in differences(known):
-        if each.status is Status.FAIL:  # an attempt does not start with different versions
+        if each.severity is Severity.FAIL:  # an attempt does not start with different versions
             yield (Order.PACKAGE, each.text, _SAME), [*known]
-        elif each.status is Status.NOTE and each.id == "same.gpu":
+        elif each.severity is Severity.NOTE and each.id == "same.gpu":
             yield (Order.NOTE, each.text, "the slowest one sets the pace"), [*known]
     apart = [host for host, each in facts.items() if not each["sees_home"]]
     if apart and len(apart) < len(facts) - 1:

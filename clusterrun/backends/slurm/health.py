@@ -14,11 +14,12 @@ from clusterrun.backends.slurm.query import call
 from clusterrun.backends.slurm.refusal import SITE_RULES
 from clusterrun.backends.slurm.site import associations, partition_rows
 from clusterrun.errors import SchedulerUnreachableError, shortened
-from clusterrun.health.check import Check, fail, note, ok, skip
-from clusterrun.health.compare import named, some
+from clusterrun.health.compare import some
 from clusterrun.launch.plan import Plan
 from clusterrun.shared import shell
 from clusterrun.shared.durations import clock
+from clusterrun.shared.finding import Finding, fail, note, ok, skip
+from clusterrun.shared.hostlist import named
 from clusterrun.shared.wording import count
 
 ANSWER_S: Final = 3.0
@@ -62,7 +63,7 @@ class Site:
         return sorted({row.name for row in partition_rows() if row.is_default})
 
 
-def client() -> Check:
+def client() -> Finding:
     """Look for Slurm's commands."""
     name, needed, useful = "slurm.client", *map(_absent, (NEEDED, USEFUL))
     hint = "add Slurm's bin directory to PATH, or use a login node"
@@ -77,7 +78,7 @@ def _absent(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if shell.find(name) is None]
 
 
-def controller(site: Site) -> Check:
+def controller(site: Site) -> Finding:
     """Ask whether slurmctld answers."""
     name, later = "slurm.controller", "try again later; look at it with: scontrol ping"
     try:
@@ -94,7 +95,7 @@ def controller(site: Site) -> Check:
     return ok(name, up[0])
 
 
-def accounting(site: Site) -> Check:
+def accounting(site: Site) -> Finding:
     """Ask whether slurmdbd answers, if the site has accounting."""
     name = "slurm.accounting"
     if site.config.get("AccountingStorageType", "").endswith("none"):
@@ -107,7 +108,7 @@ def accounting(site: Site) -> Check:
     return ok(name, "slurmdbd answers")
 
 
-def version(site: Site) -> Check:
+def version(site: Site) -> Finding:
     """Compare the versions of slurmctld, of the commands, and the oldest that is supported."""
     name, found = "slurm.version", site.config.get("SLURM_VERSION", "")
     commands = shell.run(["sbatch", "--version"], timeout_s=ANSWER_S, tries=1).stdout.split()
@@ -127,7 +128,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return (int(match[1]), int(match[2])) if match else ()
 
 
-def partition(site: Site) -> Check:
+def partition(site: Site) -> Finding:
     """Look for the partition of the job, and whether it is up."""
     name = "slurm.partition"
     if not site.groups:
@@ -150,7 +151,7 @@ def _groups(site: Site) -> list[NodeGroup]:
     return [group for group in site.groups if group.partition in site.partitions]
 
 
-def nodes(site: Site) -> Check:
+def nodes(site: Site) -> Finding:
     """Count the nodes of the job's partition that are down or drained, with their reasons."""
     name, groups, wanted = "slurm.nodes", _groups(site), _nodes(site.plan)
     if not groups:
@@ -188,7 +189,7 @@ def _reason(text: str) -> str:
     return f"{origin}{shortened(text.removeprefix(NHC).strip(), REASON_LETTERS)}"
 
 
-def limits(site: Site) -> Check:
+def limits(site: Site) -> Finding:
     """Compare the nodes, time and GPUs of the job with what its partition allows."""
     name, groups = "slurm.limits", _groups(site)
     if not groups:
@@ -227,7 +228,7 @@ def _excess(plan: Plan, groups: list[NodeGroup], name: str) -> Iterator[tuple[st
         yield text, f"request fewer with --gpus-per-node {gpus}" if gpus else _LIST
 
 
-def account(site: Site, user: str) -> Check:
+def account(site: Site, user: str) -> Finding:
     """Look whether the user may charge the account of the job."""
     name, asked = "slurm.account", site.plan.directive("account")
     mine = sorted({each.account for each in associations(user)})

@@ -13,6 +13,7 @@ from clusterrun.cli.shared.times import timestamp
 from clusterrun.cli.shared.usage_text import usage_object
 from clusterrun.cli.shared.wait_text import outlook_object
 from clusterrun.rundir.outcome import Outcome
+from clusterrun.shared.hostlist import named
 
 
 def job_object(job: JobStatus) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "world_size": record.world_size,
         "proven_world_size": job.world_size,
         "unjoined": vars(job.unjoined) if job.unjoined else None,
-        "preflight": [each.to_data() for each in job.preflight],
+        "preflight": [{**each.to_data(), "nodes": named(each.nodes)} for each in job.preflight],
         "engine": job.engine or None,
         "attempt": job.attempt,
         "submitted": timestamp(record.submitted_at),

@@ -20,7 +20,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.launch.world_shape import gpu_words
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
-from clusterrun.verbs.check import in_words
+from clusterrun.verbs.check import place
 from clusterrun.verbs.render import Prepared
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ def refuse_two_answers(*, as_json: bool, parsable: bool, follow: bool) -> None:
 def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warnings:
     """Print, and return for JSON, a job's notes and the SBATCH_* variables that override it."""
     script = prepared.resolved.spec.script or prepared.resolved.spec.module or ""
-    pitfalls = [(found.rule.id, in_words(found, script)) for found in prepared.pitfalls]
+    pitfalls = [
+        (found.id, f"{place(found, script)}: {found.text}; {found.fix}")
+        for found in prepared.pitfalls
+    ]
     for text in (*prepared.notes, *(words for _, words in pitfalls)):
         output.note(text)
     variables = warn_of_sbatch_variables(prepared, keep=keep_sbatch_env)

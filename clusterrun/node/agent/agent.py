@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.config.choices import Launcher, Preflight
-from clusterrun.health.check import Status
 from clusterrun.health.compare import differing, findings
 from clusterrun.node.agent import rest
 from clusterrun.node.agent.launcher import NOT_FORKED, LauncherResult, NodeLauncher
@@ -70,7 +69,8 @@ from clusterrun.rundir.usage import Alert, Sample, alert_texts
 from clusterrun.shared import wording
 from clusterrun.shared.control_page import Joining
 from clusterrun.shared.files import write_whole
-from clusterrun.shared.hostlist import fold_hostlist
+from clusterrun.shared.finding import Severity
+from clusterrun.shared.hostlist import fold_hostlist, named
 
 if TYPE_CHECKING:  # of the head alone: other nodes start without them
     from clusterrun.node.watch.hangs import HangWatch
@@ -401,14 +401,17 @@ class Agent:
         """Decide, as the head, how to launch. Raises NodeError if a node may not take part."""
         self._account.unfit = unfit(reports)
         found = findings({report.node: report.checks for report in reports})
-        failed = [each for each in found if each.check.status is Status.FAIL]
+        failed = [each for each in found if each.severity is Severity.FAIL]
         differences = differing({report.node: report.facts for report in reports})
         for each in (*found, *differences):
-            self._forwarder.say(f"preflight: {each.check.status.value}: {each}")
+            self._forwarder.say(f"preflight: {each.severity.value}: {each}")
         for each in failed:
             say_on_stderr(f"preflight: {each}")
         if failed:
-            self._event("preflight", findings=[each.to_data() for each in failed])
+            self._event(
+                "preflight",
+                findings=[{**each.to_data(), "nodes": named(each.nodes)} for each in failed],
+            )
         if failed and self._plan.preflight is Preflight.ENFORCE:
             raise failed_preflight(failed)
         decided = decided_parameters(self._attempt, reports, address, self._store_port)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from clusterrun.config.choices import Device, Launcher
-from clusterrun.health.compare import NodeFinding, named
 from clusterrun.health.facts import versions
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.launch.accelerate_argv import launch_argv
@@ -39,6 +38,8 @@ from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.rundir.world import write_world
 from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
+from clusterrun.shared.finding import Finding
+from clusterrun.shared.hostlist import named
 from clusterrun.shared.installed import installed_version, own_version
 from clusterrun.shared.wording import count, missing_text
 
@@ -125,9 +126,9 @@ def decided_parameters(
     )
 
 
-def failed_preflight(failed: Sequence[NodeFinding]) -> NodeError:
+def failed_preflight(failed: Sequence[Finding]) -> NodeError:
     """Return the error that ends an attempt before the launch."""
-    names = ", ".join(f"{each.check.id} on {named(each.nodes)}" for each in failed)
+    names = ", ".join(f"{each.id} on {named(each.nodes)}" for each in failed)
     return NodeError(NodeExit.NODE_UNFIT, f"preflight failed: {names}", cause=Cause.PREFLIGHT)
 
 

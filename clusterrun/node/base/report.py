@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterrun.health.check import Check, Status
 from clusterrun.health.compare import differences
+from clusterrun.shared.finding import Finding, Severity
 from clusterrun.shared.hostlist import fold_hosts
 
 
@@ -24,7 +24,7 @@ class Report:
     versions: Mapping[str, str]
     capabilities: tuple[tuple[int, int], ...] = ()
     problem: str = ""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[Finding, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -59,7 +59,7 @@ def problems(reports: Sequence[Report]) -> list[str]:
     versions = {
         each.node: {f"versions.{k}": v for k, v in each.versions.items()} for each in reports
     }
-    broken = [each.text for each in differences(versions) if each.status is Status.FAIL]
+    broken = [each.text for each in differences(versions) if each.severity is Severity.FAIL]
     return [*unfit, *(f"versions differ between nodes: {text}" for text in broken)]
 
 
@@ -69,6 +69,7 @@ def unfit(reports: Iterable[Report]) -> tuple[str, ...]:
         report.node
         for report in reports
         if any(
-            each.status is Status.FAIL and not each.id.startswith("path.") for each in report.checks
+            each.severity is Severity.FAIL and not each.id.startswith("path.")
+            for each in report.checks
         )
     )

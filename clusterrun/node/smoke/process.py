@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.health import reports
-from clusterrun.health.check import Check, fail, skip
 from clusterrun.health.examine import examine
 from clusterrun.health.facts import facts
 from clusterrun.health.gpu_answer import LONG_S, gpu_facts
@@ -41,6 +40,7 @@ from clusterrun.node.smoke.part import NodePart
 from clusterrun.node.smoke.probes import Probes
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
+from clusterrun.shared.finding import Finding, fail, skip
 
 CHECKS_S: Final = 4.0
 SITE_S: Final = 10.0
@@ -100,7 +100,7 @@ async def _examine(attempt: Attempt, probes: Probes) -> None:
         meeting.cancel()
 
 
-def _of_site(plan: Plan) -> list[Check]:
+def _of_site(plan: Plan) -> list[Finding]:
     return [site_verdict(plan.health_command, SITE_S)] if plan.health_command else []
 
 
@@ -149,7 +149,7 @@ def _parameters(_: object, address: str) -> LaunchParameters:
     )
 
 
-async def _follow(attempt: Attempt, part: NodePart, disk: SharedDisk) -> Check | None:
+async def _follow(attempt: Attempt, part: NodePart, disk: SharedDisk) -> Finding | None:
     """Answer the head's questions until it ends the group; return why this node is not in it."""
     who, realm = attempt.who, _Realm(paths=attempt.paths, attempt=attempt.number)
     wait_s = MEET_S + len(who.nodes) * MEET_NODE_S + LATE_S

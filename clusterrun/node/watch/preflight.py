@@ -12,14 +12,13 @@ from typing import Final
 
 from clusterrun.config.choices import Preflight
 from clusterrun.errors import shortened
-from clusterrun.health.check import Check, Look, Status, note, ok
-from clusterrun.health.compare import BAD
-from clusterrun.health.examine import examine
+from clusterrun.health.examine import Look, examine
 from clusterrun.health.facts import facts as node_facts
 from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.health.node import Needs, quick_looks
 from clusterrun.launch.plan import Plan
 from clusterrun.logformat.notes import ChangedCheck, Note, NoteSource
+from clusterrun.shared.finding import BAD, Finding, Severity, note, ok
 
 DEADLINE_S: Final = 1.5  # a start must not take 2 s longer; a late check is skipped
 MOST: Final = 8  # checks in a report
@@ -27,7 +26,7 @@ MOST_FACTS: Final = 40
 _OF_RANKS: Final = ("node.memory", "gpu.foreign")  # what the ranks use themselves, while they run
 _BYTES: Final = 600  # of a text, in JSON
 # From good to bad: what could look before the launch and cannot now is a sign, too.
-_WORSE: Final = (Status.OK, Status.NOTE, Status.SKIP, Status.FAIL)
+_WORSE: Final = (Severity.OK, Severity.NOTE, Severity.SKIP, Severity.FAIL)
 
 
 class NodeChecks:
@@ -39,7 +38,7 @@ class NodeChecks:
     def __init__(self, plan: Plan, *, is_head: bool = False) -> None:
         self._is_on = plan.preflight is not Preflight.OFF
         self._needs = Needs.of(plan, is_head=is_head)
-        self._before: dict[str, Status] = {}
+        self._before: dict[str, Severity] = {}
         self._asked: list[GpuAnswer] = []
         self.facts: dict[str, str] = {}
 
@@ -48,11 +47,11 @@ class NodeChecks:
         """Child processes that may be stuck in the kernel."""
         return [asked.pid for asked in self._asked if asked.pid]
 
-    async def report(self) -> tuple[Check, ...]:
+    async def report(self) -> tuple[Finding, ...]:
         """Run the checks before the launch; return notes and failures, for the head."""
         found = await self._look({"facts": self._gather})
-        self._before = {each.id: each.status for each in found}
-        bad = sorted((c for c in found if c.status in BAD), key=lambda c: BAD.index(c.status))
+        self._before = {each.id: each.severity for each in found}
+        bad = sorted((c for c in found if c.severity in BAD), key=lambda c: BAD.index(c.severity))
         return tuple(map(_short, bad[:MOST]))
 
     async def changes(self) -> list[Note]:
@@ -60,24 +59,24 @@ class NodeChecks:
         found = map(_short, await self._look()) if self._before else ()
         return [self._change(each) for each in found if self._is_worse(each)]
 
-    def _change(self, now: Check) -> Note:
-        found = ChangedCheck(now.id, self._before[now.id].value, now.status.value, now.text)
+    def _change(self, now: Finding) -> Note:
+        found = ChangedCheck(now.id, self._before[now.id].value, now.severity.value, now.text)
         text = f"{found.id}: {found.before} at the start; now {found.now}: {found.text}"
         return Note(source=NoteSource.PREFLIGHT, text=text, change=found)
 
-    def _is_worse(self, now: Check) -> bool:
+    def _is_worse(self, now: Finding) -> bool:
         before = self._before.get(now.id)
-        if before not in (Status.OK, Status.NOTE) or now.id in _OF_RANKS:
+        if before not in (Severity.OK, Severity.NOTE) or now.id in _OF_RANKS:
             return False
-        return _WORSE.index(now.status) > _WORSE.index(before)
+        return _WORSE.index(now.severity) > _WORSE.index(before)
 
-    def _gather(self) -> Check:
+    def _gather(self) -> Finding:
         """Read the facts in a thread of their own: a fault of the system must not end the job."""
         with contextlib.suppress(Exception):
             self.facts = short_facts(node_facts())
         return ok("facts", "")
 
-    async def _look(self, more: Mapping[str, Look] = MappingProxyType({})) -> list[Check]:
+    async def _look(self, more: Mapping[str, Look] = MappingProxyType({})) -> list[Finding]:
         if not self._is_on:
             return []
         asked = self._needs.gpu_answer()
@@ -90,10 +89,10 @@ class NodeChecks:
             return [note("preflight", text, "start without these checks: --preflight off")]
 
 
-def _short(check: Check) -> Check:
+def _short(check: Finding) -> Finding:
     """Return a check on one line each, short enough for the link."""
-    text, hint = (_fitted(" ".join(text.split()), _BYTES) for text in (check.text, check.hint))
-    return dataclasses.replace(check, text=text, hint=hint)
+    text, fix = (_fitted(" ".join(text.split()), _BYTES) for text in (check.text, check.fix))
+    return dataclasses.replace(check, text=text, fix=fix)
 
 
 def _fitted(text: str, most: int) -> str:
