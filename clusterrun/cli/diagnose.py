@@ -163,7 +163,7 @@ def _rows(found: Diagnosis) -> Iterator[Row]:
     is_of_job, ending = found.job is not None, list[Row]()
     if found.verdict or found.failure:
         verdict = short(found, is_of_job=is_of_job)
-        ending = [*block(found.job, found.failure, verdict, found.attempt)]
+        ending = [*block(found.job, found.failure, verdict, found.attempt, followed=_after(found))]
     yield from _signs(found, "\n".join(text for _, text in ending), is_of_job=is_of_job)
     yield from labelled("changed", (cut(change.text) for change in found.changes))
     if found.subtracted:
@@ -173,7 +173,7 @@ def _rows(found: Diagnosis) -> Iterator[Row]:
 
 
 def _signs(found: Diagnosis, told: str, *, is_of_job: bool) -> Iterator[Row]:
-    """Yield the signs that are not `told` below, and what followed from the cause."""
+    """Yield the signs that are not `told` below."""
     if found.verdict is None:
         yield from _without_verdict(found)
         return
@@ -181,9 +181,14 @@ def _signs(found: Diagnosis, told: str, *, is_of_job: bool) -> Iterator[Row]:
     new = ((line, cut(text)) for line, text in lines if cut(text) not in told)
     signs = (f"{place_of(line, is_of_job=is_of_job)}: {text}" for line, text in islice(new, 2))
     yield from labelled("signs", signs)
-    for after in found.verdict.consequences:
-        where = f" on {count(len(after.ranks), 'rank')}" if after.ranks else ""
-        yield "then", f"{after.cause.id}: {count(after.count, 'line')}{where}"
+
+
+def _after(found: Diagnosis) -> Iterator[str]:
+    """Yield what was printed because of it: for each kind of line the first one."""
+    for each in found.verdict.consequences if found.verdict else ():
+        where = f" on {count(len(each.ranks), 'rank')}" if each.ranks else ""
+        text = each.first.text.strip().partition("\n")[0]
+        yield f"{count(each.count, 'line')}{where} such as: {cut(text)}"
 
 
 def _without_verdict(found: Diagnosis) -> Iterator[Row]:

@@ -55,14 +55,19 @@ def block(
     attempt: int = 0,
     *,
     most: int | None = None,
+    followed: Iterable[str] = (),
 ) -> Iterator[Row]:
-    """Yield the error, its victims and cause, `most` pieces of advice or all, and the loss."""
+    """Yield the error, its victims, its cause and what followed, advice, and the loss.
+
+    `most` bounds the pieces of advice.
+    """
     project = os.path.join(job.record.workdir, "") if job else ""
     yield from labelled("failed", _error_lines(failure, verdict, project))
     if verdict and verdict.victims:
         yield "", f"{count(verdict.victims, 'other rank')} failed because of it"
     if verdict and not verdict.generic:
         yield "cause", verdict_line(verdict)
+    yield from labelled("then", followed)
     name = shlex.quote(job.record.job_id or job.record.run_dir) if job else ""
     if verdict:
         from clusterrun.verbs.remedies import retry_of, run_of, to_do  # slow to import
