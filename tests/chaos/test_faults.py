@@ -22,8 +22,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.timeout(400)]
 
 Undisturbed = Callable[[int], Reference]
 
-# Each is another way from a fault to the next attempt; the other faults are in the long form.
-SHORT = {"rank killed", "first node killed", "cancel --checkpoint"}
+# Each is another way from a fault to the next attempt; the long form has the others (a cancel
+# with a checkpoint is in tests/slurm/test_resume.py too).
+SHORT = {"rank killed", "first node killed"}
 CASES = [
     pytest.param(fault, id=name, marks=() if name in SHORT else pytest.mark.long)
     for name, fault in FAULTS.items()

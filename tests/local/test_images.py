@@ -14,7 +14,8 @@ import pytest
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 VARY = {"all", "note:", "rate", "restart"}  # they depend on how busy the machine is
 
-pytestmark = [pytest.mark.torch, pytest.mark.agents, pytest.mark.timeout(300)]
+# What the commands print is held by the tests of each command; this one by the pictures.
+pytestmark = [pytest.mark.torch, pytest.mark.agents, pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def test_the_pictures_have_the_labels_of_todays_output(tmp_path: Path) -> None:

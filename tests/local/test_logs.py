@@ -24,8 +24,8 @@ def test_every_byte_of_every_rank_and_stream_is_there(here: Project) -> None:
             assert chatter.difference(read, chatter.written(11, rank, stream)) == "", (rank, stream)
 
 
-def test_a_burst_of_a_million_lines_is_followed_whole_and_in_order(here: Project) -> None:
-    amount = 500_000
+def test_a_burst_of_many_lines_is_followed_whole_and_in_order(here: Project) -> None:
+    amount = 100_000
     job_id = here.submit(*TWO, "--gpus-per-node", "1", "chatter.py", "burst", str(amount))
     watcher = here.start("logs", job_id, "-f", "-a", "-n", "all", "-o", "raw")
     try:
