@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from clusterrun.advice import scaling
 from clusterrun.advice.counted import counted
-from clusterrun.advice.own_files import settled
-from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
+from clusterrun.advice.measured import stored_scaling
+from clusterrun.backends.machine_facts import choose_cluster, gather_facts, usable_cpus
 from clusterrun.config import Resolved
 from clusterrun.config.choices import LrRule, Optimizer
 from clusterrun.config.parallel import Parallel
@@ -29,6 +28,9 @@ from clusterrun.estimates.recommend import Choice, recommend
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.make import check_strategy, fp16_without_gpu
 from clusterrun.launch.parallel import check_sizes
+from clusterrun.launch.plan import Precision
+from clusterrun.launch.script_args import named_json
+from clusterrun.launch.user_files import read_own_files, take_world
 from clusterrun.launch.world_shape import World, check_sharing
 from clusterrun.shared.sizes import parse_bytes
 
@@ -79,7 +81,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
         within_node=_bytes_a_second(spec.intra_node_bandwidth),
         between_nodes=_bytes_a_second(spec.inter_node_bandwidth),
     )
-    found = (x for x in scaling.find(resolved) if x.is_of(setup, is_cpu=is_cpu))
+    found = (x for x in stored_scaling(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = dataclasses.replace(question, scaling=next(found, None))
     if not is_open and (wrong := parts.mistake(setup)):
         raise UsageError(wrong, hint="choose sizes that divide the heads and the tokens")
@@ -440,3 +442,32 @@ def _free_bytes(path: Path) -> int | None:
             except OSError:
                 return None
     return None
+
+
+def settled(spec: JobSpec, cwd: Path, *, is_open: bool) -> JobSpec:
+    """Return the spec with the world, strategy and precision of the accelerate YAML, as submitted.
+
+    Raises UsageError for a file of DeepSpeed or FSDP, and for any if the strategy is open.
+    """
+    is_adopted = not is_open and not spec.strategy.is_deepspeed and named_json(spec.args)
+    if not (spec.accelerate_config or spec.deepspeed_config or is_adopted):
+        return spec
+    refusal = UsageError(
+        "plan cannot read your own configuration file",
+        hint="omit it, and describe the setup with --strategy, --nodes and --gpus-per-node",
+    )
+    if is_open or spec.deepspeed_config or is_adopted:
+        raise refusal
+    facts = gather_facts(spec, cwd=cwd, environ=os.environ)
+    own = read_own_files(spec, facts)
+    if own.strategy is None or own.strategy.stage or own.accelerate.get("parallelism_config"):
+        raise refusal
+    asked = take_world(spec, own, facts)
+    stated = MixedPrecision((own.stated or Precision.NO).value)
+    is_auto = asked.mixed_precision is MixedPrecision.AUTO
+    return dataclasses.replace(
+        asked,
+        strategy=own.strategy,
+        device=Device.CPU if own.use_cpu and asked.device is Device.AUTO else asked.device,
+        mixed_precision=stated if is_auto else asked.mixed_precision,
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
+from clusterrun.advice.measured import Measured, measure
 from clusterrun.advice.question import (
     assumptions_of,
     effective_batch,
@@ -23,17 +25,28 @@ from clusterrun.cli.shared.options import (
     json_option,
 )
 from clusterrun.config import Given, Resolved
-from clusterrun.errors import Exit, UsageError
-from clusterrun.estimates.alternatives import alternatives
-from clusterrun.estimates.estimate import Estimate, Question, estimate
-from clusterrun.estimates.inputs import Fit
+from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.estimates.estimate import (
+    Estimate,
+    Question,
+    counts_activations,
+    estimate,
+    unknown_speed,
+    usual_speedup,
+)
+from clusterrun.estimates.inputs import Fit, total
+from clusterrun.estimates.memory import CONTEXT, checkpoint_bytes
 from clusterrun.estimates.recommend import (
     WHAT_IF,
+    alternatives,
     best_per_strategy,
     neighbours,
     recommend,
     smallest,
 )
+from clusterrun.shared.wording import count
+from clusterrun.verbs.changes import configuration
+from clusterrun.verbs.find import find_record
 
 _NEWEST: Final = "\0"  # no job has that name
 
@@ -94,15 +107,13 @@ def command(
             "--recommend, --what-if and --compare cannot be combined", hint="pass one of them"
         )
     if job_id is not None:
-        from clusterrun.cli.plan_compare import compare
-
-        compare(None if job_id == _NEWEST else job_id, as_json=as_json)
+        _compare(None if job_id == _NEWEST else job_id, as_json=as_json)
         return
     resolved = _resolved(job, job_file)
     question = _question(resolved, is_open=recommends)
     if recommends:
         ctx.exit(_recommend(question, as_json=as_json))
-    around = neighbours(question, what) if what else plan_view.usual_neighbours(question)
+    around = neighbours(question, what) if what else _usual_neighbours(question)
     answer, *near = map(estimate, (question, *around))
     others = alternatives(question) if answer.lacks_memory else []
     if as_json:
@@ -110,6 +121,12 @@ def command(
     else:
         plan_view.show(answer, near, what=what, alternatives=others, explains=explains)
     ctx.exit(_exit_code(answer))
+
+
+def _usual_neighbours(question: Question) -> list[Question]:
+    """Return larger micro-batches, if their activations are counted."""
+    is_known = question.gpu_bytes and counts_activations(question.setup)
+    return neighbours(question, "micro-batch")[-2:] if is_known else []
 
 
 def _exit_code(answer: Estimate) -> Exit:
@@ -152,3 +169,104 @@ def _recommend(question: Question, *, as_json: bool) -> int:
     if answer.never_ends:
         output.warn("the fastest setup exceeds the time limit and saves nothing; pass --save-every")
     return Exit.NO if answer.never_ends else Exit.OK
+
+
+# Compared with a run
+
+
+class Pair(NamedTuple):
+    """A quantity, estimated and measured, each None if unknown; `text` writes it for people."""
+
+    name: str
+    text: Callable[[float], str]
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return measured / predicted."""
+        is_known = self.predicted and self.measured is not None
+        return (self.measured or 0) / (self.predicted or 1) if is_known else None
+
+
+def _compare(job: str | None, *, as_json: bool) -> None:
+    """Compare a run with the estimate from its own configuration; None is the newest run.
+
+    Raises ClusterrunError for a run that has reported nothing yet.
+    """
+    record = find_record(job)
+    try:
+        answer = estimate(question_of(configuration(record)))
+    except UsageError as error:
+        raise ClusterrunError(
+            f"job {record.job_id} has no estimate: {error.message}",
+            hint="describe the training under training: in clusterrun.yaml, and submit again",
+        ) from error
+    pairs = _pairs(answer, found := measure(record.paths))
+    if all(pair.measured is None for pair in pairs):
+        raise ClusterrunError(
+            f"job {record.job_id} has no measurements yet",
+            hint="call clusterrun.runtime.step in the script to measure steps; memory is measured "
+            "when the ranks end",
+        )
+    pairs += _scaling(answer)
+    if as_json:
+        names = ("predicted", "measured", "ratio")
+        rows = {pair.name: {name: getattr(pair, name) for name in names} for pair in pairs}
+        output.answer_json(plan_json.of(answer) | {"job_id": record.job_id, "compared": rows})
+        return
+    head = ("WHAT", "ESTIMATED", "MEASURED", "RATIO")
+    output.answer_table(head, [_cells(pair) for pair in pairs if pair.measured is not None])
+    for note in _notes(answer, found.step_s):
+        output.note(note)
+
+
+def _notes(answer: Estimate, step_s: float | None) -> Iterator[str]:
+    if step_s is not None:
+        if answer.time is None:
+            yield f"the step time is not estimated: {unknown_speed(answer.question)}"
+        yield f"pass --step-time {step_s:.4g}s to plan with the measured time"
+    if (speedup := answer.speedup) is not None and speedup.measured_at:
+        when, base = speedup.measured_at[:10], count(speedup.base, "rank")
+        yield f"the speed-up is relative to {base}, measured by clusterrun scaling on {when}"
+
+
+def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
+    step, gpu, host = (
+        answer.time.step.mid_s if answer.time else None,
+        answer.gpu_memory,
+        answer.host_memory,
+    )
+    # What ranks report is torch's allocator: no margin, no context.
+    allocated = total(x for x in gpu.terms if x.name != CONTEXT) if gpu else None
+    saved = checkpoint_bytes(answer.question.setup)
+    return [
+        Pair("step time", "{:.4g} s".format, step, found.step_s),
+        Pair("steps", "{:,.0f}".format, answer.steps.total, found.steps),
+        Pair("allocated per GPU", _gib, allocated, found.gpu_bytes),
+        Pair("host memory", _gib, host.total_bytes, found.host_bytes),
+        Pair("checkpoint", plan_view.gigabytes, saved, found.checkpoint_bytes),
+    ]
+
+
+def _scaling(answer: Estimate) -> list[Pair]:
+    """Return what `clusterrun scaling` measured for a world of this size, if it did."""
+    found, world = answer.speedup, answer.question.setup.world
+    if found is None or not found.measured_at:
+        return []
+    usual = usual_speedup(answer.question) if found.base == 1 else None
+    told, times = (usual.low + usual.high) / 2 if usual else None, "{:.3g}".format
+    return [
+        Pair("speed-up", times, told, found.low),
+        Pair("efficiency", times, told and told / world, found.low * found.base / world),
+    ]
+
+
+def _gib(size: float) -> str:
+    return f"{plan_view.gib(size)} GiB"
+
+
+def _cells(pair: Pair) -> tuple[str, ...]:
+    both = (pair.predicted, pair.measured)
+    texts = ("unknown" if value is None else pair.text(value) for value in both)
+    return (pair.name, *texts, "-" if pair.ratio is None else f"{pair.ratio:.2f}")

@@ -6,13 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from clusterrun.cli.plan_verdict import changed_options, tokens_per_s, verdict_line
-from clusterrun.estimates.cost import assumption
-from clusterrun.estimates.estimate import Estimate, Need, Question, Time
+from clusterrun.cli.plan_view import changed_options, tokens_per_s, verdict_line
+from clusterrun.estimates.estimate import Estimate, Question
 from clusterrun.estimates.inputs import Setup
-from clusterrun.estimates.presets import Preset
 from clusterrun.estimates.recommend import Choice
-from clusterrun.estimates.speed import Duration
+from clusterrun.estimates.speed import Duration, assumption
 
 SCHEMA = "clusterrun.plan/1"
 
@@ -23,33 +21,25 @@ def of(
     alternatives: Sequence[Choice] = (),
 ) -> dict[str, Any]:
     """Describe an estimate and, in short, its neighbours and alternatives."""
-    setup = answer.question.setup
-    tokens = setup.effective_batch * setup.seq_len if setup.seq_len else None
+    question, setup = answer.question, answer.question.setup
+    found = {name: _plain(getattr(answer, name)) for name in ("host_memory", "gpu_memory", "disk")}
+    found["disk"] |= {"keep": question.keep, "keep_best": question.keep_best}
+    names = ("steps", "gpu_hours", "cost", "speedup", "loader", "preset", "notes", "verdict")
     return {
         "schema": SCHEMA,
-        "verdict": answer.verdict.value if answer.verdict else None,
         "summary": verdict_line(answer),
-        "alternatives": [_alternative(choice, setup) for choice in alternatives],
-        "inputs": inputs(answer.question),
-        "batch": {"effective": setup.effective_batch, "tokens": tokens},
-        "steps": dataclasses.asdict(answer.steps),
-        "lr": dataclasses.asdict(answer.rates) if answer.rates else None,
-        "gpu_memory": _need(answer.gpu_memory) if answer.gpu_memory else None,
-        "host_memory": _need(answer.host_memory),
-        "time": _time(answer.time, setup),
-        "links": _links(answer.question),
-        "gpu_hours": answer.gpu_hours,
-        "cost": answer.cost,
-        "speedup": dataclasses.asdict(answer.speedup) if answer.speedup else None,
-        "disk": {
-            **_need(answer.disk),
-            "keep": answer.question.keep,
-            "keep_best": answer.question.keep_best,
-        },
-        "loader": dataclasses.asdict(answer.loader),
-        "preset": _preset(answer.preset) if answer.preset else None,
-        "what_if": [_neighbour(found) for found in neighbours],
-        "notes": list(answer.notes),
+        "alternatives": [
+            {"options": changed_options(choice.setup, setup), **_choice(choice)}
+            for choice in alternatives
+        ],
+        "inputs": _inputs(question),
+        "batch": _batch(setup.effective_batch, setup),
+        "lr": _plain(answer.rates),
+        "time": _time(answer),
+        "links": _plain(question.links(question.gpu)) if question.gpu else None,
+        "what_if": [_neighbour(each) for each in neighbours],
+        **{name: _plain(getattr(answer, name)) for name in names},
+        **found,
     }
 
 
@@ -57,8 +47,8 @@ def of_choices(choices: Sequence[Choice], question: Question, effective: int) ->
     """Describe the setups that fit, the fastest first."""
     return {
         "schema": SCHEMA,
-        "inputs": inputs(question),
-        "batch": {"effective": effective, "tokens": effective * question.setup.seq_len},
+        "inputs": _inputs(question),
+        "batch": _batch(effective, question.setup),
         "recommended": [
             _choice(choice) | {"relative_time": choice.step_s / choices[0].step_s}
             for choice in choices
@@ -67,81 +57,58 @@ def of_choices(choices: Sequence[Choice], question: Question, effective: int) ->
     }
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
-    return {
-        **_setup(choice.setup),
-        "gpu_bytes": choice.gpu_bytes,
-        "host_bytes": choice.host_bytes,
-        "verdict": choice.verdict.value,
-    }
+def _plain(value: Any) -> Any:
+    """Return a dataclass as an object; of a need, what is shown instead of how it is judged."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    found = dataclasses.asdict(value)
+    if "capacity_bytes" in found:
+        left_out = ("margin", "is_part", "fits_below")
+        found |= {name: getattr(value, name) for name in ("total_bytes", "verdict")}
+        return {key: each for key, each in found.items() if key not in left_out}
+    return found
 
 
-def _alternative(choice: Choice, asked: Setup) -> dict[str, Any]:
-    return {"options": changed_options(choice.setup, asked), **_choice(choice)}
-
-
-def inputs(question: Question) -> dict[str, Any]:
-    """Describe the question."""
-    plain = {
-        field.name: getattr(question, field.name)
-        for field in dataclasses.fields(question)
-        if field.name not in ("setup", "gpu", "lr_rule", "scaling")
-    }
+def _inputs(question: Question) -> dict[str, Any]:
+    own = dataclasses.asdict(dataclasses.replace(question, scaling=None))
+    own |= {"gpu": question.gpu.name if question.gpu else None, **_setup(question.setup)}
     model = dataclasses.asdict(question.setup.model)
-    gpu = question.gpu.name if question.gpu else None
-    rule = question.lr_rule.value
-    return {"model": model, "gpu": gpu, **_setup(question.setup), **plain, "lr_rule": rule}
+    return {"model": model, **{key: own[key] for key in own if key not in ("setup", "scaling")}}
 
 
 def _setup(setup: Setup) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(setup) if field.name != "model"]
-    values = {name: getattr(setup, name) for name in names}
-    parallel = {**dataclasses.asdict(setup.parallel), "data": setup.data_parallel}
-    words = {"strategy": setup.strategy.value, "optimizer": setup.optimizer.value}
-    return values | words | {"parallel": parallel}
+    found = dataclasses.asdict(setup)
+    del found["model"]
+    return {**found, "parallel": {**found["parallel"], "data": setup.data_parallel}}
 
 
-def _need(need: Need) -> dict[str, Any]:
-    return {
-        "terms": [dataclasses.asdict(term) for term in need.terms],
-        "total_bytes": need.total_bytes,
-        "capacity_bytes": need.capacity_bytes,
-        "band": list(need.band) if need.band else None,
-        "verdict": need.verdict.value if need.verdict else None,
-    }
+def _batch(effective: int, setup: Setup) -> dict[str, Any]:
+    tokens = effective * setup.seq_len if setup.seq_len else None
+    return {"effective": effective, "tokens": tokens}
 
 
-def _time(time: Time | None, setup: Setup) -> dict[str, Any] | None:
+def _choice(choice: Choice) -> dict[str, Any]:
+    needs = {name: getattr(choice, name) for name in ("gpu_bytes", "host_bytes", "verdict")}
+    return {**_setup(choice.setup), **needs}
+
+
+def _time(answer: Estimate) -> dict[str, Any] | None:
+    time = answer.time
     if time is None:
         return None
     spans = {"step_s": time.step, "epoch_s": time.epoch, "total_s": time.whole}
     return {
         **{name: _band(span) for name, span in spans.items()},
         "samples_per_s": time.samples_s,
-        "tokens_per_s": tokens_per_s(time, setup),
-        "filled": time.filled,
-        "mfu": time.mfu,
-        "parts": dataclasses.asdict(time.cost) if time.cost else None,
+        "tokens_per_s": tokens_per_s(time, answer.question.setup),
+        "parts": _plain(time.cost),
         "basis": time.step.basis,
-        "segments": time.segments,
+        **{name: getattr(time, name) for name in ("filled", "mfu", "segments")},
     }
 
 
-def _links(question: Question) -> dict[str, float] | None:
-    """Describe the links in bytes a second."""
-    gpu = question.gpu
-    return dataclasses.asdict(question.links(gpu)) if gpu else None
-
-
-def _band(duration: Duration | None) -> dict[str, float] | None:
-    if duration is None:
-        return None
-    return {"low": duration.low_s, "mid": duration.mid_s, "high": duration.high_s}
-
-
-def _preset(preset: Preset) -> dict[str, Any]:
-    values = {field.name: getattr(preset, field.name) for field in dataclasses.fields(preset)}
-    return {**values, "precision": preset.precision.value, "why": dict(preset.why)}
+def _band(span: Duration | None) -> dict[str, float] | None:
+    return {"low": span.low_s, "mid": span.mid_s, "high": span.high_s} if span else None
 
 
 def _neighbour(found: Estimate) -> dict[str, Any]:
@@ -154,5 +121,5 @@ def _neighbour(found: Estimate) -> dict[str, Any]:
         "cost": found.cost,
         "gpu_bytes": found.gpu_memory.total_bytes if found.gpu_memory else None,
         "host_bytes": found.host_memory.total_bytes,
-        "verdict": found.verdict.value if found.verdict else None,
+        "verdict": found.verdict,
     }

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import click
 
-from clusterrun.cli.plan_numbers import billions, gib, gigabytes, number, span
-from clusterrun.cli.plan_verdict import alternative_lines, pace_line, tokens_per_s, verdict_line
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import as_options
-from clusterrun.config.choices import LrRule
-from clusterrun.estimates.cost import Cost, assumption
-from clusterrun.estimates.disk import checkpoint_bytes
-from clusterrun.estimates.estimate import Estimate, Need, Question, Time, counts_activations
-from clusterrun.estimates.inputs import Fit
-from clusterrun.estimates.memory import SYMBOLS, values_of_symbols
-from clusterrun.estimates.recommend import Choice, neighbours
+from clusterrun.estimates.estimate import Estimate, Need, Question, Time
+from clusterrun.estimates.inputs import GIB, Fit, Setup
+from clusterrun.estimates.memory import SYMBOLS, checkpoint_bytes, values_of_symbols
+from clusterrun.estimates.recommend import Choice, changed
+from clusterrun.estimates.speed import Cost, Duration, assumption
 from clusterrun.estimates.steps import schedule_steps
 from clusterrun.shared.durations import clock
 from clusterrun.shared.wording import count
@@ -26,6 +22,7 @@ from clusterrun.shared.wording import count
 FULL: Final = 0.90  # of the MFU: the view mentions passes that reach less
 SMALL: Final = 0.01  # of a step: shorter parts are not shown
 _COLOURS: Final = {Fit.FITS: "green", Fit.TIGHT: "yellow", Fit.NO: "red"}
+_WORDS: Final = {Fit.FITS: "fits", Fit.TIGHT: "fits tightly", Fit.NO: "does not fit"}
 
 
 def show(
@@ -41,11 +38,15 @@ def show(
     The neighbours are a table if `what` is given, else one line. `explains` adds the formulas and
     the meaning of their symbols.
     """
-    for line in (*_verdict(answer, alternatives), "", *_lines(answer, explains=explains)):
+    colour = _COLOURS[answer.verdict] if answer.verdict else None
+    first = click.style(verdict_line(answer), fg=colour, bold=True)
+    more = (*_alternatives(alternatives, answer.question.setup), *_pace(answer))
+    for line in (first, *more, "", *_lines(answer, explains=explains)):
         output.answer(line)
     if what is not None:
         output.answer("")
-        (_show_gpus if what == "gpu" else _show_table)((answer, *around))
+        rows = [(_gpu_row if what == "gpu" else _setup_row)(each) for each in (answer, *around)]
+        _table(rows, spare=("SAMPLES/s", "HOST", "OF", "SEQ", "BATCH"))
     elif around and not answer.lacks_memory:
         output.answer(_row("what if", "   ".join(map(_in_short, around))))
     for line in _legend(answer) if explains else ():
@@ -54,100 +55,162 @@ def show(
         output.note(text)
     output.note("estimated from formulas; to compare with a run: clusterrun plan --compare JOB")
     if output.is_on_terminal():  # the first line may have left the screen
-        output.answer(next(_verdict(answer, ())))
+        output.answer(first)
 
 
-def _verdict(answer: Estimate, alternatives: Sequence[Choice]) -> Iterator[str]:
-    colour = _COLOURS[answer.verdict] if answer.verdict else None
-    yield click.style(verdict_line(answer), fg=colour, bold=True)
-    yield from alternative_lines(alternatives, answer.question.setup)
-    if line := pace_line(answer):
-        yield line
+# The first lines
 
 
-def _legend(answer: Estimate) -> Iterator[str]:
-    """Yield the symbols of the formulas that are shown, with their values."""
-    needs = (answer.gpu_memory, answer.host_memory, answer.disk)
-    formulas = " ".join(term.formula for need in needs if need for term in need.terms)
-    used = set(re.findall(r"[A-Za-z]\w*", formulas))
-    values = values_of_symbols(answer.question.setup)
-    yield ""
-    for symbol, meaning in SYMBOLS.items():
-        if symbol in used:
-            yield f"  {symbol:<6}{values[symbol]:>16,.10g}  {meaning}"
+def verdict_line(answer: Estimate) -> str:
+    """Return the verdict with the need that decides it."""
+    verdict, disk = answer.verdict, answer.disk
+    if verdict is None:
+        return f"no verdict: {_open(answer)}"
+    there = gigabytes(disk.capacity_bytes or 0)
+    on_disk = f"{gigabytes(disk.total_bytes)} of checkpoints on a disk with {there} free"
+    gpu, host = answer.gpu_memory, answer.host_memory
+    if gpu and gpu.verdict is verdict:
+        return f"{_WORDS[verdict]}: {_of(gpu)} per GPU"
+    for need, what in ((host, f"{_of(host)} of memory per node"), (disk, on_disk)):
+        if need.verdict is verdict:
+            return f"{_WORDS[verdict]}: {what}"
+    takes = f"{span(answer.time.whole)} " if answer.time and answer.time.whole else ""
+    limit = f"in a job of {clock(answer.question.limit_s or 0)} that saves nothing"
+    return f"does not finish: {takes}{limit}; pass --save-every or raise --time"
 
 
-def usual_neighbours(question: Question) -> list[Question]:
-    """Return the default neighbours: larger micro-batches, if their activations are counted."""
-    is_known = question.gpu_bytes and counts_activations(question.setup)
-    return neighbours(question, "micro-batch")[-2:] if is_known else []
+def _open(answer: Estimate) -> str:
+    """Return what is needed, and what has to be known for a verdict."""
+    need = answer.gpu_memory or answer.host_memory
+    where = "GPU" if answer.gpu_memory else "node"
+    least = "at least " if need.is_part else ""
+    if need.capacity_bytes is not None:
+        return f"{least}{_of(need)} per {where}, and activations are not counted"
+    option = "--gpu h100-80g" if answer.gpu_memory else "--host-mem 64GiB"
+    return f"{least}{gib(need.total_bytes)} GiB per {where}; pass {option} for a verdict"
+
+
+def _of(need: Need) -> str:
+    """Write a need and its capacity, with a decimal if they would look the same or are small."""
+    needed, there = need.total_bytes / GIB, (need.capacity_bytes or 0) / GIB
+    digits = 0 if min(needed, there) >= 10 and round(needed) != round(there) else 1
+    return f"{needed:,.{digits}f} of {there:,.{digits}f} GiB"
+
+
+def _alternatives(found: Sequence[Choice], asked: Setup) -> Iterator[str]:
+    """Yield the options that would make it fit, one alternative per line."""
+    for number_, choice in enumerate(found):
+        label = "" if number_ else "would fit:"
+        tightly = ", tightly" if choice.verdict is Fit.TIGHT else ""
+        options = changed_options(choice.setup, asked)
+        yield f"{label:<12}{options} ({choice.gpu_bytes / GIB:,.0f} GiB{tightly})"
+
+
+def changed_options(setup: Setup, asked: Setup) -> str:
+    """Return the options that change `asked` into `setup`."""
+    what = changed(setup, asked)
+    passes = f"--micro-batch {setup.micro_batch} --accumulation {setup.accumulation}"
+    options = {
+        f"--nodes {setup.nodes}": "nodes" in what,
+        f"--lora {setup.lora}": "lora" in what,
+        "--load-in-4bit": "load_in_4bit" in what,
+        f"--strategy {setup.strategy.value}": ("strategy" in what and setup.world > 1)
+        or setup.offloads_optimizer,
+        "--grad-ckpt" if setup.grad_ckpt else "--no-grad-ckpt": "grad_ckpt" in what,
+        passes: "micro_batch" in what or setup.accumulation != asked.accumulation,
+    }
+    return " ".join(option for option, is_changed in options.items() if is_changed)
+
+
+def _pace(answer: Estimate) -> Iterator[str]:
+    """Yield time, GPU-hours and rate of the training, if known and if it has the memory."""
+    time, question = answer.time, answer.question
+    if time is None or answer.lacks_memory:
+        return
+    parts = [f"{span(time.whole)} on {_things(question)}"] if time.whole else []
+    parts += [f"{number(answer.gpu_hours)} GPU-hours"] if answer.gpu_hours else []
+    tokens = tokens_per_s(time, question.setup)
+    rate = f"{number(tokens)} tokens/s" if tokens else f"{number(time.samples_s)} samples/s"
+    yield ", ".join([*parts, rate])
+
+
+def _things(question: Question) -> str:
+    return count(question.setup.world, "rank" if question.is_cpu else "GPU")
+
+
+def tokens_per_s(time: Time, setup: Setup) -> float | None:
+    """Return the tokens a second of all ranks; None if samples have no tokens."""
+    return time.samples_s * setup.seq_len if setup.seq_len and setup.model.is_text else None
+
+
+# The estimate
 
 
 def _lines(answer: Estimate, *, explains: bool) -> Iterator[str]:
-    yield from _head(answer.question)
-    yield ""
-    yield from _batch(answer)
-    yield ""
+    yield from (*_head(answer.question), "", *_batch(answer), "")
     if answer.gpu_memory is not None:
-        yield from _memory("memory per GPU", answer.gpu_memory, explains=explains)
-        yield ""
-    yield from _memory("host memory per node", answer.host_memory, explains=explains)
-    yield ""
-    yield from _time(answer)
-    yield from _speedup(answer)
-    yield from _disk(answer)
-    yield _row("loader", _loader(answer))
-    yield from _preset(answer)
+        yield from (*_memory("memory per GPU", answer.gpu_memory, explains=explains), "")
+    yield from (*_memory("host memory per node", answer.host_memory, explains=explains), "")
+    if answer.time is not None:
+        yield from _time(answer, answer.time)
+    yield from (*_speedup(answer), _disk(answer), _loader(answer))
+    if (found := answer.preset) is not None:
+        batch = f"micro-batch {found.micro_batch} x {found.accumulation} accumulation"
+        ckpt = "on" if found.grad_ckpt else "off"
+        yield _row("preset", f"{found.name}: {batch}, precision {found.precision.value},")
+        yield _row("", f"checkpointing {ckpt}: a starting point, not measured")
 
 
 def _head(question: Question) -> Iterator[str]:
     setup, model = question.setup, question.setup.model
-    active = f", {billions(model.active_params)} active" if model.active_params else ""
-    size = f"{billions(model.params)} parameters{active}"
-    facts = [model.name or "unnamed", size, setup.precision]
-    facts += [f"seq {setup.seq_len:,}"] if setup.seq_len else []
-    facts += ["checkpointing on"] if setup.grad_ckpt else []
-    facts += [f"LoRA rank {setup.lora}"] if setup.lora else []
-    facts += ["base in 4 bits"] if setup.load_in_4bit else []
-    yield _row("model", "   ".join(facts))
+    active = f", {_scaled(model.active_params)} active" if model.active_params else ""
+    facts = {
+        model.name or "unnamed": True,
+        f"{_scaled(model.params)} parameters{active}": True,
+        setup.precision: True,
+        f"seq {setup.seq_len:,}": setup.seq_len,
+        "checkpointing on": setup.grad_ckpt,
+        f"LoRA rank {setup.lora}": setup.lora,
+        "base in 4 bits": setup.load_in_4bit,
+    }
+    yield _row("model", "   ".join(text for text, is_so in facts.items() if is_so))
     kind = "CPU" if question.is_cpu else (question.gpu.name if question.gpu else "GPU")
-    things = count(setup.world, "rank" if question.is_cpu else "GPU")
-    cluster = f"{count(setup.nodes, 'node')} x {setup.procs_per_node} {kind} = {things}"
+    cluster = f"{count(setup.nodes, 'node')} x {setup.procs_per_node} {kind} = {_things(question)}"
     yield _row("cluster", f"{cluster}   strategy {setup.strategy.value}")
 
 
 def _batch(answer: Estimate) -> Iterator[str]:
     question, setup = answer.question, answer.question.setup
-    passes = f"{setup.micro_batch} per rank x {setup.accumulation} accumulation"
     ranks = "data-parallel rank" if setup.data_parallel < setup.world else "rank"
-    passes += (
-        f" x {count(setup.data_parallel, ranks)} = {count(f'{setup.effective_batch:,}', 'sample')}"
-    )
     tokens = f" ({setup.effective_batch * setup.seq_len:,} tokens)" if setup.seq_len else ""
-    yield _row("batch", f"{passes} a step{tokens}")
+    yield _row(
+        "batch",
+        f"{setup.micro_batch} per rank x {setup.accumulation} accumulation"
+        f" x {count(setup.data_parallel, ranks)}"
+        f" = {count(f'{setup.effective_batch:,}', 'sample')} a step{tokens}",
+    )
     if line := _steps(answer):
         yield _row("steps", line)
     if answer.steps.total and setup.world > 1:
         length = schedule_steps(answer.steps.total, setup.world)
-        yield _row(
-            "", f"accelerate steps a scheduler once per process: set its length to {length:,}"
-        )
-    if answer.rates is not None:
-        rates, base = answer.rates, f"{question.lr:.3g} at batch {question.base_batch}"
-        chosen = {LrRule.LINEAR: "linear", LrRule.SQRT: "sqrt"}.get(question.lr_rule, "none")
-        yield _row("lr", f"{base} -> {rates.linear:.3g} linear, {rates.sqrt:.3g} sqrt ({chosen})")
+        text = f"accelerate steps a scheduler once per process: set its length to {length:,}"
+        yield _row("", text)
+    if (rates := answer.rates) is not None:
+        base, rule = f"{question.lr:.3g} at batch {question.base_batch}", question.lr_rule.value
+        yield _row("lr", f"{base} -> {rates.linear:.3g} linear, {rates.sqrt:.3g} sqrt ({rule})")
         yield from (_row("", note) for note in rates.notes)
 
 
 def _steps(answer: Estimate) -> str:
     steps, question = answer.steps, answer.question
+    in_all = f"{steps.total:,} in all" if steps.total else ""
     if steps.full_per_epoch is None:
-        return f"{steps.total:,} in all" if steps.total else ""
+        return in_all
     text = f"{question.samples:,} samples / {question.setup.effective_batch:,}"
     text += f" = {steps.full_per_epoch:,} full steps per epoch"
     if steps.accelerate_per_epoch != steps.full_per_epoch:
         text += f" (accelerate runs {steps.accelerate_per_epoch:,})"
-    return text + (f"; {steps.total:,} in all" if steps.total else "")
+    return f"{text}; {in_all}" if in_all else text
 
 
 def _memory(title: str, need: Need, *, explains: bool) -> Iterator[str]:
@@ -156,29 +219,21 @@ def _memory(title: str, need: Need, *, explains: bool) -> Iterator[str]:
         formula = f"   {term.formula}" if explains else ""
         yield f"  {term.name:<28}{gib(term.bytes):>8}{formula}"
     label = "total" if need.margin == 1 else f"total + {100 * (need.margin - 1):.0f} %"
-    yield f"  {label:<28}{gib(need.total_bytes):>8}{_judged(need)}"
+    judged = ""
+    if need.capacity_bytes is not None:
+        verdict = _painted(need.verdict) if need.verdict else "without activations"
+        tight = f": it fits below {100 * need.fits_below:.0f} %" * (need.verdict is Fit.TIGHT)
+        judged = f"   of {gib(need.capacity_bytes)}   {_share(need)}   {verdict}{tight}"
+    yield f"  {label:<28}{gib(need.total_bytes):>8}{judged}"
     if need.band is not None:
         low, high = (gib(share * need.total_bytes) for share in need.band)
         yield f"  {'measured runs took':<28}{low:>8}   to {high}"
 
 
-def _judged(need: Need) -> str:
-    if need.capacity_bytes is None:
-        return ""
-    share = f"{100 * need.total_bytes / need.capacity_bytes:.0f} %"
-    verdict = _painted(need.verdict) if need.verdict else "without activations"
-    if need.verdict is Fit.TIGHT:
-        verdict += f": it fits below {100 * need.fits_below:.0f} %"
-    return f"   of {gib(need.capacity_bytes)}   {share}   {verdict}"
-
-
-def _time(answer: Estimate) -> Iterator[str]:
-    time, question = answer.time, answer.question
-    if time is None:
-        return
-    parts = [f"{span(time.step)} a step"]
-    parts += [f"{span(time.epoch)} an epoch"] if time.epoch else []
-    parts += [f"{span(time.whole)} in all"] if time.whole else []
+def _time(answer: Estimate, time: Time) -> Iterator[str]:
+    question = answer.question
+    spans = {"a step": time.step, "an epoch": time.epoch, "in all": time.whole}
+    parts = [f"{span(each)} {what}" for what, each in spans.items() if each]
     yield _row("time", f"{', '.join(parts)} ({_basis(time, question)})")
     tokens = tokens_per_s(time, question.setup)
     both = f", {number(tokens)} tokens/s" if tokens else ""
@@ -190,7 +245,7 @@ def _time(answer: Estimate) -> Iterator[str]:
     if answer.cost is not None:
         yield _row("cost", f"{answer.cost:,.2f} for {number(answer.gpu_hours or 0)} GPU-hours")
     if time.segments is not None and question.limit_s is not None:
-        yield _row("", _segments(answer, time.segments, question.limit_s))
+        yield _row("", _segments(answer, time.segments, clock(question.limit_s)))
 
 
 def _parts(cost: Cost | None) -> Iterator[str]:
@@ -212,6 +267,15 @@ def _basis(time: Time, question: Question) -> str:
     return f"{reached}: passes this small reach {100 * time.filled:.0f} % of {question.mfu:g}"
 
 
+def _segments(answer: Estimate, segments: int, limit: str) -> str:
+    if segments == 1:
+        return f"fits into one job of {limit}"
+    if answer.never_ends:
+        no = _painted(Fit.NO)
+        return f"longer than one job of {limit}, and saves nothing (--save-every)   {no}"
+    return f"{segments} jobs of {limit}: clusterrun submit --chain {segments}"
+
+
 def _speedup(answer: Estimate) -> Iterator[str]:
     found = answer.speedup
     if found is None or answer.lacks_memory:
@@ -226,44 +290,34 @@ def _speedup(answer: Estimate) -> Iterator[str]:
         yield _row("speed-up", f"{band}: a rule of thumb; measure yours with clusterrun scaling")
 
 
-def _segments(answer: Estimate, segments: int, limit_s: int) -> str:
-    if segments == 1:
-        return f"fits into one job of {clock(limit_s)}"
-    if answer.never_ends:
-        no = _painted(Fit.NO)
-        return f"longer than one job of {clock(limit_s)}, and saves nothing (--save-every)   {no}"
-    return f"{segments} jobs of {clock(limit_s)}: clusterrun submit --chain {segments}"
-
-
-def _disk(answer: Estimate) -> Iterator[str]:
+def _disk(answer: Estimate) -> str:
     need, question = answer.disk, answer.question
-    one, best = checkpoint_bytes(question.setup), question.keep_best
-    sums = f"keep {question.keep} + 1 in flight"
-    sums += f" + weights of the best {best}" if best else ""
-    sums += f" = {gigabytes(need.total_bytes)}"
+    best = f" + weights of the best {question.keep_best}" if question.keep_best else ""
+    sums = f"keep {question.keep} + 1 in flight{best} = {gigabytes(need.total_bytes)}"
     free = f" of {gigabytes(need.capacity_bytes)} free" if need.capacity_bytes else ""
     verdict = f"   {_painted(need.verdict)}" if need.verdict is not None else ""
     if question.save_every and need.verdict is None:
         verdict = "   not checked: the job writes elsewhere"
-    yield _row("disk", f"{gigabytes(one)} per checkpoint, {sums}{free}{verdict}")
+    one = gigabytes(checkpoint_bytes(question.setup))
+    return _row("disk", f"{one} per checkpoint, {sums}{free}{verdict}")
 
 
 def _loader(answer: Estimate) -> str:
     loader = answer.loader
-    pinned = "true" if loader.pin_memory else "false"
     workers = "" if loader.num_workers is None else f"num_workers {loader.num_workers}, "
-    return f"{workers}pin_memory {pinned}: {loader.why}"
+    return _row("loader", f"{workers}pin_memory {str(loader.pin_memory).lower()}: {loader.why}")
 
 
-def _preset(answer: Estimate) -> Iterator[str]:
-    """Yield settings to start with, if no batch size was given."""
-    found = answer.preset
-    if found is None:
-        return
-    batch = f"micro-batch {found.micro_batch} x {found.accumulation} accumulation"
-    ckpt = "on" if found.grad_ckpt else "off"
-    yield _row("preset", f"{found.name}: {batch}, precision {found.precision.value},")
-    yield _row("", f"checkpointing {ckpt}: a starting point, not measured")
+def _legend(answer: Estimate) -> Iterator[str]:
+    """Yield the symbols of the formulas that are shown, with their values."""
+    needs = (answer.gpu_memory, answer.host_memory, answer.disk)
+    formulas = " ".join(term.formula for need in needs if need for term in need.terms)
+    used = set(re.findall(r"[A-Za-z]\w*", formulas))
+    values = values_of_symbols(answer.question.setup)
+    yield ""
+    for symbol, meaning in SYMBOLS.items():
+        if symbol in used:
+            yield f"  {symbol:<6}{values[symbol]:>16,.10g}  {meaning}"
 
 
 # Neighbours and choices
@@ -271,60 +325,55 @@ def _preset(answer: Estimate) -> Iterator[str]:
 
 def _in_short(answer: Estimate) -> str:
     need = answer.gpu_memory or answer.host_memory
-    share = f"{100 * need.total_bytes / need.capacity_bytes:.0f} %" if need.capacity_bytes else ""
     verdict = f" {_painted(need.verdict)}" if need.verdict else ""
     what = f"micro-batch {answer.question.setup.micro_batch}"
-    return f"{what}: {gib(need.total_bytes)} GiB ({share}){verdict}"
+    return f"{what}: {gib(need.total_bytes)} GiB ({_share(need)}){verdict}"
 
 
-def _show_gpus(found: Sequence[Estimate]) -> None:
-    """Print the cards with memory, cost and the time of the training, or of a step."""
-    is_priced = any(each.cost is not None for each in found)
-    span = "IN ALL" if found[-1].time and found[-1].time.whole else "A STEP"
-    head = ("GPU", "PRECISION", "GPU GiB", "OF", "SHARE", "HOST", span, "SAMPLES/s")
-    head += (*(("COST",) if is_priced else ()), "VERDICT")
-    rows = [_gpu_cells(each, is_priced=is_priced) for each in found]
-    output.answer_table(head, rows, spare=("SAMPLES/s", "HOST", "OF"))
+def _table(rows: Sequence[dict[str, str]], spare: tuple[str, ...]) -> None:
+    """Print rows by the names of their columns; a column that all rows leave empty is left out."""
+    head = [name for name in rows[0] if any(row[name] for row in rows)]
+    cells = [tuple(row[name] or "-" for name in head) for row in rows]
+    output.answer_table(tuple(head), cells, spare=spare)
 
 
-def _gpu_cells(found: Estimate, *, is_priced: bool) -> tuple[str, ...]:
+def _gpu_row(found: Estimate) -> dict[str, str]:
+    """Describe a card with memory, cost and the time of the training, or of a step."""
     question, need, time = found.question, found.gpu_memory, found.time
     assert need is not None  # only GPUs are compared
-    held = need.capacity_bytes
-    sizes = (gib(held), f"{100 * need.total_bytes / held:.0f} %") if held else ("-", "-")
-    host = found.host_memory.verdict
-    return (
-        question.gpu.name if question.gpu else "-",
-        question.setup.precision,
-        gib(need.total_bytes),
-        *sizes,
-        host.value if host else "-",
-        *((span(time.whole or time.step), number(time.samples_s)) if time else ("-", "-")),
-        *(("-" if found.cost is None else f"{found.cost:,.2f}",) if is_priced else ()),
-        need.verdict.value if need.verdict else "-",
-    )
+    host, held = found.host_memory.verdict, need.capacity_bytes
+    return {
+        "GPU": question.gpu.name if question.gpu else "-",
+        "PRECISION": question.setup.precision,
+        "GPU GiB": gib(need.total_bytes),
+        "OF": gib(held) if held else "-",
+        "SHARE": _share(need) or "-",
+        "HOST": host.value if host else "-",
+        "IN ALL": span(time.whole) if time and time.whole else "",
+        "A STEP": span(time.step) if time and not time.whole else "",
+        "SAMPLES/s": number(time.samples_s) if time else "-",
+        "COST": "" if found.cost is None else f"{found.cost:,.2f}",
+        "VERDICT": need.verdict.value if need.verdict else "-",
+    }
 
 
-def _show_table(found: Iterable[Estimate]) -> None:
-    head = ("STRATEGY", "NODES", "MICRO-BATCH", "SEQ", "BATCH", "GPU GiB", "HOST GiB", "VERDICT")
-    output.answer_table(head, [_cells(each) for each in found], spare=("SEQ", "BATCH"))
-
-
-def _cells(found: Estimate) -> tuple[str, ...]:
+def _setup_row(found: Estimate) -> dict[str, str]:
     setup = found.question.setup
-    gpu = gib(found.gpu_memory.total_bytes) if found.gpu_memory else "-"
-    verdict = found.verdict.value if found.verdict else "-"
-    shape = (setup.strategy.value, setup.nodes, setup.micro_batch, setup.seq_len or "-")
-    sizes = (f"{setup.effective_batch:,}", gpu, gib(found.host_memory.total_bytes), verdict)
-    return (*map(str, shape), *sizes)
+    return {
+        "STRATEGY": setup.strategy.value,
+        "NODES": str(setup.nodes),
+        "MICRO-BATCH": str(setup.micro_batch),
+        "SEQ": str(setup.seq_len or "-"),
+        "BATCH": f"{setup.effective_batch:,}",
+        "GPU GiB": gib(found.gpu_memory.total_bytes) if found.gpu_memory else "-",
+        "HOST GiB": gib(found.host_memory.total_bytes),
+        "VERDICT": found.verdict.value if found.verdict else "-",
+    }
 
 
 def show_choices(choices: Sequence[Choice], question: Question) -> None:
     """Print the best setup of each strategy, the fastest first, and how to use the first."""
-    best = choices[0].step_s
-    rows = [_choice_cells(choice, best, question) for choice in choices]
-    head = ("STRATEGY", "MICRO-BATCH", "ACCUMULATION", "CHECKPOINTING", "GPU", "HOST GiB", "TIME")
-    output.answer_table((*head, "VERDICT"), rows, spare=("HOST GiB",))
+    _table([_choice_row(each, choices[0], question) for each in choices], spare=("HOST GiB",))
     output.answer("")
     output.answer(f"details: clusterrun plan ... {as_options(choices[0].setup)}")
     output.answer(
@@ -337,26 +386,26 @@ def show_choices(choices: Sequence[Choice], question: Question) -> None:
         output.note(assumption(question.links(question.gpu)))
 
 
-def _choice_cells(choice: Choice, best_s: float, question: Question) -> tuple[str, ...]:
+def _choice_row(choice: Choice, best: Choice, question: Question) -> dict[str, str]:
     setup = choice.setup
     share = choice.gpu_bytes / (question.gpu_bytes or choice.gpu_bytes)
-    return (
-        setup.strategy.value,
-        str(setup.micro_batch),
-        str(setup.accumulation),
-        "on" if setup.grad_ckpt else "off",
-        f"{gib(choice.gpu_bytes)} GiB ({100 * share:.0f} %)",
-        gib(choice.host_bytes),
-        f"x{choice.step_s / best_s:.2f}",
-        choice.verdict.value,
-    )
+    return {
+        "STRATEGY": setup.strategy.value,
+        "MICRO-BATCH": str(setup.micro_batch),
+        "ACCUMULATION": str(setup.accumulation),
+        "CHECKPOINTING": "on" if setup.grad_ckpt else "off",
+        "GPU": f"{gib(choice.gpu_bytes)} GiB ({100 * share:.0f} %)",
+        "HOST GiB": gib(choice.host_bytes),
+        "TIME": f"x{choice.step_s / best.step_s:.2f}",
+        "VERDICT": choice.verdict.value,
+    }
 
 
 def nothing_fits(least: Choice, question: Question) -> str:
     """Return the warning that nothing fits, with the setup that needs the least GPU memory."""
-    gpu, host = question.gpu_bytes, question.host_bytes
-    of_gpu = f" (of {gib(gpu)})" if gpu else ""
-    of_host = f" (of {gib(host)})" if host else ""
+    of_gpu, of_host = (
+        f" (of {gib(size)})" if size else "" for size in (question.gpu_bytes, question.host_bytes)
+    )
     less = "use more nodes" if least.setup.lora else "use more nodes, or train adapters (--lora)"
     return (
         f"nothing fits: {as_options(least.setup)} needs {gib(least.gpu_bytes)} GiB per "
@@ -364,7 +413,7 @@ def nothing_fits(least: Choice, question: Question) -> str:
     )
 
 
-# Numbers
+# Words and numbers
 
 
 def _row(label: str, text: str) -> str:
@@ -373,3 +422,43 @@ def _row(label: str, text: str) -> str:
 
 def _painted(verdict: Fit) -> str:
     return click.style(verdict.value.upper(), fg=_COLOURS[verdict], bold=True)
+
+
+def _share(need: Need) -> str:
+    return f"{100 * need.total_bytes / need.capacity_bytes:.0f} %" if need.capacity_bytes else ""
+
+
+def gib(size: float) -> str:
+    """Write bytes as GiB, with one decimal or, below 1 GiB, two."""
+    return f"{size / GIB:,.2f}" if size < GIB else f"{size / GIB:,.1f}"
+
+
+def number(value: float) -> str:
+    """Write a number with three digits, or whole."""
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def gigabytes(size: float) -> str:
+    """Write bytes in the decimal units of disks."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size / 1e3:.3g} kB"
+
+
+def _scaled(value: int) -> str:
+    """Write a number of parameters."""
+    for unit, factor in ((" B", 1e9), (" M", 1e6), (" k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.2f}{unit}"
+    return str(value)
+
+
+def span(duration: Duration) -> str:
+    """Write the middle of a duration in seconds, minutes, hours or days."""
+    seconds = duration.mid_s
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86400:.1f} d"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from clusterrun.advice.scaling import SCHEMA, to_object
+from clusterrun.advice.measured import SCHEMA, to_object
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.help import under
 from clusterrun.cli.shared.job_text import failure_text, say_released
@@ -20,7 +20,7 @@ from clusterrun.cli.shared.options import (
     yes_option,
 )
 from clusterrun.errors import Exit, UsageError
-from clusterrun.estimates.scaling import Scaling
+from clusterrun.estimates.speed import Scaling
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.render import Prepared

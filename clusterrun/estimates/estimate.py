@@ -10,17 +10,12 @@ from clusterrun.config.choices import LrRule
 from clusterrun.config.spec import Network
 from clusterrun.estimates import (
     activations,
-    cost,
-    disk,
-    loader,
     memory,
     parts,
     presets,
     speed,
     steps,
 )
-from clusterrun.estimates import learning_rate as rates
-from clusterrun.estimates.cost import Cost
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import (
     FITS_BELOW,
@@ -31,12 +26,9 @@ from clusterrun.estimates.inputs import (
     total,
     verdict_of,
 )
-from clusterrun.estimates.learning_rate import Rates
-from clusterrun.estimates.links import Links, links_of
-from clusterrun.estimates.loader import Loader
-from clusterrun.estimates.presets import Preset
-from clusterrun.estimates.scaling import Scaling
-from clusterrun.estimates.speed import Duration, Speedup
+from clusterrun.estimates.presets import Loader, Preset
+from clusterrun.estimates.speed import Cost, Duration, Links, Scaling, Speedup, links_of
+from clusterrun.estimates.steps import Rates
 
 FRAGMENTATION: Final = 1.05  # memory that torch's allocator can't reuse
 KEEP: Final = 2
@@ -225,7 +217,7 @@ def estimate(question: Question) -> Estimate:
         rates=_rates(question),
         time=_time(question, counted),
         speedup=measured_speedup(question) or usual_speedup(question),
-        loader=loader.advice(
+        loader=presets.advice(
             question.cpus_per_rank or 0, question.host_bytes or 0, is_cpu=question.is_cpu
         ),
         preset=_preset(question),
@@ -292,12 +284,12 @@ def disk_need(question: Question) -> Need:
     whole = tuple(
         replace(
             term,
-            bytes=disk.run_bytes(term.bytes, question.keep),
+            bytes=memory.run_bytes(term.bytes, question.keep),
             formula=f"{question.keep + 1} x ({term.formula})",
         )
-        for term in disk.checkpoint_terms(question.setup)
+        for term in memory.checkpoint_terms(question.setup)
     )
-    best = disk.best_terms(question.setup, question.keep_best)
+    best = memory.best_terms(question.setup, question.keep_best)
     return Need(terms=(*whole, *best), capacity_bytes=question.disk_bytes)
 
 
@@ -324,7 +316,7 @@ def _rates(question: Question) -> Rates | None:
     if question.lr is None or question.base_batch is None:
         return None
     setup = question.setup
-    return rates.scaled(
+    return steps.scaled(
         question.lr, question.base_batch, setup.effective_batch, optimizer=setup.optimizer
     )
 
@@ -336,7 +328,7 @@ def step_duration(question: Question) -> Duration | None:
     gpu = _timed_gpu(question)
     if gpu is None:
         return None
-    return cost.step_time(question.setup, gpu, question.links(gpu), mfu=question.mfu)
+    return speed.step_time(question.setup, gpu, question.links(gpu), mfu=question.mfu)
 
 
 def _timed_gpu(question: Question) -> Gpu | None:
@@ -367,7 +359,7 @@ def _time(question: Question, counted: Steps) -> Time | None:
 
 
 def _cost(question: Question, gpu: Gpu) -> Cost:
-    return cost.step_cost(question.setup, gpu, question.links(gpu), mfu=question.mfu)
+    return speed.step_cost(question.setup, gpu, question.links(gpu), mfu=question.mfu)
 
 
 def _preset(question: Question) -> Preset | None:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from clusterrun.config.spec import Network
 from clusterrun.errors import UsageError
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Model, Setup
+from clusterrun.estimates.parts import part_of_gpu
 from clusterrun.estimates.states import trainable_params
 
 MFU: Final = 0.40  # of the peak in passes that fill the GPU; assumed unless a step was measured
@@ -192,3 +194,217 @@ def segments(seconds: float, limit_s: int) -> int:
     (1, 2)
     """
     return math.ceil(seconds * 11 / (limit_s * 10))
+
+
+# Assumed shares of the nominal speed in one direction. Published bus bandwidths of nccl-tests are
+# close: 230 to 250 GB/s on 8 A100 (of 300), 35 to 45 on 8 H100-PCIe (of 63). See
+# docs/plan-accuracy.md.
+NVLINK_REACHED: Final = 0.8
+PCIE_REACHED: Final = 0.5
+FABRIC_REACHED: Final = 0.9
+ONE_CARD: Final = 100e9  # bits a second of a node whose GPUs have no network cards of their own
+SOCKETS: Final = 25e9  # of a node, over TCP: assumed
+EFA_BEFORE_HOPPER: Final = 50e9  # of a GPU: AWS p4d.24xlarge, 400 Gb/s for 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The real speeds in one direction, in bytes a second.
+
+    `within_node` is that of a GPU to the others of its node, `between_nodes` that of a node to
+    other nodes, `to_host` that of a GPU to the host's memory.
+    """
+
+    within_node: float
+    between_nodes: float
+    to_host: float
+
+    def __str__(self) -> str:
+        """Return the speeds in GB/s."""
+        within, between, host = (
+            f"{x / 1e9:.3g} GB/s" for x in (self.within_node, self.between_nodes, self.to_host)
+        )
+        return f"{within} within a node, {between} between nodes, {host} to the host"
+
+
+def links_of(
+    gpu: Gpu,
+    procs_per_node: int,
+    *,
+    network: Network = Network.AUTO,
+    within_node: float | None = None,
+    between_nodes: float | None = None,
+) -> Links:
+    """Return the links of a node with `procs_per_node` GPUs; speeds that are given take precedence.
+
+    >>> from clusterrun.estimates.gpus import find
+    >>> print(links_of(find("h100-80g"), 8))
+    360 GB/s within a node, 360 GB/s between nodes, 31.5 GB/s to the host
+    >>> print(links_of(find("rtx4090"), 4, network=Network.ETHERNET))
+    15.8 GB/s within a node, 2.81 GB/s between nodes, 15.8 GB/s to the host
+    """
+    fabric = FABRIC_REACHED * _node_bits(gpu, procs_per_node, network) / 8
+    return Links(
+        within_node=within_node
+        or (NVLINK_REACHED * gpu.nvlink / 2 if gpu.nvlink else PCIE_REACHED * gpu.pcie),
+        between_nodes=between_nodes or fabric,
+        to_host=PCIE_REACHED * gpu.pcie,
+    )
+
+
+def _node_bits(gpu: Gpu, procs_per_node: int, network: Network) -> float:
+    if network is Network.ETHERNET:
+        return SOCKETS
+    of_gpu = gpu.fabric
+    if network is Network.EFA and gpu.compute_capability < (9, 0):
+        of_gpu = min(of_gpu, EFA_BEFORE_HOPPER)
+    return procs_per_node * of_gpu or ONE_CARD
+
+
+FP32: Final = 4
+EXPOSED: Final = 0.1  # of work or traffic, whichever is less
+# Parameters a second that the CPUs of a node update, with norm, clipping and casts: from the
+# 8 x A800 table in docs/plan.md, where offload adds 17 to 20 s for 6.7 billion.
+HOST_STEPS: Final = 0.42e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The parts of a step in seconds; the host's work overlaps with nothing."""
+
+    compute_s: float
+    network_s: float
+    host_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Return how long the step takes."""
+        shorter, longer = sorted((self.compute_s, self.network_s))
+        return longer + EXPOSED * shorter + self.host_s
+
+
+def step_cost(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Cost:
+    """Estimate an optimizer step. Raises UsageError for an impossible MFU."""
+    return Cost(
+        compute_s=setup.accumulation * pass_seconds(setup, gpu, mfu),
+        network_s=_network_seconds(part_of_gpu(setup), links),
+        host_s=_host_seconds(setup, links),
+    )
+
+
+def step_time(setup: Setup, gpu: Gpu, links: Links, *, mfu: float = MFU) -> Duration:
+    """Estimate how long an optimizer step takes, by an MFU and the band around it."""
+    usual = step_cost(setup, gpu, links, mfu=mfu).total_s
+    unlucky, lucky = (
+        step_cost(setup, gpu, links, mfu=min(1.0, share * mfu)).total_s for share in MFU_BAND
+    )
+    return Duration(low_s=lucky, mid_s=usual, high_s=unlucky, basis="mfu")
+
+
+def assumption(links: Links) -> str:
+    """Return the assumptions behind a ranking of strategies."""
+    return (
+        f"ranked by work and by traffic at {links}; the shorter overlaps with the longer, except "
+        f"for a tenth; a node's CPUs update {HOST_STEPS / 1e9:g} billion parameters a second"
+    )
+
+
+def _network_seconds(setup: Setup, links: Links) -> float:
+    between = links.within_node if setup.nodes == 1 else min(links.within_node, links.between_nodes)
+    if setup.strategy.is_fsdp and setup.replicas > 1:
+        # Replicas communicate between nodes, in a ring per local rank; shards within if they fit.
+        is_within = setup.shards * setup.parallel.tensor <= setup.procs_per_node
+        replicated = 2 * FP32 * trainable_params(setup) / between
+        return _sent_bytes(setup) / (links.within_node if is_within else between) + replicated
+    # One ring over all ranks enters each node once, over all of its network cards.
+    return _sent_bytes(setup) / between
+
+
+def _sent_bytes(setup: Setup) -> float:
+    """Return the bytes that a GPU sends and receives in one optimizer step."""
+    if max(setup.shards, setup.data_parallel) == 1:
+        return 0.0
+    half, trainable = setup.number_bytes, trainable_params(setup)
+    weights = 2 * half * setup.model.params * setup.accumulation
+    if setup.strategy.is_fsdp:  # accelerate adds the passes up before FSDP reduces
+        return weights + half * trainable
+    gradient = half if setup.strategy.is_deepspeed else FP32
+    if setup.strategy.stage == 3:
+        return weights + setup.accumulation * gradient * trainable
+    reduces = setup.accumulation if setup.strategy.stage == 2 else 1
+    return (reduces * gradient + gradient) * trainable
+
+
+def _host_seconds(setup: Setup, links: Links) -> float:
+    """Return the seconds of the optimizer's step on the host and of the transfers for it."""
+    if not setup.offloads_optimizer:
+        return 0.0
+    half, trainable = setup.number_bytes, trainable_params(setup)
+    carried = 2 * half * trainable / setup.shards
+    if setup.strategy.is_deepspeed:  # it adds the passes up on the host
+        carried += 2 * FP32 * (setup.accumulation - 1) * trainable / setup.shards
+    if setup.offloads_params:
+        carried += 2 * half * setup.accumulation * setup.model.params / setup.shards
+    return carried / links.to_host + trainable / setup.nodes / HOST_STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One measured world: `step_s` is the median time of a step, over `steps` steps."""
+
+    nodes: int
+    ranks: int
+    step_s: float
+    steps: int
+    job_id: str
+    run_dir: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """The gain of a world over the smallest one.
+
+    >>> gain = Gain(speedup=6.6, efficiency=6.6 / 8)
+    >>> round(gain.communication, 3)
+    0.175
+    """
+
+    speedup: float
+    efficiency: float
+
+    @property
+    def communication(self) -> float:
+        """Return the share of time lost to communication and waiting for the slowest rank."""
+        return max(0.0, 1 - self.efficiency)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Measured worlds of one script that differ in nodes only, the smallest first.
+
+    `is_fixed_batch`: a step has the same number of samples in every world; otherwise each rank
+    keeps its batch. `measured_at` is local time in ISO 8601.
+    """
+
+    script: str
+    strategy: str
+    is_cpu: bool
+    procs_per_node: int
+    is_fixed_batch: bool
+    measured_at: str
+    points: tuple[Point, ...]
+
+    def gain(self, point: Point) -> Gain:
+        """Compare a world with the smallest one."""
+        base = self.points[0]
+        speedup = self._rate(point) / self._rate(base)
+        return Gain(speedup=speedup, efficiency=speedup * base.ranks / point.ranks)
+
+    def is_of(self, setup: Setup, *, is_cpu: bool) -> bool:
+        """Return whether it applies to a setup on any number of nodes; False if it is divided."""
+        asked = (setup.strategy.value, setup.procs_per_node * setup.parallel.model, is_cpu)
+        return asked == (self.strategy, self.procs_per_node, self.is_cpu)
+
+    def _rate(self, point: Point) -> float:
+        """Return samples a second, in units of a rank's batch, or of the fixed batch."""
+        return (1 if self.is_fixed_batch else point.ranks) / point.step_s

@@ -19,7 +19,6 @@ from clusterrun.launch.facts import Facts, is_older
 from clusterrun.launch.hosts import check_hosts, host_settings
 from clusterrun.launch.inputs import check_environments, input_notes
 from clusterrun.launch.interruption_policy import on_interrupt, survives_lost_nodes, warning_s
-from clusterrun.launch.own_world import notes_on_file, take_world
 from clusterrun.launch.parallel import (
     check_attention,
     check_versions,
@@ -31,7 +30,13 @@ from clusterrun.launch.passed_on import SBATCH, SRUN, as_one_word, check_options
 from clusterrun.launch.plan import Directive, Plan, Precision
 from clusterrun.launch.sbatch_header import cpus_per_task, directives, srun_options
 from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argument
-from clusterrun.launch.user_files import ANY_PRECISION, OwnFiles, read_own_files
+from clusterrun.launch.user_files import (
+    ANY_PRECISION,
+    OwnFiles,
+    notes_on_file,
+    read_own_files,
+    take_world,
+)
 from clusterrun.launch.world_shape import World, check_step_gpus, decide_world, take_gpus
 
 LARGE_JOB_NODES = 64  # above it the ranks' logs are capped: all nodes share one file system

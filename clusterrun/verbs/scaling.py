@@ -10,14 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from clusterrun.advice.measured import Measured, measure
-from clusterrun.advice.scaling import script_of, store
+from clusterrun.advice.measured import Measured, measure, script_of, store
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus
 from clusterrun.config import Given, Resolved
 from clusterrun.config.spec import Device, OnInterrupt, Strategy
 from clusterrun.errors import ClusterrunError, UsageError
-from clusterrun.estimates.scaling import Point, Scaling
+from clusterrun.estimates.speed import Point, Scaling
 from clusterrun.launch.make import job_name
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunsDir

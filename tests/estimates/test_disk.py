@@ -8,9 +8,8 @@ import pytest
 
 from clusterrun.config.choices import Optimizer
 from clusterrun.config.spec import Strategy
-from clusterrun.estimates.disk import best_terms, checkpoint_terms, run_bytes
 from clusterrun.estimates.inputs import Model, Setup, total
-from clusterrun.estimates.memory import trainable_params
+from clusterrun.estimates.memory import best_terms, checkpoint_terms, run_bytes, trainable_params
 
 MODEL = Model(
     name="toy", params=1_000_000_000, hidden=2048, layers=16, heads=16, kv_heads=16, ffn=8192

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from clusterrun.config.spec import Strategy
-from clusterrun.estimates.disk import checkpoint_terms
 from clusterrun.estimates.inputs import Model, Setup, total
+from clusterrun.estimates.memory import checkpoint_terms
 from tests.examples.worlds import SCRIPT, command
 from tests.patience import patience
 

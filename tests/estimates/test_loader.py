@@ -6,15 +6,15 @@ import doctest
 
 import pytest
 
-from clusterrun.estimates import loader
-from clusterrun.estimates.loader import Loader, advice
+from clusterrun.estimates import presets
+from clusterrun.estimates.presets import Loader, advice
 
 GIB = 1 << 30
 
 
 def test_documented_examples_hold() -> None:
-    assert doctest.testmod(loader).failed == 0
-    assert doctest.testmod(loader).attempted > 0
+    assert doctest.testmod(presets).failed == 0
+    assert doctest.testmod(presets).attempted > 0
 
 
 @pytest.mark.parametrize(("cpus", "workers"), [(1, 1), (3, 3), (4, 4), (64, 4)])

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import Strategy
 from clusterrun.estimates import activations, memory, parts
-from clusterrun.estimates.cost import step_cost
 from clusterrun.estimates.estimate import Question, estimate
 from clusterrun.estimates.gpus import find
 from clusterrun.estimates.inputs import Model, Setup
-from clusterrun.estimates.links import Links
 from clusterrun.estimates.models import BUILT_IN
-from clusterrun.estimates.speed import pass_seconds
+from clusterrun.estimates.speed import Links, pass_seconds, step_cost
 
 LLAMA = BUILT_IN["llama-3.1-8b"]
 OUTSIDE = LLAMA.params - LLAMA.layers * LLAMA.block

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from clusterrun.config.spec import Strategy
-from clusterrun.estimates import scaling
+from clusterrun.estimates import speed
 from clusterrun.estimates.estimate import Question, measured_speedup, usual_speedup
 from clusterrun.estimates.inputs import Setup
 from clusterrun.estimates.models import from_numbers
-from clusterrun.estimates.scaling import Point, Scaling
+from clusterrun.estimates.speed import Point, Scaling
 
 
 def point(nodes: int, step_s: float) -> Point:
@@ -36,8 +36,8 @@ ASKED = Question(setup=SETUP, scaling=FOUND)
 
 
 def test_documented_examples_hold() -> None:
-    assert doctest.testmod(scaling).failed == 0
-    assert doctest.testmod(scaling).attempted > 0
+    assert doctest.testmod(speed).failed == 0
+    assert doctest.testmod(speed).attempted > 0
 
 
 def test_ranks_that_keep_their_batch_gain_by_samples_a_second() -> None:

@@ -13,26 +13,29 @@ from hypothesis import strategies as st
 
 from clusterrun.config.spec import Network, Strategy
 from clusterrun.errors import UsageError
-from clusterrun.estimates import links, speed
-from clusterrun.estimates.cost import EXPOSED, step_cost, step_time
+from clusterrun.estimates import speed
 from clusterrun.estimates.gpus import ALL, Gpu, find
 from clusterrun.estimates.inputs import Model, Setup
-from clusterrun.estimates.links import Links, links_of
 from clusterrun.estimates.models import BUILT_IN, from_numbers
 from clusterrun.estimates.speed import (
+    EXPOSED,
     KERNELS,
     LORA_KERNELS,
     MFU,
     SCALING,
     Duration,
+    Links,
     Speedup,
     filled,
     flops_per_token,
+    links_of,
     measured_time,
     pass_seconds,
     peak_flops,
     segments,
     speedup,
+    step_cost,
+    step_time,
 )
 from tests.estimates.saved import launches_of_a_pass
 
@@ -55,7 +58,7 @@ def timed(setup: Setup, gpu: Gpu, *, mfu: float = MFU) -> Duration:
     return step_time(setup, gpu, links_of(gpu, setup.procs_per_node), mfu=mfu)
 
 
-@pytest.mark.parametrize("module", [speed, links])
+@pytest.mark.parametrize("module", [speed])
 def test_documented_examples_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
     assert doctest.testmod(module).attempted > 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clusterrun.config import load_spec
 from clusterrun.config.choices import Optimizer
-from clusterrun.estimates import learning_rate, steps
+from clusterrun.estimates import steps
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
@@ -61,7 +61,7 @@ def test_a_step_has_the_same_samples_however_they_are_divided(
 
 
 def test_rates_are_those_of_the_guide_and_of_the_plan() -> None:
-    plan = learning_rate.scaled(1.25e-6, 4, 16, optimizer=Optimizer.SGD)
+    plan = steps.scaled(1.25e-6, 4, 16, optimizer=Optimizer.SGD)
     assert scaling.scaled_rate(1.25e-6, 4, 16, "linear") == plan.linear == pytest.approx(5.0e-6)
     assert scaling.scaled_rate(1.25e-6, 4, 16, "sqrt") == plan.sqrt == pytest.approx(2.5e-6)
     assert scaling.scaled_rate(1.25e-6, 4, 16, "none") == 1.25e-6

@@ -18,7 +18,7 @@ import pytest
 
 from clusterrun.config import load_spec
 from clusterrun.estimates import presets as planned
-from clusterrun.estimates.loader import advice
+from clusterrun.estimates.presets import advice
 from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests.examples.guides import commands, load
 from tests.examples.worlds import EXAMPLES, IN_A_RUN, train

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.config.choices import Device
-from clusterrun.launch.nccl import spellings
+from clusterrun.launch.environment import spellings
 from clusterrun.launch.plan import LOOPBACK, Precision
 from clusterrun.node.agent.portable import restored
 from clusterrun.node.base.cpus import openmp
