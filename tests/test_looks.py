@@ -8,7 +8,7 @@ import pytest
 
 from clusterrun.cli.diagnose_look import _lines
 from clusterrun.errors import ClusterrunError
-from clusterrun.rundir.looks import answer_path, requests
+from clusterrun.rundir.request import answer_path, requests
 from clusterrun.shared.files import read_json
 from clusterrun.verbs import hangs
 

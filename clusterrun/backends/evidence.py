@@ -11,9 +11,8 @@ from typing import Any
 
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.node.recovery.printed import last_word
-from clusterrun.rundir.end import End
 from clusterrun.rundir.events import Event, EventType, read_ends
-from clusterrun.rundir.outcome import Cause, Outcome
+from clusterrun.rundir.outcome import Cause, End, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.startup import ENDED_BY, Phase
 from clusterrun.rundir.world import read_world

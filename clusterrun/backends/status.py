@@ -17,8 +17,7 @@ from clusterrun.backends.slurm.outlook import Outlook
 from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
-from clusterrun.rundir.end import End, read_end
-from clusterrun.rundir.outcome import Cause, Next, Outcome
+from clusterrun.rundir.outcome import Cause, End, Next, Outcome, read_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord, continued_by
 from clusterrun.rundir.request import Reason, read_request

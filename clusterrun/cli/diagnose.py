@@ -16,8 +16,7 @@ import click
 from clusterrun.cli.diagnose_look import show_look
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import Row, block, labelled
-from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced
-from clusterrun.cli.shared.times import timestamp
+from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced, timestamp
 from clusterrun.diagnosis.scan import FoundSign
 from clusterrun.diagnosis.weigh import Verdict
 from clusterrun.errors import Exit, JobNotFoundError, UsageError

@@ -11,9 +11,14 @@ from clusterrun.backends.evidence import ProgressSource
 from clusterrun.backends.status import JobStatus, with_last_step
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_json import job_object
-from clusterrun.cli.shared.job_text import brief, failure_lines, verdict_line, where_or_why
+from clusterrun.cli.shared.job_text import (
+    brief,
+    failure_lines,
+    local_time,
+    verdict_line,
+    where_or_why,
+)
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
-from clusterrun.cli.shared.times import local_time
 from clusterrun.config.keys import nearest
 from clusterrun.errors import ClusterrunError, NotAdoptedError, UsageError, describe
 from clusterrun.shared.durations import clock

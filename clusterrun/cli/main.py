@@ -83,7 +83,7 @@ VERBS: Final[dict[str, Verb]] = {
 }
 
 
-_HIDDEN: Final = {"await-end": "clusterrun.cli.await_end"}  # for another machine's clusterrun
+_HIDDEN: Final = {"await-end": "clusterrun.cli.shared.waiting"}  # for another machine's clusterrun
 
 
 class LazyGroup(click.Group):

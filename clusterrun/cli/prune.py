@@ -17,8 +17,7 @@ from clusterrun.backends.base import Backend
 from clusterrun.backends.slurm.query import is_known
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.job_text import locate_announced
-from clusterrun.cli.shared.times import local_time
+from clusterrun.cli.shared.job_text import local_time, locate_announced
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.health.machine import gib
 from clusterrun.rundir.create import remove_old

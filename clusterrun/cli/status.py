@@ -16,10 +16,16 @@ from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import closing_rows, labelled
 from clusterrun.cli.shared.job_json import job_object
 from clusterrun.cli.shared.job_text import brief, find_all_announced, say_released, where_or_why
-from clusterrun.cli.shared.progress_text import eta_s, output_age_s, rate, silence, steps_done
+from clusterrun.cli.shared.progress_text import (
+    WaitLine,
+    eta_s,
+    output_age_s,
+    rate,
+    silence,
+    steps_done,
+    usage_lines,
+)
 from clusterrun.cli.shared.startup_text import startup_lines
-from clusterrun.cli.shared.usage_text import usage_lines
-from clusterrun.cli.shared.wait_line import WaitLine
 from clusterrun.cli.shared.wait_text import facts, sooner, warn_stuck
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.launch.passed_on import REQUEUE_DELAY
@@ -102,7 +108,7 @@ def command(
 
 def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
     if follow:
-        from clusterrun.cli.shared.live import watch  # imports rich and the estimate
+        from clusterrun.cli.shared.screen import watch  # imports rich and the estimate
 
         if seen := watch(record):
             return seen

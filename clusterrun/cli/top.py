@@ -25,10 +25,10 @@ def command(ctx: click.Context, job: str | None) -> None:
     clusterrun top 4711 > now.txt
     """
     record = find_announced(job)
-    from clusterrun.cli.shared import live  # imports rich, the estimate and the logs
+    from clusterrun.cli.shared import screen  # imports rich, the estimate and the logs
 
-    seen = live.watch(record) or status(record)
-    live.print_screen(seen)
+    seen = screen.watch(record) or status(record)
+    screen.print_screen(seen)
     if seen.error is not None:
         output.print_error_text(seen.error)
         ctx.exit(seen.error.exit_code)

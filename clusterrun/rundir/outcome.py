@@ -1,4 +1,4 @@
-"""How an attempt ended and what follows: `attempts/<n>/outcome.json`.
+"""How an attempt ended and what follows, `attempts/<n>/outcome.json`; how a run did: `end.json`.
 
 The rule book, `status` and `resume` use its fields; its texts are for people only.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,11 +16,12 @@ from clusterrun.errors import NodeExit
 from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.verdict import ShortVerdict
-from clusterrun.shared import typed
+from clusterrun.shared import files, typed
 from clusterrun.shared.files import parse_object, write_whole
 from clusterrun.shared.state import JobState
 
 SCHEMA = "clusterrun.outcome/1"
+END_SCHEMA = "clusterrun.end/1"
 
 
 class Next(str, Enum):
@@ -167,3 +169,40 @@ def read_outcome(paths: RunPaths, attempt: int) -> Outcome | None:
 def write_outcome(paths: RunPaths, outcome: Outcome) -> None:
     """Write how an attempt ended."""
     write_whole(paths.outcome(outcome.attempt), outcome.to_json())
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How the newest attempt ended."""
+
+    state: JobState
+    exit_code: int | None = None
+    ended_at: float | None = None
+
+
+def write_end(paths: RunPaths, state: JobState, exit_code: int) -> None:
+    """Write end.json atomically, readable by its owner only. Raises OSError."""
+    data = {
+        "schema": END_SCHEMA,
+        "state": state.value,
+        "exit_code": exit_code,
+        "ended_at": time.time(),
+    }
+    files.write_whole(paths.end, json.dumps(data) + "\n")
+
+
+def read_end(paths: RunPaths) -> End | None:
+    """Read end.json; None if it is missing, damaged or older than the newest attempt."""
+    try:
+        ended_ns = paths.end.stat().st_mtime_ns
+    except OSError:
+        return None
+    return None if _begun_after(paths, ended_ns) else reading.read(paths.end, End, END_SCHEMA)
+
+
+def _begun_after(paths: RunPaths, ended_ns: int) -> bool:
+    """Return whether an attempt began later; both times are the file server's."""
+    try:
+        return paths.attempts_dir.stat().st_mtime_ns > ended_ns
+    except OSError:
+        return False

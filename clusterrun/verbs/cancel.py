@@ -16,8 +16,7 @@ from clusterrun.backends.slurm.query import is_known
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
-from clusterrun.rundir.end import read_end
-from clusterrun.rundir.outcome import Cause, Next, read_outcome
+from clusterrun.rundir.outcome import Cause, Next, read_end, read_outcome
 from clusterrun.rundir.record import JobRecord
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared import checkpoint_files, files

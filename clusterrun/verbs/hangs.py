@@ -25,8 +25,8 @@ from clusterrun.diagnosis.table import Role
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.watch.stacks import RankPlace, from_data
 from clusterrun.rundir.events import EventType, read_ends
-from clusterrun.rundir.looks import answer_path, request_look
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.request import answer_path, request_look
 from clusterrun.rundir.world import ranks_by_node, read_world
 from clusterrun.shared.files import read_json
 from clusterrun.shared.state import JobState

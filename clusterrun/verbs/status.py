@@ -1,8 +1,12 @@
-"""Look up the status of a job, and wait until it has ended."""
+"""Look up the status of a job, wait until it has ended, and release it while Slurm holds it.
+
+By default, Slurm holds a requeued job for two minutes.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -16,7 +20,6 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.record import JobRecord, read_again
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import Which, find_record
-from clusterrun.verbs.release import Release
 
 POLL_S: Final = 0.5  # reads only files; a scheduler is asked at most every 10 s
 POLL_MOST_S: Final = 5.0  # between two checks of an unchanged job
@@ -50,6 +53,39 @@ def stuck_now(record: JobRecord) -> JobStatus | None:
     if not reason or explain(reason, record.job_id).can_start is not False:
         return None
     return explained(look(record, max_age_s=0))
+
+
+RETRY_S = 5.0
+TRIES = 6
+
+
+class Release:
+    """Releases the user's own job, once for each time that it was requeued.
+
+    Slurm refuses until the job's last processes have ended; later calls try again.
+    """
+
+    def __init__(self) -> None:
+        self._tries: Counter[tuple[str, int]] = Counter()
+        self._next_try = 0.0
+
+    def __call__(self, job: JobStatus) -> bool:
+        """Release the job if it is held; return whether that worked."""
+        record = job.record
+        wait = (record.job_id, job.attempt)
+        if not job.is_held or not record.is_own or self._tries[wait] >= TRIES:
+            return False
+        if time.monotonic() < self._next_try:
+            return False
+        self._next_try = time.monotonic() + RETRY_S
+        self._tries[wait] += 1
+        try:
+            is_released = select.backend_of(record).release(record.job_id)
+        except ClusterrunError:  # then it starts two minutes later
+            return False
+        if is_released:
+            self._tries[wait] = TRIES
+        return is_released
 
 
 class _Standing(Protocol):

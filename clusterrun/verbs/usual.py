@@ -10,8 +10,7 @@ from typing import Final
 from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.usual import Kind, UsualLog, doubtful, kind_of
-from clusterrun.rundir.end import read_end
-from clusterrun.rundir.outcome import Cause, read_outcome
+from clusterrun.rundir.outcome import Cause, read_end, read_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord, earlier_namesakes
 

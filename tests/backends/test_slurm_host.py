@@ -16,7 +16,7 @@ from clusterrun.backends.slurm.sbatch import CHAINED
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.rundir import create
 from clusterrun.rundir.claims import take_attempt
-from clusterrun.rundir.end import write_end
+from clusterrun.rundir.outcome import write_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState

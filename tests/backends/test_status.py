@@ -20,9 +20,8 @@ from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.rundir import create, record
-from clusterrun.rundir.end import read_end
 from clusterrun.rundir.events import FIRST_BYTES, LAST_BYTES
-from clusterrun.rundir.outcome import Cause, Next, Outcome, write_outcome
+from clusterrun.rundir.outcome import Cause, Next, Outcome, read_end, write_outcome
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.rundir.request import Reason, write_request

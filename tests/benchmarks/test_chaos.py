@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 from benchmarks.chaos.figures import row
 from benchmarks.chaos.long import Long
-from clusterrun.rundir.end import write_end
+from clusterrun.rundir.outcome import write_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.state import JobState
 from tests.chaos.faults import FAULTS

@@ -11,8 +11,7 @@ from clusterrun.backends.attempts import bad_nodes, read_attempts
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import write_world
-from clusterrun.verbs.release import Release
-from clusterrun.verbs.status import status
+from clusterrun.verbs.status import Release, status
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted

@@ -18,8 +18,7 @@ from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Host
 from clusterrun.node.recovery.rules import Decision
 from clusterrun.rundir.claims import pass_on, passed_on, take_attempt
-from clusterrun.rundir.end import read_end
-from clusterrun.rundir.outcome import Next
+from clusterrun.rundir.outcome import Next, read_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, read_request, write_request
 from clusterrun.shared.state import JobState

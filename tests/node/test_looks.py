@@ -14,7 +14,7 @@ from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch.looks import Looks
 from clusterrun.node.watch.stacks import RankPlace, from_data, to_data
-from clusterrun.rundir.looks import answer_path, request_look, requests
+from clusterrun.rundir.request import answer_path, request_look, requests
 from tests.patience import patience
 
 

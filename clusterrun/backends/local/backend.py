@@ -21,7 +21,7 @@ from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir import reading
 from clusterrun.rundir.create import remove_run
-from clusterrun.rundir.end import read_end
+from clusterrun.rundir.outcome import read_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import files, shell
 from clusterrun.shared.job_id import JobId

@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     from clusterrun.backends.slurm.host import SlurmHost
     from clusterrun.node.base.stderr import print_trouble
     from clusterrun.node.conductor.conductor import Conductor
-    from clusterrun.rundir.end import write_end
+    from clusterrun.rundir.outcome import write_end
     from clusterrun.rundir.paths import RunPaths
     from clusterrun.rundir.plan import read_plan
     from clusterrun.shared.state import JobState

@@ -12,7 +12,7 @@ from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.closing import say_end
 from clusterrun.cli.shared.job_text import released
-from clusterrun.cli.shared.wait_line import WaitLine
+from clusterrun.cli.shared.progress_text import WaitLine
 from clusterrun.errors import Exit
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.files import LogFile

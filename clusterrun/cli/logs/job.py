@@ -28,8 +28,7 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import FORWARDED, find_record, places_of_runs, refuse_elsewhere
-from clusterrun.verbs.release import Release
-from clusterrun.verbs.status import POLL_MOST_S, POLL_S, look
+from clusterrun.verbs.status import POLL_MOST_S, POLL_S, Release, look
 
 BATCH = "batch"
 WAITING = (JobState.PENDING, JobState.CONFIGURING)

@@ -110,7 +110,7 @@ def _matching(offered: Iterable[tuple[str, str]], incomplete: str) -> list[Compl
 
 def _jobs(*, only_active: bool) -> Iterator[tuple[str, str]]:
     """Yield ids, then names, with what the files record about them."""
-    from clusterrun.rundir.end import read_end
+    from clusterrun.rundir.outcome import read_end
     from clusterrun.rundir.record import newest_jobs
     from clusterrun.verbs.find import places_of_runs
 

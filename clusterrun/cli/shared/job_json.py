@@ -6,11 +6,9 @@ from typing import Any
 
 from clusterrun.backends.attempts import AttemptSummary
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli.shared.job_text import nodelist
-from clusterrun.cli.shared.progress_text import eta_s, output_age_s
+from clusterrun.cli.shared.job_text import nodelist, timestamp
+from clusterrun.cli.shared.progress_text import eta_s, output_age_s, usage_object
 from clusterrun.cli.shared.startup_text import startup_object
-from clusterrun.cli.shared.times import timestamp
-from clusterrun.cli.shared.usage_text import usage_object
 from clusterrun.cli.shared.wait_text import outlook_object
 from clusterrun.rundir.outcome import Outcome
 from clusterrun.shared.hostlist import named

@@ -1,13 +1,21 @@
-"""The progress of a training, for people."""
+"""The progress of a training, what it uses, and what it does while a command waits for it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from typing import Any
 
-from clusterrun.backends.evidence import ProgressSource, TrainingProgress
+from clusterrun.backends.evidence import ProgressSource, TrainingProgress, read_evidence
 from clusterrun.backends.status import JobStatus
+from clusterrun.cli.shared import output
+from clusterrun.cli.shared.job_text import timestamp, where_or_why
+from clusterrun.rundir.record import JobRecord
+from clusterrun.rundir.startup import Phase
+from clusterrun.rundir.usage import Sample, percent, share_text
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
+from clusterrun.shared.wording import count
 
 SILENCE_S = 10.0  # steps are reported each second
 SILENT_STEPS = 3  # or less often, if they take longer
@@ -51,3 +59,101 @@ def output_age_s(progress: TrainingProgress) -> float | None:
     if progress.output_at is None:
         return None
     return max(0.0, time.time() - progress.output_at)  # another machine's clock
+
+
+def usage_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
+    """Yield the label and text of the fullest memories: now, or of an ended job the peaks."""
+    hosts, gpus, is_over = [], [], job.state.is_terminal
+    for node, each in job.usage.items():
+        used = each.host_peak_bytes if is_over else each.host_bytes
+        hosts.append((used, each.host_limit_bytes, node))
+        for gpu in each.gpus:
+            used = gpu.memory_peak_bytes if is_over else gpu.memory_bytes
+            gpus.append((used, gpu.memory_total_bytes, f"GPU {gpu.index} of {node}"))
+    found = [text for text in (_worst("host", hosts), _worst("GPU", gpus)) if text]
+    if found:
+        yield "memory", f"{'peaks: ' * is_over}{', '.join(found)}"
+
+
+def _worst(what: str, rows: list[tuple[int | None, int | None, str]]) -> str:
+    known = [row for row in rows if percent(*row[:2]) is not None]
+    used, limit, where = max(known, key=lambda row: percent(*row[:2]) or 0, default=(0, 0, ""))
+    return f"{what} {share_text(used, limit)}{f' ({where})' * (len(rows) > 1)}" * bool(known)
+
+
+def usage_object(job: JobStatus) -> list[dict[str, Any]]:
+    """Describe what is used on each node for JSON; null is unknown."""
+    return [_node(node, sample, time.time()) for node, sample in job.usage.items()]
+
+
+def _node(node: str, sample: Sample, now: float) -> dict[str, Any]:
+    data = {name: value for name, value in vars(sample).items() if name not in ("at", "attempt")}
+    return {
+        "node": node,
+        "sampled": timestamp(sample.at),
+        "age_s": round(max(0.0, now - sample.at), 1),
+        **data,
+        "ranks": {str(rank): used for rank, used in sample.ranks},
+        "gpus": [vars(gpu) for gpu in sample.gpus],
+        "alerts": [
+            {"kind": each.kind.value, "gpu": each.gpu, "since": timestamp(each.at)}
+            for each in sample.alerts
+        ],
+    }
+
+
+UNKNOWN = TrainingProgress()
+TICK_S = 1.0
+READ_S = 2.0  # between two readings of the run's files
+_NEXT = {  # what a start does after a phase
+    None: "setting up",
+    Phase.SETUP: "importing torch",
+    Phase.FORGE: "waiting for the other nodes",
+    Phase.AGENTS: "starting the ranks",
+    Phase.LAUNCHER: "the script imports, ranks join",
+}
+
+
+class WaitLine:
+    """Shows what a job does, and the seconds since that began; off a terminal it does nothing."""
+
+    def __init__(self) -> None:
+        self._text = self._doing = ""
+        self._since = self._due_at = self._read_at = time.monotonic()
+
+    def rest(self, job: JobStatus, pause_s: float) -> None:
+        """Pause, and meanwhile show what a job does."""
+        until = time.monotonic() + pause_s
+        while (left_s := until - time.monotonic()) > 0:
+            self.show(job.record, job.state, where_or_why(job) * bool(job.pending), job.progress)
+            time.sleep(min(left_s, TICK_S))
+
+    def show(
+        self, record: JobRecord, state: JobState, why: str, progress: TrainingProgress = UNKNOWN
+    ) -> None:
+        """Show it, at most twice a second."""
+        now = time.monotonic()
+        if now < self._due_at or not output.can_move():
+            return
+        if now >= self._read_at:
+            self._text = activity(record, state, why, progress)
+            self._read_at = now + READ_S
+        if (doing := self._text.partition(":")[0]) != self._doing:
+            self._doing, self._since = doing, now
+        self._due_at = now + TICK_S / 2
+        output.move(self._text, now - self._since)
+
+
+def activity(record: JobRecord, state: JobState, why: str, progress: TrainingProgress) -> str:
+    """Return what a job does; the files of a run show sooner than its scheduler that it starts."""
+    found, paths = read_evidence(record.paths), record.paths
+    has_begun = bool(found.attempt) and not paths.outcome(found.attempt).exists()
+    may_start = has_begun and state in (JobState.PENDING, JobState.CONFIGURING)
+    if not (may_start or state is JobState.RUNNING):
+        return ": ".join(filter(None, (state.value.lower(), why)))
+    reached = found.reached if has_begun else None
+    if reached in _NEXT and progress.step is None and progress.output_at is None:
+        ready = min(len([*paths.events_dir.glob("*.jsonl")]), record.nodes)  # agents that started
+        return f"starting: {ready} of {count(record.nodes, 'node')}, {_NEXT[reached]}"
+    done = ", ".join(filter(None, (steps_done(progress), rate(progress))))
+    return f"running: step {done}" if done else "running"

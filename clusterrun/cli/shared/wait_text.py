@@ -9,8 +9,7 @@ from typing import Any
 from clusterrun.backends.slurm.outlook import ChangeKind, Fact, FactKind, Sooner
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_text import where_or_why
-from clusterrun.cli.shared.times import local_time, timestamp
+from clusterrun.cli.shared.job_text import local_time, timestamp, where_or_why
 from clusterrun.shared.durations import clock
 from clusterrun.shared.wording import count
 

@@ -1,7 +1,11 @@
-"""Wait for a submitted job or follow its logs: `submit`, `resume`, `resubmit`."""
+"""Wait for a submitted job or follow its logs: `submit`, `resume`, `resubmit`.
+
+`await-end` is what they run on the host that has the run directory.
+"""
 
 from __future__ import annotations
 
+import json
 import signal
 from typing import Any
 
@@ -13,10 +17,11 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.closing import say_end
 from clusterrun.cli.shared.job_json import end_object
 from clusterrun.cli.shared.job_text import say_released
-from clusterrun.cli.shared.wait_line import WaitLine
+from clusterrun.cli.shared.progress_text import WaitLine
 from clusterrun.cli.shared.wait_text import warn_stuck
 from clusterrun.errors import Exit
 from clusterrun.rundir.record import JobRecord
+from clusterrun.verbs.find import find_record
 from clusterrun.verbs.status import wait as wait_until_ended
 
 
@@ -99,3 +104,13 @@ def _exit_code(ended: JobStatus) -> int:
     if ended.exit_signal:
         return 128 + ended.exit_signal
     return Exit.OK if ended.state.is_success else Exit.FAILED
+
+
+@click.command()
+@click.option("--follow", is_flag=True)
+@click.option("--json", "submission", help="the object to complete")
+@click.pass_context
+def command(ctx: click.Context, *, follow: bool, submission: str | None) -> None:
+    """Follow or wait for the forwarded run, and exit with its status."""
+    output.expect_json(submission is not None)
+    await_end(ctx, find_record(), json.loads(submission or "null"), follow=follow)

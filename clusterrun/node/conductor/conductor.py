@@ -23,8 +23,7 @@ from clusterrun.node.base.stderr import print_trouble, say_on_stderr
 from clusterrun.node.conductor.host import Host, Step
 from clusterrun.node.conductor.signals import held
 from clusterrun.rundir.claims import claim, followed_by, pass_on, take_attempt
-from clusterrun.rundir.end import write_end
-from clusterrun.rundir.outcome import Next
+from clusterrun.rundir.outcome import Next, write_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.state import JobState

@@ -18,8 +18,7 @@ from clusterrun.node.recovery.conclude import conclude
 from clusterrun.node.recovery.reach import unreachable
 from clusterrun.node.recovery.rules import Decision
 from clusterrun.rundir.claims import claim
-from clusterrun.rundir.end import write_end
-from clusterrun.rundir.outcome import Next
+from clusterrun.rundir.outcome import Next, write_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason
 from clusterrun.shared import shell

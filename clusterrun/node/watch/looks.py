@@ -18,7 +18,7 @@ from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.base.tasks import Tasks
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import stacks
-from clusterrun.rundir.looks import answer_path, requests
+from clusterrun.rundir.request import answer_path, requests
 from clusterrun.shared.files import write_whole
 
 
