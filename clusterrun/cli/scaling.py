@@ -93,7 +93,9 @@ def command(
     nodes = node_counts(counts)
     worlds = prepare_worlds(lambda more: job._replace(flags={**job.flags, **more}).load(), nodes)
     _announce(worlds, yes=yes or collect)
-    results = _waited(worlds, newest_runs(worlds)) if collect else _measured(worlds)
+    argv = ("clusterrun", *sys.argv[1:])
+    begun = newest_runs(worlds) if collect else started(worlds, argv=argv, submitted=_say_submitted)
+    results = _waited(worlds, begun)
     scaling = scaling_of(worlds, results, is_fixed_batch=fixed_batch)
     _show(results, scaling, as_json=as_json)
     if scaling is not None and len(scaling.points) > 1:
@@ -110,13 +112,8 @@ def _announce(worlds: Sequence[Prepared], *, yes: bool) -> None:
     submission.confirm_size(largest.plan, yes=yes)
 
 
-def _measured(worlds: Sequence[Prepared]) -> list[Result]:
-    """Run each world and wait for all; Ctrl-C leaves submitted jobs running."""
-    runs = started(worlds, argv=("clusterrun", *sys.argv[1:]), submitted=_say_submitted)
-    return _waited(worlds, runs)
-
-
 def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> list[Result]:
+    """Wait for each run, which starts it where there is no queue; Ctrl-C leaves them running."""
     results: list[Result] = []
     begun = 0
     try:
@@ -146,39 +143,40 @@ def _say_submitted(record: JobRecord) -> None:
 
 
 def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) -> None:
-    failures = {result.nodes: _why(result) for result in results if result.point is None}
+    failed = [_failure(result) for result in results if result.point is None]
     if as_json:
-        output.answer_json(_object(results, scaling, failures))
-    else:
-        rows = [_cells(result, scaling) for result in results if result.ended]
-        if rows:
-            output.answer_table(HEAD, rows)
-    for nodes, why in failures.items():
-        output.warn(f"{count(nodes, 'node')}: {why}")
+        measured = to_object(scaling) if scaling else {"schema": SCHEMA, "points": []}
+        output.answer_json({**measured, "failed": failed})
+    elif rows := [_cells(result, scaling) for result in results if result.ended]:
+        output.answer_table(HEAD, rows)
+    for each in failed:
+        output.warn(f"{count(each['nodes'], 'node')}: {each['why']}")
     if any(_is_silent(result) for result in results):
         output.say(f"  hint: {NO_STEPS}")
     if scaling is not None:
-        batch = (
-            "ranks share a fixed batch" if scaling.is_fixed_batch else "each rank keeps its batch"
-        )
-        base = count(scaling.points[0].ranks, "rank")
+        is_fixed, base = scaling.is_fixed_batch, count(scaling.points[0].ranks, "rank")
+        batch = "ranks share a fixed batch" if is_fixed else "each rank keeps its batch"
         output.note(f"speed-up is relative to {base}; {batch}; communication is 1 - efficiency")
 
 
 def _cells(result: Result, scaling: Scaling | None) -> tuple[str, ...]:
-    ended, point = result.ended, result.point
-    job_id = ended.record.job_id if ended else "-"
-    world = (str(result.nodes), str(result.ranks))
-    if point is None or scaling is None:
-        return (*world, *"-----", job_id)
-    gain = scaling.gain(point)
-    rates = (f"{point.step_s:.4g} s", f"{1 / point.step_s:.4g}", f"{gain.speedup:.2f}")
-    shares = (f"{100 * gain.efficiency:.0f} %", f"{100 * gain.communication:.0f} %")
-    return (*world, *rates, *shares, job_id)
+    point, job_id = result.point, result.ended.record.job_id if result.ended else "-"
+    shown = ["-"] * 5
+    if point is not None and scaling is not None:
+        gain = scaling.gain(point)
+        shown = [f"{point.step_s:.4g} s", f"{1 / point.step_s:.4g}", f"{gain.speedup:.2f}"]
+        shown += [f"{100 * share:.0f} %" for share in (gain.efficiency, gain.communication)]
+    return (str(result.nodes), str(result.ranks), *shown, job_id)
 
 
 def _is_silent(result: Result) -> bool:
     return result.measured is not None and result.measured.steps is None
+
+
+def _failure(result: Result) -> dict[str, Any]:
+    job_id = result.ended.record.job_id if result.ended else None
+    world = {"nodes": result.nodes, "ranks": result.ranks, "job_id": job_id}
+    return {**world, "why": _why(result)}
 
 
 def _why(result: Result) -> str:
@@ -196,20 +194,3 @@ def _why(result: Result) -> str:
         return f"{job} was too short to measure; train longer, e.g. with more --max-steps"
     failure = failure_text(ended.failure) if ended.failure else ended.reason
     return ": ".join(filter(None, (f"{job} is {ended.state.value}", failure)))
-
-
-def _object(
-    results: Sequence[Result], scaling: Scaling | None, failures: dict[int, str]
-) -> dict[str, Any]:
-    failed = [
-        {
-            "nodes": result.nodes,
-            "ranks": result.ranks,
-            "job_id": result.ended.record.job_id if result.ended else None,
-            "why": failures[result.nodes],
-        }
-        for result in results
-        if result.nodes in failures
-    ]
-    measured = to_object(scaling) if scaling else {"schema": SCHEMA, "points": []}
-    return {**measured, "failed": failed}

@@ -59,20 +59,18 @@ class Result:
 
 def node_counts(text: str) -> tuple[int, ...]:
     """Read `1,2,4`. Raises UsageError unless there are two or more, in ascending order."""
-    hint = "write them as --nodes 1,2,4"
     words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if not re.fullmatch(r"[0-9]{1,9}", word) or int(word) == 0:
-            raise UsageError(f"--nodes: '{word}' is not a number of nodes", hint=hint)
-    counts = tuple(map(int, words))
-    if len(counts) < 2:
-        raise UsageError("--nodes: scaling needs two or more node counts", hint=hint)
-    if list(counts) != sorted(set(counts)):
-        raise UsageError(
-            f"--nodes: {text} is not in ascending order",
-            hint="start with the smallest, as in --nodes 1,2,4",
-        )
-    return counts
+    wrong = next((word for word in words if not re.fullmatch(r"0*[1-9][0-9]{0,8}", word)), None)
+    counts = () if wrong is not None else tuple(map(int, words))
+    if wrong is not None:
+        problem = f"'{wrong}' is not a number of nodes"
+    elif len(counts) < 2:
+        problem = "scaling needs two or more node counts"
+    elif list(counts) != sorted(set(counts)):
+        problem = f"{text} is not in ascending order"
+    else:
+        return counts
+    raise UsageError(f"--nodes: {problem}", hint="pass the smallest first, as in --nodes 1,2,4")
 
 
 def prepare_worlds(
@@ -83,7 +81,8 @@ def prepare_worlds(
     Each is called `NAME-scaling`, and stops at its time limit. Raises UsageError if the job can't
     run in one of the worlds.
     """
-    first = load({"nodes": _given(counts[0])})
+    each = [{"nodes": Given(value=str(count), flag="--nodes")} for count in counts]
+    first = load(each[0])
     if first.spec.strategy is Strategy.NONE:
         raise UsageError(
             "--strategy none runs one process on any number of nodes",
@@ -93,11 +92,7 @@ def prepare_worlds(
         "name": Given(value=f"{job_name(first.spec)}-scaling", flag="clusterrun scaling"),
         "on_interrupt": Given(value=OnInterrupt.STOP.value, flag="clusterrun scaling"),
     }
-    return tuple(prepare(load({**same, "nodes": _given(count)})) for count in counts)
-
-
-def _given(count: int) -> Given:
-    return Given(value=str(count), flag="--nodes")
+    return tuple(prepare(load(same | nodes)) for nodes in each)
 
 
 def started(
@@ -112,30 +107,21 @@ def started(
     for each. If a submission to Slurm fails, the jobs before it are cancelled. Raises what
     `submit_prepared` raises.
     """
-    runs = _submitting(worlds, argv, submitted)
-    yield from _all_or_none(runs) if worlds[0].plan.cluster.scheduler.has_queue else runs
-
-
-def _submitting(
-    worlds: Sequence[Prepared], argv: Sequence[str], submitted: Callable[[JobRecord], None]
-) -> Iterator[JobRecord]:
-    for world in worlds:
-        record = submit_prepared(world, argv=argv, is_shared=True)
-        submitted(record)
-        yield record
-
-
-def _all_or_none(runs: Iterator[JobRecord]) -> list[JobRecord]:
     queued: list[JobRecord] = []
+    has_queue = worlds[0].plan.cluster.scheduler.has_queue
     try:
-        for record in runs:
-            queued.append(record)
+        for world in worlds:
+            queued.append(record := submit_prepared(world, argv=argv, is_shared=True))
+            submitted(record)
+            if not has_queue:
+                yield record
     except Exception:  # Ctrl-C leaves queued jobs in the queue
-        for record in queued:
+        for record in queued if has_queue else ():
             with contextlib.suppress(ClusterrunError):
                 select.backend_of(record).cancel(record.job_ids)
         raise
-    return queued
+    if has_queue:
+        yield from queued
 
 
 def newest_runs(worlds: Sequence[Prepared]) -> Iterator[JobRecord | None]:
@@ -147,30 +133,26 @@ def newest_runs(worlds: Sequence[Prepared]) -> Iterator[JobRecord | None]:
 
 def _is_of(record: JobRecord, plan: Plan) -> bool:
     ran = (record.name, record.nodes, record.procs_per_node, record.strategy, record.device)
-    wanted = (plan.name, plan.nodes, plan.procs_per_node, plan.strategy.value, plan.device.value)
-    return ran == wanted and _has_same_entry(record, plan)
-
-
-def _has_same_entry(record: JobRecord, plan: Plan) -> bool:
+    if ran != (plan.name, plan.nodes, plan.procs_per_node, plan.strategy.value, plan.device.value):
+        return False
     try:
-        ran = read_plan(record.paths)
+        old = read_plan(record.paths)
     except (OSError, ValueError):
         return False
-    return (ran.workdir, ran.entry) == (plan.workdir, plan.entry)
+    return (old.workdir, old.entry) == (plan.workdir, plan.entry)
 
 
 def result_of(
     world: Prepared, record: JobRecord | None, *, released: Callable[[JobStatus], None]
 ) -> Result:
     """Wait for the end of a run, and read its reports."""
-    ended = wait(record, released=released) if record is not None else None
-    has_measured = ended is not None and ended.state in _MEASURED
-    return Result(
-        nodes=world.plan.nodes,
-        ranks=world.plan.world_size,
-        ended=ended,
-        measured=measure(ended.record.paths, warm_up=WARM_UP) if ended and has_measured else None,
-    )
+    ended, measured = None, None
+    if record is not None:
+        ended = wait(record, released=released)
+        if ended.state in _MEASURED:
+            measured = measure(ended.record.paths, warm_up=WARM_UP)
+    plan = world.plan
+    return Result(nodes=plan.nodes, ranks=plan.world_size, ended=ended, measured=measured)
 
 
 def scaling_of(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
 from clusterrun.errors import UsageError
@@ -15,11 +13,6 @@ from clusterrun.node.base.report import Report
 from tests.launch.samples import here
 
 GIB = 1 << 30
-
-
-def test_documented_examples_hold() -> None:
-    assert doctest.testmod(gpus).failed == 0
-    assert doctest.testmod(gpus).attempted > 0
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
-from clusterrun.estimates import presets
 from clusterrun.estimates.presets import Loader, advice
 
 GIB = 1 << 30
-
-
-def test_documented_examples_hold() -> None:
-    assert doctest.testmod(presets).failed == 0
-    assert doctest.testmod(presets).attempted > 0
 
 
 @pytest.mark.parametrize(("cpus", "workers"), [(1, 1), (3, 3), (4, 4), (64, 4)])

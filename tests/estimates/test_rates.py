@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.config.choices import Optimizer
-from clusterrun.estimates import steps
 from clusterrun.estimates.steps import Rates, scaled
 
 BATCHES = st.integers(1, 1 << 20)
-
-
-def test_documented_examples_hold() -> None:
-    assert doctest.testmod(steps).failed == 0
-    assert doctest.testmod(steps).attempted > 0
 
 
 def test_the_guides_rate_of_4_at_16() -> None:
