@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import ROOT
-from tests.cluster.commands import run
+from tests.namespaces import run
 
 TESTS = {
     "test_module.py": "import pytest\npytest.importorskip('no_such_package')\n",

@@ -20,8 +20,8 @@ from tests.chaos.faults import FAULTS, UNDISTURBED, Fault, TooLateError
 from tests.chaos.training import SAVE_EVERY, STEPS, submit
 from tests.chaos.undergo import Undergone, stage, undergo, wait_until_over
 from tests.cluster.cluster import Cluster
-from tests.cluster.commands import ClusterError
 from tests.cluster.shape import Shape, default_state_dir
+from tests.namespaces import ClusterError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "chaos"
 NODES = 8  # lost nodes are excluded afterwards

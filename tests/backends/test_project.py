@@ -226,7 +226,9 @@ def test_a_hostile_or_cut_stream_leaves_nothing(root: Path, tmp_path: Path) -> N
         streams.append(stream.getvalue())
     (tmp_path / "in").mkdir()
     for data in streams:
-        with pytest.raises(ClusterrunError, match=r"cannot write the project|broken on other hosts"):
+        with pytest.raises(
+            ClusterrunError, match=r"cannot write the project|broken on other hosts"
+        ):
             unpack(io.BytesIO(data), tmp_path / "in" / "project")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "work"]
         assert not any((tmp_path / "in").iterdir())

@@ -16,8 +16,8 @@ from clusterrun.backends.slurm import stage
 from clusterrun.config.spec import Stage
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.paths import RunPaths
-from tests.cluster.small_disk import small_disk
 from tests.launch.samples import on_slurm
+from tests.namespaces import small_disk
 from tests.patience import patience
 
 MODULE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages/weights.py"

@@ -24,7 +24,7 @@ from tests.chaos.training import (
 )
 from tests.cluster import network
 from tests.cluster.cluster import Cluster
-from tests.cluster.small_disk import SmallDisk
+from tests.namespaces import SmallDisk
 from tests.patience import wait_for
 
 IN_BETWEEN = SAVE_EVERY * 3 // 2  # a step in the middle between two checkpoints

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.chaos.faults import Fault, Scene
 from tests.chaos.training import Training, add_scripts
 from tests.cluster.cluster import OVER, Cluster
-from tests.cluster.small_disk import small_disk
+from tests.namespaces import small_disk
 from tests.patience import patience, wait_for
 from tests.road import Project, project
 

@@ -10,7 +10,7 @@ python -m tests.cluster down
 """
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.commands import ClusterError
 from tests.cluster.shape import Shape
+from tests.namespaces import ClusterError
 
 __all__ = ["Cluster", "ClusterError", "Shape"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tests.cluster import packages
 from tests.cluster.cluster import Cluster
-from tests.cluster.commands import ClusterError
 from tests.cluster.newer import NewerSlurm
 from tests.cluster.shape import Shape, default_state_dir, own_slot
+from tests.namespaces import ClusterError
 
 
 def _install(_: Shape) -> int:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tests.cluster import cgroups, daemons, network, processes
-from tests.cluster.commands import ClusterError, run
-from tests.cluster.processes import Process
+from tests import namespaces
+from tests.cluster import cgroups, daemons, network
 from tests.cluster.shape import Shape
+from tests.namespaces import ClusterError, Process, run
 from tests.patience import patience
 
+INFRASTRUCTURE = frozenset({"slurmd", "slurmstepd"})  # of Slurm itself
 USABLE = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
 OVER = frozenset(
     {
@@ -179,10 +180,9 @@ class Cluster:
 
     def processes(self, *, infrastructure: bool = False) -> dict[str, list[Process]]:
         """Return what runs on every node (in its network namespace)."""
-        namespaces = {node: self.shape.netns(node) for node in self.nodes}
-        found = processes.in_namespaces(processes.namespaces_of(namespaces))
+        found = namespaces.in_namespaces({node: self.shape.netns(node) for node in self.nodes})
         return {
-            node: [p for p in found.get(node, []) if infrastructure or not p.infrastructure]
+            node: [p for p in found.get(node, []) if infrastructure or p.name not in INFRASTRUCTURE]
             for node in self.nodes
         }
 
@@ -212,9 +212,9 @@ class Cluster:
         stopped: set[int] = set()
         while new := {p.pid for p in self.processes(infrastructure=True)[node]} - stopped:
             for pid in new:
-                processes.send(pid, signal.SIGSTOP)
+                namespaces.send(pid, signal.SIGSTOP)
             stopped |= new
-        processes.kill(stopped)
+        namespaces.kill(stopped)
 
     def power_off(self, node: str) -> None:
         """Lose a node as a power cut does: nobody is told that a connection is closed."""
@@ -236,12 +236,12 @@ class Cluster:
         """Suspend a node's slurmd for a while: it accepts connections and never answers."""
         pids = [p.pid for p in self.processes(infrastructure=True)[node]]
         for pid in pids:
-            processes.send(pid, signal.SIGSTOP)
+            namespaces.send(pid, signal.SIGSTOP)
         try:
             yield
         finally:
             for pid in pids:
-                processes.send(pid, signal.SIGCONT)
+                namespaces.send(pid, signal.SIGCONT)
 
     def stop_slurmctld(self) -> None:
         """Stop slurmctld; jobs go on without it."""
@@ -300,8 +300,7 @@ class Cluster:
 
     def _start(self) -> None:
         shape = self.shape
-        if shape.state_dir.exists() and any(shape.state_dir.iterdir()):
-            raise ClusterError(f"{shape.state_dir} holds other files, which would be lost")
+        namespaces.check_empty(shape.state_dir)
         daemons.write_files(shape)
         network.make(shape)
         daemons.start_munged(shape)
@@ -317,9 +316,9 @@ class Cluster:
     def _remove(self) -> None:
         shape = self.shape
         names = {name: name for name in network.existing_namespaces(shape)}
-        on_nodes = processes.in_namespaces(processes.namespaces_of(names))
-        processes.kill(p.pid for found in on_nodes.values() for p in found)
-        processes.kill(processes.marked(shape.bridge))
+        on_nodes = namespaces.in_namespaces(names)
+        namespaces.kill(p.pid for found in on_nodes.values() for p in found)
+        namespaces.kill(namespaces.marked(shape.bridge))
         network.remove(shape)
         cgroups.remove(shape)
         shutil.rmtree(shape.device_dir, ignore_errors=True)

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster import config, network, processes
-from tests.cluster.commands import SYSTEM_PATH, ClusterError, run, whole_path
+from tests import namespaces
+from tests.cluster import config, network
 from tests.cluster.shape import Shape
+from tests.namespaces import SYSTEM_PATH, ClusterError, run, whole_path
 from tests.patience import patience
 
 READY_TIMEOUT_S = 60.0
@@ -26,7 +27,7 @@ def environment(shape: Shape) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "SLURM_CONF": str(shape.slurm_conf),
         "MYSQL_UNIX_PORT": str(shape.state_dir / "mysql" / "socket"),
-        processes.MARK: shape.bridge,
+        namespaces.MARK: shape.bridge,
     }
 
 
@@ -118,9 +119,9 @@ def start_slurmd(shape: Shape, node: str) -> None:
 
 def stop(shape: Shape, daemon: str) -> None:
     """End `slurmctld`, `slurmdbd` or `slurmd-<node>` as an administrator would."""
-    pid = processes.pid_in(shape.state_dir / "run" / f"{daemon}.pid", daemon.split("-")[0])
+    pid = namespaces.pid_in(shape.state_dir / "run" / f"{daemon}.pid", daemon.split("-")[0])
     if pid is not None:
-        processes.kill([pid], number=signal.SIGTERM, timeout_s=30)
+        namespaces.kill([pid], number=signal.SIGTERM, timeout_s=30)
 
 
 def controller_answers(shape: Shape) -> bool:
@@ -137,7 +138,7 @@ def missing(shape: Shape) -> list[str]:
         files["mariadbd"] = shape.state_dir / "mysql" / "pid"
     files.update({name: shape.state_dir / "run" / f"{name}.pid" for name in names})
     return sorted(
-        name for name, file in files.items() if processes.pid_in(file, name.split("-")[0]) is None
+        name for name, file in files.items() if namespaces.pid_in(file, name.split("-")[0]) is None
     )
 
 

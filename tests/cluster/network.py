@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster.commands import run
+from tests import namespaces
 from tests.cluster.shape import Shape
+from tests.namespaces import ip, run
 
 HOSTS = Path("/etc/hosts")
 
 
 def refusal() -> str:
-    """Return why this machine can't have nodes, in the words of its tools; empty where it can.
-
-    Tried inside a throw-away namespace, so that nothing remains.
-    """
+    """Return why this machine can't have nodes, in the words of its tools; empty where it can."""
     script = "ip link add b0 type bridge && ip link add v0 type veth peer name v1"
-    return run(["unshare", "--net", "--uts", "sh", "-c", script], check=False).stderr.strip()
+    return namespaces.refusal("net", "uts", script=script)
 
 
 def make(shape: Shape) -> None:
@@ -30,7 +27,7 @@ def make(shape: Shape) -> None:
         f"addr add {shape.head_address}/{shape.network.prefixlen} dev {bridge}",
         f"link set {bridge} up",
     ]
-    _ip_batch(["ip"], lines)
+    ip(lines)
     for node in shape.node_names:
         make_node(shape, node)
     _write_hosts(shape, names=True)
@@ -47,8 +44,8 @@ def make_node(shape: Shape, node: str) -> None:
     )
     address = f"{shape.address(node)}/{shape.network.prefixlen}"
     inside = ("link set lo up", f"addr add {address} dev eth0", "link set eth0 up")
-    _ip_batch(["ip"], outside)
-    _ip_batch(["ip", "-n", netns], inside)
+    ip(outside)
+    ip(inside, "-n", netns)
     _make_host_name(shape.uts_file(node), node)
 
 
@@ -92,10 +89,6 @@ def existing_namespaces(shape: Shape) -> list[str]:
     """Return every network namespace of this slot, also one of an earlier, larger cluster."""
     directory = Path("/run/netns")
     return sorted(path.name for path in directory.glob(f"{shape.bridge}-*"))
-
-
-def _ip_batch(argv: Sequence[str], lines: Sequence[str]) -> None:
-    run([*argv, "-batch", "-"], stdin="\n".join(lines) + "\n")
 
 
 def _make_host_name(file: Path, node: str) -> None:

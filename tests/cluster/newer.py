@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tests.cluster.commands import ClusterError, run
+from tests.namespaces import ClusterError, run
 
 VERSION = "24.11"
 RELEASE = "trixie"  # the Debian that has this version

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster.commands import run, whole_path
+from tests.namespaces import run, whole_path
 
 # Each package, with a program that shows that it is there.
 PROGRAMS = {

@@ -1,4 +1,4 @@
-"""The newer Slurm runs beside the system's, from a folder, and is looked for before it is used."""
+"""The newer Slurm runs beside the system's, from a folder; the command line of a cluster."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import __main__ as program
 from tests.cluster.cluster import Cluster
-from tests.cluster.commands import ClusterError, run
 from tests.cluster.newer import VERSION, NewerSlurm
+from tests.namespaces import ClusterError, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,17 +23,6 @@ def test_commands_and_jobs_of_the_newer_cluster_use_the_newer_slurm(newer_cluste
     assert len([line for line in lines if f" {VERSION}." in line]) == 2
     controller = newer_cluster.run(["scontrol", "show", "config"]).stdout
     assert f"SLURM_VERSION           = {VERSION}." in controller
-
-
-@pytest.mark.slurm
-def test_the_newer_slurm_keeps_accounts(newer_cluster: Cluster) -> None:
-    job_id = newer_cluster.sbatch("-o", "/dev/null", "--wrap=exit 3")
-    assert newer_cluster.wait_job(job_id) == "FAILED"
-
-
-@pytest.mark.slurm
-def test_a_cluster_of_the_newer_slurm_is_found_again(newer_cluster: Cluster) -> None:
-    assert Cluster.running(newer_cluster.shape.state_dir) == newer_cluster
 
 
 @pytest.mark.slurm
@@ -56,3 +46,18 @@ def test_another_distribution_gives_a_reason_and_leaves_nothing(
     with pytest.raises(ClusterError, match="no mirror of Debian"):
         newer.install()
     assert [path.name for path in newer.prefix.parent.iterdir()] == ["slurm.lock"]
+
+
+def test_what_up_prints_can_be_evaluated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Cluster, "up", lambda _: False)
+    monkeypatch.setattr(program, "_need_root", lambda: None)
+    monkeypatch.setattr("sys.argv", ["tests.cluster", "up", "--slot", "99"])
+    assert program.main() == 0
+    told = capsys.readouterr().out
+    assert told.splitlines()[-1] == program.NEXT
+    for line in ('eval "$1"', "eval $1"):
+        done = run(["bash", "-c", f'{line}; echo "$SLURM_CONF"', "bash", told])
+        assert done.stderr == ""
+        assert done.stdout.endswith("-99/slurm.conf\n")

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 
-from tests.cluster.commands import ClusterError
 from tests.cluster.shape import own_slot
 from tests.hosts.hosts import Hosts, default_state_dir
 from tests.hosts.machine import CD, environment
 from tests.hosts.people import LAPTOP, MACHINES
+from tests.namespaces import ClusterError
 
 
 def _up(hosts: Hosts, asked: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cluster.commands import ClusterError
 from tests.hosts.people import HOSTS, LAPTOP, MACHINES, Account, accounts, address
+from tests.namespaces import ClusterError
 
 SSHD_CONFIG = """\
 HostKey /etc/ssh/ssh_host_ed25519_key
@@ -30,8 +30,6 @@ class Access:
     revoked: set[tuple[str, str]] = field(default_factory=set)  # (client, host)
     forgotten: set[tuple[str, str]] = field(default_factory=set)  # (client, host)
     aliases: dict[str, str] = field(default_factory=dict)  # another name of a host
-    unknown: set[str] = field(default_factory=set)  # names that no known_hosts has
-    looped: set[str] = field(default_factory=set)  # machines whose own name is 127.0.1.1 to them
     known: dict[str, str] = field(default_factory=dict)  # the key that is known of each host
 
     def make_keys(self) -> None:
@@ -53,13 +51,13 @@ class Access:
         known = {host: self._host_key(host).with_suffix(".pub").read_text() for host in HOSTS}
         self._remember(known)
         for machine in MACHINES:
-            put(self.etc(machine) / "hosts", self._hosts(machine))
+            put(self.etc(machine) / "hosts", self._hosts())
             for account in accounts(machine).values():
                 self._write_account(machine, account)
 
     def reset(self) -> None:
         """Let everybody log in everywhere, as at first. Changed host keys stay, known to all."""
-        for fields in (self.revoked, self.forgotten, self.aliases, self.unknown, self.looped):
+        for fields in (self.revoked, self.forgotten, self.aliases):
             fields.clear()
         self.known.clear()
         self.write()
@@ -69,13 +67,11 @@ class Access:
         for host, key in keys.items():
             self.known.setdefault(host, " ".join(key.split()[:2]))
 
-    def _hosts(self, machine: str) -> str:
+    def _hosts(self) -> str:
         names = {machine: [machine] for machine in MACHINES}
         for alias, host in self.aliases.items():
             names[host].append(alias)
         lines = [f"{address(of)} {' '.join(all_)}" for of, all_ in names.items()]
-        if machine in self.looped:
-            lines.insert(0, f"127.0.1.1 {machine}")
         return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
     def _write_account(self, machine: str, account: Account) -> None:
@@ -86,7 +82,7 @@ class Access:
             if (machine, host) not in self.forgotten
         ]
         config = [
-            f"Host {' '.join([*self._names(host, also_unknown=True), address(host)])}\n"
+            f"Host {' '.join([*self._names(host), address(host)])}\n"
             f"    User {accounts(host)[account.person].name}\n"
             for host in others
         ]
@@ -101,9 +97,8 @@ class Access:
         for name, text in texts.items():
             put(self._key(machine, account).with_name(name), text, account.uid)
 
-    def _names(self, host: str, *, also_unknown: bool = False) -> list[str]:
-        named = [alias for alias, of in self.aliases.items() if of == host]
-        return [host, *(n for n in named if also_unknown or n not in self.unknown)]
+    def _names(self, host: str) -> list[str]:
+        return [host, *(alias for alias, of in self.aliases.items() if of == host)]
 
     def etc(self, machine: str) -> Path:
         return self.state_dir / machine / "etc"

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster import processes
-from tests.cluster.commands import ClusterError, run, whole_path
+from tests import namespaces
 from tests.hosts.access import SSHD_CONFIG, Access
-from tests.hosts.machine import Machine, Program, mark
+from tests.hosts.machine import Machine, mark
 from tests.hosts.people import HOSTS, LAPTOP, MACHINES, accounts, mac
+from tests.namespaces import Process, run, whole_path
 from tests.patience import patience, wait_for
 
 
@@ -29,8 +29,7 @@ def default_state_dir(slot: int) -> Path:
 def refusal() -> str:
     """Return why this machine can't have such hosts; empty if it can."""
     script = "ip link add v0 type veth peer name v1 && mount -t tmpfs none /mnt"
-    argv = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "sh", "-c", script]
-    return run(argv, check=False).stderr.strip()
+    return namespaces.refusal("net", "uts", "ipc", "mount", "pid", script=script)
 
 
 # The file by which a directory is known to be one of these.
@@ -64,8 +63,7 @@ class Hosts:
     def up(self, sharing: tuple[str, ...] = MACHINES) -> None:
         """Bring all machines up, in the place of what an earlier session left."""
         self.down()
-        if self.state_dir.exists() and any(self.state_dir.iterdir()):
-            raise ClusterError(f"{self.state_dir} holds other files, which would be lost")
+        namespaces.check_empty(self.state_dir)
         self.sharing = sharing
         self._write_files()
         self.access.make_keys()
@@ -75,7 +73,7 @@ class Hosts:
 
     def down(self) -> None:
         """End everything; nothing remains, whatever state it was in."""
-        processes.kill(processes.marked(mark(self.state_dir)))
+        namespaces.kill(namespaces.marked(mark(self.state_dir)))
         if self._switch_process is not None:
             self._switch_process.wait()
         if (self.state_dir / OURS).exists():
@@ -131,7 +129,7 @@ class Hosts:
         script = "ip link add br0 type bridge && ip link set br0 up && echo up && exec sleep inf"
         switch = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", script],
-            env={**os.environ, "PATH": whole_path(), processes.MARK: mark(self.state_dir)},
+            env={**os.environ, "PATH": whole_path(), namespaces.MARK: mark(self.state_dir)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -234,21 +232,14 @@ class Hosts:
         self.access.change_host_key(host)
         self[host].reload_sshd()
 
-    def loop_own_name(self, name: str) -> None:
-        """Let a machine's /etc/hosts say 127.0.1.1 of its own name, as Debian's installer does."""
-        self.access.looped.add(name)
-        self.access.write()
-
-    def add_name(self, name: str, host: str, *, known: bool = True) -> None:
-        """Give a host another name, everywhere; its key is known by that name, or not."""
+    def add_name(self, name: str, host: str) -> None:
+        """Give a host another name, everywhere, by which its key is known."""
         self.access.aliases[name] = host
-        if not known:
-            self.access.unknown.add(name)
         self.access.write()
 
     # -- what remains
 
-    def processes(self) -> dict[str, list[Program]]:
+    def processes(self) -> dict[str, list[Process]]:
         """Return what runs on each machine besides the system, where anything does."""
         found = {name: machine.processes() for name, machine in self.machines.items()}
         return {name: programs for name, programs in found.items() if programs}

@@ -10,12 +10,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import processes
-from tests.cluster.commands import ClusterError, run, whole_path
+from tests import namespaces
 from tests.hosts.people import HOSTS, MACHINES, Account, accounts, address, mac
+from tests.namespaces import ClusterError, Process, run, whole_path
 from tests.patience import patience, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,22 +22,6 @@ PYTHON = Path(sys.prefix) / "bin" / "python"
 SSH_PATH = "/usr/local/bin:/usr/bin:/bin"
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 LISTENS_AT_22 = ":0016 00000000:0000 0A"
-
-
-@dataclass(frozen=True)
-class Program:
-    """A process, by the numbers of its machine."""
-
-    pid: int
-    parent: int
-    uid: int
-    state: str
-    name: str
-    argv: tuple[str, ...]
-
-    @property
-    def is_system(self) -> bool:
-        return self.pid == 1 or self.name == "sshd"
 
 
 class Machine:
@@ -135,7 +118,9 @@ class Machine:
 
     @property
     def is_up(self) -> bool:
-        return (self.directory / "pid").exists() and processes.alive(self.pid)
+        return (self.directory / "pid").exists() and namespaces.read(
+            Path(f"/proc/{self.pid}")
+        ) is not None
 
     def path(self, there: str | Path) -> Path:
         """Return where the real machine finds a file of this one, which must be up."""
@@ -145,16 +130,12 @@ class Machine:
         """Return where the real machine finds a home directory, also when this one is down."""
         return self.directory / self.accounts[user].home[1:]
 
-    def processes(self) -> list[Program]:
+    def processes(self) -> list[Process]:
         """Return what runs there besides the system; no zombies."""
-        return [program for program in self.all_processes() if not program.is_system]
+        return [p for p in self.all_processes() if p.pid != 1 and p.name != "sshd"]
 
-    def all_processes(self) -> list[Program]:
-        found = []
-        for entry in os.listdir(self.path("/proc")) if self.is_up else ():
-            if entry.isdigit() and (program := _program(self.path("/proc") / entry)):
-                found.append(program)
-        return found
+    def all_processes(self) -> list[Process]:
+        return namespaces.all_in(self.path("/proc")) if self.is_up else []
 
     # -- what is done to it
 
@@ -179,7 +160,7 @@ class Machine:
         with (self.directory / "console").open("w") as console:
             self._unshare = subprocess.Popen(
                 ["unshare", *NAMESPACES, "--fork", *init, str(self.directory / "plan.json")],
-                env={**os.environ, "PATH": whole_path(), processes.MARK: mark(self._state_dir)},
+                env={**os.environ, "PATH": whole_path(), namespaces.MARK: mark(self._state_dir)},
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
@@ -201,7 +182,7 @@ class Machine:
     def kill(self) -> None:
         """End everything on it at once."""
         if self.is_up:
-            processes.kill([self.pid])
+            namespaces.kill([self.pid])
         (self.directory / "pid").unlink(missing_ok=True)
         if self._unshare is not None:
             self._unshare.wait()
@@ -224,7 +205,7 @@ class Machine:
         self._started.clear()
 
     @staticmethod
-    def _is_daemon(program: Program) -> bool:
+    def _is_daemon(program: Process) -> bool:
         return program.name == "sshd" and program.parent == 1
 
     def reload_sshd(self) -> None:
@@ -286,18 +267,3 @@ def needed_directories() -> list[str]:
     found |= {Path(path) for path in sys.path if os.path.isdir(path)}
     found |= {path.resolve() for path in found}
     return sorted(map(str, found), key=len)
-
-
-def _program(directory: Path) -> Program | None:
-    """Read /proc; the name stands in parentheses and may hold blanks."""
-    try:
-        stat = (directory / "stat").read_text()
-        argv = (directory / "cmdline").read_bytes().decode(errors="replace").rstrip("\0")
-        uid = directory.stat().st_uid
-    except OSError:  # it ended while we looked
-        return None
-    name, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
-    state, parent = rest.split()[:2]
-    if state == "Z":
-        return None
-    return Program(int(directory.name), int(parent), uid, state, name, tuple(argv.split("\0")))

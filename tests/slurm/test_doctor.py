@@ -14,7 +14,7 @@ import pytest
 
 from clusterrun.health.reports import reported
 from tests.cluster.cluster import Cluster
-from tests.cluster.small_disk import small_disk
+from tests.namespaces import small_disk
 from tests.patience import patience, wait_for
 from tests.road import Project
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.small_disk import small_disk
+from tests.namespaces import small_disk
 from tests.road import LIGHT, Project, project
 
 pytestmark = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.small_disk import small_disk
+from tests.namespaces import small_disk
 from tests.road import LIGHT, Project, project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(300)]

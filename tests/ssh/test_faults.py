@@ -90,15 +90,6 @@ def test_a_rank_that_is_killed_comes_back(
 
 @pytest.mark.long
 @pytest.mark.torch
-def test_an_agent_that_is_killed_comes_back(hosts: Hosts, reference: Reference) -> None:
-    job = submit(hosts, PAIR, *RESTARTS)
-    job.training.wait_for_step(IN_BETWEEN, 1)
-    job.kill_agent("h2")
-    ends_equal(job, reference, 2)
-
-
-@pytest.mark.long
-@pytest.mark.torch
 def test_a_spare_host_takes_the_place_of_one_that_crashes(
     hosts: Hosts, reference: Reference
 ) -> None:

@@ -198,15 +198,6 @@ def test_a_full_disk_of_the_first_host_is_named(hosts: Hosts) -> None:
 
 
 @pytest.mark.long
-def test_a_hostfile_with_a_bad_line_is_named(hosts: Hosts) -> None:
-    hosts.laptop.write("/shared/project/hosts", "h1 slots=2\nh2 slots=many\n")
-    code, error, _ = refusal(submit(hosts, "--hostfile", "hosts"))
-    assert code == 2
-    assert "hosts:2" in error
-    nothing_left(hosts, "/project/hosts$")
-
-
-@pytest.mark.long
 def test_gpus_that_do_not_suffice_are_named(
     hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.chaos.training import SAVE_EVERY, SCRIPT, STEPS, Training, add_scripts, arguments
 from tests.hosts import LAPTOP, Hosts
-from tests.hosts.machine import Program
+from tests.namespaces import Process
 from tests.patience import wait_for
 from tests.road import EXAMPLES, STUB, Project
 
@@ -98,7 +98,7 @@ def kill(hosts: Hosts, host: str, pid: int, number: int = signal.SIGKILL) -> Non
     hosts[host].as_root(["kill", f"-{number}", str(pid)])
 
 
-def running(hosts: Hosts, host: str, text: str) -> list[Program]:
+def running(hosts: Hosts, host: str, text: str) -> list[Process]:
     """Return the programs of a host whose command line contains a text."""
     return [found for found in hosts[host].processes() if text in " ".join(found.argv)]
 
