@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from clusterrun.node.base.ports import candidate_ports
 from tests.chaos.training import (
@@ -63,7 +64,7 @@ class Scene:
         return sorted((self.training.root / "checkpoints").glob("step-*/.complete"))[-1].parent
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     """One way to hurt a training at step `at`: `inject` returns the moment when it was hurt.
 
@@ -76,8 +77,9 @@ class Fault:
 
     name: str
     inject: Callable[[Scene], float]
-    submit: Callable[..., Training] = submit
     options: tuple[str, ...] = ()
+    _: KW_ONLY
+    submit: Callable[..., Training] = submit
     script: str = SCRIPT
     steps: int = STEPS
     at: int = IN_BETWEEN
@@ -263,96 +265,68 @@ def nothing(scene: Scene) -> float:
     return time.time()
 
 
-UNDISTURBED = Fault(name="none", inject=nothing, attempts=1)
+UNDISTURBED = Fault("none", nothing, attempts=1)
 RESTARTS = ("--max-restarts", "3")
-AGAIN = (*RESTARTS, "--on-interrupt", "successor")
+SUCCESSOR = ("--on-interrupt", "successor")
+AGAIN = (*RESTARTS, *SUCCESSOR)
+LOW = ("--partition", "low", "--on-interrupt")
+LIMIT = ("--time", "2", "--signal", "B:USR2@85", *SUCCESSOR)
+SPOILED: dict[str, Any] = {"at": AFTER_TWO, "unusable": 1}
+LONG = 360  # steps: several checkpoints while a disk is full, and some after
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault(name="rank killed", inject=kill_rank, options=RESTARTS, same_agents=True),
+        Fault("rank killed", kill_rank, RESTARTS, same_agents=True),
+        Fault("rank stopped", stop_rank, (*RESTARTS, "--hang-timeout", "5s"), same_agents=True),
+        Fault("agent killed", kill_agent, RESTARTS, same_agents=False),
+        Fault("head's agent killed", kill_head_agent, RESTARTS),
+        Fault("node killed, a spare", kill_node, (*AGAIN, "--spare-nodes", "1")),
+        Fault("node killed", kill_node, AGAIN, same_agents=False),
+        Fault("first node killed", kill_head_node, AGAIN),
+        Fault("link cut for good", cut_for_good, AGAIN),
+        Fault("link cut for 20 s", cut_for_a_while, AGAIN, attempts=None),
+        Fault("preempted", preempt, (*LOW, "successor"), warned=True),
+        Fault("preempted, requeued", preempt, (*LOW, "requeue"), warned=True),
         Fault(
-            name="rank stopped",
-            inject=stop_rank,
-            options=(*RESTARTS, "--hang-timeout", "5s"),
-            same_agents=True,
-        ),
-        Fault(name="agent killed", inject=kill_agent, options=RESTARTS, same_agents=False),
-        Fault(name="head's agent killed", inject=kill_head_agent, options=RESTARTS),
-        Fault(
-            name="node killed, a spare", inject=kill_node, options=(*AGAIN, "--spare-nodes", "1")
-        ),
-        Fault(name="node killed", inject=kill_node, options=AGAIN, same_agents=False),
-        Fault(name="first node killed", inject=kill_head_node, options=AGAIN),
-        Fault(name="link cut for good", inject=cut_for_good, options=AGAIN),
-        Fault(name="link cut for 20 s", inject=cut_for_a_while, options=AGAIN, attempts=None),
-        Fault(
-            name="preempted",
-            inject=preempt,
-            options=("--partition", "low", "--on-interrupt", "successor"),
-            warned=True,
-        ),
-        Fault(
-            name="preempted, requeued",
-            inject=preempt,
-            options=("--partition", "low", "--on-interrupt", "requeue"),
-            warned=True,
-        ),
-        Fault(
-            name="time limit",
-            inject=reach_time_limit,
-            options=("--time", "2", "--signal", "B:USR2@85", "--on-interrupt", "successor"),
+            "time limit",
+            reach_time_limit,
+            LIMIT,
             steps=3000,
             at=1,
             attempts=None,
             warned=True,
             trace='"interrupted"',
         ),
-        Fault(
-            name="time limit's warning",
-            inject=warn_of_time_limit,
-            options=("--on-interrupt", "successor"),
-            warned=True,
-        ),
-        Fault(name="scancel", inject=scancel, state="CANCELLED", attempts=1),
-        Fault(
-            name="cancel --checkpoint",
-            inject=cancel_with_checkpoint,
-            steps=360,  # on a busy machine, the command may start after the last of fewer steps
+        Fault("time limit's warning", warn_of_time_limit, SUCCESSOR, warned=True),
+        Fault("scancel", scancel, state="CANCELLED", attempts=1),
+        Fault(  # on a busy machine, the command may start after the last of fewer steps
+            "cancel --checkpoint",
+            cancel_with_checkpoint,
+            steps=LONG,
             state="CANCELLED",
             attempts=1,
             warned=True,
         ),
-        Fault(name="scontrol requeue", inject=requeue),
-        Fault(name="slurmctld restarted", inject=restart_slurmctld, attempts=1),
-        Fault(name="slurmdbd down", inject=kill_rank_without_slurmdbd, options=RESTARTS),
+        Fault("scontrol requeue", requeue),
+        Fault("slurmctld restarted", restart_slurmctld, attempts=1),
+        Fault("slurmdbd down", kill_rank_without_slurmdbd, RESTARTS),
         Fault(
-            name="run directory full",
-            inject=fill_disk,
-            options=RESTARTS,
-            steps=360,  # several checkpoints while it is full, and some after
+            "run directory full",
+            fill_disk,
+            RESTARTS,
+            steps=LONG,
             attempts=None,
             trace="training continues",
         ),
+        Fault("checkpoint corrupted", corrupt_checkpoint, RESTARTS, **SPOILED),
+        Fault("shard missing", lose_shard, RESTARTS, **SPOILED),
+        Fault("ports taken", take_ports, RESTARTS),
+        Fault("two runs on the same nodes", kill_rank, RESTARTS, submit=submit_beside_another),
+        Fault("submitting shell killed", nothing, submit=submit_and_die, attempts=1),
         Fault(
-            name="checkpoint corrupted",
-            inject=corrupt_checkpoint,
-            options=RESTARTS,
-            at=AFTER_TWO,
-            unusable=1,
-        ),
-        Fault(name="shard missing", inject=lose_shard, options=RESTARTS, at=AFTER_TWO, unusable=1),
-        Fault(name="ports taken", inject=take_ports, options=RESTARTS),
-        Fault(
-            name="two runs on the same nodes",
-            inject=kill_rank,
-            submit=submit_beside_another,
-            options=RESTARTS,
-        ),
-        Fault(name="submitting shell killed", inject=nothing, submit=submit_and_die, attempts=1),
-        Fault(
-            name="user's bug",
-            inject=wait_for_the_bug,
-            options=RESTARTS,
+            "user's bug",
+            wait_for_the_bug,
+            RESTARTS,
             script="buggy.py",
             state="FAILED",
             attempts=1,

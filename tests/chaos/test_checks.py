@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,21 +19,8 @@ FINAL = {"model.safetensors": b"weights", "optimizer.bin": b"moments"}
 REFERENCE = Reference(final=FINAL, losses={step: f"{9 - step}.000" for step in range(1, STEPS + 1)})
 
 
-def fault(
-    *,
-    attempts: int | None = None,
-    state: str = "COMPLETED",
-    warned: bool = False,
-    unusable: int = 0,
-) -> Fault:
-    return Fault(
-        name="made up",
-        inject=lambda scene: 0.0,
-        attempts=attempts,
-        state=state,
-        warned=warned,
-        unusable=unusable,
-    )
+def fault(**what: Any) -> Fault:
+    return Fault("made up", lambda scene: 0.0, **{"attempts": None, **what})
 
 
 def run(root: Path, *attempts: Sequence[int], saved: Sequence[Sequence[int]]) -> Training:
@@ -67,34 +55,19 @@ def said(training: Training, hurt: Fault, state: str = "COMPLETED") -> str:
     return "\n".join(problems(training, REFERENCE, hurt, state))
 
 
-def test_nothing_is_wrong_with_a_run_that_went_on_from_its_newest_checkpoint(
-    good: Training,
-) -> None:
+def test_each_thing_that_is_wrong_with_a_run_is_said(good: Training) -> None:
     assert said(good, fault(attempts=2)) == ""
-
-
-def test_another_state_is_seen(good: Training) -> None:
     assert said(good, fault(), "FAILED") == "the run is FAILED, not COMPLETED"
-
-
-def test_more_attempts_are_seen(good: Training) -> None:
     assert said(good, fault(attempts=1)) == "it took 2 attempts, not 1"
-
-
-def test_other_bits_in_the_end_are_seen(good: Training) -> None:
-    (good.root / "checkpoints" / "step-00000006" / "optimizer.bin").write_bytes(b"momenta")
-    assert "optimizer.bin of the last checkpoint is not that" in said(good, fault())
-
-
-def test_a_missing_last_checkpoint_is_seen(good: Training) -> None:
-    (good.root / "checkpoints" / "step-00000006").rename(good.root / "elsewhere")
-    assert "the last checkpoint holds []" in said(good, fault())
-
-
-def test_another_loss_on_the_way_is_seen(good: Training) -> None:
+    assert said(good, fault(warned=True)) == "attempt 2 began with step 3, not with 4"
     log = good.root / "logs" / "a2" / "node1.log"
     log.write_text(log.read_text().replace("loss 5.000", "loss 5.001"))
     assert "has not the loss 5.000" in said(good, fault())
+    last = good.root / "checkpoints" / "step-00000006"
+    (last / "optimizer.bin").write_bytes(b"momenta")
+    assert "optimizer.bin of the last checkpoint is not that" in said(good, fault())
+    last.rename(good.root / "elsewhere")
+    assert "the last checkpoint holds []" in said(good, fault())
 
 
 def test_a_step_that_was_never_taken_is_seen(tmp_path: Path) -> None:
@@ -103,41 +76,29 @@ def test_a_step_that_was_never_taken_is_seen(tmp_path: Path) -> None:
     assert "attempt 2 began with step 4, not with 3" in text
 
 
-@pytest.mark.parametrize(("cause", "complaint"), [("node_lost", ""), ("signal", "[2]")])
-def test_only_a_dead_node_loses_the_line_of_a_step_that_it_saved(
-    tmp_path: Path, cause: str, complaint: str
-) -> None:
+def test_only_a_dead_node_loses_the_line_of_a_step_that_it_saved(tmp_path: Path) -> None:
     training = run(tmp_path / "run", [1], [3, 4, 5, 6], saved=[[2], [4, 6]])
-    (training.root / "attempts" / "1" / "outcome.json").write_text(f'{{"cause": "{cause}"}}')
-    assert said(training, fault()) == (complaint and f"never trained: steps {complaint}")
+    for cause, complaint in (("node_lost", ""), ("signal", "never trained: steps [2]")):
+        (training.root / "attempts" / "1" / "outcome.json").write_text(f'{{"cause": "{cause}"}}')
+        assert said(training, fault()) == complaint
 
 
-def test_steps_before_the_newest_checkpoint_that_are_repeated_are_seen(tmp_path: Path) -> None:
+def test_steps_that_are_repeated_or_not_saved_are_seen(tmp_path: Path) -> None:
     again = run(tmp_path / "run", [1, 2, 3, 4, 5], [3, 4, 5, 6], saved=[[2, 4], [6]])
     assert said(again, fault()) == "attempt 2 began with step 3, not with 5"
     assert said(again, fault(unusable=1)) == ""
-
-
-def test_a_step_that_is_repeated_after_a_warning_is_seen(good: Training) -> None:
-    assert said(good, fault(warned=True)) == "attempt 2 began with step 3, not with 4"
-
-
-def test_a_step_that_was_not_saved_after_a_warning_is_seen(tmp_path: Path) -> None:
-    left = run(tmp_path / "run", [1, 2, 3], saved=[[2]])
+    left = run(tmp_path / "left", [1, 2, 3], saved=[[2]])
     text = said(left, fault(warned=True, state="CANCELLED"), "CANCELLED")
     assert text == "the last step is 3, the last checkpoint 2"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "complaint"),
-    [
+def test_what_is_half_written_is_seen(good: Training) -> None:
+    for name, text, complaint in (
         ("checkpoints/.step-00000004.a1.tmp/model.safetensors", "", "left behind: checkpoints/."),
         ("attempts/1/outcome.json", "{", "can't be read: attempts/1/outcome.json"),
         ("events/node2.jsonl", '{"type"\n', "has a line that can't be read: events/node2.jsonl"),
-    ],
-)
-def test_what_is_half_written_is_seen(good: Training, name: str, text: str, complaint: str) -> None:
-    path = good.root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    assert complaint in said(good, fault())
+    ):
+        path = good.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        assert complaint in said(good, fault())
