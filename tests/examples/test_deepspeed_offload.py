@@ -88,44 +88,11 @@ def test_the_tour_debugs_goes_on_and_captions_images_that_it_never_saw(tmp_path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("strategy", "said"),
-    [("zero3-offload", "zero-3, optimizer and weights in host memory")],  # the tour has zero2
-)
-def test_an_offloaded_run_goes_on_from_a_checkpoint_with_the_same_losses(
-    here: Project, strategy: str, said: str
-) -> None:
-    whole = train(here, "--strategy", strategy, *DEBUG, *SMALL)
-    assert f"strategy deepspeed {said}, precision no" in whole
-    assert sorted(losses(whole)) == list(range(1, 11))
-    job_id = here.json("status")["job_id"]
-    here.ok("resume", job_id, "--from", "step-5", timeout_s=60)
-    here.ok("status", job_id, "--wait", "--exit-status", timeout_s=300)
-    second = here.ok("logs", job_id, "--attempt", "2", "-n", "all", "--no-dedup")
-    assert re.search(r"resumed from .*/step-00000005 at step 5\n", second)
-    expected = {step: loss for step, loss in losses(whole).items() if step > 5}
-    assert losses(second) == {step: pytest.approx(loss) for step, loss in expected.items()}
-
-
-@pytest.mark.long
 def test_images_are_taken_in_the_precision_of_the_weights(here: Project) -> None:
     words = ("--strategy", "zero2-offload", "--mixed-precision", "bf16")
     text = train(here, *words, *DEBUG, *SMALL)
     assert "precision bf16" in text
     assert losses(text)[10] < losses(text)[1]
-
-
-@pytest.mark.long
-def test_a_checkpoint_of_another_strategy_is_refused_in_one_line(
-    here: Project, tmp_path: Path
-) -> None:
-    words = (*DEBUG[:3], *SMALL, "--output", str(tmp_path / "kept"))
-    train(here, "--strategy", "zero2-offload", *words)
-    assert here.cli("submit", "--wait", *TWO, "--strategy", "ddp", *words).returncode != 0
-    text = here.logs(here.json("status")["job_id"])
-    assert "can't resume from" in text
-    assert "sharding was deepspeed zero-2, optimizer in host memory and is multi_cpu" in text
-    assert "Traceback" not in text
 
 
 @pytest.mark.long
@@ -177,31 +144,6 @@ def test_a_launch_as_llavas_trains_on_a_folder_with_a_frozen_adapter(
     before, after = (torch.load(path) for path in (adapter, here.path / "after"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-@pytest.mark.long
-def test_a_deepspeed_json_that_the_launcher_did_not_take_is_refused(
-    here: Project, tmp_path: Path
-) -> None:
-    argv = [sys.executable, "train_captions.py", "--deepspeed", "zero2_offload.json"]
-    done = subprocess.run(
-        argv, cwd=here.path, env={**here.environ}, capture_output=True, text=True,
-        timeout=120 * patience(), check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "error: the launcher ignored zero2_offload.json, and would train" in done.stderr
-
-
-@pytest.mark.long
-def test_one_process_trains_without_a_launcher(here: Project, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, *DEBUG[:3], *DEBUG[-2:], *SMALL], cwd=here.path, env={**here.environ},
-        capture_output=True, text=True, timeout=120 * patience(), check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "strategy no, precision no" in done.stdout
-    assert words_right(done.stdout) <= 100
-    assert losses(done.stdout).keys() == set(range(1, 11))
 
 
 def test_the_loss_and_its_gradient_do_not_depend_on_how_a_batch_is_divided(parts: Any) -> None:
@@ -314,20 +256,3 @@ def test_captions_that_are_none_are_refused(parts: Any, tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ValueError, match=said):
             image_folder.ImageFolder(tmp_path, file, most_words=4, held_out=0, seed=0)
-
-
-def test_a_pair_depends_on_the_seed_and_its_number_alone(pairs: Any) -> None:
-    first, again = pairs.Pairs(3, 10), pairs.Pairs(3, 1)
-    for one, other in zip(first[7], again[7], strict=True):
-        assert torch.equal(one, other)
-    assert not torch.equal(first[7][0], pairs.Pairs(4, 10)[7][0])
-
-
-def test_an_image_shows_the_colour_at_the_place_of_its_caption(pairs: Any) -> None:
-    for index in range(40):
-        image, words = pairs.Pairs(0, 40)[index]
-        _, colour, _, place = (pairs.WORDS[word] for word in words)
-        x, y = pairs.CENTRE[place]
-        around = image[:, y - 1 : y + 2, x - 1 : x + 2] * pairs.SPREAD + pairs.MEAN
-        colours = around.flatten(1).T.tolist()
-        assert any(seen == pytest.approx(pairs.COLOUR[colour], abs=1e-6) for seen in colours)

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ import pytest
 import yaml
 
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.control_page import ControlPage, SavePoint
 from tests import readme
 from tests.examples import worlds
 from tests.patience import patience
@@ -236,74 +234,6 @@ def test_half_the_batch_and_twice_the_accumulation_go_on_and_more_epochs_are_rec
     assert (output / "checkpoint-20").is_dir()
 
 
-SIXTEEN = "--hidden 16 --layers 1 --heads 2 --samples 80 --held-out 8 --log-every 1 --dropout 0"
-
-
-@pytest.mark.long
-def test_another_division_of_the_same_batch_goes_on_to_the_same_losses(tmp_path: Path) -> None:
-    flags = (*SIXTEEN.split(), "--epochs", "2", "--output", "out")
-    page = ControlPage(tmp_path / "control", 1)
-    page.hold(1)
-    page.decide(SavePoint(1, 3))  # in the middle of the first epoch of 5 steps
-    told = {"CLUSTERRUN_SPOOL": str(tmp_path)}
-    whole = (*flags, "--batch-size", "16")
-    assert printed(by_hand(tmp_path, *whole, **told)).endswith("stopped at step 3, saved\n")
-    for folder in ("passes", "ranks", "rate"):
-        shutil.copytree(tmp_path / "out", tmp_path / folder / "out")
-    undisturbed = losses(printed(by_hand(tmp_path, *whole, "--resume")))
-    assert sorted(undisturbed) == [4, 5, 6, 7, 8, 9, 10]
-    halved = (*flags, "--batch-size", "8", "--resume")
-    passes = by_hand(tmp_path / "passes", *halved, "--accumulation", "2")
-    assert losses(printed(passes)) == undisturbed
-    assert losses(printed(in_world(tmp_path / "ranks", "ddp", *halved))) == undisturbed
-    refused = by_hand(tmp_path / "rate", *halved, "--lr", "1e-3")
-    assert "effective_batch was 16 and is 8; lr was 0.005 and is 0.001\n" in refused.stderr
-    slower = (*whole, "--resume", "--lr", "1e-3", "--warmup", "1", "--override", "lr,warmup")
-    text = printed(by_hand(tmp_path / "rate", *slower))
-    assert "resuming with lr 0.001 instead of 0.005 (override)" in text
-    rates = [float(line.rsplit(" ", 1)[1]) for line in losses(text).values()]
-    assert rates == sorted(rates, reverse=True)  # past the warm-up
-    assert 5e-4 < rates[0] < 1e-3
-
-
-def in_world(
-    folder: Path, strategy: str, *flags: str, **environ: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the script with two ranks under accelerate alone."""
-    argv, env = worlds.command(folder, strategy, 2, *flags)
-    argv = [str(SCRIPT) if word == str(worlds.SCRIPT) else word for word in argv]
-    if strategy == "fsdp":
-        env = {**env, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}  # as clusterrun writes it
-    return subprocess.run(
-        argv, cwd=folder, env={**env, **environ},
-        capture_output=True, text=True, timeout=300 * patience(), check=False,
-    )  # fmt: skip
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("strategy", ["zero2", "fsdp"])
-def test_a_sharded_run_that_was_cut_in_an_epoch_goes_on_with_the_same_steps(
-    tmp_path: Path, strategy: str
-) -> None:
-    flags = (*TINY.split(), "--epochs", "2", "--output", "out")
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir()
-    cut.mkdir()
-    text = printed(in_world(whole, strategy, *flags))
-    page = ControlPage(cut / "control", 2)
-    page.hold(1)
-    page.decide(SavePoint(1, 13))
-    left = printed(in_world(cut, strategy, *flags, CLUSTERRUN_SPOOL=str(cut)))
-    assert left.splitlines()[-1] == "stopped at step 13, saved"
-    assert not (cut / "out/final_model").exists()
-    resumed = printed(in_world(cut, strategy, *flags, "--resume"))
-    expected = {step: line for step, line in losses(text).items() if step > 13}
-    assert losses(resumed) == expected
-    assert len(expected) == 7
-    assert held_out(resumed) == held_out(text)
-    assert same(whole / "out", cut / "out")
-
-
 EPOCH = (*TINY.split(), "--epochs", "1")
 
 
@@ -330,41 +260,6 @@ def test_gradient_checkpointing_and_a_launchers_bf16_change_memory_and_rounding(
     assert held_out(rounded)[0] == pytest.approx(held_out(text)[0], abs=0.05)
 
 
-@pytest.mark.long
-def test_what_would_be_another_training_is_refused(tmp_path: Path, plain: tuple[Path, str]) -> None:
-    flags = (*EPOCH, "--output", "out")
-    shutil.copytree(plain[0], tmp_path / "out")
-    again = by_hand(tmp_path, *flags)
-    assert again.returncode == 1
-    assert again.stderr.endswith(
-        "error: out already holds checkpoints\n"
-        "  hint: pass --resume to continue from the newest, or choose another --output\n"
-    )
-    other = by_hand(tmp_path, *flags, "--resume", "--preset", "paper_r64", "--batch-size", "4")
-    assert other.returncode == 1
-    assert "effective_batch was 2 and is 4" in other.stderr
-    assert "rank was 8 and is 64" in other.stderr
-    assert "Traceback" not in other.stderr
-    finished = printed(by_hand(tmp_path, *flags, "--resume"))
-    assert "resumed from" in finished
-    assert losses(finished) == {}
-    gone = by_hand(tmp_path, *EPOCH, "--resume", "typo/checkpoint-20")
-    assert gone.returncode == 1
-    assert gone.stderr.endswith("error: there is no complete checkpoint in typo\n")
-
-
-@pytest.mark.parametrize("package", ["peft", pytest.param("tensorboard", marks=pytest.mark.long)])
-def test_a_package_that_is_missing_is_named(tmp_path: Path, package: str) -> None:
-    blocked = f"import sys\nsys.modules[{package!r}] = None\n"
-    (tmp_path / "sitecustomize.py").write_text(blocked)
-    run = by_hand(tmp_path, "--help", PYTHONPATH=str(tmp_path))
-    assert run.returncode == 1
-    assert run.stderr.splitlines() == [
-        f"error: the package {package} is missing",
-        "  hint: pip install '.[train,examples]' in a clone of clusterrun",
-    ]
-
-
 def test_other_spellings_are_the_same_flags_and_large_presets_compute_activations_again(
     finetune: Any, tmp_path: Path
 ) -> None:
@@ -377,24 +272,6 @@ def test_other_spellings_are_the_same_flags_and_large_presets_compute_activation
     assert not parse([*ours.split(), "--no-gradient-checkpointing", *out]).gradient_checkpointing
     assert not parse(out).gradient_checkpointing
     assert parse(["--resume-from-checkpoint", str(tmp_path / "checkpoint-80")]).output == tmp_path
-
-
-def test_a_checkpoint_that_is_named_is_for_the_first_attempt(
-    finetune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named = tmp_path / "checkpoint-8"
-    words = ["--resume", str(named)]
-    for name, value in worlds.IN_A_RUN.items():
-        monkeypatch.setenv(name, value)
-    for attempt, resume in (("1", named), ("2", True)):
-        monkeypatch.setenv("CLUSTERRUN_ATTEMPT", attempt)
-        args = finetune.parse_arguments(words)
-        assert (args.resume, args.output) == (resume, tmp_path)
-    finetune.check_named(named, str(named))
-    with pytest.raises(SystemExit, match="there is no complete checkpoint in"):
-        finetune.check_named(named, None)
-    with pytest.raises(SystemExit, match="checkpoint-16, not checkpoint-8"):
-        finetune.check_named(named, str(tmp_path / "checkpoint-16"))
 
 
 @pytest.mark.parametrize(

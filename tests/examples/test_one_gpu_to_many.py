@@ -72,11 +72,6 @@ def test_a_scaled_rate_rises_to_its_peak_and_stays() -> None:
     assert seen == [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0]
 
 
-def test_a_rate_that_was_not_scaled_needs_no_warm_up() -> None:
-    assert scaling.rate_at(0, base=1.0, peak=1.0, warmup=4) == 1.0
-    assert scaling.rate_at(0, base=1.0, peak=0.5, warmup=4) == 0.5
-
-
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf"])
 def test_what_is_no_learning_rate_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"{text} is not a learning rate"):
@@ -138,26 +133,6 @@ def test_the_readme_takes_two_of_the_stages_by_an_accelerate_yaml(tmp_path: Path
 
 @pytest.mark.long
 @pytest.mark.torch
-def test_an_epoch_that_is_cut_and_resumed_has_each_sample_once(tmp_path: Path) -> None:
-    options = ("--samples", "2950", "--output", "out")
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir()
-    cut.mkdir()
-    page = ControlPage(cut / "control", 2)
-    page.hold(1)
-    page.decide(SavePoint(1, 100))  # all ranks save at step 100 of 369, and leave
-    asked = IN_A_RUN | {"CLUSTERRUN_ATTEMPT": "1", "CLUSTERRUN_SPOOL": str(cut)}
-    left = train(cut, "ddp", 2, *options, example=HERE / "train.py", environ=asked)
-    assert left.stdout.endswith("stopped in epoch 1 after 100 of its steps\n"), left.stderr
-    resumed = train(cut, "ddp", 2, *options, example=HERE / "train.py")
-    assert "resumed in epoch 1 after 100 of its steps" in resumed.stdout, resumed.stderr
-    expected = train(whole, "ddp", 2, *options, example=HERE / "train.py")
-    assert "seen, 2 repeated" in expected.stdout, expected.stderr
-    assert EPOCH.findall(resumed.stdout) == EPOCH.findall(expected.stdout)
-
-
-@pytest.mark.long
-@pytest.mark.torch
 def test_a_resume_that_keeps_the_batch_of_a_step_has_the_same_losses(tmp_path: Path) -> None:
     """590 samples in steps of 16: the last has 14, and two ranks repeat two of them or none."""
     same = ("--samples", "590", "--epochs", "2", "--output", "out")
@@ -200,13 +175,3 @@ def test_neither_a_world_apart_nor_a_loss_that_is_no_number_is_success(
     done = train(tmp_path, "none", 1, *words, example=HERE / "train.py", environ=environ)
     assert done.returncode == 1
     assert f"error: {why}" in done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.torch
-def test_a_run_that_is_over_says_that_nothing_is_left(tmp_path: Path) -> None:
-    words = ("--samples", "100", "--output", "out", "--epochs")
-    assert train(tmp_path, "none", 1, *words, "2", example=HERE / "train.py").returncode == 0
-    for epochs in (("2",), ("1", "--override", "epochs")):
-        again = train(tmp_path, "none", 1, *words, *epochs, example=HERE / "train.py")
-        assert again.stdout.splitlines()[-1].startswith("nothing is left to do: all epochs are in ")

@@ -18,7 +18,7 @@ import yaml
 from tests.examples import worlds
 from tests.patience import patience
 from tests.readme import BLOCK, run
-from tests.road import EXAMPLES, project
+from tests.road import EXAMPLES
 
 pyarrow = pytest.importorskip("pyarrow", reason="the example needs the extra 'examples'")
 HERE = EXAMPLES / "pretrain_parquet"
@@ -231,35 +231,6 @@ def test_the_large_configuration_gives_way_to_own_values(
     assert {name: args[name] for name in LARGE} == LARGE | planned | own
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("--is_keep_training=False", "--resume/--is_keep_training: invalid choice: False"),
-        ("--use_large_config=yes", "--large/--use_large_config: yes is neither True nor False"),
-        ("test", "invalid choice: 'test'"),
-    ],
-)
-def test_what_it_would_not_do_is_refused(
-    word: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import pretrain
-
-    with pytest.raises(SystemExit, match="2"):
-        pretrain.parse_arguments([word])
-    assert said in capsys.readouterr().err
-
-
-def test_without_pyarrow_the_line_says_how_to_get_it(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
-    argv = [sys.executable, str(HERE / "make_data.py"), "data"]
-    done = subprocess.run(
-        argv, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr == "error: parquet files need pyarrow: pip install pyarrow\n"
-
-
 # From here on it trains.
 
 ROWS = 800
@@ -335,19 +306,6 @@ def test_a_killed_run_goes_on_with_the_next_row_and_ends_in_the_same_bits(
     assert ends[0].read_bytes() == ends[1].read_bytes()
 
 
-@pytest.mark.long
-@torch_only
-def test_with_memory_for_it_a_worker_reads_ahead_and_nothing_else_changes(
-    tmp_path: Path, whole: tuple[Path, str]
-) -> None:
-    make_data(tmp_path / "data")
-    text = train(tmp_path, "--host-memory", "64")
-    assert "host memory 64.0 GiB (given): a worker reads ahead" in text
-    assert "host memory 12.0 GiB (given): no workers, no pinned memory" in whole[1]
-    assert steps(text) == steps(whole[1])
-    assert len(steps(text)) == 2 * ROWS // 16
-
-
 def copied(source: Path, folder: Path, *, from_step: int) -> Path:
     """Copy a training's directory as it was after a step."""
     shutil.copytree(source, folder, dirs_exist_ok=True)
@@ -406,20 +364,6 @@ def test_another_training_is_refused_in_words_and_a_rate_may_be_overridden(
 
 @pytest.mark.long
 @torch_only
-@pytest.mark.parametrize("gib", ["12", "64"])
-def test_a_bad_row_ends_the_training_with_one_line(tmp_path: Path, gib: str) -> None:
-    make_data(tmp_path / "data")
-    rows = {"prompt": ["a"] * 50, "response": ["b"] * 49 + [None]}
-    parquet.write_table(pyarrow.table(rows), tmp_path / "data/train/part-00001.parquet")
-    process = start(tmp_path, "--host-memory", gib)
-    _, err = process.communicate(timeout=300 * patience())
-    assert process.returncode == 1
-    where = "data/train/part-00001.parquet, row group 0"
-    assert err == f"error: {where} has a row without response\n"
-
-
-@pytest.mark.long
-@torch_only
 def test_the_tour_learns_to_answer_and_keeps_the_best(tmp_path: Path) -> None:
     out = run(block("local"), tmp_path)
     assert "host memory 12.0 GiB (given): no workers, no pinned memory" in out
@@ -437,22 +381,3 @@ def test_the_tour_learns_to_answer_and_keeps_the_best(tmp_path: Path) -> None:
     kept = re.findall(r"kept best/(\S+)\.safetensors, held-out loss ", out)
     assert list(dict.fromkeys(kept)) == best  # said while following, and found in the logs
     assert "COMPLETED" in out
-
-
-@pytest.mark.long
-@torch_only
-def test_two_ranks_that_are_asked_to_save_go_on_in_the_same_run(tmp_path: Path) -> None:
-    here = project(tmp_path / "examples", tmp_path / "state")
-    here.path = here.path / "pretrain_parquet"
-    make_data(here.path / "data")
-    script = ["pretrain.py", "--data", "data", *TINY.split(), "--epochs", "12"]
-    options = ["--cluster", "local", "--nodes", "1", "--nproc-per-node", "2", "--device", "cpu"]
-    here.wait_for_line(here.submit(*options, "--job-name", "back", *script), "step 30/300")
-    here.ok("cancel", "--checkpoint", "back")
-    here.ok("resume", "back")
-    assert "COMPLETED" in here.ok("status", "back", "--wait")
-    text = here.ok("logs", "back", "-a", "-n", "all", "--attempt", "all", "--no-dedup")
-    (stopped,) = set(re.findall(r"stopped at step (\d+)", text))
-    for rank in range(2):
-        assert f"resumed at step {stopped}: rank {rank} reads on from part-" in text
-    assert "epoch 12/12 BLEU" in text

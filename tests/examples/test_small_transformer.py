@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -219,19 +218,6 @@ def _script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 
 @pytest.mark.torch
-def test_a_checkpoint_that_is_named_is_for_the_first_attempt(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named = Path("saved/step-00000032")
-    for name, value in IN_A_RUN.items():
-        monkeypatch.setenv(name, value)
-    for attempt, resume in (("1", named), ("2", True)):
-        monkeypatch.setenv("CLUSTERRUN_ATTEMPT", attempt)
-        args = script.parse_arguments(["--resume", str(named)])
-        assert (args.resume, args.output) == (resume, named.parent)
-
-
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -287,25 +273,6 @@ def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) 
 
 @pytest.mark.long
 @pytest.mark.torch
-def test_what_would_be_another_training_is_refused(here: Project, whole: Whole) -> None:
-    whole.copy(here)
-    again = alone(here, *ALONE, "--output", "saved")
-    assert again.returncode == 1
-    assert "error: saved already holds checkpoints\n" in again.stderr
-    other = alone(here, *ALONE, "--output", "saved", "--resume", "--lr", "0.1")
-    assert other.returncode == 1
-    assert "lr was 0.002 and is 0.1" in other.stderr
-    (here.path / "saved/step-00000012/.complete").unlink()
-    asked = ("--resume", "--lr", "0.001", "--override", "lr")
-    slower = alone(here, *ALONE, "--output", "saved", *asked)
-    assert "resuming with lr 0.001 instead of 0.002 (override)" in slower.stderr
-    assert list(steps(slower.stdout)) == [11, 12]
-    marker = json.loads((here.path / "saved/step-00000012/.complete").read_text())
-    assert marker["overrides"] == [{"step": 10, "settings": {"lr": [0.002, 0.001]}}]
-
-
-@pytest.mark.long
-@pytest.mark.torch
 @pytest.mark.parametrize("preset", ["small-gpu", "gpu", "large-gpu"])
 def test_a_gpus_preset_trains_on_a_cpu_in_the_launchers_precision(
     here: Project, preset: str
@@ -325,34 +292,9 @@ def test_mixed_precision_can_be_switched_off(here: Project) -> None:
 
 @pytest.mark.long
 @pytest.mark.torch
-def test_tensorboards_files_hold_the_losses_that_were_printed(whole: Whole) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    curves = whole.here.path / "curves" / "small-transformer"
-    events = EventAccumulator(str(curves)).Reload()
-    written = {event.step: f"{event.value:.5f}" for event in events.Scalars("loss")}
-    assert written == {step: loss for step, (loss, _) in steps(whole.printed).items()}
-    assert [event.step for event in events.Scalars("sorted")] == [12]
-
-
-@pytest.mark.long
-@pytest.mark.torch
 def test_wandb_without_a_key_says_how_to_hand_it_on(here: Project) -> None:
     done = alone(here, *ALONE, "--wandb")
     assert done.returncode == 1
     assert "error: W&B did not start: " in done.stderr
     assert "--pass-env WANDB_API_KEY" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_package_that_is_missing_is_named_with_its_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from argparse import Namespace
-
-    tracking = load(HERE / "tracking.py")
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        SystemExit, match="error: --wandb needs the package wandb\n  hint: pip inst"
-    ):
-        tracking.names(Namespace(wandb=True, tensorboard=None))

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from clusterrun.shared.control_page import ControlPage, SavePoint
-from tests.examples.worlds import EXAMPLES, IN_A_RUN, train, train_until
+from tests.examples.worlds import EXAMPLES, IN_A_RUN, train
 
 pytestmark = pytest.mark.torch
 long = pytest.mark.long
@@ -64,36 +64,6 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @long
-def test_one_process_learns(tmp_path: Path) -> None:
-    text = printed(train(tmp_path, "none", 1, *flags("--max-steps 40 --held-out 40")))
-    assert re.search(r"^rank 0/1 on \S+ local_rank 0 device cpu$", text, re.MULTILINE)
-    assert "\nworld 1 ranks on 1 host\n" in text
-    assert "\nbatch 8 x 1 accumulation x 1 ranks = 8 windows a step\n" in text
-    loss, untrained = held_out(text)
-    assert untrained == pytest.approx(5.55, abs=0.1)
-    assert loss < 3.6
-
-
-@long
-def test_a_killed_ddp_run_of_four_ranks_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    options = flags(TINY, SAVING, "--exact --dropout 0.1 --accumulation 2")
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir()
-    cut.mkdir()
-    text = printed(train(whole, "ddp", 4, *options))
-    assert len(re.findall(r"^rank \d/4 on ", text, re.MULTILINE)) == 4
-    train_until(cut, "ddp", 4, "step 5/8", *options)
-    assert not (cut / "out/step-00000006").exists()
-    resumed = printed(train(cut, "ddp", 4, *options, "--resume"))
-    assert f"resumed from {cut}/out/step-00000003 at step 3" in resumed
-    assert held_out(resumed) == held_out(text)
-    expected, found = (tensors(folder / "out/step-00000008") for folder in (whole, cut))
-    assert len(expected) > 50
-    assert expected.keys() == found.keys()
-    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
-
-
-@long
 def test_a_run_that_is_asked_leaves_with_a_checkpoint_and_its_next_attempt_ends_in_the_same_bits(
     tmp_path: Path,
 ) -> None:
@@ -118,16 +88,6 @@ def test_a_run_that_is_asked_leaves_with_a_checkpoint_and_its_next_attempt_ends_
     expected, found = (tensors(folder / "out/step-00000008") for folder in (whole, cut))
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
-
-
-@long
-def test_without_clusterrun_it_trains_and_says_what_checkpoints_need(tmp_path: Path) -> None:
-    blocked = {"PYTHONPATH": str(tmp_path)}
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['clusterrun'] = None\n")
-    assert held_out(printed(train(tmp_path, "none", 1, *flags(TINY), environ=blocked)))
-    refused = train(tmp_path, "none", 1, *flags(TINY, "--output out"), environ=blocked)
-    assert refused.returncode == 2
-    assert "checkpoints need clusterrun: pip install clusterrun" in refused.stderr
 
 
 def set_back(folder: Path) -> None:
@@ -181,19 +141,6 @@ def test_another_batch_or_rate_is_refused_and_a_rate_may_be_overridden(tmp_path:
 
 
 @long
-def test_the_held_out_loss_is_that_of_one_process_in_every_world(tmp_path: Path) -> None:
-    options = flags(TINY, "--max-steps 1 --output")
-    printed(train(tmp_path, "none", 1, *options, "one"))
-    printed(train(tmp_path, "ddp", 2, *options, "two"))
-    states = [tmp_path / output / "step-00000001/train_state.json" for output in ("one", "two")]
-    one, two = (json.loads(state.read_text())["untrained"] for state in states)
-    assert two == pytest.approx(one, rel=1e-6)
-    again = train(tmp_path, "none", 1, *options, "one")
-    assert again.returncode == 1
-    assert "one already holds checkpoints\n  hint: pass --resume" in again.stderr
-
-
-@long
 @pytest.mark.parametrize("strategy", ["zero2-offload", "zero3", "fsdp"])
 def test_sharded_strategies_resume_with_rate_and_data_in_step(
     tmp_path: Path, strategy: str
@@ -225,16 +172,3 @@ def test_a_deepspeed_config_with_optimizer_and_scheduler_decides_both(tmp_path: 
     set_back(tmp_path)
     resumed = printed(train(tmp_path, "own", 2, *options, "--resume", json_file=own))
     assert steps(resumed) == {step: value for step, value in steps(text).items() if step > 3}
-
-
-@long
-def test_a_deepspeed_config_that_is_auto_in_all_but_bf16_trains_and_keeps_the_peak_rate(
-    tmp_path: Path,
-) -> None:
-    own = EXAMPLES / "finetune_lora/ds_config.json"
-    text = printed(train(tmp_path, "own", 2, *flags(TINY), json_file=own))
-    rates = [rate for _, rate in steps(text).values()]
-    assert rates[0] == 0  # as above
-    assert rates[-4:] == [pytest.approx(2e-3)] * 4
-    loss, untrained = held_out(text)
-    assert loss < untrained

@@ -1,8 +1,6 @@
 """Start the example in small real worlds of CPU processes."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -116,20 +114,6 @@ def train(
         timeout=300 * patience(),
         check=False,
     )
-
-
-def train_until(folder: Path, strategy: str, processes: int, line: str, *args: str) -> None:
-    """Run the example and kill all of it, without a warning, once it prints `line`."""
-    argv, env = command(folder, strategy, processes, *args)
-    with subprocess.Popen(
-        argv, env=env, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as launcher:
-        assert launcher.stdout is not None
-        seen = any(line in printed for printed in launcher.stdout)
-        for pid in [*descendants(launcher.pid), launcher.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    assert seen, f"the example ended without printing {line!r}"
 
 
 def descendants(pid: int) -> list[int]:
