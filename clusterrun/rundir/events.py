@@ -24,8 +24,10 @@ class EventType(str, Enum):
     """The types of events that are read; docs/contracts.md lists all that are written."""
 
     STARTED = "started"
+    CHECKED = "checked"
     PREFLIGHT = "preflight"
     FORGE = "forge"
+    NOT_FORKED = "not_forked"
     RENDEZVOUS = "rendezvous"
     RANK_START = "rank_start"
     WORLD_READY = "world_ready"
@@ -68,6 +70,9 @@ class Event:
     count: int | None = None
     code: int | None = None
     last: float | None = None
+    waited_s: float | None = None
+    job_start: float | None = None
+    staged_at: float | None = None
     is_constant: bool | None = None
     is_finite: bool | None = None
     is_trainer: bool | None = None
@@ -84,7 +89,7 @@ _TYPES: Mapping[str, type] = {
     ),
     **dict.fromkeys(("rss_bytes", "cuda_allocated_bytes", "written_bytes"), int),
     **dict.fromkeys(("is_constant", "is_finite", "is_trainer", "heard"), bool),
-    "last": float,
+    **dict.fromkeys(("last", "waited_s", "job_start", "staged_at"), float),
     **dict.fromkeys(("metrics", "note"), dict),
     "findings": list,
 }
@@ -115,6 +120,25 @@ def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
             for line in lines:
                 if any(name in line for name in names) and (event := parse(line)):
                     yield event
+    except OSError:
+        return
+
+
+def read_first(path: Path, attempt: int, last: EventType) -> Iterator[Event]:
+    """Yield the first events of an attempt, up to the first of type `last`."""
+    try:
+        with open_regular(path) as file:
+            start, _ = _border(file, os.fstat(file.fileno()).st_size, attempt)
+            file.seek(start)
+            for line in file:
+                event = parse(line)
+                if event is None or event.attempt < attempt:
+                    continue
+                if event.attempt > attempt:
+                    return
+                yield event
+                if event.type is last:
+                    return
     except OSError:
         return
 

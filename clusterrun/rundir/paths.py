@@ -89,7 +89,6 @@ class RunPaths:
     head_pid = _OfAttempt("head.pid")  # for signals from the conductor on the same host
     world = _OfAttempt("world.json")  # its nodes in rank order, and how many ranks each has
 
-    start = _OfAttempt("start.json")  # when each phase of its start ended
     stacks = _OfAttempt("stacks.json")  # where the ranks were when it hung
 
     log = _OfNode("logs/a{attempt}/{node}.log")  # stamped log lines

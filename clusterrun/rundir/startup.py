@@ -1,19 +1,18 @@
-"""Where the start of an attempt spent its time: `attempts/<n>/start.json`."""
+"""Where the start of an attempt spent its time, by the events of its head."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
-from clusterrun.rundir import reading
-from clusterrun.rundir.events import EventType
+from clusterrun.rundir.claims import taken_at
+from clusterrun.rundir.events import EventType, read_first
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.files import write_whole
+from clusterrun.rundir.world import read_world
 
-SCHEMA = "clusterrun.start/1"
-STAGED_AT = "CLUSTERRUN_STAGED_AT"  # epoch seconds, in the environment of agents
+STAGED_AT: Final = "CLUSTERRUN_STAGED_AT"  # epoch seconds, in the environment of agents
 
 
 class Phase(str, Enum):
@@ -41,6 +40,7 @@ class Phase(str, Enum):
 
 ENDED_BY: dict[EventType, Phase] = {  # the head's events, in order; others are not seen there
     EventType.STARTED: Phase.SETUP,
+    EventType.CHECKED: Phase.PREFLIGHT,
     EventType.FORGE: Phase.FORGE,
     EventType.RENDEZVOUS: Phase.AGENTS,
     EventType.RANK_START: Phase.LAUNCHER,
@@ -88,27 +88,23 @@ def startup_of(
     return Startup(phases=tuple(found), is_restart=is_restart, not_forked=not_forked)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Told:
-    ends: Mapping[str, float] = field(default_factory=dict)
-    not_forked: str = ""
-
-
-def write_start(
-    paths: RunPaths, attempt: int, ends: Mapping[Phase, float], not_forked: str = ""
-) -> None:
-    """Record when each phase ended (epoch s), and why no rank was forked. Raises OSError."""
-    times = {phase.value: round(ends[phase], 3) for phase in Phase if phase in ends}
-    told = {"schema": SCHEMA, "ends": times, "not_forked": not_forked}
-    write_whole(paths.start(attempt), json.dumps(told) + "\n")
-
-
 def read_start(paths: RunPaths, attempt: int) -> tuple[dict[Phase, float], str]:
     """Return when each phase of an attempt's start ended, and why no rank was forked.
 
-    Both are empty until its ranks have started.
+    Both are empty until ranks have started. The times are those of the head's events.
     """
-    told = reading.read(paths.start(attempt), _Told, SCHEMA) or _Told()
-    return {phase: told.ends[phase.value] for phase in Phase if phase.value in told.ends}, (
-        told.not_forked
-    )
+    ends: dict[Phase, float | None] = {Phase.PROLOG: taken_at(paths, attempt) or None}
+    not_forked = ""
+    for head in read_world(paths, attempt)[:1]:
+        for event in read_first(paths.events(head), attempt, EventType.STEP):
+            if phase := ENDED_BY.get(event.type):
+                ends[phase] = event.at if phase is Phase.LAUNCHER else ends.get(phase, event.at)
+            if event.type is EventType.STARTED:
+                ends |= {Phase.QUEUE: event.job_start, Phase.STAGE: event.staged_at}
+            elif event.type is EventType.NOT_FORKED:
+                not_forked = event.reason or ""
+            elif event.type is EventType.WORLD_READY and event.waited_s is not None:
+                ends.setdefault(Phase.IMPORTS, event.at - event.waited_s)
+    if Phase.LAUNCHER not in ends:
+        return {}, ""
+    return {phase: end for phase, end in ends.items() if end is not None}, not_forked

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.startup import Phase
 from clusterrun.rundir.usage import ActivityKind, Alert, AlertKind, GpuSample, Sample, to_line
+from clusterrun.rundir.world import write_world
 from tests.cli.conftest import CommandLine
 
 SQUEUE = "printf '%s\\n' "
@@ -36,6 +39,36 @@ def events(root: Path, *entries: dict[str, Any], node: str = "node17") -> None:
     with (root / "events" / f"{node}.jsonl").open("a") as file:
         for entry in entries:
             file.write(json.dumps({"ts": 1.0, "attempt": 1, "node": node, **entry}) + "\n")
+
+
+_PHASES = {
+    Phase.SETUP: "started",
+    Phase.PREFLIGHT: "checked",
+    Phase.FORGE: "forge",
+    Phase.AGENTS: "rendezvous",
+    Phase.LAUNCHER: "rank_start",
+    Phase.RENDEZVOUS: "world_ready",
+    Phase.FIRST_STEP: "step",
+}
+
+
+def started(root: Path, ends: Mapping[Phase, float], attempt: int = 1) -> None:
+    """Write what the head recorded of a start."""
+    paths = RunPaths(root=root)
+    paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
+    write_world(paths, attempt, ["node17", "node18"], 4)
+    if Phase.PROLOG in ends:
+        paths.owner(attempt).write_text(f"4711\n0\n{ends[Phase.PROLOG]:.3f}\n")
+    fields: dict[Phase, dict[str, Any]] = {
+        Phase.SETUP: {"job_start": ends.get(Phase.QUEUE), "staged_at": ends.get(Phase.STAGE)},
+        Phase.RENDEZVOUS: {
+            "waited_s": ends.get(Phase.RENDEZVOUS, 0.0) - ends.get(Phase.IMPORTS, 0.0)
+        },
+    }
+    for phase, kind in _PHASES.items():
+        if phase in ends:
+            about = {"type": kind, "ts": ends[phase], "attempt": attempt}
+            events(root, {**about, **fields.get(phase, {})})
 
 
 def ended(root: Path, state: str, code: int | None, *, at: float = 7.5) -> None:

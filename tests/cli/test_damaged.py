@@ -13,11 +13,11 @@ import pytest
 
 from clusterrun.backends import status
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase, write_start
-from clusterrun.rundir.world import ranks_by_node, read_world, write_world
+from clusterrun.rundir.startup import Phase
+from clusterrun.rundir.world import ranks_by_node, read_world
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
-from tests.cli.runs import ended, events, submitted
+from tests.cli.runs import ended, events, started, submitted
 
 CONTROLLER = '{"schema": "clusterrun.controller/1", "pid": 1, "identity": "x", "started_at": 1}'
 TEXTS = (b"", b"\0" * 64, b"\xff\xfe\x00", b"null", b"[]", b"{}", b"7", b'"x"', b"\x1b[2J\x07")
@@ -27,7 +27,7 @@ VALUES: tuple[Any, ...] = (
     *([], {}, [None], {"a": {}}),
 )
 RECORDS = ("job.json", "end.json", "attempts/1/outcome.json", "attempts/1/world.json")
-OTHERS = ("controller.json", "attempts/1/start.json", "plan.json", "events/node17.jsonl")
+OTHERS = ("controller.json", "plan.json", "events/node17.jsonl")
 PLAIN = ("resolved.yaml", "logs/a1/node17.log", "slurm/batch.out", "attempts/1/owner")
 
 
@@ -37,8 +37,7 @@ def finished(here: CommandLine, job_id: str) -> Path:
     paths = RunPaths(root=root)
     for number in (1, 2):
         outcome(root, number, job_id=job_id)
-        write_world(paths, number, ["node17", "node18"], 1)
-        write_start(paths, number, {phase: 1000.0 + at for at, phase in enumerate(Phase)})
+        started(root, {phase: 1000.0 + at for at, phase in enumerate(Phase)}, number)
         paths.owner(number).write_text("4711\n0\n1000.000\n")
     events(root, {"type": "started", "host": "node17"}, {"type": "step", "step": 3, "total": 9})
     checkpoint(root, 100)

@@ -17,12 +17,11 @@ from clusterrun.cli import diagnose_look
 from clusterrun.diagnosis.collectives import DEFAULT_GROUP, Call, Stuck, StuckKind
 from clusterrun.node.watch.stacks import RankPlace
 from clusterrun.rundir.outcome import Cause, Next
-from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase, write_start
+from clusterrun.rundir.startup import Phase
 from clusterrun.verbs.hangs import Hang
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
-from tests.cli.runs import ended, events, queue, running, sampled, submitted
+from tests.cli.runs import ended, events, queue, running, sampled, started, submitted
 from tests.cli.test_scaling import WORLDS, _slurm
 
 __all__ = ["_slurm"]  # the fixture
@@ -171,7 +170,7 @@ def test_jobs(here: CommandLine) -> None:
     events(root, {"type": "step", "step": 10, "total": 100}, step | {"ts": 11.0})
     outcome(root, next=Next.RELAUNCH, why="a checkpoint was saved", exclude=("node18",))
     outcome(root, 2, cause=Cause.SIGNAL, node="node18", rank=1, signal=9, message="killed")
-    write_start(RunPaths(root=root), 1, {Phase.QUEUE: 4e9})
+    started(root, {Phase.QUEUE: 4e9, Phase.SETUP: 4e9, Phase.LAUNCHER: 4e9})
     checkpoint(root, 40)
     sampled(root, 2)
     printed.add("status", "--json", schema="clusterrun.status/1")

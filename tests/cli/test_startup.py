@@ -10,10 +10,10 @@ import pytest
 
 from clusterrun.rundir.outcome import Cause, Next
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase, startup_of, write_start
+from clusterrun.rundir.startup import Phase, startup_of
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
-from tests.cli.runs import ended, queue, running, submitted
+from tests.cli.runs import ended, events, queue, running, started, submitted
 from tests.cli.test_attempts import HELD, lines
 
 SUBMITTED = 1000.0
@@ -31,17 +31,18 @@ FIRST = {
 AGAIN = {phase: end + 200 for phase, end in FIRST.items() if phase is not Phase.QUEUE}
 
 
-def started(root: Path, ends: dict[Phase, float], attempt: int = 1, **record: Any) -> None:
+def start(root: Path, ends: dict[Phase, float], attempt: int = 1, **record: Any) -> None:
     """Write what the head recorded, and when the run was submitted."""
     paths = RunPaths(root=root)
     data = json.loads(paths.record.read_text()) | {"submitted_at": SUBMITTED, **record}
     paths.record.write_text(json.dumps(data))
-    paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
-    write_start(paths, attempt, ends)
+    if attempt == 1:
+        paths.events("node17").unlink(missing_ok=True)
+    started(root, ends, attempt)
 
 
 def test_the_phases_add_up_to_the_time_since_the_submission(here: CommandLine) -> None:
-    started(submitted(here), FIRST)
+    start(submitted(here), FIRST)
     queue(here, running())
     assert lines(here("status", "4711").out, "start") == [
         "42 s to the first step: queue 31 s, prolog 1.2 s, setup 0.7 s, preflight 0.4 s, "
@@ -62,7 +63,7 @@ def test_the_phases_add_up_to_the_time_since_the_submission(here: CommandLine) -
 )
 def test_a_start_is_shown_as_far_as_it_is(here: CommandLine, last: Phase, text: str) -> None:
     known = list(Phase)[: list(Phase).index(last) + 1]
-    started(submitted(here), {phase: FIRST[phase] for phase in known if phase in FIRST})
+    start(submitted(here), {phase: FIRST[phase] for phase in known if phase in FIRST})
     queue(here, running())
     assert lines(here("status", "4711").out, "start")[0].startswith(text)
 
@@ -89,9 +90,9 @@ def test_a_restart_counts_from_the_failure_or_end_of_the_attempt_before(
     here: CommandLine, how: Next, failed_at: float | None, ends: dict[Phase, float], phases: str
 ) -> None:
     root = submitted(here)
-    started(root, FIRST)
+    start(root, FIRST)
     outcome(root, 1, next=how, failed_at=failed_at, ended_at=1230.0)
-    started(root, ends, 2)
+    start(root, ends, 2)
     queue(here, running())
     (said,) = lines(here("status", "4711").out, "restart")
     total_s, event = (12.6, "failure") if failed_at else (12.1, "end")
@@ -110,7 +111,7 @@ def test_a_cancellation_is_no_failure(here: CommandLine) -> None:
     root = submitted(here)
     cancelled = {"cause": Cause.CANCELLED, "failed_at": 1229.0, "ended_at": 1230.0}
     outcome(root, 1, next=Next.REQUEUE, **cancelled)
-    started(root, AGAIN, 2)
+    start(root, AGAIN, 2)
     queue(here, running())
     (said,) = lines(here("status", "4711").out, "restart")
     assert said.startswith("12 s from the end of attempt 1 to the first step: queue")
@@ -122,7 +123,7 @@ def test_a_resumed_run_counts_from_its_resume(
 ) -> None:
     root = submitted(here)
     outcome(root, 1, ended_at=1100.0)
-    started(root, AGAIN, 2, resumed_at=resumed_at)
+    start(root, AGAIN, 2, resumed_at=resumed_at)
     ended(root, "COMPLETED", 0)
     (said,) = lines(here("status", "4711").out, "start")
     assert said.split(": ")[1].startswith(phase)
@@ -131,12 +132,12 @@ def test_a_resumed_run_counts_from_its_resume(
 def test_slurm_says_when_the_job_started_if_the_nodes_did_not(here: CommandLine) -> None:
     root = submitted(here)
     without = {phase: end for phase, end in FIRST.items() if phase is not Phase.QUEUE}
-    started(root, without)
+    start(root, without)
     queue(here, "4711|RUNNING|node[17-18]|5:10:40|1-00:00:00|1031|N/A|None")
     assert "queue 31 s, prolog 1.2 s" in here("status", "4711").out
-    started(root, without, submitted_at=1031.4)  # Slurm counts whole seconds
+    start(root, without, submitted_at=1031.4)  # Slurm counts whole seconds
     assert "first step: prolog 0.8 s" in here("status", "4711").out
-    started(root, without)
+    start(root, without)
     queue(here)
     ended(root, "COMPLETED", 0)
     assert "queue 32 s, setup" in here("status", "4711").out
@@ -147,11 +148,11 @@ def test_slow_imports_get_a_hint_and_a_slow_queue_none(here: CommandLine) -> Non
     queue(here, running())
     for late, hints in ((Phase.QUEUE, 0), (Phase.LAUNCHER, 1), (Phase.IMPORTS, 0)):
         after = list(Phase)[list(Phase).index(late) :]
-        started(root, {phase: end + 100 * (phase in after) for phase, end in FIRST.items()})
+        start(root, {phase: end + 100 * (phase in after) for phase, end in FIRST.items()})
         found = lines(here("status", "4711").out, "start")
         assert found[0].startswith("00:02:22 to the first step")
         assert ["imports take long" in line for line in found[1:]] == [True] * hints
-    started(root, {**FIRST, Phase.STAGE: 1032.5, Phase.FIRST_STEP: 1099.0, Phase.IMPORTS: 1090.0})
+    start(root, {**FIRST, Phase.STAGE: 1032.5, Phase.FIRST_STEP: 1099.0, Phase.IMPORTS: 1090.0})
     (found_again,) = lines(here("status", "4711").out, "start")
     assert "prolog 1.2 s, stage 0.2 s, setup 0.4 s" in found_again
 
@@ -160,7 +161,7 @@ def test_a_requeued_job_that_waits_shows_no_start_but_what_a_site_can_set(
     here: CommandLine,
 ) -> None:
     root = submitted(here)
-    started(root, FIRST)
+    start(root, FIRST)
     outcome(root, 1, next=Next.REQUEUE)
     queue(here, HELD)
     said = here("status", "4711")
@@ -170,8 +171,8 @@ def test_a_requeued_job_that_waits_shows_no_start_but_what_a_site_can_set(
 
 def test_status_says_why_ranks_were_not_forked(here: CommandLine) -> None:
     root, why = submitted(here), "the ranks start as new interpreters, not as forks: \x1b no"
-    started(root, FIRST)
-    write_start(RunPaths(root=root), 1, FIRST, why)
+    start(root, {phase: end for phase, end in FIRST.items() if phase is not Phase.FIRST_STEP})
+    events(root, {"type": "not_forked", "reason": why})
     queue(here, running())
     told = json.loads(here("status", "4711", "--json").out)["attempts"][0]["startup"]
     assert told["not_forked"] == why

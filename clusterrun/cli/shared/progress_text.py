@@ -108,6 +108,7 @@ READ_S = 2.0  # between two readings of the run's files
 _NEXT = {  # what a start does after a phase
     None: "setting up",
     Phase.SETUP: "importing torch",
+    Phase.PREFLIGHT: "importing torch",
     Phase.FORGE: "waiting for the other nodes",
     Phase.AGENTS: "starting the ranks",
     Phase.LAUNCHER: "the script imports, ranks join",

@@ -64,7 +64,7 @@ from clusterrun.node.watch.preflight import NodeChecks
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
 from clusterrun.node.watch.usage import Sampler
-from clusterrun.rundir.startup import Phase
+from clusterrun.rundir.startup import STAGED_AT
 from clusterrun.rundir.usage import Alert, Sample, alert_texts
 from clusterrun.shared import wording
 from clusterrun.shared.control_page import Joining
@@ -76,7 +76,6 @@ if TYPE_CHECKING:  # of the head alone: other nodes start without them
     from clusterrun.node.watch.hangs import HangWatch
     from clusterrun.node.watch.interruption import Interruption
     from clusterrun.node.watch.looks import Looks
-    from clusterrun.node.watch.startup import StartWatch
 
 LINE_CHARS = 1000
 TICK_S = 0.1
@@ -123,12 +122,6 @@ class Agent:
             pids=self._pids_by_local_rank,
             is_in_step=bool(attempt.plan.cluster.scheduler.signals_ranks),
         )
-        self._startup = self._start_watch() if attempt.who.is_head else None
-
-    def _start_watch(self) -> StartWatch:
-        from clusterrun.node.watch.startup import StartWatch
-
-        return StartWatch(self._attempt, self._disk)
 
     @property
     def unawaited(self) -> list[int]:
@@ -206,8 +199,8 @@ class Agent:
             self._attempt, self._clock, compared, answerers, self._disk, decide, prepare
         )
         checks = await checking
-        if self._startup:
-            self._startup.reached(Phase.PREFLIGHT, time.time())
+        if self._who.is_head:
+            self._event("checked")
         return link, await link.meet(replace(report, checks=checks, facts=self._checks.facts))
 
     async def _train(self, link: Head | Member, parameters: LaunchParameters) -> int:
@@ -395,7 +388,11 @@ class Agent:
         who = self._who
         host, pid = socket.gethostname(), os.getpid()
         about = {"node_rank": who.node_rank, "host": host, "pid": pid, **self._notes.missing()}
-        return {**about, "nodelist": fold_hostlist(who.nodes)} if who.is_head else about
+        if not who.is_head:
+            return about
+        # Slurm 22.05 does not set the first variable.
+        times = {"job_start": _time("SLURM_JOB_START_TIME"), "staged_at": _time(STAGED_AT)}
+        return {**about, "nodelist": fold_hostlist(who.nodes), **times}
 
     def _decided(self, reports: Sequence[Report], address: str) -> LaunchParameters:
         """Decide, as the head, how to launch. Raises NodeError if a node may not take part."""
@@ -439,8 +436,7 @@ class Agent:
 
     def _say_of_forge(self, text: str) -> None:
         self._say(text, tell=self._who.is_head)
-        if self._startup:
-            self._startup.not_forked = text
+        self._event("not_forked", reason=text)
 
     def _clock_compared(self, offset: Offset) -> None:
         self._event("clock", offset_us=offset.offset_us, rtt_us=offset.rtt_us)
@@ -638,8 +634,6 @@ class Agent:
         about = {"ts": at, "type": kind, "attempt": self._attempt.number}
         event = {**about, "node": self._who.node, **fields}
         self._forwarder.event(event)
-        if self._startup:
-            self._startup.see(event)
 
     def _say(self, text: str, *, tell: bool = True, is_error: bool = False) -> None:
         """Write to the node's log, and with `tell` also to the job's output.
@@ -657,6 +651,13 @@ class Agent:
         over = f" over {parameters.interface}" if parameters.interface else ""
         text = f"{world}, rendezvous at {where}{over}, precision {parameters.precision}"
         self._say(text, tell=False)
+
+
+def _time(name: str) -> float | None:
+    """Return the time in a variable; None if it has none."""
+    with contextlib.suppress(ValueError):
+        return float(os.environ.get(name, ""))
+    return None
 
 
 def _launcher_failure(node: str, result: LauncherResult, when: str) -> Failure:
