@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-
 import click
 
 from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import output
+from clusterrun.cli.shared.explanations import RULE
+from clusterrun.cli.shared.explanations import explain as explain_id
 from clusterrun.cli.shared.findings import show
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
 from clusterrun.cli.shared.submission import warn_of_sbatch_variables
 from clusterrun.errors import Exit, UsageError
-from clusterrun.linting.rule import RULES
 from clusterrun.shared.wording import count
 from clusterrun.verbs.check import find_pitfalls, is_unsized, place
 from clusterrun.verbs.render import prepare
@@ -39,7 +38,7 @@ def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json
     """
     output.expect_json(as_json)
     if explain is not None:
-        _explain(explain)
+        explain_id(explain, RULE)
         return
     resolved = job.load()
     if not (resolved.spec.script or resolved.spec.module):
@@ -65,16 +64,3 @@ def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json
         number = count(len(found), "finding") if found else "no pitfall found"
         output.say(f"{number}, assuming two nodes with two ranks each" if is_assumed else number)
     ctx.exit(Exit.NO if found else Exit.OK)
-
-
-def _explain(name: str) -> None:
-    if name == "all":
-        output.answer_table(("RULE", "WHY"), [(rule.id, rule.reason) for rule in RULES.values()])
-        return
-    rule = RULES.get(name)
-    if rule is None:
-        near = difflib.get_close_matches(name, RULES, n=1)
-        listed = "list the rules with: clusterrun check --explain all"
-        hint = f"use '{near[0]}', or {listed}" if near else listed
-        raise UsageError(f"no rule '{name}'", hint=hint)
-    output.answer_page(f"{rule.id}  {rule.reason}", [("fix", rule.fix)])

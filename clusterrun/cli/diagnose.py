@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import sys
 import time
@@ -16,6 +15,8 @@ import click
 from clusterrun.cli.diagnose_look import show_look
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import Row, block, labelled
+from clusterrun.cli.shared.explanations import CAUSE
+from clusterrun.cli.shared.explanations import explain as explain_id
 from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced, timestamp
 from clusterrun.diagnosis.scan import FoundSign
 from clusterrun.diagnosis.weigh import Verdict
@@ -25,13 +26,11 @@ from clusterrun.shared.hostlist import fold_ranks
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
-from clusterrun.verbs.causes import known_causes
 from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs, place_of
 from clusterrun.verbs.judge import short
 from clusterrun.verbs.remedies import retry_of, run_of, to_do
 
 SCHEMA = "clusterrun.diagnose/1"
-_CAUSES_PAGE = "the page docs/reference/causes.md lists the ids"
 
 
 @click.command()
@@ -87,7 +86,7 @@ def command(
     """
     output.expect_json(as_json)
     if explain is not None:
-        _explain(explain)
+        explain_id(explain, CAUSE)
         return
     if logs and job and Path(job).is_file():
         raise UsageError("one file for each --log", hint=f"pass --log {shlex.quote(job)}")
@@ -140,17 +139,6 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
             f"logs and messages are left out: this shell may lack the job's {', '.join(unknown)}; "
             "set it as it was at the submission, and pack again"
         )
-
-
-def _explain(name: str) -> None:
-    known = known_causes()
-    cause = known.get(name)
-    if cause is None:
-        near = difflib.get_close_matches(name, known, n=1)
-        raise UsageError(f"no cause '{name}'", hint=f"use '{near[0]}'" if near else _CAUSES_PAGE)
-    signs = [f"{sign.written}  [{sign.seen or 'any version'}]" for sign in cause.signs]
-    rows = [*(("do", str(advice)) for advice in cause.do), *(("sign", text) for text in signs)]
-    output.answer_page(f"{cause.id}  {cause.means}", rows)
 
 
 def _rows(found: Diagnosis) -> Iterator[Row]:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import click
 
 from clusterrun.cli.shared import output
+from clusterrun.cli.shared.explanations import CHECK
+from clusterrun.cli.shared.explanations import explain as explain_id
 from clusterrun.cli.shared.findings import show
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
-from clusterrun.errors import Exit, UsageError
-from clusterrun.health.pages import CheckPage, pages
+from clusterrun.errors import Exit
 from clusterrun.health.reports import DIRECTORY
 from clusterrun.shared.finding import Finding, Severity
-from clusterrun.verbs.doctor import chosen, examine, is_chosen, places, subject_of
+from clusterrun.verbs.doctor import chosen, examine, is_chosen, subject_of
 from clusterrun.verbs.doctor_nodes import examine_here, findings
 from clusterrun.verbs.smoke import run
 
 SCHEMA: Final = "clusterrun.doctor/1"
-_WIDTH: Final = 90  # of a page's text
 _COUNTED: Final = {
     Severity.OK: "ok",
     Severity.NOTE: "noted",
@@ -65,7 +63,7 @@ def command(
     """
     output.expect_json(as_json)
     if explain is not None:
-        _explain(explain)
+        explain_id(explain, CHECK)
         return
     only, skip = (tuple(",".join(each).split(",")) if each else () for each in (only, skip))
     probes = chosen(only, skip)
@@ -144,24 +142,3 @@ def _check_nodes(
         "exclude": exclude or None,
     }
     output.say(f"the nodes' reports are in {smoke.run_dir / DIRECTORY}")
-
-
-def _explain(name: str) -> None:
-    known = pages()
-    if page := known.get(name):
-        output.answer_page(f"{name}  looks at {page.looks_at}", list(_rows(name, page)))
-        return
-    listed = [each for each in known if name == "all" or each.startswith(name)]
-    if not listed:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"use '{near[0]}'" if near else "list them with: clusterrun doctor --explain all"
-        raise UsageError(f"no check '{name}'", hint=hint)
-    output.answer_table(("CHECK", "LOOKS AT"), [(each, known[each].looks_at) for each in listed])
-
-
-def _rows(name: str, page: CheckPage) -> Iterator[tuple[str, str]]:
-    for label, text in (("FAIL if", page.fails), ("note if", page.notes), ("then", page.why)):
-        for number, line in enumerate(textwrap.wrap(text, _WIDTH, break_on_hyphens=False)):
-            yield "" if number else label, line
-    yield from (("fix", text) for text in page.fix)  # never wrapped: they are copied
-    yield from (("runs on", text) for text in places(name))

@@ -1,4 +1,4 @@
-"""What a pitfall is: an id, the reason, the fix, and how it is found in a script and its launch.
+"""Look for pitfalls in a script and its launch: each has an id, the reason and the fix.
 
 A rule is silent if it is unsure. A finding that is false costs more trust than a missed one.
 """
@@ -6,11 +6,15 @@ A rule is silent if it is unsure. A finding that is false costs more trust than 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from clusterrun import linting
 from clusterrun.config.choices import Strategy
 from clusterrun.linting.source import Script
+from clusterrun.shared.finding import Finding, Severity
 
 
 class Launch(NamedTuple):
@@ -66,14 +70,45 @@ class Rule(NamedTuple):
     look: Look
 
 
-RULES: Final[dict[str, Rule]] = {}
+_RULES: Final[dict[str, Rule]] = {}
 
 
 def rule(name: str, reason: str, fix: str) -> Callable[[Look], Look]:
     """Add a rule; `name` is its id."""
 
     def register(look: Look) -> Look:
-        RULES[name] = Rule(id=name, reason=reason, fix=fix, look=look)
+        _RULES[name] = Rule(id=name, reason=reason, fix=fix, look=look)
         return look
 
     return register
+
+
+def rules() -> Mapping[str, Rule]:
+    """Return the rules by id: those of all modules in this directory."""
+    for module in pkgutil.iter_modules(linting.__path__):
+        importlib.import_module(f"{__package__}.{module.name}")
+    return _RULES
+
+
+def lint(source: bytes, launch: Launch) -> tuple[Finding, ...]:
+    """Return what harms this launch of a script, by line; () if it is not Python.
+
+    A comment `# clusterrun: ignore RULE` switches a rule off for its line.
+    """
+    try:
+        script = Script(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    found = [
+        Finding(
+            id=rule.id,
+            severity=Severity.NOTE,
+            text=f"{what}: {rule.reason}",
+            fix=rule.fix,
+            line=getattr(node, "lineno", 0),
+        )
+        for rule in rules().values()
+        for node, what in rule.look(script, launch)
+    ]
+    kept = (each for each in found if not script.is_ignored(each.line, each.id))
+    return tuple(sorted(kept, key=lambda each: each.line))

@@ -7,8 +7,7 @@ from pathlib import Path
 from clusterrun.config import Resolved
 from clusterrun.config.spec import Device
 from clusterrun.launch.plan import Plan
-from clusterrun.linting.lint import lint
-from clusterrun.linting.rule import Launch
+from clusterrun.linting.rule import Launch, lint
 from clusterrun.shared.finding import Finding
 
 

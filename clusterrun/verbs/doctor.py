@@ -392,7 +392,7 @@ def chosen(only: Sequence[str], without: Sequence[str]) -> list[Probe]:
     """Return the checks whose id begins with one of `only`, and with none of `without`."""
     for prefix in (*only, *without):
         if not any(name.startswith(prefix) for name in pages()):
-            hint = "list them with: clusterrun doctor --explain all"
+            hint = "list them with: clusterrun explain all"
             raise UsageError(f"no check begins with '{prefix}'", hint=hint)
     return [probe for probe in PROBES if is_chosen(probe.id, only, without)]
 

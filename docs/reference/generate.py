@@ -26,6 +26,7 @@ from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
 from clusterrun.diagnosis.table import built_in
 from clusterrun.health.pages import pages as check_pages
+from clusterrun.linting.rule import rules
 from clusterrun.verbs.doctor import places
 
 HERE = Path(__file__).parent
@@ -61,7 +62,7 @@ def pages() -> dict[str, str]:
 
 def _causes() -> Iterator[str]:
     yield f"{NOTICE}\n# Causes\n"
-    yield "What `clusterrun diagnose` can name. To list the signs: `diagnose --explain ID`.\n"
+    yield "What `clusterrun diagnose` can name. To list the signs: `clusterrun explain ID`.\n"
     for cause in sorted(built_in().values(), key=lambda each: each.id):
         if cause.means:
             yield f"## {cause.id}\n\n{cause.means} {RETRIES[cause.retry].capitalize()}.\n"
@@ -72,7 +73,7 @@ def _causes() -> Iterator[str]:
 def _checks() -> Iterator[str]:
     known = check_pages()
     yield f"{NOTICE}\n# Checks\n"
-    yield "What [`clusterrun doctor`](../doctor.md) checks. To print a page: `doctor --explain ID`."
+    yield "What [`clusterrun doctor`](../doctor.md) checks. To print one: `clusterrun explain ID`."
     yield "\n| check | looks at |\n|---|---|"
     for name, page in known.items():
         yield f"| [{name}](#{name.replace('.', '')}) | {_cell(page.looks_at)} |"
@@ -83,6 +84,9 @@ def _checks() -> Iterator[str]:
         yield f"- Then: {page.why}".replace("*", r"\*")
         yield from (f"- Fix: {text}".replace("*", r"\*") for text in page.fix)
         yield from (f"- Runs on {text}." for text in places(name))
+    yield "\n# Rules\n\nWhat [`clusterrun check`](../check.md) finds in a script and its launch."
+    for rule in rules().values():
+        yield f"\n## {rule.id}\n\n- Then: {rule.reason}.\n- Fix: {rule.fix}"
 
 
 def _commands() -> Iterator[str]:

@@ -80,8 +80,6 @@ def test_files_of_ranks_do_not_hide_each_others_errors(here: CommandLine) -> Non
         (("--log", "missing.log"), "cannot read the log 'missing.log'"),
         (("4711", "--log", "x.log"), "--log reads files, not a job"),
         (("train.py", "--log", "x.log"), "one file for each --log\n  hint: pass --log train.py"),
-        (("--explain", "cuda_oon"), "no cause 'cuda_oon'\n  hint: use 'cuda_oom'"),
-        (("--explain", "nosuch"), "hint: the page docs/reference/causes.md lists the ids"),
         (("99999",), "no job or run '99999'"),
         (("4711", "--attempt", "3"), "job 4711 has no attempt 3\n  hint: choose 1"),
     ],
@@ -91,12 +89,6 @@ def test_what_cannot_be_diagnosed(here: CommandLine, words: tuple[str, ...], wro
     done = here("diagnose", *words)
     assert done.code in (2, 4)
     assert wrong in done.err
-
-
-def test_a_cause_is_explained(here: CommandLine) -> None:
-    done = here("diagnose", "--explain", "cuda_oom")
-    assert done.code == 0
-    assert done.out.startswith("cuda_oom  A GPU ran out of memory.")
 
 
 def test_a_job_whose_rank_was_killed(here: CommandLine) -> None:

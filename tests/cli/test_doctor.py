@@ -17,7 +17,6 @@ import pytest
 
 from clusterrun.backends import cache, interpreters, machine_facts
 from clusterrun.health import cuda, machine, paths, python
-from clusterrun.health.pages import pages
 from clusterrun.launch.facts import Interpreter
 from clusterrun.verbs import doctor
 from tests.cli.conftest import INSTALLED, CommandLine
@@ -118,26 +117,6 @@ def test_what_is_printed(well: CommandLine) -> None:
         "skip  slurm.version       slurmctld does not answer",
     ]
     assert said.err == "1 ok, 0 noted, 1 failed, 1 skipped\nfailed: slurm.controller\n"
-
-
-def test_explain(here: CommandLine) -> None:
-    known = pages()
-    listed = here("doctor", "--explain", "all").out.splitlines()[1:]
-    rows = {name: page.looks_at for name, page in known.items()}
-    assert dict(line.split(maxsplit=1) for line in listed) == rows
-    assert [name for name in (probe.id for probe in doctor.PROBES) if name not in known] == []
-    for name, page in known.items():
-        said = here("doctor", "--explain", name).out
-        assert said.startswith(f"{name}  looks at {page.looks_at}\n")
-        texts = [page.fails, page.notes, page.why, *page.fix, *doctor.places(name)]
-        assert [text for text in texts if text not in " ".join(said.split())] == []
-        assert ("FAIL if" in said, "note if" in said) == (bool(page.fails), bool(page.notes))
-    of_gpus = here("doctor", "--explain", "gpu").out.splitlines()[1:]
-    assert [line.split()[0] for line in of_gpus] == [x for x in known if x.startswith("gpu.")]
-    assert here("doctor", "--explain", "node.shm").out in (ROOT / "docs" / "doctor.md").read_text()
-    for words in (("--explain", "node.shn"), ("--only", "nod3")):
-        done = here("doctor", *words)
-        assert (done.code, "hint: " in done.err) == (2, True)
 
 
 # Programs, packages and files

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.linting.lint import lint
+from clusterrun.linting.rule import lint
 from tests.linting.launches import LAUNCHES
 
 LEAST = 10

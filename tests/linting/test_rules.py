@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterrun.linting.lint import lint
-from clusterrun.linting.rule import RULES, Launch
-from tests.checkout import EXAMPLES, ROOT, listed
+from clusterrun import linting
+from clusterrun.cli.shared.explanations import RULE, pages
+from clusterrun.linting import rule as registry
+from clusterrun.linting.rule import Launch, lint, rules
+from tests.checkout import EXAMPLES, listed
 from tests.linting.launches import LAUNCHES
 
 TABLE: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
@@ -33,13 +35,25 @@ def _launch(case: dict[str, Any]) -> Launch:
 
 
 def test_each_rule_has_both_kinds_of_scripts() -> None:
-    assert set(TABLE) == set(RULES)
+    assert set(TABLE) == set(rules())
     assert all(both["finds"] and both["silent"] for both in TABLE.values())
 
 
-def test_each_rule_is_in_the_documentation() -> None:
-    table = (ROOT / "docs/check.md").read_text()
-    assert [name for name in RULES if f"`{name}`" not in table] == []
+def test_a_file_adds_a_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sleeps.py").write_text(
+        "from clusterrun.linting.rule import rule\n\n"
+        '@rule("sleeps", "all ranks wait", "remove it")\n'
+        "def _sleeps(script, launch):\n"
+        '    yield from ((call, "it sleeps") for call in script.calls("time.sleep"))\n'
+    )
+    monkeypatch.setattr(linting, "__path__", [*linting.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "_RULES", dict(rules()))
+    (found,) = lint(b"import time\ntime.sleep(1)\n", Launch())
+    assert (found.id, found.line, found.text, found.fix) == (
+        *("sleeps", 2, "it sleeps: all ranks wait", "remove it"),
+    )
+    page = next(page for page in pages(RULE) if page.id == "sleeps")
+    assert (page.summary, page.rows) == ("all ranks wait", [("fix", "remove it")])
 
 
 def test_each_pitfall_is_found_at_its_lines_and_nowhere_else() -> None:

@@ -1,0 +1,53 @@
+"""`explain` has a page for each id, and the verbs' own --explain leads to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterrun.health.pages import pages
+from clusterrun.linting.rule import rules
+from clusterrun.verbs import doctor
+from clusterrun.verbs.causes import known_causes
+from tests.checkout import ROOT
+from tests.cli.conftest import CommandLine
+
+
+def test_each_id_is_listed(here: CommandLine) -> None:
+    listed = [line.split()[0] for line in here("explain", "all").out.splitlines()[1:]]
+    assert listed == [*known_causes(), *pages(), *rules()]
+    of_gpus = here("explain", "gpu.").out.splitlines()[1:]
+    assert [line.split()[0] for line in of_gpus] == [x for x in pages() if x.startswith("gpu.")]
+
+
+def test_the_page_of_a_check_is_whole(here: CommandLine) -> None:
+    page = pages()["node.shm"]
+    said = here("explain", "node.shm").out
+    texts = [page.looks_at, page.fails, page.notes, page.why, *page.fix, *doctor.places("node.shm")]
+    assert [text for text in texts if text not in " ".join(said.split())] == []
+    assert said in (ROOT / "docs" / "doctor.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "title", "listed"),
+    [
+        ("diagnose", "cuda_oom", "cuda_oom  A GPU ran out of memory.", known_causes()),
+        ("doctor", "node.tmp", "node.tmp  looks at ", pages()),
+        ("check", "fixed-port", "fixed-port  two jobs", rules()),
+    ],
+)
+def test_a_verb_explains_its_ids(
+    here: CommandLine, verb: str, name: str, title: str, listed: dict[str, object]
+) -> None:
+    said = here(verb, "--explain", name).out
+    assert said.startswith(title)
+    assert said == here("explain", name).out
+    rows = here(verb, "--explain", "all").out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [*listed]
+    wrong = here(verb, "--explain", f"{name}e")
+    assert (wrong.code, f"hint: use '{name}'" in wrong.err) == (2, True)
+
+
+def test_an_unknown_id_leads_to_the_list(here: CommandLine) -> None:
+    wrong = here("explain", "nosuch")
+    assert wrong.code == 2
+    assert "hint: list the ids with: clusterrun explain all" in wrong.err
