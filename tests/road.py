@@ -22,7 +22,7 @@ from tests.patience import patience, wait_for
 SCRIPTS = ROOT / "tests" / "scripts"
 STUB = ROOT / "tests" / "node" / "stub"
 # For what is about agents, batch script or logs: a launcher and ranks that import no torch.
-LIGHT = ("--device", "cpu", "--no-world-contract", "--env", f"PYTHONPATH={STUB}")
+LIGHT = ("--device", "cpu", "--set", "launch.world_contract=false", "--env", f"PYTHONPATH={STUB}")
 
 
 @dataclass

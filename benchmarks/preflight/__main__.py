@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 def _start_s(way: str, nodes: int, place: str) -> float:
     """Start a job, cancel it once its launch is decided, and return how long that took."""
     words = ("submit", "--cluster", "local", "--device", "cpu", "--nproc-per-node", "1", "--yes")
-    more = ("--nodes", str(nodes), "--preflight", way, "--parsable", "train.py")
+    more = ("--nodes", str(nodes), "--set", f"launch.preflight={way}", "--parsable", "train.py")
     argv = [CLUSTERRUN, *words, *more]
     done = subprocess.run(argv, cwd=place, check=True, capture_output=True, text=True)
     job = done.stdout.split()[0].partition(";")[0]

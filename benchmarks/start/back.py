@@ -74,7 +74,7 @@ def our_words(directory: Path, sleep_s: float, *arguments: str, procs: int = 1) 
     """Return the words that submit the timed example to the real Slurm."""
     return (
         *("--cluster", "slurm", "--nodes", "2", "--nproc-per-node", str(procs), "--device", "cpu"),
-        *("--cpus-per-task", "8", "--threads-per-process", "1", "--time", "20"),
+        *("--cpus-per-task", "8", "--set", "launch.threads_per_process=1", "--time", "20"),
         *("timed.py", str(directory / "times"), str(sleep_s), *arguments),
     )
 

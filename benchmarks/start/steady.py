@@ -192,7 +192,7 @@ def _our_memory(place: Place, cluster: Cluster, options: tuple[str, ...]) -> dic
     directory = place.fresh("memory")
     words = (
         *(*options, "--cluster", "slurm", "--nodes", "1", "--nproc-per-node", "8"),
-        *("--device", "cpu", "--threads-per-process", "1", "--time", "10"),
+        *("--device", "cpu", "--set", "launch.threads_per_process=1", "--time", "10"),
     )
     probe = (str(SCRIPTS / "probe.py"), str(directory), "--hold", str(HOLD_S))
     job = place.submit(directory, *words, *probe)

@@ -115,7 +115,7 @@ def _ours(place: Place, cluster: Cluster, world: World, options: tuple[str, ...]
     words = (
         *(*options, "--cluster", "slurm", "--nodes", str(world.nodes)),
         *("--nproc-per-node", str(world.procs), "--cpus-per-task", "8"),
-        *("--device", "cpu", "--strategy", world.strategy, "--threads-per-process", "1"),
+        *("--device", "cpu", "--strategy", world.strategy, "--set", "launch.threads_per_process=1"),
         *("--time", "10", str(SCRIPTS / "probe.py"), str(directory)),
     )
     job = place.submit(directory, *words)

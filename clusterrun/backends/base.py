@@ -65,12 +65,11 @@ class SchedulerJob:
 class Where(NamedTuple):
     """What a backend may need to find its jobs: `backend(where)` of a scheduler's module gets it.
 
-    `slurm_cluster` is recorded of a job, `keep_sbatch_env` is for Slurm, `is_shared` for hosts.
+    `slurm_cluster` is recorded of a job, `is_shared` is for hosts.
     """
 
     runs_dir: RunsDir
     slurm_cluster: str | None = None
-    keep_sbatch_env: bool = False
     is_shared: bool = False
 
 

@@ -54,9 +54,7 @@ class SbatchVariable(NamedTuple):
     planned: str | None
 
 
-def scrubbed(
-    environ: Mapping[str, str], *, keep: Collection[str] = (), keep_sbatch: bool = False
-) -> dict[str, str]:
+def scrubbed(environ: Mapping[str, str], *, keep: Collection[str] = ()) -> dict[str, str]:
     """Return the environment without what would disturb a job; `keep` names exceptions.
 
     Inside a job, start from what the job was given and what its script has set since.
@@ -64,9 +62,7 @@ def scrubbed(
     return {
         name: value
         for name, value in as_given(environ).items()
-        if name in keep
-        or not _is_scrubbed(name)
-        or (keep_sbatch and (name.startswith("SBATCH_") or name in SBATCH_OPTIONS))
+        if name in keep or not _is_scrubbed(name)
     }
 
 

@@ -13,9 +13,7 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 
 
-def backend(
-    cluster: Cluster, runs_dir: RunsDir, *, keep_sbatch_env: bool = False, is_shared: bool = False
-) -> Backend:
+def backend(cluster: Cluster, runs_dir: RunsDir, *, is_shared: bool = False) -> Backend:
     """Return the backend to submit to. Raises UsageError for Slurm without sbatch.
 
     `is_shared`: a first host that does not see `runs_dir` is refused.
@@ -23,8 +21,7 @@ def backend(
     if cluster.scheduler.reads_sbatch:
         refuse_missing_slurm()
     here = RunsDir(root=runs_dir.root.absolute())
-    where = Where(runs_dir=here, keep_sbatch_env=keep_sbatch_env, is_shared=is_shared)
-    return _of(cluster, where)
+    return _of(cluster, Where(runs_dir=here, is_shared=is_shared))
 
 
 def refuse_missing_slurm() -> None:

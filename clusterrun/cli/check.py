@@ -52,7 +52,7 @@ def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json
     said = [text for text in prepared.notes if text not in of_one_rank]
     for text in said:
         output.note(text)
-    variables = warn_of_sbatch_variables(prepared, keep=False)
+    variables = warn_of_sbatch_variables(prepared)
     script = resolved.spec.script or resolved.spec.module or ""
     if as_json:
         notes = [*said, *(f"{found.name}={found.value}" for found in variables)]

@@ -157,10 +157,6 @@ def _color(_: click.Command) -> Callable[[Any], Any]:
     return _session_option("--color", type=choice, help="colour the output  [default: auto]")
 
 
-def _debug(_: click.Command) -> Callable[[Any], Any]:
-    return _session_option("--debug", is_flag=True, help="print the traceback of a crash")
-
-
 def _quiet(command: click.Command) -> Callable[[Any], Any]:
     letter = "-Q" if "-q" in _options_of(command) else "-q"  # sbatch: -q is --qos, -Q is --quiet
     return _session_option(letter, "--quiet", is_flag=True, help="suppress notes")
@@ -189,7 +185,6 @@ def _help_all(command: click.Command) -> Callable[[Any], Any]:
 
 _GLOBAL_OPTIONS: Final = {
     "--color": _color,
-    "--debug": _debug,
     "--quiet": _quiet,
     "--verbose": _verbose,
     "--help": _help,
@@ -374,19 +369,16 @@ def _sentence(text: str) -> str:
 
 
 def _report_crash(error: Exception, session: output.Session) -> int:
-    import traceback  # only needed after a crash
-
     from clusterrun.shared.crash import write_crash
 
     what = f"clusterrun itself failed: {type(error).__name__}: {error}".strip()
-    hint: str | tuple[str, ...] = ()
-    if session.debug:
+    try:
+        hint = f"report it with the traceback in {write_crash(error)}"
+    except OSError:
+        import traceback  # only needed after a crash
+
         sys.stderr.write("".join(traceback.format_exception(error)))
-    else:
-        try:
-            hint = f"report it with the traceback in {write_crash(error)}"
-        except OSError:
-            hint = "run it again with --debug and report the traceback"
+        hint = "report it with the traceback above"
     output.print_error(ClusterrunError(what, hint=hint), session)
     return Exit.FAILED
 

@@ -14,7 +14,6 @@ from clusterrun.cli.shared.options import (
     ScriptCommand,
     job_options,
     json_option,
-    keep_sbatch_env_option,
 )
 from clusterrun.cli.shared.submission import print_check, print_files, print_notes
 from clusterrun.errors import ClusterrunError, UsageError
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     help="print the launch command of a node and the environment of rank 0, with reasons",
 )
 @json_option
-@keep_sbatch_env_option
 def command(
     job: JobOptions,
     *,
@@ -47,7 +45,6 @@ def command(
     checks: bool,
     shows_command: bool,
     as_json: bool,
-    keep_sbatch_env: bool,
 ) -> None:
     """Print the batch script that submit sends.
 
@@ -61,11 +58,11 @@ def command(
     """
     output.expect_json(as_json)
     prepared = prepare(job.load())
-    print_notes(prepared, keep_sbatch_env=keep_sbatch_env)
+    print_notes(prepared)
     if prepared.problem:
         output.note(f"submit would refuse this here: {prepared.problem.message}")
     if checks:
-        print_check(check(prepared, keep_sbatch_env=keep_sbatch_env))
+        print_check(check(prepared))
     if output_dir is not None:
         _write_files(prepared, Path(output_dir))
     if shows_command:

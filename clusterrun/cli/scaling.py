@@ -44,7 +44,7 @@ NO_STEPS = (
 
 @click.command(cls=ScriptCommand)
 @job_options(without=("nodes",))
-@under("Slurm")(
+@under("Measurement")(
     "counts",
     "-N",
     "--nodes",

@@ -9,12 +9,11 @@ import click
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.options import (
     JobOptions,
-    ScriptCommand,
+    SubmitCommand,
     as_options,
     follow_option,
     job_options,
     json_option,
-    keep_sbatch_env_option,
     parsable_option,
     submission_option,
     wait_option,
@@ -28,7 +27,7 @@ from clusterrun.verbs.render import Prepared, check, prepare
 from clusterrun.verbs.submit import submit_prepared
 
 
-@click.command(cls=ScriptCommand)
+@click.command(cls=SubmitCommand)
 @job_options()
 @follow_option
 @wait_option
@@ -37,16 +36,12 @@ from clusterrun.verbs.submit import submit_prepared
     "--dry-run", is_flag=True, help="print and check the batch script without submitting it"
 )
 @submission_option(
-    "--test-only", is_flag=True, help="ask Slurm when the job would start, without submitting it"
-)
-@submission_option(
     "--chain",
     metavar="N",
     type=click.IntRange(min=1),
     help="queue N jobs that continue the run one after another",
 )
 @yes_option
-@keep_sbatch_env_option
 @parsable_option
 @json_option
 @click.pass_context
@@ -56,13 +51,11 @@ def command(
     *,
     plans: bool,
     dry_run: bool,
-    test_only: bool,
     parsable: bool,
     as_json: bool,
     wait: bool,
     follow: bool,
     yes: bool,
-    keep_sbatch_env: bool,
     chain: int | None,
 ) -> None:
     """Submit a training script to N nodes.
@@ -81,21 +74,20 @@ def command(
     job = _chained(job) if chain else job
     prepared = _prepare_planned(job) if plans else prepare(job.load())
     prepared.refuse_problem()
-    warnings = submission.print_notes(prepared, keep_sbatch_env=keep_sbatch_env)
-    if dry_run or test_only:
+    warnings = submission.print_notes(prepared)
+    if dry_run:
         try:
-            answer = check(prepared, keep_sbatch_env=keep_sbatch_env)
+            answer = check(prepared)
         except SchedulerUnreachableError as error:
-            if test_only:
-                raise
             output.warn(f"Slurm has not checked the script: {describe(error)}")
             answer = "bash finds no errors"
-        _show_unsent(prepared, answer, test_only=test_only, as_json=as_json)
+        submission.print_check(answer)
+        submission.print_files(prepared, as_json=as_json)
         return
     submission.confirm_size(prepared.plan, yes=yes)
     submission.print_plan(prepared.plan)
     argv = ("clusterrun", *sys.argv[1:])
-    record = submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env, chain=chain or 0)
+    record = submit_prepared(prepared, argv=argv, chain=chain or 0)
     data = submission.submission_object(record, prepared, warnings)
     answer_and_wait(ctx, record, data, as_json=as_json, parsable=parsable, wait=wait, follow=follow)
 
@@ -136,19 +128,3 @@ def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_r
     submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
     if parsable and dry_run:
         raise UsageError("--dry-run submits no job, so --parsable has no id", hint="keep one")
-
-
-def _show_unsent(prepared: Prepared, answer: str, *, test_only: bool, as_json: bool) -> None:
-    """Print the script (--dry-run) or Slurm's answer to it (--test-only)."""
-    if not test_only:
-        submission.print_check(answer)
-        submission.print_files(prepared, as_json=as_json)
-    elif not answer:
-        raise UsageError(
-            "--test-only asks Slurm, but this job does not run on Slurm",
-            hint="pass --cluster slurm on a login node",
-        )
-    elif as_json:
-        output.answer_json({"schema": "clusterrun.test-only/1", "message": answer})
-    else:
-        output.answer(answer)

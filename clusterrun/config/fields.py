@@ -32,22 +32,22 @@ class Kind(str, Enum):
 
 
 class Field(NamedTuple):
-    """The declaration of one setting: its YAML key, options, kind and meaning.
+    """A row of the table of settings: its YAML key, options, kind and meaning.
 
-    `is_common`: the short help shows its option; `is_estimated`: `plan` shows it.
+    `former` are options that it had once; `is_common`: the short help shows its options.
     """
 
     name: str
     key: str
     kind: Kind
     flags: tuple[str, ...]
+    former: tuple[str, ...]
     group: str
     help: str
     default: Any
     choices: type[Enum] | None
     metavar: str | None
     is_common: bool
-    is_estimated: bool
 
     @property
     def env(self) -> str:

@@ -16,6 +16,9 @@ BY_ENV: Final[Mapping[str, Field]] = {field.env: field for field in FIELDS}
 SECTIONS: Final = tuple(
     dict.fromkeys(key.partition(".")[0] for key in BY_KEY if "." in key)
 )  # slurm, launch, network, logs, training
+FORMER: Final[Mapping[str, Field]] = {
+    option: field for field in FIELDS for flag in field.former for option in flag.split("/")
+}
 # The names in other tools.
 _ALIASES: Final = {
     **dict.fromkeys(("gpus", "gres", "num_gpus", "n_gpus"), "slurm.gpus_per_node"),
@@ -78,7 +81,8 @@ def _words() -> dict[str, str]:
     """Map words to the keys that they name: whole keys, their last parts, long options."""
     words = dict(_ALIASES)
     for field in FIELDS:
-        options = [flag.lstrip("-").replace("-", "_") for flag in field.flags if flag[:2] == "--"]
+        flags = (flag for flag in (*field.flags, *field.former) if flag[:2] == "--")
+        options = [flag.lstrip("-").replace("-", "_") for flag in flags]
         for word in (*options, field.name, field.key.rpartition(".")[2], field.key):
             words[word] = field.key
     return words

@@ -215,6 +215,6 @@ def refuse_several_clusters(merged: Merged) -> None:
     if len(names) > 1:
         error = UsageError(
             f"slurm.clusters lists {len(names)} clusters: {', '.join(names)}",
-            hint=f"choose one, e.g. --clusters={names[0]}",
+            hint=f"choose one, e.g. --set slurm.clusters={names[0]}",
         )
         raise located(error, merged.origins["slurm.clusters"].where)

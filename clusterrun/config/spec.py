@@ -49,7 +49,8 @@ __all__ = [
 ]
 
 # Each group of the help and its settings:
-# key [= field of JobSpec] | kind [METAVAR] | options | common: in the short help; plan | meaning
+# key [= field of JobSpec] | kind [METAVAR] | options | common: in the short help | meaning
+# Options in parentheses exist no more: whoever types one is told to use --set.
 _TABLE: Final = """\
 [job]
 script | path | | | run this training script
@@ -59,34 +60,34 @@ name | text | -J --job-name | common | name the job  [default: the script]
 cluster | enum | --cluster | common |
   run on Slurm, on this machine, on hosts over ssh, or in an allocation that you are in; auto uses
   Slurm if sbatch is found, else this machine
-run_dir | path | --run-dir | plan |
+run_dir | path | --run-dir | |
   keep runs in this directory; on Slurm the nodes must share it  [default: runs]
 [hosts]
 hosts | texts HOST,... | --hosts | |
   run on these hosts, e.g. gpu1,user@gpu2:2222 or gpu[1-4] (ssh, allocation)
 hostfile | path FILE | --hostfile | |
   read the hosts from a file: one on each line, as gpu1 or gpu1 slots=4
-wait_for_hosts = wait_for_hosts_s | duration | --wait-for-hosts | |
+wait_for_hosts = wait_for_hosts_s | duration | (--wait-for-hosts) | |
   wait this long for a lost host to return; 0 stops the run at once  [default: 10m]
-hosts_dir | text DIR | --hosts-dir | |
+hosts_dir | text DIR | (--hosts-dir) | |
   keep runs in this directory on hosts that do not share the run directory  [default: ~/clusterrun]
-starter | enum | --starter | | start processes in an allocation with this program  [default: auto]
+starter | enum | (--starter) | | start processes in an allocation with this program  [default: auto]
 [slurm]
-slurm.nodes | count | -N --nodes | common plan | run on this many nodes  [default: 1]
-slurm.gpus_per_node | number | --gpus-per-node | common plan |
+slurm.nodes | count | -N --nodes | common | run on this many nodes  [default: 1]
+slurm.gpus_per_node | number | --gpus-per-node | common |
   request this many GPUs on each node, one rank each; a100:4 also sets the type
-slurm.gpu_type | text | --gpu-type | plan | request GPUs of this type, e.g. a100
-slurm.gpu_request | enum | --gpu-request | |
+slurm.gpu_type | text | (--gpu-type) | | request GPUs of this type, e.g. a100
+slurm.gpu_request | enum | (--gpu-request) | |
   request GPUs with this sbatch option  [default: gpus-per-node]
-slurm.cpus_per_task | count | -c --cpus-per-task | common plan | request this many CPUs on each node
-slurm.cpus_per_gpu | count | --cpus-per-gpu | plan | request this many CPUs for each GPU
-slurm.mem | text | --mem | common plan | request this much memory on each node, e.g. 200G
-slurm.mem_per_gpu | text | --mem-per-gpu | plan | request this much memory for each GPU, e.g. 60G
-slurm.mem_per_cpu | text | --mem-per-cpu | plan | request this much memory for each CPU, e.g. 4G
-slurm.exclusive | flag | --exclusive | | do not share the nodes with other jobs
-slurm.time = time_minutes | minutes | -t --time | common plan |
+slurm.cpus_per_task | count | -c --cpus-per-task | common | request this many CPUs on each node
+slurm.cpus_per_gpu | count | (--cpus-per-gpu) | | request this many CPUs for each GPU
+slurm.mem | text | --mem | common | request this much memory on each node, e.g. 200G
+slurm.mem_per_gpu | text | (--mem-per-gpu) | | request this much memory for each GPU, e.g. 60G
+slurm.mem_per_cpu | text | (--mem-per-cpu) | | request this much memory for each CPU, e.g. 4G
+slurm.exclusive | flag | (--exclusive) | | do not share the nodes with other jobs
+slurm.time = time_minutes | minutes | -t --time | common |
   limit the run time, e.g. 90 (minutes), 12h, 1:30:00 or 2-00:00:00
-slurm.time_min = time_min_minutes | minutes | --time-min | |
+slurm.time_min = time_min_minutes | minutes | (--time-min) | |
   accept a shorter time limit, down to this, to start earlier
 slurm.partition | text | -p --partition | common | submit to this partition
 slurm.account | text | -A --account | common | charge this account
@@ -94,98 +95,98 @@ slurm.qos | text | -q --qos | common | request this quality of service
 slurm.constraint | text | -C --constraint | common | require these node features, e.g. a100|h100
 slurm.nodelist | text | -w --nodelist | | use these nodes, e.g. node[01-04]
 slurm.exclude | text | -x --exclude | | avoid these nodes, e.g. node[07,12]
-slurm.reservation | text | --reservation | | run in this reservation
-slurm.dependency | text | -d --dependency | | start after other jobs, e.g. afterok:4711
-slurm.begin | text | -b --begin | | start no earlier than this, e.g. 20:00 or now+2hours
-slurm.deadline | text | --deadline | |
+slurm.reservation | text | (--reservation) | | run in this reservation
+slurm.dependency | text | (-d --dependency) | | start after other jobs, e.g. afterok:4711
+slurm.begin | text | (-b --begin) | | start no earlier than this, e.g. 20:00 or now+2hours
+slurm.deadline | text | (--deadline) | |
   remove the job if it cannot end by this time, e.g. 2026-08-01T06:00
-slurm.hold | flag | -H --hold | | submit the job in held state
-slurm.requeue | flag | --requeue/--no-requeue | |
+slurm.hold | flag | (-H --hold) | | submit the job in held state
+slurm.requeue | flag | (--requeue/--no-requeue) | |
   let Slurm requeue the job after a preemption or a node failure  [default: yes]
-slurm.signal | text | --signal | | send USR1 or USR2 before the time limit, e.g. B:USR2@300
-slurm.spare_nodes | number | --spare-nodes | |
+slurm.signal | text | (--signal) | | send USR1 or USR2 before the time limit, e.g. B:USR2@300
+slurm.spare_nodes | number | (--spare-nodes) | |
   allocate extra nodes that replace lost ones  [default: 0]
-slurm.switches | text | --switches | |
+slurm.switches | text | (--switches) | |
   limit the number of leaf switches, e.g. 1@60 (wait up to 60 minutes)
-slurm.clusters | text | -M --clusters | | submit to this Slurm cluster, if there are several
-slurm.comment | text | --comment | | attach a comment to the job
-slurm.mail_type | text | --mail-type | | send mail on these events, e.g. END,FAIL
-slurm.mail_user | text | --mail-user | | send mail to this address
+slurm.clusters | text | (-M --clusters) | | submit to this Slurm cluster, if there are several
+slurm.comment | text | (--comment) | | attach a comment to the job
+slurm.mail_type | text | (--mail-type) | | send mail on these events, e.g. END,FAIL
+slurm.mail_user | text | (--mail-user) | | send mail to this address
 slurm.extra = sbatch_args | texts OPTION | --sbatch-arg | |
   pass any other option to sbatch, e.g. --sbatch-arg=--nice=100 (repeatable)
 slurm.srun_extra = srun_args | texts OPTION | --srun-arg | |
   pass any other option to srun, e.g. --srun-arg=--container-image=IMAGE (repeatable)
 [launch]
-launch.nproc_per_node | count | --nproc-per-node | plan |
+launch.nproc_per_node | count | --nproc-per-node | |
   start this many ranks on each node  [default: one per GPU, else 1]
 launch.device | enum | --device | common | compute on this device  [default: auto]
 launch.gpu_ids | text | --gpu-ids | | use these GPUs of this machine, e.g. 0,2 (local runs)
-launch.strategy | enum | --strategy | common plan |
+launch.strategy | enum | --strategy | common |
   distribute the model with this strategy  [default: ddp]
-launch.tensor_parallel | count | --tensor-parallel | plan |
+launch.tensor_parallel | count | (--tensor-parallel) | |
   split each layer over this many ranks (fsdp; with ddp, all ranks)
-launch.context_parallel | count | --context-parallel | plan |
+launch.context_parallel | count | (--context-parallel) | |
   split each sample over this many ranks with ring attention (fsdp)
-launch.sequence_parallel | count | --sequence-parallel | plan |
+launch.sequence_parallel | count | (--sequence-parallel) | |
   split each sample over this many ranks with Ulysses (zero2, zero3)
-launch.data_parallel_shard | count | --data-parallel-shard | plan |
+launch.data_parallel_shard | count | (--data-parallel-shard) | |
   shard each copy of the state over this many ranks (fsdp)  [default: all; fsdp-hybrid: those of a
   node]
-launch.data_parallel_replicate | count | --data-parallel-replicate | plan |
+launch.data_parallel_replicate | count | (--data-parallel-replicate) | |
   keep this many copies of the state (fsdp)  [default: 1; fsdp-hybrid: one per node]
-launch.mixed_precision | enum | --mixed-precision | common plan |
+launch.mixed_precision | enum | --mixed-precision | common |
   compute in this precision; auto: bf16 if supported, else fp16; no on CPUs
-launch.accelerate_config | path FILE | --accelerate-config | plan |
+launch.accelerate_config | path FILE | --accelerate-config | |
   use your own accelerate YAML; options still override its nodes and ranks
-launch.deepspeed_config | path FILE | --deepspeed-config | plan |
+launch.deepspeed_config | path FILE | --deepspeed-config | |
   use your own DeepSpeed JSON, unchanged
 launch.timeout = timeout_s | seconds | --timeout | |
   set the process-group timeout, e.g. 30m or 1800 (seconds)
-launch.rendezvous_timeout = rendezvous_timeout_s | seconds | --rendezvous-timeout | |
+launch.rendezvous_timeout = rendezvous_timeout_s | seconds | (--rendezvous-timeout) | |
   wait this long for all nodes to join  [default: 10m]
-launch.main_process_port | count | --main-process-port | |
+launch.main_process_port | count | (--main-process-port) | |
   use this port for the rendezvous  [default: derived from the job id]
-launch.threads_per_process | count | --threads-per-process | |
+launch.threads_per_process | count | (--threads-per-process) | |
   set OMP_NUM_THREADS  [default: allocated CPUs / ranks]
 launch.max_restarts | number | --max-restarts | |
   restart at most this many times  [default: while each attempt saves a new checkpoint]
 launch.on_interrupt | enum | --on-interrupt | |
   continue this way after the time limit, a preemption or a lost node  [default: requeue; stop with
   --no-requeue]
-launch.preflight | enum | --preflight | |
+launch.preflight | enum | (--preflight) | |
   check each node before the ranks start, and warn or start without a node that fails  [default:
   warn]
-launch.launcher | enum | --launcher | |
+launch.launcher | enum | (--launcher) | |
   start the ranks as forks of a process that has imported torch (forge), as new interpreters
   (direct) or by accelerate launch  [default: auto]
-launch.preload | texts MODULE | --preload | |
+launch.preload | texts MODULE | (--preload) | |
   import this installed module before the ranks are forked; auto stands for the installed modules
   that the script imports (repeatable)
 launch.hang_timeout = hang_timeout_s | duration | --hang-timeout | |
   restart when no step ends for this long or, if longer, for the time of ten steps; 0 disables it
   [default: 15m]
-launch.silence_timeout = silence_timeout_s | duration | --silence-timeout | |
+launch.silence_timeout = silence_timeout_s | duration | (--silence-timeout) | |
   restart when no rank prints anything for this long; 0 disables it  [default: 0]
-launch.world_contract | flag | --world-contract/--no-world-contract | |
+launch.world_contract | flag | (--world-contract/--no-world-contract) | |
   fail the job if its ranks do not form one world  [default: yes]
-launch.trainer_resume | flag | --trainer-resume/--no-trainer-resume | |
+launch.trainer_resume | flag | (--trainer-resume/--no-trainer-resume) | |
   have Trainer.train() continue from the newest checkpoint of this run  [default: yes]
-launch.health_command | text COMMAND | --health-command | |
+launch.health_command | text COMMAND | (--health-command) | |
   adopt the verdict of this command on a node, by its exit status or JSON
 launch.python | text | --python | | run this interpreter on the nodes  [default: this one]
 launch.setup | texts LINE | --setup | common |
   run this first on each node: a line of bash, conda:NAME or venv:DIR (repeatable)
-launch.stage | enum | --stage | |
+launch.stage | enum | (--stage) | |
   copy the environment as one file to the disk of each node (Slurm); auto: if it is on a shared file
   system and the job has several nodes  [default: off]
 launch.stage_dir | text DIR | | |
   keep these copies in this directory of each node  [default: $TMPDIR, or /tmp]
 [network]
-network.preset = network | enum | --network | plan |
+network.preset = network | enum | (--network) | |
   apply the NCCL settings for this network  [default: auto]
-network.interface = network_interface | text | --network-interface | |
+network.interface = network_interface | text | (--network-interface) | |
   use this network interface  [default: the one that routes to the other nodes]
-network.port_range | text LOW-HIGH | --port-range | |
+network.port_range | text LOW-HIGH | (--port-range) | |
   listen on ports in this range  [default: 20000-29999]
 network.env = network_env | mapping | | | set additional NCCL or fabric variables
 [logs]
@@ -420,14 +421,14 @@ def _rows() -> Iterator[Field]:
             name=name,
             key=key,
             kind=Kind(kind.split()[0]),
-            flags=tuple(flags.split()),
+            flags=() if flags.startswith("(") else tuple(flags.split()),
+            former=tuple(flags[1:-1].split()) if flags.startswith("(") else (),
             group=group,
             help=re.sub(r" +\[default", "  [default", text),
             default=default,
             choices=type(default) if isinstance(default, Enum) else _CHOICES.get(name),
             metavar=kind.partition(" ")[2] or None,
-            is_common="common" in marks,
-            is_estimated="plan" in marks or group == "training",
+            is_common=marks == "common",
         )
 
 

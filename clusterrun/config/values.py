@@ -175,7 +175,7 @@ def _enum(field: Field, text: str, _label: str) -> Enum:
     near = near if near in names else nearest(name, names) if name not in _DEVICES else None
     hint = f"use '{near}'" if near else f"use one of: {', '.join(names)}"
     if field.name == "cluster" and not near:
-        hint += f"; to choose a Slurm cluster, pass -M {name}"
+        hint += f"; to choose a Slurm cluster, pass --set slurm.clusters={name}"
         hint = _OF_SCHEDULERS if name in _SCHEDULERS else hint
     raise UsageError(f"unknown {field.name.replace('_', ' ')} '{text}'", hint=hint)
 

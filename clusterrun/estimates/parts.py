@@ -59,12 +59,14 @@ def mistake(setup: Setup) -> str:
             is_copied = name == "sequence" and what != "heads" and size % (number or 1) == 0
             if number % size and not is_copied:
                 named = model.name or "the model"
-                return f"--{name}-parallel {size} does not divide the {number} {what} of {named}"
+                return (
+                    f"launch.{name}_parallel {size} does not divide the {number} {what} of {named}"
+                )
     for name, divisor in (("context", 2 * sizes.context), ("sequence", sizes.sequence)):
         if getattr(sizes, name) > 1 and setup.seq_len % divisor:
             return (
                 f"samples of {setup.seq_len:,} tokens are not divisible by {divisor}, as "
-                f"--{name}-parallel {getattr(sizes, name)} requires"
+                f"launch.{name}_parallel {getattr(sizes, name)} requires"
             )
     return ""
 
@@ -74,7 +76,8 @@ def notes(setup: Setup) -> Iterator[str]:
     sizes = setup.parallel
     if sizes.tensor > 1:
         yield (
-            f"P and U are a GPU's part with --tensor-parallel {sizes.tensor}: the matrices of the "
+            f"P and U are a GPU's part with launch.tensor_parallel "
+            f"{sizes.tensor}: the matrices of the "
             "blocks are divided, embeddings and norms are whole"
         )
     if sizes.context * sizes.sequence > 1:

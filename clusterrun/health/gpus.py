@@ -123,7 +123,7 @@ def foreign(asked: GpuAnswer) -> Finding:
     own = _descendants() if any(gpu.pids for gpu in known) else frozenset()
     found = {gpu.name: _users(gpu, own) for gpu in known}
     most = max((gpu.used or 0 for gpu in known), default=0)
-    hint = "list them: nvidia-smi; end your own, or request whole nodes with --exclusive"
+    hint = "list them: nvidia-smi; end your own, or take whole nodes: --set slurm.exclusive=true"
     silent = [gpu.name for gpu in asked.gpus if None in (gpu.pids, gpu.used)]
     good = f"no processes on {_all(known)}, at most {gib(most)} in use"
     return _judged("gpu.foreign", found, good, hint, silent)

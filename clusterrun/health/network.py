@@ -41,7 +41,9 @@ def free_ports(first: int, last: int) -> Finding:
     text = f"{free} of {len(tried)} ports tried in {first}-{last} are free"
     if free:
         return ok("net.ports", text)
-    return fail("net.ports", text, "choose another range, e.g. --port-range 40000-49999")
+    return fail(
+        "net.ports", text, "choose another range, e.g. --set network.port_range=40000-49999"
+    )
 
 
 def _is_free(port: int) -> bool:

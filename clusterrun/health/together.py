@@ -110,7 +110,7 @@ def _met(number: int, *, is_lost: bool) -> Finding:
         return fail(_MEET, "it met the others, then it stopped answering", hint)
     if number < 2:
         return skip(_MEET, "no other node is there")
-    return ok(_MEET, "met on a port of --port-range")
+    return ok(_MEET, "met on a port of network.port_range")
 
 
 def _visible(shares: Mapping[str, Share]) -> dict[str, Finding]:
@@ -144,7 +144,9 @@ def _links(shares: Mapping[str, Share]) -> dict[str, Finding]:
         if share.peer != first:
             end, text = share.peer, f"{node} cannot send to it at {share.link_error}"
         host, _, port = share.link_error.rpartition(": ")[0].rpartition(":")
-        hint = f"try on {node}: nc -vz {host} {port}; choose ports with --port-range"
+        hint = (
+            f"try on {node}: nc -vz {host} {port}; choose ports: --set network.port_range=LOW-HIGH"
+        )
         found[end] = fail(name, text, hint)
     return found
 
@@ -183,7 +185,7 @@ def _reduce_problem(shares: Mapping[str, Share]) -> str:
 def _reduced(share: Share, problem: str, *, has_computed: bool) -> Finding:
     if share.reduce_error:
         text = f"an all-reduce failed: {problem}"
-        hint = "look for net.link above; name the interface with --network-interface"
+        hint = "look for net.link above; name the interface with --set network.interface=NAME"
         return fail(OF_ALL, text, hint)
     if share.reduced_s is None:
         return skip(OF_ALL, "not measured" if has_computed else "its matrix product failed")
@@ -199,7 +201,7 @@ def of_group(
         return [*checks, skip(_MEET, "the first node did not report")]
     if group is None or group.problem:
         problem = group.problem if group else "the nodes did not meet"
-        return [*checks, fail(_MEET, problem, "choose ports with --port-range")]
+        return [*checks, fail(_MEET, problem, "choose ports: --set network.port_range=LOW-HIGH")]
     together = {node: _rates(share) for node, share in group.shares.items()}
     return [*checks, _clock(group.shares), storage.rates(_rates(group.alone), together)]
 

@@ -81,17 +81,17 @@ _PRESETS = {
     Network.ETHERNET: EnvVar(
         name="NCCL_NET",
         value="Socket",
-        why="--network ethernet: plain sockets, even if a node has an idle InfiniBand card",
+        why="network.preset ethernet: plain sockets, even if a node has an idle InfiniBand card",
     ),
     Network.INFINIBAND: EnvVar(
         name="NCCL_NET",
         value="IB",
-        why="--network infiniband: fail if a node has none, rather than fall back to TCP",
+        why="network.preset infiniband: fail if a node has none, rather than fall back to TCP",
     ),
     Network.EFA: EnvVar(
         name="FI_EFA_USE_HUGE_PAGE",
         value="0",
-        why="--network efa: data loaders fork, and a fork cannot copy EFA's huge pages",
+        why="network.preset efa: data loaders fork, and a fork cannot copy EFA's huge pages",
     ),
 }
 

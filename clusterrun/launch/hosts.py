@@ -83,8 +83,8 @@ def choose_starter(
     asked = spec.starter
     if cluster.scheduler.outlives_shell and asked not in (Starter.AUTO, Starter.SSH):
         raise UsageError(
-            f"--starter {asked.value} needs an allocation; --cluster ssh starts with ssh",
-            hint="pass --cluster allocation, or drop --starter",
+            f"starter {asked.value} needs an allocation; --cluster ssh starts with ssh",
+            hint="pass --cluster allocation, or drop starter",
         )
     own = [starter for name, starter in _STARTERS if environ.get(name) and has(starter.value)]
     auto = own[0] if own and not cluster.scheduler.outlives_shell else Starter.SSH
@@ -92,7 +92,7 @@ def choose_starter(
     if asked is not Starter.AUTO and not has(chosen.value):
         raise UsageError(
             f"{chosen.value} was not found on this machine",
-            hint="put it on PATH, or choose another program with --starter",
+            hint="put it on PATH, or choose another program: --set starter=NAME",
         )
     return chosen
 
@@ -128,7 +128,7 @@ def check_hosts(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
         wanted = f"{count(spec.nodes or 1, 'node')} and {count(spares, 'spare node')} requested"
         raise UsageError(
             f"{wanted}, but {facts.hosts.source} lists {count(listed, 'host')}",
-            hint="list more hosts, or lower --nodes and --spare-nodes",
+            hint="list more hosts, or lower --nodes and slurm.spare_nodes",
         )
     unused = listed - (spec.nodes or listed - spares) - spares
     left = ", ".join(facts.hosts.hosts[listed - unused :])

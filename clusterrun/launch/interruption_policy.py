@@ -10,7 +10,7 @@ from clusterrun.errors import UsageError
 
 LEAST_WARNING_S, MOST_WARNING_S = 30, 300
 UNKNOWN_LIMIT_WARNING_S = 120
-_DEFAULT_SIGNAL_S = 60  # sbatch's default, if --signal names no time
+_DEFAULT_SIGNAL_S = 60  # sbatch's default, if slurm.signal names no time
 _SIGNAL = r"(?i)(?:[BR]+:)?(?:(?:SIG)?USR[12]|10|12)(?:@(\d+))?\Z"
 
 
@@ -18,7 +18,7 @@ def on_interrupt(spec: JobSpec) -> OnInterrupt:
     """Choose how the run continues. Raises UsageError if Slurm must not requeue."""
     if spec.on_interrupt is OnInterrupt.REQUEUE and not spec.requeue:
         raise UsageError(
-            "--on-interrupt requeue and --no-requeue contradict each other",
+            "--on-interrupt requeue and --set slurm.requeue=false contradict each other",
             hint="use --on-interrupt successor: another job continues the run",
         )
     if spec.on_interrupt is not None:
@@ -29,7 +29,7 @@ def on_interrupt(spec: JobSpec) -> OnInterrupt:
 def warning_s(spec: JobSpec) -> int:
     """Return how many seconds before the time limit the ranks are asked to save.
 
-    A tenth of the limit, within bounds, unless --signal sets it; Slurm may be a minute early.
+    A tenth of the limit, within bounds, unless slurm.signal sets it; Slurm may be a minute early.
     """
     if spec.signal:
         match = re.match(_SIGNAL, spec.signal)
@@ -47,7 +47,7 @@ def signal_request(spec: JobSpec) -> str:
     """
     if spec.signal and not re.match(_SIGNAL, spec.signal):
         raise UsageError(
-            f"--signal {spec.signal} is neither USR1 nor USR2, which ask the ranks to save",
+            f"slurm.signal {spec.signal} is neither USR1 nor USR2, which ask the ranks to save",
             hint="write it as B:USR2@300",
         )
     flags, _, rest = (spec.signal or f"B:USR2@{warning_s(spec)}").rpartition(":")

@@ -311,7 +311,7 @@ def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
 def _interface(spec: JobSpec) -> str:
     if spec.network_interface and spec.network_interface.startswith("^"):
         raise UsageError(
-            f"--network-interface {spec.network_interface} excludes, but gloo needs an interface",
+            f"network.interface {spec.network_interface} excludes, but gloo needs an interface",
             hint="name one, or set NCCL_SOCKET_IFNAME in network.env to exclude one for NCCL only",
         )
     return spec.network_interface or ""
@@ -370,17 +370,17 @@ def _notes(
     if not is_slurm and spec.srun_args:
         notes.append(f"--srun-arg has no effect {where}")
     if not is_slurm and spec.stage is Stage.TAR:
-        notes.append(f"--stage has no effect {where}")
+        notes.append(f"launch.stage has no effect {where}")
     if spec.stage_dir and (not is_slurm or spec.stage is Stage.OFF):
-        notes.append("launch.stage_dir has no effect without --stage, which needs Slurm")
+        notes.append("launch.stage_dir has no effect without launch.stage, which needs Slurm")
     if spec.preload and (launcher := _launcher(spec)) is not Launcher.FORGE:
-        notes.append(f"--preload has no effect with --launcher {launcher.value}")
+        notes.append(f"launch.preload has no effect with launch.launcher {launcher.value}")
     if is_slurm and world.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
-            "no CPUs requested: without a site default, Slurm gives one per node (--cpus-per-gpu)"
+            "no CPUs requested: without a site default, Slurm gives one per node (--cpus-per-task)"
         )
     if is_local and spec.spare_nodes:
-        notes.append("--spare-nodes has no effect on this machine")
+        notes.append("slurm.spare_nodes has no effect on this machine")
     is_checked = facts.interpreter.is_known or facts.python == facts.own_python
     if not spec.python and python_of(spec.setup) and not is_checked:
         notes.append(

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from clusterrun.config.choices import Device, Strategy
-from clusterrun.config.keys import BY_NAME
 from clusterrun.config.parallel import FIELDS, SIZES, Parallel
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError, UsageError
@@ -25,8 +24,8 @@ _NEEDS: Final = {
 }
 _INSTEAD: Final = {
     "tensor": "use --strategy fsdp; ddp supports it only over all ranks",
-    "context": "use --strategy fsdp; with DeepSpeed, use --sequence-parallel",
-    "sequence": "use --strategy zero3 or zero2; with FSDP, use --context-parallel",
+    "context": "use --strategy fsdp; with DeepSpeed, use --set launch.sequence_parallel=N",
+    "sequence": "use --strategy zero3 or zero2; with FSDP, use --set launch.context_parallel=N",
     "shard": "use --strategy fsdp",
     "replicate": "use --strategy fsdp",
 }
@@ -83,7 +82,7 @@ def _check_product(asked: Parallel, sizes: Parallel, world: World) -> None:
         f"{named} does not divide {count(data, 'data-parallel rank')}{each}"
         if not (asked.replicate and asked.shard)
         else f"{named} is not {count(data, 'data-parallel rank')}{each}",
-        hint="pass only --data-parallel-shard, with a divisor of that number",
+        hint="set only launch.data_parallel_shard, to a divisor of that number",
     )
 
 
@@ -95,7 +94,7 @@ def _check_shards(sizes: Parallel, strategy: Strategy, world: World) -> None:
     what = "shards within a node, and each node has one rank"
     raise UsageError(
         f"{strategy.value} {what if is_hybrid else 'has nothing left to shard over'}",
-        hint="use --strategy ddp, or --data-parallel-shard and fewer ranks for the other sizes",
+        hint="use --strategy ddp, or set launch.data_parallel_shard and make other sizes smaller",
     )
 
 
@@ -189,7 +188,7 @@ def _key(name: str) -> str:
 
 
 def _option(field: str) -> str:
-    return BY_NAME[field].flags[0]
+    return f"launch.{field}"
 
 
 def _named(sizes: Parallel, *names: str) -> str:

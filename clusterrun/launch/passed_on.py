@@ -29,15 +29,15 @@ _OWNED: Final = {
         ("ntasks-per-node", "tasks-per-node"),
         "use --nproc-per-node: Slurm starts one task per node",
     ),
-    "test-only": "use 'clusterrun submit --test-only'",
+    "test-only": "use 'clusterrun submit --dry-run'",
 }
 _OWNED_BY_SBATCH: Final = {
     **_OWNED,
     "array": "submit each job separately: one job is one run",
-    "clusters": "use clusterrun's own --clusters",
-    "cpus-per-gpu": "use clusterrun's own --cpus-per-gpu",
+    "clusters": "use --set slurm.clusters=NAME",
+    "cpus-per-gpu": "use --set slurm.cpus_per_gpu=N",
     **dict.fromkeys(("help", "usage"), "see 'sbatch --help'"),
-    "no-requeue": "use clusterrun's own --no-requeue",
+    "no-requeue": "use --set slurm.requeue=false",
     "ntasks": "use -N and --nproc-per-node: Slurm starts one task per node",
     "parsable": "use 'clusterrun submit --parsable'",
     "requeue": (

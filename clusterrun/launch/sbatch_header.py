@@ -49,8 +49,8 @@ def _gpus(spec: JobSpec) -> list[Directive]:
     if not gpus or spec.gpu_request is GpuRequest.NONE:
         if spec.gpu_type:
             raise UsageError(
-                "--gpu-type names a GPU type, but no GPUs are requested",
-                hint="pass --gpus-per-node, and not --gpu-request none",
+                "slurm.gpu_type names a GPU type, but no GPUs are requested",
+                hint="pass --gpus-per-node, and not --set slurm.gpu_request=none",
             )
         return []
     count = f"{spec.gpu_type}:{gpus}" if spec.gpu_type else str(gpus)
@@ -67,9 +67,9 @@ def cpus_per_task(spec: JobSpec, world: World) -> int:
     """
     if spec.cpus_per_gpu:
         if spec.cpus_per_task:
-            raise UsageError("--cpus-per-task and --cpus-per-gpu cannot be combined")
+            raise UsageError("--cpus-per-task and slurm.cpus_per_gpu cannot be combined")
         if not spec.gpus_per_node:
-            raise UsageError("--cpus-per-gpu needs GPUs", hint="pass --gpus-per-node")
+            raise UsageError("slurm.cpus_per_gpu needs GPUs", hint="pass --gpus-per-node")
         return spec.cpus_per_gpu * spec.gpus_per_node
     if spec.cpus_per_task:
         return spec.cpus_per_task
@@ -85,14 +85,14 @@ def _memory(spec: JobSpec) -> list[Directive]:
         given = " and ".join(f"--{line.name}" for line in lines)
         raise UsageError(f"{given} cannot be combined", hint="keep one of them")
     if spec.mem_per_gpu and not spec.gpus_per_node:
-        raise UsageError("--mem-per-gpu needs GPUs", hint="pass --gpus-per-node")
+        raise UsageError("slurm.mem_per_gpu needs GPUs", hint="pass --gpus-per-node")
     return lines
 
 
 def _times(spec: JobSpec) -> list[Directive]:
     if spec.time_min_minutes and spec.time_minutes and spec.time_min_minutes > spec.time_minutes:
         raise UsageError(
-            f"--time-min is {spec.time_min_minutes} minutes, more than --time's {spec.time_minutes}"
+            f"slurm.time_min, {spec.time_min_minutes} minutes, exceeds --time, {spec.time_minutes}"
         )
     asked = {"time": spec.time_minutes, "time-min": spec.time_min_minutes}
     return [Directive(name=name, value=str(value)) for name, value in asked.items() if value]

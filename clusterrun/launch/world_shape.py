@@ -81,7 +81,7 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
     if device is Device.CUDA and not gpus and spec.gpu_request is not GpuRequest.NONE:
         raise UsageError(
             "--device cuda, but no GPU is requested",
-            hint="pass --gpus-per-node COUNT (and --gpu-request none if the site adds GPUs itself)",
+            hint="pass --gpus-per-node COUNT (--set slurm.gpu_request=none if the site adds them)",
         )
     return World(
         nodes=spec.nodes or 1, procs_per_node=procs, gpus_per_node=gpus, device=device, notes=notes
@@ -128,7 +128,7 @@ def take_gpus(spec: JobSpec, facts: Facts) -> JobSpec:
     if given is not None and not is_shared:
         raise UsageError(
             "GPUs are requested twice: by --gpus-per-node and by --sbatch-arg",
-            hint="drop one of them, or use --gpu-request none with --sbatch-arg",
+            hint="drop one of them, or use --set slurm.gpu_request=none with --sbatch-arg",
         )
     counts = {gpus.per_node for gpus in asked}
     if None in counts and is_shared and (given or spec.device is Device.CUDA):
@@ -152,7 +152,7 @@ def gpu_words(asked: GpuOption, spec: JobSpec) -> str:
     of_job = 0 if total % nodes else total // nodes
     each = asked.per_node or {"gpus": of_job, "gpus-per-task": of_ranks}.get(asked.option)
     kind = spec.gpu_type or asked.kind
-    return f"--gpus-per-node {each or 'COUNT'}" + (f" --gpu-type {kind}" if kind else "")
+    return f"--gpus-per-node {each or 'COUNT'}" + (f" --set slurm.gpu_type={kind}" if kind else "")
 
 
 def check_step_gpus(spec: JobSpec, world: World) -> None:

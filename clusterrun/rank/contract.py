@@ -32,7 +32,7 @@ from clusterrun.shared.control_page import Joining
 from clusterrun.shared.given import STORE_PORT
 
 PUBLISH_TIMEOUT_S = 60
-SWITCH_OFF = "use --no-world-contract to switch this check off"
+SWITCH_OFF = "use --set launch.world_contract=false to switch this check off"
 JOIN = (
     "call torch.distributed.init_process_group() or create an accelerate.Accelerator() before the"
     " training, and wrap the model with DDP or prepare()"

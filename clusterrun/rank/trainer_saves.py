@@ -134,7 +134,10 @@ def _newest(folder: str, here: int, settings: Mapping[str, int], last: int) -> s
             hint = "keep batch size x accumulation x ranks, or resume with --from scratch"
             raise refusal(f"can't continue from {path}: {words}", hint)
         else:
-            tell(f"the Trainer continues from {path} (to begin anew: --no-trainer-resume)")
+            tell(
+                f"the Trainer continues from {path} (to begin anew: "
+                "--set launch.trainer_resume=false)"
+            )
             return str(path)
     if offered:
         tell("the Trainer begins anew: no checkpoint of this run can be used")

@@ -237,11 +237,14 @@ def _longer(run: Run) -> list[Advice]:
 
 def _more_memory(run: Run) -> list[Advice]:
     spec, found = run.spec, list[Advice]()
-    limits = {"mem": spec.mem, "mem-per-gpu": spec.mem_per_gpu, "mem-per-cpu": spec.mem_per_cpu}
-    for name, text in limits.items():
+    for name in ("mem", "mem_per_gpu", "mem_per_cpu"):
+        text = getattr(spec, name)
         if hit := re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", text or ""):
-            command = run.resume(f"--{name}", f"{2 * int(hit[1])}{hit[2]}")
-            what = f"ask for more than --{name} {text}, twice as much"
+            more, is_flag = f"{2 * int(hit[1])}{hit[2]}", name == "mem"
+            command = run.resume(
+                *(("--mem", more) if is_flag else ("--set", f"slurm.{name}={more}"))
+            )
+            what = f"ask for more than {'--' if is_flag else 'slurm.'}{name} {text}, twice as much"
             found.append(Advice(text=what, run=command))
     if run.verdict.allowed and not found and run.plan.cluster.scheduler.reads_sbatch:
         twice = format_bytes(math.ceil(2 * run.verdict.allowed / MIB) * MIB).removesuffix("iB")

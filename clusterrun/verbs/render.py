@@ -135,7 +135,7 @@ def _problem(
     return problem, facts.interpreter.version is not None
 
 
-def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
+def check(prepared: Prepared) -> str:
     """Check the script with bash and, for a Slurm job, with sbatch; return Slurm's answer, or "".
 
     Nothing is submitted. Raises ClusterrunError if bash finds a mistake, SubmissionError with
@@ -149,7 +149,7 @@ def check(prepared: Prepared, *, keep_sbatch_env: bool = False) -> str:
     if not prepared.plan.cluster.scheduler.reads_sbatch:
         return ""
     select.refuse_missing_slurm()
-    environ = scrubbed(os.environ, keep=prepared.plan.pass_env, keep_sbatch=keep_sbatch_env)
+    environ = scrubbed(os.environ, keep=prepared.plan.pass_env)
     slurm = shell.run(["sbatch", "--test-only"], input=script, env=environ)
     if slurm.rc != 0:
         from clusterrun.backends.slurm import refusal  # slow to import
@@ -234,5 +234,5 @@ def _unfed_hang_watch(job: Resolved) -> Iterator[str]:
         if not re.search(_REPORTS_STEPS, file.read(_SOURCE_BYTES)):
             yield (
                 "--hang-timeout needs step reports (clusterrun.runtime or a Trainer), but "
-                f"{spec.script} seems to make none; --silence-timeout watches its output instead"
+                f"{spec.script} makes none, it seems; launch.silence_timeout watches its output"
             )

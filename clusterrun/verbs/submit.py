@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from clusterrun.verbs.job import Job
 
 
-def submit(
-    job: Wanted, *, argv: Sequence[str] = (), keep_sbatch_env: bool = False, chain: int = 0
-) -> Job:
+def submit(job: Wanted, *, argv: Sequence[str] = (), chain: int = 0) -> Job:
     """Start a job and return its handle.
 
     `argv` is the command to record; `chain` is the number of jobs that take turns at the run.
@@ -42,14 +40,13 @@ def submit(
     from clusterrun.verbs.job import Job  # imports submitit, which most commands never need
 
     prepared = prepare(job)
-    return Job(submit_prepared(prepared, argv=argv, keep_sbatch_env=keep_sbatch_env, chain=chain))
+    return Job(submit_prepared(prepared, argv=argv, chain=chain))
 
 
 def submit_prepared(
     prepared: Prepared,
     *,
     argv: Sequence[str] = (),
-    keep_sbatch_env: bool = False,
     chain: int = 0,
     is_shared: bool = False,
 ) -> JobRecord:
@@ -62,9 +59,7 @@ def submit_prepared(
     if chain:
         _refuse_chain(plan)
     runs_dir = RunsDir(root=Path(plan.runs_dir))
-    scheduler = select.backend(
-        plan.cluster, runs_dir, keep_sbatch_env=keep_sbatch_env, is_shared=is_shared
-    )
+    scheduler = select.backend(plan.cluster, runs_dir, is_shared=is_shared)
     run_id = create.new_run_id(datetime.now(), random.SystemRandom())
     paths = create.create_run(runs_dir, plan.name, run_id, prepared.bundle)
     _write_first_files(plan, paths, argv)

@@ -22,6 +22,7 @@ import clusterrun
 from clusterrun import runtime
 from clusterrun.cli.main import EXIT_CODES, VERBS, group
 from clusterrun.cli.shared.closing import RETRIES
+from clusterrun.cli.shared.help import GroupedCommand
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.spec import FIELDS
 from clusterrun.diagnosis.table import built_in
@@ -111,7 +112,13 @@ def _command(path: str, command: click.Command) -> Iterator[str]:
     usage = " ".join([path, *command.collect_usage_pieces(ctx)])
     yield f"\n## {path}\n\n```\n{usage}\n```\n"
     yield _prose(command.help or "")
-    options = [p for p in command.get_params(ctx) if isinstance(p, click.Option) and not p.hidden]
+    if isinstance(command, GroupedCommand):
+        options = list(command.listed_options(ctx))
+    else:
+        found = (each for each in command.get_params(ctx) if isinstance(each, click.Option))
+        options = [option for option in found if not option.hidden]
+    if isinstance(command, GroupedCommand) and command.unlisted:
+        yield "\nThe options of a job are those of [submit](#clusterrun-submit)."
     yield "\n| option | meaning |\n|---|---|"
     for option in options:
         yield f"| `{_cell(_spelling(option, ctx))}` | {_cell(option.help or '')} |"

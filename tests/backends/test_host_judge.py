@@ -150,4 +150,4 @@ def test_a_port_is_reached_while_somebody_listens_and_named_if_not() -> None:
     assert can_connect("127.0.0.1", ports[0]) == "Connection refused"
     problem = closed_port(["gpu2", "gpu3"], "gpu1", 20001, "timed out")
     assert str(problem) == "gpu[2-3]: port 20001 of gpu1 cannot be reached (timed out)"
-    assert "--port-range" in problem.hint
+    assert "network.port_range" in problem.hint

@@ -182,15 +182,6 @@ def test_what_would_leak_into_the_job_is_left_out(
     assert set(kept) <= seen
 
 
-def test_sbatch_variables_are_kept_only_on_demand(
-    site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.add("sbatch", "echo 53")
-    monkeypatch.setenv("SBATCH_ACCOUNT", "nlp")
-    submit(tmp_path, SlurmBackend(keep_sbatch_env=True))
-    assert site.environ("sbatch")["SBATCH_ACCOUNT"] == "nlp"
-
-
 def test_what_the_user_passes_on_by_name_is_kept() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "3", "RANK": "1", "HF_TOKEN": "x"}
     kept = scrubbed(environ, keep=["CUDA_VISIBLE_DEVICES"])

@@ -270,7 +270,7 @@ RESTARTS = ("--max-restarts", "3")
 SUCCESSOR = ("--on-interrupt", "successor")
 AGAIN = (*RESTARTS, *SUCCESSOR)
 LOW = ("--partition", "low", "--on-interrupt")
-LIMIT = ("--time", "2", "--signal", "B:USR2@85", *SUCCESSOR)
+LIMIT = ("--time", "2", "--set", "slurm.signal=B:USR2@85", *SUCCESSOR)
 SPOILED: dict[str, Any] = {"at": AFTER_TWO, "unusable": 1}
 LONG = 360  # steps: several checkpoints while a disk is full, and some after
 FAULTS = {
@@ -280,7 +280,7 @@ FAULTS = {
         Fault("rank stopped", stop_rank, (*RESTARTS, "--hang-timeout", "5s"), same_agents=True),
         Fault("agent killed", kill_agent, RESTARTS, same_agents=False),
         Fault("head's agent killed", kill_head_agent, RESTARTS),
-        Fault("node killed, a spare", kill_node, (*AGAIN, "--spare-nodes", "1")),
+        Fault("node killed, a spare", kill_node, (*AGAIN, "--set", "slurm.spare_nodes=1")),
         Fault("node killed", kill_node, AGAIN, same_agents=False),
         Fault("first node killed", kill_head_node, AGAIN),
         Fault("link cut for good", cut_for_good, AGAIN),

@@ -25,7 +25,7 @@ MODEL = (
 )
 RUN = (
     *("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "1", "--device", "cpu"),
-    *("--threads-per-process", "1"),
+    *("--set", "launch.threads_per_process=1"),
 )
 TRAINED = re.compile(rb"step (\d+)/\d+ loss (\S+) lr (\S+)")
 MARKER = ".complete"

@@ -347,7 +347,6 @@ def test_a_script_is_shown_where_slurm_cannot_check_it(here: CommandLine) -> Non
     assert (said.code, said.out.splitlines()[0]) == (0, "#!/bin/bash")
     assert "warning: Slurm has not checked the script: sbatch failed: sbatch: error" in said.err
     assert here("render", "train.py").out == said.out
-    assert here("submit", "--test-only", "train.py").code == 5
 
 
 def test_several_jobs_are_not_cancelled_without_a_yes(here: CommandLine) -> None:

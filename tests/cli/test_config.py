@@ -190,7 +190,10 @@ def test_warnings_are_mistakes_only_where_strict(
         ("script: gone.py", "the script 'gone.py' does not exist"),
         ("profiles: {a: {name: x}}\nscript: gone.py", "the script 'gone.py' does not exist"),
         ("script: bad.py", "bad.py:2: '(' was never closed (SyntaxError)"),
-        ("script: train.py\nslurm: {gpu_type: a100}", "--gpu-type names a GPU type, but no GPUs"),
+        (
+            "script: train.py\nslurm: {gpu_type: a100}",
+            "slurm.gpu_type names a GPU type, but no GPUs",
+        ),
         ("script: train.py\nlaunch: {deepspeed_config: ds.json}", "the DeepSpeed configuration"),
         (
             "module: train\nlaunch: {setup: [{venv: env}]}",

@@ -301,7 +301,7 @@ def test_the_command_of_the_site(well: CommandLine, monkeypatch: pytest.MonkeyPa
     assert "status 7: GPU 3 is lost" in found["node.site"]["text"]
     assert look(well, *SLURM, *OFFLOAD)["node.site"]["status"] == "skip"
     monkeypatch.delenv("CLUSTERRUN_SITE_CONFIG")
-    found = look(well, "--health-command", "nodecheck", *local)
+    found = look(well, "--set", "launch.health_command=nodecheck", *local)
     assert changed(before, found) == {"node.site": "fail"}
 
 
@@ -422,9 +422,9 @@ def taken() -> Iterator[int]:
 def test_a_range_of_ports_in_use(well: CommandLine, taken: int) -> None:
     local = ("--cluster", "local")
     before = look(well, *local)
-    after = look(well, *local, "--port-range", f"{taken}-{taken + 1}")
+    after = look(well, *local, "--set", f"network.port_range={taken}-{taken + 1}")
     assert changed(before, after) == {"net.ports": "fail"}
-    assert "--port-range" in after["net.ports"]["hint"]
+    assert "network.port_range" in after["net.ports"]["hint"]
 
 
 def test_a_low_limit_of_locked_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

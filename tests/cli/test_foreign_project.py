@@ -17,7 +17,6 @@ LOOKS = [
     ("render", "--command"),
     ("render", "--check"),
     ("submit", "--dry-run"),
-    ("submit", "--test-only"),
     ("config", "validate"),
 ]
 

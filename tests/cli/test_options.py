@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ from clusterrun.cli.shared.options import (
     JobCommand,
     JobOptions,
     ScriptCommand,
+    SubmitCommand,
     dry_run_option,
     follow_option,
     job_options,
     wait_option,
 )
 from clusterrun.config.fields import Kind
+from clusterrun.config.keys import FORMER
 from clusterrun.config.spec import FIELDS, Strategy
 from clusterrun.errors import UsageError
+from tests.cli.conftest import CommandLine
 
 
 def parse(*args: str, script: bool = True) -> JobOptions:
@@ -61,18 +65,56 @@ SPELLINGS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "spelling"), SPELLINGS)
-def test_every_spelling_gives_its_field_and_is_named_as_typed(
-    name: str, kind: Kind, spelling: str
-) -> None:
-    if kind is Kind.FLAG:
-        expected: Any = not spelling.startswith("--no-")
-        words = [spelling]
-    else:
+def test_every_spelling_gives_its_field_and_is_named_as_typed() -> None:
+    for name, kind, spelling in SPELLINGS:
         text = sample(kind)
-        expected = (text,) if kind in (Kind.TEXTS, Kind.MAPPING) else text
+        expected: Any = (text,) if kind in (Kind.TEXTS, Kind.MAPPING) else text
         words = [spelling, text]
-    assert given_values(parse(*words, "--follow")) == {name: (expected, spelling)}
+        if kind is Kind.FLAG:
+            expected, words = not spelling.startswith("--no-"), [spelling]
+        assert given_values(parse(*words, "--follow")) == {name: (expected, spelling)}
+
+
+@pytest.mark.parametrize("verb", ["submit", "render", "check", "plan", "doctor"])
+def test_a_former_option_is_answered_with_the_setting_that_works(
+    here: CommandLine, verb: str
+) -> None:
+    here.slurm()
+    (here.path / "train.py").write_text("import argparse\nprint(1)\n")
+    for option, field in FORMER.items():
+        value = [] if field.kind is Kind.FLAG else [VALUES.get(field.name, "1")]
+        said = here(verb, option, *value, "train.py")
+        hint = said.err.splitlines()[-1].partition("  hint: pass ")[2]
+        key, _, text = shlex.split(hint)[-1].partition("=")
+        assert (said.code, key) == (2, field.key), (option, said.err)
+        assert text == (value[0] if value else str(not option.startswith("--no-")).lower())
+        pasted = here("config", "show", *shlex.split(hint), field.key)
+        assert pasted.code == 0, (option, pasted.err)
+
+
+VALUES = {
+    **{"starter": "ssh", "gpu_request": "gres", "preflight": "off", "launcher": "direct"},
+    **{"stage": "auto", "network": "efa", "dependency": "afterok:1", "port_range": "4000-5000"},
+    **{"preload": "yaml", "health_command": "true", "mem_per_cpu": "4G", "mem_per_gpu": "4G"},
+}
+
+
+def test_several_former_options_are_answered_at_once(here: CommandLine) -> None:
+    words = "--preload a --hold --preload=b --no-requeue -N 2 -d singleton train.py --switches 1"
+    assert here("submit", *words.split()).err.splitlines() == [
+        "error: no option '--preload'",
+        "  hint: pass --set 'launch.preload=['\"'\"'a'\"'\"', '\"'\"'b'\"'\"']' "
+        "--set slurm.hold=true --set slurm.requeue=false --set slurm.dependency=singleton",
+    ]
+
+
+def test_a_former_option_after_the_script_is_moved_and_renewed(here: CommandLine) -> None:
+    said = here("submit", "-N2", "train.py", "--switches", "1", "--lr", "2")
+    assert said.code == 2
+    assert said.err.splitlines()[0] == (
+        "error: --switches would go to the script, but train.py has no such option"
+    )
+    assert "clusterrun submit -N2 --set slurm.switches=1 train.py --lr 2" in said.err
 
 
 def test_no_two_options_share_a_spelling() -> None:
@@ -99,7 +141,7 @@ def test_what_was_not_typed_is_not_given() -> None:
     [
         (["--time=30"], "--time"),
         (["-t30"], "-t"),
-        (["--comment", "-t", "--time", "30"], "-t"),  # not plain to see: the first that fits
+        (["--job-name", "-t", "--time", "30"], "-t"),  # not plain to see: the first that fits
         (["-N2", "train.py", "-t"], None),
     ],
 )
@@ -226,7 +268,7 @@ def test_a_verb_without_a_script_takes_options_behind_its_arguments() -> None:
 
 
 def test_help_groups_the_options_and_names_the_words_of_an_enum() -> None:
-    @click.command(cls=ScriptCommand)
+    @click.command(cls=SubmitCommand)
     @job_options()
     @click.option("--follow", is_flag=True)
     def verb(job: JobOptions, follow: bool) -> None: ...
@@ -240,39 +282,36 @@ def test_help_groups_the_options_and_names_the_words_of_an_enum() -> None:
     assert "--follow" in text.partition("Output:")[2]
 
 
-JOB_VERBS = ("submit", "render", "resume", "resubmit", "scaling", "plan")
+MOST_OPTIONS = 50  # of submit, a ceiling
+ROW = re.compile(r"^  (-.+?)(?:  |$)", re.MULTILINE)
 
 
-def options_in(text: str) -> set[str]:
-    return set(re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", text, re.MULTILINE))
+def rows(verb: str, how: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Return what a verb's help says about each option."""
+    assert main([verb, how]) == 0
+    return {row.partition(" ")[0].rstrip(",") for row in ROW.findall(capsys.readouterr().out)}
 
 
-@pytest.mark.parametrize("verb", JOB_VERBS)
-def test_short_help_shows_the_common_options_and_help_all_every_one(
-    verb: str, capsys: pytest.CaptureFixture[str]
+def test_submit_has_few_options_and_its_short_help_fewer(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([verb, "--help"]) == 0
-    short = options_in(capsys.readouterr().out)
-    assert main([verb, "--help-all"]) == 0
-    everything = options_in(capsys.readouterr().out)
+    short, everything = (rows("submit", how, capsys) for how in ("--help", "--help-all"))
     assert 15 <= len(short) <= 32
     assert {"--help-all", "--json", "--strategy"} <= short < everything
-    command = group.get_command(click.Context(group), verb)
+    assert len(everything) <= MOST_OPTIONS
+    command = group.get_command(click.Context(group), "submit")
     assert command is not None
-    visible = [each for each in command.params if isinstance(each, click.Option)]
-    shown = {name for each in visible if not each.hidden for name in each.opts}
-    assert everything <= shown
-    assert {name for name in shown if name.startswith("--")} - everything <= {
-        "--accum",
-        "--explain",
-    }
+    assert len(everything) == len(command.params) - 1  # none is hidden; one is the script
 
 
-def test_plan_shows_only_what_an_estimate_depends_on(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["plan", "--help-all"])
-    shown = options_in(capsys.readouterr().out)
-    assert not {"--mail-user", "--partition", "--hang-timeout"} & shown
-    assert {"--model", "--mem", "--kv-heads", "--gpus-per-node"} <= shown
+@pytest.mark.parametrize("verb", ["render", "check", "resume", "resubmit", "scaling", "plan"])
+def test_verbs_that_take_options_of_submit_say_so_in_one_line(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rows(verb, "--help-all", capsys).isdisjoint({"--strategy", "--set", "-t", "--cluster"})
+    main([verb, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("see clusterrun submit --help") == 1
 
 
 def test_words_of_an_enum_are_completed() -> None:

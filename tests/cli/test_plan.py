@@ -144,7 +144,8 @@ SHOWN = (
     Shown("--params 1B --gpu=a100", ("'a100' is assumed to be the A100-40G",), code=1),
     Shown("--model mistral-7b --seq-len 4096 --gpu rtx3090", (), ("preset",), 3),
     Shown(
-        f"{LLAMA} --gpu h100-80g --strategy fsdp --tensor-parallel 4 --context-parallel 2",
+        f"{LLAMA} --gpu h100-80g --strategy fsdp --set launch.tensor_parallel=4"
+        " --set launch.context_parallel=2",
         ("1 per rank x 1 accumulation x 4 data-parallel ranks = 4 samples", "P and U are a GPU's"),
     ),
     Shown(
@@ -245,17 +246,17 @@ REFUSED = (
         "--hidden",
     ),
     (
-        f"{LLAMA} --gpu h100-80g --strategy fsdp --tensor-parallel 16",
-        "--tensor-parallel 16 does not divide the 8 key-value heads",
+        f"{LLAMA} --gpu h100-80g --strategy fsdp --set launch.tensor_parallel=16",
+        "launch.tensor_parallel 16 does not divide the 8 key-value heads",
         "heads",
     ),
     (
-        f"{LLAMA} --gpu h100-80g --strategy ddp --tensor-parallel 2",
-        "--tensor-parallel 2 does not work with --strategy ddp",
+        f"{LLAMA} --gpu h100-80g --strategy ddp --set launch.tensor_parallel=2",
+        "launch.tensor_parallel 2 does not work with --strategy ddp",
         "fsdp",
     ),
     (
-        f"{LLAMA} --gpu h100-80g --effective-batch 64 --context-parallel 3 --recommend",
+        f"{LLAMA} --gpu h100-80g --effective-batch 64 --set launch.context_parallel=3 --recommend",
         "no strategy supports these parallel sizes",
         "sizes",
     ),
@@ -313,7 +314,7 @@ def test_links_are_those_of_the_network_or_as_given(here: CommandLine) -> None:
 
     own, own_s = traffic()
     assert (own["within_node"], own["between_nodes"]) == pytest.approx((360e9, 360e9))
-    assert traffic("--network", "ethernet")[1] == pytest.approx(128 * own_s)
+    assert traffic("--set network.preset=ethernet")[1] == pytest.approx(128 * own_s)
     (here.path / "clusterrun.yaml").write_text("training: {inter_node_bandwidth: 45}\n")
     assert traffic()[1] == pytest.approx(8 * own_s)
     links, seconds = traffic("--intra-node-bandwidth 90 --inter-node-bandwidth 180")
@@ -589,7 +590,8 @@ def test_only_strategies_that_have_the_sizes_are_recommended(here: CommandLine) 
         ("tensor", {"fsdp", "fsdp-hybrid", "fsdp-offload"}),
         ("sequence", {"zero2", "zero3", "zero2-offload", "zero3-offload"}),
     ):
-        words = f"{LLAMA} --gpu h100-80g --effective-batch 64 --{size}-parallel 2 --recommend"
+        words = f"{LLAMA} --gpu h100-80g --effective-batch 64 --recommend"
+        words += f" --set launch.{size}_parallel=2"
         found = {choice["strategy"] for choice in told(here, words)["recommended"]}
         assert found
         assert found <= strategies

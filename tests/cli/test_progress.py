@@ -169,7 +169,11 @@ def test_a_hang_timeout_that_nothing_feeds_is_noted(here: CommandLine, source: s
     note = "note: --hang-timeout needs step reports (clusterrun.runtime or a Trainer), but train.py"
     is_unfed = source not in REPORTS
     assert (note in here(*render, "--hang-timeout", "5m", "train.py").err) == is_unfed
-    for argv in ((), ("--hang-timeout", "0"), ("--hang-timeout=5m", "--silence-timeout=9m")):
+    for argv in (
+        (),
+        ("--hang-timeout", "0"),
+        ("--hang-timeout=5m", "--set", "launch.silence_timeout=9m"),
+    ):
         assert note not in here(*render, *argv, "train.py").err
 
 

@@ -95,10 +95,10 @@ LARGER = "raise the timeout if one rank saves or evaluates for longer than it"
             "-- --name JOB --num-workers 4",
         ),
         (
-            "--main-process-port 29500 train.py",
+            "--set launch.main_process_port=29500 train.py",
             "OSError: [Errno 98] Address already in use",
             "choose another one (by default clusterrun derives it from the job id)",
-            "--main-process-port 29501",
+            "--set launch.main_process_port=29501",
         ),
         ("--timeout 10m train.py", f"{WATCHDOG}(SeqNum=7)", LARGER, "--timeout 20m"),
         ("train.py", f"{WATCHDOG}(Timeout(ms)=1800000)", LARGER, "--timeout 1h"),

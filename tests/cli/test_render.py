@@ -244,7 +244,7 @@ def test_ddp_that_a_file_of_ones_own_replaces_is_told(here: CommandLine) -> None
 
 @pytest.mark.parametrize(("gpu", "is_told"), [("v100", True), ("a100", False), ("unknown", False)])
 def test_bf16_on_a_gpu_without_it_is_told(here: CommandLine, gpu: str, is_told: bool) -> None:
-    cluster = ("--cluster", "slurm", "--gpus-per-node", "1", "--gpu-type", gpu)
+    cluster = ("--cluster", "slurm", "--gpus-per-node", "1", "--set", f"slurm.gpu_type={gpu}")
     said = here("render", *cluster, "--mixed-precision", "bf16", "train.py").err
     assert ("emulates bf16, slowly" in said) is is_told
     assert "no bf16" not in here("render", *cluster, "train.py").err

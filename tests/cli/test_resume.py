@@ -386,10 +386,12 @@ def test_shards_of_another_strategy_are_refused(
 
 def test_shards_of_other_parallel_sizes_are_refused(here: CommandLine) -> None:
     failed(here, "-N2", "--gpus-per-node", "4", "--strategy", "fsdp", "train.py")
-    said = here("resume", "4711", "--tensor-parallel", "4")
+    said = here("resume", "4711", "--set", "launch.tensor_parallel=4")
     assert (said.code, here.asked("sbatch")) == (2, [])
     assert "step-00000100 was saved with launch.tensor_parallel not set" in said.err
-    assert here("resume", "4711", "--tensor-parallel", "4", "--from", "scratch").code == 0
+    assert (
+        here("resume", "4711", "--set", "launch.tensor_parallel=4", "--from", "scratch").code == 0
+    )
 
 
 def test_nodes_with_evidence_against_them_are_left_out(here: CommandLine) -> None:
@@ -498,7 +500,7 @@ def test_a_run_is_locked_while_its_files_are_replaced(
 
 
 def test_a_job_that_cannot_be_released_is_taken_back_and_nothing_changes(here: CommandLine) -> None:
-    root = failed(here, "--hold", "train.py")
+    root = failed(here, "--set", "slurm.hold=true", "train.py")
     before = (root / "plan.json").read_bytes()
     here.program("scontrol", "echo 'Access/permission denied' >&2; exit 1")
     known = "4714|CANCELLED||0:00|1:00:00|N/A|N/A|None"
@@ -512,7 +514,7 @@ def test_a_job_that_cannot_be_released_is_taken_back_and_nothing_changes(here: C
 
 
 def test_a_job_that_can_be_neither_released_nor_cancelled_is_recorded(here: CommandLine) -> None:
-    root = failed(here, "--hold", "train.py")
+    root = failed(here, "--set", "slurm.hold=true", "train.py")
     for name in ("scontrol", "scancel"):
         here.program(name, "echo 'no' >&2; exit 1")
     said = here("resume", "4711", "--time", "60")

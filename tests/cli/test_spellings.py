@@ -24,7 +24,7 @@ ACCEPTED = [
     "--num_machines 2",
     "--num-nodes=2",
     "--mixed_precision bf16",
-    "--main_process_port 29500",
+    "--job_name x",
     "--walltime 1h",
 ]
 

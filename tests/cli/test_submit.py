@@ -155,19 +155,10 @@ def test_variables_of_sbatch_are_told_and_removed(
     assert (
         "warning: SBATCH_PARTITION=debug is set in your shell and would override"
         " partition 'gpu'\n"
-        "  note: clusterrun removes it for this submission; pass --keep-sbatch-env to keep it\n"
+        "  note: clusterrun removes it for this submission; pass the option itself instead\n"
     ) in said.err
-    kept = here("submit", "-p", "gpu", "--keep-sbatch-env", "train.py")
-    assert (here.bin / "seen").read_text() == "debug\n"
-    assert (
-        "warning: SBATCH_PARTITION=debug is set in your shell and overrides partition 'gpu'\n"
-    ) in kept.err
-    assert "clusterrun removes it" not in kept.err
     warnings = json.loads(here("submit", "--json", "-p", "gpu", "train.py").out)["warnings"]
     assert {"code": "sbatch_env_removed", "message": "SBATCH_PARTITION=debug"} in warnings
-    monkeypatch.setenv("SBATCH_GRES", "gpu:4")
-    refused = here("submit", "--keep-sbatch-env", "train.py")
-    assert (refused.code, "unset it and pass --gpus-per-node 4" in refused.err) == (2, True)
 
 
 def test_without_sbatch_the_job_is_for_this_machine_and_that_is_told(here: CommandLine) -> None:
@@ -194,24 +185,12 @@ def test_dry_run_prints_the_script_after_slurm_has_looked_and_leaves_nothing(
     assert here.files() == ["train.py"]
 
 
-def test_test_only_gives_slurms_answer_and_3_where_it_can_never_run(here: CommandLine) -> None:
-    here.slurm('echo "sbatch: Job 53 to start at 2026-11-21T10:00:00" >&2')
-    said = here("submit", "--test-only", "train.py")
-    assert (said.code, said.out) == (0, "Job 53 to start at 2026-11-21T10:00:00\n")
-    here.program("sbatch", 'echo "allocation failure: Invalid qos specification" >&2; exit 1')
-    refused = here("submit", "--test-only", "train.py")
+def test_a_dry_run_ends_with_3_where_the_job_can_never_run(here: CommandLine) -> None:
+    here.slurm('echo "allocation failure: Invalid qos specification" >&2; exit 1')
+    refused = here("submit", "--dry-run", "train.py")
     assert (refused.code, refused.out) == (3, "")
     assert ": allocation failure: Invalid qos specification\n" in refused.err
     assert here.files() == ["train.py"]
-
-
-def test_test_only_on_this_machine_has_nobody_to_ask(here: CommandLine) -> None:
-    said = here("submit", "--cluster", "local", "--test-only", "train.py")
-    assert (said.code, said.out) == (2, "")
-    assert said.err.endswith(
-        "error: --test-only asks Slurm, but this job does not run on Slurm\n"
-        "  hint: pass --cluster slurm on a login node\n"
-    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ RESERVATION = (
     "ReservationName=maint StartTime=4000000000 EndTime=4000003600 Nodes=node[1-9] "
     "PartitionName=(null) Flags=MAINT,IGNORE_JOBS"
 )
-ASKED = ("-N8", "--gpus-per-node", "8", "--gpu-type", "h100", "train.py")
+ASKED = ("-N8", "--gpus-per-node", "8", "--set", "slurm.gpu_type=h100", "train.py")
 
 Waits = Callable[..., None]
 

@@ -321,7 +321,7 @@ def test_two_clusters_are_refused(workplace: Workplace) -> None:
     with pytest.raises(ConfigError, match="lists 2 clusters: east, west") as caught:
         workplace.load()
     assert caught.value.where == "clusterrun.yaml:1:19"
-    assert caught.value.hints == ("choose one, e.g. --clusters=east",)
+    assert caught.value.hints == ("choose one, e.g. --set slurm.clusters=east",)
     assert workplace.load({"clusters": "west"}).spec.clusters == "west"
 
 

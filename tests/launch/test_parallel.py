@@ -90,24 +90,36 @@ REFUSED = [
         "--strategy ddp",
     ),
     ({"context_parallel": 2}, "does not work with --strategy ddp", "use --strategy fsdp"),
-    ({"context_parallel": 2, "strategy": "zero2"}, "with --strategy zero2", "--sequence-parallel"),
+    (
+        {"context_parallel": 2, "strategy": "zero2"},
+        "with --strategy zero2",
+        "launch.sequence_parallel",
+    ),
     (
         {"context_parallel": 2, "data_parallel_replicate": 8, "strategy": "fsdp"},
         "fsdp has nothing left to shard",
-        "--data-parallel-shard",
+        "launch.data_parallel_shard",
     ),
-    ({"sequence_parallel": 2, "strategy": "fsdp"}, "with --strategy fsdp", "--context-parallel"),
+    (
+        {"sequence_parallel": 2, "strategy": "fsdp"},
+        "with --strategy fsdp",
+        "launch.context_parallel",
+    ),
     ({"sequence_parallel": 2, "strategy": "zero1"}, "with --strategy zero1", "zero3 or zero2"),
-    ({"data_parallel_shard": 8}, "--data-parallel-shard 8 does not work with", "--strategy fsdp"),
+    (
+        {"data_parallel_shard": 8},
+        "launch.data_parallel_shard 8 does not work with",
+        "--strategy fsdp",
+    ),
     (
         {"data_parallel_replicate": 3, "strategy": "fsdp"},
-        "--data-parallel-replicate 3 does not divide 16 data-parallel ranks",
+        "launch.data_parallel_replicate 3 does not divide 16 data-parallel ranks",
         "divisor",
     ),
     (
         {"data_parallel_replicate": 2, "data_parallel_shard": 4, "strategy": "fsdp"},
-        "--data-parallel-replicate 2 x --data-parallel-shard 4 is not 16 data-parallel ranks",
-        "pass only --data-parallel-shard",
+        "launch.data_parallel_replicate 2 x launch.data_parallel_shard 4 is not 16 data-parallel",
+        "set only launch.data_parallel_shard",
     ),
     (
         {"data_parallel_shard": 16, "tensor_parallel": 2, "strategy": "fsdp"},
@@ -231,9 +243,7 @@ def test_sizes_of_the_users_yaml_that_accelerate_would_refuse(sizes: dict[str, A
 
 @pytest.mark.parametrize("field", FIELDS.values())
 def test_an_option_beside_a_yaml_of_the_users_own_is_refused(field: str) -> None:
-    with pytest.raises(
-        ClusterrunError, match=f"--{field.replace('_', '-')} cannot be combined with a.yaml"
-    ):
+    with pytest.raises(ClusterrunError, match=f"launch.{field} cannot be combined with a.yaml"):
         own({}, **{field: 2})
 
 

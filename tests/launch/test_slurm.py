@@ -158,7 +158,7 @@ def test_the_batch_shell_is_warned_in_time_even_where_a_person_has_the_run_go_on
 
 @pytest.mark.parametrize("signal", ["B:TERM@90", "INT", "B:URG@60", "USR2 90"])
 def test_a_signal_that_is_no_warning_to_the_ranks_is_refused(signal: str) -> None:
-    with pytest.raises(UsageError, match=f"--signal {signal} is neither USR1 nor USR2"):
+    with pytest.raises(UsageError, match=f"slurm.signal {signal} is neither USR1 nor USR2"):
         on_slurm(signal=signal)
 
 
@@ -358,7 +358,7 @@ def test_options_in_one_word_are_to_be_written_apart() -> None:
         ({"cpus_per_gpu": 2}, "needs GPUs"),
         ({"mem_per_gpu": "1G"}, "needs GPUs"),
         ({"gpu_type": "a100"}, "no GPUs are requested"),
-        ({"time_minutes": 10, "time_min_minutes": 20}, "more than --time's 10"),
+        ({"time_minutes": 10, "time_min_minutes": 20}, "exceeds --time, 10"),
         ({"comment": "\udcff"}, "not text in UTF-8"),
     ],
 )
@@ -374,7 +374,7 @@ def test_cpus_of_a_cpu_job_are_shared_by_its_ranks() -> None:
 def test_options_of_sbatch_mean_nothing_here_and_it_is_said() -> None:
     assert "--sbatch-arg has no effect on this machine" in here(sbatch_args=("--nice",)).notes
     assert "--srun-arg has no effect on this machine" in here(srun_args=("--mpi=none",)).notes
-    assert "--stage has no effect on this machine" in here(stage=Stage.TAR).notes
+    assert "launch.stage has no effect on this machine" in here(stage=Stage.TAR).notes
 
 
 @pytest.mark.parametrize(
@@ -400,12 +400,14 @@ def test_a_directory_for_copies_has_no_effect_without_copies() -> None:
     plan = on_slurm(stage=Stage.TAR, stage_dir="/local")
     assert (plan.stage_dir, plan.notes) == ("/local", on_slurm().notes)
     for plan in (on_slurm(stage_dir="/local"), here(stage_dir="/local")):
-        assert "launch.stage_dir has no effect without --stage, which needs Slurm" in plan.notes
+        assert (
+            "launch.stage_dir has no effect without launch.stage, which needs Slurm" in plan.notes
+        )
 
 
 def test_only_modules_are_preloaded_and_only_by_the_forge() -> None:
     assert on_slurm(device=Device.CPU, preload=("a", "b.c")).notes == ()
-    note = "--preload has no effect with --launcher {}"
-    assert "--preload" not in " ".join(on_slurm(gpus_per_node=1, preload=("a",)).notes)
+    note = "launch.preload has no effect with launch.launcher {}"
+    assert "launch.preload" not in " ".join(on_slurm(gpus_per_node=1, preload=("a",)).notes)
     direct = on_slurm(device=Device.CPU, launcher=Launcher.DIRECT, preload=("a",))
     assert direct.notes == (note.format("direct"),)

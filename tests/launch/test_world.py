@@ -139,15 +139,15 @@ def test_gpus_of_an_option_for_sbatch_are_those_of_the_ranks(arg: str, each: int
     ("asked", "arg", "words"),
     [
         ({}, "--gpus=16", "--gpus-per-node 8"),
-        ({}, "-G h100:16", "--gpus-per-node 8 --gpu-type h100"),
+        ({}, "-G h100:16", "--gpus-per-node 8 --set slurm.gpu_type=h100"),
         ({}, "--gpus=15", "--gpus-per-node COUNT"),
         ({"nproc_per_node": 8}, "--gpus-per-task=1", "--gpus-per-node 8"),
         ({}, "--tres-per-task=cpu=4,gres/gpu:1", "--gpus-per-node COUNT"),
-        ({"device": Device.CUDA}, "--gpus-per-socket=a100:2", "COUNT --gpu-type a100"),
+        ({"device": Device.CUDA}, "--gpus-per-socket=a100:2", "COUNT --set slurm.gpu_type=a100"),
         ({}, "--gres=shard:1", "--gpus-per-node COUNT"),
         ({"gpu_request": GpuRequest.NONE, "gpus_per_node": 2}, "--gres=gpu:4", "node 4"),
-        ({"gpus_per_node": 0}, "--gres=gpu:4", "--gpu-request none"),
-        ({"gpu_type": "v100"}, "--gres=gpu:4", "--gpus-per-node 4 --gpu-type v100"),
+        ({"gpus_per_node": 0}, "--gres=gpu:4", "--set slurm.gpu_request=none"),
+        ({"gpu_type": "v100"}, "--gres=gpu:4", "--gpus-per-node 4 --set slurm.gpu_type=v100"),
     ],
 )
 def test_gpus_that_cannot_be_counted_are_refused_with_our_own_options(

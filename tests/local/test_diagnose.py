@@ -157,7 +157,7 @@ def test_ranks_that_train_alone(here: Project) -> None:
 def test_a_port_that_another_process_holds(here: Project) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = str(taken.getsockname()[1])
-        found = diagnosed(here, "--main-process-port", port, "broken.py", "raise")
+        found = diagnosed(here, "--set", f"launch.main_process_port={port}", "broken.py", "raise")
     assert found["verdict"]["class"] == "port_in_use"
 
 

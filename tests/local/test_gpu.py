@@ -32,7 +32,7 @@ time.sleep(600 if os.environ["CLUSTERRUN_ATTEMPT"] == "1" else 0)
 def test_a_restarted_rank_is_a_fork_of_the_same_process(tmp_path: Path, strategy: str) -> None:
     here = project(tmp_path / "project", tmp_path / "state")
     (here.path / "waits.py").write_text(WAITS_AT_FIRST)
-    job_id = here.submit(*ONE, "--launcher", "forge", "--strategy", strategy, "waits.py")
+    job_id = here.submit(*ONE, "--set", "launch.launcher=forge", "--strategy", strategy, "waits.py")
     wait_for(lambda: "sum" in here.logs(job_id), "the first attempt")
     time.sleep(IDLE_S + 8)  # the forge imports what the next attempt needs
     os.kill(here.events_of(job_id, "rank_start")[0]["pid"], signal.SIGKILL)

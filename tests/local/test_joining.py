@@ -41,7 +41,7 @@ def test_a_script_that_joins_nothing_fails_soon_after_its_first_step(
     assert done.returncode == 120, done.stderr
     verdict = here.json("status", "L1")["verdict"]
     assert fact in verdict["message"]
-    assert "--no-world-contract" in verdict["message"]
+    assert "launch.world_contract=false" in verdict["message"]
     (failed,) = [event for event in here.events("L1") if event["type"] == "failed"]
     first = min(map(float, re.findall(r"first step at ([\d.]+)", here.logs("L1"))))
     assert failed["ts"] - first < 10 * patience()

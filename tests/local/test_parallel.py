@@ -21,7 +21,9 @@ def _here(tmp_path: Path) -> Project:
 
 
 def test_a_mesh_of_the_scripts_own_gets_the_size_that_was_asked_for(here: Project) -> None:
-    done = here.cli("submit", "--wait", *FOUR, "--tensor-parallel", "4", "mesh.py", timeout_s=500)
+    done = here.cli(
+        "submit", "--wait", *FOUR, "--set", "launch.tensor_parallel=4", "mesh.py", timeout_s=500
+    )
     assert done.returncode == 0, done.stderr
     assert "a script with its own device mesh runs" in done.stderr
     losses = re.findall(r"rank [0-3] of tensor 4 loss ([0-9.]+)", here.logs("L1"))
@@ -30,7 +32,7 @@ def test_a_mesh_of_the_scripts_own_gets_the_size_that_was_asked_for(here: Projec
 
 
 def test_ulysses_splits_samples_and_its_batch_is_the_one_that_was_told(here: Project) -> None:
-    argv = ("--strategy", "zero3", "--sequence-parallel", "2", "ulysses.py")
+    argv = ("--strategy", "zero3", "--set", "launch.sequence_parallel=2", "ulysses.py")
     (here.path / "clusterrun.yaml").write_text("training: {micro_batch: 2}\n")
     done = here.cli("submit", "--wait", *FOUR, *argv, timeout_s=500)
     assert done.returncode == 0, done.stderr

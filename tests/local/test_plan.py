@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 RUN = (
     *("--cluster", "local", "--nodes", "2", "--nproc-per-node", "1", "--device", "cpu"),
-    *("--threads-per-process", "1"),
+    *("--set", "launch.threads_per_process=1"),
 )
 PLANNED = ("planned=true", "micro_batch=2", "accumulation=3")
 
@@ -41,7 +41,7 @@ def test_a_checkpoint_and_the_memory_of_a_run_are_as_they_were_told(here: Projec
 @pytest.mark.long
 def test_a_run_that_has_told_nothing_is_not_compared(here: Project) -> None:
     (here.path / "quiet.py").write_text("import time; time.sleep(30)")
-    job_id = here.submit(*RUN, "--no-world-contract", "quiet.py")
+    job_id = here.submit(*RUN, "--set", "launch.world_contract=false", "quiet.py")
     refused = here.cli("plan", "--compare", job_id)
     here.cli("cancel", job_id)
     assert refused.returncode == 1

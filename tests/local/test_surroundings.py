@@ -15,7 +15,16 @@ from tests.road import Project
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 CLUSTERRUN = Path(sys.executable).with_name("clusterrun")  # `python -m` would look around first
-LOCAL = ("submit", "--wait", "--cluster", "local", "--device", "cpu", "--no-world-contract")
+LOCAL = (
+    "submit",
+    "--wait",
+    "--cluster",
+    "local",
+    "--device",
+    "cpu",
+    "--set",
+    "launch.world_contract=false",
+)
 TWO_NODES = (*LOCAL, "--nodes", "2", "--gpus-per-node", "1")
 SHOW = """
 import json, os, sys
@@ -66,8 +75,8 @@ def test_a_job_submitted_from_inside_a_rank_starts_as_from_a_fresh_shell(here: P
         "NCCL_NET=Socket",
         "--env",
         "PYTHONHASHSEED=1",
-        "--threads-per-process",
-        "1",
+        "--set",
+        "launch.threads_per_process=1",
     )
     setup = ("--set", 'launch.setup=["export PATH=/nowhere:$PATH MODULES=cuda"]')
     child = (str(CLUSTERRUN), *TWO_NODES, "show.py", "inner.json")

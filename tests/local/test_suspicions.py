@@ -53,7 +53,7 @@ def test_a_training_that_was_already_complete(here: Project) -> None:
 
 
 def test_ranks_that_train_alone_while_nobody_checks(here: Project) -> None:
-    argv = (*FOUR, "--no-world-contract", "idle.py")
+    argv = (*FOUR, "--set", "launch.world_contract=false", "idle.py")
     done = here.cli("submit", "--wait", *argv, "alone")
     assert done.returncode == 0, done.stderr
     assert kinds(here) == ["separate_worlds"]

@@ -68,7 +68,7 @@ def _argv(cell: Cell) -> list[str]:
     hosts = f"--hosts {('h1', 'h1,h2')[nodes - 1]} {builds}"
     where = {"local": f"-N {nodes}", "slurm": f"-N {nodes} -c {ranks}", "ssh": hosts}
     how = f"--cluster {cell.cluster} {where[cell.cluster]} --nproc-per-node {ranks} --device cpu"
-    how += f" --strategy {cell.strategy} --launcher {cell.launcher} --max-restarts 0"
+    how += f" --strategy {cell.strategy} --set launch.launcher={cell.launcher} --max-restarts 0"
     how += " --env STEPS=3 --env HF_HUB_OFFLINE=1 "
     return (how + KINDS[cell.kind].argv.format(nodes=nodes, ranks=ranks)).split()
 

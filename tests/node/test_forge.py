@@ -32,7 +32,7 @@ is_forked = "clusterrun.node.forge.process" in sys.modules
 print("rank", os.environ["RANK"], sys.argv[1:], "ready" in sys.modules, "forked:", is_forked)
 """
 FRESH = "the ranks start as new interpreters, not as forks: "
-LEAVE_OUT = "; hint: leave {} out of --preload"
+LEAVE_OUT = "; hint: leave {} out of launch.preload"
 BAD = {
     "missing_name": ("", "cannot import no_such_module: ModuleNotFoundError"),
     "raises": ("raise ValueError('not\\nhere')", "cannot import bad: ValueError: not"),
@@ -68,7 +68,7 @@ BAD = {
         "the ranks' environment differs before an import: ",
     ),
 }
-HINTS = {"environment": "--launcher direct does the same without this line"}
+HINTS = {"environment": "--set launch.launcher=direct does the same without this line"}
 
 
 @pytest.mark.agents
@@ -272,7 +272,7 @@ def test_nothing_listed_is_imported_before_a_script_that_sets_variables(
     job = stub_job(f"import os; {source}\n{HELLO}", preload=("ready",))
     job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
     assert job.wait() == [0, 0], job.text() + job.errors()
-    assert job.errors().count(f"--preload imports nothing, since {why}; hint: {hint}") == 1
+    assert job.errors().count(f"launch.preload imports nothing, since {why}; hint: {hint}") == 1
     for rank in range(4):
         assert f"rank {rank} [] False forked: True" in job.text()
 

@@ -97,7 +97,7 @@ def test_a_whole_model_in_each_rank_ends_at_its_first_step(world: World, engine:
     assert "stepped" not in world.out()
     word = world.events("rank_exit", 1)[-1]
     assert "or use --strategy ddp" in word["message"]
-    assert "--no-world-contract" in word["message"]
+    assert "launch.world_contract=false" in word["message"]
 
 
 @pytest.mark.torch

@@ -61,7 +61,9 @@ def test_a_rank_that_never_joins_ends_at_its_first_step(world: World) -> None:
     assert world.out() == ""
     (word,) = world.events("rank_exit", 1)
     assert "init_process_group()" in word["message"]
-    assert word["message"].endswith("use --no-world-contract to switch this check off")
+    assert word["message"].endswith(
+        "use --set launch.world_contract=false to switch this check off"
+    )
 
 
 def test_steps_without_gradients_and_a_join_before_the_first_are_fine(world: World) -> None:

@@ -74,7 +74,8 @@ def test_the_next_attempt_continues_from_the_newest_checkpoint_of_its_run(
     train(2, {"saves": (9,)}, save_only_model=True)  # no run can continue from it
     assert train(3, output_dir="other") == [None]
     assert train(3) == [8]
-    said = f"clusterrun: the Trainer continues from {path} (to begin anew: --no-trainer-resume)\n"
+    said = f"clusterrun: the Trainer continues from {path} (to begin anew: "
+    said += "--set launch.trainer_resume=false)\n"
     elsewhere = f"it saves to {Path('other').absolute()}, but this run saved {path}"
     anew = f"clusterrun: the Trainer begins anew: {elsewhere}\n"
     assert capsys.readouterr().err == said + anew + said

@@ -130,7 +130,7 @@ def test_a_wrong_environment_ends_the_rank_before_the_script_starts(
     assert world.run("print('never')", **changes) == 120
     assert text in world.err(rank)
     assert world.err(rank).startswith("clusterrun: error: ")  # among `logs --errors`
-    assert "use --no-world-contract to switch this check off" in world.err(rank)
+    assert "use --set launch.world_contract=false to switch this check off" in world.err(rank)
     assert world.out(rank) == ""
     word = world.events("rank_exit", rank)[0]
     assert (word["code"], word["message"].startswith("world contract broken: ")) == (120, True)

@@ -76,7 +76,7 @@ def test_a_cancellation(here: Project, cluster: Cluster, how: str) -> None:
 
 
 def test_a_preemption_that_ends_the_job(here: Project, cluster: Cluster) -> None:
-    job_id = started(here, "-p", "abrupt", "--no-requeue")
+    job_id = started(here, "-p", "abrupt", "--set", "slurm.requeue=false")
     everything = ("-p", "high", f"-N{len(cluster.nodes)}", "--exclusive", "-o", "/dev/null")
     cluster.sbatch(*everything, "--wrap=sleep 2")
     assert cluster.wait_job(job_id, {*OVER, "PREEMPTED"}) == "PREEMPTED"

@@ -136,7 +136,7 @@ def test_a_partition_that_is_closed_to_the_account_of_a_waiting_job(
     here: Project, strict: Cluster
 ) -> None:
     here.extra.update(strict.env)
-    job_id = here.submit(*TWO, "--partition", "low", "--hold", *WAITING)
+    job_id = here.submit(*TWO, "--partition", "low", "--set", "slurm.hold=true", *WAITING)
     strict.run(["scontrol", "update", "PartitionName=low", "AllowAccounts=another"])
     try:
         strict.run(["scontrol", "release", job_id])

@@ -137,7 +137,17 @@ class Requeued:
 def requeued(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Requeued]:
     directory = tmp_path_factory.mktemp("requeued")
     here = project(directory / "project", directory / "state")
-    argv = ("-N2", "--gpus-per-node", "2", "--hold", *LIGHT, "chatter.py", "endless", "3")
+    argv = (
+        "-N2",
+        "--gpus-per-node",
+        "2",
+        "--set",
+        "slurm.hold=true",
+        *LIGHT,
+        "chatter.py",
+        "endless",
+        "3",
+    )
     job_id = here.submit(*argv)
     watcher = here.start("logs", job_id, "-f", "-a", "-n", "all", "-o", "raw", "--exit-status")
     try:

@@ -261,7 +261,7 @@ def test_a_node_with_fewer_processes_fails_and_is_named(cluster: Any, here: Proj
     """The second node's launcher is told of two processes in all, not of four."""
     (here.path / "lib").mkdir()
     (here.path / "lib" / "sitecustomize.py").write_text(FEWER)
-    fewer = ("--launcher", "accelerate", "--env", f"PYTHONPATH={here.path / 'lib'}")
+    fewer = ("--set", "launch.launcher=accelerate", "--env", f"PYTHONPATH={here.path / 'lib'}")
     job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", *fewer, "world.py")
     assert ended(cluster, job_id) == "FAILED"
     assert sacct(cluster, job_id) == ("FAILED", "120:0")

@@ -57,7 +57,7 @@ def long(*values: str) -> Any:
 def test_a_script_saves_and_its_run_continues_or_ends(
     here: Project, slurm: Cluster, event: str, words: str, state: str
 ) -> None:
-    options = {"preempt": ("-p", "low"), "limit": ("-t", "1", "--signal", "USR1@30")}
+    options = {"preempt": ("-p", "low"), "limit": ("-t", "1", "--set", "slurm.signal=USR1@30")}
     job_id = here.submit(*TWO, *options.get(event, ()), "own_handler.py", *words.split())
     here.wait_for_line(job_id, "ready", 2)
     if event == "preempt":
@@ -81,7 +81,18 @@ def test_a_script_saves_and_its_run_continues_or_ends(
 @pytest.mark.parametrize(
     "argv",
     [
-        ("-t", "2", "--signal", "SIGUSR1@60", "--nproc-per-node", "2", "lit.py", "2", "1", "1"),
+        (
+            "-t",
+            "2",
+            "--set",
+            "slurm.signal=SIGUSR1@60",
+            "--nproc-per-node",
+            "2",
+            "lit.py",
+            "2",
+            "1",
+            "1",
+        ),
         ("-p", "low", "hf_trainer.py", "--max_steps=3000", "--enable_jit_checkpoint"),
     ],
 )

@@ -27,7 +27,7 @@ WAYS = {
     "requeue": ("--on-interrupt", "requeue"),
     "successor": ("--on-interrupt", "successor"),
     "stop": ("--on-interrupt", "stop"),
-    "no requeue": ("--no-requeue",),
+    "no requeue": ("--set", "slurm.requeue=false"),
     "deaf": (),
     "be killed": ("-p", "abrupt"),
 }

@@ -51,7 +51,10 @@ def test_a_broken_node_is_named_and_trains(
 
 @pytest.mark.parametrize(
     ("option", "next_step"),
-    [(("--spare-nodes", "1"), "relaunch"), (("--on-interrupt", "successor"), "successor")],
+    [
+        (("--set", "slurm.spare_nodes=1"), "relaunch"),
+        (("--on-interrupt", "successor"), "successor"),
+    ],
 )
 def test_a_broken_node_is_left_out_if_preflight_is_enforced(
     cluster: Cluster,
@@ -61,7 +64,7 @@ def test_a_broken_node_is_left_out_if_preflight_is_enforced(
     next_step: str,
 ) -> None:
     node = cluster.shape.node_names[1]
-    options = (*option, "--preflight", "enforce", *broken)
+    options = (*option, "--set", "launch.preflight=enforce", *broken)
     job_id = here.submit("-N2", "--gpus-per-node", "1", *options, *LIGHT, "hello.py")
     here.ok("status", job_id, "--wait", "--exit-status")
     first, second = here.json("status", job_id)["attempts"]

@@ -28,7 +28,7 @@ pytestmark = [
 NEXT = f'"{sys.executable}" -m clusterrun.backends.slurm.successor'
 RUN = (
     *("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "1", "--device", "cpu"),
-    *("--threads-per-process", "1", "paced.py", "--layers", "1", "--width", "32"),
+    *("--set", "launch.threads_per_process=1", "paced.py", "--layers", "1", "--width", "32"),
     *("--heads", "2", "--seq-len", "32", "--batch-size", "2", "--log-every", "1"),
     *("--save-every", "100000"),
 )
@@ -145,7 +145,7 @@ def test_a_training_that_was_cancelled_with_a_checkpoint_is_resumed(
 
 
 def test_a_chain_goes_on_where_its_first_job_left(here: Project, cluster: Cluster) -> None:
-    argv = ("--chain", "3", "--time", "1", "--signal", "B:USR2@30", *RUN)
+    argv = ("--chain", "3", "--time", "1", "--set", "slurm.signal=B:USR2@30", *RUN)
     job_id = here.submit(*argv, "--max-steps", "400000")
     root = here.run_dir(job_id)
     record = json.loads((root / "job.json").read_text())

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest
 
 SCRIPT = "import os, sys, weights; print('prefix', os.environ['RANK'], sys.prefix, weights.SIZE)"
 FAIL_ONCE = "os.path.exists('failed') or sys.exit(open('failed', 'w').close() or 1)"
-TWO = ("-N2", "--gpus-per-node", "1", "--stage", "tar", *LIGHT)
+TWO = ("-N2", "--gpus-per-node", "1", "--set", "launch.stage=tar", *LIGHT)
 
 
 @pytest.fixture(name="env")

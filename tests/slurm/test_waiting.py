@@ -75,7 +75,9 @@ def test_busy_nodes_and_fewer_that_are_idle(here: Project, cluster: Cluster) -> 
 def test_another_partition_has_idle_nodes(here: Project, cluster: Cluster) -> None:
     limit(cluster, nodes=cluster.nodes[0])
     occupy(cluster, cluster.nodes[0])
-    job_id = here.submit("-N1", "-p", "low", "--exclusive", "--time", "30", *ONE, *WAITING)
+    job_id = here.submit(
+        "-N1", "-p", "low", "--set", "slurm.exclusive=true", "--time", "30", *ONE, *WAITING
+    )
     reason = waits(here, job_id, "Resources")
     offered = {one["partition"]: one["idle"] for one in reason["sooner"]}
     assert offered.popitem()[1] == 3
@@ -134,5 +136,7 @@ def test_maintenance_ahead_and_a_time_that_ends_before_it(here: Project, cluster
 def test_a_held_job_and_one_that_waits_for_another_cost_no_further_question(
     here: Project, cluster: Cluster
 ) -> None:
-    reason = waits(here, here.submit("-N1", "--hold", *ONE, *WAITING), "JobHeldUser")
+    reason = waits(
+        here, here.submit("-N1", "--set", "slurm.hold=true", *ONE, *WAITING), "JobHeldUser"
+    )
     assert (reason["facts"], reason["can_start"]) == ([], False)

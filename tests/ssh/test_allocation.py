@@ -46,7 +46,9 @@ def test_the_hosts_of_an_allocation_form_one_world(
     if program:
         first.write(f"/shared/bin/{program}", f"#!/bin/bash\n{PROGRAMS[program]}\n")
         first.run(["chmod", "+x", f"/shared/bin/{program}"], check=True)
-    options = "--cluster allocation --gpus-per-node 2 --device cpu --no-world-contract"
+    options = (
+        "--cluster allocation --gpus-per-node 2 --device cpu --set launch.world_contract=false"
+    )
     script = (
         f"export PATH=/shared/bin:$PATH {' '.join(environ)}\n"
         f"clusterrun submit {options} --env PYTHONPATH={STUB} --wait hello.py\n"

@@ -93,7 +93,7 @@ def test_a_rank_that_is_killed_comes_back(
 def test_a_spare_host_takes_the_place_of_one_that_crashes(
     hosts: Hosts, reference: Reference
 ) -> None:
-    job = submit(hosts, TRIO, *RESTARTS, "--spare-nodes", "1")
+    job = submit(hosts, TRIO, *RESTARTS, "--set", "slurm.spare_nodes=1")
     job.training.wait_for_step(IN_BETWEEN, 1)
     begin = time.monotonic()
     hosts.crash("h2")
@@ -109,7 +109,7 @@ def test_a_spare_host_does_not_replace_one_that_alone_has_a_part_of_the_checkpoi
     hosts: Hosts, reference: Reference
 ) -> None:
     hosts.share()
-    job = submit(hosts, TRIO, *RESTARTS, "--spare-nodes", "1")
+    job = submit(hosts, TRIO, *RESTARTS, "--set", "slurm.spare_nodes=1")
     job.training.wait_for_step(IN_BETWEEN, 1)
     hosts.crash("h2")
     wait_for(lambda: job.is_said("waiting up to 10m for h2"), "the run to wait")
@@ -125,7 +125,7 @@ def test_a_host_that_crashes_is_awaited(
     hosts: Hosts, reference: Reference, is_shared: bool
 ) -> None:
     with_and_without_shared(hosts, is_shared)
-    job = submit(hosts, PAIR, *RESTARTS, "--wait-for-hosts", "5m")
+    job = submit(hosts, PAIR, *RESTARTS, "--set", "wait_for_hosts=5m")
     job.training.wait_for_step(IN_BETWEEN, 1)
     hosts.crash("h2")
     wait_for(lambda: job.is_said("waiting up to 5m for h2"), "the run to wait")
@@ -220,7 +220,7 @@ def test_a_run_that_waits_for_a_host_says_so_and_can_be_cancelled(hosts: Hosts) 
 
 @pytest.mark.long
 def test_a_run_stops_if_a_host_does_not_come_back(hosts: Hosts) -> None:
-    job = submit(hosts, PAIR, *RESTARTS, "--wait-for-hosts", "15s", command=WAIT)
+    job = submit(hosts, PAIR, *RESTARTS, "--set", "wait_for_hosts=15s", command=WAIT)
     job.wait_for_ranks(2)
     hosts.crash("h2")
     assert job.end() == "FAILED"
@@ -231,7 +231,7 @@ def test_a_run_stops_if_a_host_does_not_come_back(hosts: Hosts) -> None:
 @pytest.mark.long
 def test_a_host_that_is_cut_off_stops_and_its_spare_trains(hosts: Hosts) -> None:
     """The host sees the shared directory: it must not end the run that others continue."""
-    job = submit(hosts, TRIO, *RESTARTS, "--spare-nodes", "1", command=WAIT)
+    job = submit(hosts, TRIO, *RESTARTS, "--set", "slurm.spare_nodes=1", command=WAIT)
     job.wait_for_ranks(2)
     hosts.cut("h2")
     assert job.end() == "COMPLETED"

@@ -103,14 +103,16 @@ def test_closed_ports_are_named(hosts: Hosts) -> None:
     assert code == 1
     assert error.startswith("h1: port ")
     assert error.endswith(" of h2 cannot be reached (Connection refused)")
-    assert "--port-range" in hint
+    assert "network.port_range" in hint
     nothing_left(hosts)
 
 
 @pytest.mark.long
 def test_a_firewall_that_drops_is_named_with_all_hosts_before_it(hosts: Hosts) -> None:
     hosts.close_ports("h1", "1024-65535")
-    code, error, _ = refusal(submit(hosts, "--hosts", "h1,h2,h3", "--port-range", "5000-5010"))
+    code, error, _ = refusal(
+        submit(hosts, "--hosts", "h1,h2,h3", "--set", "network.port_range=5000-5010")
+    )
     assert code == 1
     assert error.startswith("h[2-3]: port 50")
     assert error.endswith(" of h1 cannot be reached (timed out)")
@@ -118,7 +120,9 @@ def test_a_firewall_that_drops_is_named_with_all_hosts_before_it(hosts: Hosts) -
     hosts.open_ports("h1")
     for closed in ("1024-4999", "5011-65535"):
         hosts.close_ports("h1", closed)
-    assert submit(hosts, "--hosts", "h1,h2", "--port-range", "5000-5010").returncode == 0
+    assert (
+        submit(hosts, "--hosts", "h1,h2", "--set", "network.port_range=5000-5010").returncode == 0
+    )
 
 
 def test_software_that_differs_is_named(hosts: Hosts) -> None:
@@ -180,7 +184,7 @@ def test_a_full_disk_is_named(hosts: Hosts) -> None:
     code, error, hint = refusal(submit(hosts, "--hosts", "h1,h2"))
     assert code == 1
     assert error.startswith("h2: only ")
-    assert hint == "free space there, or name another directory: --hosts-dir"
+    assert hint == "free space there, or name another directory: --set hosts_dir=DIR"
     nothing_left(hosts)
 
 
@@ -193,7 +197,7 @@ def test_a_full_disk_of_the_first_host_is_named(hosts: Hosts) -> None:
     code, error, hint = refusal(submit(hosts, "--hosts", "h1,h2"))
     assert code == 1
     assert error.startswith("h1: cannot create the run directory /home/ann1/clusterrun/runs/")
-    assert "--hosts-dir" in hint
+    assert "hosts_dir" in hint
     nothing_left(hosts, "/clusterrun/full$")
 
 

@@ -40,7 +40,7 @@ def test_a_token_reaches_the_ranks_and_nothing_else(hosts: Hosts, shared: bool) 
         hosts.share(LAPTOP)
     cwd, odd = "/shared/my project's", ["$(touch /tmp/ran)", "it's", 'a "b"', "two  spaces"]
     options = ["--hosts", "h1,h2", "--pass-env", "TOKEN", "--job-name", "my 'first' job"]
-    options += ["--no-world-contract", "hello.py"]
+    options += ["--set", "launch.world_contract=false", "hello.py"]
     with hosts.all_command_lines() as lines:
         process = start(hosts, *options, *odd, cwd=cwd, script=SHOWS, env={"TOKEN": TOKEN})
         out, err = process.communicate(timeout=120 * patience())

@@ -20,7 +20,7 @@ from tests.namespaces import Process
 from tests.patience import wait_for
 from tests.road import EXAMPLES, STUB, Project
 
-ONE_EACH = ("--gpus-per-node", "1", "--device", "cpu", "--threads-per-process", "1")
+ONE_EACH = ("--gpus-per-node", "1", "--device", "cpu", "--set", "launch.threads_per_process=1")
 RESTARTS = ("--max-restarts", "3")
 TRAIN = (SCRIPT, *arguments())
 # Without torch: in its first attempt it waits, in the next it is done.
@@ -30,7 +30,7 @@ from clusterrun import runtime
 print(f"attempt {runtime.info().attempt}", flush=True)
 time.sleep(600 if runtime.info().attempt == 1 else 0)
 """
-WAIT = ("--no-world-contract", "--env", f"PYTHONPATH={STUB}", "waiter.py")
+WAIT = ("--set", "launch.world_contract=false", "--env", f"PYTHONPATH={STUB}", "waiter.py")
 IN_BETWEEN = SAVE_EVERY * 3 // 2  # a step in the middle between two checkpoints
 FILES = ("/shared/", "clusterrun/", "/proj/", "/.local/state/")  # where a run may leave files
 OF_KILLED_CLIENT = "laptop: file /tmp/clusterrun-ssh-"

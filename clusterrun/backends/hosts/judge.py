@@ -21,7 +21,7 @@ from clusterrun.shared.wording import count, missing_text
 NEEDED: Final = ("clusterrun", "torch", "accelerate")
 CLOCK_NOTE_S: Final = 1.0
 CLOCK_S: Final = 60.0  # no time service runs there: certificates and file times mislead
-ELSEWHERE: Final = "free space there, or name another directory: --hosts-dir"
+ELSEWHERE: Final = "free space there, or name another directory: --set hosts_dir=DIR"
 SMALL_BYTES: Final = 1 << 30
 _SCREENS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sddm"})
 _SAME: Final = "install the same versions on all hosts, or name another interpreter with --python"
@@ -187,7 +187,7 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Found]:
 def closed_port(hosts: Sequence[str], to: str, port: int, reason: str) -> Problem:
     """Explain that hosts do not reach a port of another."""
     text = f"port {port} of {to} cannot be reached ({reason})"
-    hint = "open a range of ports between the hosts, and pass it with --port-range LOW-HIGH"
+    hint = "open ports between the hosts, and pass them: --set network.port_range=LOW-HIGH"
     return Problem(hosts=tuple(hosts), text=text, hint=hint, order=Order.CLOSED_PORTS)
 
 

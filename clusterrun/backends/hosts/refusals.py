@@ -111,7 +111,7 @@ def not_started(starter: str, host: str, rc: int, stderr: str) -> HostError:
     if refusal_of(rc, stderr) in _OURS:
         return why(host, rc, stderr)
     error = _error(f"{starter} did not start a process on {host}", host, Refusal.OTHER, stderr)
-    error.hints = (f"check that the allocation still has {host}, or pass --starter ssh",)
+    error.hints = (f"check that the allocation still has {host}, or pass --set starter=ssh",)
     return error
 
 

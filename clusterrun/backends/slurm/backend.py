@@ -44,7 +44,6 @@ class SlurmBackend:
     """One Slurm cluster: that of slurm.conf, or another by its name."""
 
     slurm_cluster: str | None = None
-    keep_sbatch_env: bool = False
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Pass the run's script to sbatch, once.
@@ -102,7 +101,7 @@ class SlurmBackend:
         from clusterrun.backends.slurm import executor  # imports submitit, for this alone
 
         argv = sbatch.command(plan, paths, options=options, words=words)
-        environ = scrubbed(os.environ, keep=plan.pass_env, keep_sbatch=self.keep_sbatch_env)
+        environ = scrubbed(os.environ, keep=plan.pass_env)
         at = self._on(self.slurm_cluster or plan.directive("clusters"))
         try:
             return at._answered(lambda: executor.submit(argv, plan, paths, environ), paths, known)
@@ -245,7 +244,7 @@ class SlurmBackend:
 
 def backend(where: Where) -> SlurmBackend:
     """Return the backend of this package."""
-    return SlurmBackend(slurm_cluster=where.slurm_cluster, keep_sbatch_env=where.keep_sbatch_env)
+    return SlurmBackend(slurm_cluster=where.slurm_cluster)
 
 
 def _refuse_missing_srun() -> None:

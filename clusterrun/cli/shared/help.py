@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -24,6 +24,8 @@ HEADINGS: Final = {
     "config": "Configuration",
     "submission": "Submission",
 }
+OF_A_JOB: Final = frozenset(HEADINGS.values()) - {HEADINGS["training"], HEADINGS["submission"]}
+AS_SUBMIT: Final = ("-N, -t, --set, ...", "the options of a job: see clusterrun submit --help")
 
 
 class GroupedOption(click.Option):
@@ -57,7 +59,12 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A verb whose help has headings; options without one, as every verb has, come last."""
+    """A verb whose help has headings; options without one, as every verb has, come last.
+
+    One line stands for the options under `unlisted` headings.
+    """
+
+    unlisted: frozenset[str] = frozenset()
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer options before the script, and files after it."""
@@ -65,15 +72,23 @@ class GroupedCommand(click.Command):
             _files(incomplete) if _is_for_script(ctx) else super().shell_complete(ctx, incomplete)
         )
 
+    def listed_options(self, ctx: click.Context) -> Iterator[click.Option]:
+        """Yield the options that this verb itself explains."""
+        for parameter in self.get_params(ctx):
+            is_listed = getattr(parameter, "heading", "") not in self.unlisted
+            if isinstance(parameter, click.Option) and is_listed and not parameter.hidden:
+                yield parameter
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the common options under their headings, or all with --help-all."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in HEADINGS.values()}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            is_shown = getattr(parameter, "common", True) or ctx.meta.get(HELP_ALL)
-            if isinstance(parameter, click.Option) and record is not None and is_shown:
+        if self.unlisted:
+            sections[HEADINGS["job"]].append(AS_SUBMIT)
+        for parameter in self.listed_options(ctx):
+            if getattr(parameter, "common", True) or ctx.meta.get(HELP_ALL):
                 heading = getattr(parameter, "heading", "Output")
-                sections.setdefault(heading, []).append(record)
+                record = parameter.get_help_record(ctx)
+                sections.setdefault(heading, []).append(record or ("", ""))
         for heading, rows in sections.items():
             if rows:
                 with formatter.section(heading):

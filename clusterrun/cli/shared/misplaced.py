@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from clusterrun.cli.shared.help import HEADINGS
-from clusterrun.cli.shared.spellings import normalized
+from clusterrun.cli.shared.help import HEADINGS, OF_A_JOB
+from clusterrun.cli.shared.spellings import normalized, renewed
+from clusterrun.config.fields import Field, Kind
+from clusterrun.config.keys import FORMER
 from clusterrun.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterrun.linting.options import ScriptOptions
 
 _UNMISTAKABLE: Final = (HEADINGS["slurm"], HEADINGS["submission"])
-_OF_A_JOB: Final = frozenset(HEADINGS.values()) - {HEADINGS["training"]}
+_OF_A_JOB: Final = {*OF_A_JOB, HEADINGS["submission"]}
 _OTHERS: Final = ("cluster", "nproc_per_node")
 _SHORT: Final = ("-N", "-p", "-A", "-t")
 _HELP: Final = ("-h", "--help")
@@ -40,7 +42,9 @@ def refuse_misplaced(
 
     `before` are the words typed before the script. Raises UsageError.
     """
-    options = {name: o for o in ctx.command.params for name in (*o.opts, *o.secondary_opts)}
+    params = ctx.command.params
+    options: dict[str, click.Parameter | Field] = {**FORMER}
+    options |= {name: each for each in params for name in (*each.opts, *each.secondary_opts)}
     ours = {*options, *_CERTAIN, *_HELP}  # the verb may lack some of submit's
     plain = args[: args.index("--")] if "--" in args else args
     found = {at: name for at, word in enumerate(plain) if (name := _name(word)) in ours}
@@ -48,15 +52,14 @@ def refuse_misplaced(
     moved, unsure, refused, noted = list[int](), list[int](), list[str](), list[str]()
     for at, name in found.items() if script else ():
         option, typed = options.get(name), _typed(args[at])
-        heading = getattr(option, "heading", "")
+        heading = _heading(option)
         is_ours = heading in _UNMISTAKABLE or getattr(option, "name", "") in _OTHERS
         is_clear = (is_ours and (name[:2] == "--" or name in _SHORT)) or name in _CERTAIN
         if script is None or script.may_have(typed):
             continue
         is_certain = name in _CERTAIN or (script.are_visible and is_clear)
         is_certain = not script.has_parser if name in _HELP else bool(option) and is_certain
-        takes_next = isinstance(option, click.Option) and not option.is_flag
-        places = [at, at + 1] if takes_next and typed == args[at] else [at]
+        places = [at, at + 1] if _takes_value(option) and typed == args[at] else [at]
         if is_certain and not script.takes_any:
             moved += places
             refused.append(typed)
@@ -68,6 +71,17 @@ def refuse_misplaced(
         raise _refusal([ctx.command_path, *before], entry, args, moved, refused, is_module)
     where = "comes after the script and goes to it; put clusterrun's options before the script"
     return tuple(f"{name} {where}" for name in dict.fromkeys(noted))
+
+
+def _heading(option: click.Parameter | Field | None) -> str:
+    former = HEADINGS[option.group] if isinstance(option, Field) else ""
+    return former or getattr(option, "heading", "")
+
+
+def _takes_value(option: click.Parameter | Field | None) -> bool:
+    if isinstance(option, Field):
+        return option.kind is not Kind.FLAG
+    return isinstance(option, click.Option) and not option.is_flag
 
 
 def _name(word: str) -> str:
@@ -91,7 +105,8 @@ def _refusal(
 ) -> UsageError:
     rest = [word for at, word in enumerate(args) if at not in moved]
     after = ["--"] * bool(rest) if is_module else [entry]
-    right = shlex.join([*first[1:], *[args[at] for at in moved if at < len(args)], *after, *rest])
+    settings, own = renewed([args[at] for at in moved if at < len(args)])
+    right = shlex.join([*first[1:], *settings, *own, *after, *rest])
     passed = shlex.join([*first[1:], *([] if is_module else [entry]), "--", *args])
     return UsageError(
         f"{' and '.join(dict.fromkeys(refused))} would go to the script, "

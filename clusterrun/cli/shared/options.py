@@ -11,7 +11,14 @@ import click
 from click.core import ParameterSource
 
 from clusterrun.cli.shared import complete, output
-from clusterrun.cli.shared.help import HEADINGS, REPLACED, GroupedCommand, GroupedOption, under
+from clusterrun.cli.shared.help import (
+    HEADINGS,
+    OF_A_JOB,
+    REPLACED,
+    GroupedCommand,
+    GroupedOption,
+    under,
+)
 from clusterrun.cli.shared.misplaced import refuse_misplaced
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
 from clusterrun.cli.shared.spellings import (
@@ -104,9 +111,6 @@ wait_option = submission_option(
 follow_option = submission_option(
     "--follow", is_flag=True, help="follow the logs until the job ends, then exit with its status"
 )
-keep_sbatch_env_option = under(HEADINGS["submission"], common=False)(
-    "--keep-sbatch-env", is_flag=True, help="let SBATCH_* variables of your shell override options"
-)
 parsable_option = rare_output(
     "--parsable", is_flag=True, help="print only the job id, as sbatch --parsable does"
 )
@@ -120,6 +124,8 @@ exclude_bad_option = submission_option(
 
 class JobCommand(GroupedCommand):
     """A verb that takes the options of a job, and remembers how they were typed."""
+
+    unlisted = OF_A_JOB
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep the words as typed, since origins name the spelling."""
@@ -151,6 +157,12 @@ class ScriptCommand(JobCommand):
     allow_interspersed_args = False
 
 
+class SubmitCommand(ScriptCommand):
+    """The verb whose help lists the options of a job."""
+
+    unlisted = frozenset()
+
+
 def job_options(
     *,
     script: bool = True,
@@ -161,9 +173,8 @@ def job_options(
     """Give a verb the options of JobSpec; it receives them as `job: JobOptions`.
 
     `script` adds the arguments `[SCRIPT] [ARGS]...`, for a ScriptCommand; `files` adds the options
-    for a configuration file and a profile; `training` adds those for the facts of the training, and
-    the help shows only what an estimate depends on. The fields in `without` have no options.
-    Without `files`, the defaults are those of a run, and the help names none.
+    for a configuration file and a profile; `training` adds those for the facts of the training. The
+    fields in `without` have no options.
     """
     groups = {x.group for x in FIELDS if training or x.group != "training"}
     declared = [x for x in FIELDS if x.flags and x.group in groups and x.name not in without]
@@ -175,11 +186,7 @@ def job_options(
             return function(*args, job=job, **kwargs)
 
         sources = [*_FILE_OPTIONS, _SET_OPTION] if files else [_SET_OPTION]
-        fields = [
-            _field_option(x, hidden=training and not x.is_estimated, has_default=files)
-            for x in declared
-        ]
-        for option in reversed([*fields, *sources]):
+        for option in reversed([*map(_field_option, declared), *sources]):
             option(command)
         if script:
             _SCRIPT_ARGUMENT(command)
@@ -188,19 +195,17 @@ def job_options(
     return decorate
 
 
-def _field_option(declared: Field, *, hidden: bool, has_default: bool) -> Callable[[Any], Any]:
+def _field_option(declared: Field) -> Callable[[Any], Any]:
     words = [str(member.value) for member in declared.choices or ()]
     shown = "|".join(words)
     is_wide = len(shown) > _WIDEST
-    text = declared.help if has_default else declared.help.partition("  [default")[0]
     settings: dict[str, Any] = {
         "cls": GroupedOption,
         "heading": HEADINGS[declared.group],
         "common": declared.is_common,
-        "hidden": hidden,
         "words": words,
         "default": None,
-        "help": _with_words(text, words) if is_wide else text,
+        "help": _with_words(declared.help, words) if is_wide else declared.help,
         "shell_complete": complete.BY_FIELD.get(declared.name),
     }
     if declared.kind is Kind.FLAG:

@@ -46,7 +46,6 @@ class Session:
     """The output options of this invocation; set while they are parsed."""
 
     color: str = "auto"
-    debug: bool = False
     json: bool = False
     moving: bool = False  # stderr ends with a line that changes
     quiet: bool = False

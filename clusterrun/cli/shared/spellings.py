@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import os
 import re
 import shlex
@@ -16,10 +17,12 @@ from typing import Any, Final
 
 import click
 
+from clusterrun.config.fields import Kind
+from clusterrun.config.keys import FORMER
 from clusterrun.errors import UsageError
 from clusterrun.shared import shell
 
-JOB_VERBS: Final = ("submit", "render", "resume", "resubmit", "scaling", "plan")
+JOB_VERBS: Final = ("submit", "render", "check", "resume", "resubmit", "scaling", "plan")
 CONTINUING: Final = ("resume", "resubmit")
 _ACCEPTED: Final = {
     **dict.fromkeys(("nnodes", "num-nodes", "num-machines"), "nodes"),
@@ -51,6 +54,9 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     value = _value(words, at, flag)
     typed = words[at].partition("=")[0] if at < len(words) and flag.startswith("--") else flag
     known = [name for each in ctx.command.params for name in each.opts] if ctx else []
+    if "--set" in known and flag in FORMER:
+        own = itertools.takewhile(lambda word: word != "--" and not word.endswith(".py"), words)
+        return UsageError(f"no option '{typed}'", hint=f"pass {shlex.join(renewed([*own])[0])}")
     hints = _hints(flag, words, at, verb, known)
     fallback = "--help-all" if verb in JOB_VERBS else "--help"
     command = ctx.command_path if ctx else "clusterrun"
@@ -79,6 +85,34 @@ def _hints(
     if near:
         yield f"use '{near}'"
     yield from _behind(words, at, verb)
+
+
+def renewed(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the former options among options as `--set KEY=VALUE`, and the other words.
+
+    >>> renewed(["--switches", "1", "--no-requeue", "-N2"])
+    (['--set', 'slurm.switches=1', '--set', 'slurm.requeue=false'], ['-N2'])
+    """
+    texts: dict[str, list[str]] = {}
+    others, left = list[str](), list(words)
+    while left:
+        name = _option_name(left[0])
+        field, value = FORMER.get(name), _value(left, 0, name)
+        word = left.pop(0)
+        if field is None:
+            others.append(word)
+        elif field.kind is Kind.FLAG:
+            texts[field.key] = ["false" if name.startswith("--no-") else "true"]
+        else:
+            left = left[1:] if value and left[:1] == [value] else left
+            old = texts.get(field.key, []) if field.kind is Kind.TEXTS else []
+            texts[field.key] = [*old, value or "VALUE"]
+    values = {key: found[0] if len(found) == 1 else str(found) for key, found in texts.items()}
+    return [word for key, text in values.items() for word in ("--set", f"{key}={text}")], others
+
+
+def _option_name(word: str) -> str:
+    return f"--{normalized(word[2:].partition('=')[0])}" if word.startswith("--") else word[:2]
 
 
 def _no_slurm(words: Sequence[str], at: int, flag: str) -> Iterator[str]:

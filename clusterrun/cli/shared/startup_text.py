@@ -35,7 +35,10 @@ def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     if startup.not_forked:
         yield "", startup.not_forked
     if _imports_slowly(startup) and _may_stage(job):
-        yield "", "imports take long; to read packages from the nodes' own disks: --stage auto"
+        yield (
+            "",
+            "imports take long; packages from the nodes' own disks: --set launch.stage=auto",
+        )
 
 
 def _imports_slowly(startup: Startup) -> bool:

@@ -15,9 +15,7 @@ from clusterrun.backends.environment import SbatchVariable, sbatch_variables
 from clusterrun.cli.shared import output
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ElsewhereError, UsageError
-from clusterrun.launch.passed_on import gpu_option
 from clusterrun.launch.plan import Plan
-from clusterrun.launch.world_shape import gpu_words
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.check import place
@@ -50,8 +48,8 @@ def refuse_two_answers(*, as_json: bool, parsable: bool, follow: bool) -> None:
         )
 
 
-def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warnings:
-    """Print, and return for JSON, a job's notes and the SBATCH_* variables that override it."""
+def print_notes(prepared: Prepared) -> Warnings:
+    """Print, and return for JSON, a job's notes and the SBATCH_* variables that it does not use."""
     script = prepared.resolved.spec.script or prepared.resolved.spec.module or ""
     pitfalls = [
         (found.id, f"{place(found, script)}: {found.text}; {found.fix}")
@@ -59,42 +57,27 @@ def print_notes(prepared: Prepared, *, keep_sbatch_env: bool = False) -> Warning
     ]
     for text in (*prepared.notes, *(words for _, words in pitfalls)):
         output.note(text)
-    variables = warn_of_sbatch_variables(prepared, keep=keep_sbatch_env)
-    code = "sbatch_env_kept" if keep_sbatch_env else "sbatch_env_removed"
+    removed = warn_of_sbatch_variables(prepared)
     return [
         *({"code": "note", "message": text} for text in prepared.notes),
         *({"code": code, "message": text} for code, text in pitfalls),
-        *({"code": code, "message": f"{found.name}={found.value}"} for found in variables),
+        *({"code": "sbatch_env_removed", "message": f"{e.name}={e.value}"} for e in removed),
     ]
 
 
-def warn_of_sbatch_variables(prepared: Prepared, *, keep: bool) -> tuple[SbatchVariable, ...]:
-    """Print, and return, the SBATCH_* variables that override a job's options.
-
-    Raises UsageError for one that would change the GPUs of the ranks.
-    """
+def warn_of_sbatch_variables(prepared: Prepared) -> tuple[SbatchVariable, ...]:
+    """Print, and return, the SBATCH_* variables that would override a job's options."""
     is_slurm = prepared.plan.cluster.scheduler.reads_sbatch
     variables = sbatch_variables(prepared.plan, os.environ) if is_slurm else ()
-    for variable in variables:
-        gpus = gpu_option(f"--{variable.option}={variable.value}") if keep else None
-        if gpus and gpus.per_node != prepared.plan.gpus_per_node:
-            text = f"{variable.name}={variable.value} changes the GPUs of the ranks"
-            words = gpu_words(gpus, prepared.resolved.spec)
-            raise UsageError(text, hint=f"unset it and pass {words}")
-        _warn_of(variable, keep=keep)
+    for found in variables:
+        what = found.option or "an option of sbatch"
+        if found.planned is not None:
+            what = f"{found.option} '{found.planned}'"
+        output.warn(
+            f"{found.name}={found.value} is set in your shell and would override {what}",
+            notes=("clusterrun removes it for this submission; pass the option itself instead",),
+        )
     return variables
-
-
-def _warn_of(variable: SbatchVariable, *, keep: bool) -> None:
-    verb = "overrides" if keep else "would override"
-    what = variable.option or "an option of sbatch"
-    if variable.planned is not None:
-        what = f"{variable.option} '{variable.planned}'"
-    note = "clusterrun removes it for this submission; pass --keep-sbatch-env to keep it"
-    output.warn(
-        f"{variable.name}={variable.value} is set in your shell and {verb} {what}",
-        notes=() if keep else (note,),
-    )
 
 
 def print_check(answer: str) -> None:

@@ -96,7 +96,7 @@ def _options(change: Sooner) -> Iterator[str]:
     if change.nodes:
         yield from ("--nodes", str(change.nodes))
     if change.gpu_type:
-        yield from ("--gpu-type", change.gpu_type)
+        yield from ("--set", f"slurm.gpu_type={change.gpu_type}")
     if change.limit_s:
         yield from ("--time", clock(change.limit_s))
 

@@ -109,10 +109,10 @@ class ForgeProcess:
         _worker().freeze()
 
     def _importing(self, name: str) -> None:
-        self._tell("importing", module=name, hint="use --launcher accelerate")
+        self._tell("importing", module=name, hint="use --set launch.launcher=accelerate")
 
     def _importing_listed(self, name: str) -> None:
-        self._tell("importing", module=name, hint=f"leave {name} out of --preload")
+        self._tell("importing", module=name, hint=f"leave {name} out of launch.preload")
 
     def _close(self, error: Closed) -> None:
         self._why_closed = str(error)
@@ -151,7 +151,7 @@ class ForgeProcess:
             why = f"the script may set {', '.join(set_by_script[:NAMED])} before"
             hint = f"pass it with --env {set_by_script[0]}=VALUE" if set_by_script else UNKNOWN_HINT
             why = why if set_by_script else f"{place} may set any variable before"
-            self._tell("note", text=f"--preload imports nothing, since {why}; hint: {hint}")
+            self._tell("note", text=f"launch.preload imports nothing, since {why}; hint: {hint}")
             return
         if names and self._finder:  # a module may end this process, and that with it
             os.waitid(os.P_PID, self._finder, os.WEXITED | os.WNOWAIT)
@@ -315,7 +315,7 @@ class ForgeProcess:
                 is_alike = not missed and not start.changed()
                 self._page[0] = max(self._page[0], _ALIKE if is_alike else _CHANGED)
                 if missed and os.environ.get("RANK", "0") == "0":
-                    sys.stderr.write(f"clusterrun: {missed}; use --launcher direct\n")
+                    sys.stderr.write(f"clusterrun: {missed}; use --set launch.launcher=direct\n")
 
         _worker().when_joined.append(compare)
 

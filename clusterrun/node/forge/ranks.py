@@ -20,7 +20,7 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 # Slurm may send these to every process of a step; the agent decides what to do.
 _LEFT_TO_AGENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *WARNINGS)
 
-_REPORT = "report this to clusterrun; --launcher direct does the same without this line"
+_REPORT = "report this to clusterrun; --set launch.launcher=direct does the same without this line"
 _INTEL_OPENMP = "KMP_"  # read by libiomp5, if it is loaded
 
 

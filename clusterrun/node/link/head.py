@@ -168,7 +168,7 @@ class Head:
                 self._knocked, sock=listener, limit=STRANGER_BYTES, backlog=BACKLOG
             )
         text = f"{self._who.node}: no free port for the agents ({self._ports[0]}, …)"
-        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}; set --port-range")
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}; set network.port_range")
 
     def _missing(self) -> str:
         absent = [n for i, n in enumerate(self._who.nodes) if i and i not in self._peers]

@@ -74,7 +74,7 @@ class _Group:
             return {}
         first, devices = ranks[0], self._part.devices
         if not ready[first]["port"]:
-            return {first: {"reduce_error": "no port of --port-range is free"}}
+            return {first: {"reduce_error": "no port of network.port_range is free"}}
         return await self.ask(
             "reduce",
             REDUCE_S + SPARE_S,

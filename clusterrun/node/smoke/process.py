@@ -160,7 +160,7 @@ async def _follow(attempt: Attempt, part: NodePart, disk: SharedDisk) -> Finding
     except NodeError as error:
         if error.is_told:
             return skip("net.meet", error.message)
-        hint = f"try there: nc -vz {who.head_host} {ports[0]}; choose ports with --port-range"
+        hint = f"try there: nc -vz {who.head_host} {ports[0]}; set network.port_range"
         text = f"it cannot reach the first node, {who.nodes[0]}: {member.last_problem}"
         return fail("net.meet", text, hint)
     part.interface = attempt.plan.network_interface or met.interface

@@ -42,7 +42,7 @@ def choose(handled: Collection[int], first: Collection[int]) -> int:
 
 
 def named_signals(request: str) -> tuple[int, ...]:
-    """Return SIGUSR1 if --signal names it; SIGUSR2 is also what clusterrun names."""
+    """Return SIGUSR1 if slurm.signal names it; SIGUSR2 is also what clusterrun names."""
     name = request.rpartition(":")[2].partition("@")[0].upper()
     return (int(signal.SIGUSR1),) if name.removeprefix("SIG") in ("USR1", "10") else ()
 

@@ -86,7 +86,9 @@ class NodeChecks:
             return await asyncio.to_thread(examine, looks, DEADLINE_S)
         except Exception as error:  # noqa: BLE001 - a fault of a check must not end the job
             text = f"cannot check this node: {error!r}"
-            return [note("preflight", text, "start without these checks: --preflight off")]
+            return [
+                note("preflight", text, "start without these checks: --set launch.preflight=off")
+            ]
 
 
 def _short(check: Finding) -> Finding:

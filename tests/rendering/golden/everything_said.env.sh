@@ -57,7 +57,7 @@ set +e +u +o pipefail  # undo shell options that those lines have set
 export PYTHONFAULTHANDLER=1  # stacks at SIGSEGV, SIGABRT and SIGBUS
 export TORCH_FR_BUFFER_SIZE=2000  # flight recorder: the last collectives of each rank, dumped when one times out
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1
-export NCCL_NET=IB  # --network infiniband: fail if a node has none, rather than fall back to TCP
+export NCCL_NET=IB  # network.preset infiniband: fail if a node has none, rather than fall back to TCP
 export GREETING=$'it\'s $HOME\n#PBS -N evil'  # yours (env)
 export NCCL_DEBUG=INFO
 
