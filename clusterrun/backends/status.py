@@ -11,8 +11,13 @@ from pathlib import Path
 
 from clusterrun.backends.attempts import AttemptSummary, cancelled_outcome, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
-from clusterrun.backends.evidence import Evidence, TrainingProgress, newest_failure, read_evidence
-from clusterrun.backends.rank_output import with_output
+from clusterrun.backends.evidence import (
+    Evidence,
+    TrainingProgress,
+    newest_failure,
+    read_evidence,
+    with_output,
+)
 from clusterrun.backends.slurm.outlook import Outlook
 from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.diagnosis.kinds import Suspicion

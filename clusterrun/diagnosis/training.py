@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from clusterrun.diagnosis.lines import PrintedLine
-from clusterrun.logformat.steps import COUNTER, NINJA
+from clusterrun.logformat.bars import COUNTER, NINJA
 
 STEPS: Final = 3  # new steps after a sign: it stopped nothing
 _SILENT_S: Final = 3600.0

@@ -11,14 +11,44 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from clusterrun.diagnosis.kinds import Suspicion
+from clusterrun.diagnosis.kinds import Advice, Certainty, Retry, Suspicion
 from clusterrun.errors import NodeExit
 from clusterrun.rundir import reading
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared import files, typed
 from clusterrun.shared.files import parse_object, write_whole
 from clusterrun.shared.state import JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortVerdict:
+    """A cause and where it began.
+
+    `cause` is its id, `means` a sentence, `text` its first sign. `steps` is how many steps the log
+    shows before it. A `generic` cause only says that the script failed. `advice` is general.
+    `place` names who printed the text, `frame` the line of the script in its traceback; `more` are
+    further signs. The first `is_reported` if it is from the agents. `victims` is how many other
+    ranks failed because of it. `allowed` is what the job may use of the memory of its nodes.
+    """
+
+    cause: str
+    means: str
+    status: Certainty
+    retry: Retry
+    text: str = ""
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    blames_node: bool = False
+    generic: bool = False
+    steps: int = 0
+    advice: tuple[Advice, ...] = ()
+    place: str = ""
+    frame: str = ""
+    more: tuple[str, ...] = ()
+    is_reported: bool = False
+    victims: int = 0
+    allowed: int | None = None
+
 
 SCHEMA = "clusterrun.outcome/1"
 END_SCHEMA = "clusterrun.end/1"

@@ -15,10 +15,9 @@ from typing import Final
 
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import built_in
-from clusterrun.rundir.outcome import Outcome
+from clusterrun.rundir.outcome import Outcome, ShortVerdict
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import read
-from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.verbs.diagnose import AGENTS, Diagnosis, diagnose_attempt, place_of
 
 MOST: Final = 64  # ranks; nodes are all named: many faulty ones are no fault of theirs

@@ -24,9 +24,8 @@ from clusterrun.estimates.speed import segments
 from clusterrun.estimates.steps import effective_batch, smaller_passes
 from clusterrun.launch.plan import Plan
 from clusterrun.launch.script_args import batch_of, number_in, with_number
-from clusterrun.rundir.outcome import Cause, Outcome, VerdictRule
+from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict, VerdictRule
 from clusterrun.rundir.plan import read_plan
-from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
 from clusterrun.shared.durations import clock, format_seconds

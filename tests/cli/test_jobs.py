@@ -12,8 +12,7 @@ import pytest
 
 from clusterrun.cli.list import HEAD
 from clusterrun.diagnosis.kinds import Advice, Certainty, Retry
-from clusterrun.rundir.outcome import Cause, Next, VerdictRule
-from clusterrun.rundir.verdict import ShortVerdict
+from clusterrun.rundir.outcome import Cause, Next, ShortVerdict, VerdictRule
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, submitted

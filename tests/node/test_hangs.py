@@ -15,8 +15,7 @@ from clusterrun.node.base.causes import Failure
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import hangs, stacks
-from clusterrun.node.watch.hangs import HangWatch
-from clusterrun.node.watch.progress import EXTENSIONS
+from clusterrun.node.watch.hangs import EXTENSIONS, HangWatch
 from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.outcome import Cause
 from clusterrun.shared.control_page import ControlPage

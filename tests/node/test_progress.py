@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterrun.node.watch.progress import LOOK_MOST_S, PATIENCE, Progress
+from clusterrun.node.watch.hangs import LOOK_MOST_S, PATIENCE, Progress
 
 
 class Watch:

@@ -19,9 +19,8 @@ from clusterrun.node.base.processes import fork_answer
 from clusterrun.node.recovery import verdicts
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.rundir import record
-from clusterrun.rundir.outcome import Cause, Next, Outcome, VerdictRule
+from clusterrun.rundir.outcome import Cause, Next, Outcome, ShortVerdict, VerdictRule
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.verbs.diagnose import Diagnosis
 from clusterrun.verbs.judge import short
 from tests.launch.samples import here, on_slurm

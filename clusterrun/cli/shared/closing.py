@@ -13,8 +13,7 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import cut, failure_lines, verdict_line
 from clusterrun.cli.shared.output import Command
 from clusterrun.diagnosis.kinds import Advice, Retry
-from clusterrun.rundir.outcome import Cause, Next, Outcome
-from clusterrun.rundir.verdict import ShortVerdict
+from clusterrun.rundir.outcome import Cause, Next, Outcome, ShortVerdict
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count

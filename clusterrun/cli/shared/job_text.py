@@ -10,9 +10,8 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.diagnosis.kinds import Certainty
 from clusterrun.errors import UsageError
-from clusterrun.rundir.outcome import Cause, Outcome
+from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict
 from clusterrun.rundir.record import JobRecord, count_namesakes
-from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks, parse_hostlist
 from clusterrun.verbs.find import FORWARDED, is_elsewhere, locate, refuse_elsewhere
 

@@ -13,9 +13,8 @@ from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import fork_answer
-from clusterrun.rundir.outcome import Cause, Outcome, VerdictRule
+from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict, VerdictRule
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.verdict import ShortVerdict
 from clusterrun.shared import shell
 from clusterrun.shared.files import parse_object
 from clusterrun.shared.typed import decoded
