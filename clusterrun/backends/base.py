@@ -77,7 +77,7 @@ class Backend(Protocol):
     """A scheduler, or this machine; one query covers all jobs of equal backends."""
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
-        """Submit a run whose directory exists; remove the directory if the run is refused.
+        """Submit a run whose directory exists; `submit` removes it if this fails.
 
         Raises SubmissionError, SchedulerUnreachableError.
         """
@@ -122,15 +122,15 @@ class Backend(Protocol):
         ...
 
     def interrupt(self, job_id: str) -> None:
-        """Make the agents of a running job read the request for its attempt.
+        """Make the agents of a running job read the request for its attempt; they also poll it.
 
         Raises ClusterrunError if they can't be signalled.
         """
-        ...
+        return
 
     def release(self, job_id: str) -> bool:
         """Start a requeued job that is held; return False for any other job.
 
         Raises ClusterrunError if Slurm refuses.
         """
-        ...
+        return False

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import typing
 
-from clusterrun.backends.base import Backend, Where
+from clusterrun.backends.base import Backend, PerhapsSubmittedError, Submission, Where
 from clusterrun.config.choices import Cluster
 from clusterrun.errors import UsageError
-from clusterrun.rundir.paths import RunsDir
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.create import remove_run
+from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 
@@ -22,6 +24,17 @@ def backend(cluster: Cluster, runs_dir: RunsDir, *, is_shared: bool = False) -> 
         refuse_missing_slurm()
     here = RunsDir(root=runs_dir.root.absolute())
     return _of(cluster, Where(runs_dir=here, is_shared=is_shared))
+
+
+def submit_or_remove(scheduler: Backend, plan: Plan, paths: RunPaths) -> Submission:
+    """Submit a run; remove its directory if it is refused, unless it may be in the queue."""
+    try:
+        return scheduler.submit(plan, paths)
+    except PerhapsSubmittedError:
+        raise
+    except BaseException:
+        remove_run(paths)
+        raise
 
 
 def refuse_missing_slurm() -> None:

@@ -63,7 +63,7 @@ def submit_prepared(
     run_id = create.new_run_id(datetime.now(), random.SystemRandom())
     paths = create.create_run(runs_dir, plan.name, run_id, prepared.bundle)
     _write_first_files(plan, paths, argv)
-    new = scheduler.submit(plan, paths)
+    new = select.submit_or_remove(scheduler, plan, paths)
     record = remember(
         paths,
         new.job_id,

@@ -11,6 +11,7 @@ import pytest
 from clusterrun.backends.hosts import backend
 from clusterrun.backends.hosts.backend import HostsBackend
 from clusterrun.backends.hosts.refusals import HostError, Refusal
+from clusterrun.backends.select import submit_or_remove
 from clusterrun.config.hosts import HostList
 from clusterrun.config.spec import Cluster, Device, JobSpec
 from clusterrun.launch.make import make_plan
@@ -26,10 +27,9 @@ def refusal(tmp_path: Path, setup: str) -> Refusal:
     paths = RunPaths(root=tmp_path / "runs" / "train" / "1")
     paths.root.mkdir(parents=True)
     paths.env_script.write_text(f"{setup}\n")
+    backend = HostsBackend(runs_dir=RunsDir(root=tmp_path / "runs"))
     with pytest.raises(HostError) as refused:
-        HostsBackend(runs_dir=RunsDir(root=tmp_path / "runs")).submit(
-            dataclasses.replace(plan, setup=(setup,)), paths
-        )
+        submit_or_remove(backend, dataclasses.replace(plan, setup=(setup,)), paths)
     assert not paths.root.exists()
     return refused.value.refusal
 

@@ -21,6 +21,7 @@ from clusterrun.backends.local import backend, process
 from clusterrun.backends.local.backend import LocalBackend
 from clusterrun.backends.local.host import LocalStep
 from clusterrun.backends.local.job_ids import take_job_id
+from clusterrun.backends.select import submit_or_remove
 from clusterrun.config.spec import Device
 from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
 from clusterrun.rundir import record
@@ -46,7 +47,7 @@ class LocalSite:
     def submit(self, node_sh: str, **changes: object) -> tuple[str, RunPaths]:
         plan = make_plan(self.root, **changes)
         paths = make_run(self.root, plan, make_bundle(plan, node_sh))
-        return self.backend.submit(plan, paths).job_id, paths
+        return submit_or_remove(self.backend, plan, paths).job_id, paths
 
     def job(self, job_id: str) -> SchedulerJob:
         return self.backend.query([job_id])[job_id]

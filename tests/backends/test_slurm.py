@@ -11,6 +11,7 @@ from submitit.core import utils
 
 from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.environment import sbatch_variables, scrubbed
+from clusterrun.backends.select import submit_or_remove
 from clusterrun.backends.slurm import backend as slurm
 from clusterrun.backends.slurm import sbatch
 from clusterrun.backends.slurm.backend import SlurmBackend
@@ -52,7 +53,7 @@ def make(root: Path, **changes: object) -> tuple[Plan, RunPaths]:
 
 def submit(root: Path, backend: SlurmBackend | None = None, **changes: object) -> Submission:
     plan, paths = make(root, **changes)
-    return (backend or SlurmBackend()).submit(plan, paths)
+    return submit_or_remove(backend or SlurmBackend(), plan, paths)
 
 
 def test_sbatch_gets_the_runs_own_script_and_what_differs_per_run(
@@ -60,7 +61,7 @@ def test_sbatch_gets_the_runs_own_script_and_what_differs_per_run(
 ) -> None:
     site.add("sbatch", "echo 53")
     plan, paths = make(tmp_path, name="a %j name")
-    assert SlurmBackend().submit(plan, paths) == Submission(job_id="53")
+    assert submit_or_remove(SlurmBackend(), plan, paths) == Submission(job_id="53")
     assert site.calls("sbatch") == [
         [
             "sbatch",
@@ -108,7 +109,7 @@ def test_the_id_is_read_past_what_plugins_print(
     site.add("sbatch", f"printf '{printed}'; printf 'lua: gr\\374\\303\\237e' >&2")  # not UTF-8
     plan, paths = make(tmp_path)
     site.add("squeue", f"echo '53|{paths.root}/job.sbatch {paths.root}'")
-    assert SlurmBackend().submit(plan, paths) == expected
+    assert submit_or_remove(SlurmBackend(), plan, paths) == expected
 
 
 def test_a_number_that_is_printed_beside_words_is_the_id_if_squeue_is_silent(
@@ -131,7 +132,9 @@ def test_a_silent_submission_is_looked_for_on_its_own_cluster(site: Stubs, tmp_p
     plan, paths = make(tmp_path, directives=(Directive(name="clusters", value="tuxA"),))
     found = f"echo '77|{paths.root}/job.sbatch {paths.root}'"
     site.add("squeue", f"[[ $* == *--clusters=tuxA* ]] && {found}; exit 0")
-    assert SlurmBackend().submit(plan, paths) == Submission(job_id="77", slurm_cluster="tuxA")
+    assert submit_or_remove(SlurmBackend(), plan, paths) == Submission(
+        job_id="77", slurm_cluster="tuxA"
+    )
 
 
 def test_no_id_is_an_error_with_what_was_printed_instead() -> None:
@@ -144,7 +147,7 @@ def test_a_job_whose_id_was_not_printed_is_found(site: Stubs, tmp_path: Path) ->
     site.add("sbatch", "echo 'Submitted, have a nice day'")
     plan, paths = make(tmp_path)
     site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
-    assert SlurmBackend().submit(plan, paths).job_id == "77"
+    assert submit_or_remove(SlurmBackend(), plan, paths).job_id == "77"
     assert paths.root.exists()
 
 
@@ -156,7 +159,7 @@ def test_a_job_that_sbatch_took_without_an_id_keeps_its_directory(
     site.add("squeue")
     plan, paths = make(tmp_path)
     with pytest.raises(SchedulerUnreachableError, match="printed no job id; the job may") as silent:
-        SlurmBackend().submit(plan, paths)
+        submit_or_remove(SlurmBackend(), plan, paths)
     assert silent.value.cause == (printed or None)
     assert "squeue --me" in silent.value.hints[0]
     assert str(paths.root) in silent.value.hints[1]
@@ -342,7 +345,7 @@ def test_a_job_that_was_queued_in_silence_is_found_not_submitted_twice(
     site.add("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
     plan, paths = make(tmp_path)
     site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
-    assert SlurmBackend().submit(plan, paths).job_id == "77"
+    assert submit_or_remove(SlurmBackend(), plan, paths).job_id == "77"
     assert len(site.calls("sbatch")) == 1
     assert paths.root.exists()
 
@@ -355,7 +358,7 @@ def test_a_job_that_may_be_queued_keeps_its_directory(
     site.add("squeue", squeue)
     plan, paths = make(tmp_path)
     with pytest.raises(SchedulerUnreachableError, match="may or may not be in the queue") as silent:
-        SlurmBackend().submit(plan, paths)
+        submit_or_remove(SlurmBackend(), plan, paths)
     assert silent.value.cause == TIMED_OUT
     assert str(paths.root) in " ".join(silent.value.hints)
     assert paths.script.exists()
@@ -380,7 +383,7 @@ def test_ctrl_c_while_sbatch_hangs_takes_the_job_back(site: Stubs, tmp_path: Pat
     site.add("squeue", f"echo '77|{paths.root}/job.sbatch {paths.root}'")
     site.add("scancel")
     with pytest.raises(KeyboardInterrupt):
-        SlurmBackend().submit(plan, paths)
+        submit_or_remove(SlurmBackend(), plan, paths)
     assert site.calls("scancel") == [["scancel", "77"]]
     assert not (tmp_path / "runs").exists()
 
@@ -397,7 +400,7 @@ def test_ctrl_c_keeps_the_directory_of_a_job_that_may_be_queued(
     with pytest.raises(
         PerhapsSubmittedError, match="interrupted; the job may or may not be in the queue"
     ):
-        SlurmBackend().submit(plan, paths)
+        submit_or_remove(SlurmBackend(), plan, paths)
     assert paths.script.exists()
 
 

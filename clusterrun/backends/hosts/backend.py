@@ -28,7 +28,6 @@ from clusterrun.backends.local.job_ids import last_number, remember_number
 from clusterrun.backends.local.process import identity
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
 from clusterrun.launch.plan import Plan
-from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import Home
@@ -59,16 +58,12 @@ class HostsBackend(LocalBackend):
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Start the controller on the first host and wait until it has accepted the job."""
         needed = plan.hosts if plan.is_smoke else plan.hosts[:1]
-        try:
-            return self._send(
-                plan,
-                paths,
-                must_see=needed if self.is_shared else (),
-                must_see_hint="pass a --run-dir that all hosts share",
-            )
-        except BaseException:
-            remove_run(paths)
-            raise
+        return self._send(
+            plan,
+            paths,
+            must_see=needed if self.is_shared else (),
+            must_see_hint="pass a --run-dir that all hosts share",
+        )
 
     def submit_again(
         self,

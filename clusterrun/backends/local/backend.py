@@ -20,7 +20,6 @@ from clusterrun.config.choices import Device
 from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir import reading
-from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.outcome import read_end
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import files, shell
@@ -60,11 +59,8 @@ class LocalBackend:
         """Start the controller of a run and wait until it is detached."""
         try:
             return self._start(plan, paths)
-        except BaseException as error:
-            remove_run(paths)
-            if isinstance(error, OSError):
-                raise _not_started(str(error)) from error
-            raise
+        except OSError as error:
+            raise _not_started(str(error)) from error
 
     def submit_again(
         self,

@@ -22,7 +22,6 @@ from clusterrun.errors import (
     SubmissionError,
 )
 from clusterrun.launch.plan import Plan
-from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
 from clusterrun.shared.job_id import JobId
@@ -48,18 +47,11 @@ class SlurmBackend:
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
         """Pass the run's script to sbatch, once.
 
-        Remove the directory of a refused run. Raises SubmissionError with sbatch's message or
-        without srun, SchedulerUnreachableError (PerhapsSubmittedError if the job may be in the
-        queue).
+        Raises SubmissionError with sbatch's message or without srun, SchedulerUnreachableError
+        (PerhapsSubmittedError if the job may be in the queue).
         """
-        try:
-            _refuse_missing_srun()
-            return self._once(plan, paths)
-        except PerhapsSubmittedError:
-            raise
-        except BaseException:
-            remove_run(paths)
-            raise
+        _refuse_missing_srun()
+        return self._once(plan, paths)
 
     def submit_again(
         self,

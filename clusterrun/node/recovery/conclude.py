@@ -237,6 +237,8 @@ def _allocated(plan: Plan, env: Mapping[str, str]) -> tuple[str, ...]:
 
 def _hostlist(env: Mapping[str, str]) -> tuple[str, ...]:
     try:
-        return tuple(parse_hostlist(env.get("SLURM_JOB_NODELIST", "")))
+        return tuple(
+            parse_hostlist(env.get("CLUSTERRUN_HOSTS_NODES") or env.get("SLURM_JOB_NODELIST", ""))
+        )
     except ClusterrunError:
         return ()
