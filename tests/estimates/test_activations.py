@@ -302,7 +302,6 @@ def _peak(config: Any, setup: Setup) -> int:
     [
         (2, 32000, 1, False),
         (4, 128256, 4, True),
-        pytest.param(4, 32000, 8, False, marks=pytest.mark.long),
     ],
 )
 def test_a_step_on_one_gpu_stays_below_the_estimate_and_not_far(

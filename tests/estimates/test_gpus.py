@@ -10,7 +10,6 @@ from clusterrun.estimates.gpus import ALL, SHORT, assumption, find, precision_of
 from clusterrun.launch.plan import Precision
 from clusterrun.node.agent.preparation import decided_precision
 from clusterrun.node.base.report import Report
-from tests.launch.samples import here
 
 GIB = 1 << 30
 
@@ -124,25 +123,6 @@ def test_each_card_says_all_that_is_asked_of_it() -> None:
         assert "peak: " in gpu.source
 
 
-@pytest.mark.parametrize(
-    ("name", "gib", "bf16"),
-    [
-        ("A100-80G", 80.0, 312),
-        ("H100-80G", 79.6, 989),
-        ("H100-PCIe", 79.6, 756),
-        ("H200", 140.4, 989),
-        ("L40S", 45.0, 362),
-        ("B200", 179.1, 2250),
-        ("RTX-4090", 24.0, 165.2),
-        ("MI300X", 192.0, 1307.4),
-    ],
-)
-def test_memory_and_peak_of_common_cards(name: str, gib: float, bf16: float) -> None:
-    gpu = find(name)
-    assert round(gpu.memory_bytes / GIB, 1) == gib
-    assert gpu.tflops["bf16"] == bf16
-
-
 def test_the_guides_cards_are_known() -> None:
     named = "rtx3080 rtx3090 rtx4070 rtx4080 rtx4090 a6000 v100 p100 a100-40g a100-80g h100 h200"
     assert len({find(text).name for text in named.split()}) == 12
@@ -154,11 +134,6 @@ def test_the_precision_is_what_the_nodes_decide(gpu: gpus.Gpu) -> None:
     capabilities = (gpu.compute_capability,) * 2
     head = Report(node="n0", node_rank=0, versions=versions, capabilities=capabilities)
     assert precision_of(gpu) == decided_precision(Precision.HEAD, [head])
-
-
-def test_without_a_gpu_the_precision_is_what_a_plan_for_cpus_decides() -> None:
-    assert here().precision is Precision.NO
-    assert precision_of(None) == "fp32"
 
 
 def test_bf16_starts_with_ampere() -> None:

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import Strategy
 from clusterrun.estimates import activations, memory, parts
-from clusterrun.estimates.estimate import Question, estimate
 from clusterrun.estimates.gpus import find
 from clusterrun.estimates.inputs import Model, Setup
 from clusterrun.estimates.models import BUILT_IN
-from clusterrun.estimates.speed import Links, pass_seconds, step_cost
+from clusterrun.estimates.speed import Links, step_cost
 
 LLAMA = BUILT_IN["llama-3.1-8b"]
 OUTSIDE = LLAMA.params - LLAMA.layers * LLAMA.block
@@ -60,13 +59,6 @@ def test_the_batch_counts_data_parallel_ranks_and_the_state_its_shards(
     assert (asked.effective_batch, asked.shards) == (batch, shards)
 
 
-def test_steps_of_an_epoch_and_their_rate_follow_the_data_parallel_size() -> None:
-    answer = estimate(Question(setup=setup(tensor=8), samples=1600, lr=1e-4, base_batch=16))
-    assert answer.steps.full_per_epoch == answer.steps.accelerate_per_epoch == 1600 // 16
-    assert answer.rates is not None
-    assert answer.rates.linear == pytest.approx(1e-4)
-
-
 def test_tensor_parallel_divides_the_matrices_of_the_blocks_alone() -> None:
     whole, divided = terms(setup()), terms(setup(tensor=4))
     part = OUTSIDE + LLAMA.layers * (LLAMA.block // 4)
@@ -102,12 +94,6 @@ def test_a_part_of_a_sample_takes_that_part_of_activations_and_logits(
     for name in ("activations", "logits"):
         assert divided[name] == pytest.approx(whole[name] / 4)
     assert divided["weights"] == whole["weights"]
-
-
-def test_a_gpu_computes_its_part_of_a_pass() -> None:
-    card = find("h100-80g")
-    one, four = (pass_seconds(x, card, 0.4) for x in (setup(), setup(context=4)))
-    assert 0.2 < four / one < 0.35
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]))
@@ -158,11 +144,6 @@ def test_copies_keep_gathers_within_a_node_if_the_shards_fit_there() -> None:
     within = replace(setup(replicate=4), nodes=4)
     card = find("h100-80g")
     assert step_cost(within, card, LINKS).network_s < step_cost(spanning, card, LINKS).network_s
-
-
-def test_tensor_parallel_over_all_ranks_averages_no_gradients() -> None:
-    assert sent(Strategy.DDP, tensor=16) == 0.0
-    assert sent(Strategy.DDP) > 0.0
 
 
 def test_with_tensor_parallel_each_process_loads_its_part_and_offload_keeps_its_states() -> None:

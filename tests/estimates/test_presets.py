@@ -6,16 +6,11 @@ import dataclasses
 
 import pytest
 
-from clusterrun.config.spec import MixedPrecision
 from clusterrun.estimates.gpus import find
-from clusterrun.estimates.presets import PRESETS, Preset, preset_for
+from clusterrun.estimates.presets import PRESETS, Preset, advice, preset_for
 
 GIB = 1 << 30
 SETTINGS = {field.name for field in dataclasses.fields(Preset)} - {"name", "why"}
-
-
-def test_the_classes_of_the_guides_are_there() -> None:
-    assert list(PRESETS) == ["cpu", "small-gpu", "large-gpu"]
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
@@ -44,12 +39,29 @@ def test_the_memory_of_the_gpu_chooses(gpu_bytes: int, name: str) -> None:
     assert preset_for(gpu_bytes) is PRESETS[name]
 
 
-def test_a_cpu_trains_in_fp32() -> None:
-    cpu = PRESETS["cpu"]
-    assert (cpu.precision, cpu.grad_ckpt) == (MixedPrecision.NO, False)
+GIB = 1 << 30
 
 
-def test_a_small_gpu_computes_activations_again_and_a_large_one_does_not() -> None:
-    small, large = PRESETS["small-gpu"], PRESETS["large-gpu"]
-    assert (small.grad_ckpt, large.grad_ckpt) == (True, False)
-    assert small.micro_batch < large.micro_batch
+@pytest.mark.parametrize(("cpus", "workers"), [(1, 1), (3, 3), (4, 4), (64, 4)])
+def test_a_worker_a_cpu_and_four_at_most(cpus: int, workers: int) -> None:
+    advised = advice(cpus, 64 * GIB)
+    assert (advised.num_workers, advised.pin_memory) == (workers, True)
+
+
+@pytest.mark.parametrize(("host_bytes", "frugal"), [(15 * GIB - 1, True), (15 * GIB, False)])
+def test_a_host_under_15_gib_gets_no_workers_and_no_pinning(
+    host_bytes: int, *, frugal: bool
+) -> None:
+    advised = advice(4, host_bytes)
+    assert (advised.num_workers == 0, not advised.pin_memory) == (frugal, frugal)
+
+
+def test_a_training_on_cpus_gets_no_workers_and_no_pinning() -> None:
+    advised = advice(8, 64 * GIB, is_cpu=True)
+    assert (advised.num_workers, advised.pin_memory) == (0, False)
+
+
+def test_unknown_cpus_get_no_number_and_say_what_to_give() -> None:
+    advised = advice(0, 0)
+    assert advised.num_workers is None
+    assert "--cpus-per-task" in advised.why

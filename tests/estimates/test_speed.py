@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from clusterrun.config.spec import Network, Strategy
 from clusterrun.errors import UsageError
+from clusterrun.estimates.estimate import Question, measured_speedup, usual_speedup
 from clusterrun.estimates.gpus import ALL, Gpu, find
 from clusterrun.estimates.inputs import Model, Setup
 from clusterrun.estimates.models import BUILT_IN, from_numbers
@@ -19,9 +20,10 @@ from clusterrun.estimates.speed import (
     KERNELS,
     LORA_KERNELS,
     MFU,
-    SCALING,
     Duration,
     Links,
+    Point,
+    Scaling,
     Speedup,
     filled,
     flops_per_token,
@@ -61,31 +63,9 @@ def test_attention_is_an_eighth_of_the_work_of_8b_at_4096() -> None:
     assert work / flops_per_token(LLAMA, 0) == pytest.approx(1.13, abs=0.005)
 
 
-def test_attention_works_on_all_heads_be_they_wider_than_the_hidden_size() -> None:
-    wide = replace(LLAMA, head_dim=256)  # twice as wide
-    attention = flops_per_token(LLAMA, 4096) - 6 * LLAMA.params
-    assert flops_per_token(wide, 4096) - 6 * LLAMA.params == 2 * attention
-
-
-def test_a_model_without_a_shape_is_counted_by_its_parameters() -> None:
-    assert flops_per_token(Model(name="m", params=1000), 4096) == 6000
-
-
-def test_experts_that_a_token_does_not_meet_are_no_work() -> None:
-    mixtral = from_numbers(params=46_700_000_000, active_params=12_900_000_000)
-    assert flops_per_token(mixtral, 4096) == 6 * 12.9e9
-
-
 def test_frozen_weights_need_no_gradients_of_their_own() -> None:
     saved = flops_per_token(LLAMA, 4096) - flops_per_token(LLAMA, 4096, lora=16)
     assert saved == 2 * LLAMA.params
-
-
-def test_an_epoch_on_32_h100_takes_six_hours_and_its_band() -> None:
-    setup = replace(SETUP, micro_batch=4, accumulation=2)
-    took = timed(setup, find("h100-80g")).times(1_200_000 / 256)
-    assert [round(s / HOUR_S, 1) for s in (took.low_s, took.mid_s, took.high_s)] == [5.0, 6.2, 8.2]
-    assert took.basis == "mfu"
 
 
 def test_the_band_is_that_of_mfu_30_to_50_percent_of_what_fills_the_gpu() -> None:
@@ -169,28 +149,11 @@ def test_counts_between_are_interpolated_and_say_so() -> None:
     assert found.note == "interpolated between 2 and 4"
 
 
-@pytest.mark.parametrize("gpus", [9, 16, 64])
-def test_beyond_what_is_known_nothing_is_said(gpus: int) -> None:
-    assert speedup(gpus) is None
-
-
-def test_what_was_measured_replaces_the_default() -> None:
-    assert speedup(2, {**SCALING, 2: (1.7, 1.7)}) == Speedup(low=1.7, high=1.7, note="")
-
-
 @given(st.integers(1, 8))
 def test_no_number_of_gpus_is_faster_than_its_number(gpus: int) -> None:
     found = speedup(gpus)
     assert found is not None
     assert 1 <= found.low <= found.high <= gpus
-
-
-@pytest.mark.parametrize(
-    ("seconds", "limit_s", "jobs"),
-    [(0.91 * HOUR_S, HOUR_S, 2), (0.9 * HOUR_S, HOUR_S, 1), (59 * HOUR_S, 24 * HOUR_S, 3)],
-)
-def test_a_tenth_is_added_before_jobs_are_counted(seconds: float, limit_s: int, jobs: int) -> None:
-    assert segments(seconds, limit_s) == jobs
 
 
 @given(st.integers(1, 10**7), st.integers(60, 10**6))
@@ -235,11 +198,6 @@ def test_links_are_those_of_the_card_and_the_network(
     assert speeds == pytest.approx((within, between))
 
 
-def test_speeds_that_are_given_replace_those_of_the_card() -> None:
-    given = links_of(find("h100"), 8, within_node=1e9, between_nodes=2e9)
-    assert (given.within_node, given.between_nodes) == (1e9, 2e9)
-
-
 SLOW = Links(within_node=10e9, between_nodes=1e9, to_host=1e9)
 
 
@@ -260,3 +218,77 @@ def test_what_the_host_steps_hides_nowhere() -> None:
     assert four.total_s - four.host_s == pytest.approx(four.network_s + EXPOSED * four.compute_s)
     assert four.host_s == pytest.approx(2 * eight.host_s)
     assert four.host_s > LLAMA.params / 4 / 0.42e9
+
+
+def point(nodes: int, step_s: float) -> Point:
+    return Point(nodes=nodes, ranks=4 * nodes, step_s=step_s, steps=9, job_id="1", run_dir="r")
+
+
+FOUND = Scaling(
+    script="train.py",
+    strategy="ddp",
+    is_cpu=False,
+    procs_per_node=4,
+    is_fixed_batch=False,
+    measured_at="2026-01-02T03:04:05",
+    points=(point(1, 0.5), point(2, 0.625), point(4, 1.0)),
+)
+ASKED_SETUP = Setup(model=from_numbers(params=1000), nodes=2, procs_per_node=4)
+ASKED = Question(setup=ASKED_SETUP, scaling=FOUND)
+
+
+def test_ranks_that_keep_their_batch_gain_by_samples_a_second() -> None:
+    gains = [FOUND.gain(found) for found in FOUND.points]
+    assert [gain.speedup for gain in gains] == [1.0, 1.6, 2.0]
+    assert [gain.efficiency for gain in gains] == [1.0, 0.8, 0.5]
+    assert [gain.communication for gain in gains] == pytest.approx([0.0, 0.2, 0.5])
+
+
+def test_ranks_that_share_one_batch_gain_by_steps_a_second() -> None:
+    fixed = replace(FOUND, is_fixed_batch=True, points=(point(1, 0.5), point(2, 0.3125)))
+    gain = fixed.gain(fixed.points[1])
+    assert (gain.speedup, gain.efficiency) == (1.6, 0.8)
+
+
+def test_nothing_is_lost_where_more_ranks_are_faster_than_their_number() -> None:
+    fast = replace(FOUND, points=(point(1, 0.5), point(2, 0.4)))
+    assert fast.gain(fast.points[1]).efficiency == 1.25
+    assert fast.gain(fast.points[1]).communication == 0.0
+
+
+def test_a_plan_of_the_same_kind_takes_what_was_measured() -> None:
+    found = measured_speedup(ASKED)
+    assert found is not None
+    assert (found.low, found.high, found.base, found.measured_at) == (
+        1.6,
+        1.6,
+        4,
+        FOUND.measured_at,
+    )
+    between = measured_speedup(replace(ASKED, setup=replace(ASKED_SETUP, nodes=3)))
+    assert between is not None
+    assert (between.low, between.note) == (1.8, "interpolated between 8 and 16")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(ASKED, scaling=None),
+        replace(ASKED, is_cpu=True),
+        replace(ASKED, setup=replace(ASKED_SETUP, strategy=Strategy.ZERO3)),
+        replace(ASKED, setup=replace(ASKED_SETUP, nodes=4, procs_per_node=2)),
+        replace(ASKED, setup=replace(ASKED_SETUP, nodes=1)),
+        replace(ASKED, setup=replace(ASKED_SETUP, nodes=5)),
+    ],
+    ids=["nothing", "CPUs", "strategy", "ranks of a node", "the smallest", "beyond"],
+)
+def test_what_was_measured_holds_for_nothing_else(other: Question) -> None:
+    assert measured_speedup(other) is None
+
+
+def test_one_node_without_a_measurement_has_the_usual_speedup_on_gpus_alone() -> None:
+    one = replace(ASKED, setup=replace(ASKED_SETUP, nodes=1))
+    usual = usual_speedup(one)
+    assert usual is not None
+    assert (usual.low, usual.measured_at) == (3.5, "")
+    assert usual_speedup(replace(one, is_cpu=True)) is None

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +11,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from clusterrun.config.choices import Optimizer
 from clusterrun.estimates.steps import (
+    Rates,
     accelerate_steps,
     batches_per_rank,
     effective_batch,
     full_steps,
     repeated_samples,
-    schedule_steps,
+    scaled,
     total_steps,
 )
-from tests.patience import patience
 
 SAMPLES = st.integers(1, 400)
 BATCH = st.integers(1, 17)
@@ -59,18 +57,10 @@ def test_2500_samples_have_40_steps_an_epoch_and_checkpoints_at_40_80_120() -> N
     assert [total_steps(per_epoch, epoch) for epoch in (1, 2, 3)] == [40, 80, 120]
 
 
-def test_the_last_step_repeats_four_samples_on_eight_gpus() -> None:
-    assert repeated_samples(29_500, 4, 8) == 4
-
-
 def test_a_batch_larger_than_the_data_has_no_full_step_and_accelerate_runs_one() -> None:
     assert full_steps(200, 256) == 0
     assert accelerate_steps(200, 8, 4, 8) == 1
     assert repeated_samples(200, 8, 8) == 56
-
-
-def test_a_schedule_is_stepped_by_every_process() -> None:
-    assert (schedule_steps(100, 1), schedule_steps(100, 8)) == (100, 800)
 
 
 # Against a loader that deals out batches one by one, as accelerate's documentation says.
@@ -182,70 +172,6 @@ def test_accelerates_own_loaders_run_as_many_steps_on_every_rank(
     assert len(seen) - samples == repeated_samples(samples, micro_batch, world)
 
 
-TRAINING = """
-import json, sys
-import torch
-from accelerate import Accelerator
-
-samples, micro_batch, accumulation, epochs, out = *map(int, sys.argv[1:5]), sys.argv[5]
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
-data = torch.utils.data.TensorDataset(torch.arange(samples, dtype=torch.float32).unsqueeze(1))
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-loader = torch.utils.data.DataLoader(data, batch_size=micro_batch, shuffle=True)
-model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-steps, seen = [], 0
-for _ in range(epochs):
-    found = 0
-    for (batch,) in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(model(batch).sum())
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            found += accelerator.sync_gradients
-            seen += len(batch)
-    steps.append(found)
-seen = int(accelerator.reduce(torch.tensor(seen), "sum"))
-if accelerator.is_main_process:
-    facts = {"steps": steps, "seen": seen, "world": accelerator.num_processes,
-             "scheduled": schedule.scheduler.last_epoch}
-    open(out, "w").write(json.dumps(facts))
-# A gloo process that leaves its group alone may abort at its very end (torch 2.13).
-del model, optimizer, loader, schedule
-accelerator.free_memory()
-accelerator.wait_for_everyone()
-accelerator.end_training()
-"""
-
-
-@pytest.mark.long
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("samples", "micro_batch", "accumulation", "world"),
-    [(101, 4, 3, 2), (59, 3, 2, 4)],
-)
-def test_processes_that_train_together_run_as_many_steps(
-    tmp_path: Path, samples: int, micro_batch: int, accumulation: int, world: int
-) -> None:
-    script, out, epochs = tmp_path / "train.py", tmp_path / "facts.json", 2
-    script.write_text(TRAINING)
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    argv += [f"--nproc-per-node={world}", str(script)]
-    argv += [*map(str, (samples, micro_batch, accumulation, epochs)), str(out)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300 * patience())
-    assert done.returncode == 0, done.stderr[-3000:]
-    per_epoch = accelerate_steps(samples, micro_batch, accumulation, world)
-    repeated = repeated_samples(samples, micro_batch, world)
-    assert json.loads(out.read_text()) == {
-        "steps": [per_epoch] * epochs,
-        "seen": epochs * (samples + repeated),
-        "world": world,
-        "scheduled": schedule_steps(epochs * per_epoch, world),
-    }
-
-
 @pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.usefixtures("accelerate_state")
@@ -283,3 +209,50 @@ def test_the_trainer_of_transformers_runs_as_many_steps(
     trainer.train()
     per_epoch = accelerate_steps(samples, micro_batch, accumulation, 1)
     assert trainer.state.global_step == total_steps(per_epoch, epochs)
+
+
+BATCHES = st.integers(1, 1 << 20)
+
+
+def test_the_guides_rate_of_4_at_16() -> None:
+    assert scaled(1.25e-6, 4, 16) == Rates(
+        linear=5.0e-6,
+        sqrt=2.5e-6,
+        ratio=4.0,
+        notes=(
+            "batches under 256 may need no scaling: try the old rate first; the linear rule starts"
+            " at 256 (Goyal et al., arXiv:1706.02677)",
+            "for the Adam family, theory suggests the square root "
+            "(Malladi et al., arXiv:2205.10287)",
+        ),
+    )
+
+
+@pytest.mark.parametrize(("batch", "warns"), [(2048, False), (2049, True)])
+def test_warm_up_is_advised_above_eight_times_the_batch(batch: int, *, warns: bool) -> None:
+    notes = scaled(1e-4, 256, batch, optimizer=Optimizer.SGD).notes
+    assert any("warm the rate up" in note for note in notes) is warns
+
+
+@pytest.mark.parametrize(("batch", "small"), [(255, True), (256, False)])
+def test_batches_under_256_may_need_no_scaling(batch: int, *, small: bool) -> None:
+    notes = scaled(1e-4, 32, batch, optimizer=Optimizer.SGD).notes
+    assert any("may need no scaling" in note for note in notes) is small
+
+
+@pytest.mark.parametrize("optimizer", Optimizer)
+def test_the_square_root_is_named_for_the_adam_family_alone(optimizer: Optimizer) -> None:
+    notes = scaled(1e-4, 512, 1024, optimizer=optimizer).notes
+    assert any("square root" in note for note in notes) is (
+        optimizer.value in {"adamw", "adam8bit"}
+    )
+
+
+@given(base=BATCHES, batch=BATCHES)
+def test_the_square_root_lies_between_the_old_rate_and_the_linear_one(
+    base: int, batch: int
+) -> None:
+    rates = scaled(1.0, base, batch)
+    low, high = sorted((1.0, rates.linear))
+    assert low <= rates.sqrt <= high
+    assert rates.linear == rates.ratio

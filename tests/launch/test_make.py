@@ -14,21 +14,17 @@ import clusterrun.launch
 import clusterrun.rendering
 from clusterrun.config.spec import Cluster, Device, MixedPrecision, Strategy
 from clusterrun.errors import UsageError
+from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.plan import Plan, Precision
+from clusterrun.shared.own_modules import RUN_MODULE
 from tests.launch.samples import here, lines, local_facts, on_slurm, slurm_facts
 
 
-def test_the_entry_is_the_script_with_its_arguments() -> None:
+def test_the_entry_is_a_script_or_a_module_with_its_arguments() -> None:
     assert on_slurm(args=("--lr", "1e-4", "-m")).entry == ("train.py", "--lr", "1e-4", "-m")
-
-
-def test_the_entry_may_be_a_module() -> None:
     assert on_slurm(script=None, module="pkg.train", args=("x",)).entry == ("-m", "pkg.train", "x")
-
-
-def test_a_script_that_looks_like_an_option_stays_a_script() -> None:
-    assert on_slurm(script="-m").entry == ("./-m",)
+    assert on_slurm(script="-m").entry == ("./-m",)  # which looks like an option
 
 
 @pytest.mark.parametrize(
@@ -115,15 +111,6 @@ def test_precision_is_the_heads_on_gpus_and_none_on_a_cpu(
     assert plan.accelerate["mixed_precision"] == decided
 
 
-def test_precision_on_a_mac_is_none_unless_said() -> None:
-    assert here(local_facts(platform="darwin")).precision is Precision.NO
-
-
-def test_fp16_on_a_cpu_is_refused_for_accelerate_ignores_it() -> None:
-    with pytest.raises(UsageError, match="fp16 needs a GPU: on a CPU, accelerate trains in"):
-        on_slurm(mixed_precision=MixedPrecision.FP16)
-
-
 @pytest.mark.parametrize(
     ("strategy", "asked", "distributed", "use_cpu"),
     [
@@ -149,15 +136,6 @@ def test_the_interpreter_is_this_one_unless_said_and_a_path_is_absolute() -> Non
     assert on_slurm(python="venv/bin/python").python == "/home/ada/project/venv/bin/python"
 
 
-def test_a_port_is_the_users_own() -> None:
-    assert on_slurm(main_process_port=23456).main_process_port == 23456
-
-
-def test_a_range_of_ports_holds_two_at_least() -> None:
-    assert on_slurm().port_range == (20000, 29999)
-    assert on_slurm(port_range="1024-1025").port_range == (1024, 1025)
-
-
 def test_facts_are_decided_before_planning() -> None:
     with pytest.raises(ValueError, match="decides"):
         Facts(cluster=Cluster.AUTO, python="/p", workdir="/w", runs_dir="/r", versions={})
@@ -176,11 +154,6 @@ def test_a_plan_survives_its_file(args: list[str], value: str, setup: list[str])
     assert plan.to_json().isascii()
 
 
-def test_a_plan_is_the_same_each_time() -> None:
-    asked = {"nodes": 2, "env": {"B": "1", "A": "2"}, "pass_env": ("X",)}
-    assert on_slurm(**asked).to_json() == on_slurm(**asked).to_json()
-
-
 def test_planning_and_rendering_look_nothing_up() -> None:
     effects = {"os", "subprocess", "socket", "time", "datetime", "shutil", "platform", "sys"}
     for package in (clusterrun.launch, clusterrun.rendering):
@@ -192,3 +165,55 @@ def test_planning_and_rendering_look_nothing_up() -> None:
                 for alias in node.names
             }
             assert not {name.split(".")[0] for name in imported} & effects, module
+
+
+def argv(plan: Plan, **changes: Any) -> tuple[str, ...]:
+    return launch_argv(
+        plan,
+        **{
+            "python": "/usr/bin/python3",
+            "config_file": "/runs/r/accelerate.yaml",
+            "deepspeed_file": "",
+            "machine_rank": 1,
+            "address": "10.0.0.1",
+            "port": 23456,
+            "precision": "bf16",
+            "worker_argv": plan.entry,
+            **changes,
+        },
+    )
+
+
+def test_the_whole_line_of_a_node() -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=4, args=("--lr", "1e-4"), rendezvous_timeout_s=900)
+    options = (
+        "--config_file /runs/r/accelerate.yaml --num_machines 2 --num_processes 8 --machine_rank 1 "
+        "--main_process_ip 10.0.0.1 --main_process_port 23456 --rdzv_backend static "
+        "--rdzv_conf timeout=900 --max_restarts 0 --monitor_interval 3 --gpu_ids all "
+        "--mixed_precision bf16 --no_python /usr/bin/python3 -c"
+    )
+    worker = (RUN_MODULE, "clusterrun.rank.worker", "train.py", "--lr", "1e-4")
+    assert argv(plan) == (*options.split(), *worker)
+
+
+@pytest.mark.parametrize("strategy", [s for s in Strategy if s.is_deepspeed])
+def test_deepspeed_is_told_to_use_this_launcher(strategy: Strategy) -> None:
+    line = argv(on_slurm(nodes=2, gpus_per_node=1, strategy=strategy))
+    assert line[line.index("--deepspeed_multinode_launcher") + 1] == "standard"
+    assert "--deepspeed_config_file" not in line
+
+
+def test_the_json_of_the_run_directory_is_named() -> None:
+    plan = on_slurm(nodes=2, gpus_per_node=1, strategy=Strategy.ZERO2)
+    line = argv(plan, deepspeed_file="/runs/r/ds_config.json")
+    assert line[line.index("--deepspeed_config_file") + 1] == "/runs/r/ds_config.json"
+
+
+@pytest.mark.parametrize("precision", ["", "file"])
+def test_a_precision_that_the_file_decides_is_no_flag(precision: str) -> None:
+    assert "--mixed_precision" not in argv(on_slurm(gpus_per_node=1), precision=precision)
+
+
+def test_one_process_on_a_cpu_is_told_so_for_the_launcher_overwrites_the_environment() -> None:
+    assert "--cpu" in argv(on_slurm(strategy=Strategy.NONE))
+    assert "--cpu" not in argv(on_slurm(nodes=2))  # would make it N worlds

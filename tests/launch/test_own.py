@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from clusterrun.config.spec import Device, MixedPrecision, Strategy
+from clusterrun.config.spec import Device, GpuRequest, MixedPrecision, Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.plan import Plan, Precision
-from tests.launch.samples import lines, on_slurm, slurm_facts, variables
+from tests.launch.samples import here, lines, local_facts, on_slurm, slurm_facts, variables
 
 
 def with_yaml(text: str, **asked: Any) -> Plan:
@@ -58,12 +61,6 @@ def test_the_yaml_decides_the_strategy(text: str, strategy: Strategy) -> None:
     assert with_yaml(text).strategy is strategy
 
 
-@pytest.mark.parametrize("key", ["fsdp_config", "deepspeed_config"])
-def test_a_section_that_is_none_is_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{key} must be a section of settings, not \['x'\]"):
-        with_yaml(f"distributed_type: {key.split('_')[0].upper()}\n{key}: [x]")
-
-
 def test_a_bare_no_is_false_in_yaml_and_still_understood() -> None:
     plan = with_yaml("distributed_type: NO\nmixed_precision: no\n", gpus_per_node=1)
     assert (plan.strategy, plan.precision) == (Strategy.NONE, Precision.NO)
@@ -91,6 +88,7 @@ def test_use_cpu_of_the_yaml_chooses_the_device() -> None:
         ("distributed_type: MULTI_CPU", "MULTI_CPU cannot be launched"),
         ("distributed_type: MEGATRON_LM", "MEGATRON_LM cannot be launched"),
         ("distributed_type: NO\ncompute_environment: AMAZON_SAGEMAKER", "cannot run here"),
+        ("distributed_type: FSDP\nfsdp_config: [x]", r"fsdp_config must be a section .* \['x'\]"),
     ],
 )
 def test_an_unusable_yaml_is_named(text: str, message: str) -> None:
@@ -185,13 +183,6 @@ def test_a_flag_against_the_json_is_refused_before_accelerate_does() -> None:
     )
 
 
-@pytest.mark.parametrize("strategy", [Strategy.NONE, Strategy.FSDP, Strategy.ZERO3])
-def test_a_strategy_against_the_json_is_refused(strategy: Strategy) -> None:
-    with pytest.raises(UsageError, match=r"ds\.json means zero2"):
-        with_json(ZERO2, strategy=strategy)
-    assert with_json(ZERO2, strategy=Strategy.ZERO2_OFFLOAD).strategy is Strategy.ZERO2
-
-
 def both(yaml: str, **asked: Any) -> Plan:
     facts = slurm_facts(accelerate_config_text=yaml, deepspeed_config_text=json.dumps(ZERO2))
     files = {"accelerate_config": "acc.yaml", "deepspeed_config": "ds.json"}
@@ -213,12 +204,209 @@ def test_what_accelerate_refuses_beside_a_json_is_refused_before_queueing() -> N
         both("distributed_type: FSDP\n")
 
 
-def test_a_json_alone_leaves_the_precision_to_a_flag() -> None:
-    plan = with_json(ZERO2, mixed_precision=MixedPrecision.BF16)
-    assert plan.accelerate["mixed_precision"] == ""
-    assert plan.precision is Precision.BF16
-
-
 def test_files_that_were_not_asked_for_are_not_read() -> None:
     facts = slurm_facts(accelerate_config_text="a: [1", deepspeed_config_text="{")
     assert lines(on_slurm(facts))["nodes"] == "1"
+
+
+# What `accelerate config` writes for one machine, apart from the counts.
+USUAL: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "debug": False,
+    "distributed_type": "MULTI_GPU",
+    "downcast_bf16": "no",
+    "enable_cpu_affinity": False,
+    "gpu_ids": "all",
+    "machine_rank": 0,
+    "main_process_ip": None,
+    "main_training_function": "main",
+    "mixed_precision": "bf16",
+    "rdzv_backend": "static",
+    "same_network": True,
+    "tpu_env": [],
+    "tpu_use_cluster": False,
+    "tpu_use_sudo": False,
+    "use_cpu": False,
+}
+GPUS = ("0", "1", "2", "3")
+
+
+def slurm(config: dict[str, Any], **asked: Any) -> Plan:
+    facts = slurm_facts(accelerate_config_text=yaml.safe_dump({**USUAL, **config}))
+    return on_slurm(facts, accelerate_config="acc.yaml", cpus_per_task=8, **asked)
+
+
+def local(config: dict[str, Any], gpus: tuple[str, ...] = (), **asked: Any) -> Plan:
+    facts = local_facts(accelerate_config_text=yaml.safe_dump({**USUAL, **config}), local_gpus=gpus)
+    return here(facts, accelerate_config="acc.yaml", **asked)
+
+
+def shape(plan: Plan) -> tuple[int, int, int]:
+    return plan.nodes, plan.procs_per_node, plan.gpus_per_node
+
+
+def counts(machines: int | None, processes: int | None) -> dict[str, Any]:
+    return {"num_machines": machines, "num_processes": processes}
+
+
+def test_the_file_says_nodes_ranks_and_gpus() -> None:
+    plan = slurm(counts(2, 8))
+    assert shape(plan) == (2, 4, 4)
+    assert (lines(plan)["nodes"], lines(plan)["gpus-per-node"]) == ("2", "4")
+    assert plan.notes == ()
+    assert shape(local(counts(2, 4), GPUS)) == (2, 2, 2)
+    assert shape(local(counts(2, 8), device=Device.CPU)) == (2, 4, 0)
+    assert shape(local({"num_processes": 2})) == (1, 2, 0)
+
+
+@given(st.integers(1, 50), st.integers(1, 16), st.data())
+def test_a_given_number_wins_and_a_note_names_both(
+    machines: int, each: int, data: st.DataObject
+) -> None:
+    nodes = data.draw(st.none() | st.integers(1, 50))
+    ranks = data.draw(st.none() | st.integers(1, 16))
+    gives = data.draw(st.sampled_from(("nproc_per_node", "gpus_per_node")))
+    config = counts(machines, machines * each) | {"distributed_type": "FSDP"}
+    plan = slurm(config, nodes=nodes, **{gives: ranks})
+    assert shape(plan) == (nodes or machines, ranks or each, ranks or each)
+    if (nodes or machines, ranks or each) == (machines, each):
+        assert plan.notes == ()
+    else:
+        (note,) = plan.notes
+        assert f"num_processes {machines * each} on {machines} machine" in note
+        assert (f"{nodes} node" in note) is (nodes not in (None, machines))
+        assert (f"{ranks} rank" in note) is (ranks not in (None, each))
+
+
+def test_the_note_on_other_numbers_reads_well() -> None:
+    assert slurm(counts(2, 8), nodes=1, gpus_per_node=2).notes == (
+        "requested: 1 node, 2 ranks per node; acc.yaml has num_processes 8 on 2 machines",
+    )
+    assert slurm(counts(2, None), nodes=1, gpus_per_node=2).notes == (
+        "requested: 1 node; acc.yaml has num_machines 2",
+    )
+
+
+def test_without_machines_the_processes_are_those_of_all_nodes() -> None:
+    plan = slurm({"num_processes": 8}, nodes=2)
+    assert (shape(plan), plan.notes) == ((2, 4, 4), ())
+
+
+def test_without_counts_nothing_changes() -> None:
+    assert shape(slurm({})) == (1, 1, 0)
+    assert shape(slurm({}, nodes=2, gpus_per_node=4)) == (2, 4, 4)
+    assert shape(slurm(counts(None, None), nproc_per_node=2)) == (1, 2, 0)
+
+
+def test_no_gpus_are_asked_for_on_cpus_or_where_they_are_already() -> None:
+    assert shape(slurm({**counts(1, 2), "use_cpu": True})) == (1, 2, 0)
+    assert shape(slurm(counts(1, 2), device=Device.CPU)) == (1, 2, 0)
+    assert shape(slurm(counts(1, 2), gpus_per_node=0)) == (1, 2, 0)
+    plan = slurm(counts(1, 2), sbatch_args=("--gres=gpu:2",))
+    assert (shape(plan), plan.device, "gpus-per-node" in lines(plan)) == (
+        (1, 2, 2), Device.CUDA, False,
+    )  # fmt: skip
+    plan = slurm(counts(1, 2), gpu_request=GpuRequest.NONE)
+    assert (shape(plan), "gpus-per-node" in lines(plan)) == ((1, 2, 2), False)
+
+
+def test_one_process_gets_one_gpu() -> None:
+    assert shape(slurm({"distributed_type": "NO", **counts(1, 1)})) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("key", ["num_machines", "num_processes"])
+@pytest.mark.parametrize("value", ["2", "two", 2.0, True, False, 0, -1, [2], {"a": 2}])
+def test_a_count_that_is_no_whole_number_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{key} must be a whole number above 0") as refused:
+        slurm({key: value}, nodes=1, gpus_per_node=2)
+    assert refused.value.where == "acc.yaml"
+    assert refused.value.hints == (f"write {key}: 2, or omit it",)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (counts(2, 7), "num_processes 7 can't be divided among 2 machines"),
+        (counts(2, 1), "num_processes 1 can't be divided among 2 machines"),
+        (counts(1, 1), "distributed_type MULTI_GPU, but num_processes 1"),
+        ({"distributed_type": "NO", **counts(1, 2)}, "NO runs one process, but the job has 2"),
+    ],
+)
+def test_counts_that_contradict_the_rest_of_the_file_are_refused(
+    config: dict[str, Any], message: str
+) -> None:
+    for plan in (slurm, local):
+        with pytest.raises(ConfigError, match=message):
+            plan(config)
+
+
+def test_one_process_on_each_of_two_nodes_is_a_world_of_two() -> None:
+    assert shape(slurm(counts(1, 1), nodes=2)) == (2, 1, 1)
+
+
+def test_more_ranks_than_gpus_are_refused() -> None:
+    with pytest.raises(UsageError, match="2 x 4 GPUs requested, but only 4 may be used here"):
+        local(counts(2, 8), GPUS)
+    with pytest.raises(UsageError, match="4 ranks of a node cannot share 2 GPUs"):
+        slurm(counts(1, 2), nproc_per_node=4, gpus_per_node=2)
+
+
+def test_fsdp_on_a_cpu_stays_refused_with_hints_that_work() -> None:
+    with pytest.raises(UsageError, match="fsdp needs GPUs") as refused:
+        local({"distributed_type": "FSDP", **counts(1, 2)})
+    (hint,) = refused.value.hints
+    assert "DEEPSPEED (also shards on a CPU) or MULTI_GPU in acc.yaml" in hint
+    for kind in ("DEEPSPEED", "MULTI_GPU"):
+        assert shape(local({"distributed_type": kind, **counts(1, 2)})) == (1, 2, 0)
+    with pytest.raises(UsageError, match="fsdp needs GPUs") as refused:
+        slurm({"distributed_type": "FSDP"}, nodes=2)
+    assert refused.value.hints[0] == "pass --gpus-per-node COUNT"
+    assert shape(slurm({"distributed_type": "FSDP"}, nodes=2, gpus_per_node=4)) == (2, 4, 4)
+    with pytest.raises(UsageError, match="fsdp needs GPUs") as refused:
+        slurm({"distributed_type": "FSDP"}, nodes=2, device=Device.CPU)
+    assert refused.value.hints == (hint,)
+
+
+def test_one_process_by_the_file_names_the_file_and_a_type_that_works() -> None:
+    with pytest.raises(ConfigError, match="NO runs one process, but the job has 4") as refused:
+        slurm({"distributed_type": "NO"}, gpus_per_node=4)
+    assert refused.value.where == "acc.yaml"
+    assert refused.value.hints == ("write distributed_type: MULTI_GPU",)
+    assert shape(slurm({"distributed_type": "MULTI_GPU"}, gpus_per_node=4)) == (1, 4, 4)
+
+
+def test_gpu_ids_choose_among_the_gpus_of_this_machine() -> None:
+    plan = local({**counts(1, 2), "gpu_ids": "0,2"}, GPUS)
+    assert (shape(plan), plan.gpu_ids, plan.notes) == ((1, 2, 2), ("0", "2"), ())
+    plan = local({"distributed_type": "NO", **counts(1, 1), "gpu_ids": 3}, GPUS)
+    assert plan.gpu_ids == ("3",)
+    plan = local({**counts(1, 2), "gpu_ids": "0,2"}, GPUS, gpu_ids="1,3")
+    assert plan.gpu_ids == ("1", "3")
+    assert plan.notes == ("clusterrun replaces settings of acc.yaml: gpu_ids 0,2",)
+    with pytest.raises(UsageError, match="GPU 5 is not on this machine"):
+        local({**counts(1, 2), "gpu_ids": "0,5"}, GPUS)
+    with pytest.raises(ConfigError, match=r"gpu_ids \[0, 2\] is not a list of GPUs"):
+        local({**counts(1, 2), "gpu_ids": [0, 2]}, GPUS)
+
+
+def test_what_clusterrun_replaces_is_named_in_one_note() -> None:
+    machine = {
+        "machine_rank": 1,
+        "main_process_ip": "10.0.0.1",
+        "main_process_port": 29500,
+        "rdzv_backend": "c10d",
+        "gpu_ids": "0,1",
+    }
+    says = "clusterrun replaces settings of acc.yaml: "
+    assert slurm({**counts(2, 4), **machine}).notes == (
+        f"{says}machine_rank 1, main_process_ip 10.0.0.1, main_process_port 29500, "
+        "rdzv_backend c10d, gpu_ids 0,1",
+    )
+    assert slurm({**counts(2, 4), "main_process_port": 29500}, main_process_port=29500).notes == ()
+    zero = {"zero_stage": 2, "deepspeed_multinode_launcher": "pdsh", "deepspeed_hostfile": "hosts"}
+    plan = slurm({**counts(2, 4), "distributed_type": "DEEPSPEED", "deepspeed_config": zero})
+    assert plan.notes == (f"{says}deepspeed_multinode_launcher pdsh, deepspeed_hostfile hosts",)
+    plan = slurm(counts(2, 4), mixed_precision=MixedPrecision.NO)
+    assert plan.notes == (f"{says}mixed_precision bf16",)
+    plan = slurm({**counts(2, 4), "use_cpu": True}, device=Device.CUDA)
+    assert plan.notes == (f"{says}use_cpu true",)

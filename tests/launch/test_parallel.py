@@ -23,121 +23,87 @@ def rendered(plan: Plan) -> dict[str, int]:
     return {key.split("_", 2)[2].removesuffix("_size"): size for key, size in sizes.items()}
 
 
-DECIDED = [
-    # (asked, what accelerate is given, data-parallel size)
-    ({"strategy": Strategy.FSDP}, {}, 16),
-    ({"strategy": Strategy.ZERO3}, {}, 16),
-    ({"strategy": Strategy.DDP}, {}, 16),
-    ({"strategy": Strategy.FSDP_HYBRID}, {"dp_replicate": 2, "dp_shard": 8}, 16),
+FSDP, HYBRID = {"strategy": Strategy.FSDP}, {"strategy": Strategy.FSDP_HYBRID}
+ZERO3 = {"strategy": Strategy.ZERO3}
+OFFLOAD = {"strategy": Strategy.FSDP_OFFLOAD}
+# What is asked for, what accelerate is given, and the data-parallel size.
+DECIDED: list[tuple[dict[str, Any], str, int]] = [
+    (FSDP, "", 16),
+    (ZERO3, "", 16),
+    ({"strategy": Strategy.DDP}, "", 16),
+    (HYBRID, "dp_replicate=2 dp_shard=8", 16),
+    ({**FSDP, "data_parallel_replicate": 4}, "dp_replicate=4 dp_shard=4", 16),
+    ({**HYBRID, "data_parallel_shard": 4}, "dp_replicate=4 dp_shard=4", 16),
+    ({**FSDP, "data_parallel_shard": 16}, "", 16),
+    ({**FSDP, "tensor_parallel": 4}, "dp_replicate=1 dp_shard=4 tp=4", 4),
     (
-        {"strategy": Strategy.FSDP, "data_parallel_replicate": 4},
-        {"dp_replicate": 4, "dp_shard": 4},
-        16,
-    ),
-    (
-        {"strategy": Strategy.FSDP_HYBRID, "data_parallel_shard": 4},
-        {"dp_replicate": 4, "dp_shard": 4},
-        16,
-    ),
-    ({"strategy": Strategy.FSDP, "data_parallel_shard": 16}, {}, 16),
-    (
-        {"strategy": Strategy.FSDP, "tensor_parallel": 4},
-        {"dp_replicate": 1, "dp_shard": 4, "tp": 4},
+        {**HYBRID, "tensor_parallel": 2, "context_parallel": 2},
+        "dp_replicate=2 dp_shard=2 cp=2 tp=2",
         4,
     ),
-    (
-        {"strategy": Strategy.FSDP_HYBRID, "tensor_parallel": 2, "context_parallel": 2},
-        {"dp_replicate": 2, "dp_shard": 2, "tp": 2, "cp": 2},
-        4,
-    ),
-    (
-        {"strategy": Strategy.FSDP_OFFLOAD, "context_parallel": 16},
-        {"dp_replicate": 1, "dp_shard": 1, "cp": 16},
-        1,
-    ),
-    (
-        {"strategy": Strategy.ZERO3, "sequence_parallel": 8},
-        {"dp_replicate": 1, "dp_shard": 2, "sp": 8},
-        2,
-    ),
-    ({"tensor_parallel": 16}, {"dp_replicate": 1, "dp_shard": 1, "tp": 16}, 1),
+    ({**OFFLOAD, "context_parallel": 16}, "dp_replicate=1 dp_shard=1 cp=16", 1),
+    ({**ZERO3, "sequence_parallel": 8}, "dp_replicate=1 dp_shard=2 sp=8", 2),
+    ({"tensor_parallel": 16}, "dp_replicate=1 dp_shard=1 tp=16", 1),
 ]
 
 
-@pytest.mark.parametrize(("asked", "sizes", "data"), DECIDED)
-def test_the_sizes_multiply_to_the_world(
-    asked: dict[str, Any], sizes: dict[str, int], data: int
-) -> None:
-    plan = on_slurm(nodes=2, gpus_per_node=8, **asked)
-    assert rendered(plan) == sizes
-    assert plan.data_parallel == data
-    whole = plan.parallel
-    assert whole.replicate * whole.shard * whole.model == 16
-    assert Plan.from_json(plan.to_json()) == plan
+def test_the_sizes_multiply_to_the_world() -> None:
+    for asked, sizes, data in DECIDED:
+        plan = on_slurm(nodes=2, gpus_per_node=8, **asked)
+        given = " ".join(f"{key}={size}" for key, size in rendered(plan).items())
+        assert (given, plan.data_parallel) == (sizes, data), asked
+        whole = plan.parallel
+        assert whole.replicate * whole.shard * whole.model == 16
+        assert Plan.from_json(plan.to_json()) == plan
 
 
-REFUSED = [
-    ({"tensor_parallel": 2}, "does not work with --strategy ddp", "only over all ranks"),
+# What is asked for, the strategy, what is wrong, and the hint.
+REFUSED: list[tuple[dict[str, int], str, str, str]] = [
+    ({"tensor_parallel": 2}, "ddp", "does not work with --strategy ddp", "only over all ranks"),
+    ({"tensor_parallel": 3}, "fsdp", "3 does not divide 16 ranks", "sizes with product 2"),
+    ({"tensor_parallel": 2}, "zero3", "does not work with --strategy zero3", "fsdp"),
+    ({"tensor_parallel": 16}, "fsdp", "fsdp has nothing left to shard", "--strategy ddp"),
+    ({"context_parallel": 2}, "ddp", "does not work with --strategy ddp", "use --strategy fsdp"),
+    ({"context_parallel": 2}, "zero2", "with --strategy zero2", "launch.sequence_parallel"),
     (
-        {"tensor_parallel": 3, "strategy": "fsdp"},
-        "3 does not divide 16 ranks",
-        "choose sizes with product 2",
+        {"context_parallel": 2, "data_parallel_replicate": 8},
+        *("fsdp", "fsdp has nothing left to shard", "launch.data_parallel_shard"),
     ),
-    ({"tensor_parallel": 2, "strategy": "zero3"}, "does not work with --strategy zero3", "fsdp"),
-    (
-        {"tensor_parallel": 16, "strategy": "fsdp"},
-        "fsdp has nothing left to shard",
-        "--strategy ddp",
-    ),
-    ({"context_parallel": 2}, "does not work with --strategy ddp", "use --strategy fsdp"),
-    (
-        {"context_parallel": 2, "strategy": "zero2"},
-        "with --strategy zero2",
-        "launch.sequence_parallel",
-    ),
-    (
-        {"context_parallel": 2, "data_parallel_replicate": 8, "strategy": "fsdp"},
-        "fsdp has nothing left to shard",
-        "launch.data_parallel_shard",
-    ),
-    (
-        {"sequence_parallel": 2, "strategy": "fsdp"},
-        "with --strategy fsdp",
-        "launch.context_parallel",
-    ),
-    ({"sequence_parallel": 2, "strategy": "zero1"}, "with --strategy zero1", "zero3 or zero2"),
+    ({"sequence_parallel": 2}, "fsdp", "with --strategy fsdp", "launch.context_parallel"),
+    ({"sequence_parallel": 2}, "zero1", "with --strategy zero1", "zero3 or zero2"),
     (
         {"data_parallel_shard": 8},
-        "launch.data_parallel_shard 8 does not work with",
+        "ddp",
+        "launch.data_parallel_shard 8 does not work",
         "--strategy fsdp",
     ),
     (
-        {"data_parallel_replicate": 3, "strategy": "fsdp"},
-        "launch.data_parallel_replicate 3 does not divide 16 data-parallel ranks",
-        "divisor",
+        {"data_parallel_replicate": 3},
+        *(
+            "fsdp",
+            "launch.data_parallel_replicate 3 does not divide 16 data-parallel ranks",
+            "divisor",
+        ),
     ),
     (
-        {"data_parallel_replicate": 2, "data_parallel_shard": 4, "strategy": "fsdp"},
+        {"data_parallel_replicate": 2, "data_parallel_shard": 4},
+        "fsdp",
         "launch.data_parallel_replicate 2 x launch.data_parallel_shard 4 is not 16 data-parallel",
         "set only launch.data_parallel_shard",
     ),
     (
-        {"data_parallel_shard": 16, "tensor_parallel": 2, "strategy": "fsdp"},
-        r"does not divide 8 data-parallel ranks \(16 / 2\)",
-        "divisor",
+        {"data_parallel_shard": 16, "tensor_parallel": 2},
+        *("fsdp", r"does not divide 8 data-parallel ranks \(16 / 2\)", "divisor"),
     ),
-    ({"data_parallel_replicate": 16, "strategy": "fsdp"}, "fsdp has nothing left to shard", "ddp"),
+    ({"data_parallel_replicate": 16}, "fsdp", "fsdp has nothing left to shard", "ddp"),
 ]
 
 
-@pytest.mark.parametrize(("asked", "message", "hint"), REFUSED)
-def test_what_cannot_run_is_refused_before_the_queue(
-    asked: dict[str, Any], message: str, hint: str
-) -> None:
-    asked = {**asked, "strategy": Strategy(asked.get("strategy", "ddp"))}
-    with pytest.raises(UsageError, match=message) as refused:
-        on_slurm(nodes=2, gpus_per_node=8, **asked)
-    assert hint in refused.value.hints[0]
+def test_what_cannot_run_is_refused_before_the_queue() -> None:
+    for asked, strategy, message, hint in REFUSED:
+        with pytest.raises(UsageError, match=message) as refused:
+            on_slurm(nodes=2, gpus_per_node=8, strategy=Strategy(strategy), **asked)
+        assert hint in refused.value.hints[0], asked
 
 
 @pytest.mark.timeout(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -70,11 +71,6 @@ def test_the_site_may_add_gpus_itself() -> None:
     assert not {"gres", "gpus-per-node"} & found.keys()
 
 
-def test_the_step_repeats_no_gpu_flag() -> None:
-    plan = on_slurm(gpus_per_node=4, gpu_type="a100", gpu_request=GpuRequest.GRES)
-    assert not any("gpu" in option or "gres" in option for option in plan.srun_args)
-
-
 def test_srun_repeats_the_cpus_of_the_task() -> None:
     plan = on_slurm(cpus_per_task=16, nproc_per_node=4)
     assert lines(plan)["cpus-per-task"] == "16"
@@ -94,25 +90,11 @@ def test_cpus_are_the_sites_with_gpus_and_one_for_each_rank_without() -> None:
     assert lines(on_slurm(nproc_per_node=4))["cpus-per-task"] == "4"
 
 
-def test_threads_are_left_to_the_node_where_the_cpus_are_unknown() -> None:
-    assert on_slurm(gpus_per_node=4).threads_per_process == 0
-    assert here(nodes=2, nproc_per_node=2).threads_per_process == 2  # of 8 CPUs
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"mem": "10G", "mem_per_cpu": "1G"},
-        {"mem": "10G", "mem_per_gpu": "1G", "gpus_per_node": 1},
-        {"mem_per_cpu": "1G", "mem_per_gpu": "1G", "gpus_per_node": 1},
-    ],
-)
-def test_memory_is_asked_for_in_one_way(asked: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="cannot be combined"):
-        on_slurm(**asked)
-
-
-def test_no_memory_is_asked_for_unless_said() -> None:
+def test_memory_is_asked_for_in_one_way() -> None:
+    each = {"mem": "10G", "mem_per_cpu": "1G", "mem_per_gpu": "1G"}
+    for pair in itertools.combinations(each, 2):
+        with pytest.raises(UsageError, match="cannot be combined"):
+            on_slurm(gpus_per_node=1, **{name: each[name] for name in pair})
     assert not [name for name in lines(on_slurm()) if name.startswith("mem")]
     assert lines(on_slurm(mem="0", exclusive=True))["mem"] == "0"
 
@@ -120,10 +102,6 @@ def test_no_memory_is_asked_for_unless_said() -> None:
 def test_time_is_whole_minutes() -> None:
     plan = on_slurm(time_minutes=2160, time_min_minutes=60)
     assert (lines(plan)["time"], lines(plan)["time-min"], plan.time_minutes) == ("2160", "60", 2160)
-
-
-def test_a_requeued_job_appends_to_its_output() -> None:
-    assert lines(on_slurm())["open-mode"] == "append"
 
 
 def test_requeue_is_explicit_either_way() -> None:
@@ -192,134 +170,69 @@ def test_a_step_outlives_a_node_where_it_can_go_on(asked: dict[str, Any], outliv
 
 
 def test_one_task_a_node_and_all_end_together() -> None:
-    assert on_slurm(nodes=3, gpus_per_node=8).srun_args == (
-        "--nodes=3",
-        "--ntasks=3",
-        "--ntasks-per-node=1",
-        "--export=ALL",
-        "--no-kill",
-        "--wait=0",
-        "--unbuffered",
-        "--input=none",
+    words = "--nodes=3 --ntasks=3 --ntasks-per-node=1 --export=ALL --no-kill --wait=0 --unbuffered"
+    assert on_slurm(nodes=3, gpus_per_node=8).srun_args == (*words.split(), "--input=none")
+
+
+def test_sbatch_options_that_clusterrun_owns_are_refused_with_a_hint() -> None:
+    args = (
+        "--ntasks=4 -n4 --ntasks-per-node=8 --tasks-per-node=8 -N2 --nodes=2 --wrap=hostname "
+        "--array=0-9 --arr=0-9 --ar=0-9 -a0-9 --parsable --output=x --outp=x -ox --error=x "
+        "--export=NONE --wait -W --test-only --chdir=/tmp -D/tmp -Mtux --cpus-per-gpu=2 "
+        "--no-requeue --open-mode=truncate --job-name=x --job=x --container-image=x.sqsh "
+        "--no-container-mount-home -Jx -Hn8 -ka0-9 -vv --requeue --requeue=expedite"
     )
-
-
-@pytest.mark.parametrize(
-    "arg",
-    [
-        "--ntasks=4",
-        "-n4",
-        "--ntasks-per-node=8",
-        "--tasks-per-node=8",
-        "-N2",
-        "--nodes=2",
-        "--wrap=hostname",
-        "--array=0-9",
-        "--arr=0-9",
-        "--ar=0-9",
-        "-a0-9",
-        "--parsable",
-        "--output=x",
-        "--outp=x",
-        "-ox",
-        "--error=x",
-        "--export=NONE",
-        "--wait",
-        "-W",
-        "--test-only",
-        "--chdir=/tmp",
-        "-D/tmp",
-        "-Mtux",
-        "--cpus-per-gpu=2",
-        "--no-requeue",
-        "--open-mode=truncate",
-        "--job-name=x",
-        "--job=x",
-        "--container-image=x.sqsh",
-        "--no-container-mount-home",
-        "-Jx",
-        "-Hn8",
-        "-ka0-9",
-        "-vv",
-    ],
-)
-def test_sbatch_options_that_clusterrun_owns_are_refused_with_a_hint(arg: str) -> None:
+    assert unrefused("sbatch_args", args) == []
     with pytest.raises(UsageError) as refused:
-        on_slurm(sbatch_args=(arg,))
-    assert arg in refused.value.message
-    assert refused.value.hints
-
-
-@pytest.mark.parametrize("arg", ["100", "nice=100", "", "-", "--"])
-def test_what_is_no_option_of_sbatch_is_refused(arg: str) -> None:
-    with pytest.raises(UsageError, match="is not an option of sbatch"):
-        on_slurm(sbatch_args=(arg,))
-
-
-@pytest.mark.parametrize(
-    "arg",
-    [
-        "--nice=100",
-        "-k",
-        "--hint=nomultithread",
-        "--gres=nvme:1",
-        "--wckey=x",
-        "--licenses=a:1",
-        "--verbose",
-        "--wait-all-nodes=1",
-        "--use-min-nodes",
-        "--tmp=10G",
-        "--time=10",
-        "-pdebug",
-    ],
-)
-def test_any_other_option_of_sbatch_is_taken_verbatim(arg: str) -> None:
-    assert on_slurm(sbatch_args=(arg,)).sbatch_args == (arg,)
-
-
-@pytest.mark.parametrize("value", ["", "=expedite"])
-def test_an_expedited_requeue_is_refused_for_what_it_does(value: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        on_slurm(sbatch_args=(f"--requeue{value}",))
+        on_slurm(sbatch_args=("--requeue",))
     assert "would hold every job that fails" in refused.value.hints[0]
     assert "requeue_delay" in refused.value.hints[0]
 
 
-@pytest.mark.parametrize(
-    "arg",
-    [
-        "--container-image=nvcr.io#nvidia/pytorch:26.01-py3",
-        "--no-container-mount-home",
-        "--container=/images/bundle",
-        "--cpu-bind=none",
-        "--mpi=none",
-        "-v",
-    ],
-)
-def test_an_option_of_srun_follows_our_own(arg: str) -> None:
-    plan = on_slurm(srun_args=(arg,))
-    assert plan.srun_args == (*on_slurm().srun_args, arg)
-    assert plan.sbatch_args == ()
-
-
-@pytest.mark.parametrize(
-    "arg",
-    [
-        *("-N2", "--nodes=2", "--no", "-n4", "--ntasks=4", "--ntasks-per-node=4", "-c8", "-lu"),
-        *("--exclude=n1", "-wn1", "--export=NONE", "--output=x", "-ex", "--input=y", "--label"),
-        *("--wait=5", "-W5", "--kill-on-bad-exit=0", "-K0", "--no-kill", "--overlap", "--pty"),
-        *("--chdir=/tmp", "--het-group=0", "--multi-prog", "-I60", "--jobid=7", "-q", "-X1"),
-    ],
-)
-def test_options_of_srun_that_make_the_step_are_refused_with_a_hint(arg: str) -> None:
-    with pytest.raises(UsageError, match=f"--srun-arg {arg}") as refused:
-        on_slurm(srun_args=(arg,))
-    assert refused.value.hints
-
-
-def test_what_is_no_option_of_srun_is_refused() -> None:
+def test_what_is_no_option_is_refused() -> None:
+    for arg in ("100", "nice=100", "", "-", "--"):
+        with pytest.raises(UsageError, match="is not an option of sbatch"):
+            on_slurm(sbatch_args=(arg,))
     with pytest.raises(UsageError, match="--srun-arg 'image' is not an option of srun"):
         on_slurm(srun_args=("image",))
+
+
+def test_any_other_option_is_taken_verbatim() -> None:
+    of_sbatch = (
+        "--nice=100 -k --hint=nomultithread --gres=nvme:1 --wckey=x --licenses=a:1 --verbose "
+        "--wait-all-nodes=1 --use-min-nodes --tmp=10G --time=10 -pdebug"
+    )
+    taken = [on_slurm(sbatch_args=(arg,)).sbatch_args[-1] for arg in of_sbatch.split()]
+    assert taken == of_sbatch.split()
+    of_srun, ours = (
+        "--container-image=nvcr.io#nvidia/pytorch:26.01-py3 --no-container-mount-home "
+        "--container=/images/bundle --cpu-bind=none --mpi=none -v",
+        on_slurm().srun_args,
+    )
+    for arg in of_srun.split():
+        assert on_slurm(srun_args=(arg,)).srun_args == (*ours, arg)
+
+
+def test_options_of_srun_that_make_the_step_are_refused_with_a_hint() -> None:
+    args = (
+        "-N2 --nodes=2 --no -n4 --ntasks=4 --ntasks-per-node=4 -c8 -lu --exclude=n1 -wn1 "
+        "--export=NONE --output=x -ex --input=y --label --wait=5 -W5 --kill-on-bad-exit=0 -K0 "
+        "--no-kill --overlap --pty --chdir=/tmp --het-group=0 --multi-prog -I60 --jobid=7 -q -X1"
+    )
+    assert unrefused("srun_args", args) == []
+
+
+def unrefused(setting: str, args: str) -> list[str]:
+    """Return the options that are not refused by their name and with a hint."""
+    left = []
+    for arg in args.split():
+        try:
+            on_slurm(**{setting: (arg,)})
+        except UsageError as error:
+            if arg in error.message and error.hints:
+                continue
+        left.append(arg)
+    return left
 
 
 def test_one_request_is_not_said_twice() -> None:
@@ -365,10 +278,6 @@ def test_options_in_one_word_are_to_be_written_apart() -> None:
 def test_contradictions_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         on_slurm(**asked)
-
-
-def test_cpus_of_a_cpu_job_are_shared_by_its_ranks() -> None:
-    assert on_slurm(nproc_per_node=2, cpus_per_task=9, device=Device.CPU).threads_per_process == 4
 
 
 def test_options_of_sbatch_mean_nothing_here_and_it_is_said() -> None:

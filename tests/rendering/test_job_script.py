@@ -242,3 +242,11 @@ def test_a_node_whose_python_lacks_clusterrun_says_so_and_leaves_the_status(
         "named 'clusterrun'; install clusterrun[train] there, or name another interpreter with "
         "--python\n"
     )
+
+
+def test_a_heterogeneous_job_is_refused_not_trained_in_part(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    done = site.run(rendered(site.plan()), SLURM_HET_SIZE="2")
+    assert done.returncode == 2
+    assert "heterogeneous" in done.stderr
+    assert not list(site.runs.glob("*/*/attempts/*"))
