@@ -24,7 +24,7 @@ from clusterrun.health.facts import versions
 from clusterrun.node.base.identity import Identity
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.report import LaunchParameters, Report
-from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link import connection
 from clusterrun.node.link.clock import Clock
 from clusterrun.node.link.handshake import Realm

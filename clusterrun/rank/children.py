@@ -7,14 +7,11 @@ them when it reads the first data from its parent, before it imports anything fr
 from __future__ import annotations
 
 import functools
-import sys
+import os
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from clusterrun.rank.import_hooks import patch_on_import
-
-if TYPE_CHECKING:
-    from clusterrun.rank.contract import Contract
+from clusterrun.rank.import_hooks import Patch, patch_on_import
 
 # Without the working directory, as in the ranks: a project's modules come later.
 _INSTALL = """
@@ -51,24 +48,14 @@ def install() -> None:
     """Watch this process, which a rank spawned; this costs nothing until torch is imported."""
     distributed = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
     names = (*distributed, "torch.optim.optimizer")
-    patches = {name: functools.partial(_patch, name) for name in names}
+    patches = {name: lambda module: _patches()[module.__name__](module) for name in names}
     patch_on_import({**patches, "multiprocessing.spawn": pass_on})
 
 
-def is_mp_spawned() -> bool:
-    """Return whether torch.multiprocessing.spawn started this process, directly or not."""
-    multiprocessing: Any = sys.modules.get("multiprocessing")
-    process = multiprocessing.current_process() if multiprocessing else None
-    target = getattr(process, "_target", None)
-    return getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
-
-
-def _patch(name: str, module: ModuleType) -> None:
-    _contract().patches()[name](module)
-
-
 @functools.cache
-def _contract() -> Contract:
-    from clusterrun.rank.worker import contract_of_child
+def _patches() -> dict[str, Patch]:
+    """Return what a rank itself patches; only a process that imports torch needs it."""
+    from clusterrun.rank.contract import Contract
+    from clusterrun.rank.ending import RankEnd
 
-    return contract_of_child()
+    return Contract(os.environ, RankEnd().break_off, is_child=True).patches()

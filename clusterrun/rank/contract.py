@@ -16,19 +16,26 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from clusterrun import runtime
 from clusterrun.errors import WorldContractError
-from clusterrun.rank import children, first_step, recorder, trainers
-from clusterrun.rank.build_locks import watch_locks
-from clusterrun.rank.emit import add_hint, own_rank, say
-from clusterrun.rank.engine import EngineWatch, is_forced_to_cpu, switched_on
-from clusterrun.rank.first_step import FirstStep
+from clusterrun.rank import recorder, trainers
+from clusterrun.rank.emit import add_hint, own_rank, rank, say, say_once
+from clusterrun.rank.engine import (
+    OPTIMIZER_MODULE,
+    EngineWatch,
+    FirstStep,
+    is_forced_to_cpu,
+    switched_on,
+)
 from clusterrun.rank.import_hooks import Patch, patch_on_import
 from clusterrun.rank.save_point import control_page
 from clusterrun.shared.control_page import Joining
+from clusterrun.shared.files import write_whole
 from clusterrun.shared.given import STORE_PORT
 
 PUBLISH_TIMEOUT_S = 60
@@ -187,7 +194,7 @@ class Contract:
         return {
             "torch.distributed.distributed_c10d": functools.partial(_watch_torch, self),
             "torch.distributed.rendezvous": _host_own_stores,
-            first_step.MODULE: self.first_step.listen,
+            OPTIMIZER_MODULE: self.first_step.listen,
         }
 
 
@@ -198,8 +205,11 @@ def _group_size() -> int:
     return int(distributed.get_world_size()) if is_there else 0
 
 
-def install(contract: Contract) -> None:
-    """Patch the watched modules: now if they are imported, else on import."""
+def install(contract: Contract, watch_spawn: Patch) -> None:
+    """Patch the watched modules: now if they are imported, else on import.
+
+    `watch_spawn` is the patch for the processes that multiprocessing spawns.
+    """
     patches = contract.patches()
     patches |= {
         "accelerate.state": functools.partial(_watch_accelerate, contract),
@@ -209,7 +219,7 @@ def install(contract: Contract) -> None:
         **contract.engine.patches(),
     }
     if contract.is_checked:
-        patches["multiprocessing.spawn"] = children.pass_on
+        patches["multiprocessing.spawn"] = watch_spawn
     patch_on_import(patches)
     faulthandler.register = functools.partial(_register_dump, contract, faulthandler.register)
 
@@ -231,8 +241,6 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
         if not _is_for_rank(contract, call):
             return original(*args, **kwargs)
         if contract.timeout_s > 0:
-            from clusterrun.rank.pg_timeout import with_timeout  # few ranks need it
-
             args, kwargs = with_timeout(original, args, kwargs, contract.timeout_s)
         contract.note(Joining.WAITS)
         with call.explained():
@@ -331,9 +339,17 @@ def _is_for_rank(contract: Contract, call: _Call) -> bool:
         return False
     if (call.rank, call.size) == (own_rank(), contract.expected):
         return True
-    if call.size is not None and children.is_mp_spawned():
+    if call.size is not None and _is_mp_spawned():
         contract.break_off_child()
     return False  # such as an inference server, which may join any group
+
+
+def _is_mp_spawned() -> bool:
+    """Return whether torch.multiprocessing.spawn started this process, directly or not."""
+    multiprocessing: Any = sys.modules.get("multiprocessing")
+    process = multiprocessing.current_process() if multiprocessing else None
+    target = getattr(process, "_target", None)
+    return getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
 
 
 def _group_made(contract: Contract, module: ModuleType) -> None:
@@ -359,7 +375,8 @@ def _prove_distinct(contract: Contract, module: ModuleType, size: int) -> None:
     store = module._get_default_store()
     rank = module.get_rank()
     backend = str(module.get_backend())
-    store.set(f"clusterrun/world/{rank}", "\t".join(_place(backend)))
+    place = (_node(os.environ), os.environ.get("LOCAL_RANK", "0"), _device(backend))
+    store.set(f"clusterrun/world/{rank}", "\t".join(place))
     if rank != 0:
         return
     keys = [f"clusterrun/world/{other}" for other in range(size)]
@@ -373,10 +390,6 @@ def _prove_distinct(contract: Contract, module: ModuleType, size: int) -> None:
     about = {"world_size": size, "hosts": hosts, "backend": backend, "device": device}
     waited_s = round(time.monotonic() - contract.waits_since, 6)
     runtime.emit("world_ready", **about, waited_s=waited_s)
-
-
-def _place(backend: str) -> tuple[str, str, str]:
-    return _node(os.environ), os.environ.get("LOCAL_RANK", "0"), _device(backend)
 
 
 def _node(env: Mapping[str, str]) -> str:
@@ -452,3 +465,52 @@ def _why_alone(size: int) -> tuple[str | None, str]:
             " separate model in each rank (use_cpu in its configuration is not enough)"
         )
     return cause, ""
+
+
+def with_timeout(
+    init_process_group: Callable[..., Any], args: Any, kwargs: Any, timeout_s: int
+) -> tuple[Any, Any]:
+    """Return a call's arguments with the job's timeout; rank 0 reports the replaced one."""
+    try:
+        bound = inspect.signature(init_process_group).bind(*args, **kwargs)
+    except TypeError:
+        return args, kwargs  # let torch itself refuse the call
+    timeout = timedelta(seconds=timeout_s)
+    given = bound.arguments.get("timeout")
+    if given not in (None, timeout) and rank() == 0:
+        say_once(f"--timeout {timeout_s} s replaces the script's {given}")
+    bound.arguments["timeout"] = timeout
+    return bound.args, bound.kwargs
+
+
+def watch_locks(module: ModuleType) -> None:
+    """Patch `torch.utils.file_baton.FileBaton` to note in the spool which lock it holds."""
+    baton: Any = getattr(module, "FileBaton", None)
+    acquire, release = getattr(baton, "try_acquire", None), getattr(baton, "release", None)
+    if acquire is None or release is None:
+        return
+
+    @functools.wraps(acquire)
+    def try_acquire(self: Any) -> Any:
+        is_mine = acquire(self)
+        path = os.path.abspath(self.lock_file_path)
+        if is_mine:
+            with contextlib.suppress(OSError):
+                write_whole(Path(_note_path()), os.fsencode(path))
+        build = Path(path).parent
+        if rank() == 0 and not any(build.glob("*.so")):  # it compiles or waits
+            say_once(f"compiling {build.name}; this takes minutes the first time")
+        return is_mine
+
+    @functools.wraps(release)
+    def released(self: Any) -> Any:
+        result = release(self)
+        with contextlib.suppress(OSError):
+            os.unlink(_note_path())
+        return result
+
+    baton.try_acquire, baton.release = try_acquire, released
+
+
+def _note_path() -> str:
+    return os.path.join(os.environ.get("CLUSTERRUN_SPOOL", ""), f"rank_{rank()}.lock")

@@ -42,7 +42,8 @@ def emit(kind: str, /, **fields: Any) -> None:
     about = {"type": kind, "rank": own_rank()}
     path = os.path.join(spool, f"rank_{own_rank()}.events")
     try:
-        event = {"ts": round(time.time(), 6), **about, **_short(fields), **about}
+        texts = {name: shortened(text) for name, text in fields.items() if isinstance(text, str)}
+        event = {"ts": round(time.time(), 6), **about, **fields, **texts, **about}
         line = json.dumps(event, default=str).encode() + b"\n"
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -51,11 +52,6 @@ def emit(kind: str, /, **fields: Any) -> None:
             os.close(descriptor)
     except Exception:  # noqa: BLE001 - a full disk or an odd value must not end a training
         return
-
-
-def _short(fields: dict[str, Any]) -> dict[str, Any]:
-    texts = {name: shortened(value) for name, value in fields.items() if isinstance(value, str)}
-    return {**fields, **texts}
 
 
 def say(line: str) -> None:

@@ -60,6 +60,7 @@ def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
     for event in (
         {"type": "step", "step": 100},
         {"type": "checkpoint", "step": 100},
+        {"type": "checkpoint", "step": 50},
         {"type": "step", "step": 120},
         {"type": "step", "step": "many"},
         {"type": "rank_start", "rank": 0},
@@ -74,6 +75,9 @@ def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
     assert (found.step, found.checkpoint) == (120, 100)
     assert found.started_at <= found.ended_at
     assert paths.status(1).read_text() == "1\n"
+    modes = {path.name: path.stat().st_mode & 0o777 for path in paths.attempt(1).iterdir()}
+    assert modes == dict.fromkeys(("head.pid", "status", "outcome.json"), 0o600)
+    assert paths.head_pid(1).read_text() == f"{os.getpid()}\n"
 
 
 def test_where_a_script_first_went_on_from_is_kept(paths: RunPaths) -> None:
@@ -83,12 +87,6 @@ def test_where_a_script_first_went_on_from_is_kept(paths: RunPaths) -> None:
     book.close(Ending.of_first([FAILURE]))
     assert paths.resumed(1).read_text() == "40\n"
     assert (outcome(paths).step, outcome(paths).checkpoint) == (None, None)
-
-
-def test_a_good_end_names_nobody(paths: RunPaths) -> None:
-    account(paths).close(Ending.completed())
-    found = outcome(paths)
-    assert (found.code, found.cause, found.node, found.rank) == (0, "completed", None, None)
 
 
 def test_the_heads_word_wins_over_that_of_a_node_that_lost_it(paths: RunPaths) -> None:
@@ -125,43 +123,24 @@ def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
     assert (outcome(paths, 2).step, outcome(paths, 2).checkpoint) == (3, 100)
 
 
-def test_a_successor_that_became_a_requeue_is_told_as_one(paths: RunPaths) -> None:
-    account(paths).close(Ending.of(lost_node("n2", "gone")))
-    first = dataclasses.replace(outcome(paths), next=Next.SUCCESSOR, why="n2 is lost")
-    write_outcome(paths, first)
+@pytest.mark.parametrize(
+    ("failure", "decided", "follows"),
+    [
+        (lost_node("n2", "gone"), (Next.SUCCESSOR, "n2 is lost"), (Next.REQUEUE, "n2 is lost")),
+        (cancelled("n1"), None, (Next.REQUEUE, "Slurm started the job again")),
+        (FAILURE, None, (Next.REQUEUE, "Slurm started the job again")),
+        (FAILURE, (Next.STOP, "no checkpoint was saved"), (Next.STOP, "no checkpoint was saved")),
+    ],
+)
+def test_what_followed_an_attempt_is_known_to_the_next(
+    paths: RunPaths, failure: Failure, decided: tuple[Next, str] | None, follows: tuple[Next, str]
+) -> None:
+    account(paths).close(Ending.of_first([failure]))
+    if decided:
+        step, why = decided
+        write_outcome(paths, dataclasses.replace(outcome(paths), next=step, why=why))
     account(paths, 2).open()
-    assert (outcome(paths).next, outcome(paths).why) == (Next.REQUEUE, "n2 is lost")
-
-
-def test_a_cancellation_that_was_a_requeue_is_told_as_one(paths: RunPaths) -> None:
-    account(paths).close(Ending.of_first([cancelled("n1")]))
-    account(paths, 2).open()
-    assert (outcome(paths).next, outcome(paths).why) == (
-        Next.REQUEUE,
-        "Slurm started the job again",
-    )
-
-
-def test_what_was_decided_of_a_failure_is_not_changed_later(paths: RunPaths) -> None:
-    account(paths).close(Ending.of_first([FAILURE]))
-    before = dataclasses.replace(outcome(paths), why="no checkpoint was saved")
-    write_outcome(paths, before)
-    account(paths, 2).open()
-    assert outcome(paths) == before
-
-
-def test_a_failure_that_nobody_decided_on_was_followed_by_slurm(paths: RunPaths) -> None:
-    account(paths).close(Ending.of_first([FAILURE]))
-    account(paths, 2).open()
-    assert outcome(paths).next is Next.REQUEUE
-
-
-def test_an_older_checkpoint_does_not_hide_a_newer(paths: RunPaths) -> None:
-    book = account(paths)
-    for step in (200, 100):
-        book.take({"type": "checkpoint", "step": step})
-    book.close(Ending.of_first([FAILURE]))
-    assert outcome(paths).checkpoint == 200
+    assert (outcome(paths).next, outcome(paths).why) == follows
 
 
 def test_only_the_last_step_is_the_end(paths: RunPaths) -> None:
@@ -170,11 +149,7 @@ def test_only_the_last_step_is_the_end(paths: RunPaths) -> None:
     assert not book.is_through
     book.take({"type": "step", "step": 100, "total": 100})
     assert book.is_through
-
-
-def test_the_last_step_of_a_training_that_is_stopped_early_is_not_the_end(paths: RunPaths) -> None:
-    book = account(paths)
-    for total in (100, 50):
+    for total in (100, 50):  # a trainer that is stopped early reports its last step as the total
         book.take({"type": "step", "step": 50, "total": total})
         assert not book.is_through
 
@@ -186,18 +161,6 @@ def test_batch_hosts_that_vanish_again_and_again_end_the_run(paths: RunPaths) ->
     account(paths, LOSSES).open()
     with pytest.raises(NodeError, match=f"{LOSSES} attempts in a row left no report"):
         account(paths, LOSSES + 2).open()
-
-
-def test_the_heads_agent_says_where_it_can_be_signalled(paths: RunPaths) -> None:
-    account(paths).open()
-    assert paths.head_pid(1).read_text() == f"{os.getpid()}\n"
-    assert paths.head_pid(1).stat().st_mode & 0o777 == 0o600
-
-
-def test_what_it_writes_is_whole_and_private(paths: RunPaths) -> None:
-    account(paths).close(Ending.completed())
-    modes = {path.name: path.stat().st_mode & 0o777 for path in paths.attempt(1).iterdir()}
-    assert modes == {"status": 0o600, "outcome.json": 0o600}
 
 
 def test_a_disk_that_takes_nothing_does_not_end_the_agent(paths: RunPaths) -> None:

@@ -401,33 +401,47 @@ def test_a_job_that_is_ended_as_it_takes_its_next_attempt_has_the_last_word(
     assert len(scene.steps) == 1
 
 
-def test_a_run_directory_that_takes_no_further_attempt_ends_the_run(
-    scene: Scene, capfd: pytest.CaptureFixture[str]
-) -> None:
-    scene.decisions = [RELAUNCH]
-    gone = scene.paths.root / "gone"
-    scene.at(0.5, lambda: scene.paths.attempts_dir.rename(gone))
-    assert scene.fails(137).run() == 1
-    assert "cannot write to" in capfd.readouterr().err
-
-
 # Requeue and successor
 
 
-def test_a_requeued_job_has_no_end(scene: Scene) -> None:
-    scene.decisions = [REQUEUE]
-    assert scene.fails(INTERRUPTED).run() == INTERRUPTED
-    assert scene.asked[-1] == "requeue"
-    assert scene.end() is None
+LEAVES_OUT, NOT_HERE = follow(Next.SUCCESSOR, "n2", "n5"), ClusterrunError("no", cause="not\nhere")
 
 
-def test_another_job_continues_if_slurm_does_not_requeue(
-    scene: Scene, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("decision", "refusals", "successor", "asked", "said"),
+    [
+        (REQUEUE, [], "43", ["requeue"], []),
+        (
+            REQUEUE,
+            ["not allowed"],
+            "43",
+            ["requeue", ("successor", ()), ("stay_down", None)],
+            ["Slurm does not requeue this job: not allowed", "job 43 continues the run"],
+        ),
+        (LEAVES_OUT, [], "43", [("successor", ("n2", "n5")), ("stay_down", None)], []),
+        (
+            SUCCESSOR,
+            [],
+            NOT_HERE,
+            [("successor", ()), "requeue"],
+            ["cannot submit a successor: no: not here", "this job is requeued instead"],
+        ),
+    ],
+)
+def test_slurm_is_asked_for_the_next_job_and_this_one_has_no_end(
+    scene: Scene,
+    capfd: pytest.CaptureFixture[str],
+    decision: Decision,
+    refusals: list[str | Exception],
+    successor: str | Exception,
+    asked: list[Any],
+    said: list[str],
 ) -> None:
-    scene.decisions, scene.refusals = [REQUEUE], ["not allowed"]
+    scene.decisions, scene.refusals, scene.successor = [decision], refusals, successor
     assert scene.fails(INTERRUPTED).run() == INTERRUPTED
-    assert ("successor", ()) in scene.asked
-    assert "Slurm does not requeue this job: not allowed" in capfd.readouterr().err
+    assert scene.asked[1 + scene.asked.index(("decide", 1, INTERRUPTED)) :] == asked
+    words = capfd.readouterr().err
+    assert [line for line in said if line not in words] == []
     assert scene.end() is None
 
 
@@ -447,27 +461,6 @@ def test_a_job_that_is_requeued_as_slurmctld_falls_silent_has_no_end(scene: Scen
     scene.refusals = [SchedulerUnreachableError("silent")] * 9
     scene.at(8, signal.SIGTERM)
     assert scene.fails(INTERRUPTED).run() == CANCELLED
-    assert scene.end() is None
-
-
-def test_a_successor_leaves_nodes_out_and_keeps_slurm_from_requeueing_this_job(
-    scene: Scene,
-) -> None:
-    scene.decisions = [follow(Next.SUCCESSOR, "n2", "n5")]
-    assert scene.fails(LOST).run() == INTERRUPTED
-    assert scene.asked[-2:] == [("successor", ("n2", "n5")), ("stay_down", None)]
-    assert scene.end() is None
-
-
-def test_the_job_is_requeued_if_nothing_can_be_submitted_from_a_node(
-    scene: Scene, capfd: pytest.CaptureFixture[str]
-) -> None:
-    scene.decisions, scene.successor = [SUCCESSOR], ClusterrunError("no", cause="not\nhere")
-    assert scene.fails(137).run() == INTERRUPTED
-    said = capfd.readouterr().err
-    assert "cannot submit a successor: no: not here" in said
-    assert "this job is requeued instead" in said
-    assert scene.asked[-1] == "requeue"
     assert scene.end() is None
 
 
@@ -512,18 +505,6 @@ def test_a_run_that_is_over_is_not_requeued_by_slurm(scene: Scene, code: int) ->
     scene.decisions = [STOP]
     scene.fails(code).run()
     assert scene.asked[-1] == ("stay_down", scene.end())
-
-
-def test_a_job_that_is_requeued_may_start_again(scene: Scene) -> None:
-    scene.decisions = [REQUEUE]
-    scene.fails(INTERRUPTED).run()
-    assert not [what for what in scene.asked if what[0] == "stay_down"]
-
-
-def test_a_job_that_slurm_cancels_asks_nothing_more_of_it(scene: Scene) -> None:
-    scene.at(0.5, signal.SIGTERM)
-    scene.run()
-    assert not [what for what in scene.asked if what[0] == "stay_down"]
 
 
 @pytest.mark.parametrize("code", [INTERRUPTED, None])
@@ -867,6 +848,7 @@ def test_a_job_that_is_ended_is_not_started_again_whenever_that_comes(
     assert scene.fails(143).run() == CANCELLED
     assert scene.end() == (JobState.CANCELLED, CANCELLED)
     assert scene.taken() == ["1"]
+    assert not [what for what in scene.asked if what[0] == "stay_down"]
 
 
 def test_a_job_that_is_ended_while_it_is_decided_is_not_started_again(scene: Scene) -> None:

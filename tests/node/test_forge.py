@@ -16,8 +16,8 @@ import pytest
 
 from clusterrun.config.spec import Launcher
 from clusterrun.errors import NodeExit
-from clusterrun.node.forge import fitness, preload, ranks, script
-from clusterrun.node.forge.fitness import Closed
+from clusterrun.node.forge import preload, ranks, script
+from clusterrun.node.forge.preload import Closed
 from clusterrun.node.forge.project import first_on_path
 from clusterrun.rundir.startup import read_start
 from tests.health.stand_in import stand_in
@@ -33,10 +33,42 @@ print("rank", os.environ["RANK"], sys.argv[1:], "ready" in sys.modules, "forked:
 """
 FRESH = "the ranks start as new interpreters, not as forks: "
 LEAVE_OUT = "; hint: leave {} out of launch.preload"
+HURRIED = "import clusterrun.node.forge.handle as handle; handle.PRELOAD_S = 1.0"
+THREAD = "import _thread, time; _thread.start_new_thread(time.sleep, (99,))"
+# Found where they are imported, and in the process that imports them.
+REFUSED = {
+    "raise ValueError('not\\nhere')": "cannot import bad: ValueError: not",
+    "import sys; sys.exit(0)": "cannot import bad: SystemExit: 0",
+    "import _thread, time; _thread.start_new_thread(time.sleep, (9,))": (
+        "bad starts threads, which a fork lacks"
+    ),
+    "import clusterrun.node.forge.preload as p; p.DEVICES = ('/dev/zero',);"
+    "opened = open('/dev/zero')": "bad opens /dev/zero",
+    "import sys, types; torch = sys.modules['torch'] = types.ModuleType('torch');"
+    "torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)": "bad initialises CUDA",
+    "import sys; sys.modules['grpc'] = sys": "grpc does not survive a fork (bad imports it)",
+}
+PRELOADS = """
+from clusterrun.node.forge import preload
+try:
+    preload.preload(["bad"], lambda _: None)
+except preload.Closed as closed:
+    print(closed)
+"""
+
+
+def test_what_does_not_survive_a_fork_is_refused(tmp_path: Path) -> None:
+    wrong = []
+    for source, why in REFUSED.items():
+        (tmp_path / "bad.py").write_text(source)
+        argv = [sys.executable, "-B", "-c", PRELOADS]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+        wrong += [(source, done)] * (not done.stdout.startswith(why))
+    assert wrong == []
+
+
 BAD = {
     "missing_name": ("", "cannot import no_such_module: ModuleNotFoundError"),
-    "raises": ("raise ValueError('not\\nhere')", "cannot import bad: ValueError: not"),
-    "exits": ("import sys; sys.exit(0)", "cannot import bad: SystemExit: 0"),
     "dies": (
         "import os; os.kill(os.getpid(), 9)",
         "it was killed by SIGKILL while it imported bad",
@@ -44,24 +76,6 @@ BAD = {
     "leaves": (
         "import os; print('no license', flush=True); os._exit(7)",
         "it exited with status 7 while it imported bad: no license",
-    ),
-    "threads": (
-        "import _thread, time; _thread.start_new_thread(time.sleep, (9,))",
-        "bad starts threads, which a fork lacks",
-    ),
-    "device": (
-        "import clusterrun.node.forge.fitness as p; p.DEVICES = ('/dev/zero',);"
-        "opened = open('/dev/zero')",
-        "bad opens /dev/zero",
-    ),
-    "cuda": (
-        "import sys, types; torch = sys.modules['torch'];"
-        "torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)",
-        "bad initialises CUDA",
-    ),
-    "grpc": (
-        "import sys; sys.modules['grpc'] = sys",
-        "grpc does not survive a fork (bad imports it)",
     ),
     "environment": (
         "import os, clusterrun.node.forge.ranks as r; r.READ_LATE = ('PATH',)",
@@ -71,17 +85,23 @@ BAD = {
 HINTS = {"environment": "--set launch.launcher=direct does the same without this line"}
 
 
+def lib(path: Path, **sources: str) -> str:
+    """Write modules that agents and ranks can import; return PYTHONPATH."""
+    (path / "lib").mkdir()
+    for name, source in sources.items():
+        (path / "lib" / f"{name}.py").write_text(source)
+    return f"{STUB}:{ROOT}:{path / 'lib'}"
+
+
 @pytest.mark.agents
 @pytest.mark.parametrize("what", BAD)
 def test_ranks_start_as_usual_after_a_bad_preload(
     stub_job: Make, tmp_path: Path, what: str
 ) -> None:
     source, why = BAD[what]
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "bad.py").write_text(source)
     name = "bad" if source else "no_such_module"
     job = stub_job(HELLO, "a b", preload=(name,))
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(PYTHONPATH=lib(tmp_path, bad=source))
     assert job.wait() == [0, 0], job.text() + job.errors()
     for rank in range(4):
         assert f"rank {rank} ['a b'] False forked: False" in job.text()
@@ -96,10 +116,8 @@ def test_ranks_start_as_usual_after_a_bad_preload(
 
 @pytest.mark.agents
 def test_ranks_are_forks_that_have_imported_what_is_listed(stub_job: Make, tmp_path: Path) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "ready.py").write_text("")
     job = stub_job(HELLO, preload=("ready",))
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(PYTHONPATH=lib(tmp_path, ready=""))
     assert job.wait() == [0, 0], job.text() + job.errors()
     for rank in range(4):
         assert f"rank {rank} [] True forked: True" in job.text()
@@ -109,13 +127,14 @@ def test_ranks_are_forks_that_have_imported_what_is_listed(stub_job: Make, tmp_p
 
 @pytest.mark.agents
 def test_a_module_that_takes_too_long_is_given_up(stub_job: Make, tmp_path: Path) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "bad.py").write_text("import time; time.sleep(1000)")
-    (tmp_path / "lib" / "sitecustomize.py").write_text(
-        "import clusterrun.node.forge.handle as handle; handle.PRELOAD_S = 1.0"
-    )
     job = stub_job(HELLO, preload=("bad",), nodes=1)
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(
+        PYTHONPATH=lib(
+            tmp_path,
+            bad="import time; time.sleep(1000)",
+            sitecustomize="import clusterrun.node.forge.handle as handle; handle.PRELOAD_S = 1.0",
+        )
+    )
     assert job.wait() == [0], job.text() + job.errors()
     slow = f"{FRESH}importing bad takes longer than 1 s{LEAVE_OUT.format('bad')}"
     assert slow in job.errors()
@@ -124,8 +143,6 @@ def test_a_module_that_takes_too_long_is_given_up(stub_job: Make, tmp_path: Path
 
 @pytest.mark.agents
 def test_forks_lose_nothing_that_waits_in_a_buffer(stub_job: Make, tmp_path: Path) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "ready.py").write_text(f"file = open({str(tmp_path / 'ready')!r}, 'a')")
     script = f"""
 import gc, os, ready
 ready.file.write(os.environ["RANK"])
@@ -137,7 +154,7 @@ second.write(b"new")
 print("no end of line", end="")
 """
     job = stub_job(script, preload=("ready",), nodes=1)
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(PYTHONPATH=lib(tmp_path, ready=f"file = open({str(tmp_path / 'ready')!r}, 'a')"))
     assert job.wait() == [0], job.text() + job.errors()
     assert sorted((tmp_path / "ready").read_text()) == ["0", "1"]
     for rank in range(2):
@@ -161,12 +178,13 @@ def test_forks_do_not_hold_what_a_setup_line_has_left_open(stub_job: Make, tmp_p
 def test_no_rank_is_a_fork_that_lacks_a_thread_of_the_interpreter(
     stub_job: Make, tmp_path: Path
 ) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "sitecustomize.py").write_text(
-        "import _thread, time; _thread.start_new_thread(time.sleep, (99,))"
-    )
     job = stub_job(HELLO, nodes=1)
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(
+        PYTHONPATH=lib(
+            tmp_path,
+            sitecustomize="import _thread, time; _thread.start_new_thread(time.sleep, (99,))",
+        )
+    )
     assert job.wait() == [0], job.text() + job.errors()
     why = "Python starts threads before any import; hint: remove them from sitecustomize"
     assert f"{FRESH}{why}" in job.errors()
@@ -195,11 +213,8 @@ def test_an_old_python_or_kernel_forks_ranks_and_notices_their_ends(
     stub_job: Make, tmp_path: Path, site: str
 ) -> None:
     """The forge alone can notice the end of a rank that has not yet written its first event."""
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "sitecustomize.py").write_text(site)
-    (tmp_path / "lib" / "ends.py").write_text(ENDS_AT_ONCE)
     job = stub_job("import time; time.sleep(1000)", nodes=1, preload=("ends",))
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(PYTHONPATH=lib(tmp_path, sitecustomize=site, ends=ENDS_AT_ONCE))
     assert job.wait() == [5], job.text() + job.errors()
     assert "not as forks" not in job.text()
     job.assert_clean()
@@ -223,10 +238,8 @@ process.fork = fork_one_rank
 
 @pytest.mark.agents
 def test_no_rank_begins_twice_if_not_all_can_be_forked(stub_job: Make, tmp_path: Path) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "limits.py").write_text(FORKS_ONE_RANK)
     job = stub_job(HELLO, nodes=1, preload=("limits",))
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(PYTHONPATH=lib(tmp_path, limits=FORKS_ONE_RANK))
     assert job.wait() == [0], job.text() + job.errors()
     assert f"{FRESH}the forge cannot fork: Resource temporarily unavailable" in job.errors()
     assert [job.text().count(f"rank {rank} [] False forked: False") for rank in (0, 1)] == [1, 1]
@@ -236,10 +249,8 @@ def test_no_rank_begins_twice_if_not_all_can_be_forked(stub_job: Make, tmp_path:
 
 @pytest.mark.agents
 def test_what_imports_print_is_in_the_log(stub_job: Make, tmp_path: Path) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "warns.py").write_text("import warnings; warnings.warn('deprecated')")
     job = stub_job(HELLO, nodes=1, preload=("warns",))
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(PYTHONPATH=lib(tmp_path, warns="import warnings; warnings.warn('deprecated')"))
     assert job.wait() == [0], job.text() + job.errors()
     assert (
         len([row for row in job.log() if row[2] == "l" and "UserWarning: deprecated" in row[3]])
@@ -249,41 +260,18 @@ def test_what_imports_print_is_in_the_log(stub_job: Make, tmp_path: Path) -> Non
 
 
 @pytest.mark.agents
-@pytest.mark.parametrize(
-    ("source", "why", "hint"),
-    [
-        (
-            "os.environ['SOME_BACKEND'] = 'x'; print('HF')",
-            "the script may set SOME_BACKEND before",
-            "pass it with --env SOME_BACKEND=VALUE",
-        ),
-        (
-            "import torch; os.environ.update(os.environ.copy())",
-            "script.py:1 may set any variable before",
-            "pass the variables with --env NAME=VALUE",
-        ),
-    ],
-)
 def test_nothing_listed_is_imported_before_a_script_that_sets_variables(
-    stub_job: Make, tmp_path: Path, source: str, why: str, hint: str
+    stub_job: Make, tmp_path: Path
 ) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "ready.py").write_text("")
+    source = "os.environ['SOME_BACKEND'] = 'x'; print('HF')"
     job = stub_job(f"import os; {source}\n{HELLO}", preload=("ready",))
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(PYTHONPATH=lib(tmp_path, ready=""))
     assert job.wait() == [0, 0], job.text() + job.errors()
+    why = "the script may set SOME_BACKEND before"
+    hint = "pass it with --env SOME_BACKEND=VALUE"
     assert job.errors().count(f"launch.preload imports nothing, since {why}; hint: {hint}") == 1
     for rank in range(4):
         assert f"rank {rank} [] False forked: True" in job.text()
-
-
-@pytest.mark.agents
-@pytest.mark.parametrize("launcher", [Launcher.DIRECT, Launcher.ACCELERATE])
-def test_a_launcher_can_be_chosen(stub_job: Make, launcher: Launcher) -> None:
-    job = stub_job(HELLO, launcher=launcher).start()
-    assert job.wait() == [0, 0], job.text() + job.errors()
-    assert job.errors() == ""
-    job.assert_clean()
 
 
 STORE = """
@@ -303,11 +291,9 @@ def test_one_rank_finds_the_store_of_its_launcher(stub_job: Make, launcher: Laun
 def test_a_module_of_the_project_is_found_before_a_preloaded_one(
     stub_job: Make, tmp_path: Path
 ) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "ready.py").write_text("")
     job = stub_job("import ready; print(ready.__file__)", preload=("ready",), nodes=1)
     (job.paths.root.parents[2] / "ready.py").write_text("")
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(PYTHONPATH=lib(tmp_path, ready=""))
     assert job.wait() == [0], job.text() + job.errors()
     why = "modules of the project have the names of installed ones: ready; hint: rename them"
     assert f"{FRESH}{why}" in job.errors()
@@ -316,14 +302,15 @@ def test_a_module_of_the_project_is_found_before_a_preloaded_one(
 
 @pytest.mark.agents
 def test_no_rank_starts_after_a_cancellation(stub_job: Make, tmp_path: Path) -> None:
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "slow.py").write_text(
-        "import pathlib, time\n"
-        "here = pathlib.Path(__file__).parent\n"
-        "(here / 'begun').touch(); time.sleep(30); (here / 'ended').touch()\n"
-    )
     job = stub_job(HELLO, preload=("slow",), nodes=1)
-    job.start(PYTHONPATH=f"{STUB}:{ROOT}:{tmp_path / 'lib'}")
+    job.start(
+        PYTHONPATH=lib(
+            tmp_path,
+            slow="import pathlib, time\n"
+            "here = pathlib.Path(__file__).parent\n"
+            "(here / 'begun').touch(); time.sleep(30); (here / 'ended').touch()\n",
+        )
+    )
     wait_for((tmp_path / "lib" / "begun").exists)
     wait_for(lambda: job.events("rendezvous"))
     os.kill(job.agent_pid("local0"), signal.SIGTERM)
@@ -352,10 +339,10 @@ def test_a_forge_that_is_killed_takes_its_ranks_along(stub_job: Make) -> None:
 
 
 def test_an_open_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fitness.open_device() == ""
-    monkeypatch.setattr(fitness, "DEVICES", ("/dev/zero",))
+    assert preload.open_device() == ""
+    monkeypatch.setattr(preload, "DEVICES", ("/dev/zero",))
     with open("/dev/zero", "rb"):
-        assert fitness.open_device() == "/dev/zero"
+        assert preload.open_device() == "/dev/zero"
 
 
 ASKS_NVML = """
@@ -375,14 +362,14 @@ def show(what):
 
 cuda = sys.modules["torch.cuda"] = types.ModuleType("torch.cuda")
 cuda._device_count_nvml, cuda._is_compiled = count, lambda: True
-from clusterrun.node.forge import nvml
-with nvml.kept_out():
+from clusterrun.node.forge import preload
+with preload.nvml_kept_out():
     import pynvml
     pynvml.nvmlInit()
     found = cuda._device_count_nvml()
 show(f"forge: {found}")
 if os.fork() == 0:
-    nvml.start()
+    preload.start_nvml()
     show(f"rank: {cuda._device_count_nvml()}")
     os._exit(0)
 os.wait()

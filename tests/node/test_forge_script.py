@@ -1,4 +1,4 @@
-"""What a script sets before its first import, which an import before the fork would miss."""
+"""What a script and its project import and set before the first import: read, not run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node.forge.project import ProjectFiles
+from clusterrun.node.forge import preload
+from clusterrun.node.forge.project import Changes, ProjectFiles
 from clusterrun.node.forge.script import RankStart, directories, read_early
-from clusterrun.node.forge.writes import Changes
 from tests.node.jobs import STUB, AgentJob
 from tests.node.test_forge import FRESH, HELLO, ROOT, Make
 
@@ -43,14 +43,19 @@ SETS = {
 }
 
 
-@pytest.mark.parametrize("source", SETS)
+def changes(path: Path, source: str) -> Changes:
+    (path / "train.py").write_text(source)
+    return Changes(ProjectFiles([str(path / "train.py"), "--x"]))
+
+
 def test_variables_that_libraries_read_when_they_are_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MKL_NUM_THREADS", "1")
-    (tmp_path / "train.py").write_text(source)
-    found = Changes(ProjectFiles([str(tmp_path / "train.py"), "--x"]))
-    assert (read_early(found.names, ("transformers",)), found.place) == (SETS[source], "")
+    found = {source: changes(tmp_path, source) for source in SETS}
+    early = {source: read_early(each.names, ("transformers",)) for source, each in found.items()}
+    assert early == SETS
+    assert {each.place for each in found.values()} == {""}
 
 
 EARLY = [
@@ -96,19 +101,16 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("source", [*EARLY, *LATER, *NEVER])
-def test_names_that_cannot_be_known_count_before_an_import_that_reads_them(
-    tmp_path: Path, source: str
-) -> None:
+def test_names_that_cannot_be_known_count_before_an_import_that_reads_them(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text(HELPER)
-    (tmp_path / "train.py").write_text(source)
-    found = Changes(ProjectFiles([str(tmp_path / "train.py")]))
-    assert (bool(found.early_place), bool(found.place)) == (source in EARLY, source not in NEVER)
+    found = {source: changes(tmp_path, source) for source in (*EARLY, *LATER, *NEVER)}
+    assert [source for source, each in found.items() if each.early_place] == EARLY
+    assert [source for source, each in found.items() if not each.place] == NEVER
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")))
-def test_our_examples_stay_forks(script: Path) -> None:
-    assert Changes(ProjectFiles([str(script)])).early_place == ""
+def test_our_examples_stay_forks() -> None:
+    scripts = map(str, (ROOT / "examples").glob("*.py"))
+    assert [script for script in scripts if Changes(ProjectFiles([script])).early_place] == []
 
 
 def test_a_preloaded_module_reads_more() -> None:
@@ -171,26 +173,12 @@ for state in (process._CHANGED, process._UNKNOWN, process._ALIKE):
 
 
 @pytest.mark.agents
-@pytest.mark.parametrize(
-    ("source", "why", "hint"),
-    [
-        (
-            "os.environ['OMP_NUM_THREADS'] = '3'",
-            "the script may set OMP_NUM_THREADS before it imports what reads it",
-            "pass it with --env OMP_NUM_THREADS=VALUE",
-        ),
-        (
-            "os.environ |= {name: '3' for name in sys.argv[1:]}",
-            "script.py:2 may set any variable before the script imports what reads it",
-            "pass the variables with --env NAME=VALUE, and remove this line",
-        ),
-    ],
-)
-def test_a_script_that_sets_variables_first_gets_new_interpreters(
-    stub_job: Make, source: str, why: str, hint: str
-) -> None:
-    job = stub_job(f"import os, sys\n{source}\n{HELLO}").start()
+def test_a_script_that_sets_variables_first_gets_new_interpreters(stub_job: Make) -> None:
+    script = f"import os, sys\nos.environ |= {{name: '3' for name in sys.argv[1:]}}\n{HELLO}"
+    job = stub_job(script).start()
     assert job.wait() == [0, 0], job.text() + job.errors()
+    why = "script.py:2 may set any variable before the script imports what reads it"
+    hint = "pass the variables with --env NAME=VALUE, and remove this line"
     assert job.errors().count(f"{FRESH}{why}; hint: {hint}") == 1
     assert _forked(job) == 0
 
@@ -211,3 +199,85 @@ def test_a_helper_that_sets_variables_first_is_named(stub_job: Make, tmp_path: P
 
 def _forked(job: AgentJob) -> int:
     return job.text().count("forked: True")
+
+
+@pytest.fixture(name="project")
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a project whose script imports a module and a package of its own."""
+    packages = tmp_path / "lib" / "site-packages"
+    for name in ("alpha", "beta", "gamma", "delta", "unused"):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").write_text("")
+    (tmp_path / "editable").mkdir()
+    (tmp_path / "editable" / "mine.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "editable"))
+    monkeypatch.syspath_prepend(str(packages))
+    project = tmp_path / "project"
+    (project / "model").mkdir(parents=True)
+    (project / "helpers.py").write_text("import beta.part as b\nimport train\n")
+    (project / "model" / "__init__.py").write_text("from .layers import Layer\n")
+    (project / "model" / "layers.py").write_text("from gamma import *\nfrom . import extra\n")
+    (project / "model" / "extra.py").write_text("import delta\n")
+    return project
+
+
+def test_installed_modules_are_found_in_the_order_of_the_script(project: Path) -> None:
+    script = project / "train.py"
+    script.write_text(
+        "import os, json\nfrom alpha import Trainer, tools\nimport mine, missing, helpers\n"
+        "from model.layers import Layer\nimport alpha\n"
+        "def later():\n    import unused\nif os.environ:\n    import unused\n"
+    )
+    expected = ["alpha", "alpha.Trainer", "alpha.tools", "beta.part", "gamma", "delta"]
+    assert ProjectFiles([str(script), "--lr", "1"]).installed == expected
+
+
+def test_a_script_that_cannot_be_read_imports_nothing(project: Path) -> None:
+    (project / "train.py").write_text("import alpha\nnot = 1\n")
+    assert ProjectFiles([str(project / "train.py")]).installed == []
+    assert ProjectFiles(["-m", "no_such_module"]).installed == []
+    assert ProjectFiles([str(project / "none.py")]).installed == []
+
+
+@pytest.mark.parametrize("entry", [["-m", "model.run"], ["-m", "model"], ["model"]])
+def test_a_module_or_a_directory_is_read_as_a_script_is(
+    project: Path, monkeypatch: pytest.MonkeyPatch, entry: list[str]
+) -> None:
+    monkeypatch.chdir(project)
+    for name in ("run.py", "__main__.py"):
+        (project / "model" / name).write_text("import settings\nfrom .layers import Layer\n")
+    for place in (project, project / "model"):
+        (place / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'\n")
+    found = ProjectFiles(entry)
+    assert Changes(found).names == {"OMP_NUM_THREADS"}
+    assert entry == ["model"] or found.installed == ["gamma", "delta"]
+
+
+def test_deepspeed_is_imported_for_a_script_that_imports_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preload.importlib.util, "find_spec", lambda name: name == "deepspeed")
+    assert preload.of_ranks("ddp", ["alpha", "deepspeed"]) == ("deepspeed",)
+    assert preload.of_ranks("ddp", ["alpha"]) == ()
+
+
+def test_a_package_loads_what_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy = tmp_path / "lazy_package"
+    lazy.mkdir()
+    (lazy / "__init__.py").write_text(
+        "loaded = []\ndef __getattr__(name):\n"
+        "    if name != 'Heavy':\n        raise AttributeError(name)\n"
+        "    loaded.append(name)\n    return name\n"
+    )
+    (lazy / "part.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(preload, "threads", lambda: 1)  # this process has those of the tests
+    names = ["lazy_package.Heavy", "lazy_package.part", "lazy_package.missing"]
+    with pytest.raises(preload.Closed, match=r"cannot import lazy_package\.missing: Module"):
+        preload.preload(names, lambda _: None)
+    import lazy_package  # type: ignore[import-not-found]
+
+    assert lazy_package.loaded == ["Heavy"]
+    assert lazy_package.part

@@ -142,23 +142,6 @@ def test_lines_show_up_while_the_rank_still_writes(tmp_path: Path) -> None:
     assert log.read_bytes().count(b"\n") == 2
 
 
-def test_a_full_disk_loses_nothing_once_there_is_room(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    thread = forwarder(tmp_path)
-    log = tmp_path / "logs" / "a1" / "n1.log"
-    log.parent.mkdir(parents=True)
-    log.symlink_to("/dev/full")
-    (tmp_path / "spool" / "rank_0.out").write_bytes(b"important\n")
-    thread.start()
-    time.sleep(0.4)
-    assert thread.is_alive()
-    log.unlink()
-    assert thread.finish(5)
-    assert log.read_bytes().endswith(b" 0 o important\n")
-    assert "No space left on device" in capsys.readouterr().err
-
-
 def test_a_disk_that_stays_full_does_not_keep_the_agent(tmp_path: Path) -> None:
     thread = forwarder(tmp_path)
     log = tmp_path / "logs" / "a1" / "n1.log"
@@ -241,12 +224,6 @@ def test_all_is_counted_that_is_left_when_a_disk_stays_full(tmp_path: Path) -> N
     assert thread.unwritten() == {}
 
 
-def test_a_thread_that_never_ran_has_left_all(tmp_path: Path) -> None:
-    thread = forwarder(tmp_path)
-    (tmp_path / "spool" / "rank_0.out").write_bytes(b"x\n")
-    assert list(thread.unwritten().values()) == [2]
-
-
 # The time of a line
 
 
@@ -321,14 +298,6 @@ def test_the_last_line_says_how_it_ended(tmp_path: Path) -> None:
     *_, last = read_log(tmp_path)
     assert last[1:] == ("-", "z", b"3 rank 0 failed")
     assert b" - z - " in (tmp_path / "logs" / "a1" / "n1.err").read_bytes().split(b"\n")[-2]
-
-
-def test_without_an_ending_no_end_is_written(tmp_path: Path) -> None:
-    thread = forwarder(tmp_path)
-    (tmp_path / "spool" / "rank_0.out").write_bytes(b"x\n")
-    thread.start()
-    assert thread.finish(20)
-    assert [line[2] for line in read_log(tmp_path)] == ["o"]
 
 
 def test_what_a_killed_rank_wrote_comes_out_as_a_cut_line(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
 """What the node after the head's does once the head's node is lost; the scheduler is recorded.
 
-The real one is asked in tests/chaos, where a node is killed.
-"""
+The real one is asked in tests/chaos, where a node is killed."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import pytest
 from clusterrun.config.spec import Cluster
 from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.recovery import conclude as conclude_module
-from clusterrun.node.recovery import heir
+from clusterrun.node.recovery import heir, reach
+from clusterrun.node.recovery.reach import known_address, unreachable
 from clusterrun.rundir.outcome import Cause, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import write_whole
@@ -103,6 +104,7 @@ def test_the_next_job_is_submitted_without_the_lost_node_and_this_one_ends(scene
     assert scene.said[-1] == "job 43 continues the run"
     outcome = json.loads(scene.paths.outcome(1).read_text())
     assert (outcome["next"], outcome["exclude"]) == ("successor", ["n1"])
+    assert scene.paths.followed(1).read_text() == "n2\n"  # the batch script can tell
 
 
 def test_spare_nodes_are_no_use_without_a_batch_script(
@@ -114,10 +116,6 @@ def test_spare_nodes_are_no_use_without_a_batch_script(
     assert json.loads(scene.paths.outcome(1).read_text())["next"] == "successor"
 
 
-def test_one_node_sees_to_it(scene: Heirs) -> None:
-    assert scene.lose_head(rank=2).asked == []
-
-
 def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Heirs) -> None:
     scene.gone = ("n1", "n2")
     scene.lose_head(rank=2, spare_nodes=2)
@@ -125,28 +123,37 @@ def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Heirs) -> No
     assert scene.asked == [successor, ["scancel", "42"]]
 
 
-def test_the_head_is_no_heir_of_itself(scene: Heirs) -> None:
-    scene.gone = ()
-    assert scene.lose_head(rank=0).asked == []
+def requested(word: str) -> Callable[[Heirs], None]:
+    def request(scene: Heirs) -> None:
+        scene.paths.attempt(1).mkdir()
+        scene.paths.request(1).write_text(f"{word}\n")
+
+    return request
 
 
-def test_a_run_that_has_gone_on_has_no_heir(scene: Heirs) -> None:
-    scene.paths.attempt(2).mkdir()
-    assert scene.lose_head().asked == []
-    assert not scene.paths.followed(1).exists()
+NOBODY: dict[str, tuple[Callable[[Heirs], object], dict[str, Any]]] = {
+    "a nearer node is there": (lambda scene: None, {"rank": 2}),
+    "it is the head": (lambda scene: setattr(scene, "gone", ()), {"rank": 0}),
+    "the head can be reached": (lambda scene: setattr(scene, "gone", ()), {}),
+    "the run has continued": (lambda scene: scene.paths.attempt(2).mkdir(), {}),
+    "a person cancels the run": (requested("cancel"), {}),
+    "a person ends the job": (requested("end"), {}),
+    "hosts have no batch script": (lambda scene: None, {"cluster": Cluster.ALLOCATION}),
+    "too far from the head": (lambda scene: setattr(scene, "gone", ("n1", "n2")), {"rank": 2}),
+    "the batch script is on a spare node": (lambda scene: None, {}),
+}
 
 
-def test_far_nodes_do_not_all_ask_slurm_at_once(
-    scene: Heirs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heir, "HEIRS", 1)
-    scene.gone = ("n1", "n2")
-    assert scene.lose_head(rank=2).asked == []
-
-
-def test_a_head_that_can_be_reached_sees_to_it_itself(scene: Heirs) -> None:
-    scene.gone = ()
-    assert scene.lose_head().asked == []
+@pytest.mark.parametrize("why", NOBODY)
+def test_nobody_continues_the_run(scene: Heirs, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    change, asked = NOBODY[why]
+    if why == "too far from the head":
+        monkeypatch.setattr(heir, "HEIRS", 1)
+    if why == "the batch script is on a spare node":
+        monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-3]")
+    change(scene)
+    assert scene.lose_head(**asked).asked == []
+    assert scene.paths.followed(1).exists() == (asked.get("cluster") is Cluster.ALLOCATION)
 
 
 def test_nothing_is_done_where_the_batch_script_has_begun_to(scene: Heirs) -> None:
@@ -155,30 +162,6 @@ def test_nothing_is_done_where_the_batch_script_has_begun_to(scene: Heirs) -> No
     scene.lose_head()
     assert scene.asked == []
     assert Outcome.from_json(scene.paths.outcome(1).read_text()).why == ""
-
-
-def test_the_batch_script_can_tell_that_it_was_taken_for_lost(scene: Heirs) -> None:
-    scene.lose_head()
-    assert scene.paths.followed(1).read_text() == "n2\n"
-
-
-@pytest.mark.parametrize("request_", ["cancel", "end"])
-def test_a_run_that_somebody_ends_is_not_gone_on_with(scene: Heirs, request_: str) -> None:
-    scene.paths.attempt(1).mkdir()
-    scene.paths.request(1).write_text(f"{request_}\n")
-    assert scene.lose_head().asked == []
-    assert not scene.paths.followed(1).exists()
-
-
-def test_hosts_within_an_allocation_have_no_heir(scene: Heirs) -> None:
-    assert scene.lose_head(cluster=Cluster.ALLOCATION).asked == []
-
-
-def test_a_head_that_is_not_the_first_node_has_no_batch_script_to_lose(
-    scene: Heirs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-3]")
-    assert scene.lose_head().asked == []
 
 
 def test_a_run_that_is_complete_is_said_to_be(scene: Heirs) -> None:
@@ -241,3 +224,54 @@ def test_a_conductor_that_is_alive_decides_itself(
 ) -> None:
     assert not on_hosts(scene, monkeypatch, lambda _: os.utime(scene.paths.controller))
     assert (scene.said, scene.paths.followed(1).exists()) == ([], False)
+
+
+@pytest.fixture(name="scontrol")
+def _scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in for scontrol; it prints what a test writes into the file, whatever it is asked."""
+    program, says = tmp_path / "bin" / "scontrol", tmp_path / "says"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/bash\ncat {says}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    monkeypatch.setattr(reach, "CONNECT_S", 0.5)
+    return says
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "SlurmdPort  = PORT\nNodeName=n1 NodeAddr=127.0.0.1\nNodeName=n2 NodeAddr=127.0.0.2",
+        "SlurmdPort = 1\nNodeName=n1 NodeAddr=127.0.0.1 Port=PORT\nNodeName=n2 NodeAddr=127.0.0.2",
+    ],
+)
+def test_a_node_without_a_daemon_is_named(scontrol: Path, words: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        scontrol.write_text(words.replace("PORT", str(server.getsockname()[1])) + "\n")
+        assert unreachable(["n1", "n2"]) == ("n2",)
+
+
+def test_nothing_is_known_where_slurm_is_silent(scontrol: Path) -> None:
+    scontrol.with_name("bin").joinpath("scontrol").write_text("#!/bin/bash\nexit 1\n")
+    assert unreachable(["no-such-host.invalid"]) == ()
+
+
+def test_nothing_is_known_where_not_even_this_node_answers(scontrol: Path) -> None:
+    scontrol.write_text("SlurmdPort = 1\nNodeName=n1 NodeAddr=127.0.0.1\n")
+    assert unreachable(["n1"]) == ()
+
+
+def test_no_node_is_no_question(scontrol: Path) -> None:
+    assert unreachable([]) == ()
+
+
+def test_a_name_that_resolves_is_not_asked_for(scontrol: Path) -> None:
+    scontrol.write_text("NodeName=localhost NodeAddr=192.0.2.1\n")
+    assert known_address("localhost") == "localhost"
+
+
+def test_a_node_whose_name_is_unknown_is_at_its_address_in_slurm(scontrol: Path) -> None:
+    scontrol.write_text("NodeName=cloud-1 Arch=x86_64 NodeAddr=192.0.2.1 NodeHostName=ip-1\n")
+    assert known_address("cloud-1.invalid") == "192.0.2.1"
+    scontrol.write_text("")
+    assert known_address("cloud-1.invalid") == "cloud-1.invalid"

@@ -138,13 +138,6 @@ def test_with_the_batch_shells_word_sigterm_ends_the_ranks_at_once(stub_job: Mak
     job.assert_clean()
 
 
-def test_sigterm_ends_ranks_at_once_that_cannot_save(stub_job: Make) -> None:
-    job = started(stub_job(WAIT, nproc_per_node=1))
-    os.kill(job.agent_pid("local0"), signal.SIGTERM)
-    assert job.wait() == [NodeExit.CANCELLED] * 2
-    assert outcome(job)["cause"] == "cancelled"
-
-
 def test_sigterm_while_the_nodes_still_meet_is_no_failure(stub_job: Make) -> None:
     job = stub_job(WAIT)
     job.start_node(0)

@@ -14,7 +14,7 @@ from clusterrun.errors import NodeExit
 from clusterrun.node.base.causes import Cause, Ending
 from clusterrun.node.base.identity import LOOPBACK, Identity
 from clusterrun.node.base.report import LaunchParameters
-from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.watch import interruption as module

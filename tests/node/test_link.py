@@ -22,7 +22,7 @@ from clusterrun.node.base.causes import Cause, Ending, Failure, NodeError
 from clusterrun.node.base.identity import Identity
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.report import LaunchParameters, Report
-from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link import connection as link_module
 from clusterrun.node.link import head as head_module
 from clusterrun.node.link.clock import PINGS, Clock, Comparison, Offset, now_us
@@ -316,15 +316,6 @@ async def test_a_node_with_another_clock_finds_the_time_of_the_head(tmp_path: Pa
     assert clock.offset_us == offset.offset_us
     assert abs(offset.offset_us - 2_000_000) <= offset.rtt_us / 2 + 1
     assert abs(clock.corrected(clock.now_us()) - now_us()) < 1_000_000
-
-
-async def test_equal_clocks_are_left_alone_however_slow_the_network(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path, nodes=3)
-    await nodes.meet()
-    comparisons = [node._comparison for node in nodes.members]
-    while not all(len(each._found) == PINGS for each in comparisons):
-        await asyncio.sleep(0.01)
-    assert [node._clock.offset_us for node in nodes.members] == [0, 0]
 
 
 def test_the_quickest_ping_counts() -> None:
@@ -864,18 +855,6 @@ async def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> Non
         return_exceptions=True,
     )
     assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 3
-
-
-async def test_a_head_notes_that_it_left_a_silent_node_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("clusterrun.node.link.head.LEAVE_S", 0.3)
-    nodes = Nodes(tmp_path, nodes=2)
-    await nodes.meet()
-    nodes.head.report_failure(failure(0, time.time()))
-    await nodes.head.ending()
-    await nodes.head.leave()
-    assert nodes.head.left_behind
 
 
 async def test_a_member_decides_alone_when_the_head_is_silent(

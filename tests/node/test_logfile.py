@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import SIDE_TEXT_BYTES
 from clusterrun.node.forward.appended import AppendedFile
-from clusterrun.node.forward.caps import Loss
 from clusterrun.node.forward.logfile import NodeLog
 from clusterrun.node.forward.sidefile import FILE_BYTES, REPEATS, SEVERE_BYTES
-from clusterrun.node.forward.stamp import Piece
+from clusterrun.node.forward.stamp import Loss, Piece
 
 T0 = 1_700_000_000_000_000
 SECOND = 1_000_000
@@ -74,12 +73,6 @@ def test_a_traceback_goes_on_in_the_next_piece(files: Files) -> None:
     assert [line[3] for line in files.error_lines()] == [b"traceback", b"traceback", b"exception"]
 
 
-def test_a_cut_error_line_carries_its_stream_in_upper_case(files: Files) -> None:
-    files.add(b"ValueError: 1", stream="e")
-    files.file.flush()
-    assert files.error_lines()[0][2] == b"E"
-
-
 def texts(files: Files) -> list[tuple[bytes, bytes, bytes]]:
     """Give stream, class and text of each error line."""
     files.file.flush()
@@ -110,13 +103,6 @@ def test_the_rest_of_a_cut_line_does_not_end_a_traceback(files: Files) -> None:
     assert [kind for _, kind, _ in texts(files)] == [b"traceback"] * 4 + [b"exception"]
 
 
-def test_a_gap_ends_a_cut_error_line(files: Files) -> None:
-    files.add(b"ERROR: retrying ... ", stream="e")
-    files.file.add_gap(Loss(12, "the disk is full"), T0, "0", "e")
-    files.add(b"fine\n", stream="e")
-    assert [stream for stream, *_ in texts(files)] == [b"E", b"g"]
-
-
 def open_lines(files: Files) -> set[bytes]:
     """Name the ranks whose last line in the side file has no end there."""
     last: dict[bytes, bytes] = {}
@@ -135,28 +121,6 @@ def test_an_error_line_that_never_ends_is_bounded(files: Files) -> None:
     assert stream == b"e"
     assert sum(len(piece[2]) for piece in pieces) <= SIDE_TEXT_BYTES
     assert last == (b"e", b"error", b"ValueError: next")
-
-
-def test_a_cut_error_line_ends_in_the_side_file_where_that_is_full(files: Files) -> None:
-    for rank in range(3):
-        files.add(b"ERROR: retrying ... ", rank=str(rank), stream="e")
-    for i in range(5000):
-        files.add(f"error: {letters(i)} {'x' * 100}\n".encode())
-    for rank in range(2):
-        files.add(b"done" * 100 + b"\n", rank=str(rank), stream="e")
-    files.file.add_gap(Loss(12, "the disk is full"), T0, "2", "e")
-    files.file.flush()
-    assert open_lines(files) == set()
-    assert files.errors.stat().st_size <= FILE_BYTES - SEVERE_BYTES
-
-
-def test_a_gap_that_is_left_out_ends_a_cut_error_line_all_the_same(files: Files) -> None:
-    for i in range(REPEATS + 5):
-        files.add(f"ERROR: {letters(i)} ".encode(), stream="e")
-        files.file.add_gap(Loss(12, "the disk is full"), T0, "0", "e")
-    files.file.flush()
-    assert open_lines(files) == set()
-    assert len([line for line in files.error_lines() if line[2] == b"E"]) == REPEATS + 5
 
 
 def test_the_rest_of_a_line_that_was_left_out_is_left_out(files: Files) -> None:

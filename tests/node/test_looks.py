@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch.looks import Looks
 from clusterrun.node.watch.stacks import RankPlace, from_data, to_data

@@ -1,4 +1,4 @@
-"""What the head decides for all nodes."""
+"""What nodes report before the launch, and what the head decides for all."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from clusterrun.node.agent.preparation import (
     decided_parameters,
     gpu_problem,
     missing_packages,
-    open_link,
+    open_head,
 )
 from clusterrun.node.base.causes import NodeError
 from clusterrun.node.base.identity import Attempt, Identity
-from clusterrun.node.base.report import Report
-from clusterrun.node.base.shared_disk import SharedDisk
-from clusterrun.node.link.clock import Clock
+from clusterrun.node.base.report import Report, problems
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.rundir.paths import RunPaths
+from clusterrun.shared.typed import decoded
 from tests.launch.samples import on_slurm
 
 H100, A100, T4 = (9, 0), (8, 0), (7, 5)
@@ -127,7 +127,7 @@ def test_one_unfit_node_alone_says_so() -> None:
 
     async def meet() -> None:
         decide = partial(decided_parameters, attempt(nodes=1))
-        link = open_link(attempt(nodes=1), Clock(), lambda offset: None, {}, SharedDisk(), decide)
+        link = open_head(attempt(nodes=1), SharedDisk(), decide)
         await link.meet(unfit)
 
     with pytest.raises(NodeError, match="n0: no GPU"):
@@ -167,3 +167,36 @@ def test_a_head_that_may_not_open_enough_files_says_so_at_once(
 def test_both_ports_are_of_the_users_range() -> None:
     narrow = attempt(port_range="23450-23453")
     assert 23450 <= decided_parameters(narrow, reports(H100), "127.0.0.1").port <= 23453
+
+
+VERSIONS = {"python": "3.11", "torch": "2.13.0"}
+
+
+def report(rank: int, **changes: Any) -> Report:
+    return Report(**{**{"node": f"n{rank}", "node_rank": rank, "versions": VERSIONS}, **changes})
+
+
+def test_equal_nodes_have_no_problem() -> None:
+    assert problems([report(0), report(1)]) == []
+
+
+def test_each_difference_names_versions_and_nodes() -> None:
+    reports = [report(0), report(1, versions={"python": "3.11"})]
+    reports += [report(2, problem="no room"), report(3, problem="no room")]
+    assert problems(reports) == [
+        "n[2-3]: no room",
+        "versions differ between nodes: torch: n1 has none, the other 3 have 2.13.0",
+    ]
+
+
+def test_reports_survive_the_wire() -> None:
+    one = report(1, capabilities=((9, 0), (8, 0)), problem="x")
+    assert decoded(Report, dataclasses.asdict(one)) == one
+    with pytest.raises(ValueError, match="shorter"):
+        decoded(Report, {**dataclasses.asdict(one), "capabilities": [[9]]})
+
+
+def test_a_node_computes_in_bf16_if_all_its_gpus_do() -> None:
+    assert report(0, capabilities=((9, 0),)).has_bf16
+    assert not report(1, capabilities=((9, 0), (7, 5))).has_bf16
+    assert not report(2).has_bf16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -87,49 +87,109 @@ def after(
     return decide(history, ground)
 
 
-@pytest.mark.parametrize(
-    ("end", "next_step"),
-    [
-        (ended(COMPLETED), STOP),
-        (ended(KILLED, 100), RELAUNCH),
-        (ended(HUNG, 100), RELAUNCH),
-        (ended(LAUNCHER, 100), RELAUNCH),
-        (ended(LOST, 100), RELAUNCH),
-        (ended({"code": 1, "cause": Cause.EXCEPTION, "reason": "x"}, 100, alike=1), RELAUNCH),
-        (ended({"code": 3, "cause": Cause.EXIT, "reason": "x"}, 100), RELAUNCH),
-        (ended(APART), RELAUNCH),
-        (ended(UNLIKE, 100), STOP),
-        (ended(UNFIT, 100), STOP),
-        (ended(CANCELLED, 100), STOP),
-        (ended(ASKED, 100), STOP),
-        (ended(TIME_LIMIT, 100), REQUEUE),
-        (ended(PREEMPTED, 100), REQUEUE),
-        (ended(PREEMPTED), REQUEUE),
-    ],
-)
-def test_each_cause_has_its_next_step_on_slurm(end: Outcome, next_step: Next) -> None:
-    assert after(end).next is next_step
+WIDE = tuple(f"n{n}" for n in range(1, 9))
+ERROR = {
+    "code": 1,
+    "cause": Cause.EXCEPTION,
+    "reason": "rank 1 on n2: ValueError: bad sample",
+    "rank": 1,
+    "where": "train.py:5",
+    "message": "ValueError: bad sample",
+    "step": 47,
+}
 
 
-@pytest.mark.parametrize("end", [TIME_LIMIT, PREEMPTED])
-@pytest.mark.parametrize(
-    ("choice", "next_step"),
-    [
-        (OnInterrupt.REQUEUE, REQUEUE),
-        (OnInterrupt.SUCCESSOR, SUCCESSOR),
-        (OnInterrupt.STOP, STOP),
-    ],
-)
-def test_an_interruption_goes_on_as_was_chosen(
-    end: dict[str, Any], choice: OnInterrupt, next_step: Next
-) -> None:
-    assert after(ended(end, 100), plan=slurm(on_interrupt=choice)).next is next_step
+def histories() -> Iterator[tuple[str, Next, Decision]]:
+    """Yield what happened, what must follow, and what does."""
+    saved, lost = ended(KILLED, 100), ended(LOST, 100)
+    failed = {"code": 3, "cause": Cause.EXIT, "reason": "x"}
+    thrown = {"code": 1, "cause": Cause.EXCEPTION, "reason": "x"}
+    for what in (KILLED, HUNG, LAUNCHER, LOST, failed):
+        yield f"{what['cause']} with a checkpoint", RELAUNCH, after(ended(what, 100))
+    for what in (UNLIKE, UNFIT, CANCELLED, ASKED):
+        yield f"{what['cause']} of all nodes", STOP, after(ended(what, 100))
+    yield "one rank threw", RELAUNCH, after(ended(thrown, 100, alike=1))
+    yield "completed", STOP, after(ended(COMPLETED))
+    yield "preempted before the first checkpoint", REQUEUE, after(ended(PREEMPTED))
+    for choice, step in zip(OnInterrupt, (REQUEUE, SUCCESSOR, STOP), strict=True):
+        local = here(nodes=2, nproc_per_node=2, on_interrupt=choice)
+        at_once = STOP if step is STOP else RELAUNCH
+        yield f"no queue, {choice}", at_once, after(ended(TIME_LIMIT, 100), plan=local)
+        plan = slurm(on_interrupt=choice)
+        yield f"a failure, {choice}", RELAUNCH, after(saved, plan=plan)
+        for what in (TIME_LIMIT, PREEMPTED):
+            yield f"{what['reason']}, {choice}", step, after(ended(what, 100), plan=plan)
+
+    for most, failures, step in (0, 1, STOP), (1, 1, RELAUNCH), (1, 2, STOP), (3, 4, STOP):
+        counted = [ended(KILLED, 100 * n) for n in range(1, failures + 1)]
+        found = after(*counted, plan=slurm(max_restarts=most))
+        yield f"failure {failures} of --max-restarts {most}", step, found
+    others = [ended(what, 100 + n) for n, what in enumerate((PREEMPTED, LOST, TIME_LIMIT, KILLED))]
+    yield "only failures count", RELAUNCH, after(*others, plan=slurm(max_restarts=1))
+    unstarted = ended(LAUNCHER, 100, nodes=())  # Slurm refuses steps of a job just started again
+    some = [saved, unstarted, unstarted, ended(KILLED, 200)]
+    yield "a step that did not start", RELAUNCH, after(*some, plan=slurm(max_restarts=2))
+    some.append(ended(KILLED, 300))
+    yield "and a third failure", STOP, after(*some, plan=slurm(max_restarts=2))
+
+    progress = [ended(KILLED, step) for step in (100, 100, 200, 200)]
+    yield "progress in between", RELAUNCH, after(*progress)
+    yield "and none twice", STOP, after(*progress, ended(KILLED, 200))
+    yield "a checkpoint before the first step", RELAUNCH, after(ended(KILLED, 0))
+    yield "which is progress only once", STOP, after(*[ended(KILLED, 0)] * 3)
+    for change in (
+        {"step": 46},
+        {"rank": 0},
+        {"where": "train.py:6"},
+        {"message": "ValueError: another sample"},
+        {"cause": Cause.SIGNAL},
+    ):
+        first = ended({**ERROR, **change}, 40)
+        yield f"another error: {change}", RELAUNCH, after(first, ended(ERROR, 40))
+    unknown = ended({**ERROR, "step": None}, 40)
+    yield "the same error at an unknown step", RELAUNCH, after(unknown, unknown)
+
+    apart = ended(APART, 100)
+    yield "nodes that do not meet", RELAUNCH, after(ended(APART))
+    yield "twice", STOP, after(apart, apart)
+    yield "twice, not in a row", RELAUNCH, after(apart, saved, apart)
+    again = [ended(KILLED, 100, attempt=number) for number in range(1, 5)]
+    yield "a lost checkpoint was made up for", RELAUNCH, after(*again, savers=[2, 3, 4])
+    yield "only once", STOP, after(*again, savers=[2])
+    yield "and one began anew", RELAUNCH, after(*again, savers=[2, 3, 4], anew=[3])
+    yield "and two began anew", STOP, after(*again, savers=[2, 3, 4], anew=[3, 4])
+    for count, anew, step in (19, (), REQUEUE), (20, (), STOP), (3, (2,), REQUEUE), (2, (2,), STOP):
+        ends = [ended(TIME_LIMIT, attempt=n + 1, is_handled=True) for n in range(count)]
+        yield f"{count} saves in own handlers, anew {anew}", step, after(*ends, anew=anew)
+
+    gone, preempted = {"gone": ("n2",)}, ended(PREEMPTED, 100)
+    yield "many preemptions", REQUEUE, after(*[preempted] * (PREEMPTIONS - 1))
+    yield "more: any SIGTERM looks like one", STOP, after(*[preempted] * (PREEMPTIONS + 1))
+    yield "one in between", RELAUNCH, after(saved, preempted, saved)
+    yield "many in between", RELAUNCH, after(saved, *[preempted] * LOSSES, saved)
+    yield "between two failures", STOP, after(saved, saved, preempted, saved)
+    for code in (120, 122):
+        own = {"code": code, "cause": Cause.EXIT, "reason": "x"}
+        yield f"a script's own status {code}", RELAUNCH, after(ended(own, 100))
+    yield "a node lost twice", RELAUNCH, after(saved, lost, lost)
+    yield "a node lost often", RELAUNCH, after(saved, *[lost] * (LOSSES - 1))
+    yield "without a checkpoint in between", STOP, after(saved, *[lost] * LOSSES)
+    yield "a launcher that died of a lost node", SUCCESSOR, after(ended(LAUNCHER), **gone)
+    yield "a launcher that died by itself", STOP, after(ended(LAUNCHER))
+    failed_checks = [ended(FAILED_CHECK, unfit=("n2",))] * LOSSES
+    spare = (*NODES, "n3")
+    yield "preflight fails", RELAUNCH, after(*failed_checks[:-1], allocated=spare)
+    yield "on ever new nodes", STOP, after(*failed_checks, allocated=spare)
+    for number, step in (2, SUCCESSOR), (3, STOP):
+        end = ended(FAILED_CHECK, unfit=WIDE[:number], nodes=WIDE)
+        found = after(end, plan=on_slurm(nodes=8, gpus_per_node=2), allocated=WIDE)
+        yield f"preflight fails on {number} of 8 nodes", step, found
 
 
-@pytest.mark.parametrize("choice", [OnInterrupt.REQUEUE, OnInterrupt.SUCCESSOR])
-def test_without_a_queue_an_interruption_starts_again_at_once(choice: OnInterrupt) -> None:
-    plan = here(nodes=2, nproc_per_node=2, on_interrupt=choice)
-    assert after(ended(TIME_LIMIT, 100), plan=plan).next is RELAUNCH
+def test_each_history_has_its_next_step() -> None:
+    found = [(what, decision.next, step) for what, step, decision in histories()]
+    assert [each for each in found if each[1] is not each[2]] == []
+    assert len(found) > 60
 
 
 def test_without_a_queue_to_stop_at_an_interruption_is_still_possible() -> None:
@@ -138,37 +198,9 @@ def test_without_a_queue_to_stop_at_an_interruption_is_still_possible() -> None:
     assert (decision.next, decision.why) == (STOP, "the time limit; --on-interrupt stop")
 
 
-def test_a_failure_starts_again_even_where_interruptions_stop() -> None:
-    assert after(ended(KILLED, 100), plan=slurm(on_interrupt=OnInterrupt.STOP)).next is RELAUNCH
-
-
-@pytest.mark.parametrize(
-    ("most", "failures", "next_step"),
-    [(0, 1, STOP), (1, 1, RELAUNCH), (1, 2, STOP), (3, 3, RELAUNCH), (3, 4, STOP)],
-)
-def test_max_restarts_counts_failures_however_much_was_saved(
-    most: int, failures: int, next_step: Next
-) -> None:
-    history = [ended(KILLED, 100 * n) for n in range(1, failures + 1)]
-    assert after(*history, plan=slurm(max_restarts=most)).next is next_step
-
-
 def test_no_restarts_at_all_is_said_as_people_count() -> None:
     decision = after(ended(KILLED, 100), plan=slurm(max_restarts=0))
     assert decision.why == "--max-restarts 0: the run has failed 1 time"
-
-
-def test_max_restarts_does_not_count_interruptions_and_lost_nodes() -> None:
-    history = [ended(what, 100 + n) for n, what in enumerate((PREEMPTED, LOST, TIME_LIMIT, KILLED))]
-    assert after(*history, plan=slurm(max_restarts=1)).next is RELAUNCH
-
-
-def test_max_restarts_does_not_count_steps_that_slurm_did_not_start() -> None:
-    """Slurm refuses steps of a job that it has just started again after a lost node."""
-    unstarted = ended(LAUNCHER, 100, nodes=())
-    history = [ended(KILLED, 100), unstarted, unstarted, ended(KILLED, 200), ended(KILLED, 300)]
-    assert after(*history[:-1], plan=slurm(max_restarts=2)).next is RELAUNCH
-    assert after(*history, plan=slurm(max_restarts=2)).next is STOP
 
 
 def test_without_a_checkpoint_a_failure_is_not_repeated_unless_asked() -> None:
@@ -190,17 +222,6 @@ def test_the_brake_holds_where_restarts_were_allowed_and_none_saved() -> None:
     assert (decision.next, decision.why) == (STOP, "2 attempts died without a checkpoint")
 
 
-def test_progress_in_between_starts_the_count_anew() -> None:
-    history = [ended(KILLED, step) for step in (100, 100, 200, 200)]
-    assert after(*history).next is RELAUNCH
-    assert after(*history, ended(KILLED, 200)).next is STOP
-
-
-def test_a_checkpoint_before_the_first_step_is_progress_only_once() -> None:
-    assert after(ended(KILLED, 0)).next is RELAUNCH
-    assert after(*[ended(KILLED, 0)] * 3).next is STOP
-
-
 def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
     broken = {"code": 1, "cause": Cause.EXCEPTION, "reason": "x", "where": "train.py:7"}
     every = after(ended(broken, 100, alike=4))
@@ -215,42 +236,12 @@ def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
     assert after(ended(broken, 100, nodes=("n1",), alike=1), plan=alone).next is STOP
 
 
-ERROR = {
-    "code": 1,
-    "cause": Cause.EXCEPTION,
-    "reason": "rank 1 on n2: ValueError: bad sample",
-    "rank": 1,
-    "where": "train.py:5",
-    "message": "ValueError: bad sample",
-    "step": 47,
-}
-
-
 def test_the_same_error_at_the_same_step_is_not_tried_a_third_time() -> None:
     found = after(ended(ERROR, 40), ended(ERROR, 40))
     assert found.next is STOP
     assert found.why == (
         "rank 1 failed at train.py:5, step 47, for the second time: a restart would not help"
     )
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        {"step": 46},
-        {"rank": 0},
-        {"where": "train.py:6"},
-        {"message": "ValueError: another sample"},
-        {"cause": Cause.SIGNAL},
-    ],
-)
-def test_another_error_or_another_step_is_tried_again(first: dict[str, Any]) -> None:
-    assert after(ended({**ERROR, **first}, 40), ended(ERROR, 40)).next is RELAUNCH
-
-
-def test_an_error_whose_step_is_unknown_is_tried_again() -> None:
-    unknown = {**ERROR, "step": None}
-    assert after(ended(unknown, 40), ended(unknown, 40)).next is RELAUNCH
 
 
 @pytest.mark.parametrize(
@@ -273,34 +264,10 @@ def test_more_reports_are_awaited_only_if_no_restart_follows(
     assert found is may_be
 
 
-def test_nodes_that_do_not_meet_have_one_more_try() -> None:
-    assert after(ended(APART, 100), ended(APART, 100)).next is STOP
-    assert after(ended(APART, 100), ended(KILLED, 100), ended(APART, 100)).next is RELAUNCH
-
-
-def test_attempts_that_make_up_for_a_lost_checkpoint_are_not_fruitless() -> None:
-    lost = [ended(KILLED, 100, attempt=number) for number in range(1, LOSSES + 2)]
-    assert after(*lost[:4], savers=[2, 3, 4]).next is RELAUNCH
-    assert after(*lost[:4], savers=[2]).next is STOP
-    assert after(*lost[:4], savers=[2, 3, 4], anew=[3]).next is RELAUNCH
-    assert after(*lost[:4], savers=[2, 3, 4], anew=[3, 4]).next is STOP
-
-
 def test_what_is_lost_again_and_again_ends_some_time() -> None:
     lost = [ended(KILLED, 100, attempt=number) for number in range(1, LOSSES + 2)]
     decision = after(*lost, savers=range(1, LOSSES + 2))
     assert decision.why == f"{LOSSES} attempts died without a checkpoint beyond step 100"
-
-
-@pytest.mark.parametrize(
-    ("count", "anew", "follows"),
-    [(19, (), REQUEUE), (20, (), STOP), (3, (2,), REQUEUE), (2, (2,), STOP)],
-)
-def test_a_script_that_saves_in_its_own_handler_continues_unless_it_begins_anew(
-    count: int, anew: tuple[int, ...], follows: Next
-) -> None:
-    ends = [ended(TIME_LIMIT, attempt=n + 1, is_handled=True) for n in range(count)]
-    assert after(*ends, anew=anew).next is follows
 
 
 def test_attempts_that_reach_the_time_limit_need_a_new_checkpoint() -> None:
@@ -311,19 +278,6 @@ def test_attempts_that_reach_the_time_limit_need_a_new_checkpoint() -> None:
     assert decision.why == "2 attempts ended without a new checkpoint; last: the time limit"
 
 
-def test_preemptions_go_on_for_long() -> None:
-    """Anybody's SIGTERM looks like one."""
-    assert after(*[ended(PREEMPTED, 100)] * (PREEMPTIONS - 1)).next is REQUEUE
-    assert after(*[ended(PREEMPTED, 100)] * (PREEMPTIONS + 1)).next is STOP
-
-
-def test_preemptions_in_between_are_no_failures() -> None:
-    saved, preempted = ended(KILLED, 100), ended(PREEMPTED, 100)
-    assert after(saved, preempted, ended(KILLED, 100)).next is RELAUNCH
-    assert after(saved, *[preempted] * LOSSES, ended(KILLED, 100)).next is RELAUNCH
-    assert after(saved, ended(KILLED, 100), preempted, ended(KILLED, 100)).next is STOP
-
-
 def test_a_step_that_cannot_start_in_what_is_left_goes_through_the_queue() -> None:
     before = ended(KILLED, 100, next=RELAUNCH)
     unstarted = ended(LAUNCHER, 100, nodes=())
@@ -331,21 +285,6 @@ def test_a_step_that_cannot_start_in_what_is_left_goes_through_the_queue() -> No
     assert after(unstarted).next is RELAUNCH
     apart = ended(LAUNCHER, 100, nodes=(), exclude=("n3",))
     assert (after(before, apart).next, after(before, apart).exclude) == (SUCCESSOR, ("n3",))
-
-
-@pytest.mark.parametrize(("code", "cause"), [(120, "exit"), (122, "exit")])
-def test_a_scripts_own_status_is_none_of_ours(code: int, cause: str) -> None:
-    assert after(ended({"code": code, "cause": cause, "reason": "x"}, 100)).next is RELAUNCH
-
-
-def test_a_node_that_is_lost_twice_is_no_fault_of_the_training() -> None:
-    assert after(ended(KILLED, 100), *[ended(LOST, 100)] * 2).next is RELAUNCH
-
-
-def test_losses_without_a_checkpoint_between_them_end_some_time() -> None:
-    saved = ended(KILLED, 100)
-    assert after(saved, *[ended(LOST, 100)] * (LOSSES - 1)).next is RELAUNCH
-    assert after(saved, *[ended(LOST, 100)] * LOSSES).next is STOP
 
 
 def test_a_lost_node_is_left_out_where_a_spare_one_is_there() -> None:
@@ -382,9 +321,6 @@ def test_nodes_that_were_left_out_stay_out_of_the_same_allocation() -> None:
     assert after(end, allocated=("n1", "n2", "n3")).exclude == ("n3",)
 
 
-WIDE = tuple(f"n{n}" for n in range(1, 9))
-
-
 @pytest.mark.parametrize(
     ("unfit", "allocated", "next_step", "left_out"),
     [
@@ -410,13 +346,6 @@ def test_a_node_that_failed_preflight_is_left_out(
         assert (decision.next, decision.exclude) == (next_step, left_out)
     if left_out:
         assert decision.why == "n2 is left out: failed in preflight"
-
-
-@pytest.mark.parametrize(("number", "next_step"), [(2, SUCCESSOR), (3, STOP)])
-def test_up_to_a_quarter_of_the_nodes_may_fail_preflight(number: int, next_step: Next) -> None:
-    plan = on_slurm(nodes=8, gpus_per_node=2)
-    end = ended(FAILED_CHECK, unfit=WIDE[:number], nodes=WIDE)
-    assert after(end, plan=plan, allocated=WIDE).next is next_step
 
 
 def test_simulated_nodes_share_what_fails_in_preflight() -> None:
@@ -471,12 +400,6 @@ def test_a_warning_does_not_change_how_a_job_that_slurm_ends_goes_on() -> None:
     assert decide([end], ground).next is REQUEUE
 
 
-def test_preflight_that_fails_on_ever_new_nodes_comes_to_an_end() -> None:
-    history = [ended(FAILED_CHECK, unfit=("n2",))] * LOSSES
-    assert after(*history[:-1], allocated=(*NODES, "n3")).next is RELAUNCH
-    assert after(*history, allocated=(*NODES, "n3")).next is STOP
-
-
 _CAUSES = st.sampled_from((KILLED, HUNG, LAUNCHER, APART, TIME_LIMIT, LOST, UNFIT, ASKED, GONE))
 _CHECKPOINTS = st.one_of(st.none(), st.integers(0, 5))
 _PASTS = st.lists(st.tuples(_CAUSES, _CHECKPOINTS), max_size=6)
@@ -516,11 +439,6 @@ def test_a_lost_node_is_never_taken_for_a_fault_of_the_script(
     has_room = not gone or len(allocated) > len(NODES)
     assert decision.next is (RELAUNCH if has_room else SUCCESSOR)
     assert decision.exclude == tuple(gone)
-
-
-def test_a_launcher_that_died_of_a_lost_node_is_no_fault_of_the_script() -> None:
-    assert after(ended(LAUNCHER), gone=("n2",)).next is SUCCESSOR
-    assert after(ended(LAUNCHER)).next is STOP
 
 
 @given(_PASTS, _CAUSES, st.sets(st.sampled_from(("n1", "n2", "n3"))))

@@ -14,7 +14,7 @@ import pytest
 
 from clusterrun.node.agent import rest
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.rundir.claims import pass_on, passed_on

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LINE_BYTES
-from clusterrun.node.forward.caps import Caps, Loss
-from clusterrun.node.forward.stamp import Piece, split_pieces, stamp, whole_characters
+from clusterrun.node.forward.stamp import Caps, Loss, Piece, split_pieces, stamp, whole_characters
 
 NOW_US = 1_700_000_000_123_456
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.node.base.shared_disk import SharedDisk
-from clusterrun.node.base.tasks import Tasks, guarded
+from clusterrun.node.base.tasks import SharedDisk, Tasks, guarded
 from tests.patience import patience
 
 

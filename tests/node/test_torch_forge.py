@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from clusterrun.config.choices import Device, Launcher, MixedPrecision, Strategy
-from clusterrun.node.agent.environment import of_rank
-from clusterrun.node.agent.portable import portable
+from clusterrun.node.agent.environment import of_rank, portable
 from clusterrun.node.agent.preparation import launch_arguments
 from clusterrun.node.base.identity import Attempt, identity
 from clusterrun.node.base.report import LaunchParameters

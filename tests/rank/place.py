@@ -1,4 +1,4 @@
-"""A directory in which the worker of one rank runs a script."""
+"""A directory in which the worker of one rank runs a script, or those of a world."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterrun.shared.own_modules import module_argv
 from tests.patience import patience
+from tests.rank.parent import Forked, fork
 
 ROOT = Path(__file__).resolve().parents[2]
+STUB = ROOT / "tests" / "node" / "stub"
+REAL = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ONE = {"CLUSTERRUN_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
+JOIN = "import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('joined')"
 
 
-@dataclass
 class Place:
-    """A working directory with a spool, and Python to run in it."""
+    """A working directory with a spool, and Python to run in it as rank 3."""
 
-    path: Path
+    number = 3
 
-    @property
-    def spool(self) -> Path:
-        return self.path / "spool"
+    def __init__(self, path: Path) -> None:
+        self.path, self.spool = path, path / "spool"
 
     def write(self, name: str, source: str) -> None:
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         (self.path / name).write_text(textwrap.dedent(source))
 
-    def python(
-        self, *argv: str, before: Sequence[str] = (), **env: str
-    ) -> subprocess.CompletedProcess[str]:
+    def python(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         base = {name: text for name, text in os.environ.items() if not name.startswith("RANK")}
         return subprocess.run(
-            [*before, sys.executable, *argv],
+            [sys.executable, *argv],
             cwd=self.path,
             env={**base, "PYTHONPATH": str(ROOT), **env},
             capture_output=True,
@@ -46,25 +45,70 @@ class Place:
             check=False,
         )
 
-    def worker(
-        self, *argv: str, before: Sequence[str] = (), **env: str
-    ) -> subprocess.CompletedProcess[str]:
-        return self.python(
-            *module_argv("", "clusterrun.rank.worker", *argv)[1:], before=before, **env
-        )
+    def worker(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return self.python(*module_argv("", "clusterrun.rank.worker", *argv)[1:], **env)
 
-    def rank(
-        self, *argv: str, before: Sequence[str] = (), **env: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run as rank 3 of a job, with a spool; `before` precedes the command."""
+    def rank(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run as rank 3 of a job, with a spool."""
         self.spool.mkdir(exist_ok=True)
-        env = {"CLUSTERRUN_SPOOL": str(self.spool), "RANK": "3", **env}
-        return self.worker(*argv, before=before, **env)
+        return self.worker(*argv, **{"CLUSTERRUN_SPOOL": str(self.spool), "RANK": "3", **env})
 
-    def events(self) -> list[dict[str, Any]]:
-        lines = (self.spool / "rank_3.events").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+    def events(self, kind: str = "", rank: int | None = None) -> list[dict[str, Any]]:
+        path = self.spool / f"rank_{self.number if rank is None else rank}.events"
+        events = map(json.loads, path.read_text().splitlines())
+        return [event for event in events if kind in ("", event["type"])]
 
     def last_word(self) -> dict[str, Any]:
-        (event,) = [event for event in self.events() if event["type"] == "rank_exit"]
+        (event,) = self.events("rank_exit")
         return event
+
+
+class World(Place):
+    """Ranks of one job, run one after the other unless they must meet."""
+
+    number = 0
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.env = {
+            "CLUSTERRUN_WORLD_SIZE": "2",
+            "CLUSTERRUN_LOCAL_WORLD_SIZE": "1",
+            "CLUSTERRUN_WORLD_CONTRACT": "1",
+            "CLUSTERRUN_TIMEOUT_S": "0",
+            "CLUSTERRUN_NODE": "n0",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "STUB_STORE": str(path),
+        }
+
+    def start(
+        self, rank: int, script: str, **changes: str | None
+    ) -> Forked | subprocess.Popen[bytes]:
+        """Start the stand-ins in a Python of their own, the real torch by a parent that has it."""
+        self.write("s.py", script)
+        self.spool.mkdir(exist_ok=True)
+        given = {**os.environ, "PYTHONPATH": f"{STUB}:{ROOT}", **self.env, "RANK": str(rank)}
+        changes = {**changes, "CLUSTERRUN_SPOOL": str(self.spool)}
+        env = {name: text for name, text in {**given, **changes}.items() if text is not None}
+        argv = ["-m", "clusterrun.rank.worker", "s.py"]
+        if env["PYTHONPATH"] == REAL["PYTHONPATH"]:
+            return fork(argv, cwd=self.path, env=env)
+        return subprocess.Popen([sys.executable, *argv], cwd=self.path, env=env)
+
+    def run(self, script: str, rank: int = 1, **changes: str | None) -> int:
+        return self.start(rank, script, **changes).wait(60 * patience())
+
+    def both(self, script: str, **changes: str) -> list[int]:
+        """Run both ranks with the real torch, and return how they ended."""
+        ranks = [
+            self.start(rank, script, CLUSTERRUN_NODE=f"n{rank}", **REAL, **changes)
+            for rank in range(2)
+        ]
+        return [rank.wait(100 * patience()) for rank in ranks]
+
+    def out(self, rank: int = 1) -> str:
+        return (self.spool / f"rank_{rank}.out").read_text()
+
+    def err(self, rank: int = 1) -> str:
+        return (self.spool / f"rank_{rank}.err").read_text()

@@ -51,7 +51,9 @@ def names(store: Checkpoints) -> list[str]:
     return sorted(path.name for path in store.directory.iterdir())
 
 
-def test_what_was_saved_is_found_with_its_world_and_settings(store: Checkpoints) -> None:
+def test_what_was_saved_is_found_with_its_world_and_settings(
+    store: Checkpoints, tmp_path: Path
+) -> None:
     path = store.save(7, weights)
     found = store.newest()
     assert found is not None
@@ -60,17 +62,13 @@ def test_what_was_saved_is_found_with_its_world_and_settings(store: Checkpoints)
     assert found.settings == {"effective_batch": 8}
     assert (found.path / "model.bin").read_bytes() == b"weights"
     assert names(store) == ["step-00000007"]
+    (event,) = events(tmp_path)
+    assert (event["type"], event["step"], event["path"]) == ("checkpoint", 7, str(path))
 
 
 def events(tmp_path: Path) -> list[dict[str, Any]]:
     text = (tmp_path / "spool" / "rank_0.events").read_text()
     return [json.loads(line) for line in text.splitlines()]
-
-
-def test_a_save_is_an_event(store: Checkpoints, tmp_path: Path) -> None:
-    path = store.save(7, weights)
-    (event,) = events(tmp_path)
-    assert (event["type"], event["step"], event["path"]) == ("checkpoint", 7, str(path))
 
 
 def test_where_a_script_goes_on_from_is_an_event(store: Checkpoints, tmp_path: Path) -> None:
@@ -156,13 +154,6 @@ def test_another_training_is_refused_with_what_would_help(
     assert "resuming with" not in capsys.readouterr().err
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path / "out", keep=2)
-    for step in (1, 2, 3):
-        store.save(step, weights)
-    assert names(store) == ["step-00000002", "step-00000003"]
-
-
 def test_no_rank_waits_while_old_checkpoints_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,24 +200,6 @@ def test_what_a_killed_save_left_is_removed_by_the_next(store: Checkpoints) -> N
     (store.directory / ".step-00000005.a2.tmp").mkdir(parents=True)
     store.save(7, weights)
     assert names(store) == ["step-00000007"]
-
-
-def test_a_step_that_is_saved_again_is_replaced(store: Checkpoints) -> None:
-    store.save(7, weights)
-    store.save(7, lambda folder: (folder / "other.bin").write_bytes(b"x"))
-    found = store.newest()
-    assert found is not None
-    assert sorted(path.name for path in found.path.iterdir()) == [".complete", "other.bin"]
-    assert names(store) == ["step-00000007"]
-
-
-def test_a_newer_checkpoint_that_is_passed_over_is_said(
-    store: Checkpoints, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (store.directory / "step-00000007").mkdir(parents=True)
-    assert store.newest() is None
-    said = capsys.readouterr().err
-    assert said.startswith("clusterrun: checkpoint step-00000007 is incomplete and was skipped: ")
 
 
 def plain(folder: Path) -> None:
@@ -457,11 +430,6 @@ def _attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 LATE = "clusterrun: attempt 4 of this run has begun: attempt 3 no longer saves\n"
-
-
-def test_the_newest_attempt_saves(store: Checkpoints, attempts: Path) -> None:
-    assert attempts.is_dir()
-    assert store.save(1, weights)
 
 
 def test_an_attempt_that_was_superseded_writes_nothing_and_says_so_once(

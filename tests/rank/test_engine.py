@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
-from tests.rank.test_world import JOIN, REAL, World, both
+from tests.rank.place import JOIN, REAL, World
 
 MEET = """
 import os
@@ -106,7 +106,7 @@ def test_the_check_of_a_step_can_be_switched_off_and_ddp_has_none(world: World) 
     off = {"CLUSTERRUN_ENGINE": "fsdp", "CLUSTERRUN_WORLD_CONTRACT": "0"}
     assert world.run(ALONE, **off, **REAL) == 0
     assert world.out() == "stepped 0\n"
-    assert both(world, MEET + REPLICATE + TRAIN, CLUSTERRUN_ENGINE="ddp") == [0, 0]
+    assert world.both(MEET + REPLICATE + TRAIN, CLUSTERRUN_ENGINE="ddp") == [0, 0]
     assert world.out() == "stepped 0\n" * 2
 
 
@@ -114,7 +114,7 @@ def test_the_check_of_a_step_can_be_switched_off_and_ddp_has_none(world: World) 
 @pytest.mark.parametrize("kind", ["fully_shard", pytest.param("FSDP", marks=pytest.mark.long)])
 def test_a_model_that_is_sharded_is_what_was_asked_for(world: World, kind: str) -> None:
     script = MEET + IDLE_STEP + SHARD[kind] + TRAIN
-    assert both(world, script, CLUSTERRUN_ENGINE="fsdp") == [0, 0]
+    assert world.both(script, CLUSTERRUN_ENGINE="fsdp") == [0, 0]
     assert world.out() == "stepped 0\n"  # the step costs nothing
     assert [event["engine"] for event in world.events("engine")] == ["fsdp"]
     assert world.events("engine", 1) == []
@@ -122,7 +122,7 @@ def test_a_model_that_is_sharded_is_what_was_asked_for(world: World, kind: str) 
 
 @pytest.mark.torch
 def test_plain_ddp_under_a_launch_of_fsdp_ends_at_its_first_step(world: World) -> None:
-    assert both(world, MEET + REPLICATE + TRAIN, CLUSTERRUN_ENGINE="fsdp") == [120, 120]
+    assert world.both(MEET + REPLICATE + TRAIN, CLUSTERRUN_ENGINE="fsdp") == [120, 120]
     assert "the launch requested FSDP, but plain DDP would train instead" in world.err()
     assert "stepped" not in world.out()
     assert [event["engine"] for event in world.events("engine")] == ["ddp"]
@@ -132,7 +132,7 @@ def test_plain_ddp_under_a_launch_of_fsdp_ends_at_its_first_step(world: World) -
 @pytest.mark.long
 def test_a_script_may_shard_by_itself_under_a_launch_of_ddp(world: World) -> None:
     script = MEET + SHARD["fully_shard"] + TRAIN
-    assert both(world, script, CLUSTERRUN_ENGINE="ddp") == [0, 0]
+    assert world.both(script, CLUSTERRUN_ENGINE="ddp") == [0, 0]
     assert [event["engine"] for event in world.events("engine")] == ["fsdp"]
 
 
@@ -142,14 +142,14 @@ def test_a_script_may_shard_by_itself_under_a_launch_of_ddp(world: World) -> Non
 def test_parameters_spread_over_all_ranks_are_sharded_and_over_fewer_are_not(
     world: World, dim: str, ends: list[int]
 ) -> None:
-    assert both(world, MEET + SPREAD.format(dim=dim), CLUSTERRUN_ENGINE="fsdp") == ends
+    assert world.both(MEET + SPREAD.format(dim=dim), CLUSTERRUN_ENGINE="fsdp") == ends
     engines = [event["engine"] for event in world.events("engine")]
     assert engines == (["fsdp"] if dim == "dp" else [])
 
 
 def told(world: World, given: str, **changes: str) -> str:
     """Make an Accelerator in both ranks, neither of which may go on, and return what was said."""
-    ended = both(world, ACCELERATE.format(port=str(free_port()), given=given), **changes)
+    ended = world.both(ACCELERATE.format(port=str(free_port()), given=given), **changes)
     assert set(ended) <= {120, 1}, world.err(0)  # one may meet the other's end first
     assert "accelerates" not in world.out(0) + world.out(1)
     return world.err(ended.index(120))

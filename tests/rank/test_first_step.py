@@ -9,8 +9,8 @@ import pytest
 
 from clusterrun.rank import children
 from clusterrun.shared.control_page import ControlPage, Joining
+from tests.rank.place import JOIN, ONE, REAL, World
 from tests.rank.test_engine import ALONE
-from tests.rank.test_world import JOIN, ONE, REAL, World
 
 STEP = """
 from torch.optim.optimizer import Optimizer, Parameter, _global_optimizer_pre_hooks
@@ -39,13 +39,13 @@ CHILD = "this rank started a process that trains separately from the job's world
 @pytest.fixture(name="world")
 def _world(tmp_path: Path) -> World:
     made = World(tmp_path)
-    (tmp_path / "spool").mkdir()
-    ControlPage(tmp_path / "spool" / "control", 1)
+    made.spool.mkdir()
+    ControlPage(made.spool / "control", 1)
     return made
 
 
 def joining(world: World) -> Joining:
-    return ControlPage(world.path / "spool" / "control", 1).joining(0)
+    return ControlPage(world.spool / "control", 1).joining(0)
 
 
 def main(source: str) -> str:
@@ -148,7 +148,7 @@ def test_variables_that_a_script_removes_are_named(world: World) -> None:
     )
     assert "the script removed RANK, WORLD_SIZE, LOCAL_RANK from its env" in world.err()
     assert world.events("rank_exit", 1)[0]["code"] == 120  # still as rank 1
-    assert not (world.path / "spool" / "rank_0.events").exists()
+    assert not (world.spool / "rank_0.events").exists()
 
 
 def test_nccl_without_a_gpu_gets_a_hint(world: World) -> None:

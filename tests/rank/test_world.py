@@ -2,85 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clusterrun.node.forward.spool import Spool
 from tests.patience import patience
 from tests.ports import free_port
-from tests.rank.parent import Forked, fork
+from tests.rank.place import JOIN, ONE, REAL, ROOT, STUB, World
 
-ROOT = Path(__file__).resolve().parents[2]
-REAL = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-STUB = ROOT / "tests" / "node" / "stub"
-
-JOIN = "import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('joined')"
 STATE = """
 from accelerate.state import PartialState
 state = PartialState()
 print('given', state.given, 'size', state.num_processes, 'local', state.local_rank)
 """
-ONE = {"CLUSTERRUN_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
-
-
-class World:
-    """Ranks of one job, run one after the other unless they must meet."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.env = {
-            "CLUSTERRUN_WORLD_SIZE": "2",
-            "CLUSTERRUN_LOCAL_WORLD_SIZE": "1",
-            "CLUSTERRUN_WORLD_CONTRACT": "1",
-            "CLUSTERRUN_TIMEOUT_S": "0",
-            "CLUSTERRUN_NODE": "n0",
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "1",
-            "LOCAL_RANK": "0",
-            "STUB_STORE": str(path),
-        }
-
-    def start(
-        self, rank: int, script: str, **changes: str | None
-    ) -> Forked | subprocess.Popen[bytes]:
-        (self.path / "s.py").write_text(script)
-        given = {**os.environ, "PYTHONPATH": f"{STUB}:{ROOT}", **self.env, "RANK": str(rank)}
-        env = {name: text for name, text in {**given, **changes}.items() if text is not None}
-        spool = self.path / "spool"
-        spool.mkdir(exist_ok=True)
-        env["CLUSTERRUN_SPOOL"] = str(spool)
-        argv = ["-m", "clusterrun.rank.worker", "s.py"]
-        if env["PYTHONPATH"] == REAL["PYTHONPATH"]:
-            return fork(argv, cwd=self.path, env=env)
-        return subprocess.Popen([sys.executable, *argv], cwd=self.path, env=env)
-
-    def run(self, script: str, rank: int = 1, **changes: str | None) -> int:
-        return self.start(rank, script, **changes).wait(60 * patience())
-
-    def out(self, rank: int = 1) -> str:
-        return (self.path / "spool" / f"rank_{rank}.out").read_text()
-
-    def err(self, rank: int = 1) -> str:
-        return (self.path / "spool" / f"rank_{rank}.err").read_text()
-
-    def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-        lines = (self.path / "spool" / f"rank_{rank}.events").read_text().splitlines()
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
-
-
-def both(world: World, script: str, **changes: str) -> list[int]:
-    """Run both ranks and return how they ended."""
-    ranks = [
-        world.start(rank, script, CLUSTERRUN_NODE=f"n{rank}", **REAL, **changes)
-        for rank in range(2)
-    ]
-    return [rank.wait(100 * patience()) for rank in ranks]
 
 
 @pytest.fixture(name="world")
@@ -134,7 +69,7 @@ def test_a_wrong_environment_ends_the_rank_before_the_script_starts(
     assert world.out(rank) == ""
     word = world.events("rank_exit", rank)[0]
     assert (word["code"], word["message"].startswith("world contract broken: ")) == (120, True)
-    assert (world.path / "spool" / f"rank_{rank}.error.json").exists()
+    assert (world.spool / f"rank_{rank}.error.json").exists()
 
 
 def test_a_group_of_another_size_ends_the_rank_where_it_is_made(world: World) -> None:
@@ -305,7 +240,7 @@ print("freed")
 @pytest.mark.torch
 def test_a_model_that_goes_after_its_gloo_group_does_not_hang_the_rank(world: World) -> None:
     """Without the contract this hung in `del model`, each time that it was tried."""
-    assert both(world, FREED_LATE) == [0, 0], world.err(0) + world.err(1)
+    assert world.both(FREED_LATE) == [0, 0], world.err(0) + world.err(1)
     assert [world.out(rank) for rank in range(2)] == ["freed\n", "freed\n"]
 
 
@@ -330,7 +265,7 @@ if __name__ == "__main__":
 def test_rank_0_hosts_the_store_of_a_port_that_the_script_names(world: World) -> None:
     world.env |= {"PORTS": f"{free_port()} {free_port()}", "MASTER_PORT": str(free_port())}
     world.env |= {"MASTER_ADDR": "localhost", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert both(world, OWN_PORTS) == [0, 0], world.err(0) + world.err(1)
+    assert world.both(OWN_PORTS) == [0, 0], world.err(0) + world.err(1)
     assert [world.out(rank) for rank in range(2)] == ["met\nmet\n"] * 2
 
 
@@ -353,7 +288,7 @@ first.release()
     assert world.run(script, rank=0, **REAL, **ONE) == (-9 if is_killed else 0)
     compiling = "clusterrun: compiling a cache; this takes minutes the first time\n"
     assert world.err(0).count(compiling) == is_killed
-    spool = Spool(root=world.path / "spool")
+    spool = Spool(root=world.spool)
     assert lock.exists() is is_killed
     assert spool.locks() == ({0: lock} if is_killed else {})
     assert len(spool.unlock()) == is_killed

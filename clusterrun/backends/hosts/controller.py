@@ -35,7 +35,7 @@ from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.processes import adopt_orphans
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.conductor import Conductor, ask_rule_book
-from clusterrun.node.conductor.signals import Signals
+from clusterrun.node.conductor.host import Signals
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import create, record
 from clusterrun.rundir.known_roots import remember_root

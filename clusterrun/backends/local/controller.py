@@ -24,7 +24,7 @@ from clusterrun.backends.local.host import LocalHost
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import adopt_orphans
 from clusterrun.node.conductor.conductor import Conductor
-from clusterrun.node.conductor.signals import Signals
+from clusterrun.node.conductor.host import Signals
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared.files import read_json, write_whole

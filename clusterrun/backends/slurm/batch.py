@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterrun.node.conductor.signals import Signals
+from clusterrun.node.conductor.host import Signals
 from clusterrun.shared.given import before_setup
 
 

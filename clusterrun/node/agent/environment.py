@@ -11,13 +11,16 @@ from pathlib import Path
 from clusterrun.config.choices import Device
 from clusterrun.launch.environment import spellings
 from clusterrun.launch.plan import LOOPBACK, Precision
-from clusterrun.node.agent.portable import restored
 from clusterrun.node.base.cpus import openmp
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.report import LaunchParameters
+from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
 from clusterrun.shared.given import noting_changes
 from clusterrun.shared.versions import parse_version
+
+# They stand for what other nodes may have otherwise, or what is secret.
+_RUN_DIR, _WORKDIR, _PATH, _COPY = "<run dir>", "<working directory>", "<PYTHONPATH>", "<copy of> "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,3 +157,47 @@ def of_rank(
         own["ACCELERATE_MIXED_PRECISION"] = parameters.precision
     found = restored(parameters.variables, env, attempt.paths.root, os.getcwd())
     return {**found, **{name: value for name, value in own.items() if name in found}}
+
+
+def portable(
+    variables: Mapping[str, str], env: Mapping[str, str], root: Path, workdir: str
+) -> Variables:
+    """Put placeholders into variables that were added to `env`: they are sent to other nodes.
+
+    accelerate sets variables again in capital letters: these are copies.
+    """
+    copied = {name.upper(): name for name in env if name != name.upper()}
+    found = {}
+    for name, value in variables.items():
+        source = copied.get(name, "")
+        if source and env[source] == value:
+            found[name] = _COPY + source
+            continue
+        parts, own = value.split(":"), _own_path(env) if name == "PYTHONPATH" else []
+        if own and parts[: len(own)] == own:
+            parts[: len(own)] = [_PATH]
+        parts = [_WORKDIR if part == workdir else part for part in parts]
+        found[name] = ":".join(parts).replace(str(root), _RUN_DIR)
+    return found
+
+
+def restored(
+    variables: Mapping[str, str], env: Mapping[str, str], root: Path, workdir: str
+) -> Variables:
+    """Return the variables with a node's own values; leave out copies of what it does not have."""
+    found = {}
+    for name, value in variables.items():
+        if value.startswith(_COPY):
+            if (source := value.removeprefix(_COPY)) in env:
+                found[name] = env[source]
+            continue
+        parts = value.split(":")
+        if name == "PYTHONPATH" and parts[0] == _PATH:
+            parts[:1] = _own_path(env)
+        text = ":".join(workdir if part == _WORKDIR else part for part in parts)
+        found[name] = text.replace(_RUN_DIR, str(root))
+    return found
+
+
+def _own_path(env: Mapping[str, str]) -> list[str]:
+    return [part for part in env.get("PYTHONPATH", "").split(":") if part]

@@ -91,33 +91,27 @@ class AccelerateLauncher:
     def start(self) -> None:
         """Start the launcher with its output in the spool."""
         try:
+            module = "clusterrun.node.agent.accelerate_main"
+            # torch's error files are then removed with the spool.
+            kept = ("--log_dir", str(self._spool.launcher_dir))
+            words = (str(self._spool.failures), *kept, *self._arguments)
+            argv = module_argv(sys.executable, module, *words)
             with _warnings_blocked():
-                self._process = self._started()
+                self._process = _popen(argv, self._env, self._spool)
         except OSError as error:
             self._refused = _refusal(error)
 
     def revoke(self) -> None:
         """Do nothing: the launcher is ended with its ranks."""
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        module = "clusterrun.node.agent.accelerate_main"
-        # torch's error files are then removed with the spool.
-        kept = ("--log_dir", str(self._spool.launcher_dir))
-        words = (str(self._spool.failures), *kept, *self._arguments)
-        return _popen(module_argv(sys.executable, module, *words), self._env, self._spool)
-
     def result(self) -> LauncherResult | None:
         """Return how the launcher ended; None while it runs."""
         if self._process is None or (code := self._process.poll()) is None:
             return self._refused
-        last_line = files.last_line(self._spool.launcher_output, MESSAGE_LETTERS)
-        return LauncherResult(code=code, failures=self._failures(), last_line=last_line)
-
-    def _failures(self) -> list[dict[str, Any]]:
-        try:
-            return list(json.loads(self._spool.failures.read_text()))
-        except (OSError, ValueError):
-            return []
+        last_line, failures = files.last_line(self._spool.launcher_output, MESSAGE_LETTERS), []
+        with contextlib.suppress(OSError, ValueError):
+            failures = list(json.loads(self._spool.failures.read_text()))
+        return LauncherResult(code=code, failures=failures, last_line=last_line)
 
 
 def _popen(argv: Sequence[str], env: Mapping[str, str], spool: Spool) -> subprocess.Popen[bytes]:
@@ -270,7 +264,11 @@ class ForgeLauncher:
 
     def _look(self) -> None:
         self._forge.look()
-        self._pass_on()
+        while self._forge.notes:
+            self._say(self._forge.notes.pop(0))
+        if text := self._forge.new_output():  # of the modules that it imported
+            with contextlib.suppress(OSError), open(self._start.spool.launcher_output, "ab") as log:
+                log.write(text)
         if self._instead is not None:
             return
         self._ends.codes = self._forge.codes
@@ -283,14 +281,6 @@ class ForgeLauncher:
             self._needs_forge = self._start.store is not store
             self._instead = DirectLauncher(replace(self._start, store=store))
             self._instead.start()
-
-    def _pass_on(self) -> None:
-        """Log what the forge notes, and what the modules that it imported have printed."""
-        while self._forge.notes:
-            self._say(self._forge.notes.pop(0))
-        if text := self._forge.new_output():
-            with contextlib.suppress(OSError), open(self._start.spool.launcher_output, "ab") as log:
-                log.write(text)
 
     def revoke(self) -> None:
         """Start no ranks from now on, and don't wait for what the forge imports."""

@@ -12,7 +12,8 @@ from clusterrun.health.facts import versions
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.launch.accelerate_argv import launch_argv
 from clusterrun.launch.plan import LOOPBACK, Plan, Precision
-from clusterrun.node.agent.environment import NodeFacts, of_rank, rank_environment
+from clusterrun.node.agent.environment import NodeFacts, of_rank, portable, rank_environment
+from clusterrun.node.agent.journal import Journal
 from clusterrun.node.agent.launcher import (
     AccelerateLauncher,
     DirectLauncher,
@@ -20,18 +21,16 @@ from clusterrun.node.agent.launcher import (
     NodeLauncher,
     Start,
 )
-from clusterrun.node.agent.portable import portable
 from clusterrun.node.base import facts
 from clusterrun.node.base.causes import Cause, NodeError, NodeExit
 from clusterrun.node.base.cpus import allocated_cpus
 from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.base.ports import Ports, candidate_ports, free_port
 from clusterrun.node.base.report import LaunchParameters, Report
-from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import Spool
-from clusterrun.node.link.clock import Clock, Offset
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Decide, Head, Prepare
 from clusterrun.node.link.member import Member
@@ -88,27 +87,28 @@ def gpu_problem(plan: Plan, env: Mapping[str, str], asked: GpuAnswer) -> str:
     return f"only {count(found, 'GPU')} for {ranks} ranks; each rank needs one"
 
 
-def open_link(
-    attempt: Attempt,
-    clock: Clock,
-    compared: Callable[[Offset], None],
-    answerers: Mapping[str, Answerer],
-    disk: SharedDisk,
-    decide: Decide,
-    prepare: Prepare | None = None,
-) -> Head | Member:
-    """Return this node's end of the link.
+def open_head(
+    attempt: Attempt, disk: SharedDisk, decide: Decide, prepare: Prepare | None = None
+) -> Head:
+    """Return the head's end of the link.
 
-    A member whose clock differs from the head's corrects `clock` and calls `compared`. It answers
-    the head's questions with `answerers`. The head awaits `prepare`, and calls `decide` with the
-    reports of all nodes.
+    It awaits `prepare`, and calls `decide` with the reports of all nodes.
     """
-    who, realm = attempt.who, Realm(paths=attempt.paths, attempt=attempt.number)
-    ports = attempt_ports(attempt).link
+    return Head(*_place(attempt), decide, disk, prepare)
+
+
+def open_member(
+    attempt: Attempt, disk: SharedDisk, journal: Journal, answerers: Mapping[str, Answerer]
+) -> Member:
+    """Return a member's end of the link; it answers the head's questions with `answerers`."""
+    clock, compared = journal.clock, journal.clock_compared
+    return Member(*_place(attempt), clock, compared, answerers, disk)
+
+
+def _place(attempt: Attempt) -> tuple[Identity, Realm, tuple[int, ...], float]:
+    realm = Realm(paths=attempt.paths, attempt=attempt.number)
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
-    if who.is_head:
-        return Head(who, realm, ports, timeout_s, decide, disk, prepare)
-    return Member(who, realm, ports, timeout_s, clock, compared, answerers, disk)
+    return attempt.who, realm, attempt_ports(attempt).link, timeout_s
 
 
 def decided_parameters(
@@ -198,7 +198,14 @@ def node_environment(
     attempt: Attempt, parameters: LaunchParameters, spool: Spool
 ) -> dict[str, str]:
     """Return the environment of this node's launcher."""
-    return rank_environment(os.environ, attempt, parameters, spool.root, _node_facts(os.environ))
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    facts = NodeFacts(
+        cpus=allocated_cpus(os.environ),
+        torch=installed_version("torch"),
+        deepspeed=installed_version("deepspeed"),
+        cache_home=Path(cache) / "clusterrun",
+    )
+    return rank_environment(os.environ, attempt, parameters, spool.root, facts)
 
 
 def host_store(attempt: Attempt, forge: Forge) -> int:
@@ -272,14 +279,4 @@ def _start(
         first_rank=first,
         spool=spool,
         store=host if is_host else None,
-    )
-
-
-def _node_facts(env: Mapping[str, str]) -> NodeFacts:
-    cache = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return NodeFacts(
-        cpus=allocated_cpus(env),
-        torch=installed_version("torch"),
-        deepspeed=installed_version("deepspeed"),
-        cache_home=Path(cache) / "clusterrun",
     )

@@ -8,7 +8,7 @@ import importlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.agent import Agent
 from clusterrun.node.base.causes import NodeError, NodeExit
-from clusterrun.node.base.identity import Attempt, Identity, identity
+from clusterrun.node.base.identity import Attempt, identity
 from clusterrun.node.base.processes import adopt_orphans, has_children, kill_descendants
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.forge.begin import begun
@@ -56,10 +56,15 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
 
     Raises NodeError if it cannot begin.
     """
-    plan = _plan(paths)
+    with _needed(f"cannot read {paths.plan}"):
+        plan = read_plan(paths)
     who = identity(os.environ, plan.nodes)
-    spool = _spool(who, number)
-    page = _page(spool, plan.procs_per_node)
+    with _needed("cannot create a temporary directory", "; check TMPDIR"):
+        spool = create_spool(who.job_id, number, who.node_rank)
+    with _needed(
+        "cannot create the ranks' control page", "; check the disk space in TMPDIR", spool
+    ):
+        page = Page(ControlPage(spool.control, plan.procs_per_node), plan.procs_per_node)
     forwarder = Forwarder(spool, paths, number, who.node, limits=_limits(plan), clock=post.clock)
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
@@ -163,28 +168,15 @@ def missing_text(sizes: Mapping[Output, int]) -> str:
     return f"{text}: {', '.join(f'{output.name} {size:,}' for output, size in sizes.items())}"
 
 
-def _plan(paths: RunPaths) -> Plan:
+@contextlib.contextmanager
+def _needed(problem: str, hint: str = "", spool: Spool | None = None) -> Iterator[None]:
+    """Raise NodeError for what an agent cannot do without, and remove its spool."""
     try:
-        return read_plan(paths)
+        yield
     except (OSError, ValueError) as error:
-        raise NodeError(NodeExit.NODE_UNFIT, f"cannot read {paths.plan}: {error}") from error
-
-
-def _spool(who: Identity, number: int) -> Spool:
-    try:
-        return create_spool(who.job_id, number, who.node_rank)
-    except OSError as error:
-        text = f"cannot create a temporary directory: {error}; check TMPDIR"
-        raise NodeError(NodeExit.NODE_UNFIT, text) from error
-
-
-def _page(spool: Spool, ranks: int) -> Page:
-    try:
-        return Page(ControlPage(spool.control, ranks), ranks)
-    except OSError as error:
-        spool.remove()
-        text = f"cannot create the ranks' control page: {error}; check the disk space in TMPDIR"
-        raise NodeError(NodeExit.NODE_UNFIT, text) from error
+        if spool is not None:
+            spool.remove()
+        raise NodeError(NodeExit.NODE_UNFIT, f"{problem}: {error}{hint}") from error
 
 
 def _heir() -> Any:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link.head import Head
 from clusterrun.rundir.claims import pass_on, passed_on
 from clusterrun.shared import files

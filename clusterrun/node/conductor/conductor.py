@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreachableError, describe
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import print_trouble, say_on_stderr
-from clusterrun.node.conductor.host import Host, Step
-from clusterrun.node.conductor.signals import held
+from clusterrun.node.conductor.host import Host, Step, held
 from clusterrun.rundir.claims import claim, followed_by, pass_on, take_attempt
 from clusterrun.rundir.outcome import Next, write_end
 from clusterrun.rundir.paths import RunPaths

@@ -1,8 +1,14 @@
-"""The conductor's interface to where it runs; Slurm and this machine implement it."""
+"""The conductor's interface to where it runs, which Slurm and this machine implement, and its
+signals: they come through a pipe, so that none is lost and none interrupts work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from clusterrun.errors import ClusterrunError
@@ -76,3 +82,50 @@ class Host(Protocol):
 
 
 NO_QUEUE = "this machine has no queue"
+
+
+HEARD = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGURG,
+    signal.SIGCHLD,
+    signal.SIGHUP,
+)
+
+
+class Signals:
+    """The pending signals; create this first, in the main thread.
+
+    It sets handlers: children would inherit SIG_IGN or a mask.
+    """
+
+    def __init__(self) -> None:
+        self._reader, writer = os.pipe()
+        for descriptor in (self._reader, writer):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in HEARD:
+            signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    def wait(self, seconds: float) -> list[int]:
+        """Return the signals as soon as one arrives, or none after `seconds`."""
+        readable, _, _ = select.select([self._reader], [], [], max(0.0, seconds))
+        return list(os.read(self._reader, 4096)) if readable else []
+
+    def ignore(self) -> None:
+        """Ignore the signals from now on: Python restores the defaults before it exits."""
+        for number in HEARD:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def held(number: signal.Signals) -> Iterator[None]:
+    """Block a signal, also in children; it arrives afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clusterrun.node.forge.packets import pair
 from clusterrun.shared.files import unnamed_file
 from clusterrun.shared.given import PIPE, before_setup, note_given
 from clusterrun.shared.own_modules import WORKER_MODULE
 
+PACKET_BYTES = 1 << 20
 _NODE_RANKS = ("CLUSTERRUN_LOCAL_NODE_RANK", "CLUSTERRUN_HOSTS_NODE_RANK", "SLURM_NODEID")
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # node.sh ignores them until the agent handles them
@@ -106,3 +106,22 @@ def _let_go_of_inherited(output: int) -> None:
         with contextlib.suppress(OSError):
             if int(name) > 2 and os.get_inheritable(int(name)):  # what Python opens is not
                 os.close(int(name))
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected ends. A packet arrives whole, also if a fork sends others."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+    return ends
+
+
+def send(end: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send a message. Raises OSError, also if it is too long."""
+    end.send(json.dumps(message).encode())
+
+
+def receive(end: socket.socket) -> dict[str, Any]:
+    """Return the next message. Raises OSError or, when the other end is closed, ValueError."""
+    message: dict[str, Any] = json.loads(end.recv(PACKET_BYTES))
+    return message

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from clusterrun.node.base.processes import ForkedProcess
-from clusterrun.node.forge.begin import Started
-from clusterrun.node.forge.packets import receive, send
+from clusterrun.node.forge.begin import Started, receive, send
 
 PRELOAD_S = 60.0  # for one module of `launch.preload`
 IMPORT_S = 300.0  # torch from a busy shared file system
@@ -58,15 +57,16 @@ class Forge:
         """
         if not self._variables:
             self._send("variables", env=env, arguments=list(arguments))
-        await self._until(lambda: self._variables is not None or not self._can_find, IMPORT_S)
+
+        def is_known() -> bool:
+            # A module of the user cannot prevent the answer.
+            cannot_come = bool(self.why_closed) and not self._has_libraries
+            return self._variables is not None or cannot_come
+
+        await self._until(is_known, IMPORT_S)
         found: dict[str, Any] = self._variables or {}
         why = self.why_closed or "accelerate launch does not answer"
         return found.get("common", {}), "" if "common" in found else found.get("problem", why)
-
-    @property
-    def _can_find(self) -> bool:
-        """Return whether the variables may still come: a module of the user can't prevent it."""
-        return not self.is_dead and (self._has_libraries or not self.why_closed)
 
     def host_store(self, place: tuple[str, int, int, int]) -> None:
         """Host the store of the ranks, as torch's launcher does on the first node."""

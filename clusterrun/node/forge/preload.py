@@ -1,14 +1,106 @@
-"""Import what the ranks will need before they are forked."""
+"""Import what the ranks will need before they are forked, and check that forks can become ranks.
+
+Such a process has one thread, no open device, and no library that does not survive a fork. NVML
+starts a thread and opens the GPUs, and deepspeed asks it for GPUs when it is imported: a fork
+answers, and each rank starts its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Collection, Iterable
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
+from typing import Any, NoReturn
 
-from clusterrun.node.forge import nvml
-from clusterrun.node.forge.fitness import Closed, check
+TRIAL_S = 5.0
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+# Each starts threads or keeps connections that a fork does not have.
+UNFIT = {
+    "grpc": "grpc does not survive a fork",
+    "jax": "jax starts threads that a fork lacks",
+    "mpi4py.MPI": "MPI must not be initialised before a fork",
+    "pyspark": "pyspark keeps a connection to its own process",
+    "ray": "ray starts threads that a fork lacks",
+    "tensorflow": "tensorflow starts threads that a fork lacks",
+    "torch_xla": "torch_xla opens its device when it is imported",
+}
+_started: list[Callable[[], None]] = []  # what the ranks have yet to start
+
+
+class Closed(Exception):
+    """A fork of this process can't become a rank; the message tells why.
+
+    `hint` is what the user can do; empty if it depends on the module that was imported.
+    """
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(why)
+        self.hint = hint
+
+
+def check(name: str, imported: Collection[str]) -> None:
+    """Raise Closed if the import of `name`, which has imported these modules, made it unfit."""
+    for module, why in UNFIT.items():
+        if module in imported:
+            raise Closed(f"{why} ({name} imports it)" if module != name else why)
+    if device := open_device():
+        raise Closed(f"{name} opens {device}")
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+        raise Closed(f"{name} initialises CUDA")
+    if threads() > 1:  # OpenBLAS ends its threads before a fork, and starts new ones on demand
+        _trial_fork()
+        if threads() > 1:
+            raise Closed(f"{name} starts threads, which a fork lacks")
+
+
+def threads() -> int:
+    """Return the number of threads of this process, without jemalloc's: it expects forks."""
+    return sum(_name(task) != "jemalloc_bg_thd" for task in os.listdir("/proc/self/task"))
+
+
+def _name(task: str) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
+        return file.read().strip()
+    return ""
+
+
+def open_device() -> str:
+    """Return a device of an accelerator that this process has open; empty if none."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+            if target.startswith(DEVICES):
+                return target
+    return ""
+
+
+def fork() -> int:
+    """Fork; Python 3.12 warns if there is any other thread, also for a trial."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _trial_fork() -> None:
+    """Fork a process that exits at once, so that handlers of libraries run. Raises Closed."""
+    pid = fork()
+    if pid == 0:
+        os._exit(0)
+    deadline = time.monotonic() + TRIAL_S
+    while time.monotonic() < deadline:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return
+        time.sleep(0.001)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    raise Closed("a fork of the imported libraries hangs")
 
 
 def of_launchers(strategy: str) -> tuple[str, ...]:
@@ -44,8 +136,11 @@ def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
 def _preload(name: str) -> None:
     before = set(sys.modules)
     try:
-        with nvml.kept_out() as asked:
-            _import(name)
+        package, _, last = name.rpartition(".")
+        with nvml_kept_out() as asked:
+            # A package may load a part only when it is asked for its name.
+            if not package or not hasattr(importlib.import_module(package), last):
+                importlib.import_module(name)
     except BaseException as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
         raise Closed(f"cannot import {name}: {text}") from error
@@ -54,8 +149,65 @@ def _preload(name: str) -> None:
     check(name, sys.modules.keys() - before)
 
 
-def _import(name: str) -> None:
-    """Import a module, or what a package loads only when it is asked for its name."""
-    package, _, last = name.rpartition(".")
-    if not package or not hasattr(importlib.import_module(package), last):
-        importlib.import_module(name)
+@contextlib.contextmanager
+def nvml_kept_out() -> Iterator[list[str]]:
+    """Have a fork count the GPUs for torch, and note that NVML's Python module was started.
+
+    Yield a list, in which each other question to that module is noted: it gets no answer.
+    """
+    asked: list[str] = []
+    with contextlib.ExitStack() as stack:
+        cuda: Any = sys.modules.get("torch.cuda")
+        if hasattr(cuda, "_device_count_nvml") and cuda._is_compiled():
+            count = cache(_in_fork(cuda._device_count_nvml))
+            stack.enter_context(_replaced(cuda, "_device_count_nvml", count))
+            if importlib.util.find_spec("pynvml"):
+                module: Any = importlib.import_module("pynvml")
+                start = module.nvmlInit
+                stack.enter_context(_replaced(module, "nvmlInit", lambda: _started.append(start)))
+                refuse = _refusing(asked, module.NVMLError)
+                stack.enter_context(_replaced(module, "_nvmlGetFunctionPointer", refuse))
+        yield asked
+
+
+def start_nvml() -> None:
+    """Start NVML in a rank, if a library has at its import."""
+    for start_once in _started:
+        with contextlib.suppress(Exception):  # NVML's own error, if the node has no driver
+            start_once()
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _refusing(asked: list[str], error: type[Exception]) -> Callable[[str], NoReturn]:
+    def refuse(name: str) -> NoReturn:
+        asked.append(name)
+        raise error(1)  # uninitialised
+
+    return refuse
+
+
+def _in_fork(count: Callable[[], int]) -> Callable[[], int]:
+    """Return a function that asks in a child process; -1 if NVML has no answer there."""
+
+    def ask() -> int:
+        reader, writer = os.pipe()
+        if (pid := fork()) == 0:
+            with contextlib.suppress(BaseException):
+                os.write(writer, str(count()).encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as answer:
+            text = answer.read()
+        os.waitpid(pid, 0)
+        return int(text or "-1")
+
+    return ask

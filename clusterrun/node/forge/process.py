@@ -18,17 +18,17 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from clusterrun.node.base.cpus import allocated_cpus, openmp
 from clusterrun.node.base.processes import die_with_parent, open_pidfd
 from clusterrun.node.forge import launcher_variables, preload, ranks, store
-from clusterrun.node.forge.fitness import Closed, fork
-from clusterrun.node.forge.packets import receive, send
-from clusterrun.node.forge.project import ProjectFiles
+from clusterrun.node.forge.begin import receive, send
+from clusterrun.node.forge.preload import Closed, fork
+from clusterrun.node.forge.project import Changes, ProjectFiles
 from clusterrun.node.forge.script import RankStart, not_late, read_early
-from clusterrun.node.forge.writes import Changes
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.given import note_given
 from clusterrun.shared.own_modules import WORKER_MODULE
@@ -108,11 +108,8 @@ class ForgeProcess:
             self._tell("open")
         _worker().freeze()
 
-    def _importing(self, name: str) -> None:
-        self._tell("importing", module=name, hint="use --set launch.launcher=accelerate")
-
-    def _importing_listed(self, name: str) -> None:
-        self._tell("importing", module=name, hint=f"leave {name} out of launch.preload")
+    def _importing(self, name: str, hint: str = "use --set launch.launcher=accelerate") -> None:
+        self._tell("importing", module=name, hint=hint.format(name))
 
     def _close(self, error: Closed) -> None:
         self._why_closed = str(error)
@@ -155,7 +152,8 @@ class ForgeProcess:
             return
         if names and self._finder:  # a module may end this process, and that with it
             os.waitid(os.P_PID, self._finder, os.WEXITED | os.WNOWAIT)
-        preload.preload(names, self._importing_listed)
+        hint = "leave {} out of launch.preload"
+        preload.preload(names, partial(self._importing, hint=hint))
 
     def serve(self) -> None:
         """Follow orders; return in each rank."""
@@ -206,7 +204,8 @@ class ForgeProcess:
         elif kind == "launch":
             return self._launch(order)
         elif kind == "end":
-            self._end()
+            left = self._kill_all()
+            self._tell("ended", left=sorted(left))
         return False
 
     # The environment and the store: forks that never become ranks
@@ -276,7 +275,10 @@ class ForgeProcess:
                     break
                 if pid == 0:
                     _pass(*gate)
-                    self._become(order, environ, order["titles"][local], launcher)
+                    self._link.close()
+                    title = order["titles"][local]
+                    what = (order["entry"], environ, self._before, order["output"])
+                    ranks.become(*what, title, launcher)
                     self._compare_when_joined(imported)
                     self._handlers.restore()
                     return True
@@ -289,7 +291,10 @@ class ForgeProcess:
             self._kill_all()
             raise Closed(problem)
         for pid in self._children:
-            self._watch(pid)
+            try:
+                self._watched[open_pidfd(pid)] = pid
+            except OSError:  # Linux before 5.3
+                self._unwatched.add(pid)
         return False
 
     def _check(self, order: dict[str, Any]) -> None:
@@ -298,12 +303,6 @@ class ForgeProcess:
             ranks.check_environment(self._before, environ)
         added = ranks.added_path(self._before, order["ranks"][0])
         ranks.check_modules(self._project, added, set(sys.modules) - self._modules)
-
-    def _become(
-        self, order: Mapping[str, Any], environ: Mapping[str, str], title: str, launcher: int
-    ) -> None:
-        self._link.close()
-        ranks.become(order["entry"], environ, self._before, order["output"], title, launcher)
 
     def _compare_when_joined(self, imported: Collection[str]) -> None:
         """Have the rank look, once it has made its imports, whether they would have differed."""
@@ -319,12 +318,6 @@ class ForgeProcess:
 
         _worker().when_joined.append(compare)
 
-    def _watch(self, pid: int) -> None:
-        try:
-            self._watched[open_pidfd(pid)] = pid
-        except OSError:  # Linux before 5.3
-            self._unwatched.add(pid)
-
     def _report_end(self, pid: int) -> None:
         """Report how a rank ended; it is reaped at the end, so that the agent can also look."""
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -332,10 +325,6 @@ class ForgeProcess:
             self._unwatched.discard(pid)
             code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
             self._tell("exited", local_rank=self._children[pid], code=code)
-
-    def _end(self) -> None:
-        """Kill and reap all that was forked, and report what can't be killed."""
-        self._tell("ended", left=sorted(self._kill_all()))
 
     def _kill_all(self) -> set[int]:
         """Kill and reap all that was forked; return what can't be killed."""

@@ -1,4 +1,5 @@
-"""The script of a training and the project's modules that it imports: read, not run.
+"""The script of a training and the project's modules that it imports, and the variables that they
+change: read, not run.
 
 Of installed packages, only imports outside functions and blocks count, which every rank executes.
 """
@@ -6,14 +7,22 @@ Of installed packages, only imports outside functions and blocks count, which ev
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 _FILES = 50
 _RELEVANT = re.compile(rb"environ|dotenv|putenv|unsetenv|read_env|\.path(?:\.insert|\[| *=)")
+_VARIABLE = re.compile("[A-Z][A-Z0-9_]*[A-Z0-9]")
+# Of python-dotenv, environs, django-environ, dynaconf and envparse: they set what a file names.
+_LOADERS = ("load_dotenv", "read_env", "read_envfile", "set_as_environment_variables")
+# What imports torch, and what reads the variables of Hugging Face's hub.
+_TORCH = ("torch", "accelerate", "deepspeed", "lightning", "pytorch_lightning")
+_HUB = ("accelerate", "datasets", "diffusers", "huggingface_hub", "transformers")
 Nodes = tuple[ast.AST, ...]
 
 
@@ -135,3 +144,178 @@ def is_installed(root: str) -> bool:
         return False
     directories = (spec.origin or "").split(os.sep) if spec is not None else []
     return any(name.endswith("-packages") for name in directories)
+
+
+class Changes:
+    """The variables that a project may set, and where it may set some of unknown names."""
+
+    def __init__(self, project: ProjectFiles) -> None:
+        self._unknown: dict[ast.AST, str] = {}
+        names = {name for item in project.files.items() for name in self._of_file(*item)}
+        self.names = set(filter(_VARIABLE.fullmatch, names))
+        self.place = next(iter(self._unknown.values()), "")
+        self.early_place = self.place  # where that may come before an import that reads it
+        with contextlib.suppress(RecursionError):
+            self.early_place = self.place and _Run(project, self._unknown).early
+
+    def _of_file(self, file: str, nodes: Nodes) -> Iterator[str]:
+        meanings = _Meanings(nodes)
+        for node in nodes:
+            names = meanings.changed(node)
+            if names is None:
+                self._unknown[node] = f"{os.path.relpath(file)}:{getattr(node, 'lineno', 0)}"
+            yield from names or ()
+
+
+class _Meanings:
+    """What the names in a file stand for: os.environ, a loader of variables, or texts."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._environ, self._loaders = {"environ", "environb"}, {*_LOADERS}
+        self._texts: dict[str, list[str] | None] = {}
+        for name, value in (pair for node in nodes for pair in _bindings(node)):
+            for alike in (self._environ, self._loaders):
+                alike.update({name} if _name(value) in alike else ())
+            old, new = self._texts.get(name, []), self._of([value])
+            self._texts[name] = None if old is None or new is None else old + new
+
+    def changed(self, node: ast.AST) -> list[str] | None:
+        """Return the variables that an expression changes; None if they cannot be known."""
+        match node:
+            case (
+                ast.Subscript(ctx=ast.Store() | ast.Del(), value=owner, slice=value)
+                | ast.AugAssign(target=owner, value=value)
+            ):
+                return self._of([value]) if _name(owner) in self._environ else []
+            case ast.Call(func=function, args=args, keywords=keywords):
+                return self._changed_by_call(function, args, keywords)
+        return []
+
+    def _changed_by_call(
+        self, function: ast.AST, args: Sequence[ast.AST], keywords: Sequence[ast.keyword]
+    ) -> list[str] | None:
+        name, owner = _name(function), _name(getattr(function, "value", None))
+        if name in self._loaders or any(each.arg in _LOADERS for each in keywords):
+            return None
+        if owner in self._environ and name == "update":
+            return self._of([*args, *keywords])
+        is_change = owner in self._environ and name in ("setdefault", "pop", "__setitem__")
+        if not is_change and name not in ("putenv", "unsetenv"):
+            return []
+        found = self._of(args[:1])
+        is_kept = name == "setdefault" and found and set(found) <= os.environ.keys()
+        return [] if is_kept else found  # the job has set it
+
+    def _of(self, nodes: Sequence[ast.AST | None]) -> list[str] | None:
+        """Return the texts in values, of mappings the keys; None if there may be others."""
+        found: list[str] = []
+        left = list(nodes)
+        for node in left:
+            match node:
+                case ast.Constant(value=value) | ast.keyword(arg=str() as value):
+                    found.append(value.decode() if isinstance(value, bytes) else str(value))
+                case ast.Name(id=name) if (texts := self._texts.get(name)) is not None:
+                    found += texts
+                case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+                    left += parts
+                case ast.Dict(keys=keys, values=values):
+                    left += [key or value for key, value in zip(keys, values, strict=True)]
+                case ast.BinOp(left=one, op=ast.BitOr(), right=other):
+                    left += [one, other]
+                case ast.Call(func=ast.Name(id="dict" | "list" | "sorted" | "zip")):
+                    left += [*node.args, *node.keywords]
+                case (
+                    ast.Call(func=ast.Attribute(attr="items" | "keys" | "copy", value=part))
+                    | ast.DictComp(key=part)
+                    | ast.keyword(value=part)
+                ):
+                    left.append(part)
+                case _:
+                    return None
+        return found
+
+
+def _name(node: ast.AST | None) -> str:
+    """Return the last part of a name."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
+            return name
+    return ""
+
+
+def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
+    """Yield the names that an expression gives to a value."""
+    match node:
+        case ast.alias(asname=str() as name) | ast.arg(arg=name):
+            yield name, node
+        case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
+            yield _name(target), value
+        case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+            yield from ((_name(each), value) for each in ast.walk(target))
+
+
+class _Run(ast.NodeVisitor):
+    """Follows a script in the order in which it runs, as far as its syntax tells.
+
+    A function runs where its name is first used.
+    """
+
+    def __init__(self, project: ProjectFiles, unknown: dict[ast.AST, str]) -> None:
+        self.early = ""  # the place of a change before an import that may read it
+        self._imports, self._unknown, self._bodies = project.imports, unknown, {**project.bodies}
+        self._script = next(iter(self._bodies))
+        self._functions: dict[str, list[tuple[str, list[ast.stmt]]]] = {}
+        self._newest = self._file = ""
+        self._has_torch = self._has_hub = False
+        self._run(self._script, self._bodies.pop(self._script))
+
+    def _run(self, file: str, body: Iterable[ast.stmt]) -> None:
+        before, self._file = self._file, file
+        for node in body:
+            self.visit(node)
+        self._file = before
+
+    def visit(self, node: ast.AST) -> None:
+        """Run a part of the script."""
+        super().visit(node)
+        if place := self._unknown.get(node):
+            self._newest = place
+            self.early = self.early or ("" if self._has_torch else place)
+
+    def _import(self, node: ast.AST) -> None:
+        for module, files in self._imports.get(node, ()):
+            for file in files:
+                self._run(file, self._bodies.pop(file, ()))
+            if not files:
+                self._load(module.partition(".")[0])
+
+    def _load(self, root: str) -> None:
+        is_torch = root in _TORCH or root.startswith("torch")
+        if self._newest and not self._has_hub and not is_torch and is_installed(root):
+            self.early = self.early or self._newest
+        self._has_torch |= is_torch
+        self._has_hub |= root in _HUB
+
+    def _branch(self, node: ast.If) -> None:
+        test = ast.unparse(node.test)
+        is_main = "__name__" in test and self._file != self._script
+        if not is_main and "TYPE_CHECKING" not in test:
+            self.generic_visit(node)
+
+    def _define(self, node: Any, name: str = "") -> None:
+        self._functions.setdefault(name or node.name, []).append((self._file, node.body))
+
+    def _define_class(self, node: ast.ClassDef) -> None:
+        for each in node.body:
+            is_init = getattr(each, "name", "") == "__init__"
+            self._define(each, node.name) if is_init else self.visit(each)
+
+    def _use(self, node: ast.AST) -> None:
+        self.generic_visit(node)
+        for file, body in self._functions.pop(_name(node), ()):
+            self._run(file, body)
+
+    visit_Import = visit_ImportFrom = _import
+    visit_FunctionDef = visit_AsyncFunctionDef = _define
+    visit_ClassDef = _define_class
+    visit_If, visit_Name, visit_Attribute = _branch, _use, _use

@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from clusterrun.node.forge import nvml
-from clusterrun.node.forge.fitness import Closed
+from clusterrun.node.forge.preload import Closed, start_nvml
 from clusterrun.node.forge.project import ProjectFiles
 from clusterrun.node.forge.script import READ_LATE, directories, shadowing
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
@@ -63,16 +63,11 @@ def check_environment(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Non
     known |= {n: os.environ[n] for n in theirs if n in os.environ}
     names = {n for n in {*ours, *theirs} if theirs.get(n) not in (ours.get(n), known.get(n, ""))}
     late = {n for n in names if n.startswith(READ_LATE) or n == "PYTHONPATH"}
-    if not _has_intel_openmp():
+    if "libiomp" not in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"):
         late |= {n for n in names if n.startswith(_INTEL_OPENMP)}
     if names - late:
         text = ", ".join(sorted(names - late))
         raise Closed(f"the ranks' environment differs before an import: {text}", _REPORT)
-
-
-def _has_intel_openmp() -> bool:
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        return any("libiomp" in line for line in maps)
 
 
 def added_path(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
@@ -119,7 +114,7 @@ def become(
     sys.argv = [WORKER_MODULE, *entry]
     sys.orig_argv = list(module_argv(sys.executable, WORKER_MODULE, *entry))
     _refresh_seeds()
-    nvml.start()
+    start_nvml()
     gc.enable()
     _set_title(title)
 

@@ -16,12 +16,11 @@ from typing import Any
 
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.forward.appended import AppendedFile
-from clusterrun.node.forward.caps import Caps, Loss
 from clusterrun.node.forward.leftovers import Leftovers
 from clusterrun.node.forward.logfile import NodeLog
 from clusterrun.node.forward.source import SpoolReader, water_level
 from clusterrun.node.forward.spool import Output, Spool
-from clusterrun.node.forward.stamp import Piece
+from clusterrun.node.forward.stamp import Caps, Loss, Piece
 from clusterrun.node.link.clock import Clock
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import size_of

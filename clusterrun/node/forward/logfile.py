@@ -6,9 +6,8 @@ from pathlib import Path
 
 from clusterrun.logformat.lines import OF_NO_RANK, Stream, end_text, gap_text, line_head
 from clusterrun.node.forward.appended import AppendedFile
-from clusterrun.node.forward.caps import Loss
 from clusterrun.node.forward.sidefile import SideFile
-from clusterrun.node.forward.stamp import Piece, stamp
+from clusterrun.node.forward.stamp import Loss, Piece, stamp
 from clusterrun.shared.files import size_of
 
 BUFFER_BYTES = 1 << 20

@@ -6,8 +6,7 @@ import contextlib
 import os
 
 from clusterrun.logformat.lines import LINE_BYTES
-from clusterrun.node.forward.holes import ReadSpace
-from clusterrun.node.forward.spool import Output
+from clusterrun.node.forward.spool import Output, ReadSpace
 from clusterrun.node.forward.stamp import Piece, split_pieces
 
 BLOCK_BYTES = 1 << 17  # read and stamped together: 3 MiB of memory if each line is empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import re
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.node.base.processes import is_running
-from clusterrun.node.forward.holes import ReadSpace
 from clusterrun.rundir.paths import FileIn
 from clusterrun.shared.files import parse_object
 
@@ -30,6 +30,9 @@ _OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
 _EVENTS = re.compile(r"rank_(\d+)\.events\Z")
 _LOCK = re.compile(r"rank_(\d+)\.lock\Z")
 _ERROR = re.compile(r"rank_(\d+)\.error\.json\Z")
+FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
+_PAGE_BYTES = 4096
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,3 +227,27 @@ def _time(value: object) -> float:
         if isinstance(value, (int, float)) and math.isfinite(float(value)):
             return float(value)
     return time.time()
+
+
+class ReadSpace:
+    """The part of a file that was read; the file keeps its size, so writers do not notice."""
+
+    def __init__(self, every_bytes: int) -> None:
+        self._every_bytes = every_bytes
+        self._given_back = 0
+        self._can_give_back = True
+
+    def give_back(self, descriptor: int, position: int) -> None:
+        """Free the bytes before a position, if they are enough and the file system supports it."""
+        start, end = self._given_back, position // _PAGE_BYTES * _PAGE_BYTES
+        if self._can_give_back and end - start >= self._every_bytes:
+            mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+            result: int = _LIBC.fallocate(
+                descriptor, mode, ctypes.c_long(start), ctypes.c_long(end - start)
+            )
+            self._can_give_back = result == 0
+            self._given_back = end
+
+    def start_again(self) -> None:
+        """Start at the first byte: the file was truncated."""
+        self._given_back = 0

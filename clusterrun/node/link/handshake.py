@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.node.base.causes import NodeError
-from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import write_whole
 

@@ -15,8 +15,7 @@ from clusterrun.node.base.causes import Ending, Failure, NodeError, NodeExit, lo
 from clusterrun.node.base.identity import Identity
 from clusterrun.node.base.ports import listening_socket
 from clusterrun.node.base.report import LaunchParameters, Report, problems
-from clusterrun.node.base.shared_disk import SharedDisk
-from clusterrun.node.base.tasks import Tasks, guarded
+from clusterrun.node.base.tasks import SharedDisk, Tasks, guarded
 from clusterrun.node.link.clock import now_us
 from clusterrun.node.link.connection import (
     ANSWER_S,
@@ -99,17 +98,14 @@ class Head:
             return await guarded(self._agree(report), self._realm.watch(self._disk, LOOK_S))
         except NodeError as error:
             self._broadcast(Ending(code=error.code, reason=error.message))
-            await self._await_departure()
+            if readers := list(self._readers):
+                # Until the members leave: a close with pings unread could lose the last message.
+                await asyncio.wait(readers, timeout=HANG_UP_S)
             await self._close()
             raise
         finally:
             server.close()
             self._handshakes.cancel()
-
-    async def _await_departure(self) -> None:
-        """Read until the members leave: a close with pings unread could lose the last message."""
-        if readers := list(self._readers):
-            await asyncio.wait(readers, timeout=HANG_UP_S)
 
     async def _shared_secret(self) -> bytes:
         """Write the secret for all nodes, retrying while the disk is full."""

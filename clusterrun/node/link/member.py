@@ -14,8 +14,7 @@ from clusterrun.node.base.causes import Ending, Failure, NodeError, NodeExit, lo
 from clusterrun.node.base.facts import interface_of
 from clusterrun.node.base.identity import Identity
 from clusterrun.node.base.report import LaunchParameters, Report
-from clusterrun.node.base.shared_disk import SharedDisk
-from clusterrun.node.base.tasks import Tasks, guarded
+from clusterrun.node.base.tasks import SharedDisk, Tasks, guarded
 from clusterrun.node.link.clock import Clock, Comparison, Offset
 from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, StopDecision
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
@@ -164,7 +163,11 @@ class Member:
         return None
 
     async def _enter(self, port: int, report: Report) -> Channel | None:
-        channel = await self._connect(port)
+        opening = asyncio.open_connection(self._host, port, limit=STRANGER_BYTES)
+        try:
+            channel = Channel(*await asyncio.wait_for(opening, ANSWER_S))
+        except asyncio.TimeoutError as error:
+            raise TimeoutError(f"no answer on port {port}") from error
         is_admitted = False
         try:
             is_admitted = await self._is_admitted(channel, report)
@@ -172,13 +175,6 @@ class Member:
             if not is_admitted:
                 await channel.close()
         return channel if is_admitted else None
-
-    async def _connect(self, port: int) -> Channel:
-        opening = asyncio.open_connection(self._host, port, limit=STRANGER_BYTES)
-        try:
-            return Channel(*await asyncio.wait_for(opening, ANSWER_S))
-        except asyncio.TimeoutError as error:
-            raise TimeoutError(f"no answer on port {port}") from error
 
     async def _is_admitted(self, channel: Channel, report: Report) -> bool:
         """Exchange proofs with the head; a listener without one belongs to another job."""

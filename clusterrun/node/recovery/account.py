@@ -30,7 +30,11 @@ class Account:
 
     def open(self) -> None:
         """Write the pid of the head's agent, and read what was saved before."""
-        before = self._past() if self._attempt.number > 1 else []
+        before: list[Outcome] = []
+        if self._attempt.number > 1:
+            from clusterrun.node.recovery.conclude import past  # not in a run's first attempt
+
+            before = past(self._attempt.paths, self._attempt.number)
         if before:
             self._mend(before[-1])
         self.checkpoint = max(
@@ -42,11 +46,6 @@ class Account:
             raise NodeError(NodeExit.NODE_LOST, text)
         with contextlib.suppress(OSError):
             files.create(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
-
-    def _past(self) -> list[Outcome]:
-        from clusterrun.node.recovery.conclude import past  # not in a run's first attempt
-
-        return past(self._attempt.paths, self._attempt.number)
 
     def _mend(self, last: Outcome) -> None:
         """Correct what followed an attempt that Slurm ended only to requeue the job."""

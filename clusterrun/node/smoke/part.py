@@ -16,7 +16,7 @@ from clusterrun.launch.plan import LOOPBACK
 from clusterrun.node.agent.preparation import attempt_ports
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.ports import free_port, listening_socket
-from clusterrun.node.base.shared_disk import SharedDisk
+from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link.clock import Offset
 from clusterrun.node.link.questions import Answerer
 from clusterrun.node.smoke.probes import Probes

@@ -28,9 +28,8 @@ from clusterrun.node.base.facts import interface_of
 from clusterrun.node.base.identity import Attempt, identity
 from clusterrun.node.base.processes import adopt_orphans, kill_descendants
 from clusterrun.node.base.report import LaunchParameters, Report
-from clusterrun.node.base.shared_disk import SharedDisk
 from clusterrun.node.base.stderr import say_on_stderr
-from clusterrun.node.base.tasks import guarded
+from clusterrun.node.base.tasks import SharedDisk, guarded
 from clusterrun.node.link.clock import Clock
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.node.base.causes import Cause, Ending, NodeExit
-from clusterrun.node.base.shared_disk import SharedDisk
-from clusterrun.node.base.tasks import Tasks
+from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.link.head import Head
 from clusterrun.node.recovery.conclude import time_left_s, warning_reason
 from clusterrun.node.watch.own_signals import WARNINGS, OwnSignals

@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clusterrun.node.base.shared_disk import SharedDisk
-from clusterrun.node.base.tasks import Tasks
+from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import stacks
 from clusterrun.rundir.request import answer_path, requests

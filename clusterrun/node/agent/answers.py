@@ -1,0 +1,103 @@
+"""What the head asks each node while its ranks run; it answers for its own node, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from clusterrun.node.base.identity import Attempt
+from clusterrun.node.base.tasks import SharedDisk
+from clusterrun.node.forward.leftovers import pack
+from clusterrun.node.forward.spool import Spool
+from clusterrun.node.link.questions import Answerer
+from clusterrun.node.watch import dumps, joins, stacks
+from clusterrun.node.watch.own_signals import OwnSignals
+from clusterrun.node.watch.ranks import Ranks
+from clusterrun.node.watch.saving import Page
+from clusterrun.shared.control_page import Joining
+
+
+class NodeAnswers:
+    """The answers of one node; before its launch, it has no `ranks`."""
+
+    def __init__(self, attempt: Attempt, spool: Spool, page: Page, disk: SharedDisk) -> None:
+        self._attempt, self._spool, self._disk, self.page = attempt, spool, disk, page
+        self.ranks: Ranks | None = None
+        scheduler = attempt.plan.cluster.scheduler
+        self.own = OwnSignals(
+            page=page, pids=self._pids_by_local_rank, is_in_step=bool(scheduler.signals_ranks)
+        )
+
+    def answerers(self, warned: Callable[[], None]) -> dict[str, Answerer]:
+        """Return the answers by question; `warned` is called before ranks get a signal."""
+
+        async def found(message: Mapping[str, Any]) -> dict[str, Any]:
+            return stacks.to_data(await self.places())
+
+        async def dump(message: Mapping[str, Any]) -> dict[str, Any]:
+            return {"dumped": await self.dumped(is_live=bool(message.get("live")))}
+
+        async def warn(message: Mapping[str, Any]) -> dict[str, Any]:
+            warned()
+            return await self.own.warn(message)
+
+        async def look(message: Mapping[str, Any]) -> dict[str, Any]:
+            self.look_closely()
+            return {}
+
+        return {
+            "hold": self.page.hold,
+            "decide": self.page.decide,
+            "stacks": found,
+            "dump": dump,
+            "warn": warn,
+            "signs": _at_once(lambda: {"signs": self.signs()}),
+            "joins": _at_once(lambda: vars(self.joins())),
+            "silence": _at_once(lambda: {"silent_s": self._spool.silent_s()}),
+            "look": look,
+        }
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The ranks' processes by rank."""
+        return self.ranks.pids if self.ranks else {}
+
+    async def places(self) -> list[stacks.RankPlace]:
+        """Return where the ranks are."""
+        return await stacks.places(self.pids, self._spool, self._attempt.who.node)
+
+    async def dumped(self, *, is_live: bool) -> list[int]:
+        """Have the ranks dump their flight recorders; of a running attempt, pack them now."""
+        dumped = await dumps.collect(self.pids, self._spool)
+        if is_live:
+            target = self._attempt.paths.live_dumps(self._attempt.number, self._attempt.who.node)
+            await self._disk.do(partial(pack, self._spool, target, is_moved=True))
+        return dumped
+
+    def signs(self) -> int:
+        """Return a count, without a unit, that grows while any rank makes progress."""
+        return self.page.calls() + stacks.bytes_moved(self.pids.values())
+
+    def joins(self) -> joins.Joins:
+        """Return how many ranks run, wait in init_process_group(), and have joined."""
+        states = self.page.joining()
+        waiting, joined = states.count(Joining.WAITS), states.count(Joining.JOINED)
+        return joins.Joins(running=len(self.pids), waiting=waiting, joined=joined)
+
+    def look_closely(self) -> None:
+        """Find failures that ranks have reported just now."""
+        if self.ranks is not None:
+            self.ranks.look(closely=True)
+
+    def _pids_by_local_rank(self) -> dict[int, int]:
+        if self.ranks is not None:
+            self.ranks.look()  # a rank may have started just now
+        return {rank % self._attempt.plan.procs_per_node: pid for rank, pid in self.pids.items()}
+
+
+def _at_once(answer: Callable[[], dict[str, Any]]) -> Answerer:
+    async def answered(message: Mapping[str, Any]) -> dict[str, Any]:
+        return answer()
+
+    return answered
