@@ -156,7 +156,6 @@ class OpenFiles:
     """
 
     def __init__(self, count: int) -> None:
-        self.bytes_read = 0
         self._descriptors: dict[Path, int] = {}
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._room = raise_descriptor_limit(count + _SPARE_DESCRIPTORS) - _SPARE_DESCRIPTORS
@@ -186,7 +185,6 @@ class OpenFiles:
         finally:
             if len(self._descriptors) > self._room:
                 self.close(path)
-        self.bytes_read += len(found)
         return found
 
     def _open(self, path: Path) -> int:

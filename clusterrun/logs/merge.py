@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from operator import itemgetter
 
@@ -28,13 +28,6 @@ _AT_THE_END: Place = (2**62, 0, 0)
 _BY_TIME = itemgetter(0)
 
 
-Report = Callable[[int, int], None]  # takes the bytes read so far and all bytes
-
-
-def report_nothing(done_bytes: int, total_bytes: int) -> None:
-    """Ignore the progress."""
-
-
 def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
     """Yield the wanted lines by (time, node in natural order, place in the node's log).
 
@@ -43,17 +36,13 @@ def merge_sources(sources: Iterable[Source]) -> Iterator[LogLine]:
     return chain.from_iterable(merge_rounds(sources))
 
 
-def merge_rounds(
-    sources: Iterable[Source], report: Report = report_nothing
-) -> Iterator[list[LogLine]]:
+def merge_rounds(sources: Iterable[Source]) -> Iterator[list[LogLine]]:
     """Yield the lines of `merge_sources` in batches: one line at a time is slow.
 
     Each round reads all files up to some moment and sorts the lines before it. The memory of all
-    files together is bounded. `report` gets the progress while no lines are found, and the total
-    before lines are yielded.
+    files together is bounded.
     """
     sources = list(sources)
-    total = total_bytes(sources)
     number_of = number_nodes(sources)
     is_split = len({source.file.node for source in sources}) < len(sources)
     block_bytes = _BLOCK_BUDGET_BYTES // max(len(sources), 1)
@@ -74,11 +63,9 @@ def merge_rounds(
                     batch.sort(key=lambda line: (line.epoch_us, number_of[line.node], line.offset))
                 else:
                     batch.sort(key=_BY_TIME)
-            report(total if batch else files.bytes_read, total)
             yield batch
             del batch
             live = [reader for reader in live if reader.lines or not reader.is_done]
-        report(total, total)
 
 
 @contextlib.contextmanager
@@ -100,11 +87,6 @@ def number_nodes(sources: Iterable[Source]) -> dict[str, int]:
     """Return the nodes of sources, numbered in natural order."""
     nodes = {source.file.node for source in sources}
     return {node: number for number, node in enumerate(sorted(nodes, key=natural_key))}
-
-
-def total_bytes(sources: Iterable[Source]) -> int:
-    """Return the number of bytes to read."""
-    return sum(source.end - source.start for source in sources)
 
 
 def count_files(sources: Iterable[Source]) -> int:

@@ -25,13 +25,10 @@ from clusterrun.logs.dedup import LineCount
 from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles
 from clusterrun.logs.merge import (
     LINE_BYTES,
-    Report,
     count_files,
     merge_rounds,
     merge_sources,
     number_nodes,
-    report_nothing,
-    total_bytes,
 )
 from clusterrun.logs.sources import Part, Query, Source, errors_of
 
@@ -62,7 +59,6 @@ def find_newest(
     *,
     folded: bool = False,
     in_memory: bool = False,
-    report: Report = report_nothing,
 ) -> Newest:
     """Return the last `count` lines of `merge_sources`, in its order.
 
@@ -72,7 +68,7 @@ def find_newest(
     ClusterrunError for a file that can't be read.
     """
     sources = list(sources)
-    found = _newest(sources, count, report, folded=folded, in_memory=folded or in_memory)
+    found = _newest(sources, count, folded=folded, in_memory=folded or in_memory)
     if found is not None:
         return found
     start = _start_of_last(merge_sources(sources), count)
@@ -94,11 +90,8 @@ def _start_of_last(lines: Iterable[LogLine], count: int) -> int:
     return last[-count - 1] + 1 if len(last) > count else 0
 
 
-def _newest(
-    sources: list[Source], count: int, report: Report, *, folded: bool, in_memory: bool
-) -> Newest | None:
+def _newest(sources: list[Source], count: int, *, folded: bool, in_memory: bool) -> Newest | None:
     """Return the last lines; None if they do not fit in memory."""
-    total = total_bytes(sources)
     number_of = number_nodes(sources)
     found: list[LogLine] = []
     held_bytes = 0
@@ -122,12 +115,10 @@ def _newest(
                 break
             else:
                 held_bytes += reader.read()
-                report(files.bytes_read, total)
             if reader.lines or not reader.is_done:
                 heapq.heapreplace(heap, (reader.order, place, reader))
             else:
                 heapq.heappop(heap)
-    report(total, total)
     found.reverse()
     return Newest(lines=found, is_all=not heap)
 
@@ -264,7 +255,6 @@ def last_lines(
     count: int | None,
     *,
     folded: bool = False,
-    report: Report = report_nothing,
 ) -> Tail:
     """Return the last `count` lines (None: all) of the sources of a query.
 
@@ -272,8 +262,8 @@ def last_lines(
     """
     sources = list(sources)
     if count is None:
-        return Tail(rounds=merge_rounds(sources, report))
-    found = find_newest(sources, count, folded=folded, report=report)
+        return Tail(rounds=merge_rounds(sources))
+    found = find_newest(sources, count, folded=folded)
     if not isinstance(found.lines, list):
         cut = Cut.NOTHING if found.is_all else Cut.LINES | Cut.ERRORS
         rest = iter(found.lines)

@@ -25,7 +25,6 @@ from clusterrun.shared.locks import locked
 if TYPE_CHECKING:
     from clusterrun.rendering.bundle import Bundle
 
-TRIES = 5
 _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
@@ -46,7 +45,8 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
     paths = dataclasses.replace(paths, made=tuple(filterfalse(os.path.lexists, above)))
     undo = _remove_made
     try:
-        _make_root(root, paths)
+        _make_parents(root, paths)
+        paths.root.mkdir(mode=0o700)
         undo = remove_run
         paths.slurm_dir.mkdir(mode=0o700)
         for file, text in bundle.files.items():
@@ -61,16 +61,6 @@ def create_run(runs_dir: RunsDir, name: str, run_id: str, bundle: Bundle) -> Run
             ) from error
         raise
     return paths
-
-
-def _make_root(runs_dir: RunsDir, paths: RunPaths) -> None:
-    """Create the run's directory; another submission that is undone may remove those above it."""
-    for _ in range(TRIES):
-        with contextlib.suppress(FileNotFoundError):
-            _make_parents(runs_dir, paths)
-            paths.root.mkdir(mode=0o700)
-            return
-    paths.root.mkdir(mode=0o700)
 
 
 def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:

@@ -72,13 +72,6 @@ def test_the_ranks_are_asked_and_what_they_saved_is_said(here: CommandLine) -> N
     assert (request.read_text(), request.stat().st_mode & 0o777) == ("cancel\n", 0o600)
 
 
-def test_in_json_the_checkpoint_stands_beside_the_job(here: CommandLine) -> None:
-    root = at_work(here)
-    leaving(here, root, *SAVED)
-    (job,) = json.loads(here("cancel", "--checkpoint", "4711", "--json").out)["jobs"]
-    assert job["saved"] == f"{root}/checkpoints/step-00004200"
-
-
 def test_a_save_of_the_scripts_own_is_not_taken_for_the_one_that_was_asked_for(
     here: CommandLine,
 ) -> None:
@@ -204,16 +197,10 @@ def test_a_job_that_waits_has_nothing_to_save(here: CommandLine) -> None:
     assert not (root / "attempts").exists()
 
 
-def test_a_timeout_without_checkpoint_is_a_mistake(here: CommandLine) -> None:
+def test_a_timeout_needs_checkpoint_and_is_a_time(here: CommandLine) -> None:
     at_work(here)
-    assert (here("cancel", "--timeout", "1s", "4711").code, here.asked("scancel")) == (2, [])
-
-
-@pytest.mark.parametrize("timeout", ["soon", "-3"])
-def test_a_timeout_that_is_no_time_is_a_mistake(here: CommandLine, timeout: str) -> None:
-    at_work(here)
-    assert here("cancel", "--checkpoint", f"--timeout={timeout}", "4711").code == 2
-    assert here.asked("scancel") == []
+    for argv in (("--timeout=1s",), ("--checkpoint", "--timeout=soon"), ("--timeout=-3",)):
+        assert (here("cancel", *argv, "4711").code, here.asked("scancel")) == (2, [])
 
 
 def test_ctrl_c_stops_the_waiting_alone(here: CommandLine) -> None:
@@ -296,13 +283,6 @@ def test_ranks_that_left_for_another_reason_do_not_go_on_in_the_next_job(here: C
     )
     assert here("cancel", "--checkpoint", "--timeout", "1s", "4711").code == 0
     assert here.asked("scancel") == ["--batch", "--signal=USR2", "4711", "4712"]
-
-
-def test_cancel_ends_all_jobs_of_a_chain(here: CommandLine) -> None:
-    chain(submitted(here))
-    queue(here, running(), WAITS.format(4712), WAITS.format(4713))
-    assert here("cancel", "4711").code == 0
-    assert here.asked("scancel") == ["4711", "4712", "4713"]
 
 
 def test_the_rest_of_a_chain_ends_where_its_job_has_ended(here: CommandLine) -> None:

@@ -66,16 +66,6 @@ def test_status_of_a_running_job(here: CommandLine) -> None:
     assert said.err == ""
 
 
-def test_a_training_that_has_gone_silent_is_not_estimated(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here, running())
-    then = time.time() - 125
-    events(root, *[{"type": "step", "step": n, "total": 9, "ts": then + n} for n in (1, 3)])
-    assert "step       3/9  1 steps/s, last reported 00:02:0" in here("status", "4711").out
-    events(root, {"type": "step", "step": 4, "total": 9, "ts": then + 120})
-    assert "to go" in here("status", "4711").out
-
-
 def test_a_failure_gives_way_to_why_the_job_waits_now(here: CommandLine) -> None:
     outcome(submitted(here), next=Next.REQUEUE)
     queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|BeginTime")
@@ -416,21 +406,6 @@ def test_list_is_short_by_default_and_says_what_it_left_out(here: CommandLine) -
     assert len(here("list", "--state", "completed", "--ids-only").out.splitlines()) == 7
 
 
-def test_list_in_json_holds_the_same_objects_as_status(here: CommandLine) -> None:
-    submitted(here)
-    queue(here, running())
-    listed = json.loads(here("list", "--json").out)
-    one = json.loads(here("status", "4711", "--json").out)
-    assert one.pop("schema") == "clusterrun.status/1"
-    assert listed == {"schema": "clusterrun.list/1", "jobs": [one]}
-
-
-def test_list_without_runs_says_so_beside_stdout(here: CommandLine) -> None:
-    said = here("list")
-    assert (said.code, said.out, said.err) == (0, "", "no runs yet\n")
-    assert json.loads(here("list", "--json").out) == {"schema": "clusterrun.list/1", "jobs": []}
-
-
 def test_cancel_ends_a_job_and_says_how_it_stood(here: CommandLine) -> None:
     submitted(here)
     queue(here, running())
@@ -508,9 +483,3 @@ def test_nodes_stand_in_their_order_whichever_started_first(here: CommandLine) -
         events(root, {"type": "started", "host": node, "ts": start}, node=node)
     assert "nodes      node[17-18]\n" in here("status", "4711").out
     assert json.loads(here("status", "4711", "--json").out)["nodelist"] == "node[17-18]"
-
-
-def test_an_unknown_state_is_shown_as_one(here: CommandLine) -> None:
-    submitted(here)
-    queue(here, "4711|TELEPORTING|node1|1:00|UNLIMITED|N/A|N/A|None")
-    assert json.loads(here("status", "4711", "--json").out)["state"] == "UNKNOWN"

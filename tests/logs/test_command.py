@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -20,9 +19,7 @@ import pytest
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.logs import follow as cli_follow
 from clusterrun.cli.logs import job as cli_job
-from clusterrun.cli.logs import reading
 from clusterrun.cli.logs.job import RunLogs
-from clusterrun.cli.shared import output
 from clusterrun.config.spec import Cluster
 from clusterrun.logs.follow import Left
 from clusterrun.rundir import record as records
@@ -51,28 +48,6 @@ def test_newest_run_is_taken_and_announced(ended: LogsCommand) -> None:
     done = ended.logs("-a")
     assert len(done.stdout.splitlines()) == 6
     assert done.stderr == "using job L1 (sft, newest run in runs)\n"
-
-
-@pytest.mark.parametrize("job", ["L1", "sft", "1121-103252-k3fq", "runs/by-job/L1"])
-def test_a_job_has_many_names(ended: LogsCommand, job: str) -> None:
-    assert len(ended.lines(job, "-a")) == 6
-
-
-@pytest.mark.parametrize(
-    ("args", "shown"),
-    [
-        (["--rank", "8-15"], ["n2:9  ! OSError: trouble", "n2:8  | quiet"]),
-        (["--rank", "::8"], ["n1:0  | step 1", "n2:8  | quiet", "n1:0  | step 2"]),
-        (["--node", "n[2-3]"], ["n2:9  ! OSError: trouble", "n2:8  | quiet"]),
-        (["--node", "n2", "--rank", "8"], ["n2:8  | quiet"]),
-        (["-a", "-n", "1"], ["n1:0  | step 2"]),
-        (["-a", "-n", "0"], []),
-        (["--rank", "8", "--prefix", "none"], ["quiet"]),
-        (["--rank", "7"], []),
-    ],
-)
-def test_selections(ended: LogsCommand, args: list[str], shown: list[str]) -> None:
-    assert ended.lines("L1", *args) == shown
 
 
 def test_timestamps_stand_in_front(ended: LogsCommand) -> None:
@@ -106,28 +81,6 @@ def test_raw_gives_the_bytes_that_were_written(here: LogsCommand) -> None:
     assert here.lines("L1") == ["n1:0  |  20%"]
 
 
-@pytest.mark.parametrize("flag", [["-o", "json"], ["--json"]])
-def test_json_is_one_object_a_line(ended: LogsCommand, flag: list[str]) -> None:
-    done = ended.logs("L1", "--rank", "9", *flag)
-    assert done.stderr == ""
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        {
-            "type": "line",
-            "ts": "2023-11-14T22:13:20.000003Z",
-            "node": "n2",
-            "rank": 9,
-            "local_rank": 1,
-            "stream": "err",
-            "attempt": 1,
-            "level": "error",
-            "text": "OSError: trouble",
-            "partial": False,
-            "file": "logs/a1/n2.log",
-            "offset": 0,
-        }
-    ]
-
-
 def test_text_is_utf8_in_any_locale(here: LogsCommand) -> None:
     here.start()
     here.write("n1", raw(T0, 0, "o", "é 漢 \ufffd"))
@@ -136,34 +89,6 @@ def test_text_is_utf8_in_any_locale(here: LogsCommand) -> None:
         here.argv("L1"), cwd=here.path, env=here.environ, capture_output=True, check=True
     )
     assert without_times(done.stdout.decode()) == "n1:0  | é 漢 \ufffd\n"
-
-
-def test_earlier_attempts_are_kept_and_the_newest_is_shown(ended: LogsCommand) -> None:
-    ended.write("n3", raw(T0 + 9, 0, "o", "again"), attempt=2)
-    assert ended.lines("L1") == ["n3:0  | again"]
-    assert ended.lines("L1", "--attempt", "1", "-n", "1") == ["n1:0  | step 2"]
-    done = ended.logs("L1", "--attempt", "3")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: job L1 has no attempt 3\n  hint: choose from 1-2\n"
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "message"),
-    [
-        (["--rank", "16"], 2, "error: rank 16 does not exist; job L1 has ranks 0-15\n"),
-        (["--rank", "x"], 2, "error: 'x' is not a rank\n"),
-        (["--rank", "0", "-a"], 2, "error: --rank and --all-ranks cannot be combined\n"),
-        (["--node", "n[1-"], 2, "error: bad host list 'n[1-': '[' is unmatched at position 2\n"),
-        (["--node", "n7"], 2, "error: no log of n7\n  hint: choose from n[1-2]\n"),
-        (["-n", "-3"], 2, "error: '-3' is not a number of lines\n"),
-        (["--attempt", "0"], 2, "'0' is not an attempt"),
-        (["-o", "xml"], 2, "'xml' is not one of"),
-    ],
-)
-def test_mistakes_are_told(ended: LogsCommand, args: list[str], code: int, message: str) -> None:
-    done = ended.logs("L1", *args)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert message in done.stderr
 
 
 def test_an_unknown_job_is_not_found(ended: LogsCommand) -> None:
@@ -200,12 +125,6 @@ def on_slurm(tmp_path: Path) -> LogsCommand:
     (tmp_path / "queue").write_text("4711|PENDING||0:00|10:00|N/A|N/A|Resources\n")
     project.environ["PATH"] = f"{squeue.parent}:/usr/bin:/bin"
     return project
-
-
-def test_a_job_in_the_queue_says_why_it_waits(on_slurm: LogsCommand) -> None:
-    done = on_slurm.logs("4711")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "job 4711 is pending: waiting for free nodes\n"
 
 
 def test_a_job_that_has_just_started_may_be_silent(here: LogsCommand) -> None:
@@ -517,21 +436,3 @@ def test_memory_of_the_whole_command_is_bounded(here: LogsCommand) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.endswith(b"4\n")
-
-
-def test_a_long_search_says_on_a_terminal_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]  # what is under test asks
-    monkeypatch.setattr(sys, "stderr", terminal)
-    session = output.Session()
-    monkeypatch.setattr(output, "current_session", lambda: session)
-    now = [0.0]
-    monkeypatch.setattr(reading.time, "monotonic", lambda: now[0])
-    scanning = reading.Scanning()
-    scanning(1_000_000_000, 10_200_000_000)
-    now[0] = 2.0
-    scanning(3_100_000_000, 10_200_000_000)
-    scanning(3_200_000_000, 10_200_000_000)  # too soon after the last
-    for _ in range(2):
-        scanning(10_200_000_000, 10_200_000_000)
-    assert terminal.getvalue() == "\r\x1b[Kscanning 3.1 of 10.2 GB …\r\x1b[K"

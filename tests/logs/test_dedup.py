@@ -118,11 +118,6 @@ def test_what_two_agents_say_is_one_line() -> None:
     assert folded.drain() == ["[0 1] rank 3 on n2: bad"]
 
 
-def test_order_is_that_of_the_first_copies() -> None:
-    lines = [(0, "a"), (0, "b"), (1, "a"), (1, "x"), (1, "b"), (2, "b"), (2, "a")]
-    assert fold(*lines) == ["[0 1 2] a", "[0 1 2] b", "1 x"]
-
-
 def test_what_a_rank_says_twice_is_shown_twice() -> None:
     twice = [(rank, text) for rank in range(3) for text in ("a", "b", "a")]
     assert fold(*twice) == ["[0 1 2] a", "[0 1 2] b", "[0 1 2] a"]
@@ -184,14 +179,6 @@ def test_late_copies_make_a_line_of_their_own() -> None:
     assert folded.drain() == ["0 x", "[4 5 6 more] a"]
     folded.feed(8, "a", ms=1000)
     assert folded.drain() == ["8 a"]
-
-
-def test_what_all_say_again_later_is_no_late_copy() -> None:
-    folded = Folded()
-    for second in range(2):
-        for rank in range(4):
-            folded.feed(rank, "a", ms=5000 * second)
-    assert folded.drain() == ["[0 1 2 3] a", "[0 1 2 3] a"]
 
 
 def test_a_clock_that_runs_backwards_delays_nothing() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 from pathlib import Path
 
 import pytest
@@ -64,20 +63,6 @@ def test_descriptors_are_kept_and_given_back(paths: RunPaths) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_descriptor_that_is_0_is_given_back(paths: RunPaths) -> None:
-    stdin = os.dup(0)
-    os.close(0)
-    try:
-        with OpenFiles(1) as files:
-            assert files.read(paths.log(1, "n2"), 0, 1) == b"x"
-            before = len(os.listdir("/proc/self/fd"))
-            assert files.read(paths.log(1, "n2"), 1, 1) == b"\n"
-            assert len(os.listdir("/proc/self/fd")) == before
-    finally:
-        os.dup2(stdin, 0)
-        os.close(stdin)
-
-
 def test_reading_goes_on_where_the_process_has_no_descriptor_left(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,10 +81,3 @@ def test_reading_goes_on_where_the_process_has_no_descriptor_left(
         assert files.read(paths.log(1, "n10"), 0, 9) == b"x\n"
         assert files.read(paths.log(1, "n2"), 0, 9) == b"x\n"
     assert len(opened) == 4
-
-
-def test_the_limit_of_descriptors_is_as_it_was(paths: RunPaths) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with OpenFiles(100_000):
-        pass
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits

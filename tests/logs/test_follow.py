@@ -87,11 +87,6 @@ def test_what_is_there_comes_first_then_what_is_written(paths: RunPaths) -> None
     assert followed(paths, script, tail=2) == ["old 3", "old 4", "new", "last"]
 
 
-def test_all_of_the_past_is_given_where_it_was_asked_for(paths: RunPaths) -> None:
-    write_log(paths, 1, "n1", [raw(T0 + i, 0, "o", f"{i}") for i in range(300)])
-    assert followed(paths, Script()) == [str(i) for i in range(300)]
-
-
 def test_a_line_is_given_when_it_is_whole(paths: RunPaths) -> None:
     whole = raw(T0, 0, "o", "one line")
     seen: list[list[str]] = []
@@ -146,16 +141,6 @@ def test_a_truncated_file_is_told_and_read_from_its_beginning(paths: RunPaths) -
     assert followed(paths, script) == ["before", "before 2", "~ n1", "after", "more"]
 
 
-def test_a_replaced_file_is_told_and_read_from_its_beginning(paths: RunPaths) -> None:
-    path = write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")])
-
-    def replace() -> None:
-        path.rename(path.with_suffix(".old"))  # keeps the inode from being used again
-        write_log(paths, 1, "n1", [raw(T0 + i, 0, "o", f"b{i}") for i in range(9)])
-
-    assert followed(paths, Script(replace)) == ["a", "~ n1", *(f"b{i}" for i in range(9))]
-
-
 def test_a_file_that_goes_away_ends_nothing(paths: RunPaths) -> None:
     path = write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")])
     script = Script(path.unlink, lambda: write_log(paths, 1, "n2", [raw(T0 + 1, 0, "o", "b")]))
@@ -202,16 +187,6 @@ def test_a_pending_job_is_waited_for(paths: RunPaths) -> None:
 
 def test_a_job_that_never_started_ends_the_following(paths: RunPaths) -> None:
     assert followed(paths, Script(lambda: None)) == []
-
-
-def test_nodes_are_selected(paths: RunPaths) -> None:
-    write_log(paths, 1, "n1", [raw(T0, 0, "o", "0"), raw(T0, 1, "o", "1")])
-
-    def more() -> None:
-        write_log(paths, 1, "n2", [raw(T0 + 1, 2, "e", "2e")])
-        write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "00")])
-
-    assert followed(paths, Script(more), nodes=frozenset({"n1"}), tail=9) == ["0", "1", "00"]
 
 
 def test_an_overview_reads_the_errors_of_others_from_their_side_files(paths: RunPaths) -> None:

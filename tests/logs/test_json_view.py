@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logs import json_view
 from clusterrun.logs.json_view import JsonView
 from tests.logs.corpus import T0, line
 
@@ -126,14 +123,6 @@ def test_copies_are_one_object_where_that_was_asked_for() -> None:
     ]
 
 
-def test_copies_of_agents_name_their_nodes() -> None:
-    objects = Objects(dedup=True)
-    for node in ("n1", "n2", "n3"):
-        objects.view.show(line(T0, node, None, "a", b"start"))
-    (data,) = objects.take()
-    assert (data["nodes"], data["count"], "ranks" in data) == ("n[1-3]", 3, False)
-
-
 @given(st.lists(st.binary()))
 def test_every_line_is_an_object_of_its_own_whatever_its_bytes(texts: list[bytes]) -> None:
     objects = Objects()
@@ -142,24 +131,3 @@ def test_every_line_is_an_object_of_its_own_whatever_its_bytes(texts: list[bytes
     assert [data["text"] for data in objects.take()] == [
         t.decode("utf-8", "replace") for t in texts
     ]
-
-
-def test_memory_does_not_grow_with_ranks_that_a_damaged_file_invents(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(json_view, "MAX_SPEAKERS", 1000)
-
-    def give(ranks: range) -> int:
-        tracemalloc.reset_peak()
-        for rank in ranks:
-            objects.view.show(line(T0, "n1", rank, "o", b""))
-            objects.take()
-        return tracemalloc.get_traced_memory()[1]
-
-    objects = Objects()
-    tracemalloc.start()
-    try:
-        before = give(range(1000))
-        assert give(range(1000, 3000)) < 1.1 * before
-    finally:
-        tracemalloc.stop()

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import merge
-from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, LogFile
+from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import Part, Source
 from tests.logs.corpus import T0, raw, texts
-from tests.logs.reading import blocks_of, newest, sources, whole, write
+from tests.logs.reading import blocks_of, sources, whole, write
 from tests.logs.strategies import CORPORA, as_whole, merged, parsed
 from tests.patience import patience
 
@@ -249,19 +249,3 @@ def test_memory_is_bounded_over_files_with_long_lines(
     count, grown_kib = _read_all(tmp_path, "all", *tail)
     assert count == (9 if tail == ("9",) else 3 * nodes)
     assert grown_kib < most_mib * 1024
-
-
-def test_lines_of_a_file_of_stderr_are_of_that_stream(tmp_path: Path) -> None:
-    path = write(tmp_path, "n1", b"warning\n", FileKind.PLAIN).path
-    file = LogFile(node="n1", path=path, kind=FileKind.PLAIN, stream=Stream.ERR)
-    takes_out = whole(file, takes=lambda rank, stream: stream is Stream.OUT)
-    assert [line.stream for line in merge_sources([whole(file)])] == [Stream.ERR]
-    assert not list(merge_sources([takes_out]))
-
-
-def test_what_nobody_stamped_is_as_long_as_its_file(tmp_path: Path) -> None:
-    for text in (b"no newline", b"first\nsecond", b"whole\n", b"x" * (MAX_LINE_BYTES + 9), b"\n\n"):
-        file = write(tmp_path, "n1", text, FileKind.PLAIN)
-        for found in (merge_sources([whole(file)]), newest([whole(file)], 9)):
-            pieces = [line.text if line.partial else line.text + b"\n" for line in found]
-            assert b"".join(pieces) == text

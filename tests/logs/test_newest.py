@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import tail as newest_module
-from clusterrun.logs.files import FileKind, LogFile, OpenFiles
+from clusterrun.logs.files import FileKind, OpenFiles
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import Part, Source
+from clusterrun.logs.sources import Part
 from tests.logs.corpus import T0, raw, texts
 from tests.logs.reading import blocks_of, last, newest, sources, whole, write
 from tests.logs.strategies import CORPORA
@@ -55,21 +55,6 @@ def test_so_are_the_newest_of_the_wanted_lines(
         assert newest(chosen, count) == last(everything, count)
 
 
-@pytest.mark.parametrize("count", range(8))
-def test_lines_of_one_node_from_two_files_go_by_their_place_in_its_log(
-    tmp_path: Path, count: int
-) -> None:
-    parts = [raw(T0, i % 2, "o", f"{i}") for i in range(6)]
-    places = [sum(map(len, parts[:i])) for i in range(6)]
-    log = write(tmp_path, "n1", b"".join(parts))
-    entries = [raw(T0, 1, "o", f"error {places[i]} {i}") for i in (1, 3, 5)]
-    side = write(tmp_path, "n1", b"".join(entries), FileKind.ERRORS)
-    chosen = [whole(side, part=Part.NOTES), whole(log, takes=lambda rank, stream: rank == 0)]
-    for block in (1, 30, 10_000):
-        with blocks_of(block):
-            assert texts(newest(chosen, count)) == list("012345")[max(6 - count, 0) :]
-
-
 def test_what_is_older_than_needed_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,17 +64,6 @@ def test_what_is_older_than_needed_is_not_read(
     found = newest([wanted, whole(other.file, takes=lambda rank, stream: False)], 200)
     assert texts(found) == [str(i) for i in range(19_800, 20_000)]
     assert sum(read) < 100_000
-
-
-def test_one_look_at_each_file_is_enough_where_one_has_the_newest_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = {f"n{n}": raw(T0, n, "o", "old") * 1000 for n in range(30)}
-    corpus["n7"] += b"".join(raw(T0 + i, 7, "o", f"{i}") for i in range(1, 11))
-    chosen = sources(tmp_path, corpus)
-    read = _count_bytes(monkeypatch)
-    assert texts(newest(chosen, 10)) == [str(i) for i in range(1, 11)]
-    assert len(read) == 30
 
 
 def _count_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -131,11 +105,6 @@ def test_a_file_that_shrank_gives_what_is_left(tmp_path: Path) -> None:
     for block in (10, 1000, 1 << 16):
         with blocks_of(block):
             assert texts(newest([source], 3)) == [" 37", " 38", " 39"]
-
-
-def test_a_file_that_is_gone_has_no_lines(tmp_path: Path) -> None:
-    file = LogFile(node="n1", path=tmp_path / "n1.log")
-    assert newest([Source(file=file, start=0, end=100_000)], 5) == []
 
 
 def test_the_end_of_what_nobody_stamped_is_found(tmp_path: Path) -> None:

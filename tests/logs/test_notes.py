@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from clusterrun.logformat.lines import left_out_text
@@ -113,14 +111,6 @@ def test_nothing_is_said_where_nothing_is_left_out(long_ago: LogsCommand, args: 
     assert note_of(long_ago, *args) == ""
 
 
-@pytest.mark.parametrize("form", ["raw", "json"])
-def test_programs_too_are_told_beside_that_nothing_matches(
-    long_ago: LogsCommand, form: str
-) -> None:
-    done = long_ago.logs("L1", "--rank", "7", "-o", form)
-    assert (done.stdout, done.stderr.startswith("note: no line matches")) == ("", True)
-
-
 def test_the_last_lines_of_each_attempt_are_said_to_be_so(long_ago: LogsCommand) -> None:
     long_ago.write("n1", raw(T0 + 99 * SECOND, 0, "o", "again"), attempt=2)
     said = note_of(long_ago, "--attempt", "all", "-n", "1").splitlines()
@@ -161,11 +151,4 @@ def test_each_attempt_has_all_the_room(long_ago: LogsCommand) -> None:
     assert [line.partition(" ")[2].strip(" |!") for line in lines] == [
         "ValueError: the cause", "step 298", "step 299", "OSError: lost",
         "again 5", "again 6", "again 7", "again 8",
-    ]  # fmt: skip
-
-
-def test_json_of_the_default_view_has_the_old_error_too(long_ago: LogsCommand) -> None:
-    entries = [json.loads(line) for line in long_ago.lines("L1", "--json", "-n", "4")]
-    assert [entry["text"] for entry in entries] == [
-        "ValueError: the cause", "step 298", "step 299", "OSError: lost",
     ]  # fmt: skip

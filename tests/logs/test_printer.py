@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +13,9 @@ import pytest
 from clusterrun.cli.logs.follow import print_joined, print_left
 from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.request import Request
-from clusterrun.errors import ClusterrunError
-from clusterrun.logformat.lines import Stream
 from clusterrun.logs.files import LogFile
 from clusterrun.logs.follow import Left
-from clusterrun.logs.joining import BAR_PAUSES
-from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query
+from clusterrun.logs.sources import EVERYTHING, Query
 from tests.logs.corpus import T0, line
 
 
@@ -109,16 +104,6 @@ def test_equal_lines_are_folded_where_that_helps_people(
     assert len(pipe.take().splitlines()) == (1 if is_folded else 3)
 
 
-@pytest.mark.parametrize("form", ["text", "json", "raw"])
-def test_nothing_is_left_out_for_a_pipe(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    pipe = use_stdout(monkeypatch)
-    to = printer(is_following=True, form=form, world_size=1)
-    for n in range(5000):
-        to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
-    to.finish()
-    assert len(pipe.take().splitlines()) == 5000
-
-
 def test_the_progress_bar_of_one_rank_stays_in_its_row_of_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -155,31 +140,6 @@ def test_what_is_told_beside_a_progress_bar_has_a_row_of_its_own(
 ALIKE = tuple(Left(node=node, code=1, reason="signal 9") for node in ("n2", "n3"))
 
 
-def test_progress_bars_of_several_ranks_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = use_stdout(monkeypatch, is_terminal=True)
-    to = printer(is_following=True)
-    to.print_line(line(T0, "n1", 3, "E", b"\r10 %"))
-    for _ in range(BAR_PAUSES):
-        to.pause()
-    assert terminal.take() == ""
-    to.pause()
-    assert terminal.take() == "n1:3  ! 10 %…\n"
-
-
-def test_the_progress_bar_of_the_overview_stays_in_the_last_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal = use_stdout(monkeypatch, is_terminal=True)
-    to = printer(is_following=True, query=OVERVIEW)
-    to.print_line(line(T0, "n1", 0, "O", b"begun"))
-    to.print_line(line(T0 + 1, "n1", 0, "E", b"\r10 %"))
-    to.pause()
-    assert terminal.take() == "\r\x1b[Kn1:0  ! 10 %"
-    to.print_line(line(T0 + 2, "n1", 0, "o", b" and done"))
-    to.pause()
-    assert terminal.take() == "\r\x1b[Kn1:0  | begun and done\n\r\x1b[Kn1:0  ! 10 %"
-
-
 def test_a_pause_shows_what_waits_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = use_stdout(monkeypatch)
     to = printer(is_following=True)
@@ -205,17 +165,6 @@ def test_a_line_that_comes_alone_is_written_at_once(monkeypatch: pytest.MonkeyPa
         clock.now += 1
         to.print_line(line(T0, "n1", 0, "o", text))
         assert pipe.take() == f"n1:0 | {text.decode()}\n"
-
-
-def test_raw_of_one_stream_of_one_rank_is_passed_on_in_pieces(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pipe = use_stdout(monkeypatch)
-    query = Query(ranks=frozenset({3}), streams=frozenset({Stream.OUT}))
-    to = printer(form="raw", query=query, is_following=True)
-    to.print_line(line(T0, "n1", 3, "O", b"\x1b[2J10%\r"))
-    to.pause()
-    assert pipe.take() == "\x1b[2J10%\r"
 
 
 def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
@@ -248,39 +197,3 @@ def test_the_reason_of_a_nodes_end_is_given_once(
         "- n[2-3] exited 1: signal 9",
         "- n4 exited 1: other",
     ]
-
-
-def test_programs_are_told_of_attempts_gaps_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = use_stdout(monkeypatch)
-    to = printer(form="json", is_following=True)
-    to.start_attempt(2)
-    to.print_truncated("n1")
-    to.finish()
-    to.print_end("FAILED", 1)
-    assert [json.loads(text) for text in pipe.take().splitlines()] == [
-        {"type": "attempt", "attempt": 2},
-        {"type": "gap", "node": "n1", "reason": "truncated"},
-        {"type": "end", "state": "FAILED", "exit_code": 1},
-    ]
-
-
-def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        to = printer(world_size=1)
-        with pytest.raises(ClusterrunError, match="cannot write to stdout"):
-            to.print_line(line(T0, "n1", 0, "o", b"a"))
-        monkeypatch.undo()
-        full.buffer.raw.close()
-
-
-def test_a_reader_that_went_away_is_no_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "w") as gone:
-        monkeypatch.setattr(sys, "stdout", gone)
-        to = printer(world_size=1)
-        with pytest.raises(BrokenPipeError):
-            to.print_line(line(T0, "n1", 0, "o", b"a"))
-        monkeypatch.undo()
-        gone.buffer.raw.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.logformat.lines import SIDE_TEXT_BYTES, Stream
+from clusterrun.logformat.lines import SIDE_TEXT_BYTES
 from clusterrun.logs.files import FileKind, LogFile, find_files
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query, sources_of
@@ -173,44 +173,9 @@ def test_without_a_world_all_files_are_read_for_a_rank(run: LoggedRun, world: st
     assert run.read(OVERVIEW) == NOTED
 
 
-def test_streams_are_chosen_and_gaps_stay(run: LoggedRun) -> None:
-    run.write()
-    query = Query(streams=frozenset({Stream.ERR}))
-    assert run.read(query) == ["a warning", "ValueError: no", "KeyError: 7", "o 4096 spool full"]
-    query = Query(streams=frozenset({Stream.LAUNCHER}), ranks=frozenset({0, 1}))
-    assert run.read(query) == []
-
-
-def test_lines_with_one_of_the_patterns_and_none_of_the_others_are_found(run: LoggedRun) -> None:
-    run.write()
-    include = (re.compile(rb"Error"), re.compile(rb"step \d"))
-    found = run.read(Query(include=include, exclude=(re.compile(rb"rank 2$"),)))
-    assert found == ["step 1", "ValueError: no", "KeyError: 7", "o 4096 spool full"]
-    found = run.read(Query(include=(re.compile(rb"(?i)ERROR"),), ranks=frozenset({0, 3})))
-    assert found == ["ValueError: no", "KeyError: 7"]
-    assert run.read(Query(errors=True, include=(re.compile(rb"Key"),))) == WRONG[1:]
-
-
 def test_what_is_searched_is_the_text_and_not_what_stands_before_it(run: LoggedRun) -> None:
     run.write()
     assert run.read(Query(include=(re.compile(rb"17000|error \d"),))) == ["o 4096 spool full"]
-
-
-@pytest.mark.parametrize("query", [EVERYTHING, OVERVIEW, ERRORS])
-def test_moments_cut_all_files(run: LoggedRun, query: Query) -> None:
-    from dataclasses import replace
-
-    run.write()
-    lines = list(merge_sources(choose_sources(run.paths, 1, query)))
-    for since, until in ((2, 6), (5, 8), (0, 99), (6, 6), (None, 3), (7, None)):
-        low, high = since or 0, until or 10**9
-        cut = replace(
-            query,
-            since_us=None if since is None else T0 + since,
-            until_us=None if until is None else T0 + until,
-        )
-        expected = [line for line in lines if low <= line.epoch_us - T0 < high]
-        assert list(merge_sources(choose_sources(run.paths, 1, cut))) == expected
 
 
 def _cut_lines() -> list[bytes]:
@@ -253,12 +218,6 @@ def test_all_pieces_of_a_cut_error_line_are_taken_each_as_a_line_of_its_own(
     assert _shown(ERRORS, paths) == [
         (text, False) for text in ("ValueError: a…", " and so on", "KeyError: b…", " and so on")
     ]
-
-
-def test_pieces_that_are_not_chosen_by_their_text_are_given_as_pieces(tmp_path: Path) -> None:
-    paths = RunPaths(root=tmp_path)
-    write_log(paths, 1, "n1", _cut_lines())
-    assert [partial for _, partial in _shown(EVERYTHING, paths)] == [True, False] * 2
 
 
 LONG = "ValueError: " + "x" * 6000 + " because of y"
@@ -304,13 +263,6 @@ def test_long_error_lines_are_read_as_the_agent_wrote_them(tmp_path: Path, query
     file.flush()
     read = [text for text, _ in _shown(query, paths)]
     assert "".join(read) == "".join(texts).replace("\n", "")
-
-
-def test_files_of_chosen_nodes_alone_are_read(run: LoggedRun) -> None:
-    run.write()
-    chosen = choose_sources(run.paths, 1, OVERVIEW, frozenset({"n2"}))
-    assert [source.file.path.name for source in chosen] == ["n2.err"]
-    assert choose_sources(run.paths, 7, EVERYTHING) == []
 
 
 def test_output_that_nobody_stamped_is_searched_too(tmp_path: Path) -> None:

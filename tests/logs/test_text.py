@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logs import text as texts
-from clusterrun.logs import text_view
 from clusterrun.logs.joining import BAR_PAUSES, QUIET_PAUSES, SHOWN_BYTES
 from clusterrun.logs.text import clock_time, last_state, readable, strip_controls, utc_time
 from clusterrun.logs.text_view import Style, TextView, node_colour
@@ -71,30 +69,6 @@ def test_prefix_grows_for_a_longer_name_that_comes_late() -> None:
     assert view.show((0, "o", b"a")) == ["n1:0  | a\n"]
     assert view.show((99, "o", b"b"), node="n10") == ["n10:99 | b\n"]
     assert view.show((0, "o", b"c")) == ["n1:0   | c\n"]
-
-
-def test_prefix_can_be_left_out() -> None:
-    assert View(style=Style(prefix=False)).show((0, "o", b"  a")) == ["  a\n"]
-
-
-def test_memory_does_not_grow_with_ranks_that_a_damaged_file_invents(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(text_view, "MAX_SPEAKERS", 1000)
-
-    def give(ranks: range) -> int:
-        tracemalloc.reset_peak()
-        for rank in ranks:
-            view.show((rank, "o", b""))
-        return tracemalloc.get_traced_memory()[1]
-
-    view = View()
-    tracemalloc.start()
-    try:
-        before = give(range(1000))
-        assert give(range(1000, 3000)) < 1.1 * before
-    finally:
-        tracemalloc.stop()
 
 
 def test_hostile_names_of_nodes_reach_no_terminal() -> None:
@@ -182,10 +156,6 @@ def test_colours_stay_where_they_are_wanted_and_end_with_the_line() -> None:
 @given(st.binary())
 def test_readable_text_moves_no_cursor_whatever_the_bytes_are(text: bytes) -> None:
     assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", readable(text, keep_colours=False))
-
-
-def test_bytes_that_are_no_utf8_are_replaced() -> None:
-    assert View().show((0, "o", b"a\xff\xc3b")) == ["n1:0 | a��b\n"]
 
 
 # Cut lines and progress bars
@@ -291,13 +261,3 @@ def test_copies_of_a_traceback_are_one_block() -> None:
         '[3 ranks] !   File "a.py", line 2\n',
         "[3 ranks] ! RuntimeError: rank <n> aborted\n",
     ]
-
-
-def test_of_a_late_copy_of_a_traceback_its_last_line_is_shown() -> None:
-    view = View(world_size=16, dedup=True)
-    lost = (b"Traceback (most recent call last):", b'  File "a.py", line 3', b"ValueError: lost")
-    for rank in (0, 1):
-        view.show(*((rank, "e", text) for text in lost))
-    assert len(view.drain()) == 3
-    view.show(*((2, "e", text) for text in lost))
-    assert view.drain() == ["[1 more rank] ! ValueError: lost\n"]

@@ -49,7 +49,7 @@ _instead = under("Instead")
 @_lines(
     "--since",
     metavar="T",
-    help="start at this time: 1h30m (ago), 12:30, 2026-08-01T12:30 or step:4000",
+    help="start at this time: 1h30m (ago), 12:30 or 2026-08-01T12:30",
 )
 @_few_lines("--until", metavar="T", help="stop at this time")
 @_filter("-g", "--include", "-i", multiple=True, metavar="RE", help="print only lines that match")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -26,28 +25,7 @@ from clusterrun.shared.files import end_of
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 
-PATIENCE_S = 1.0
-PACE_S = 0.1
 QUIET_S = 60  # a running job without logs for longer is an error
-
-
-class Scanning:
-    """Shows the progress of a long search in the last row of a terminal."""
-
-    def __init__(self) -> None:
-        self._due_at = time.monotonic() + PATIENCE_S if output.can_move() else float("inf")
-        self._is_shown = False
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Show the progress; clear it at the end."""
-        is_over, now = done_bytes >= total_bytes, time.monotonic()
-        if not self._is_shown if is_over else now < self._due_at:
-            return
-        if is_over:
-            output.still()
-        else:
-            output.move(f"scanning {done_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB")
-        self._is_shown, self._due_at = not is_over, now + PACE_S
 
 
 def read(request: Request) -> None:
@@ -120,9 +98,7 @@ def _chapters(request: Request) -> Iterator[tuple[int, Tail]]:
         sources = sources_of(request.catalogue.files(attempt), request.query)
         yield (
             attempt,
-            last_lines(
-                sources, request.query, request.tail, folded=request.folds, report=Scanning()
-            ),
+            last_lines(sources, request.query, request.tail, folded=request.folds),
         )
 
 

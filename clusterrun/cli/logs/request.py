@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from clusterrun.cli.logs.job import BATCH, LogJob, Named
@@ -14,8 +14,8 @@ from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
 from clusterrun.logs.dedup import LEAST_WRITERS
 from clusterrun.logs.files import Catalogue
-from clusterrun.logs.moments import parse_moment, step_finder
 from clusterrun.logs.sources import OVERVIEW, STREAMS, Query
+from clusterrun.shared.durations import SPAN, parse_seconds
 from clusterrun.shared.hostlist import parse_hostlist, parse_ranks
 from clusterrun.shared.sizes import parse_count
 
@@ -89,7 +89,7 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
     catalogue = job.catalogue(nodes, batch=streams is None)
     attempt = named.attempt if wanted["attempt"] is None else wanted["attempt"]
     attempts = choose_attempts(job.title, catalogue.attempts(), attempt)
-    query = _query(job, nodes, streams, wanted, attempt=max(attempts, default=0))
+    query = _query(job, nodes, streams, wanted)
     has_times = job.record is not None and streams is not None
     has_prefix = wanted["prefix"] == "auto"
     time_chars = 12 if wanted["with_times"] else 8 if has_prefix else 0
@@ -142,8 +142,6 @@ def _query(
     nodes: frozenset[str] | None,
     streams: frozenset[Stream] | None,
     wanted: Mapping[str, Any],
-    *,
-    attempt: int,
 ) -> Query:
     if wanted["all_ranks"] and wanted["ranks"] is not None:
         raise UsageError("--rank and --all-ranks cannot be combined", hint="keep one of them")
@@ -155,7 +153,7 @@ def _query(
     chosen = (ranks, nodes, wanted["streams"])
     is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)
     since_us, until_us = (
-        _moment(f"--{name}", wanted[name], job=job, attempt=attempt, batch=streams is None)
+        _moment(f"--{name}", wanted[name], job=job, batch=streams is None)
         for name in ("since", "until")
     )
     if since_us is not None and until_us is not None and since_us >= until_us:
@@ -201,15 +199,65 @@ def _patterns(option: str, texts: Collection[str]) -> tuple[re.Pattern[bytes], .
     return tuple(compiled)
 
 
-def _moment(option: str, text: str | None, *, job: LogJob, attempt: int, batch: bool) -> int | None:
+def _moment(option: str, text: str | None, *, job: LogJob, batch: bool) -> int | None:
     """Read a moment as epoch µs. Raises UsageError that names the option."""
     if text is None:
         return None
     if job.record is None or batch:
         whose = f"the batch script of {job.title}" if batch else job.title
         raise UsageError(f"{option}: the lines of {whose} have no times", hint=f"drop {option}")
-    steps = step_finder(job.record.paths, attempt, before=option == "--since")
     try:
-        return parse_moment(text, now=datetime.now(), find_step=steps)
+        return parse_moment(text, datetime.now())
     except UsageError as error:
         raise UsageError(f"{option}: {error.message}", hint=error.hints) from error
+
+
+_CLOCK: Final = re.compile(r"[0-2]?[0-9]:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?\Z")
+_HINT: Final = "write 10m, 1h30m, 12:30, 2026-08-01 or 2026-08-01T12:30"
+
+
+def parse_moment(text: str, now: datetime) -> int:
+    """Return a moment as epoch µs.
+
+    Times without a zone are in that of `now` (none: this machine's). A time of day is the latest
+    one that is not in the future. Raises UsageError.
+    """
+    stripped = text.strip()
+    if re.match(SPAN, stripped):
+        return (_microseconds(now) or 0) - parse_seconds(stripped) * 1_000_000
+    moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
+    epoch_us = None if moment is None else _microseconds(moment)
+    if epoch_us is None:
+        raise UsageError(f"'{text}' is not a time", hint=_HINT)
+    return epoch_us
+
+
+def _microseconds(moment: datetime) -> int | None:
+    try:
+        return int(moment.timestamp()) * 1_000_000 + moment.microsecond
+    except (OverflowError, ValueError, OSError):  # a year beyond this machine's zone
+        return None
+
+
+def _clock(text: str, now: datetime) -> datetime | None:
+    try:
+        hours, minutes, *seconds = text.split(":")
+        whole, _, fraction = (seconds[0] if seconds else "0").partition(".")
+        moment = now.replace(
+            hour=int(hours),
+            minute=int(minutes),
+            second=int(whole),
+            microsecond=int(fraction.ljust(6, "0") or 0),
+        )
+    except ValueError:
+        return None
+    return moment if moment <= now else moment - timedelta(days=1)
+
+
+def _date(text: str, now: datetime) -> datetime | None:
+    try:
+        # Python 3.10 does not accept the Z.
+        moment = datetime.fromisoformat(re.sub(r"[Zz]\Z", "+00:00", text))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)  # None stays None
