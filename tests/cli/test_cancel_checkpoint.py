@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,31 @@ from tests.cli.runs import ended, events, queue, running, submitted
 from tests.patience import patience
 
 
+class Clock:
+    """The time of a command that waits: nothing is waited for, and the ranks act meanwhile."""
+
+    def __init__(self) -> None:
+        self.waited_s = 0.0
+        self.deeds: list[Callable[[], object]] = []
+
+    def monotonic(self) -> float:
+        return self.waited_s
+
+    def time(self) -> float:
+        return time.time() + self.waited_s
+
+    def sleep(self, pause_s: float) -> None:
+        self.waited_s += pause_s
+        while self.deeds:
+            self.deeds.pop(0)()
+
+
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "POLL_S", 0.02)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (ending, cancel):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 def at_work(here: CommandLine) -> Path:
@@ -35,33 +58,18 @@ def at_work(here: CommandLine) -> Path:
     return root
 
 
-def leaving(here: CommandLine, root: Path, *deeds: str) -> None:
-    """Let the ranks do something when they are asked to leave."""
-    script = here.path / "leave.py"
-    lines = [
-        "import sys",
-        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})",
-        "from pathlib import Path",
-        "from tests.cli.test_jobs import ended",
-        "from tests.cli.outcomes import outcome",
-        "from tests.cli.test_resume import checkpoint",
-        f"root = Path({str(root)!r})",
-        *deeds,
+def they_save(root: Path, cause: Cause = Cause.INTERRUPTED) -> list[Callable[[], object]]:
+    """Return what ranks do that save when they are asked to leave."""
+    return [
+        lambda: checkpoint(root, 4200),
+        lambda: outcome(root, cause=cause, code=124),
+        lambda: ended(root, "CANCELLED", 124),
     ]
-    script.write_text("\n".join(lines))
-    here.program("scancel", f'[[ "$*" == *USR2* ]] || exit 0\n{sys.executable} {script}')
 
 
-SAVED = (
-    "checkpoint(root, 4200)",
-    "outcome(root, cause='interrupted', code=124)",
-    "ended(root, 'CANCELLED', 124)",
-)
-
-
-def test_the_ranks_are_asked_and_what_they_saved_is_said(here: CommandLine) -> None:
+def test_the_ranks_are_asked_and_what_they_saved_is_said(here: CommandLine, clock: Clock) -> None:
     root = at_work(here)
-    leaving(here, root, *SAVED)
+    clock.deeds += they_save(root)
     said = here("cancel", "--checkpoint", "4711")
     assert (said.code, said.out) == (0, "cancelled 4711  (train, was RUNNING 05:10:40)\n")
     asked, saved = said.err.splitlines()
@@ -74,18 +82,21 @@ def test_the_ranks_are_asked_and_what_they_saved_is_said(here: CommandLine) -> N
 
 def test_a_save_of_the_scripts_own_is_not_taken_for_the_one_that_was_asked_for(
     here: CommandLine,
+    clock: Clock,
 ) -> None:
     root = at_work(here)
-    leaving(here, root, SAVED[0], "outcome(root, cause='cancelled', code=124)", SAVED[2])
+    clock.deeds += they_save(root, Cause.CANCELLED)
     said = here("cancel", "--checkpoint", "4711")
     assert "has written no new checkpoint" in said.err
     assert (said.code, said.out) == (3, "cancelled 4711  (train, was RUNNING 05:10:40)\n")
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_job_that_completes_instead_was_not_cancelled(here: CommandLine, form: str) -> None:
+def test_a_job_that_completes_instead_was_not_cancelled(
+    here: CommandLine, clock: Clock, form: str
+) -> None:
     root = at_work(here)
-    leaving(here, root, "ended(root, 'COMPLETED', 0)")
+    clock.deeds.append(lambda: ended(root, "COMPLETED", 0))
     said = here("cancel", "--checkpoint", "4711", *(["--json"] if form == "json" else []))
     assert said.code == 0
     assert "warning" not in said.err
@@ -107,17 +118,13 @@ def test_a_job_that_does_not_leave_in_time_is_ended(here: CommandLine) -> None:
     assert here.asked("scancel") == ["--batch", "--signal=USR2", "4711", "4711"]
 
 
-def test_what_keeps_the_ranks_from_saving_is_told_once(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_keeps_the_ranks_from_saving_is_told_once(here: CommandLine) -> None:
     root = at_work(here)
-    monkeypatch.setattr(cancel, "LOOK_S", 0.1)
-    monkeypatch.setattr(cancel, "SAY_S", 0.1)
     events(root, {"type": "interrupted", "reason": "cancel", "heard": False})
-    said = here("cancel", "--checkpoint", "--timeout", "3s", "4711").err
+    said = here("cancel", "--checkpoint", "--timeout", "90s", "4711").err
     wait = (
         "  note: ranks that are still starting save at their first call\n"
-        "  note: without a call, the job ends after 00:00:03 (--timeout)\n"
+        "  note: without a call, the job ends after 00:01:30 (--timeout)\n"
     )
     assert said.count(f"{UNHEARD}\n{wait}  note: to end it now, run: clusterrun cancel 4711\n") == 1
     assert said.count("still waiting for 4711") > 1
@@ -131,23 +138,19 @@ UNHEARD = (
 
 @pytest.mark.parametrize("calls", [False, True])
 def test_a_script_that_never_asks_is_not_waited_for(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch, calls: bool
+    here: CommandLine, clock: Clock, calls: bool
 ) -> None:
     root = at_work(here)
-    monkeypatch.setattr(ending, "UNHEARD_S", 0.3)
     events(root, {"type": "interrupted", "reason": "cancel", "heard": False, "ts": 1.0})
     if calls:  # later, as the training begins
         events(root, {"type": "interrupted", "reason": "cancel", "heard": True, "ts": 2.0})
-        monkeypatch.setattr(cancel, "DEFAULT", "2s")
-    begin = time.monotonic()
     assert here("cancel", "--checkpoint", "4711").code == 3
-    waited_s = time.monotonic() - begin
-    assert waited_s > 1.5 if calls else waited_s < 60 * patience(), "of the 5 minutes of DEFAULT"
+    assert clock.waited_s == pytest.approx(300 if calls else ending.UNHEARD_S, abs=1)
 
 
-def test_a_job_that_has_no_checkpoint_is_told(here: CommandLine) -> None:
+def test_a_job_that_has_no_checkpoint_is_told(here: CommandLine, clock: Clock) -> None:
     root = at_work(here)
-    leaving(here, root, "ended(root, 'CANCELLED', 124)")
+    clock.deeds.append(lambda: ended(root, "CANCELLED", 124))
     said = here("cancel", "--checkpoint", "4711")
     assert said.code == 3
     assert "warning: job 4711 has no checkpoint\n" in said.err
@@ -155,7 +158,7 @@ def test_a_job_that_has_no_checkpoint_is_told(here: CommandLine) -> None:
 
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_what_a_script_saved_in_a_directory_of_its_own_is_found(
-    here: CommandLine, is_marked: bool
+    here: CommandLine, clock: Clock, is_marked: bool
 ) -> None:
     """In clusterrun's way, or in its own: it has told of it. An older one lies beside it."""
     root = at_work(here)
@@ -163,26 +166,23 @@ def test_what_a_script_saved_in_a_directory_of_its_own_is_found(
     older.mkdir(parents=True)
     checkpoint_files.mark(older, 50, world_size=4, settings={})
     place = here.path / "elsewhere" / ("checkpoint-100" if is_marked else "model.pt")
-    mark = "place.mkdir(parents=True); checkpoints.mark(place, 100, world_size=4, settings={})"
-    leaving(
-        here,
-        root,
-        "import time; from clusterrun.shared import checkpoint_files as checkpoints",
-        "from tests.cli.test_jobs import events",
-        f"place = Path({str(place)!r})",
-        mark if is_marked else "",
-        "events(root, dict(type='checkpoint', path=str(place), step=100, ts=time.time()))",
-        *SAVED[1:],
-    )
+
+    def save() -> None:
+        if is_marked:
+            place.mkdir()
+            checkpoint_files.mark(place, 100, world_size=4, settings={})
+        events(root, {"type": "checkpoint", "path": str(place), "step": 100, "ts": time.time()})
+
+    clock.deeds += [save, *they_save(root)[1:]]
     said = here("cancel", "--checkpoint", "4711")
     assert (said.code, said.err.count("warning")) == (0, 0)
     assert f"checkpoint {place} written after 00:00:" in said.err
 
 
-def test_a_request_of_somebody_else_stays(here: CommandLine) -> None:
+def test_a_request_of_somebody_else_stays(here: CommandLine, clock: Clock) -> None:
     root = at_work(here)
     (root / "attempts/1/request").write_text("time-limit\n")
-    leaving(here, root, *SAVED)
+    clock.deeds += they_save(root)
     assert here("cancel", "--checkpoint", "4711").code == 0
     assert (root / "attempts/1/request").read_text() == "time-limit\n"
 
@@ -239,13 +239,15 @@ def followed(root: Path, name: str = "job.json") -> Path:
     return root / name
 
 
-def test_cancel_ends_the_job_by_which_the_run_was_about_to_go_on(here: CommandLine) -> None:
+def test_cancel_ends_the_job_by_which_the_run_was_about_to_go_on(
+    here: CommandLine, clock: Clock
+) -> None:
     """It is submitted from inside the job, and known to nobody when that is cancelled."""
     root = submitted(here)
     queue(here, running(), running("4712"))
     outcome(root, cause=Cause.INTERRUPTED, code=125, next=Next.SUCCESSOR)
     later = followed(root, "later.json")
-    here.program("scancel", f"(sleep 0.5; mv -f {later} {root}/job.json) > /dev/null 2>&1 &")
+    clock.deeds.append(lambda: later.replace(root / "job.json"))
     assert here("cancel", "4711").code == 0
     assert here.asked("scancel") == ["4711", "4712"]
 
@@ -266,21 +268,21 @@ def test_cancel_ends_the_job_by_which_the_run_has_gone_on_meanwhile(
     assert here.asked("scancel")[-1:] == ["4712"]
 
 
-def test_ranks_that_left_for_another_reason_do_not_go_on_in_the_next_job(here: CommandLine) -> None:
+def test_ranks_that_left_for_another_reason_do_not_go_on_in_the_next_job(
+    here: CommandLine, clock: Clock
+) -> None:
     """The time limit was near: they save for the next job, not since they were asked to."""
     root = at_work(here)
     (root / "attempts/1/request").write_text("time-limit\n")
     queue(here, running(), running("4712"))
-    goes_on = "outcome(root, cause='interrupted', code=125, next=Next.SUCCESSOR)"
-    leaving(
-        here,
-        root,
-        "from clusterrun.rundir.outcome import Next",
-        "from tests.cli.test_cancel_checkpoint import followed",
-        *(SAVED[0], goes_on, "followed(root)", "(root / 'attempts/2').mkdir()"),
-        f"asked = Path({str(here.bin / 'squeue')!r})",
-        "asked.write_text(asked.read_text().replace('4711|RUNNING', '4711|FAILED'))",
-    )
+    asked = here.bin / "squeue"
+    clock.deeds += [
+        they_save(root)[0],
+        lambda: outcome(root, cause=Cause.INTERRUPTED, code=125, next=Next.SUCCESSOR),
+        lambda: followed(root),
+        lambda: (root / "attempts/2").mkdir(),
+        lambda: asked.write_text(asked.read_text().replace("4711|RUNNING", "4711|FAILED")),
+    ]
     assert here("cancel", "--checkpoint", "--timeout", "1s", "4711").code == 0
     assert here.asked("scancel") == ["--batch", "--signal=USR2", "4711", "4712"]
 
@@ -294,11 +296,11 @@ def test_the_rest_of_a_chain_ends_where_its_job_has_ended(here: CommandLine) -> 
     assert here.asked("scancel") == ["4712"]
 
 
-def test_a_chain_ends_before_its_job_saves(here: CommandLine) -> None:
+def test_a_chain_ends_before_its_job_saves(here: CommandLine, clock: Clock) -> None:
     root = at_work(here)
     chain(root)
     queue(here, running(), WAITS.format(4712), WAITS.format(4713))
-    leaving(here, root, *SAVED)
+    clock.deeds += they_save(root)
     assert here("cancel", "--checkpoint", "4711").code == 0
     assert here.asked("scancel")[:5] == ["4712", "4713", "--batch", "--signal=USR2", "4711"]
 
