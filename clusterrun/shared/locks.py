@@ -1,4 +1,10 @@
-"""Locks between processes and nodes, with files that are never replaced."""
+"""Locks between processes: flock on a file. All locks of clusterrun are made here.
+
+The kernel frees a lock when its process ends, however it ends. It holds between the processes of a
+machine; between nodes as well if their file system passes locks on, as NFS does unless it is
+mounted with `nolock` or `local_lock`. What must be decided once, whatever the file system, and for
+longer than a process lives, is a file that one process creates: `files.create`.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +39,25 @@ def locked(path: Path, wait_s: float | None = None) -> Iterator[None]:
         os.close(descriptor)
 
 
+def try_lock(descriptor: int, *, is_shared: bool = False) -> bool:
+    """Lock an open file; return False if another process holds its lock.
+
+    Raises OSError without locks in the file system.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _take(descriptor: int, path: Path, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+    with contextlib.suppress(OSError):
+        while not try_lock(descriptor):
             if time.monotonic() >= deadline:
-                raise _held(descriptor, path) from error
+                raise _held(descriptor, path)
             time.sleep(PAUSE_S)
-        except OSError:
-            return
-        else:
-            _sign(descriptor)
-            return
-
-
-def _sign(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
+        # On a full disk, the lock holds without a name.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 

@@ -12,7 +12,7 @@ import pytest
 
 from clusterrun.backends.hosts import facts
 from clusterrun.backends.hosts.facts import gather
-from clusterrun.backends.hosts.locks import Locks, gpu_lock
+from clusterrun.backends.hosts.locks import gpu_lock, take
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user
 from tests.health.stand_in import stand_in
@@ -58,7 +58,7 @@ def test_gpus_name_the_processes_that_use_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path / "lib", tmp_path / "says", monkeypatch).answer(gpu1_pid=os.getpid())
-    held = Locks.take([gpu_lock("GPU-a")], {"run": "lm/1", "job": "7"})
+    held = take(gpu_lock("GPU-a"), {"run": "lm/1", "job": "7"})
     first, second = gather(ask(tmp_path, device="cuda"))["gpus"]["all"]
     held.free()
     assert (first["uuid"], first["holder"]["run"], first["processes"]) == ("GPU-a", "lm/1", [])

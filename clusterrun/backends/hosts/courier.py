@@ -25,7 +25,7 @@ from typing import Any
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import facts, mirror
 from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
-from clusterrun.backends.hosts.locks import Busy, Locks, gpu_lock, job_lock, tidy
+from clusterrun.backends.hosts.locks import Busy, Lock, gpu_lock, job_lock, take, tidy
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import ProjectReceiver
 from clusterrun.backends.hosts.start import ENVIRON, take_streams
@@ -57,7 +57,7 @@ class Courier:
     def __init__(self, pipe: Pipe, environ: Mapping[str, str]) -> None:
         self._pipe, self._environ = pipe, environ
         self._messages: queue.Queue[Frame | None] = queue.Queue()
-        self._locks: list[Locks] = []
+        self._locks: list[Lock] = []
         self._paths: RunPaths | None = None
         self._sender: mirror.Sender | None = None
         self._orders: mirror.Receiver | None = None
@@ -132,18 +132,15 @@ class Courier:
         held: list[str] = []
         busy: dict[str, Any] = {}
         tidy()
-        try:
-            self._locks.append(Locks.take([job_lock(about["job"])], about))
+        if self._lock(job_lock(about["job"]), about, busy):
             for gpu in message.fields["gpus"]:
-                if len(held) < count and self._lock_gpu(gpu, about, busy):
+                if len(held) < count and self._lock(gpu_lock(gpu), about, busy):
                     held.append(gpu)
-        except Busy as error:
-            busy[error.name] = dataclasses.asdict(error.holder)
         self._answer(gpus=held, busy=busy)
 
-    def _lock_gpu(self, gpu: str, about: Mapping[str, Any], busy: dict[str, Any]) -> bool:
+    def _lock(self, name: str, about: Mapping[str, Any], busy: dict[str, Any]) -> bool:
         try:
-            self._locks.append(Locks.take([gpu_lock(gpu)], about))
+            self._locks.append(take(name, about))
         except Busy as error:
             busy[error.name] = dataclasses.asdict(error.holder)
             return False
@@ -267,8 +264,8 @@ class Courier:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._node.wait(max(0.0, self._kill_by - time.monotonic()))
         kill_descendants()
-        for locks in self._locks:
-            locks.free()
+        for lock in self._locks:
+            lock.free()
         if self._paths and self._is_first and os.getppid() != self._parent:
             amend_controller(self._paths, is_gone=True)
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import random
 import re
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.backends.local.process import identity
 from clusterrun.rundir.record import user_name
+from clusterrun.shared.locks import try_lock
 from clusterrun.shared.typed import decoded
 
 PLACE: Final = Path("/tmp")  # only root and the owner of a file can remove it there
@@ -85,53 +85,41 @@ class Busy(Exception):
         self.name, self.holder = name, holder
 
 
-class Locks:
-    """Locks that this process holds until `free` or its end."""
+class Lock:
+    """A lock that this process holds until `free` or its end."""
 
-    def __init__(self, about: Mapping[str, Any]) -> None:
-        texts = {key: str(about[key])[:_LETTERS] for key in ("run", "job", "host") if key in about}
-        me = {"identity": identity(os.getpid()), "namespace": _namespace()}
-        self._text = json.dumps({**texts, **me, "pid": os.getpid()}).encode()
-        self._held: list[tuple[Path, int]] = []
-
-    @classmethod
-    def take(cls, names: Iterable[str], about: Mapping[str, Any]) -> Locks:
-        """Take all locks or none; `about` has run, job and host. Raises Busy and OSError.
-
-        All take them in the same order, so of several at the same moment one gets all of its own.
-        """
-        locks = cls(about)
-        try:
-            for name in sorted(set(names)):
-                locks._take(name)
-        except BaseException:
-            locks.free()
-            raise
-        return locks
+    def __init__(self, file: Path, descriptor: int) -> None:
+        self._file, self._descriptor = file, descriptor
 
     def free(self) -> None:
-        """Release all; a second call does nothing."""
-        while self._held:
-            _release(*self._held.pop())
+        """Release it; a second call does nothing."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                self._file.unlink()
+            os.close(self._descriptor)
+            self._descriptor = -1
 
-    def _take(self, name: str) -> None:
-        own, until = _file(name, os.getuid()), time.monotonic() + WAIT_S
-        while True:
-            holder = holder_of(name)
-            if holder is None and (descriptor := _locked(own)) is not None:
-                # Of two users at the same moment, each looks after taking its own, and sees both.
-                holder = holder_of(name, besides=own)
-                if holder is None:
-                    os.pwrite(descriptor, self._text, 0)
-                    self._held.append((own, descriptor))
-                    return
-                _release(own, descriptor)
-            is_late = time.monotonic() > until
-            if holder and (holder.pid or is_late):
-                raise Busy(name, holder)
-            if is_late:  # somebody else has locked this user's file
-                own.unlink(missing_ok=True)
-            time.sleep(random.uniform(0, PAUSE_S))
+
+def take(name: str, about: Mapping[str, Any]) -> Lock:
+    """Take a lock; `about` has run, job and host. Raises Busy and OSError."""
+    texts = {key: str(about[key])[:_LETTERS] for key in ("run", "job", "host") if key in about}
+    me = {"pid": os.getpid(), "identity": identity(os.getpid()), "namespace": _namespace()}
+    own, until = _file(name, os.getuid()), time.monotonic() + WAIT_S
+    while True:
+        holder = holder_of(name)
+        if holder is None and (lock := _locked(own)):
+            # Of two users at the same moment, each looks after taking its own, and sees both.
+            holder = holder_of(name, besides=own)
+            if holder is None:
+                os.pwrite(lock._descriptor, json.dumps({**texts, **me}).encode(), 0)
+                return lock
+            lock.free()
+        is_late = time.monotonic() > until
+        if holder and (holder.pid or is_late):
+            raise Busy(name, holder)
+        if is_late:  # somebody else has locked this user's file
+            own.unlink(missing_ok=True)
+        time.sleep(random.uniform(0, PAUSE_S))
 
 
 def holder_of(name: str, *, besides: Path | None = None) -> Holder | None:
@@ -146,8 +134,8 @@ def tidy() -> None:
     """Remove this user's files that killed processes have left."""
     for file in PLACE.glob(f"clusterrun-*.{os.getuid()}"):
         with contextlib.suppress(OSError):
-            if (descriptor := _locked(file)) is not None:
-                _release(file, descriptor)
+            if lock := _locked(file):
+                lock.free()
 
 
 def _file(name: str, uid: int) -> Path:
@@ -166,7 +154,7 @@ def _holder(file: Path) -> Holder | None:
         return Holder(user=user_name(owner))
     try:
         is_ours = stat.S_ISREG(os.fstat(descriptor).st_mode) and file.suffix == f".{owner}"
-        if is_ours and _flock(descriptor, fcntl.LOCK_SH):
+        if is_ours and try_lock(descriptor, is_shared=True):
             return None
         held: Holder = decoded(Holder, json.loads(os.read(descriptor, _BYTES).decode()))
     except (OSError, ValueError, RecursionError):
@@ -180,32 +168,18 @@ def _namespace() -> str:
     return os.readlink("/proc/self/ns/pid")
 
 
-def _locked(file: Path) -> int | None:
+def _locked(file: Path) -> Lock | None:
     """Lock this user's file, and create it first if needed; None if that fails at the moment."""
     create = 0 if os.path.lexists(file) else os.O_CREAT | os.O_EXCL
     with contextlib.suppress(FileExistsError, FileNotFoundError):  # it comes or goes just now
         descriptor = os.open(file, os.O_RDWR | create | _OPEN, 0o600)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
-            is_ours = _flock(descriptor, fcntl.LOCK_EX)
+            is_ours = try_lock(descriptor)
             if is_ours and os.fstat(descriptor).st_ino == file.stat().st_ino:
                 os.ftruncate(descriptor, 0)
                 os.fchmod(descriptor, 0o644)
                 os.utime(descriptor, times=(time.time() + _FAR_S,) * 2)
                 stack.pop_all()
-                return descriptor
+                return Lock(file, descriptor)
     return None
-
-
-def _flock(descriptor: int, how: int) -> bool:
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _release(file: Path, descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        file.unlink()
-    os.close(descriptor)
