@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.hosts.courier import can_connect, listen
-from clusterrun.backends.hosts.judge import (
-    Order,
-    Problem,
-    busy,
-    closed_port,
-    gpus_to_lock,
-    notes,
-    problems,
-)
+from clusterrun.backends.hosts.judge import busy, closed_port, error_of, gpus_to_lock, judged
 from clusterrun.backends.hosts.locks import Holder, gpu_lock, job_lock
 from clusterrun.config.spec import Cluster, Device
 from clusterrun.errors import Exit
 from clusterrun.launch.plan import Plan
+from clusterrun.shared.finding import Finding, Severity
 from tests.backends.builders import make_plan
 from tests.ports import free_port
 
@@ -41,6 +34,14 @@ def process(command: str = "python", size: int = 3 << 30) -> dict[str, Any]:
     return {"pid": 42, "user": "ann", "command": command, "bytes": size}
 
 
+def problems(*about: Any) -> list[Finding]:
+    return [each for each in judged(*about) if each.severity is Severity.FAIL]
+
+
+def notes(*about: Any) -> list[Finding]:
+    return [each for each in judged(*about) if each.severity is Severity.NOTE]
+
+
 def host(**more: Any) -> dict[str, Any]:
     found = {"python": "3.11.2", "executable": "/py", "versions": VERSIONS, "late": []}
     found |= {"missing": [], "checks": [], "sees_home": True}
@@ -49,31 +50,33 @@ def host(**more: Any) -> dict[str, Any]:
 
 FULL = {"id": "path.disk", "status": "fail", "text": "only 1 MiB are free for /r", "hint": "delete"}
 CASES = [
-    (host(versions={**VERSIONS, "torch": ""}), Order.PACKAGE, "/py has no torch"),
-    (host(missing=["/w/t.py"]), Order.FILES, "/w/t.py does not exist there"),
-    (host(late=["missing"]), Order.FILES, "a file system does not answer there"),
-    (host(checks=[FULL]), Order.DISK, "only 1 MiB are free for /r"),
-    (host(gpus={"all": [gpu("0")]}), Order.GPUS, "1 GPU, but 2 are needed"),
-    (host(gpus={"problem": "no driver", "all": []}), Order.GPUS, "needed (no driver)"),
-    (host(late=["gpus"], gpus={}), Order.GPUS, "NVIDIA's driver does not answer"),
+    (host(versions={**VERSIONS, "torch": ""}), "host.packages", "/py has no torch"),
+    (host(missing=["/w/t.py"]), "host.files", "/w/t.py does not exist there"),
+    (host(late=["missing"]), "host.files", "a file system does not answer there"),
+    (host(checks=[FULL]), "host.disk", "only 1 MiB are free for /r"),
+    (host(gpus={"all": [gpu("0")]}), "host.gpus", "1 GPU, but 2 are needed"),
+    (host(gpus={"problem": "no driver", "all": []}), "host.gpus", "needed (no driver)"),
+    (host(late=["gpus"], gpus={}), "host.gpus", "NVIDIA's driver does not answer"),
     (
         host(gpus={"all": [gpu("0"), gpu("1", process())]}),
-        *(Order.BUSY, "2 are needed: GPU 1: process 42 (python of ann, 3.0 GiB)"),
+        *("host.busy", "2 are needed: GPU 1: process 42 (python of ann, 3.0 GiB)"),
     ),
     (
         host(gpus={"all": [gpu("0"), gpu("1", holder={"pid": 7, "user": "bob", "run": "lm/1"})]}),
-        *(Order.BUSY, "GPU 1: run lm/1 of bob (process 7)"),
+        *("host.busy", "GPU 1: run lm/1 of bob (process 7)"),
     ),
 ]
 
 
 def test_a_bad_host_is_named() -> None:
-    for bad, order, words in CASES:
+    for bad, name, words in CASES:
         [found] = problems(plan(), {"h1": host(), "h2": bad, "h3": bad}, {})
-        assert (found.hosts, found.order, found.exit_code) == (("h2", "h3"), order, Exit.FAILED)
-        assert words in str(found)
-        assert str(found).startswith("h[2-3]: ")
-        assert found.hint
+        assert (found.nodes, found.id) == (("h2", "h3"), name)
+        error = error_of([found])
+        assert words in error.message
+        assert error.message.startswith("h[2-3]: ")
+        assert error.exit_code is Exit.FAILED
+        assert error.hint
 
 
 @pytest.mark.parametrize(
@@ -87,8 +90,8 @@ def test_hosts_with_different_versions_are_refused(other: dict[str, Any], text: 
     late = host(versions={}, late=["versions"])
     facts = {"h1": host(), "h2": host(**other), "h3": host(), "h4": late}
     [found] = problems(plan(), facts, {})
-    assert str(found).startswith(f"h[1-3]: {text}")
-    assert found.order is Order.PACKAGE
+    assert found.summary.startswith(f"h[1-3]: {text}")
+    assert found.id == "host.packages"
 
 
 def test_good_hosts_have_neither_problem_nor_note() -> None:
@@ -111,7 +114,7 @@ def test_what_does_no_harm_is_noted() -> None:
         "h3": host(sees_home=False, gpus={"unknown": "nvidia-ml-py is not installed"}),
     }
     assert problems(plan(), mixed, {}) == []
-    text = "\n".join(map(str, notes(plan(), mixed, {})))
+    text = "\n".join(each.summary for each in notes(plan(), mixed, {}))
     assert "h1: GPU 0 also serves a screen: process 42 (Xorg of ann, 100 MiB)" in text
     assert "h[1-3]: GPUs: h2 has A100, h1 has H100, h3 has unknown" in text
     assert "h3: the run directory is not shared there" in text
@@ -136,10 +139,10 @@ def test_a_job_without_gpus_ignores_them() -> None:
 
 def test_a_lock_of_the_job_is_the_same_host_twice() -> None:
     holder = Holder(pid=7, user="ann", run="lm/1", job="9", host="h1")
-    twice: Problem = busy("h2", job_lock("9"), holder, "9")
-    assert (str(twice), twice.exit_code) == ("h2: the same machine as h1", Exit.USAGE)
+    twice = error_of([busy("h2", job_lock("9"), holder, "9")])
+    assert (twice.message, twice.exit_code) == ("h2: the same machine as h1", Exit.USAGE)
     other = busy("h2", gpu_lock("GPU-1"), holder, "10")
-    assert str(other) == "h2: GPU GPU-1 is held by run lm/1 of ann (process 7)"
+    assert other.summary == "h2: GPU GPU-1 is held by run lm/1 of ann (process 7)"
 
 
 def test_a_port_is_reached_while_somebody_listens_and_named_if_not() -> None:
@@ -149,5 +152,5 @@ def test_a_port_is_reached_while_somebody_listens_and_named_if_not() -> None:
         assert [can_connect("127.0.0.1", port) for port in ports] == ["", ""]
     assert can_connect("127.0.0.1", ports[0]) == "Connection refused"
     problem = closed_port(["gpu2", "gpu3"], "gpu1", 20001, "timed out")
-    assert str(problem) == "gpu[2-3]: port 20001 of gpu1 cannot be reached (timed out)"
-    assert "network.port_range" in problem.hint
+    assert problem.summary == "gpu[2-3]: port 20001 of gpu1 cannot be reached (timed out)"
+    assert "network.port_range" in problem.fix

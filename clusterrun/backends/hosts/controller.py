@@ -41,6 +41,7 @@ from clusterrun.rundir import create, record
 from clusterrun.rundir.known_roots import remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import files
+from clusterrun.shared.finding import Severity
 from clusterrun.shared.given import before_setup
 from clusterrun.shared.host_specs import node_names, parse_host
 from clusterrun.shared.job_id import JobId
@@ -199,9 +200,10 @@ class Controller:
         """Return notes on the hosts. Raises ClusterrunError if the run can't start on them."""
         facts = {link.name: link.facts for link in links}
         ahead = {link.name: link.ahead_s for link in links}
-        if found := judge.problems(self.plan, facts, ahead):
-            raise judge.error_of(found)
-        return [str(note) for note in judge.notes(self.plan, facts, ahead)]
+        found = judge.judged(self.plan, facts, ahead)
+        if found and found[0].severity is Severity.FAIL:
+            raise judge.error_of(each for each in found if each.severity is Severity.FAIL)
+        return [each.summary for each in found]
 
     def _try_ports(self, links: Sequence[Link]) -> None:
         """Have each host reach a port of the first and the next one. Raises ClusterrunError."""

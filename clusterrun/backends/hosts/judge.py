@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import replace
 from typing import Any, Final
 
 from clusterrun.backends.hosts.locks import Holder, job_lock
@@ -14,8 +13,7 @@ from clusterrun.errors import Exit, SubmissionError
 from clusterrun.health.compare import differences
 from clusterrun.health.machine import gib
 from clusterrun.launch.plan import Plan
-from clusterrun.shared.finding import Severity
-from clusterrun.shared.hostlist import named
+from clusterrun.shared.finding import Finding, Severity, bad, fail, note
 from clusterrun.shared.wording import count, missing_text
 
 NEEDED: Final = ("clusterrun", "torch", "accelerate")
@@ -28,46 +26,23 @@ _SAME: Final = "install the same versions on all hosts, or name another interpre
 _FREE_GPUS: Final = "end them, or leave the host out"
 
 
-class Order(IntEnum):
-    """What is reported first."""
-
-    SAME_HOST = 0
-    PACKAGE = 1
-    FILES = 2
-    DISK = 3
-    GPUS = 4
-    BUSY = 5
-    CLOCK = 6
-    CLOSED_PORTS = 7
-    NOTE = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What is wrong with hosts; of order NOTE, the run starts anyway."""
-
-    hosts: tuple[str, ...]
-    text: str
-    hint: str
-    order: Order
-    exit_code: Exit = Exit.FAILED
-
-    def __str__(self) -> str:
-        """Return the line for people."""
-        return f"{named(self.hosts)}: {self.text}"
-
+# What is reported first. Notes come last, and the run starts anyway.
+TWICE: Final = "host.twice"
+ORDER: Final = (
+    *(TWICE, "host.packages", "host.files", "host.disk", "host.gpus", "host.busy"),
+    *("host.clock", "host.ports"),
+)
 
 Facts = Mapping[str, Any]
-Found = tuple[Order, str, str]  # what is wrong with one host, and what to do
 
 
-def judged(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float]) -> list[Problem]:
-    """Return all problems and notes, the most telling first, alike ones of several hosts as one.
+def judged(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float]) -> list[Finding]:
+    """Return all failures and notes, the most telling first, alike ones of several hosts as one.
 
     `facts` are by name, the first host first; `ahead_s`: how far clocks are ahead of its own.
     """
     first = next(iter(facts))
-    hosts: dict[Found, list[str]] = defaultdict(list)
+    hosts: dict[Finding, list[str]] = defaultdict(list)
     for host, each in facts.items():
         for found in (
             *_software(each),
@@ -78,44 +53,34 @@ def judged(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float])
             hosts[found].append(host)
     for found, names in _mixed(facts):
         hosts[found] = names
-    problems = [
-        Problem(hosts=tuple(names), order=order, text=text, hint=hint)
-        for (order, text, hint), names in hosts.items()
-    ]
-    return sorted(problems, key=lambda problem: problem.order)
+    named = [replace(found, nodes=tuple(names)) for found, names in hosts.items()]
+    return sorted(named, key=lambda each: (each.severity is Severity.NOTE, ORDER.index(each.id)))
 
 
-def problems(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float]) -> list[Problem]:
-    """Return why the run cannot start; [] if it can."""
-    return [each for each in judged(plan, facts, ahead_s) if each.order is not Order.NOTE]
-
-
-def notes(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float]) -> list[Problem]:
-    """Return what the user should know although the run starts."""
-    return [each for each in judged(plan, facts, ahead_s) if each.order is Order.NOTE]
-
-
-def error_of(found: Iterable[Problem]) -> SubmissionError:
-    """Return the error for problems: the first is the message, the others are hints."""
+def error_of(found: Iterable[Finding]) -> SubmissionError:
+    """Return the error for failures: the first is the message, the others are hints."""
     first, *others = found
-    error = SubmissionError(str(first), hint=(first.hint, *(f"also {each}" for each in others)))
-    error.exit_code = first.exit_code
+    hints = (first.fix, *(f"also {each.summary}" for each in others))
+    error = SubmissionError(first.summary, hint=hints)
+    error.exit_code = Exit.USAGE if first.id == TWICE else Exit.FAILED
     return error
 
 
-def busy(host: str, lock: str, holder: Holder, job_id: str) -> Problem:
+def busy(host: str, lock: str, holder: Holder, job_id: str) -> Finding:
     """Explain a lock that a host could not take: a GPU's, or the one of this job."""
     if lock == job_lock(job_id):
-        return Problem(
-            hosts=(host,),
-            text=f"the same machine as {holder.host or str(holder)}",
-            hint="name each machine once in hosts:",
-            order=Order.SAME_HOST,
-            exit_code=Exit.USAGE,
-        )
+        text = f"the same machine as {holder.host or holder}"
+        return replace(fail(TWICE, text, "name each machine once in hosts:"), nodes=(host,))
     text = f"GPU {lock.removeprefix('clusterrun-gpu-')} is held by {holder}"
-    hint = "wait until that run ends, or choose other hosts (--hosts)"
-    return Problem(hosts=(host,), text=text, hint=hint, order=Order.BUSY)
+    fix = "wait until that run ends, or choose other hosts (--hosts)"
+    return replace(fail("host.busy", text, fix), nodes=(host,))
+
+
+def closed_port(hosts: Sequence[str], to: str, port: int, reason: str) -> Finding:
+    """Explain that hosts do not reach a port of another."""
+    text = f"port {port} of {to} cannot be reached ({reason})"
+    fix = "open ports between the hosts, and pass them: --set network.port_range=LOW-HIGH"
+    return replace(fail("host.ports", text, fix), nodes=tuple(hosts))
 
 
 def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
@@ -130,32 +95,33 @@ def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
     return [gpu["uuid"] or gpu["name"] for gpu in free]
 
 
-def _software(facts: Facts) -> Iterator[Found]:
+def _software(facts: Facts) -> Iterator[Finding]:
     for name in NEEDED if "versions" not in facts["late"] else ():
         if not facts["versions"].get(name):
             hint = f"install it there: {facts['executable']} -m pip install {name}"
-            yield Order.PACKAGE, missing_text(facts["executable"], [name]), hint
+            yield fail("host.packages", missing_text(facts["executable"], [name]), hint)
 
 
-def _files(facts: Facts) -> Iterator[Found]:
+def _files(facts: Facts) -> Iterator[Finding]:
     for path in facts["missing"]:
         hint = "copy it there, or submit from a directory that all hosts share"
-        yield Order.FILES, f"{path} does not exist there", hint
+        yield fail("host.files", f"{path} does not exist there", hint)
     for check in facts["checks"]:
         is_own = not facts["sees_home"] and check["id"].startswith("path.")
-        yield Order.DISK, check["text"], ELSEWHERE if is_own else check["hint"]
+        yield fail("host.disk", check["text"], ELSEWHERE if is_own else check["hint"])
     if {"missing", "checks", "sees_home"}.intersection(facts["late"]):
-        yield Order.FILES, "a file system does not answer there", "run df there to find it"
+        yield fail("host.files", "a file system does not answer there", "run df there to find it")
 
 
-def _clock(ahead_s: float, first: str) -> Iterator[Found]:
+def _clock(ahead_s: float, first: str) -> Iterator[Finding]:
     if abs(ahead_s) >= CLOCK_NOTE_S:
-        order = Order.CLOCK if abs(ahead_s) > CLOCK_S else Order.NOTE
         text = f"its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
-        yield order, f"{text} that of {first}", "set it there with chronyc makestep or timedatectl"
+        fix = "set it there with chronyc makestep or timedatectl"
+        is_far = abs(ahead_s) > CLOCK_S
+        yield bad("host.clock", f"{text} that of {first}", fix, is_sure=is_far)
 
 
-def _gpus(plan: Plan, facts: Facts) -> Iterator[Found]:
+def _gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if plan.device is not Device.CUDA:
         return
     found, needed = facts["gpus"], gpus_needed(plan)
@@ -164,31 +130,24 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Found]:
     free = [gpu for gpu in usable if not _user(gpu)]
     driver = found.get("problem", "")
     if "gpus" in facts["late"]:
-        yield Order.GPUS, "NVIDIA's driver does not answer there", "run nvidia-smi there"
+        yield fail("host.gpus", "NVIDIA's driver does not answer there", "run nvidia-smi there")
     elif found.get("unknown"):
         text = f"its GPUs are not checked: {found['unknown']}"
-        yield Order.NOTE, text, "install clusterrun[train] there"
+        yield note("host.gpus", text, "install clusterrun[train] there")
     elif len(usable) < needed:
         silent = [f"GPU {gpu['name']}: {gpu['problem']}" for gpu in known if gpu["problem"]]
         why = "; ".join(filter(None, [driver, *silent]))
         text = f"{count(len(usable), 'GPU')}, but {needed} are needed{f' ({why})' if why else ''}"
         hint = "lower --gpus-per-node, leave the host out, or pass --device cpu to use no GPU"
-        yield Order.GPUS, text, hint
+        yield fail("host.gpus", text, hint)
     elif len(free) < needed:
         users = "; ".join(f"GPU {gpu['name']}: {_user(gpu)}" for gpu in usable if _user(gpu))
         text = f"{len(free)} of {count(len(usable), 'GPU')} free, but {needed} are needed: {users}"
-        yield Order.BUSY, text, _FREE_GPUS
+        yield fail("host.busy", text, _FREE_GPUS)
     for gpu in free:
         for process in gpu["processes"]:
             text = f"GPU {gpu['name']} also serves a screen: {_described(process)}"
-            yield Order.NOTE, text, _FREE_GPUS
-
-
-def closed_port(hosts: Sequence[str], to: str, port: int, reason: str) -> Problem:
-    """Explain that hosts do not reach a port of another."""
-    text = f"port {port} of {to} cannot be reached ({reason})"
-    hint = "open ports between the hosts, and pass them: --set network.port_range=LOW-HIGH"
-    return Problem(hosts=tuple(hosts), text=text, hint=hint, order=Order.CLOSED_PORTS)
+            yield note("host.busy", text, _FREE_GPUS)
 
 
 def gpus_needed(plan: Plan) -> int:
@@ -212,19 +171,19 @@ def _described(process: Facts) -> str:
     return f"process {process['pid']} ({owner}, {gib(process['bytes'])})"
 
 
-def _mixed(facts: Mapping[str, Facts]) -> Iterator[tuple[Found, list[str]]]:
+def _mixed(facts: Mapping[str, Facts]) -> Iterator[tuple[Finding, list[str]]]:
     """Yield what differs between hosts; those that lack a package are left out."""
     has_all = [host for host in facts if all(map(facts[host]["versions"].get, NEEDED))]
     known = {host: _compared(facts[host]) for host in has_all}
     for each in differences(known):
         if each.severity is Severity.FAIL:  # an attempt does not start with different versions
-            yield (Order.PACKAGE, each.text, _SAME), [*known]
+            yield fail("host.packages", each.text, _SAME), [*known]
         elif each.severity is Severity.NOTE and each.id == "same.gpu":
-            yield (Order.NOTE, each.text, "the slowest one sets the pace"), [*known]
+            yield note("host.gpus", each.text, "the slowest one sets the pace"), [*known]
     apart = [host for host, each in facts.items() if not each["sees_home"]]
     if apart and len(apart) < len(facts) - 1:
         text = "the run directory is not shared there, so checkpoints stay there"
-        yield (Order.NOTE, text, ""), apart
+        yield note("host.files", text, ""), apart
 
 
 def _compared(facts: Facts) -> dict[str, str]:
