@@ -227,8 +227,10 @@ def prune(directory: Path, keep: int, *, up_to: int | None = None) -> None:
     for path in found if len(found) > keep else ():
         if complete == keep:
             path.rename(_aside(path))
-        elif _has_all(path):
-            complete += 1
+        else:
+            with contextlib.suppress(IncompleteError):
+                read(path, contents=False)
+                complete += 1
 
 
 def set_unfinished_aside(directory: Path, attempt: int) -> None:
@@ -290,22 +292,52 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
 
 def check_sizes(path: Path, files: Sums) -> None:
     """Raise IncompleteError if one of these files is missing or has another size."""
-    _at_once(lambda name: _check_size(path, name, files[name][0]), files)
+
+    def check(name: str) -> None:
+        try:
+            found = (path / name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            raise IncompleteError(f"{name} is missing") from None
+        except OSError as error:
+            raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
+        if found != files[name][0]:
+            raise IncompleteError(f"{name} has {found} bytes instead of {files[name][0]}")
+
+    _at_once(check, files)
 
 
 def check_contents(path: Path, files: Sums) -> None:
     """Read these files, and raise IncompleteError if one is damaged."""
-    _at_once(lambda name: _check_contents(path, name, files[name][1]), files)
+
+    def check(name: str) -> None:
+        try:
+            is_good = checksum(path / name) == files[name][1]
+        except OSError as error:
+            raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
+        if not is_good:
+            raise IncompleteError(f"{name} is damaged: its checksum differs from the saved one")
+
+    _at_once(check, [name for name, (_, crc) in files.items() if crc != UNREAD])
 
 
 def settled(path: Path, names: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Sync these files to the disk; return their sizes and checksums. Raises OSError."""
-    return dict(zip(names, _at_once(lambda name: _settled(path / name), names), strict=True))
+
+    def settle(name: str) -> tuple[int, int]:
+        with open(path / name, "rb", buffering=0) as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size, checksum(path / name)
+
+    return dict(zip(names, _at_once(settle, names), strict=True))
 
 
 def file_names(path: Path) -> list[str]:
     """Return the sorted names of all files below a checkpoint but the marker. Raises OSError."""
-    walk = os.walk(path, onerror=_refuse)
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    walk = os.walk(path, onerror=refuse)
     found = (os.path.join(folder, name) for folder, _, names in walk for name in names)
     return sorted({os.path.relpath(file, path) for file in found} - {MARKER})
 
@@ -329,10 +361,6 @@ def own_share(names: Sequence[str], here: int, world_size: int) -> list[str]:
     ]
 
 
-def _refuse(error: OSError) -> None:
-    raise error
-
-
 def _marked(path: Path, node: str) -> Sums | None:
     """Return the files that the marker lists, or this node's; None if it is not valid."""
     try:
@@ -341,34 +369,6 @@ def _marked(path: Path, node: str) -> Sums | None:
         return None
     names = found.nodes.get(node, ()) if found.nodes else files
     return {name: files[name] for name in names if name in files}
-
-
-def _has_all(path: Path) -> bool:
-    try:
-        check_sizes(path, read_marker(path)[1])
-    except IncompleteError:
-        return False
-    return True
-
-
-def _check_size(path: Path, name: str, size: int) -> None:
-    try:
-        found = (path / name).stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        raise IncompleteError(f"{name} is missing") from None
-    except OSError as error:
-        raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
-    if found != size:
-        raise IncompleteError(f"{name} has {found} bytes instead of {size}")
-
-
-def _check_contents(path: Path, name: str, crc: int) -> None:
-    try:
-        found = crc if crc == UNREAD else checksum(path / name)
-    except OSError as error:
-        raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
-    if found != crc:
-        raise IncompleteError(f"{name} is damaged: its checksum differs from the saved one")
 
 
 def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Result]:
@@ -381,16 +381,6 @@ def _at_once(deed: Callable[[str], _Result], names: Iterable[str]) -> list[_Resu
             return list(threads.map(deed, names))
     except RuntimeError:  # the interpreter is exiting and starts no more threads
         return list(map(deed, names))
-
-
-def _settled(file: Path) -> tuple[int, int]:
-    """Sync a file to the disk; return its size and checksum."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-        return os.fstat(descriptor).st_size, checksum(file)
-    finally:
-        os.close(descriptor)
 
 
 def checksum(file: Path) -> int:
