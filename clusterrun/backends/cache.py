@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.errors import ClusterrunError
@@ -35,34 +35,34 @@ def through(key: Sequence[str], max_age_s: float, ask: Callable[[], Answer]) -> 
     The process that asks holds a lock, and the others wait for its answer. Nothing is cached if
     the directory can't be written.
     """
-    return _through(key, max_age_s, ask, read=_read, write=_write)
+    return _through(key, max_age_s, ask, Answer)
 
 
 def text_through(key: Sequence[str], max_age_s: float, ask: Callable[[], str]) -> str:
     """Return a program's output, as `through`."""
-    return _through(key, max_age_s, ask, read=_read_text, write=_write_text)
+    return _through(key, max_age_s, ask, str)
 
 
-def _through(
-    key: Sequence[str],
-    max_age_s: float,
-    ask: Callable[[], T],
-    *,
-    read: Callable[[Path, float], T | None],
-    write: Callable[[Path, T], None],
-) -> T:
+def _through(key: Sequence[str], max_age_s: float, ask: Callable[[], T], kind: Any) -> T:
     with contextlib.ExitStack() as stack:
         try:
-            file = _directory() / f"{_digest(key)}.json"
+            whole = json.dumps([os.environ.get("SLURM_CONF", ""), *key])
+            file = _directory() / f"{hashlib.sha256(whole.encode()).hexdigest()[:24]}.json"
             stack.enter_context(locked(file.with_suffix(".lock")))
         except (OSError, ClusterrunError):
             return ask()
-        answer = read(file, max_age_s)
-        if answer is None:
-            answer = ask()
-            with contextlib.suppress(OSError):
-                write(file, answer)
-                _forget_old(file.parent)
+        data = read_json(file) or {}
+        with contextlib.suppress(ValueError):
+            if 0 <= time.time() - decoded(float, data.get("asked_at")) < max_age_s:
+                found: T = decoded(kind, data.get("answer"))
+                return found
+        answer = ask()
+        with contextlib.suppress(OSError):
+            text = json.dumps(
+                {"asked_at": time.time(), "answer": answer}, default=dataclasses.asdict
+            )
+            write_whole(file, text)
+            _forget_old(file.parent)
         return answer
 
 
@@ -78,39 +78,6 @@ def _directory() -> Path:
     directory = Path(runtime) / "clusterrun" if runtime else state_dir() / "cache"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory
-
-
-def _digest(key: Sequence[str]) -> str:
-    whole = json.dumps([os.environ.get("SLURM_CONF", ""), *key])
-    return hashlib.sha256(whole.encode()).hexdigest()[:24]
-
-
-def _read(file: Path, max_age_s: float) -> Answer | None:
-    data = read_json(file) or {}
-    try:
-        age_s = time.time() - decoded(float, data.get("asked_at"))
-        jobs: Answer = decoded(dict[str, SchedulerJob], data.get("jobs"))
-    except ValueError:
-        return None
-    return jobs if 0 <= age_s < max_age_s else None
-
-
-def _write(file: Path, answer: Answer) -> None:
-    jobs = {job_id: dataclasses.asdict(job) for job_id, job in answer.items()}
-    write_whole(file, json.dumps({"asked_at": time.time(), "jobs": jobs}))
-
-
-def _read_text(file: Path, max_age_s: float) -> str | None:
-    try:
-        data = read_json(file) or {}
-        age_s, text = time.time() - data["asked_at"], data["text"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return text if isinstance(text, str) and 0 <= age_s < max_age_s else None
-
-
-def _write_text(file: Path, text: str) -> None:
-    write_whole(file, json.dumps({"asked_at": time.time(), "text": text}))
 
 
 def _forget_old(directory: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_silent_scheduler_is_not_remembered(stubs: Stubs) -> None:
     assert len(stubs.calls("squeue")) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"asked_at": 9e99, "jobs": {}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"asked_at": 9e99, "answer": {}}'])
 def test_a_damaged_memory_is_asked_anew(text: str, tmp_path: Path) -> None:
     cache.through(("7",), 10, lambda: {"7": job()})
     (file,) = (tmp_path / "runtime" / "clusterrun").glob("*.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -89,16 +90,10 @@ def _sees(file: Path) -> bool:
         if time.monotonic() > deadline or not file.parent.parent.is_dir():
             return False
         for place in (file.parent.parent, file.parent):  # NFS asks the server again
-            _listed(place)
+            with contextlib.suppress(OSError):
+                os.listdir(place)
         time.sleep(PAUSE_S)
     return True
-
-
-def _listed(place: Path) -> None:
-    try:
-        os.listdir(place)
-    except OSError:
-        return
 
 
 def _missing(names: list[str]) -> list[str]:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,63 +48,53 @@ def ask(found: Sequence[JobRecord]) -> list[JobStatus]:
     Record here which jobs have continued them. A host that this user has not used for the run is
     not asked.
     """
-    strange: dict[str, JobStatus] = {}
-    hosts: dict[tuple[str, str], list[JobRecord]] = {}
+    answers: dict[str, JobStatus] = {}
+    hosts: dict[tuple[str, str], list[tuple[str, JobRecord]]] = defaultdict(list)
     for record in found:
         try:
             own = adopted(record)
         except NotAdoptedError as error:
-            strange[record.run_dir] = JobStatus(
-                record=record, state=JobState.UNKNOWN, reason=error.message, error=error
-            )
+            answers[record.run_dir] = _unknown(record, error, reason=error.message)
         else:
-            hosts.setdefault((_home(own).host, _home(own).python), []).append(own)
+            assert own.home
+            hosts[own.home.host, own.home.python].append((own.home.run_dir, own))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(lambda item: _ask_for(*item), hosts.items()))
-    asked = {record.run_dir: status for answer in answers for record, status in answer}
-    return [(asked | strange)[record.run_dir] for record in found]
+        for statuses_there in pool.map(lambda item: _ask_for(*item), hosts.items()):
+            answers |= {status.record.run_dir: status for status in statuses_there}
+    return [answers[record.run_dir] for record in found]
 
 
-def _home(record: JobRecord) -> Home:
-    if record.home is None:
-        raise ValueError(f"the run {record.run_id} is here")
-    return record.home
+def _unknown(record: JobRecord, error: ClusterrunError | None = None, **why: Any) -> JobStatus:
+    return JobStatus(record=record, state=JobState.UNKNOWN, error=error, **why)
 
 
-def _ask_for(
-    place: tuple[str, str], group: Sequence[JobRecord]
-) -> list[tuple[JobRecord, JobStatus]]:
+def _ask_for(place: tuple[str, str], group: Sequence[tuple[str, JobRecord]]) -> list[JobStatus]:
+    """Return the status of runs of one host, by their directories there."""
     host, python = place
     try:
-        answer = _answer(host, python, [_home(record).run_dir for record in group])
+        answer = _answer(host, python, [at for at, _ in group])
     except ClusterrunError as error:
-        return [(r, JobStatus(record=r, state=JobState.UNKNOWN, error=error)) for r in group]
+        return [_unknown(record, error) for _, record in group]
     known = {status.record.run_dir: status for status in answer if status}
-    found = [(record, known.get(_home(record).run_dir)) for record in group]
     is_whole = len(known) == len(answer)
-    return [(r, _here(r, there) if there or is_whole else _refused(r)) for r, there in found]
+    return [_here(record, host, known.get(at), is_whole) for at, record in group]
 
 
-def _here(record: JobRecord, there: JobStatus | None) -> JobStatus:
+def _here(record: JobRecord, host: str, there: JobStatus | None, is_whole: bool) -> JobStatus:
     """Return a status with the run's record here, brought up to date.
 
     The host decides only how its run is, and which jobs continue it.
     """
-    if there is None:
-        note = f"its run directory is gone from {_home(record).host}"
-        return JobStatus(record=record, state=JobState.UNKNOWN, notes=(note,))
-    new = dataclasses.replace(record, **{name: getattr(there.record, name) for name in _THEIRS})
-    is_grown = {*new.job_ids} >= {*record.job_ids} and 0 < len(new.job_ids) <= MOST_JOBS
-    if not is_grown or not all(job_id.is_own for job_id in new.job_ids):
-        return _refused(record)
-    if new.job_ids != record.job_ids:
-        remember(new)
-    return dataclasses.replace(there, record=new)
-
-
-def _refused(record: JobRecord) -> JobStatus:
-    error = refusals.nonsense(_home(record).host)
-    return JobStatus(record=record, state=JobState.UNKNOWN, error=error)
+    if there is None and is_whole:
+        return _unknown(record, notes=(f"its run directory is gone from {host}",))
+    if there is not None:
+        new = replace(record, **{name: getattr(there.record, name) for name in _THEIRS})
+        is_grown = {*new.job_ids} >= {*record.job_ids} and 0 < len(new.job_ids) <= MOST_JOBS
+        if is_grown and all(job_id.is_own for job_id in new.job_ids):
+            if new.job_ids != record.job_ids:
+                remember(new)
+            return replace(there, record=new)
+    return _unknown(record, refusals.nonsense(host))
 
 
 def remember(record: JobRecord) -> None:
@@ -123,22 +114,23 @@ def remember(record: JobRecord) -> None:
 
 def runs_on(hosts: Iterable[str], python: str) -> tuple[list[JobStatus], list[ClusterrunError]]:
     """Return the status of all runs of this user that hosts have, and why others did not answer."""
+
+    def all_of(host: str) -> list[JobStatus] | ClusterrunError:
+        try:
+            answer = _answer(host, python, None)
+        except ClusterrunError as error:
+            return error
+        return [_at(host, python, status) for status in answer if status]
+
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(lambda host: _all_of(host, python), hosts))
+        answers = list(pool.map(all_of, hosts))
     found = [status for each in answers if isinstance(each, list) for status in each]
     return found, [each for each in answers if isinstance(each, ClusterrunError)]
 
 
-def _all_of(host: str, python: str) -> list[JobStatus] | ClusterrunError:
-    try:
-        return [_named_by(status, host, python) for status in _answer(host, python, None) if status]
-    except ClusterrunError as error:
-        return error
-
-
-def _named_by(status: JobStatus, host: str, python: str) -> JobStatus:
+def _at(host: str, python: str, status: JobStatus) -> JobStatus:
     home = Home(host=host, run_dir=status.record.run_dir, python=python)
-    return dataclasses.replace(status, record=dataclasses.replace(status.record, home=home))
+    return replace(status, record=replace(status.record, home=home))
 
 
 def _answer(host: str, python: str, run_dirs: Sequence[str] | None) -> list[JobStatus | None]:
@@ -184,7 +176,7 @@ def answer(run_dirs: Iterable[str] | None) -> str:
         found = [record for record in read if record]
         damaged = [None] * (len(read) - len(found))  # these are not gone
     known = statuses([record for record in found if record.home is None], select.backend_of)
-    plain = [dataclasses.asdict(dataclasses.replace(status, error=None)) for status in known]
+    plain = [asdict(replace(status, error=None)) for status in known]
     return MARK + json.dumps([*plain, *damaged])
 
 
