@@ -23,8 +23,7 @@ from clusterrun.errors import JobNotFoundError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.processes import adopt_orphans
 from clusterrun.node.conductor.conductor import Conductor
-from clusterrun.node.conductor.host import Host
-from clusterrun.node.conductor.signals import Signals
+from clusterrun.node.conductor.host import Host, Signals
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord, register_run
