@@ -55,111 +55,76 @@ def verdict(table: Table, lines: Sequence[str]) -> Verdict | None:
     return verdict_of(scanner)
 
 
-CHAINED = "During handling of the above exception, another exception occurred:"
 TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "KeyError: 3"]
 
 
-@pytest.mark.parametrize(
-    ("lines", "cause"),
-    [
-        pytest.param(["hello"], None, id="nothing"),
-        pytest.param(["NOISE"], None, id="noise is no cause"),
-        pytest.param(["SMOKE", "FIRE"], "fire", id="explained, though earlier"),
-        pytest.param(["FIRE", *STEPS], None, id="the training went on"),
-        pytest.param(["FIRE", *STEPS[:2]], "fire", id="other ranks' last steps"),
-        pytest.param(["FIRE", STEPS[0], STEPS[0], STEPS[0], STEPS[0]], "fire", id="one step"),
-        pytest.param(["BROKEN", *STEPS], "broken", id="hardware counts after steps too"),
-        pytest.param(
-            ["FIRE", *(f"[rank{n}]: step 1 loss 2.{n}" for n in range(4))],
-            "fire",
-            id="all ranks' step",
-        ),
-        pytest.param(
-            ["FIRE", *(f"[{n}/3] c++ -MMD" for n in range(4))], "fire", id="a compilation"
-        ),
-        pytest.param([*STEPS, "Training completed", "FIRE"], None, id="after the end"),
-        pytest.param(
-            ["{'train_runtime': 8.1, 'train_loss': 2.0, 'epoch': 3.0}", "FIRE"], None, id="its sums"
-        ),
-        pytest.param([*STEPS, "done", "FIRE"], None, id="done"),
-        pytest.param(["done", "FIRE"], "fire", id="done with something else"),
-        pytest.param(["Training completed", STEPS[0], "FIRE"], "fire", id="before another end"),
-        pytest.param(["CUT", "FIRE"], "fire", id="a root is stronger than either"),
-        pytest.param(["GONE", "CUT"], "cut", id="either is stronger than a confirmation"),
-        pytest.param(["GONE"], "gone", id="a confirmation alone"),
-        pytest.param(["FIRE", "OVER"], "fire", id="it failed before its time was over"),
-        pytest.param(["OVER", "FIRE"], "over", id="its end broke the rest"),
-        pytest.param(["OVER", "STARVED"], "starved", id="later, but it explains the end"),
-        pytest.param(["CUT", "OVER"], "cut", id="it was stuck when its time was over"),
-        pytest.param(["FIRE", "OVER", "LOST"], "lost", id="a lost node explains everything"),
-        pytest.param([*TRACEBACK, "CUT"], "user_code_exception", id="an unknown exception"),
-        pytest.param([*TRACEBACK, "FIRE"], "fire", id="a known message is stronger"),
-        pytest.param(["KeyError: 3"], "user_code_exception", id="an exception without traceback"),
-        pytest.param(["KeyError: 3", *STEPS], None, id="without traceback, before steps"),
-        pytest.param(["KeyError: 3", "CUT"], "cut", id="without traceback, and a known message"),
-        pytest.param(
-            ["WARNING: cannot read the file", *TRACEBACK], None, id="a warning with its traceback"
-        ),
-        pytest.param(["Could not read: an error, retrying", *TRACEBACK], None, id="it was caught"),
-        pytest.param(
-            ["WARNING: Failed to read", *TRACEBACK, "", CHAINED, "", *TRACEBACK],
-            None,
-            id="all of a caught chain",
-        ),
-        pytest.param(
-            [*TRACEBACK[:2], "another process", TRACEBACK[2]],
-            "user_code_exception",
-            id="processes that print at once",
-        ),
-        pytest.param(TRACEBACK[1:], "user_code_exception", id="frames alone"),
-        pytest.param(
-            [*TRACEBACK[:2], "pkg.errors.Odd: reason"], "user_code_exception", id="an odd name"
-        ),
-        pytest.param(
-            [
-                "╭─── Traceback (most recent call last) ───╮",
-                "│ /a.py:3 in f │",
-                "╰─╯",
-                "KeyError: 3",
-            ],
-            "user_code_exception",
-            id="an exception in a box",
-        ),
-        pytest.param(
-            [*TRACEBACK[:2], "OOMError: in barrier()", "CUT"],
-            "early",
-            id="a message whose surroundings fit",
-        ),
-        pytest.param(
-            [STEPS[0], *TRACEBACK[:2], "OOMError: in barrier()"],
-            "user_code_exception",
-            id="a message whose surroundings do not fit",
-        ),
-        pytest.param(
-            ["Exception ignored in: <function f>", *TRACEBACK], None, id="an ignored exception"
-        ),
-        pytest.param(["in barrier()", "OOM"], "early", id="near is before"),
-        pytest.param(["OOM", "in barrier()"], "early", id="near is after"),
-        pytest.param([STEPS[0], "in barrier()", "OOM"], None, id="near, but after a step"),
-        pytest.param(["OOM"], "late", id="unless is absent"),
-        pytest.param(["step 1 loss 2.0", "step 2 loss nan"], "loss_nan", id="a loss of NaN"),
-        pytest.param(["step 1 loss nan", *STEPS], None, id="a NaN that passed"),
-        pytest.param(
-            [*STEPS, "step 5 loss 7.1", "step 6 loss 7.3"], "loss_divergence", id="a jump"
-        ),
-        pytest.param(
-            ["step 1 loss 0.5", "step 2 loss 0.9", "step 3 loss 0.6"], None, id="a noisy loss"
-        ),
-        pytest.param(
-            ["[2026-01-01 10:00:00] step 1 loss 2", "[2026-01-01 12:00:00] heartbeat"],
-            "hang_no_timeout",
-            id="silence",
-        ),
-    ],
-)
-def test_the_verdict(table: Table, lines: list[str], cause: str | None) -> None:
-    found = verdict(table, lines)
-    assert (found.cause.id if found else None) == cause
+MARKS = {
+    "$steps": STEPS,
+    "$raised": TRACEBACK,
+    "$frames": TRACEBACK[:2],
+    "$ranks": [f"[rank{n}]: step 1 loss 2.{n}" for n in range(4)],
+    "$box": ["╭─── Traceback (most recent call last) ───╮", "│ /a.py:3 in f │", "╰─╯"],
+    "$chained": ["During handling of the above exception, another exception occurred:"],
+}
+VERDICTS = """\
+- (nothing): hello
+- (noise is no cause): NOISE
+fire (explained, though earlier): SMOKE | FIRE
+- (the training went on): FIRE | $steps
+fire (other ranks' last steps): FIRE | step 1 loss 2.1 | step 2 loss 2.2
+fire (one step): FIRE | step 1 loss 2.1 | step 1 loss 2.1 | step 1 loss 2.1 | step 1 loss 2.1
+broken (hardware counts after steps too): BROKEN | $steps
+fire (all ranks' step): FIRE | $ranks
+fire (a compilation): FIRE | [0/3] c++ -MMD | [1/3] c++ -MMD | [2/3] c++ -MMD | [3/3] c++ -MMD
+- (after the end): $steps | Training completed | FIRE
+- (its sums): {'train_runtime': 8.1, 'train_loss': 2.0, 'epoch': 3.0} | FIRE
+- (done): $steps | done | FIRE
+fire (done with something else): done | FIRE
+fire (before another end): Training completed | step 1 loss 2.1 | FIRE
+fire (a root is stronger than either): CUT | FIRE
+cut (either is stronger than a confirmation): GONE | CUT
+gone (a confirmation alone): GONE
+fire (it failed before its time was over): FIRE | OVER
+over (its end broke the rest): OVER | FIRE
+starved (later, but it explains the end): OVER | STARVED
+cut (it was stuck when its time was over): CUT | OVER
+lost (a lost node explains everything): FIRE | OVER | LOST
+user_code_exception (an unknown exception): $raised | CUT
+fire (a known message is stronger): $raised | FIRE
+user_code_exception (an exception without traceback): KeyError: 3
+- (without traceback, before steps): KeyError: 3 | $steps
+cut (without traceback, and a known message): KeyError: 3 | CUT
+- (a warning with its traceback): WARNING: cannot read the file | $raised
+- (it was caught): Could not read: an error, retrying | $raised
+- (all of a caught chain): WARNING: Failed to read | $raised |  | $chained |  | $raised
+user_code_exception (processes that print at once): $frames | another process | KeyError: 3
+user_code_exception (frames alone):   File "a.py", line 3, in f | KeyError: 3
+user_code_exception (an odd name): $frames | pkg.errors.Odd: reason
+user_code_exception (an exception in a box): $box | KeyError: 3
+early (a message whose surroundings fit): $frames | OOMError: in barrier() | CUT
+user_code_exception: step 1 loss 2.1 | $frames | OOMError: in barrier()
+- (an ignored exception): Exception ignored in: <function f> | $raised
+early (near is before): in barrier() | OOM
+early (near is after): OOM | in barrier()
+- (near, but after a step): step 1 loss 2.1 | in barrier() | OOM
+late (unless is absent): OOM
+loss_nan (a loss of NaN): step 1 loss 2.0 | step 2 loss nan
+- (a NaN that passed): step 1 loss nan | $steps
+loss_divergence (a jump): $steps | step 5 loss 7.1 | step 6 loss 7.3
+- (a noisy loss): step 1 loss 0.5 | step 2 loss 0.9 | step 3 loss 0.6
+hang_no_timeout (silence): [2026-01-01 10:00:00] step 1 loss 2 | [2026-01-01 12:00:00] heartbeat
+"""
+
+
+def test_the_verdict(table: Table) -> None:
+    wrong = []
+    for row in VERDICTS.splitlines():
+        name, _, log = row.partition(": ")
+        texts = [text for part in log.split(" | ") for text in MARKS.get(part, [part])]
+        found = verdict(table, texts)
+        is_right = (found.cause.id if found else "-") == name.partition(" ")[0]
+        wrong += [] if is_right else [(row, found)]
+    assert not wrong
 
 
 def test_what_a_verdict_holds(table: Table) -> None:

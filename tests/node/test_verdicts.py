@@ -204,6 +204,7 @@ def test_the_judge_names_the_cause_in_a_process_of_its_own(
 ) -> None:
     """It is a fork of this one if that is safe."""
     monkeypatch.setattr(verdicts.threading, "active_count", lambda: threads)
+    monkeypatch.setattr(verdicts, "LIMIT_S", verdicts.LIMIT_S * patience())
     verdicts.load_judge()
     paths = RunPaths(root=tmp_path)
     record.write(record.new_record(here(nodes=1, nproc_per_node=1), paths, argv=[], now=1.0))
