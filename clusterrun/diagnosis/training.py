@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -79,6 +80,10 @@ _COMPLETE: Final = re.compile(
 )
 # transformers prints it once more at the end
 _FULL_BAR: Final = re.compile(r"\| {0,20}(\d{1,18})/\1 \[")
+_BAR: Final = re.compile(r"\d%\||\b(?:it/s|s/it)\b")  # is printed again with the same loss
+_REWARD: Final = re.compile(r"(?i)\breward")  # the loss of a policy may be 0 by its definition
+_LEAST_DIGITS: Final = 4  # of a printed loss: fewer hide its changes
+_LEAST_SAME: Final = 3  # losses that two ranks print alike, if they train the same model apart
 _DONE: Final = ("done", "done!", "done.", "all done")  # before the steps, something else is done
 
 
@@ -251,3 +256,65 @@ def _has_exploded(norms: list[float], losses: list[float]) -> bool:
         return False
     is_rising = statistics.median(losses[-STEPS:]) > _RISING * statistics.median(older)
     return is_rising and min(norms[-STEPS:]) > _EXPLODED * statistics.median(usual)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """The losses of a training: how many, the last, and whether it never changed."""
+
+    count: int = 0
+    last: float | None = None  # None: not finite
+    is_constant: bool = False
+    is_finite: bool = True
+
+
+@dataclass(kw_only=True)
+class PrintedTraining:
+    """What one rank printed of its training: feed it the first and the last lines of its log."""
+
+    has_rewards: bool = False
+    _log: TrainingLog = field(default_factory=TrainingLog)
+    _lines: list[tuple[str, ...]] = field(default_factory=list)
+
+    def feed(self, texts: Iterable[str]) -> None:
+        """Take the next lines."""
+        for text in texts:
+            self._log.feed(PrintedLine(number=0, text=text))
+            self.has_rewards |= _REWARD.search(text) is not None
+            if not _BAR.search(text) and (found := losses_in(text)):
+                self._lines.append(found)
+
+    @property
+    def has_steps(self) -> bool:
+        """Return whether it printed a step or a loss."""
+        return self._log.steps > 0
+
+    @property
+    def losses(self) -> Losses:
+        """Return the losses that it printed, outside of progress bars."""
+        is_constant = len(set(self._lines)) == 1 and all(map(_is_exact, self._lines[0]))
+        return Losses(
+            count=len(self._lines),
+            last=float(self._lines[-1][0]) if is_constant else None,
+            is_constant=is_constant,
+            is_finite=not self._log.is_nan,
+        )
+
+    @property
+    def series(self) -> tuple[tuple[str, ...], ...]:
+        """Return its losses as printed, if they can tell two trainings apart; else ()."""
+        exact = [each for each in self._lines if all(map(_is_exact, each))]
+        return tuple(exact) if len(set(exact)) >= _LEAST_SAME else ()
+
+
+def _is_exact(loss: str) -> bool:
+    """Return whether a printed loss shows small changes; 0 does, as a loss never is."""
+    digits = re.sub(r"[eE].*|\D", "", loss).lstrip("0")
+    return not digits or len(digits) >= _LEAST_DIGITS
+
+
+def alike(printed: Mapping[int, PrintedTraining]) -> frozenset[int]:
+    """Return the ranks that printed the same losses as another."""
+    series = {rank: each.series for rank, each in printed.items()}
+    known = [each for each in series.values() if each]
+    return frozenset(rank for rank, each in series.items() if each and known.count(each) > 1)

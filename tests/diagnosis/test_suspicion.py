@@ -2,93 +2,100 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import pytest
 
-from clusterrun.diagnosis.suspicion import (
-    SAVED_BYTES,
-    Begun,
-    Doubt,
-    Losses,
-    PrintedTraining,
-    SuccessFacts,
-    alike,
-    suspicions_of,
-)
+from clusterrun.diagnosis.kinds import Doubt
+from clusterrun.diagnosis.training import PrintedTraining, alike
+from clusterrun.node.recovery.suspicions import SAVED_BYTES, Success, suspicions_of
+from clusterrun.rundir.events import Event, EventType
 
-FLAT = Losses(count=20, last=2.3026, is_constant=True)
-LOOKED = SuccessFacts(looked_for_checkpoint=True)
-STEPPED = dataclasses.replace(LOOKED, steps=(1, 9), total=9, written_bytes=SAVED_BYTES - 1)
+FULL = "No space left on device"
 
 
-def kinds(facts: SuccessFacts) -> list[Doubt]:
-    return [each.kind for each in suspicions_of(facts)]
+def event(kind: EventType, **fields: Any) -> Event:
+    return Event(at=1.0, type=kind, attempt=1, node="n1", **fields)
 
 
-@pytest.mark.parametrize(
-    ("facts", "kind"),
-    [
-        (SuccessFacts(begun=(Begun(step=0, total=9),)), Doubt.NO_STEP),
-        (SuccessFacts(begun=(Begun(step=4, total=9),), steps=(4, 4)), Doubt.NO_STEP),
-        (SuccessFacts(steps=(0, 0), total=9), Doubt.NO_STEP),
-        (LOOKED, Doubt.NO_STEP),
-        (STEPPED, Doubt.NO_CHECKPOINT),
-        (SuccessFacts(unsaved="step 9: No space left on device"), Doubt.NO_CHECKPOINT),
-        (SuccessFacts(reported=Losses(count=9, is_finite=False)), Doubt.LOSS_NOT_FINITE),
-        (SuccessFacts(printed=Losses(count=9, is_finite=False)), Doubt.LOSS_NOT_FINITE),
-        (SuccessFacts(reported=FLAT), Doubt.LOSS_CONSTANT),
-        (SuccessFacts(printed=FLAT), Doubt.LOSS_CONSTANT),
-        (SuccessFacts(printed=dataclasses.replace(FLAT, last=0.0)), Doubt.LOSS_CONSTANT),
-        (
-            SuccessFacts(alone=frozenset({0, 1}), alike=frozenset({0, 1}), world_size=4),
-            Doubt.SEPARATE_WORLDS,
-        ),
-    ],
-)
-def test_a_success_that_did_nothing(facts: SuccessFacts, kind: Doubt) -> None:
-    assert kinds(facts) == [kind]
+def begun(step: int, total: int | None) -> Event:
+    return event(EventType.RESUMED, step=step, total=total, is_trainer=True)
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        SuccessFacts(),  # a script that reports nothing, or only evaluates
-        SuccessFacts(begun=(Begun(step=9, total=9),), steps=(9, 9)),  # resumed, and complete
-        SuccessFacts(begun=(Begun(step=9, total=None),)),  # the same in Lightning
-        SuccessFacts(begun=(Begun(step=0, total=1),), steps=(1, 1)),
-        SuccessFacts(
-            begun=(Begun(step=0, total=9),), steps=(0, 0)
-        ),  # optimizers that Lightning counts not
-        SuccessFacts(steps=(0, 0), total=1),  # one step, counted from 0
-        SuccessFacts(steps=(0, 0), total=9, has_metrics=True),  # left after its first step
-        dataclasses.replace(LOOKED, has_checkpoint=True),  # evaluates, or was complete
-        dataclasses.replace(LOOKED, asked_to_save=True),  # steps, and reports none
-        dataclasses.replace(LOOKED, has_printed_steps=True),
-        dataclasses.replace(STEPPED, has_checkpoint=True),
-        dataclasses.replace(STEPPED, looked_for_checkpoint=False),  # never saves
-        dataclasses.replace(STEPPED, written_bytes=SAVED_BYTES),  # saves in its own way
-        dataclasses.replace(STEPPED, written_bytes=None),
-        dataclasses.replace(
-            STEPPED, begun=(Begun(step=0, total=9),)
-        ),  # a Trainer asked not to save
-        SuccessFacts(unsaved="step 4: No space left on device", has_checkpoint=True),
-        SuccessFacts(reported=Losses(count=9), printed=Losses(count=9, is_finite=False)),
-        SuccessFacts(reported=dataclasses.replace(FLAT, count=19)),
-        SuccessFacts(reported=Losses(count=20), printed=FLAT),
-        SuccessFacts(reported=dataclasses.replace(FLAT, last=0.0), has_rewards=True),  # GRPO
-        SuccessFacts(alone=frozenset({0, 1}), alike=frozenset()),  # a search over settings
-        SuccessFacts(alike=frozenset({0, 1})),  # one world whose ranks print the same mean
-    ],
-)
-def test_what_only_looks_like_it(facts: SuccessFacts) -> None:
-    assert kinds(facts) == []
+def step(number: int, total: int, **more: Any) -> Event:
+    return event(EventType.STEP, step=number, total=total, **more)
+
+
+def losses(count: int = 20, last: float = 2.3026, *, is_constant: bool = True) -> Event:
+    about = {"count": count, "last": last, "is_constant": is_constant}
+    return event(EventType.LOSSES, **about, is_finite=last == last)
+
+
+def wrote(size: int) -> Event:
+    return event(EventType.PEAKS, written_bytes=size)
 
 
 def printed(*texts: str) -> PrintedTraining:
     found = PrintedTraining()
     found.feed(texts)
     return found
+
+
+def kinds(*events: Event, **more: Any) -> list[Doubt]:
+    return [each.kind for each in suspicions_of(Success(events=events, **more))]
+
+
+NAN, LOOKED = float("nan"), event(EventType.RESUMED)
+UNSAVED = event(EventType.UNSAVED, step=9, reason=FULL)
+FLAT = {0: printed(*["step 3 loss 2.3026"] * 20)}
+ZERO = {0: printed(*["step 3 loss 0.0000"] * 20)}
+LOST = {0: printed(*(f"step {number} loss nan" for number in range(9)))}
+REWARDED = {0: printed("reward 0.4")}
+SAME = {rank: printed(*(f"loss {2.5 / n:.4f}" for n in range(1, 9))) for rank in range(2)}
+OTHER = {**SAME, 1: printed(*(f"loss {2.6 / n:.4f}" for n in range(1, 9)))}
+STEPPED = (LOOKED, step(1, 9), step(9, 9), wrote(SAVED_BYTES - 1))
+ALONE = {"alone": frozenset({0, 1}), "world_size": 4}
+
+
+def test_a_success_that_did_nothing() -> None:
+    assert kinds(begun(0, 9)) == [Doubt.NO_STEP]
+    assert kinds(begun(4, 9), step(4, 9)) == [Doubt.NO_STEP]
+    assert kinds(step(0, 9)) == [Doubt.NO_STEP]
+    assert kinds(LOOKED) == [Doubt.NO_STEP]
+    assert kinds(*STEPPED) == [Doubt.NO_CHECKPOINT]
+    assert kinds(UNSAVED) == [Doubt.NO_CHECKPOINT]
+    assert kinds(losses(9, NAN, is_constant=False)) == [Doubt.LOSS_NOT_FINITE]
+    assert kinds(printed=LOST) == [Doubt.LOSS_NOT_FINITE]
+    assert kinds(losses()) == kinds(printed=FLAT) == kinds(printed=ZERO) == [Doubt.LOSS_CONSTANT]
+    assert kinds(printed=SAME, **ALONE) == [Doubt.SEPARATE_WORLDS]
+
+
+def test_what_only_looks_like_it() -> None:
+    innocent: dict[str, list[Doubt]] = {
+        "a script that reports nothing, or only evaluates": kinds(),
+        "resumed, and complete": kinds(begun(9, 9), step(9, 9)),
+        "the same in Lightning": kinds(begun(9, None)),
+        "one step": kinds(begun(0, 1), step(1, 1)),
+        "optimizers that Lightning does not count": kinds(begun(0, 9), step(0, 9)),
+        "one step, counted from 0": kinds(step(0, 1)),
+        "left after its first step": kinds(step(0, 9, metrics={"loss": 1})),
+        "evaluates, or was complete": kinds(LOOKED, has_checkpoint=True),
+        "steps, and reports none": kinds(LOOKED, event(EventType.ASKS)),
+        "printed steps": kinds(LOOKED, printed=OTHER),
+        "saved": kinds(*STEPPED, has_checkpoint=True),
+        "never saves": kinds(*STEPPED[1:]),
+        "saves in its own way": kinds(*STEPPED, wrote(SAVED_BYTES)),
+        "what it wrote is unknown": kinds(*STEPPED[:-1]),
+        "a Trainer that is not to save": kinds(*STEPPED, begun(0, 9)),
+        "an earlier checkpoint": kinds(UNSAVED, has_checkpoint=True),
+        "its own losses are right": kinds(losses(9, is_constant=False), printed=LOST),
+        "too few": kinds(losses(19)),
+        "its own losses change": kinds(losses(is_constant=False), printed=FLAT),
+        "GRPO": kinds(losses(last=0.0), printed=REWARDED),
+        "a search over settings": kinds(printed=OTHER, **ALONE),
+        "ranks that print the same mean": kinds(printed=SAME),
+    }
+    assert {name: found for name, found in innocent.items() if found} == {}
 
 
 @pytest.mark.parametrize(

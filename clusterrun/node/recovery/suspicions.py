@@ -7,27 +7,58 @@ need not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from clusterrun.diagnosis.suspicion import (
-    Begun,
-    Losses,
-    PrintedTraining,
-    SuccessFacts,
-    alike,
-    suspicions_of,
-)
+from clusterrun.diagnosis.kinds import Doubt, Suspicion
+from clusterrun.diagnosis.training import Losses, PrintedTraining, alike
 from clusterrun.logformat.lines import RECORDS, parse_line
 from clusterrun.rundir.events import Event, EventType, read_ends
-from clusterrun.rundir.outcome import Outcome, read_outcome, write_outcome
+from clusterrun.rundir.outcome import read_outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared.files import end_of, open_regular, size_of
+from clusterrun.shared.wording import count
 
 FEW: Final = 4  # nodes to read if the ranks joined no world
 FIRST_BYTES, LAST_BYTES = 128 * 1024, 512 * 1024  # of a node's log
+LEAST_REPORTS: Final = 20  # of one loss: fewer may be chance
+SAVED_BYTES: Final = 1 << 20  # a rank that wrote as much may have saved in its own way
+
+
+@dataclass(frozen=True, kw_only=True)
+class Success:
+    """What an attempt left that exited with status 0: its head's events, what ranks printed.
+
+    `alone` are the ranks that never joined others.
+    """
+
+    events: Sequence[Event] = ()
+    has_checkpoint: bool = False
+    printed: Mapping[int, PrintedTraining] = field(default_factory=lambda: {0: PrintedTraining()})
+    alone: frozenset[int] = frozenset()
+    world_size: int = 1
+
+    def of(self, kind: EventType) -> list[Event]:
+        """Return the events of a type."""
+        return [event for event in self.events if event.type is kind]
+
+    @property
+    def steps(self) -> list[Event]:
+        """Return the reported steps."""
+        return [event for event in self.of(EventType.STEP) if event.step is not None]
+
+    @property
+    def trainers(self) -> list[Event]:
+        """Return where Trainers began: at a step, of a total if they announced one."""
+        return [event for event in self.of(EventType.RESUMED) if event.is_trainer]
+
+    @property
+    def looked_for_checkpoint(self) -> bool:
+        """Return whether the script itself looked for a checkpoint."""
+        return len(self.of(EventType.RESUMED)) > len(self.trainers)
 
 
 def examine(paths: RunPaths, attempt: int) -> None:
@@ -38,59 +69,51 @@ def examine(paths: RunPaths, attempt: int) -> None:
     outcome = read_outcome(paths, attempt)
     if outcome is None or outcome.code or not outcome.nodes:
         return
-    if found := suspicions_of(_facts(paths, outcome)):
+    head = list(read_ends(paths.events(outcome.nodes[0]), attempt))
+    is_alone = any(event.type is EventType.ALONE for event in head)
+    nodes = outcome.nodes[: FEW if is_alone else 1]
+    others = (event for node in nodes[1:] for event in read_ends(paths.events(node), attempt))
+    ranks = {event.rank for event in (*head, *others) if event.type is EventType.ALONE}
+    alone = frozenset(rank for rank in ranks if rank is not None)
+    has_resumed = any(event.type is EventType.RESUMED and event.step for event in head)
+    success = Success(
+        events=head,
+        has_checkpoint=outcome.checkpoint is not None or has_resumed,
+        printed=_printed(paths, attempt, nodes, alone | {0}),
+        alone=alone,
+        world_size=read_plan(paths).world_size if alone else 1,
+    )
+    if found := suspicions_of(success):
         write_outcome(paths, dataclasses.replace(outcome, suspicions=found))
 
 
-def _facts(paths: RunPaths, outcome: Outcome) -> SuccessFacts:
-    head = list(read_ends(paths.events(outcome.nodes[0]), outcome.attempt))
-    nodes = outcome.nodes[:1]
-    if any(event.type is EventType.ALONE for event in head):
-        nodes = outcome.nodes[:FEW]
-    others = [
-        event
-        for node in nodes[1:]
-        for event in read_ends(paths.events(node), outcome.attempt)
-        if event.type is EventType.ALONE
-    ]
-    ranks = {event.rank for event in (*head, *others) if event.type is EventType.ALONE}
-    alone = frozenset(rank for rank in ranks if rank is not None)
-    printed = _printed(paths, outcome.attempt, nodes, alone | {0})
-    main = printed[0]
-    return dataclasses.replace(
-        _reported(head),
-        has_checkpoint=outcome.checkpoint is not None or _has_resumed(head),
-        printed=main.losses,
-        has_printed_steps=main.has_steps,
-        has_rewards=main.has_rewards,
-        alone=alone,
-        alike=alike(printed) if alone else frozenset(),
-        world_size=read_plan(paths).world_size if alone else 1,
-    )
+def suspicions_of(success: Success) -> tuple[Suspicion, ...]:
+    """Return what is suspect; nothing about a script that reports nothing."""
+    return tuple(Suspicion(kind=kind, text=text) for kind, text in _doubts(success))
 
 
-def _reported(events: Sequence[Event]) -> SuccessFacts:
-    steps = [e for e in events if e.type is EventType.STEP and e.step is not None]
-    resumed = [e for e in events if e.type is EventType.RESUMED]
-    unsaved = next((e for e in reversed(events) if e.type is EventType.UNSAVED), None)
-    losses = next((e for e in reversed(events) if e.type is EventType.LOSSES), None)
-    written = [e.written_bytes for e in events if e.written_bytes is not None]
-    return SuccessFacts(
-        begun=tuple(Begun(step=e.step or 0, total=e.total) for e in resumed if e.is_trainer),
-        steps=(steps[0].step or 0, steps[-1].step or 0) if steps else None,
-        total=steps[-1].total if steps else None,
-        has_metrics=any(e.metrics for e in steps),
-        looked_for_checkpoint=not all(e.is_trainer for e in resumed),
-        asked_to_save=any(e.type is EventType.ASKS for e in events),
-        unsaved=f"step {unsaved.step}: {unsaved.reason}" if unsaved else "",
-        written_bytes=max(written, default=None),
-        reported=_losses(losses),
-    )
+def _doubts(success: Success) -> Iterator[tuple[Doubt, str]]:
+    if text := _no_step(success):
+        yield Doubt.NO_STEP, f"no step was taken: {text}"
+    elif text := _no_checkpoint(success):
+        yield Doubt.NO_CHECKPOINT, f"no checkpoint was saved: {text}"
+    main = success.printed[0]
+    reported = [_losses(event) for event in success.of(EventType.LOSSES)[-1:]]
+    losses = next((each for each in (*reported, main.losses) if each.count), Losses())
+    if not losses.is_finite:
+        yield Doubt.LOSS_NOT_FINITE, "the last loss is NaN or infinite"
+    else:
+        enough = (each for each in (*reported, main.losses) if each.count >= LEAST_REPORTS)
+        found = next(enough, Losses())
+        if found.is_constant and not (found.last == 0 and main.has_rewards):
+            text = f"it was {found.last:.6g} in all {found.count} reports"
+            yield Doubt.LOSS_CONSTANT, f"the loss never changed: {text}"
+    if success.alone and len(success.alone & alike(success.printed)) > 1:
+        ranks = count(success.world_size, "rank")
+        yield Doubt.SEPARATE_WORLDS, f"the {ranks} formed no common world: each trained alone"
 
 
-def _losses(event: Event | None) -> Losses:
-    if event is None:
-        return Losses()
+def _losses(event: Event) -> Losses:
     return Losses(
         count=event.count or 0,
         last=event.last,
@@ -99,8 +122,37 @@ def _losses(event: Event | None) -> Losses:
     )
 
 
-def _has_resumed(events: Sequence[Event]) -> bool:
-    return any(event.type is EventType.RESUMED and event.step for event in events)
+def _no_step(success: Success) -> str:
+    last = success.steps[-1] if success.steps else None
+    for begun in success.trainers:
+        at = begun.step or 0
+        if not at or (begun.total is not None and at < begun.total):  # it was not complete
+            # A Trainer whose own loop steps reports step 0 with each batch.
+            is_idle = last is None or 0 < at == last.step
+            of = "" if begun.total is None else f" of {begun.total}"
+            return f"the training began at step {at}{of} and ended there" if is_idle else ""
+    if success.trainers:
+        return ""
+    if last and last.step == 0 and (last.total or 0) > 1:
+        has_metrics = any(event.metrics for event in success.steps)
+        return "" if has_metrics else f"the script reported step 0 of {last.total}, and none after"
+    is_idle = last is None and not (success.of(EventType.ASKS) or success.has_checkpoint)
+    if is_idle and success.looked_for_checkpoint and not success.printed[0].has_steps:
+        return "the script found no checkpoint, reported no step and saved nothing"
+    return ""
+
+
+def _no_checkpoint(success: Success) -> str:
+    if success.has_checkpoint:
+        return ""
+    for unsaved in success.of(EventType.UNSAVED)[-1:]:
+        return f"step {unsaved.step}: {unsaved.reason}"
+    written = [e.written_bytes for e in success.events if e.written_bytes is not None]
+    wrote_nothing = bool(written) and max(written) < SAVED_BYTES
+    saves = success.looked_for_checkpoint and not success.trainers  # a Trainer saves as it is told
+    if saves and success.steps and success.steps[-1].step and wrote_nothing:
+        return "the script looked for one to resume from, and saved none"
+    return ""
 
 
 def _printed(
