@@ -33,6 +33,19 @@ LOG = """\
 """
 
 
+def over(here: CommandLine, code: int = 1, state: str = "FAILED") -> Path:
+    """Submit a job that has ended."""
+    root = submitted(here)
+    queue(here)
+    ended(root, state, code)
+    return root
+
+
+def answered(here: CommandLine) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(here("diagnose", "--json").out)
+    return answer
+
+
 def test_a_log_of_any_job(here: CommandLine) -> None:
     (here.path / "job.log").write_text(LOG)
     done = here("diagnose", "--log", "job.log")
@@ -92,11 +105,9 @@ def test_what_cannot_be_diagnosed(here: CommandLine, words: tuple[str, ...], wro
 
 
 def test_a_job_whose_rank_was_killed(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 137)
+    root = over(here, 137)
     outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
-    answer = json.loads(here("diagnose", "--json").out)
+    answer = answered(here)
     assert answer["verdict"]["class"] == "host_oom"
     assert answer["verdict"]["status"] == "unconfirmed"
     assert (answer["verdict"]["ranks"], answer["verdict"]["nodes"]) == ("2", ["node18"])
@@ -109,16 +120,14 @@ def test_what_slurm_knows_is_enough(here: CommandLine, state: str, cause: str) -
     root = submitted(here)
     queue(here)
     ended(root, state, 1)
-    verdict = json.loads(here("diagnose", "--json").out)["verdict"]
+    verdict = answered(here)["verdict"]
     assert verdict["class"] == cause
     first = {"TIMEOUT": "raise --time", "NODE_FAIL": "leave it out: clusterrun resume"}
     assert verdict["do"][0].startswith(first[state])
 
 
 def test_a_job_that_completed_has_no_cause(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "COMPLETED", 0)
+    root = over(here, 0, "COMPLETED")
     outcome(root, cause=Cause.COMPLETED, code=0)
     (root / "slurm").mkdir(exist_ok=True)
     (root / "slurm" / "batch.out").write_text("CUDA out of memory. Tried to allocate 2 GiB\n")
@@ -128,22 +137,16 @@ def test_a_job_that_completed_has_no_cause(here: CommandLine) -> None:
 
 
 def test_a_job_that_trained_nothing_is_suspect(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "COMPLETED", 0)
+    root = over(here, 0, "COMPLETED")
     outcome(root, cause=Cause.COMPLETED, code=0, suspicions=(DOUBT,))
     done = here("diagnose")
     assert done.code == 0
     assert "suspect    no step was taken\n" in done.out
-    assert json.loads(here("diagnose", "--json").out)["suspicions"] == [
-        {"kind": "no_step", "text": "no step was taken"}
-    ]
+    assert answered(here)["suspicions"] == [{"kind": "no_step", "text": "no step was taken"}]
 
 
 def test_a_job_that_ended_before_its_first_attempt_has_a_reason(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 2)
+    root = over(here, 2)
     (root / "attempts" / "1").rmdir()
     (root / "slurm").mkdir(exist_ok=True)
     (root / "slurm" / "batch.out").write_text("clusterrun: n1: the job has 1 node\n")
@@ -152,9 +155,7 @@ def test_a_job_that_ended_before_its_first_attempt_has_a_reason(here: CommandLin
 
 
 def test_a_failure_without_a_known_cause_keeps_its_reason(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 122)
+    root = over(here, 122)
     reason = "node2: a setup line exited the shell"
     outcome(root, cause=Cause.NODE_UNFIT, code=122, reason=reason)
     done = here("diagnose")
@@ -225,47 +226,39 @@ LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer
 def test_the_rank_that_exited_first_outranks_its_victims(
     here: CommandLine, own: str, cause: str, text: str
 ) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 5)
+    root = over(here, 5)
     victim = f'Traceback (most recent call last):\n  File "train.py", line 5, in f\n{LOST}'
     noted(root, rank=victim, others={1: own})
     outcome(root, cause=Cause.EXIT, code=5, rank=1, node="node17", message="exited with status 5")
-    answer = json.loads(here("diagnose", "--json").out)
+    answer = answered(here)
     assert (answer["verdict"]["class"], answer["verdict"]["ranks"]) == (cause, "1")
     assert answer["verdict"]["message"] == (text or own)
     assert [each["class"] for each in answer["consequences"]] == ["peer_died"]
 
 
 def test_a_loss_that_became_nan_explains_a_silent_exit(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 1)
+    root = over(here)
     noted(root, rank="\n".join(f"step {n} loss {'nan' if n > 3 else 2 / n}" for n in range(1, 7)))
     outcome(root, cause=Cause.EXIT, code=1, rank=0, node="node17", message="exited with status 1")
-    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "loss_nan"
+    assert answered(here)["verdict"]["class"] == "loss_nan"
 
 
 def test_an_error_of_the_launcher_is_not_one_of_the_script(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 1)
+    root = over(here)
     noted(root, rank=RAISED)
     log = RunPaths(root=root).log(1, "node17")
     log.write_text(log.read_text().replace(" 0 e ", " - l "))
     outcome(root, cause=Cause.LAUNCHER, code=1, node="node17", message="the launcher exited")
-    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "launcher_failed"
+    assert answered(here)["verdict"]["class"] == "launcher_failed"
 
 
 def test_the_log_says_more_than_the_agents_about_an_exception(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 1)
+    root = over(here)
     text = "OSError: [Errno 98] Address already in use"
     frame = '  File "port.py", line 16, in main\n    s.bind(("127.0.0.1", 29555))'
     noted(root, rank=f"Traceback (most recent call last):\n{frame}\n{text}")
     outcome(root, cause=Cause.EXCEPTION, code=1, rank=0, node="node17", message=text)
-    verdict = json.loads(here("diagnose", "--json").out)["verdict"]
+    verdict = answered(here)["verdict"]
     assert (verdict["class"], len(verdict["frames"])) == ("user_code_exception", 1)
 
 
@@ -339,20 +332,16 @@ def test_a_bundle_of_another_shell_has_no_text_of_the_script(
 
 
 def test_the_size_of_the_world_is_no_guess_in_a_run(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 9)
+    root = over(here, 9)
     noted(root, rank="Env: DistributedType.NO\nNum processes: 1\n\nMixed precision type: no\n")
     outcome(root, rank=0, node="node17", signal=9, message="killed by SIGKILL")
-    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "host_oom"
+    assert answered(here)["verdict"]["class"] == "host_oom"
 
 
 def test_a_script_that_exits_with_a_status(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 2)
+    root = over(here, 2)
     outcome(root, cause=Cause.EXIT, code=2, rank=0, message="train.py: error: --width 130")
-    verdict = json.loads(here("diagnose", "--json").out)["verdict"]
+    verdict = answered(here)["verdict"]
     assert (verdict["class"], verdict["ranks"]) == ("user_code_exception", "0")
 
 
@@ -376,9 +365,7 @@ def test_a_bundle_has_no_part_of_a_secret(
 
 
 def test_a_bundle_of_many_nodes_has_the_one_that_failed(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 137)
+    root = over(here, 137)
     outcome(root, cause=Cause.SIGNAL, node="z9", rank=2, signal=11, message="killed")
     for node in (*(f"node{number}" for number in range(MOST_NODES)), "z9"):
         errors = RunPaths(root=root).log_errors(1, node)
@@ -402,9 +389,7 @@ OOM_KILL = "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0.\n"
 
 
 def test_what_earlier_attempts_printed_is_no_cause_now(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 1)
+    root = over(here)
     paths, batch = RunPaths(root=root), root / "slurm" / "batch.out"
     for attempt, text in ((1, OOM_KILL), (2, "srun: error: node18: task 1: Exited\n")):
         batch.touch()
@@ -423,22 +408,18 @@ def test_what_earlier_attempts_printed_is_no_cause_now(here: CommandLine) -> Non
 def test_setup_lines_are_no_cause_once_ranks_have_run(
     here: CommandLine, ending: Cause, cause: str
 ) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 1)
+    root = over(here)
     (root / "slurm" / "batch.out").write_text("bash: line 3: docker: command not found\n")
     outcome(root, cause=ending, code=1, rank=2, message="ValueError: bad sample")
-    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == cause
+    assert answered(here)["verdict"]["class"] == cause
 
 
 def test_the_exit_status_of_an_agent_is_an_echo_of_its_ranks(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 139)
+    root = over(here, 139)
     ends = [f"srun: error: node{n}: task {n - 17}: Exited with exit code 139\n" for n in (17, 18)]
     (root / "slurm" / "batch.out").write_text("".join(ends))
     outcome(root, cause=Cause.SIGNAL, code=139, signal=11, rank=9, node="node18", message="SIGSEGV")
-    verdict = json.loads(here("diagnose", "--json").out)["verdict"]
+    verdict = answered(here)["verdict"]
     assert (verdict["class"], verdict["ranks"], verdict["nodes"]) == ("segfault", "9", ["node18"])
 
 
@@ -462,21 +443,17 @@ def test_a_project_adds_causes(here: CommandLine) -> None:
 def test_a_hang_names_the_rank_that_the_others_wait_for(
     here: CommandLine, rank: int | None, cause: str
 ) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 126)
+    root = over(here, 126)
     text = "no step ended for 61 s: rank 3 at data.py:3 in load"
     outcome(root, cause=Cause.HUNG, node="node18", rank=rank, where="data.py:3", message=text)
-    answer = json.loads(here("diagnose", "--json").out)
+    answer = answered(here)
     assert answer["verdict"]["class"] == cause
     (evidence,) = answer["evidence"]
     assert (evidence["source"], evidence["rank"], evidence["text"]) == ("agents", rank, text)
 
 
 def test_a_remedy_names_the_job_and_its_node(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 137)
+    root = over(here, 137)
     outcome(root, cause=Cause.NODE_LOST, node="node18", message="lost")
     done = here("diagnose").out
     assert "failed     node node18: exit 137: lost\n" in done
@@ -484,9 +461,7 @@ def test_a_remedy_names_the_job_and_its_node(here: CommandLine) -> None:
 
 
 def test_what_is_not_confirmed_reads_so(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 137)
+    root = over(here, 137)
     outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
     done = here("diagnose").out
     assert "cause      perhaps: A process was killed" in done
@@ -501,11 +476,9 @@ def test_what_is_not_confirmed_reads_so(here: CommandLine) -> None:
     ],
 )
 def test_an_error_that_only_the_agents_reported(here: CommandLine, text: str, cause: str) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 1)
+    root = over(here)
     outcome(root, cause=Cause.EXCEPTION, node="node18", rank=2, where="train.py:7", message=text)
-    answer = json.loads(here("diagnose", "--json").out)
+    answer = answered(here)
     assert (answer["verdict"]["class"], answer["consequences"]) == (cause, [])
 
 
@@ -525,7 +498,7 @@ def test_an_interruption_is_named_before_slurm_reports_the_end(
     queue(here, running())
     ending = Cause.INTERRUPTED if reason else Cause.CANCELLED
     outcome(root, cause=ending, code=125, interruption=reason, reason="asked to exit")
-    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == cause
+    assert answered(here)["verdict"]["class"] == cause
 
 
 @pytest.mark.parametrize(
@@ -611,13 +584,11 @@ CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
 def test_what_a_node_noted_is_weighed(
     here: CommandLine, note: Note, rank: str, signal: int, cause: str, source: str
 ) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 1)
+    root = over(here)
     noted(root, note, rank=rank)
     ending = Cause.SIGNAL if signal else Cause.EXIT
     outcome(root, cause=ending, node="node17", rank=1, signal=signal, message="failed", code=1)
-    answer = json.loads(here("diagnose", "--json").out)
+    answer = answered(here)
     assert answer["verdict"]["class"] == cause
     assert answer["evidence"][0]["source"] == source
 
@@ -635,13 +606,11 @@ def test_what_a_node_noted_is_weighed(
 def test_a_check_that_fails_since_the_start_is_weighed(
     here: CommandLine, check: str, now: str, printed: str, cause: str, source: str
 ) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 1)
+    root = over(here)
     worse = ChangedCheck(check, "ok", now, "only 0.0 GiB are free")
     noted(root, of(NoteSource.PREFLIGHT, "worse", change=worse), rank=printed)
     outcome(root, cause=Cause.EXIT, node="node17", rank=0, message="exited with status 1", code=1)
-    answer = json.loads(here("diagnose", "--json").out)
+    answer = answered(here)
     assert answer["verdict"]["class"] == cause
     assert answer["evidence"][0]["source"] == source
     text = "only 0.0 GiB are free"
@@ -652,24 +621,20 @@ def test_a_check_that_fails_since_the_start_is_weighed(
 
 
 def test_nodes_that_failed_preflight_are_the_cause(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 122)
+    root = over(here, 122)
     reason = "preflight failed: node.tmp on node18"
     about: dict[str, Any] = {"code": 122, "reason": reason, "unfit": ("node18",)}
     outcome(root, cause=Cause.PREFLIGHT, **about)
-    shared = json.loads(here("diagnose", "--json").out)["verdict"]
+    shared = answered(here)["verdict"]
     assert (shared["class"], shared["nodes"]) == ("preflight_failed", [])
     outcome(root, cause=Cause.PREFLIGHT, **about, exclude=("node18",))
-    verdict = json.loads(here("diagnose", "--json").out)["verdict"]
+    verdict = answered(here)["verdict"]
     assert (verdict["class"], verdict["exclude_nodes"]) == ("preflight_failed", ["node18"])
     assert (verdict["status"], verdict["message"]) == ("established", reason)
 
 
 def test_the_answer_has_the_memory_that_the_job_may_use(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, "FAILED", 137)
+    root = over(here, 137)
     noted(root, of(NoteSource.CGROUP, "", memory=Memory(1, 64 << 30, 64 << 30)))
     outcome(root, cause=Cause.SIGNAL, node="node17", rank=1, signal=9, message="killed by SIGKILL")
     done = here("diagnose").out
@@ -677,4 +642,4 @@ def test_the_answer_has_the_memory_that_the_job_may_use(here: CommandLine) -> No
     resume = "             clusterrun resume 4711 --from scratch --mem 128G\n"
     assert f"next       ask for more than 64 GiB a node, twice as much:\n{resume}" in done
     noted(root, of(NoteSource.CGROUP, "", memory=Memory(0, 64 << 30)))
-    assert json.loads(here("diagnose", "--json").out)["verdict"]["class"] == "sigkill_external"
+    assert answered(here)["verdict"]["class"] == "sigkill_external"
