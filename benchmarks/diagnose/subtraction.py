@@ -19,8 +19,8 @@ from benchmarks.report import Section, Value
 from clusterrun.diagnosis.lines import read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import built_in
-from clusterrun.diagnosis.usual import UsualLog, doubtful, kind_of
 from clusterrun.diagnosis.weigh import verdict_of
+from clusterrun.verbs.usual import UsualLog, doubtful, kind_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXAMPLES: Final = ROOT / "tests" / "diagnosis" / "examples"

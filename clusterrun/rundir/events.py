@@ -82,16 +82,11 @@ class Event:
     findings: list[Any] | None = None
 
 
+_KINDS = {"int": int, "str": str, "float": float, "bool": bool, "list[Any]": list}
 _TYPES: Mapping[str, type] = {
-    **dict.fromkeys(("path", "reason", "host", "engine"), str),
-    **dict.fromkeys(
-        ("rank", "step", "total", "world_size", "running", "waiting", "count", "code"), int
-    ),
-    **dict.fromkeys(("rss_bytes", "cuda_allocated_bytes", "written_bytes"), int),
-    **dict.fromkeys(("is_constant", "is_finite", "is_trainer", "heard"), bool),
-    **dict.fromkeys(("last", "waited_s", "job_start", "staged_at"), float),
-    **dict.fromkeys(("metrics", "note"), dict),
-    "findings": list,
+    name: _KINDS.get(text.removesuffix(" | None"), dict)
+    for name, text in Event.__annotations__.items()
+    if text.endswith(" | None")
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends import cache
-from clusterrun.cli import diagnose_look
+from clusterrun.cli import diagnose
 from clusterrun.diagnosis.collectives import DEFAULT_GROUP, Call, Stuck, StuckKind
 from clusterrun.node.watch.stacks import RankPlace
 from clusterrun.rundir.outcome import Cause, Next
@@ -211,7 +211,7 @@ def test_a_look_at_a_running_job(here: CommandLine, monkeypatch: pytest.MonkeyPa
     quiet = Hang(places=tuple(at), before=tuple(at), nodes=nodes, silent=("node18",))
     hang = Hang(stuck=stuck, places=tuple(at), nodes=nodes, dumped=3, looked_at=100.0)
     answers = iter([quiet, hang, replace(hang, stuck=replace(stuck, since=95.0))])
-    monkeypatch.setattr(diagnose_look, "look", lambda *_, **__: next(answers))
+    monkeypatch.setattr(diagnose, "look", lambda *_, **__: next(answers))
     found = printed.add("diagnose", "4711", "--stacks", "--json", schema=schema)
     assert (found["stuck"], found["silent"]) == (None, ["node18"])
     assert [group["moved"] for group in found["groups"]] == [0, 0]

@@ -6,8 +6,8 @@ import pytest
 
 from clusterrun.diagnosis.lines import read_line
 from clusterrun.diagnosis.scan import Scanner
-from clusterrun.diagnosis.usual import UsualLog, doubtful, kind_of
 from clusterrun.diagnosis.weigh import verdict_of
+from clusterrun.verbs.usual import UsualLog, doubtful, kind_of
 from tests.diagnosis.test_examples import scanned
 
 RETRY = "fetch of shard 17 by pid 905: Connection timed out: No space left on device"

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from clusterrun.health.cgroup import OWN, MemoryGroup, cpu_seconds, own_group
 from clusterrun.health.nvml import NvmlGpu
-from clusterrun.node.watch import alerts, usage
-from clusterrun.node.watch.alerts import following, full_in_s, holding
-from clusterrun.node.watch.usage import Sampler
+from clusterrun.node.watch import usage
+from clusterrun.node.watch.usage import Sampler, following, full_in_s, holding
 from clusterrun.rundir import usage as files
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import Alert, AlertKind, GpuSample, Sample, alert_texts
@@ -139,7 +138,7 @@ def sample(at: float = 0.0, used: int | None = None, *gpus: GpuSample) -> Sample
 @given(st.lists(st.integers(50, 90)))
 def test_an_alert_is_raised_once_for_each_crossing(values: list[int]) -> None:
     """It is raised where three in a row are at 70, and holds while the values stay above 65."""
-    state: alerts.State = {}
+    state: usage.State = {}
     held = False
     for at, used in enumerate(values):
         before = holding(state)
@@ -150,7 +149,7 @@ def test_an_alert_is_raised_once_for_each_crossing(values: list[int]) -> None:
 
 
 def test_an_alert_that_was_cleared_needs_three_samples_again() -> None:
-    state: alerts.State = {}
+    state: usage.State = {}
     raised = []
     for at, used in enumerate([70, 70, 70, 66, 90, 65, 70, 70, 69, 70, 70, 70, 70]):
         before, state = holding(state), following(state, sample(at, used))
@@ -159,7 +158,7 @@ def test_an_alert_that_was_cleared_needs_three_samples_again() -> None:
 
 
 def test_what_is_unknown_changes_nothing() -> None:
-    state: alerts.State = {}
+    state: usage.State = {}
     for used in (80, 80, None, 80, None):
         state = following(state, sample(5, used))
     assert holding(state) == (Alert(kind=AlertKind.HOST_MEMORY, at=5),)
@@ -173,7 +172,7 @@ def test_gpus_that_are_full_hot_or_idle() -> None:
     full = gpu(0, memory_bytes=85 << 30, memory_total_bytes=100 << 30)
     idle = gpu(2, activity=1.0, idle_s=660.0)
     many = sample(1, 50, full, gpu(1, temperature_c=86), idle)
-    state: alerts.State = {}
+    state: usage.State = {}
     for _ in range(3):
         state = following(state, many)
     assert alert_texts(holding(state), many) == [
