@@ -9,5 +9,5 @@ from clusterrun.shared import wording
 
 def test_a_number_stands_with_its_noun() -> None:
     result = doctest.testmod(wording)
-    assert (result.failed, result.attempted) == (0, 1)
+    assert (result.failed, result.attempted) == (0, 2)
     assert wording.count(0, "node") == "0 nodes"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import chain
@@ -59,9 +58,11 @@ def measure(paths: RunPaths, *, warm_up: float = 0.0) -> Measured:
                 spans.append((event.at - at, event.step - step))
             before[event.attempt] = (event.at, event.step)
             steps.append(event.step)
+    from statistics import median  # slow to import, and plan often measures nothing
+
     spans = spans[int(warm_up * len(spans)) :]
     return Measured(
-        step_s=statistics.median(span_s / count for span_s, count in spans) if spans else None,
+        step_s=median(span_s / count for span_s, count in spans) if spans else None,
         steps=max(steps, default=None),
         gpu_bytes=max(gpu, default=0) or None,
         host_bytes=max(hosts.values(), default=None),

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from clusterrun.config.choices import Device, Network, Strategy
-from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts, version_of
 from clusterrun.launch.plan import EnvVar
-from clusterrun.launch.world_shape import World
 
 if TYPE_CHECKING:
+    from clusterrun.config.spec import JobSpec
     from clusterrun.launch.world_shape import World
 
 

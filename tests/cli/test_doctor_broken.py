@@ -44,11 +44,11 @@ DOCTOR = (
 OF_A_NODE = (
     *(sys.executable, "-c"),
     """
-import dataclasses, json, pathlib
+import json, pathlib
 from clusterrun.health import examine, node
 needs = node.Needs(runs=pathlib.Path("runs"), ranks=2, machines=2, files=262)
 found = examine.examine(node.quick_looks(needs), 4.0)
-print(json.dumps({"checks": [dataclasses.asdict(each) for each in found]}))
+print(json.dumps({"checks": [each.to_data() for each in found]}))
 """,
 )
 SERVER = (sys.executable, "-I", str(Path(__file__).with_name("file_server.py")), "runs")

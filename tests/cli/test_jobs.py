@@ -295,7 +295,7 @@ def test_status_shows_what_failed_in_preflight(here: CommandLine) -> None:
     line = "preflight  node18: node.tmp: only 0.0 GiB are free; hint: make room\n"
     assert line in here("status", "4711").out
     answer = json.loads(here("status", "4711", "--json").out)
-    assert answer["preflight"] == [{"nodes": "node18", **check}]
+    assert answer["preflight"] == [{**check, "nodes": "node18", "ranks": [], "line": None}]
     events(root, {"type": "preflight", "findings": [{"nodes": 7}]})  # as a rank may write
     assert json.loads(here("status", "4711", "--json").out)["preflight"] == []
 

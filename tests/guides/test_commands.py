@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from clusterrun.backends import machine_facts
 from tests.cli.conftest import CommandLine
 from tests.examples.guides import load
 from tests.examples.worlds import EXAMPLES
@@ -173,8 +174,8 @@ def test_gpus_of_this_machine_are_chosen_by_their_numbers(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--gpus 0,1,2,3` is `--gpu-ids`; `export CUDA_VISIBLE_DEVICES=2,3` stays as it is."""
-    gpus = "; ".join(f"echo 'GPU {i}: NVIDIA A100 (UUID: GPU-{i}a)'" for i in range(4))
-    here.program("nvidia-smi", gpus)
+    gpus = {str(i): f"GPU-{i}a" for i in range(4)}
+    monkeypatch.setattr(machine_facts, "find_gpus", lambda: gpus)
     four, _ = rendered(here, "--cluster local --gpu-ids 0,1,2,3 train.py")
     assert (four["gpu_ids"], four["procs_per_node"]) == (["0", "1", "2", "3"], 4)
     one, _ = rendered(here, "--cluster local --gpu-ids 0 train.py")
