@@ -79,33 +79,6 @@ def test_a_chain_is_told_while_it_goes_on(here: CommandLine) -> None:
     assert lines(here("status", "4711").out, "chain") == ["continues as 4712, 4713"]
 
 
-def test_the_attempts_stand_in_json_too(here: CommandLine) -> None:
-    came_back(here)
-    first, second = json.loads(here("status", "4711", "--json").out)["attempts"]
-    assert first == {
-        "attempt": 1,
-        "job_id": "4711",
-        "nodes": ["node17", "node18"],
-        "start": "1970-01-01T00:16:40.000Z",
-        "end": "1970-01-01T00:19:00.000Z",
-        "elapsed_s": 140.0,
-        "code": 137,
-        "cause": Cause.SIGNAL,
-        "reason": "rank 1 on node18: killed by SIGKILL",
-        "step": 140,
-        "checkpoint": 100,
-        "lost_steps": 40,
-        "lost_s": 40.0,
-        "next": "relaunch",
-        "why": "a rank died and progress was made",
-        "rule": None,
-        "exclude": [],
-        "startup": None,
-    }
-    assert (second["attempt"], second["nodes"]) == (2, ["node19", "node17"])
-    assert {second[key] for key in ("cause", "start", "lost_steps", "next")} == {None}
-
-
 def test_an_attempt_that_left_no_word_has_no_times(here: CommandLine) -> None:
     root = came_back(here)
     outcome(root, 1, started_at=0.0, ended_at=0.0, step=None, reason="it left no report")
@@ -127,13 +100,6 @@ def test_an_attempt_that_was_cancelled_before_it_could_report_says_so(here: Comm
     told = json.loads(here("status", "4711", "--json").out)
     assert (told["attempts"][1]["cause"], told["attempts"][1]["code"]) == ("cancelled", 124)
     assert told["verdict"] is None
-
-
-def test_a_run_that_needed_one_attempt_shows_none(here: CommandLine) -> None:
-    root = submitted(here)
-    outcome(root, 1, cause=Cause.COMPLETED, reason="", code=0)
-    ended(root, "COMPLETED", 0)
-    assert "attempts" not in here("status", "4711").out
 
 
 def test_nothing_is_lost_where_the_ranks_saved_before_they_left(here: CommandLine) -> None:
@@ -178,39 +144,27 @@ def test_what_was_lost_is_counted_from_where_the_next_attempt_went_on(tmp_path: 
     assert attempts[1].lost_s == pytest.approx(140 / 3)
 
 
-@pytest.mark.parametrize("cause", ["signal", "node_lost", "exception"])
-def test_a_rank_or_an_agent_that_died_is_no_evidence_against_its_node(
-    tmp_path: Path, cause: str
-) -> None:
-    for attempt in (1, 2):
-        outcome(tmp_path, attempt, cause=cause, node="node1")
-    assert bad_nodes(RunPaths(root=tmp_path)) == ()
-
-
-def test_nodes_that_gave_no_sign_of_life_are_bad_whatever_was_seen_first(tmp_path: Path) -> None:
-    outcome(tmp_path, 1, cause=Cause.NODE_LOST, node="node1", exclude=("node2",))
-    outcome(tmp_path, 2, cause=Cause.LAUNCHER, node="node1", exclude=("node2", "node3"))
-    assert bad_nodes(RunPaths(root=tmp_path)) == ("node2", "node3")
-
-
-@pytest.mark.parametrize(
-    ("hangs", "bad"),
-    [
-        ([("node1", Cause.HALTED)], ()),
-        ([("node1", Cause.HALTED), ("node2", Cause.HALTED)], ()),
-        ([("node1", Cause.HALTED), ("node2", Cause.HALTED), ("node1", Cause.HALTED)], ("node1",)),
-        ([("node1", Cause.HUNG), ("node1", Cause.HUNG)], ()),
-        ([("node1", Cause.HUNG), ("node1", Cause.HALTED)], ()),
-        ([(None, Cause.HALTED), (None, Cause.HALTED)], ()),
-    ],
-    ids=["once", "two nodes", "twice", "busy", "busy and once", "unnamed"],
+BAD = (  # the outcomes of attempts: cause, node, excluded nodes; then the nodes that are bad
+    ([("halted", "node1", ())], ()),
+    ([("halted", "node1", ()), ("halted", "node2", ())], ()),
+    ([("halted", "node1", ()), ("halted", "node2", ()), ("halted", "node1", ())], ("node1",)),
+    ([("hung", "node1", ()), ("hung", "node1", ())], ()),
+    ([("hung", "node1", ()), ("halted", "node1", ())], ()),
+    ([("halted", None, ()), ("halted", None, ())], ()),
+    *(([(cause, "node1", ())] * 2, ()) for cause in ("signal", "node_lost", "exception")),
+    (
+        [("node_lost", "node1", ("node2",)), ("launcher", "node1", ("node2", "node3"))],
+        ("node2", "node3"),
+    ),
 )
-def test_a_node_is_bad_where_ranks_halted_twice(
-    tmp_path: Path, hangs: list[tuple[str | None, Cause]], bad: tuple[str, ...]
-) -> None:
-    for attempt, (node, cause) in enumerate(hangs, 1):
-        outcome(tmp_path, attempt, cause=cause, node=node, reason="stopped by a signal")
-    assert bad_nodes(RunPaths(root=tmp_path)) == bad
+
+
+def test_a_node_is_bad_without_a_sign_of_life_or_where_ranks_halted_twice(tmp_path: Path) -> None:
+    for case, (outcomes, bad) in enumerate(BAD):
+        root = tmp_path / str(case)
+        for attempt, (cause, node, exclude) in enumerate(outcomes, 1):
+            outcome(root, attempt, cause=cause, node=node, exclude=exclude)
+        assert bad_nodes(RunPaths(root=root)) == bad, outcomes
 
 
 def test_a_successor_says_which_job_it_waits_for(here: CommandLine) -> None:
@@ -256,19 +210,6 @@ def test_who_follows_the_logs_has_it_start_now_too(here: CommandLine) -> None:
     assert here.asked("scontrol")[-3:] == UPDATE
 
 
-def test_who_submits_and_waits_has_it_start_now_too(here: CommandLine) -> None:
-    here.slurm(f'mkdir -p "${{@: -1}}/attempts/1"; echo "${{@: -1}}" > {here.bin}/root; echo 4711')
-    end = '{"state": "COMPLETED", "exit_code": 0, "ended_at": 7}'
-    show = "JobId=4711 JobState=PENDING Restarts=1 Command=/x"
-    write = f"read -r root < {here.bin}/root; echo '{end}' > $root/end.json"
-    here.program("scontrol", f"[[ $1 == update ]] && {{ {write}; }}\necho '{show}'")
-    queue(here, HELD)
-    said = here("submit", "--wait", "train.py")
-    assert said.code == 0
-    assert "Slurm was asked to start it now" in said.err
-    assert here.asked("scontrol")[-3:] == UPDATE
-
-
 def test_who_only_looks_changes_nothing(here: CommandLine) -> None:
     requeued(here)
     said = here("status", "4711")
@@ -287,24 +228,17 @@ def released(here: CommandLine, root: Path) -> bool:
     return "StartTime=now+2" in here.asked("scontrol")
 
 
-def test_a_job_that_the_user_wants_later_is_left_alone(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not released(here, requeued(here, restarts=0))
-
-
-def test_a_job_of_another_user_is_left_alone(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = requeued(here)
+def test_a_job_of_another_user_or_for_a_later_time_is_left_alone(here: CommandLine) -> None:
+    root = requeued(here, restarts=0)
+    assert not released(here, root)
+    requeued_again = "JobId=4711 JobState=PENDING Restarts=1 Command=/x"
+    here.program("scontrol", f"echo '{requeued_again}'")
     data = json.loads((root / "job.json").read_text()) | {"user": "somebody"}
     (root / "job.json").write_text(json.dumps(data))
     assert not released(here, root)
 
 
-def test_a_release_that_is_refused_is_not_tried_again_at_once(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_is_refused_is_not_tried_again_at_once(here: CommandLine) -> None:
     root = requeued(here)
     here.program(
         "scontrol",

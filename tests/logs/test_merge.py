@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import merge
-from clusterrun.logs.files import FileKind, LogFile
+from clusterrun.logs.files import FileKind
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import Part, Source
 from tests.logs.corpus import T0, raw, texts
@@ -154,14 +153,6 @@ def test_a_file_that_is_gone_has_no_lines(tmp_path: Path) -> None:
     chosen = [whole(gone), whole(there)]
     gone.path.unlink()
     assert texts(merge_sources(chosen)) == ["n2"]
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    file = LogFile(node="n1", path=tmp_path)
-    with pytest.raises(ClusterrunError) as caught:
-        list(merge_sources([Source(file=file, start=0, end=10)]))
-    assert caught.value.message == f"cannot read {tmp_path}"
-    assert caught.value.cause == "Is a directory"
 
 
 def test_lines_that_nobody_stamped_have_the_time_of_their_file(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from clusterrun.logformat.lines import left_out_text
 from clusterrun.rundir.outcome import Cause
 from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw, write_side_file
@@ -119,19 +118,12 @@ def test_the_last_lines_of_each_attempt_are_said_to_be_so(long_ago: LogsCommand)
     assert said[-1] == "note: last 1 line of each attempt (-n all, -f follow)"
 
 
-def test_an_earlier_attempt_with_the_errors_is_named(long_ago: LogsCommand) -> None:
-    for attempt in (2, 3):
-        long_ago.write("n1", raw(T0 + 99 * SECOND, 0, "o", "again"), attempt=attempt)
+def test_earlier_attempts_that_may_have_the_errors_are_named(long_ago: LogsCommand) -> None:
+    long_ago.write("n1", raw(T0 + 99 * SECOND, 0, "o", "again"), attempt=2)
     first, second = note_of(long_ago, "--errors").splitlines()
     assert first.startswith("note: no line matches; ")
-    assert second == "note: attempt 1 has 2 error lines; add --attempt all"
-    said = note_of(long_ago, "--errors", "--rank", "9")
-    assert said.endswith("note: attempt 1 has 1 error line; add --attempt all\n")
-    for args in (["--attempt", "3"], ["--rank", "3"], ["-g", "nothing"]):
-        assert "attempt 1" not in note_of(long_ago, "--errors", *args)
-    lost = raw(T0 + 10 * SECOND, None, "g", b"- 0 " + left_out_text(7))
-    write_side_file(long_ago.paths, 1, "n2", [lost])
-    assert "attempt 1 has at least 2 error lines" in note_of(long_ago, "--errors")
+    assert second == "note: only attempt 2 was read; add --attempt all"
+    assert "was read" not in note_of(long_ago, "--errors", "--attempt", "2")
 
 
 def test_the_silent_failure_of_each_attempt_comes_first(long_ago: LogsCommand) -> None:

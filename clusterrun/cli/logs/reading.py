@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 
 from clusterrun.cli.logs.job import BATCH, WAITING, LogJob, PlainLogs, Standing, waiting
@@ -13,9 +12,8 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import failure_lines
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logs.files import FileKind, LogFile, file_size
-from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.seek import has_left_out
-from clusterrun.logs.sources import errors_of, sources_of
+from clusterrun.logs.sources import sources_of
 from clusterrun.logs.tail import Cut, Tail, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
@@ -185,29 +183,8 @@ def _note_that_nothing_matches(request: Request, size: int) -> None:
     where = "of rank 0, the launcher or the errors " if request.query.overview else ""
     more = " (-a all ranks)" if request.query.overview else ""
     output.note(f"no line {where}matches; {size:,} bytes in all{more}")
-    if request.query.errors and not request.is_chosen:
-        _note_earlier_errors(request)
-
-
-def _note_earlier_errors(request: Request) -> None:
-    """Name the newest earlier attempt with error lines."""
-    earlier = (n for n in request.catalogue.attempts() if n < request.first_attempt)
-    for attempt in sorted(earlier, reverse=True):
-        if errors := _count_errors(request, attempt):
-            output.note(f"attempt {attempt} has {errors}; add --attempt all")
-            return
-
-
-def _count_errors(request: Request, attempt: int) -> str:
-    """Return how many error lines an attempt has, from its side files, which are small."""
-    query = replace(request.query, overview=True, errors=False)
-    sources = errors_of(sources_of(request.catalogue.files(attempt), query), query)
-    lines = (line for line in merge_sources(sources) if not line.partial)
-    number = sum(query.ranks is None or line.rank in query.ranks for line in lines)
-    if not number:
-        return ""
-    least = "at least " if any(has_left_out(source.file) for source in sources) else ""
-    return f"{least}{wording.count(f'{number:,}', 'error line')}"
+    if request.query.errors and not request.is_chosen and request.first_attempt > 1:
+        output.note(f"only attempt {request.first_attempt} was read; add --attempt all")
 
 
 def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:
