@@ -77,10 +77,10 @@ class JsonView(View):
             return
         source = (line.node, line.rank, line.stream)
         before, after = self._frames.get(source) or self._new_frame(source)
-        time = utc_time(line.epoch_us)
+        time = "null" if not line.epoch_us else f'"{utc_time(line.epoch_us)}"'
         self._put(
             (
-                f'{{"type":"line","ts":{_quoted(time)},{before},"level":{_LEVELS[marked[0]]},'
+                f'{{"type":"line","ts":{time},{before},"level":{_LEVELS[marked[0]]},'
                 f'"text":{encode_basestring_ascii(marked[1:])},{after},"offset":{line.offset},'
                 f'"partial":{"true" if line.partial else "false"}}}\n'
             ).encode()
@@ -120,7 +120,3 @@ class JsonView(View):
             "text": marked[1:],
         }
         self._put(to_json(dup))
-
-
-def _quoted(value: str | None) -> str:
-    return "null" if value is None else f'"{value}"'

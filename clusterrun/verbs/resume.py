@@ -106,7 +106,10 @@ def prepare_resume(
     _refuse_other_cluster(record, prepared.plan)
     is_complete = status.state.is_success and not changed.changes and start == LATEST
     names = checkpoint_files.ANY if prepared.plan.trainer_resume else checkpoint_files.OWN
-    point = _newest(record) if is_complete else choose(record.paths, start, names)
+    if is_complete:
+        point = StartPoint(checkpoint=checkpoint_files.newest(record.paths.checkpoints_dir)[0])
+    else:
+        point = choose(record.paths, start, names)
     if not is_complete and point.checkpoint is not None:
         refuse_other_world(point.checkpoint, record, prepared.plan, changed.changes)
         refuse_other_hosts(point.checkpoint, prepared.plan)
@@ -166,10 +169,6 @@ def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecor
     if submission.held:
         raise submission.held
     return record
-
-
-def _newest(record: JobRecord) -> StartPoint:
-    return StartPoint(checkpoint=checkpoint_files.newest(record.paths.checkpoints_dir)[0])
 
 
 # Reasons to refuse

@@ -23,6 +23,7 @@ from tests.logs.corpus import T0, line
 class PrintedJob:
     world_size: int = 16
     procs_per_node: int = 8
+    record: str = "job.json"
 
     def file_of(self, attempt: int, node: str) -> str:
         return f"logs/a{attempt}/{node}.log"

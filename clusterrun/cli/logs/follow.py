@@ -28,7 +28,7 @@ from clusterrun.logs.follow import (
 )
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.wording import count
-from clusterrun.verbs.status import Watch
+from clusterrun.verbs.status import Release, Watch
 
 FEW_NODES = 16  # more share a line
 
@@ -131,7 +131,7 @@ class _Watch:
         self._due_at = float("-inf")
         self._said = ""
         self._prints = False
-        self._line = WaitLine()
+        self._line, self._release = WaitLine(), Release()
         self.standing: Standing | None = None
 
     def see(self, entry: Entry) -> None:
@@ -158,7 +158,7 @@ class _Watch:
             self._say(f"{standing.error.message}; still following the logs")
         elif standing.state in WAITING:
             self._say(waiting(self._job, standing))
-            if standing.is_held and self._job.release():
+            if standing.job and self._release(standing.job):
                 self._say(released(self._job.title))
 
     def _say(self, text: str) -> None:

@@ -28,7 +28,7 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.find import FORWARDED, find_record, places_of_runs, refuse_elsewhere
-from clusterrun.verbs.status import POLL_MOST_S, POLL_S, Release, look
+from clusterrun.verbs.status import POLL_MOST_S, POLL_S, look
 
 BATCH = "batch"
 WAITING = (JobState.PENDING, JobState.CONFIGURING)
@@ -38,12 +38,11 @@ WAITING = (JobState.PENDING, JobState.CONFIGURING)
 class Standing:
     """The state of a job; `waits_for`: why it has not started; `error`: why that is unknown.
 
-    `is_held`: it was requeued, and Slurm holds it. `job` is all that is known of a run.
+    `job` is all that is known of a run.
     """
 
     state: JobState
     waits_for: str = ""
-    is_held: bool = False
     elapsed_s: int | None = None
     exit_code: int | None = None
     job: JobStatus | None = None
@@ -62,7 +61,6 @@ class RunLogs:
 
     record: JobRecord
     pauses_s: ClassVar = (POLL_S, POLL_MOST_S)  # between two looks
-    held: Release = field(default_factory=Release, repr=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -103,16 +101,11 @@ class RunLogs:
         return Standing(
             state=now.state,
             waits_for=now.pending.text if now.pending else now.reason,
-            is_held=now.is_held,
             elapsed_s=now.elapsed_s,
             exit_code=now.exit_code,
             job=now,
             error=now.error,
         )
-
-    def release(self) -> bool:
-        """Have Slurm start a requeued job immediately; ask only once per requeue."""
-        return self.held(look(self.record))
 
 
 @dataclass(kw_only=True)
@@ -169,10 +162,6 @@ class PlainLogs:
             elapsed_s=job.elapsed_s,
             exit_code=job.exit_code,
         )
-
-    def release(self) -> bool:
-        """Do nothing: another program submitted this job."""
-        return False
 
 
 LogJob = RunLogs | PlainLogs

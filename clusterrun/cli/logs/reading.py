@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import groupby
 
 from clusterrun.cli.logs.job import BATCH, WAITING, LogJob, PlainLogs, Standing, waiting
@@ -14,7 +13,7 @@ from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logs.files import FileKind, LogFile, file_size
 from clusterrun.logs.seek import has_left_out
 from clusterrun.logs.sources import sources_of
-from clusterrun.logs.tail import Cut, Tail, last_lines
+from clusterrun.logs.tail import Cut, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
 from clusterrun.shared import wording
@@ -57,7 +56,9 @@ def _note_silent_failures(request: Request) -> None:
 def _print_lines(request: Request, printer: LogPrinter) -> Cut:
     """Print all wanted lines, attempt by attempt; return what was left out."""
     cut = Cut.NOTHING
-    for attempt, tail in _chapters(request):
+    for attempt in request.attempts:
+        sources = sources_of(request.catalogue.files(attempt), request.query)
+        tail = last_lines(sources, request.query, request.tail, folded=request.folds)
         cut |= tail.cut
         if len(request.attempts) > 1:
             printer.start_attempt(attempt)
@@ -88,16 +89,6 @@ def find_files(request: Request) -> list[LogFile]:
     if missing:
         output.note(f"no log of {fold_hosts(missing)}")
     return files
-
-
-def _chapters(request: Request) -> Iterator[tuple[int, Tail]]:
-    """Yield the wanted last lines of each attempt."""
-    for attempt in request.attempts:
-        sources = sources_of(request.catalogue.files(attempt), request.query)
-        yield (
-            attempt,
-            last_lines(sources, request.query, request.tail, folded=request.folds),
-        )
 
 
 def exit_status(request: Request, standing: Standing) -> int:

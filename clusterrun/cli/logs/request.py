@@ -30,8 +30,8 @@ class Request:
 
     `attempts`: those to read, oldest first; none if the run has not started. `is_chosen`: the user
     named one of them. `tail` None means all lines of each, `nodes` None all nodes. `form` is text,
-    raw or json. `has_times`: the lines carry any; `time_chars` of them are printed. `dedup` None
-    folds for people only.
+    raw or json; `time_chars` of the times are printed. `dedup` None folds for people only.
+    `reads_batch`: the lines are those of the batch script.
     """
 
     job: LogJob
@@ -42,7 +42,6 @@ class Request:
     query: Query = OVERVIEW
     tail: int | None = DEFAULT_TAIL
     form: str = "text"
-    has_times: bool = True
     time_chars: int = 0
     prefix: bool = True
     dedup: bool | None = None
@@ -53,6 +52,11 @@ class Request:
     def first_attempt(self) -> int:
         """The attempt whose lines come first; 0 if none was started."""
         return self.attempts[0] if self.attempts else 0
+
+    @property
+    def has_times(self) -> bool:
+        """Return whether the lines carry times."""
+        return self.job.record is not None and not self.reads_batch
 
     @property
     def has_one_rank(self) -> bool:
@@ -90,8 +94,10 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
     attempt = named.attempt if wanted["attempt"] is None else wanted["attempt"]
     attempts = choose_attempts(job.title, catalogue.attempts(), attempt)
     query = _query(job, nodes, streams, wanted)
-    has_times = job.record is not None and streams is not None
     has_prefix = wanted["prefix"] == "auto"
+    tail = wanted["tail"]
+    if tail is None:
+        tail = "all" if wanted["since"] or wanted["until"] else DEFAULT_TAIL
     time_chars = 12 if wanted["with_times"] else 8 if has_prefix else 0
     return Request(
         job=job,
@@ -100,10 +106,9 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
         is_chosen=isinstance(attempt, int),
         nodes=nodes,
         query=query,
-        tail=_tail(wanted),
+        tail=None if tail == "all" else tail,
         form=wanted["form"],
-        has_times=has_times,
-        time_chars=time_chars if has_times else 0,
+        time_chars=time_chars if job.record and streams else 0,
         prefix=has_prefix,
         dedup=wanted["dedup"],
         exit_status=wanted["exit_status"],
@@ -128,13 +133,6 @@ def read_attempt(text: str) -> int | str:
     if not re.fullmatch(r"-?[1-9][0-9]{0,8}", text):
         raise UsageError(f"'{text}' is not an attempt", hint="write a number, e.g. 1 or -1, or all")
     return int(text)
-
-
-def _tail(wanted: Mapping[str, Any]) -> int | None:
-    """Return how many lines are wanted: all if a time was given."""
-    if wanted["tail"] is None:
-        return None if wanted["since"] or wanted["until"] else DEFAULT_TAIL
-    return None if wanted["tail"] == "all" else int(wanted["tail"])
 
 
 def _query(
