@@ -16,6 +16,7 @@ from clusterrun.diagnosis.kinds import Advice, Retry
 from clusterrun.errors import UsageError
 from clusterrun.shared.bounded_yaml import BoundedLoader
 
+CAUSES: Final = Path(__file__).parent / "causes"
 EVERYTHING, LATER = "everything", "later"  # in `explains`: any other cause, any later one
 _MOST: Final = 1000  # letters that a repeat of a pattern takes
 _REPEAT: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|([*+]|\{\d*,\})")
@@ -97,7 +98,7 @@ Table = Mapping[str, KnownCause]
 @functools.cache
 def built_in() -> Table:
     """Return our own causes by id."""
-    files = sorted((Path(__file__).parent / "causes").glob("*.yaml"))
+    files = sorted(CAUSES.glob("*.yaml"))
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return parse((file.read_text(encoding="utf-8") for file in files), loader=loader)
 

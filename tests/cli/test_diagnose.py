@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import runpy
+import shutil
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterrun.diagnosis import table
 from clusterrun.diagnosis.kinds import Doubt, Suspicion
 from clusterrun.logformat.notes import ChangedCheck, Memory, Note, NoteSource
 from clusterrun.rundir.claims import take_attempt
@@ -22,6 +25,7 @@ from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted
 
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnose.md"
 DOUBT = Suspicion(kind=Doubt.NO_STEP, text="no step was taken")
 LOG = """\
@@ -421,6 +425,31 @@ def test_the_exit_status_of_an_agent_is_an_echo_of_its_ranks(here: CommandLine) 
     outcome(root, cause=Cause.SIGNAL, code=139, signal=11, rank=9, node="node18", message="SIGSEGV")
     verdict = answered(here)["verdict"]
     assert (verdict["class"], verdict["ranks"], verdict["nodes"]) == ("segfault", "9", ["node18"])
+
+
+@pytest.fixture(name="added")
+def _added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Add the file of a cause to ours."""
+    shutil.copytree(table.CAUSES, tmp_path / "causes")
+    about = "means: Scratch was purged., do: [{text: copy it, run: stage-data}]"
+    row = f"- {{id: scratch_purged, {about}, signs: [was purged by policy]}}\n"
+    (tmp_path / "causes" / "scratch_purged.yaml").write_text(row)
+    monkeypatch.setattr(table, "CAUSES", tmp_path / "causes")
+    table.built_in.cache_clear()
+    yield "scratch_purged"
+    table.built_in.cache_clear()
+
+
+def test_one_file_adds_a_cause_its_page_and_its_documentation(
+    here: CommandLine, added: str
+) -> None:
+    (here.path / "job.log").write_text("/scratch was purged by policy\n")
+    said = here("diagnose", "--log", "job.log").out
+    assert f"cause      Scratch was purged ({added})" in said
+    assert "next       copy it:\n             stage-data\n" in said
+    assert "was purged by policy" in here("explain", added).out
+    generate = runpy.run_path(str(REFERENCE / "generate.py"))
+    assert f"## {added}\n\nScratch was purged." in "\n".join(generate["_causes"]())
 
 
 def test_a_project_adds_causes(here: CommandLine) -> None:
