@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterrun.backends.attempts import AttemptSummary, cancelled_outcome, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
@@ -18,7 +19,6 @@ from clusterrun.backends.evidence import (
     read_evidence,
     with_output,
 )
-from clusterrun.backends.slurm.outlook import Outlook
 from clusterrun.backends.slurm.reasons import PendingReason, explain
 from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
@@ -32,6 +32,9 @@ from clusterrun.shared.finding import Finding
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
 
+if TYPE_CHECKING:
+    from clusterrun.backends.slurm.outlook import Outlook
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
@@ -42,7 +45,7 @@ class JobStatus:
     what the ranks reported, not what was requested; `unjoined` is set if no rank has joined a
     process group within two minutes; `preflight` are the checks that failed before the newest
     attempt's launch. `partition`, `asked_nodes` and `asked_limit_s` are what a
-    pending job requests now; `waiting.explained` sets `outlook`. `usage` has the newest sample of
+    pending job requests now; `outlook.explained` sets `outlook`. `usage` has the newest sample of
     each node of the newest attempt; `with_usage` adds it. `damaged` are files of the run that can't
     be read. `error` is set if the scheduler did not answer.
     """

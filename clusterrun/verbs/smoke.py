@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.backends import select
+from clusterrun.backends.slurm.outlook import explained
 from clusterrun.backends.status import JobStatus, statuses
-from clusterrun.backends.waiting import explained
 from clusterrun.config import Resolved
 from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import ClusterrunError

@@ -14,9 +14,9 @@ from typing import Final, Generic, Protocol, TypeVar
 from clusterrun.backends import select
 from clusterrun.backends.attempts import AttemptSummary
 from clusterrun.backends.slurm import query
+from clusterrun.backends.slurm.outlook import explained
 from clusterrun.backends.slurm.reasons import explain
 from clusterrun.backends.status import JobStatus, statuses, with_last_step, with_usage
-from clusterrun.backends.waiting import explained
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.record import JobRecord, read_again

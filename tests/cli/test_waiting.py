@@ -83,35 +83,24 @@ def test_submit_warns_of_a_job_that_will_not_start(
     assert (warning in said.err, "50 nodes requested" in said.err) == (is_told, is_told)
 
 
-@pytest.mark.parametrize(
-    ("reason", "changes", "facts"),
-    [
-        (
-            "PartitionNodeLimit",
-            {"nodes": 10},
-            ["10 nodes requested, partition 'main' offers at most 9"],
-        ),
-        (
-            "PartitionNodeLimit",
-            {},
-            ["node[8-9] are drained: Xid 79"],
-        ),
-        (
-            "PartitionTimeLimit",
-            {"limit": "2-00:00:00"},
-            ["--time 2-00:00:00, partition 'main' allows 1-00:00:00"],
-        ),
-        ("BadConstraints", {"partition": "gone"}, []),
-        ("ReqNodeNotAvail, UnavailableNodes:node[8-9]", {}, ["node[8-9] are drained: Xid 79"]),
-    ],
-)
 def test_what_keeps_a_job_from_starting_is_told_with_numbers(
-    here: CommandLine, waits: Waits, reason: str, changes: dict[str, object], facts: list[str]
+    here: CommandLine, waits: Waits
 ) -> None:
-    waits(reason, **changes)
-    said = here("status", "4711").out
-    assert [fact for fact in facts if f"           {fact}\n" not in said] == []
-    assert asked(here) == 2
+    many = "10 nodes with h100 GPUs requested, partition 'main' offers at most 9"
+    long = "--time 2-00:00:00, partition 'main' allows 1-00:00:00"
+    drained = "node[8-9] are drained: Xid 79"
+    table: list[tuple[str, dict[str, object], list[str]]] = [
+        ("PartitionNodeLimit", {"nodes": 10}, [many]),
+        ("PartitionNodeLimit", {}, [drained]),
+        ("PartitionTimeLimit", {"limit": "2-00:00:00"}, [long]),
+        ("BadConstraints", {"partition": "gone"}, []),
+        ("ReqNodeNotAvail, UnavailableNodes:node[8-9]", {}, [drained]),
+    ]
+    for calls, (reason, changes, facts) in enumerate(table, start=1):
+        waits(reason, **changes)
+        said = here("status", "4711").out
+        assert [fact for fact in facts if f"           {fact}\n" not in said] == []
+        assert asked(here) == 2 * calls
 
 
 def test_nodes_that_are_only_drained_do_not_keep_a_job_out_for_ever(
@@ -158,11 +147,12 @@ def test_a_checkpoint_of_shards_keeps_its_nodes(here: CommandLine, waits: Waits)
     assert "resume 4711 --nodes" not in said
 
 
-@pytest.mark.parametrize("reason", ["Dependency", "JobHeldUser", "QOSMaxJobsPerUserLimit", "None"])
-def test_other_reasons_cost_no_second_call(here: CommandLine, waits: Waits, reason: str) -> None:
-    waits(reason)
-    assert "sooner" not in here("status", "4711").out
-    assert asked(here) == 1
+def test_other_reasons_cost_no_second_call(here: CommandLine, waits: Waits) -> None:
+    reasons = ("Dependency", "JobHeldUser", "QOSMaxJobsPerUserLimit", "None", "SomethingNew")
+    for calls, reason in enumerate(reasons, start=1):
+        waits(reason)
+        assert "sooner" not in here("status", "4711").out
+        assert asked(here) == calls
 
 
 def test_a_job_that_runs_and_a_list_cost_no_second_call(here: CommandLine, waits: Waits) -> None:
@@ -175,15 +165,13 @@ def test_a_job_that_runs_and_a_list_cost_no_second_call(here: CommandLine, waits
     assert (asked(here), here.asked("sinfo")) == (2, [])
 
 
-@pytest.mark.parametrize("body", ["exit 1", "echo x|y", "echo Socket timed out >&2; exit 1"])
-def test_without_an_answer_the_status_is_as_before(
-    here: CommandLine, waits: Waits, body: str
-) -> None:
-    waits("Resources")
-    here.program("sinfo", body)
-    said = here("status", "4711")
-    assert (said.code, said.err) == (Exit.OK, "")
-    assert "waits      waiting for free nodes\nworld      8 nodes x 8 ranks\n" in said.out
+def test_without_an_answer_the_status_is_as_before(here: CommandLine, waits: Waits) -> None:
+    for body in ("exit 1", "echo x|y", "echo Socket timed out >&2; exit 1"):
+        waits("Resources")
+        here.program("sinfo", body)
+        said = here("status", "4711")
+        assert (said.code, said.err) == (Exit.OK, "")
+        assert "waits      waiting for free nodes\nworld      8 nodes x 8 ranks\n" in said.out
 
 
 def test_what_administrators_write_reaches_the_terminal_as_text(

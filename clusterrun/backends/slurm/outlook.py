@@ -1,4 +1,4 @@
-"""Why a job waits, in numbers, and what would start sooner; pure.
+"""Why a job waits, in numbers, and what would start sooner: one more call to Slurm for one job.
 
 Only Slurm's reason decides whether a job can start: a partition's limits do not bind every QOS,
 and powered-down cloud nodes may be hidden. The numbers explain the reason.
@@ -6,42 +6,123 @@ and powered-down cloud nodes may be hidden. The numbers explain the reason.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+import dataclasses
+import grp
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from clusterrun.backends.slurm.nodes import NodeGroup, Reservation, Use
+from clusterrun.backends import cache
+from clusterrun.backends.slurm.query import SEPARATOR, call, parse_clock, parse_time
+from clusterrun.backends.slurm.reasons import WAITS_FOR_REPAIR
+from clusterrun.backends.slurm.site import gpus_of
+from clusterrun.backends.status import JobStatus
+from clusterrun.config.choices import Strategy
+from clusterrun.errors import SchedulerUnreachableError, UsageError
+from clusterrun.launch.plan import Plan
+from clusterrun.rundir.plan import read_plan
+from clusterrun.shared.hostlist import parse_hostlist
+from clusterrun.shared.sizes import parse_bytes
 
 MOST_PARTITIONS: Final = 3
 MOST_REASONS: Final = 3
 MOST_CHANGES: Final = 4
 STEP_S: Final = 300  # a suggested time limit ends on five minutes, and leaves as much to spare
-
-
-class Lookup(Enum):
-    """What to ask Slurm about a job that waits: one call."""
-
-    NODES = "nodes"
-    RESERVATIONS = "reservations"
-    NOTHING = "nothing"
-
-
+TIMEOUT_S: Final = 5.0
 # Of other reasons, such as a dependency or a limit of the QOS, the nodes say nothing.
-_NODES: Final = frozenset(
+OF_NODES: Final = frozenset(
     {
         *("Resources", "Priority", "Constraints", "BadConstraints", "NodeDown"),
         *("PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig"),
         *("PartitionDown", "PartitionInactive", "Nodes required for job are DOWN"),
     }
 )
+_FEATURES: Final = re.compile(r"[\w.-]+(?:&[\w.-]+)*\Z")
+# Options of sbatch that do not decide which nodes a job can use.
+_HARMLESS: Final = (
+    *("--licenses", "-L", "--comment", "--mail", "--nice", "--wckey", "--account", "--qos"),
+)
+# What sinfo prints. The reason comes last: it is free text.
+_FIELDS: Final = {
+    **{"partition": "%P", "availability": "%a", "limit": "%l", "size": "%s", "groups": "%g"},
+    **{"root_only": "%r", "count": "%D", "state": "%T", "gres": "%G", "cpus": "%c"},
+    **{"memory": "%m", "features": "%f", "nodes": "%N", "reason": "%E"},
+}
+_PAIR: Final = re.compile(r"(?:^| )(\w+)=(\S*)")
 
 
-def lookup(code: str, *, names_nodes: bool = False) -> Lookup:
-    """Return what to ask about a reason code; `names_nodes`: Slurm named nodes that are out."""
-    if code == "ReqNodeNotAvail" and not names_nodes:
-        return Lookup.RESERVATIONS
-    return Lookup.NODES if code in _NODES or names_nodes else Lookup.NOTHING
+class Use(Enum):
+    """What a node is used for now, whatever its kind."""
+
+    IDLE = "idle"
+    PARTLY = "partly in use"
+    PLANNED = "planned for a job"
+    BUSY = "busy"
+    RESERVED = "reserved"
+    OUT = "down or drained"
+
+
+# States of sinfo; the first that matches counts, any other is busy. Marks after a state: "*" does
+# not respond, "$" is reserved, "-" is planned, "~" is powered down and starts on demand.
+_USES: Final = (
+    (r".*\*|(down|drain(ed|ing)|fail(ing)?|error|inval)\b.*", Use.OUT),
+    (r".*\$|maint|reserved", Use.RESERVED),
+    (r".*-|planned", Use.PLANNED),
+    (r"idle~?", Use.IDLE),
+    (r"mixed.*", Use.PARTLY),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGroup:
+    """Nodes of a partition with one configuration and state; None means no limit, or unknown.
+
+    `nodes` is a host list, `reason` is why they are down or drained. `groups` may use the
+    partition; it is empty if all may.
+    """
+
+    partition: str
+    is_up: bool
+    limit_s: int | None
+    most_nodes: int | None
+    groups: tuple[str, ...]
+    count: int
+    state: str
+    gpus: tuple[tuple[str, int], ...]
+    cpus: int | None
+    memory_mb: int | None
+    features: frozenset[str]
+    nodes: str
+    reason: str
+
+    @property
+    def use(self) -> Use:
+        """What the nodes are used for; a state that is not known counts as busy."""
+        return next((use for form, use in _USES if re.fullmatch(form, self.state)), Use.BUSY)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the nodes; () if they can't be read."""
+        with contextlib.suppress(UsageError):
+            return tuple(parse_hostlist(self.nodes))
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """Nodes that Slurm keeps for somebody or for maintenance; `partition` may be empty."""
+
+    name: str
+    start: float
+    end: float
+    nodes: str
+    partition: str
+    is_maintenance: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,19 +151,16 @@ class FactKind(Enum):
     NODES = "nodes"
     TOO_MANY_NODES = "too_many_nodes"
     TOO_LONG = "too_long"
-    NO_SUCH_GPU = "no_such_gpu"
-    TOO_MANY_GPUS = "too_many_gpus"
     NODES_OUT = "nodes_out"
-    PARTITION_DOWN = "partition_down"
     RESERVATION = "reservation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One fact: what was requested (`asked`) and what there is (`limit`), as numbers.
+    """One fact: what was requested (`asked`) and what there is (`limit`), as nodes or seconds.
 
-    They are nodes, GPUs of a node or seconds. `uses` counts the nodes of this kind, `detail` is a
-    GPU type, a state and its reason, or the name of a reservation.
+    `uses` counts the nodes of this kind, `detail` is a GPU type, the reason of a state, or the name
+    of a reservation.
     """
 
     kind: FactKind
@@ -103,7 +181,6 @@ class ChangeKind(Enum):
     NODES = "nodes"
     TIME = "time"
     PARTITION = "partition"
-    GPU_TYPE = "gpu_type"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +195,6 @@ class Sooner:
     nodes: int | None = None
     limit_s: int | None = None
     partition: str = ""
-    gpu_type: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,62 +209,205 @@ class Outlook:
     is_out: bool = False
 
 
-def of_nodes(
-    code: str, request: NodeRequest, groups: Sequence[NodeGroup], mine: Collection[str] = ()
-) -> Outlook:
-    """Explain a wait from sinfo's answer; `mine` are the groups of the user."""
-    own = [name for name in request.partitions if any(g.partition == name for g in groups)]
-    facts = [fact for name in own[:MOST_PARTITIONS] for fact in _facts(request, name, groups)]
-    usable = [group for group in groups if _may_use(group, mine)]
-    out = code == "PartitionNodeLimit" and any(fact.kind is FactKind.NODES_OUT for fact in facts)
-    sooner = _sooner(code, request, own, usable) if own else ()
-    return Outlook(facts=tuple(facts), sooner=tuple(sooner), is_out=out)
+def explained(job: JobStatus) -> JobStatus:
+    """Add why the job waits in numbers, and what would start sooner.
+
+    Leave the status as it is if the job does not wait for nodes, or Slurm does not answer.
+    """
+    pending = job.pending
+    if pending is None or not job.partition or job.asked_nodes is None:
+        return job
+    is_of_nodes = pending.names_nodes or pending.code in OF_NODES
+    if not is_of_nodes and pending.code != "ReqNodeNotAvail":
+        return job
+    try:
+        request = request_of(job, read_plan(job.record.paths))
+    except (OSError, ValueError):
+        return job
+    cluster = job.record.slurm_cluster
+    if is_of_nodes:
+        found = of_nodes(pending.code, request, node_groups(cluster), _own_groups())
+    else:
+        found = of_reservations(request, reservations(cluster), time.time())
+    if found.is_out:
+        pending = dataclasses.replace(pending, text=WAITS_FOR_REPAIR, can_start=None)
+    # A checkpoint may be of shards, which other worlds can't read.
+    keeps_nodes = job.has_checkpoint and job.record.strategy != Strategy.DDP.value
+    changes = tuple(one for one in found.sooner if one.nodes is None or not keeps_nodes)
+    outlook = dataclasses.replace(found, sooner=changes)
+    return dataclasses.replace(job, pending=pending, outlook=outlook)
 
 
-def _may_use(group: NodeGroup, mine: Collection[str]) -> bool:
-    is_open = not group.groups or not set(group.groups).isdisjoint(mine)
-    return group.is_up and is_open and not group.is_root_only
+def _own_groups() -> frozenset[str]:
+    """Return the names of this user's groups."""
+    names = set()
+    for number in {os.getegid(), *os.getgroups()}:
+        with contextlib.suppress(KeyError):
+            names.add(grp.getgrgid(number).gr_name)
+    return frozenset(names)
+
+
+def request_of(job: JobStatus, plan: Plan) -> NodeRequest:
+    """Return what a job requests: of Slurm what may have changed since, else of the plan."""
+    constraint, memory = plan.directive("constraint") or "", plan.directive("mem") or "0"
+    is_simple = not constraint or _FEATURES.match(constraint) is not None
+    has_own_nodes = plan.directive("nodelist") or plan.directive("reservation")
+    is_usual = all(arg.startswith(_HARMLESS) for arg in plan.sbatch_args)
+    gpus = plan.directive("gpus-per-node") or (plan.directive("gres") or "").removeprefix("gpu:")
+    without, exclude, memory_mb = plan.directive("exclude"), None, 0
+    with contextlib.suppress(UsageError):
+        exclude = frozenset(parse_hostlist(without) if without else ())
+    with contextlib.suppress(UsageError):  # a bare number means MB to Slurm
+        memory_mb = int(memory) if memory.isdecimal() else parse_bytes(memory) >> 20
+    return NodeRequest(
+        partitions=tuple(job.partition.split(",")),
+        nodes=job.asked_nodes or 0,
+        limit_s=job.asked_limit_s,
+        gpus=plan.gpus_per_node,
+        gpu_type=gpus.rpartition(":")[0],
+        cpus=int(plan.directive("cpus-per-task") or 0),
+        memory_mb=memory_mb,
+        features=tuple(constraint.split("&")) if constraint else (),
+        exclude=exclude or frozenset(),
+        spare_nodes=plan.spare_nodes,
+        is_exact=is_simple and is_usual and not has_own_nodes and exclude is not None,
+    )
+
+
+# What Slurm answers
+
+
+def node_groups(slurm_cluster: str | None) -> list[NodeGroup]:
+    """Ask sinfo once about all partitions; reuse an answer of the last 10 s.
+
+    Return nothing if it doesn't answer. Skip lines of another shape (the rest of a reason,
+    `CLUSTER: x`).
+    """
+    wanted = ("--noheader", "--exact", f"--format={SEPARATOR.join(_FIELDS.values())}")
+    return parse_sinfo(_text(slurm_cluster, "sinfo", *wanted))
+
+
+def reservations(slurm_cluster: str | None) -> list[Reservation]:
+    """Ask scontrol once about all reservations, as `node_groups`."""
+    text = _text(slurm_cluster, "scontrol", "--oneliner", "show", "reservation")
+    return parse_reservations(text)
+
+
+def _text(slurm_cluster: str | None, program: str, *words: str) -> str:
+    def ask() -> str:
+        done = call(slurm_cluster, program, *words, tries=1, timeout_s=TIMEOUT_S)
+        if done.rc != 0:
+            raise SchedulerUnreachableError(f"{program} failed", cause=done.stderr.strip())
+        return done.stdout
+
+    try:
+        return cache.text_through((slurm_cluster or "", program, *words), cache.TTL_S, ask)
+    except SchedulerUnreachableError:
+        return ""
+
+
+def parse_sinfo(text: str) -> list[NodeGroup]:
+    """Parse sinfo's lines.
+
+    >>> line = "gpu*|up|1:00:00|4|all|no|2|idle|gpu:h100:4(S:0)|64|512000|(null)|n[1-2]|none"
+    >>> (group,) = parse_sinfo(line)
+    >>> group.partition, group.limit_s, group.most_nodes, group.gpus, group.use.value
+    ('gpu', 3600, 4, (('h100', 4),), 'idle')
+    """
+    rows = (line.split(SEPARATOR, len(_FIELDS) - 1) for line in text.splitlines())
+    found = (dict(zip(_FIELDS, row, strict=True)) for row in rows if len(row) == len(_FIELDS))
+    return [_group(row) for row in found if row["count"].isdecimal()]
+
+
+def _group(row: Mapping[str, str]) -> NodeGroup:
+    groups, features, reason = row["groups"], row["features"], row["reason"]
+    return NodeGroup(
+        partition=row["partition"].removesuffix("*"),
+        is_up=row["availability"] == "up" and row["root_only"] != "yes",
+        limit_s=parse_clock(row["limit"]),
+        most_nodes=_number(row["size"].rpartition("-")[2]),
+        groups=() if groups == "all" else tuple(groups.split(",")),
+        count=int(row["count"]),
+        state=row["state"],
+        gpus=gpus_of(row["gres"]),
+        cpus=_number(row["cpus"]),
+        memory_mb=_number(row["memory"]),
+        features=frozenset() if features == "(null)" else frozenset(features.split(",")),
+        nodes=row["nodes"],
+        reason="" if reason in ("none", "(null)") else reason,
+    )
+
+
+def _number(text: str) -> int | None:
+    digits = text.removesuffix("+")
+    return int(digits) if digits.isdecimal() and digits.isascii() else None
+
+
+def parse_reservations(text: str) -> list[Reservation]:
+    """Parse `scontrol --oneliner show reservation`; skip what has no times."""
+    rows = (dict(_PAIR.findall(line.replace("=(null)", "="))) for line in text.splitlines())
+    times = [
+        (row, parse_time(row.get("StartTime", "")), parse_time(row.get("EndTime", "")))
+        for row in rows
+    ]
+    return [
+        Reservation(
+            name=row["ReservationName"],
+            start=start,
+            end=end,
+            nodes=row.get("Nodes", ""),
+            partition=row.get("PartitionName", ""),
+            is_maintenance="MAINT" in row.get("Flags", "").split(","),
+        )
+        for row, start, end in times
+        if "ReservationName" in row and start is not None and end is not None
+    ]
 
 
 # Facts
 
 
-def _facts(request: NodeRequest, partition: str, groups: Sequence[NodeGroup]) -> Iterator[Fact]:
-    here = _of(partition, groups)
-    limit_s = here[0].limit_s
-    if not here[0].is_up:
-        yield Fact(kind=FactKind.PARTITION_DOWN, partition=partition)
+def of_nodes(
+    code: str, request: NodeRequest, groups: Sequence[NodeGroup], mine: Collection[str] = ()
+) -> Outlook:
+    """Explain a wait from sinfo's answer; `mine` are the groups of the user."""
+    own = [name for name in request.partitions if _of(name, groups)]
+    facts = [fact for name in own[:MOST_PARTITIONS] for fact in _facts(request, _of(name, groups))]
+    usable = [
+        group
+        for group in groups
+        if group.is_up and (not group.groups or not set(group.groups).isdisjoint(mine))
+    ]
+    is_out = code == "PartitionNodeLimit" and any(f.kind is FactKind.NODES_OUT for f in facts)
+    sooner = [*_sooner(code, request, own, usable)][:MOST_CHANGES] if own else ()
+    return Outlook(facts=tuple(facts), sooner=tuple(sooner), is_out=is_out)
+
+
+def _of(partition: str, groups: Iterable[NodeGroup]) -> list[NodeGroup]:
+    return [group for group in groups if group.partition == partition]
+
+
+def _facts(request: NodeRequest, here: Sequence[NodeGroup]) -> Iterator[Fact]:
+    partition, limit_s, asked = here[0].partition, here[0].limit_s, request.nodes
     if _exceeds(request, limit_s):
-        asked = request.limit_s
-        yield Fact(kind=FactKind.TOO_LONG, partition=partition, asked=asked, limit=limit_s)
-    most = max(_gpus(group, request.gpu_type) for group in here)
-    if request.is_exact and most < request.gpus:
         yield Fact(
-            kind=FactKind.TOO_MANY_GPUS if most else FactKind.NO_SUCH_GPU,
-            partition=partition,
-            asked=request.gpus,
-            limit=most or None,
-            detail=request.gpu_type,
+            kind=FactKind.TOO_LONG, partition=partition, asked=request.limit_s, limit=limit_s
         )
-    else:
-        yield from _node_facts(request, partition, here)
-
-
-def _node_facts(request: NodeRequest, partition: str, here: Sequence[NodeGroup]) -> Iterator[Fact]:
     fitting = [group for group in here if _fits(group, request)]
     uses = {use: _count([g for g in fitting if g.use is use], request) for use in Use}
-    total, limit, asked = _count(fitting, request), _limit(here, request), request.nodes
+    total, limit = _count(fitting, request), _limit(here, request)
+    about = Fact(
+        kind=FactKind.NODES,
+        partition=partition,
+        asked=asked,
+        limit=total,
+        uses=tuple((use, number) for use, number in uses.items() if number),
+        detail=request.gpu_type,
+    )
     if asked > limit:
-        yield Fact(kind=FactKind.TOO_MANY_NODES, partition=partition, asked=asked, limit=limit)
-    if found := tuple((use, number) for use, number in uses.items() if number):
-        yield Fact(
-            kind=FactKind.NODES,
-            partition=partition,
-            asked=asked,
-            limit=total,
-            uses=found,
-            detail=request.gpu_type,
-        )
+        yield dataclasses.replace(about, kind=FactKind.TOO_MANY_NODES, limit=limit, uses=())
+    if about.uses:
+        yield about
     if asked <= limit and total - uses[Use.OUT] < asked:
         out = [group for group in fitting if group.use is Use.OUT]
         for group in sorted(out, key=lambda group: -group.count)[:MOST_REASONS]:
@@ -201,16 +420,11 @@ def _node_facts(request: NodeRequest, partition: str, here: Sequence[NodeGroup])
             )
 
 
-def _gpus(group: NodeGroup, kind: str) -> int:
-    return sum(number for name, number in group.gpus if kind in ("", name))
-
-
 def _fits(group: NodeGroup, request: NodeRequest) -> bool:
     """Return whether empty nodes of this kind could run the job, as far as is known."""
-    if not request.is_exact:
-        return True
-    return (
-        _gpus(group, request.gpu_type) >= request.gpus
+    gpus = sum(number for name, number in group.gpus if request.gpu_type in ("", name))
+    return not request.is_exact or (
+        gpus >= request.gpus
         and (group.cpus is None or group.cpus >= request.cpus)
         and (group.memory_mb is None or group.memory_mb >= request.memory_mb)
         and group.features.issuperset(request.features)
@@ -224,36 +438,6 @@ def _count(groups: Iterable[NodeGroup], request: NodeRequest, without: Collectio
     return len({host for group in groups for host in group.hosts} - leave)
 
 
-# What would start sooner
-
-
-def _sooner(
-    code: str, request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup]
-) -> list[Sooner]:
-    found = [*_shorter(request, own, groups)]
-    if request.is_exact:
-        found += [*_fewer(code, request, own, groups), *_elsewhere(code, request, own, groups)]
-        found += _other_gpus(request, own, groups)
-    return found[:MOST_CHANGES]
-
-
-def _shorter(
-    request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup]
-) -> Iterator[Sooner]:
-    """Offer the longest limit that the job's partitions allow, if that is all it exceeds."""
-    allowed = _allowed_s(request, own, groups)
-    if allowed and any(request.nodes <= _limit(_of(name, groups), request) for name in own):
-        yield Sooner(kind=ChangeKind.TIME, limit_s=allowed)
-
-
-def _allowed_s(request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup]) -> int | None:
-    """Return the longest limit of the job's partitions if the request exceeds it."""
-    limits = [group.limit_s for group in groups if group.partition in own]
-    known = [limit for limit in limits if limit is not None]
-    most = max(known) if known and len(known) == len(limits) else None
-    return most if _exceeds(request, most) else None
-
-
 def _limit(here: Sequence[NodeGroup], request: NodeRequest) -> int:
     """Return how many nodes of a partition the job may have."""
     total = _count([group for group in here if _fits(group, request)], request)
@@ -265,66 +449,53 @@ def _exceeds(request: NodeRequest, limit_s: int | None) -> bool:
     return limit_s is not None and (request.limit_s is None or request.limit_s > limit_s)
 
 
+# What would start sooner
+
+
+def _sooner(
+    code: str, request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup]
+) -> Iterator[Sooner]:
+    """Offer the longest allowed limit, the nodes that are idle now, and other partitions.
+
+    Nodes of its own partitions that are idle do not help behind other jobs: those get them.
+    """
+    limits = [group.limit_s for group in groups if group.partition in own]
+    most_s = None if None in limits else max((s for s in limits if s is not None), default=None)
+    allowed_s = most_s if _exceeds(request, most_s) else None
+    if allowed_s and any(request.nodes <= _limit(_of(name, groups), request) for name in own):
+        yield Sooner(kind=ChangeKind.TIME, limit_s=allowed_s)
+    if not request.is_exact:
+        return
+    idle = max((_idle(_of(name, groups), request) for name in own), default=0)
+    most = min((g.most_nodes for g in groups if g.partition in own and g.most_nodes), default=idle)
+    nodes = min(idle, most) - request.spare_nodes
+    is_fewer = 0 < nodes < request.nodes - request.spare_nodes
+    if is_fewer and code in ("Resources", "PartitionNodeLimit"):
+        yield Sooner(kind=ChangeKind.NODES, idle=idle, nodes=nodes, limit_s=allowed_s)
+    behind = code == "Priority"
+    shared = {host for g in groups if behind and g.partition in own for host in g.hosts}
+    yield from _elsewhere(request, own, groups, shared)
+
+
 def _idle(groups: Iterable[NodeGroup], request: NodeRequest, without: Collection[str] = ()) -> int:
     idle = [group for group in groups if group.use is Use.IDLE and _fits(group, request)]
     return _count(idle, request, without)
 
 
-def _fewer(
-    code: str, request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup]
-) -> Iterator[Sooner]:
-    """Offer the nodes that are idle now, if only their number keeps the job waiting."""
-    if code not in ("Resources", "PartitionNodeLimit"):
-        return
-    idle = max((_idle(_of(name, groups), request) for name in own), default=0)
-    most = min((g.most_nodes for g in groups if g.partition in own and g.most_nodes), default=idle)
-    nodes = min(idle, most) - request.spare_nodes
-    if 0 < nodes < request.nodes - request.spare_nodes:
-        limit_s = _allowed_s(request, own, groups)
-        yield Sooner(kind=ChangeKind.NODES, idle=idle, nodes=nodes, limit_s=limit_s)
-
-
-def _of(partition: str, groups: Iterable[NodeGroup]) -> list[NodeGroup]:
-    return [group for group in groups if group.partition == partition]
-
-
 def _elsewhere(
-    code: str, request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup]
+    request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup], without: Collection[str]
 ) -> list[Sooner]:
-    """Offer partitions with enough idle nodes.
-
-    Idle nodes of its own partitions do not count if they did not help: jobs ahead get them.
-    """
-    shared = {host for group in groups if group.partition in own for host in group.hosts}
-    useless = shared if code == "Priority" else frozenset[str]()
+    """Offer two other partitions with enough idle nodes, first those that need no other limit."""
     found = []
     for name in dict.fromkeys(group.partition for group in groups):
         here = _of(name, groups)
-        idle = _idle(here, request, useless)
-        most = here[0].most_nodes
-        if name in own or idle < request.nodes or (most is not None and most < request.nodes):
+        idle, most, limit_s = _idle(here, request, without), here[0].most_nodes, here[0].limit_s
+        if name in own or min(idle, idle if most is None else most) < request.nodes:
             continue
-        limit_s = here[0].limit_s if _exceeds(request, here[0].limit_s) else None
-        found.append(Sooner(kind=ChangeKind.PARTITION, partition=name, idle=idle, limit_s=limit_s))
+        shorter_s = limit_s if _exceeds(request, limit_s) else None
+        one = Sooner(kind=ChangeKind.PARTITION, partition=name, idle=idle, limit_s=shorter_s)
+        found.append(one)
     return sorted(found, key=lambda one: (one.limit_s is not None, -(one.idle or 0)))[:2]
-
-
-def _other_gpus(
-    request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup]
-) -> Iterator[Sooner]:
-    """Offer one other GPU type of its own partitions with enough idle nodes."""
-    if not request.gpu_type:
-        return
-    for name in own:
-        here = _of(name, groups)
-        for kind in sorted({kind for group in here for kind, _ in group.gpus}):
-            idle = _idle(here, replace(request, gpu_type=kind))
-            if kind not in ("", request.gpu_type) and idle >= request.nodes:
-                yield Sooner(kind=ChangeKind.GPU_TYPE, idle=idle, gpu_type=kind)
-                return
-
-
-# Reservations
 
 
 def of_reservations(

@@ -23,7 +23,7 @@ def fact_text(fact: Fact) -> str:
     """Return one fact in words, with the request and the limit."""
     if fact.kind is FactKind.NODES:
         uses = ", ".join(f"{number} {use.value}" for use, number in fact.uses)
-        kind = f" with {_gpus(fact.detail)}" if fact.detail else ""
+        kind = f" with {fact.detail} GPUs" if fact.detail else ""
         return (
             f"needs {count(fact.asked or 0, 'node')}{kind}; "
             f"partition '{fact.partition}' has {fact.limit}: {uses}"
@@ -40,21 +40,12 @@ def fact_text(fact: Fact) -> str:
     if fact.kind is FactKind.TOO_LONG:
         asked = "no --time" if fact.asked is None else f"--time {clock(fact.asked)}"
         return f"{asked}, {where} allows {clock(fact.limit or 0)}"
-    if fact.kind is FactKind.TOO_MANY_NODES:
-        return f"{count(fact.asked or 0, 'node')} requested, {where} offers at most {fact.limit}"
-    if fact.kind is FactKind.NO_SUCH_GPU:
-        return f"no node of {where} has {_gpus(fact.detail)}"
-    if fact.kind is FactKind.TOO_MANY_GPUS:
-        return f"{fact.asked} {_gpus(fact.detail)} a node requested, {where} has {fact.limit}"
-    return f"{where} is not up: it starts no jobs"
+    asked = f"{count(fact.asked or 0, 'node')}{f' with {fact.detail} GPUs' if fact.detail else ''}"
+    return f"{asked} requested, {where} offers at most {fact.limit}"
 
 
 def _is_one(nodes: str) -> bool:
     return not any(sign in nodes for sign in "[,")
-
-
-def _gpus(kind: str) -> str:
-    return f"{kind} GPUs" if kind else "GPUs"
 
 
 def sooner(job: JobStatus) -> list[str]:
@@ -71,8 +62,6 @@ def _why(change: Sooner) -> str:
     are = f"{count(idle, 'node')} {'is' if idle == 1 else 'are'} idle now"
     if change.kind is ChangeKind.TIME:
         return f"with a time limit of {clock(change.limit_s or 0)}"
-    if change.kind is ChangeKind.GPU_TYPE:
-        are = f"{are} with {change.gpu_type}"
     where = f" in partition '{change.partition}'" if change.partition else ""
     limit = f", for at most {clock(change.limit_s)}" if change.limit_s else ""
     return f"{are}{where}{limit}"
@@ -95,8 +84,6 @@ def _options(change: Sooner) -> Iterator[str]:
         yield from ("--partition", change.partition)
     if change.nodes:
         yield from ("--nodes", str(change.nodes))
-    if change.gpu_type:
-        yield from ("--set", f"slurm.gpu_type={change.gpu_type}")
     if change.limit_s:
         yield from ("--time", clock(change.limit_s))
 
