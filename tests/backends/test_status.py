@@ -180,52 +180,43 @@ def test_a_run_whose_submission_was_interrupted_is_not_asked_about(runs: RunsDir
 S = JobState
 
 
-@pytest.mark.parametrize(
-    ("end_state", "ended_at", "job", "expected"),
-    [
+def test_the_state_is_that_of_who_knows_best(runs: RunsDir) -> None:
+    early, late, again = {"asked_at": T0 - 5}, {"asked_at": T0 + 5}, {"start": T0 + 200}
+    table: list[tuple[str | None, JobState | None, dict[str, Any], JobState]] = [
         # Slurm knows better how a job failed ...
-        ("FAILED", 60, {"state": S.OUT_OF_MEMORY}, S.OUT_OF_MEMORY),
-        ("CANCELLED", 60, {"state": S.TIMEOUT}, S.TIMEOUT),
-        ("CANCELLED", 60, {"state": S.PREEMPTED}, S.PREEMPTED),
-        ("FAILED", 60, {"state": S.NODE_FAIL}, S.NODE_FAIL),
+        ("FAILED", S.OUT_OF_MEMORY, {}, S.OUT_OF_MEMORY),
+        ("CANCELLED", S.TIMEOUT, {}, S.TIMEOUT),
+        ("CANCELLED", S.PREEMPTED, {}, S.PREEMPTED),
         # ... unless it only sees the script's status
-        ("TIMEOUT", 60, {"state": S.FAILED}, S.TIMEOUT),
-        ("CANCELLED", 60, {"state": S.FAILED}, S.CANCELLED),
-        ("FAILED", 60, {"state": S.COMPLETED}, S.FAILED),
+        ("TIMEOUT", S.FAILED, {}, S.TIMEOUT),
+        ("FAILED", S.COMPLETED, {}, S.FAILED),
         # the files know sooner
-        ("FAILED", 60, {"state": S.RUNNING}, S.FAILED),
-        ("FAILED", 60, {"state": S.COMPLETING}, S.FAILED),
-        ("FAILED", 60, {"state": S.PENDING, "asked_at": T0 + 50}, S.FAILED),
+        ("FAILED", S.RUNNING, {}, S.FAILED),
+        ("FAILED", S.COMPLETING, {}, S.FAILED),
+        ("FAILED", S.PENDING, {"asked_at": T0 + 50}, S.FAILED),
         # a job that Slurm ended may start again
-        ("CANCELLED", 60, {"state": S.RUNNING}, S.COMPLETING),
-        ("CANCELLED", 60, {"state": S.COMPLETING}, S.COMPLETING),
-        ("CANCELLED", 60, {"state": S.PENDING, "reason": "BeginTime"}, S.PENDING),
-        ("FAILED", 60, {"state": S.PENDING}, S.PENDING),
-        ("CANCELLED", 60, {"state": S.RUNNING, "start": T0 + 200}, S.RUNNING),
+        ("CANCELLED", S.RUNNING, {}, S.COMPLETING),
+        ("CANCELLED", S.COMPLETING, {}, S.COMPLETING),
+        ("CANCELLED", S.PENDING, {"reason": "BeginTime"}, S.PENDING),
+        ("FAILED", S.PENDING, {}, S.PENDING),
+        ("CANCELLED", S.RUNNING, again, S.RUNNING),
         # nobody else knows
-        ("FAILED", 60, None, S.FAILED),
-        ("CANCELLED", 60, {"state": S.UNKNOWN}, S.CANCELLED),
-        # the files know nothing
-        (None, 0, {"state": S.NODE_FAIL}, S.NODE_FAIL),
-        (None, 0, {"state": S.RUNNING}, S.RUNNING),
-        (None, 0, {"state": S.COMPLETED}, S.COMPLETED),
-        # an old answer: the job has started since
-        (None, 0, {"state": S.PENDING, "asked_at": T0 - 5}, S.RUNNING),
-        (None, 0, {"state": S.PENDING, "asked_at": T0 + 5}, S.PENDING),
-    ],
-)
-def test_the_state_is_that_of_who_knows_best(
-    runs: RunsDir,
-    end_state: str | None,
-    ended_at: float,
-    job: dict[str, Any] | None,
-    expected: JobState,
-) -> None:
+        ("FAILED", None, {}, S.FAILED),
+        ("CANCELLED", S.UNKNOWN, {}, S.CANCELLED),
+        # the files know nothing, or the answer is old: the job has started since
+        (None, S.NODE_FAIL, {}, S.NODE_FAIL),
+        (None, S.COMPLETED, {}, S.COMPLETED),
+        (None, S.PENDING, early, S.RUNNING),
+        (None, S.PENDING, late, S.PENDING),
+    ]
     made = make(runs)
     events(made.paths, "n1", {"type": "started", "host": "n1"})
-    if end_state:
-        end(made.paths, end_state, 3, T0 + ended_at)
-    assert status(made, said(**job) if job else None).state is expected
+    for row in table:
+        ended, job, about, expected = row
+        made.paths.end.unlink(missing_ok=True)
+        if ended:
+            end(made.paths, ended, 3)
+        assert status(made, said(job, **about) if job else None).state is expected, row
 
 
 def test_an_end_of_an_earlier_attempt_is_no_end(runs: RunsDir) -> None:
@@ -239,27 +230,19 @@ def test_an_end_of_an_earlier_attempt_is_no_end(runs: RunsDir) -> None:
     assert status(made, said(JobState.RUNNING)).state is JobState.RUNNING
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"), [(0, (0, None)), (3, (3, None)), (137, (137, 9)), (124, (124, None))]
-)
-def test_a_code_above_128_is_a_signal(
-    runs: RunsDir, code: int, expected: tuple[int, int | None]
-) -> None:
+def test_a_code_above_128_is_a_signal(runs: RunsDir) -> None:
     made = make(runs)
-    end(made.paths, "FAILED", code)
-    found = status(made, None)
-    assert (found.exit_code, found.exit_signal) == expected
+    for code, number in ((0, None), (3, None), (137, 9), (124, None)):
+        end(made.paths, "FAILED", code)
+        found = status(made, None)
+        assert (found.exit_code, found.exit_signal) == (code, number)
 
 
 def test_without_an_end_the_exit_status_is_slurms(runs: RunsDir) -> None:
-    job = said(JobState.FAILED, exit_code=0, exit_signal=9, source="sacct", end=T0 + 9)
-    found = status(make(runs), job)
-    assert (found.exit_code, found.exit_signal, found.end) == (0, 9, T0 + 9)
-
-
-def test_what_accounting_could_not_tell_is_noted(runs: RunsDir) -> None:
-    found = status(make(runs), said(JobState.FAILED, note="accounting does not answer: x"))
+    about = {"source": "sacct", "end": T0 + 9, "note": "accounting does not answer: x"}
+    found = status(make(runs), said(JobState.FAILED, exit_code=0, exit_signal=9, **about))
     assert found.notes == ("accounting does not answer: x",)
+    assert (found.exit_code, found.exit_signal, found.end) == (0, 9, T0 + 9)
 
 
 # Waiting
@@ -271,11 +254,8 @@ def test_a_waiting_job_says_why_and_when(runs: RunsDir) -> None:
     assert found.pending is not None
     assert (found.pending.text, found.pending.can_start) == ("waiting for free nodes", True)
     assert (found.expected_start, found.limit_s, found.elapsed_s) == (T0 + 600, 3600, None)
-
-
-def test_a_job_that_cannot_start_has_no_expected_start(runs: RunsDir) -> None:
     job = said(JobState.PENDING, reason="InvalidAccount", expected_start=T0 + 600)
-    assert status(make(runs), job).expected_start is None
+    assert status(make(runs, "8"), dataclasses.replace(job, job_id="8")).expected_start is None
 
 
 def test_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) -> None:
@@ -287,75 +267,39 @@ def test_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) -> Non
     assert found.attempt == 1
 
 
-@pytest.mark.parametrize(
-    ("reason", "text", "can_start"),
-    [
+def test_reasons_are_put_in_plain_words() -> None:
+    never = "it will not start"
+    reserved = "nodes are reserved, perhaps for maintenance; a shorter --time may let it start"
+    account = "Job's account not permitted to use this partition (gpu allows ml,nlp not bio)"
+    qos = "Job's QOS not permitted to use this partition (gpu denies low including low)"
+    table = [
         ("Priority", "jobs with higher priority are ahead", True),
         ("DependencyNeverSatisfied", "can never start: the job that it waits for failed", False),
-        ("Dependency", "waiting for another job", True),
-        ("PartitionTimeLimit", "--time exceeds the partition's limit; it will not start", False),
-        (
-            "QOSMaxGRESPerUser",
-            "your limit in this QOS is reached; it starts when your other jobs end",
-            True,
-        ),
+        ("QOSMaxGRESPerUser", REASONS["QOSMax"][0], True),
         ("AssocGrpGRES", "the account's limit is reached", True),
         ("AssocGrpGRESMinutes", "the account's budget is used up", None),
         (
-            "ReqNodeNotAvail, UnavailableNodes:node[1-2]",
-            "nodes down, drained or reserved: node[1-2]",
+            "ReqNodeNotAvail, UnavailableNodes:n[1-2]",
+            "nodes down, drained or reserved: n[1-2]",
             None,
         ),
-        (
-            "ReqNodeNotAvail, UnavailableNodes:",
-            "nodes are reserved, perhaps for maintenance; a shorter --time may let it start",
-            True,
-        ),
-        (
-            "ReqNodeNotAvail, Reserved for maintenance",
-            "nodes are reserved, perhaps for maintenance; a shorter --time may let it start",
-            True,
-        ),
+        ("ReqNodeNotAvail, UnavailableNodes:", reserved, True),
+        ("ReqNodeNotAvail, Reserved for maintenance", reserved, True),
         ("AReasonOf2031", "AReasonOf2031", None),
-        (
-            "QOSMaxCpuPerJobLimit",
-            "requests more CPUs per job than the QOS allows; it will not start",
-            False,
-        ),
-        (
-            "QOSMaxMemoryPerNode",
-            "requests more memory per node than the QOS allows; it will not start",
-            False,
-        ),
+        ("QOSMaxCpuPerJobLimit", f"requests more CPUs per job than the QOS allows; {never}", False),
         (
             "AssocMaxMemPerNode",
-            "requests more memory per node than the account allows; it will not start",
-            False,
-        ),
-        (
-            "AssocMaxGRESPerJob",
-            "requests more GPUs per job than the account allows; it will not start",
+            f"requests more memory per node than the account allows; {never}",
             False,
         ),
         ("QOSMaxWallDurationPerJobLimit", "--time exceeds the limit of the QOS", False),
-        (
-            "Job's account not permitted to use this partition (gpu allows ml,nlp not bio)",
-            "the account bio may not use partition gpu, which allows ml,nlp",
-            False,
-        ),
-        (
-            "Job's QOS not permitted to use this partition (gpu denies low including low)",
-            "the QOS low may not use partition gpu, which denies low",
-            False,
-        ),
-        ("ReservationInvalid", "its reservation is not valid; it will not start", False),
+        (account, "the account bio may not use partition gpu, which allows ml,nlp", False),
+        (qos, "the QOS low may not use partition gpu, which denies low", False),
         ("JobHeldUser", "held by you; release it: scontrol release 7", False),
         ("", "the scheduler has not considered it yet", True),
-    ],
-)
-def test_reasons_are_put_in_plain_words(reason: str, text: str, can_start: bool | None) -> None:
-    found = explain(reason, "7")
-    assert (found.text, found.can_start) == (text, can_start)
+    ]
+    found = [(explain(row[0], "7"), row) for row in table]
+    assert [row for one, row in found if (one.text, one.can_start) != row[1:]] == []
 
 
 def test_no_reason_shouts_or_ends_in_a_full_stop() -> None:
@@ -420,12 +364,6 @@ def test_a_save_that_failed_before_the_ranks_were_asked_is_no_answer(runs: RunsD
     assert status(made, said(JobState.RUNNING)).notes == ()
     events(made.paths, "n1", {"type": "unsaved", "step": 50, "reason": "no room", "ts": T0 + 2})
     assert status(made, said(JobState.RUNNING)).notes == ("step 50 was not saved: no room",)
-
-
-def test_what_a_script_tells_of_itself_is_not_taken_for_the_agents_word(runs: RunsDir) -> None:
-    made = make(runs)
-    events(made.paths, "n1", {"type": "wakeword", "heard": False})
-    assert status(made, said(JobState.RUNNING)).notes == ()
 
 
 def ends(made: JobRecord, attempt: int = 1, **values: Any) -> Outcome:
@@ -604,12 +542,5 @@ def test_lines_that_are_no_events_harm_nothing(runs: RunsDir) -> None:
     with made.paths.events("n1").open("ab") as file:
         file.write(b'\n\xff\xfe\n[1]\n{"ts": "x"}\n{"type": "step", "ts": 5}\n{"ts": 17')
     assert read_evidence(made.paths).progress == TrainingProgress(step=1, reported_at=T0)
-
-
-def test_a_run_that_never_started_has_no_evidence(runs: RunsDir) -> None:
-    found = read_evidence(make(runs).paths)
-    assert (found.attempt, found.nodes, found.progress) == (
-        0,
-        (),
-        TrainingProgress(),
-    )
+    empty = read_evidence(make(runs, "8").paths)
+    assert (empty.attempt, empty.nodes, empty.progress) == (0, (), TrainingProgress())
