@@ -17,11 +17,11 @@ from clusterrun.backends.machine_facts import choose_cluster, gather_facts, usab
 from clusterrun.config import Resolved
 from clusterrun.config.choices import LrRule, Optimizer
 from clusterrun.config.parallel import Parallel
-from clusterrun.config.settings import BUILT_IN, Origin
+from clusterrun.config.settings import BUILT_IN
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates import gpus, models, parts, speed
-from clusterrun.estimates.estimate import KEEP, Need, Question, estimate, mistake
+from clusterrun.estimates.estimate import KEEP, Question, estimate, mistake
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import GIB, Fit, Model, Setup
 from clusterrun.estimates.recommend import Choice, recommend
@@ -35,7 +35,6 @@ from clusterrun.launch.world_shape import World, check_sharing
 from clusterrun.shared.sizes import parse_bytes
 
 _SHAPE: Final = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
-_MIB: Final = 1 << 20
 _LEAST_BYTES: Final = 1 << 30  # of memory: a bare 24 probably means GiB
 _MOST_CONFIG_BYTES: Final = 1 << 24
 
@@ -51,7 +50,13 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
     _refuse(spec, is_open=is_open)
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
     setup = _setup(spec, _model(resolved, may_count=may_count), gpu, is_open=is_open)
+    same = ("max_steps", "lr", "base_batch", "step_time_s", "save_every", "network")
+    has_batch = not (spec.micro_batch is spec.accumulation is spec.effective_batch is None)
+    saves_here = spec.save_every is not None and _writes_here(spec)
+    within, between = spec.intra_node_bandwidth, spec.inter_node_bandwidth
+    measured = (x for x in stored_scaling(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = Question(
+        **{name: getattr(spec, name) for name in same},
         setup=setup,
         is_cpu=is_cpu,
         gpu=None if is_cpu else gpu,
@@ -60,29 +65,20 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
         cpus_per_rank=_cpus_per_rank(spec, setup.procs_per_node),
         samples=_samples(spec),
         epochs=spec.epochs or (None if spec.max_steps else 1),
-        max_steps=spec.max_steps,
         wanted_batch=spec.effective_batch,
         wanted_ckpt=spec.grad_ckpt,
-        lr=spec.lr,
-        base_batch=spec.base_batch,
         lr_rule=spec.lr_rule or LrRule.LINEAR,
         mfu=spec.mfu or speed.MFU,
         prices=_prices(spec, gpu),
-        step_time_s=spec.step_time_s,
-        save_every=spec.save_every,
         keep=spec.keep or KEEP,
         keep_best=spec.keep_best or 0,
-        is_batch_chosen=not (spec.micro_batch is spec.accumulation is spec.effective_batch is None),
+        is_batch_chosen=has_batch,
         limit_s=spec.time_minutes * 60 if spec.time_minutes else None,
-        disk_bytes=_free_bytes(resolved.cwd / spec.run_dir)
-        if spec.save_every is not None and _writes_here(spec)
-        else None,
-        network=spec.network,
-        within_node=_bytes_a_second(spec.intra_node_bandwidth),
-        between_nodes=_bytes_a_second(spec.inter_node_bandwidth),
+        disk_bytes=_free_bytes(resolved.cwd / spec.run_dir) if saves_here else None,
+        within_node=within * 1e9 if within else None,
+        between_nodes=between * 1e9 if between else None,
+        scaling=next(measured, None),
     )
-    found = (x for x in stored_scaling(resolved) if x.is_of(setup, is_cpu=is_cpu))
-    question = dataclasses.replace(question, scaling=next(found, None))
     if not is_open and (wrong := parts.mistake(setup)):
         raise UsageError(wrong, hint="choose sizes that divide the heads and the tokens")
     if not is_open and (wrong := mistake(question)):
@@ -99,28 +95,22 @@ def estimated(resolved: Resolved) -> tuple[int, tuple[str, ...]]:
         answer = estimate(question_of(_submitted(resolved)))
     except UsageError as error:
         return 0, (f"no estimate was made: {error.message}",)
-    needs = {
-        "memory of a GPU": answer.gpu_memory,
-        "memory of a node": answer.host_memory,
-        "disk": answer.disk,
-    }
-    notes = [_no(what, need) for what, need in needs.items() if need is not None]
+    needs = (answer.gpu_memory, answer.host_memory, answer.disk)
+    notes = [
+        f"{what}: {need.total_bytes / GIB:,.1f} GiB estimated, "
+        f"{need.capacity_bytes / GIB:,.1f} available; run clusterrun plan"
+        for what, need in zip(("memory of a GPU", "memory of a node", "disk"), needs, strict=True)
+        if need and need.capacity_bytes is not None and need.verdict is Fit.NO
+    ]
     if answer.never_ends:
         notes.append("the training is estimated to exceed its time limit, and it saves nothing")
-    return answer.host_memory.total_bytes, tuple(text for text in notes if text)
+    return answer.host_memory.total_bytes, tuple(notes)
 
 
 def _submitted(resolved: Resolved) -> Resolved:
     """Decide where the job will run: a submission, unlike a plan, is for this cluster."""
     cluster = choose_cluster(resolved.spec.cluster)
     return resolved._replace(spec=dataclasses.replace(resolved.spec, cluster=cluster))
-
-
-def _no(what: str, need: Need) -> str:
-    if need.verdict is not Fit.NO or need.capacity_bytes is None:
-        return ""
-    needed, there = (size / GIB for size in (need.total_bytes, need.capacity_bytes))
-    return f"{what}: {needed:,.1f} GiB estimated, {there:,.1f} available; run clusterrun plan"
 
 
 def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
@@ -150,7 +140,8 @@ def effective_batch(question: Question) -> int:
 def inherited_of(resolved: Resolved) -> tuple[str, ...]:
     """Return notes on facts that files add to a model named on the command line."""
     origins = resolved.origins
-    if not any(_is_typed(origins[f"training.{name}"]) for name in ("model", "params", "hidden")):
+    named = (origins[f"training.{name}"] for name in ("model", "params", "hidden"))
+    if all(origin.where is not None or origin == BUILT_IN for origin in named):
         return ()
     found: dict[str, list[str]] = {}
     for row in resolved.rows():
@@ -159,10 +150,6 @@ def inherited_of(resolved: Resolved) -> tuple[str, ...]:
             source = row.origin.rpartition(":")[0] or row.origin
             found.setdefault(source, []).append(f"{name} {row.text}")
     return tuple(f"also from {source}: {', '.join(facts)}" for source, facts in found.items())
-
-
-def _is_typed(origin: Origin) -> bool:
-    return origin.where is None and origin != BUILT_IN
 
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
@@ -179,7 +166,7 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
             raise UsageError(f"{option} is only {size} bytes", hint="add a unit, as in 24GiB")
-    procs, is_cpu = _procs(spec), _is_cpu(spec)
+    is_cpu, procs = _is_cpu(spec), spec.nproc_per_node or spec.gpus_per_node or 1
     world = World(
         nodes=spec.nodes or 1,
         procs_per_node=procs,
@@ -193,27 +180,22 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
         check_sizes(Parallel.of(spec), spec.strategy, world)
 
 
-def _procs(spec: JobSpec) -> int:
-    return spec.nproc_per_node or spec.gpus_per_node or 1
-
-
 def _is_cpu(spec: JobSpec) -> bool:
     """Return whether the ranks run on CPUs, as `submit` decides; by default they run on GPUs."""
     return spec.device is Device.CPU or (spec.device is Device.AUTO and spec.gpus_per_node == 0)
 
 
 def _setup(spec: JobSpec, model: Model, gpu: Gpu | None, *, is_open: bool) -> Setup:
-    procs, is_cpu = _procs(spec), _is_cpu(spec)
-    micro_batch = spec.micro_batch or 1
-    parallel = Parallel.of(spec)
-    each_pass = micro_batch * parallel.data((spec.nodes or 1) * procs)
+    procs, nodes = spec.nproc_per_node or spec.gpus_per_node or 1, spec.nodes or 1
+    micro_batch, parallel = spec.micro_batch or 1, Parallel.of(spec)
+    each_pass = micro_batch * parallel.data(nodes * procs)
     return Setup(
         model=model,
-        nodes=spec.nodes or 1,
+        nodes=nodes,
         procs_per_node=procs,
         strategy=spec.strategy,
         parallel=parallel,
-        precision=_precision(spec, gpu, is_cpu=is_cpu),
+        precision=_precision(spec, gpu, is_cpu=_is_cpu(spec)),
         micro_batch=micro_batch,
         accumulation=spec.accumulation or 1 if is_open else _accumulation(spec, each_pass),
         seq_len=spec.seq_len or (0 if model.is_text else model.positions),
@@ -313,15 +295,28 @@ def _other_models(name: str) -> tuple[str, ...]:
 
 def _local_config(resolved: Resolved, name: str) -> Mapping[str, Any] | None:
     """Read a model's config.json if this machine has it: here, or in the Hugging Face cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    hub = os.path.join(os.environ.get("HF_HOME") or os.path.join(home, "huggingface"), "hub")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or hub) / f"models--{name.replace('/', '--')}"
     try:
         given = [place / Path(name).expanduser() for place in (resolved.cwd, resolved.project_dir)]
-        snapshots = _hub_cache() / f"models--{name.replace('/', '--')}" / "snapshots"
-        cached = sorted(snapshots.glob("*/config.json"), key=lambda path: -path.stat().st_mtime)
+        cached = sorted(
+            cache.glob("snapshots/*/config.json"), key=lambda path: -path.stat().st_mtime
+        )
         paths = (*(path for place in given for path in (place, place / "config.json")), *cached)
         found = next((path for path in paths if path.is_file()), None)
     except (OSError, ValueError, RuntimeError) as error:  # no such user, too long, too deep
         raise UsageError(f"cannot read the model '{name}'", cause=str(error)) from error
-    return None if found is None else _config(found)
+    if found is None:
+        return None
+    try:
+        with open(found, encoding="utf-8") as file:
+            content = json.loads(file.read(_MOST_CONFIG_BYTES))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {found}", cause=str(error)) from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{found} is not a JSON object", hint="pass a model's config.json")
+    return content
 
 
 def _by_numbers(spec: JobSpec) -> Model:
@@ -335,25 +330,6 @@ def _by_numbers(spec: JobSpec) -> Model:
         active_params=round(spec.active_params or 0),
         **{name: getattr(spec, name) or 0 for name in _SHAPE},
     )
-
-
-def _hub_cache() -> Path:
-    """Return the cache of the Hugging Face hub, as its own library finds it."""
-    if named := os.environ.get("HF_HUB_CACHE"):
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")) / "hub"
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.loads(file.read(_MOST_CONFIG_BYTES))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}", cause=str(error)) from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is not a JSON object", hint="pass a model's config.json")
-    return content
 
 
 # Resources
@@ -383,10 +359,6 @@ def _prices(spec: JobSpec, gpu: Gpu | None) -> dict[str, float]:
     return prices
 
 
-def _bytes_a_second(gigabytes: float | None) -> float | None:
-    return None if gigabytes is None else gigabytes * 1e9
-
-
 def _host_bytes(spec: JobSpec) -> int | None:
     """Return the memory that the job gets on a node; None if Slurm decides."""
     gpu_count, cpus = spec.gpus_per_node or 1, _cpus(spec)
@@ -394,7 +366,8 @@ def _host_bytes(spec: JobSpec) -> int | None:
         return spec.host_mem_bytes
     for text, times in ((spec.mem, 1), (spec.mem_per_gpu, gpu_count), (spec.mem_per_cpu, cpus)):
         if text and times and text.strip("0"):  # --mem=0 is all memory of the node
-            return _slurm_bytes(text) * times
+            # A bare number is MiB, as in Slurm.
+            return times * (int(text) << 20 if text.isdecimal() else parse_bytes(text))
     if _runs_here(spec):
         import psutil
 
@@ -413,11 +386,6 @@ def _writes_here(spec: JobSpec) -> bool:
     """Return whether the job writes to a disk that this machine sees: its own, or a cluster's."""
     places = (choose_cluster(Cluster.AUTO), choose_cluster(spec.cluster))
     return _runs_here(spec) or all(place.scheduler.shares_files for place in places)
-
-
-def _slurm_bytes(text: str) -> int:
-    """Read a size as Slurm does: a bare number is MiB."""
-    return int(text) * _MIB if text.isdecimal() else parse_bytes(text)
 
 
 def _cpus(spec: JobSpec) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -207,14 +207,18 @@ class Estimate:
 
 def estimate(question: Question) -> Estimate:
     """Estimate everything that the question allows. Raises UsageError for contradictory facts."""
-    counted = count_steps(question)
+    counted, setup = count_steps(question), question.setup
     return Estimate(
         question=question,
         gpu_memory=gpu_need(question),
         host_memory=host_need(question),
         disk=disk_need(question),
         steps=counted,
-        rates=_rates(question),
+        rates=steps.scaled(
+            question.lr, question.base_batch, setup.effective_batch, optimizer=setup.optimizer
+        )
+        if question.lr is not None and question.base_batch is not None
+        else None,
         time=_time(question, counted),
         speedup=measured_speedup(question) or usual_speedup(question),
         loader=presets.advice(
@@ -312,15 +316,6 @@ def count_steps(question: Question) -> Steps:
     )
 
 
-def _rates(question: Question) -> Rates | None:
-    if question.lr is None or question.base_batch is None:
-        return None
-    setup = question.setup
-    return steps.scaled(
-        question.lr, question.base_batch, setup.effective_batch, optimizer=setup.optimizer
-    )
-
-
 def step_duration(question: Question) -> Duration | None:
     """Return how long an optimizer step takes; None if it can't be estimated."""
     if question.step_time_s is not None:
@@ -340,26 +335,22 @@ def _time(question: Question, counted: Steps) -> Time | None:
     step, gpu, setup = step_duration(question), _timed_gpu(question), question.setup
     if step is None:
         return None
-    estimated = gpu if question.step_time_s is None else None
-    epoch = counted.accelerate_per_epoch
+    filled, parts = 1.0, None
+    if gpu and question.step_time_s is None:
+        filled = speed.filled(setup, gpu, question.mfu)
+        parts = speed.step_cost(setup, gpu, question.links(gpu), mfu=question.mfu)
+    epoch, limit_s = counted.accelerate_per_epoch, question.limit_s
     whole = step.times(counted.total) if counted.total else None
-    segments = None
-    if whole is not None and question.limit_s is not None:
-        segments = speed.segments(whole.mid_s, question.limit_s)
     return Time(
         step=step,
         samples_s=setup.effective_batch / step.mid_s,
-        filled=speed.filled(setup, estimated, question.mfu) if estimated else 1.0,
+        filled=filled,
         mfu=speed.reached_mfu(setup, gpu, step.mid_s) if gpu else None,
-        cost=_cost(question, estimated) if estimated else None,
+        cost=parts,
         epoch=step.times(epoch) if epoch else None,
         whole=whole,
-        segments=segments,
+        segments=speed.segments(whole.mid_s, limit_s) if whole and limit_s is not None else None,
     )
-
-
-def _cost(question: Question, gpu: Gpu) -> Cost:
-    return speed.step_cost(question.setup, gpu, question.links(gpu), mfu=question.mfu)
 
 
 def _preset(question: Question) -> Preset | None:
@@ -372,51 +363,45 @@ def _preset(question: Question) -> Preset | None:
     return None if need is not None and need.verdict is Fit.NO else chosen
 
 
-def _notes(question: Question, counted: Steps) -> list[str]:
-    setup, notes = question.setup, list(parts.notes(question.setup))
-    if not counts_activations(setup):
-        what = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
-        notes.append(f"activations are not counted without {what}: the total is too low")
-    notes += _model_notes(setup)
-    if 0 < setup.model.positions < setup.seq_len:
-        notes.append(
+def _notes(question: Question, counted: Steps) -> Iterator[str]:
+    setup, positions = question.setup, question.setup.model.positions
+    yield from (*parts.notes(setup), *_model_notes(setup))
+    if 0 < positions < setup.seq_len:
+        yield (
             f"samples of {setup.seq_len:,} tokens are longer than the model's maximum of "
-            f"{setup.model.positions:,}"
+            f"{positions:,}"
         )
     if question.lr is not None and question.base_batch is None:
-        notes.append("pass --base-batch to scale --lr to this batch")
+        yield "pass --base-batch to scale --lr to this batch"
     if question.samples is None and question.epochs and question.epochs != 1:
-        notes.append("pass --samples to count the steps of --epochs")
+        yield "pass --samples to count the steps of --epochs"
     if counted.repeated:
         each = setup.micro_batch * setup.data_parallel
-        notes.append(
+        yield (
             f"{question.samples:,} samples are not divisible by {each}; "
             f"accelerate repeats {counted.repeated} in the last step of an epoch"
         )
     if not question.is_cpu and question.gpu_bytes is None:
-        notes.append(
-            "no GPU was named: pass --gpu h100-80g for a verdict and a time, or --gpu-mem 80GiB"
-        )
+        yield "no GPU was named: pass --gpu h100-80g for a verdict and a time, or --gpu-mem 80GiB"
     elif step_duration(question) is None:
-        notes.append(
-            f"no time is estimated: {unknown_speed(question)}; pass --step-time if you know it"
-        )
-    return notes
+        yield f"no time is estimated: {unknown_speed(question)}; pass --step-time if you know it"
 
 
-def _model_notes(setup: Setup) -> list[str]:
-    """Return what the numbers leave out for new families, experts and 4-bit weights."""
-    notes, family = [], setup.model.family
-    if family not in activations.FAMILIES and counts_activations(setup):
-        like = "Llama" if setup.model.gated else "GPT-2"
-        notes.append(f"the activations of '{family}' models are assumed to be those of {like}")
-    if setup.model.active_params:
-        notes.append("the time assumes a dense model's MFU; to set yours, pass --mfu")
-    if setup.lora and setup.model.experts_met:
-        notes.append("LoRA is counted without the routed experts: peft's all-linear skips them")
+def _model_notes(setup: Setup) -> Iterator[str]:
+    """Yield what the numbers leave out for new families, experts and 4-bit weights."""
+    model = setup.model
+    if not counts_activations(setup):
+        what = "the model's shape" if setup.seq_len else "the length of a sample (--seq-len)"
+        yield f"activations are not counted without {what}: the total is too low"
+    elif model.family not in activations.FAMILIES:
+        like = "Llama" if model.gated else "GPT-2"
+        yield f"the activations of '{model.family}' models are assumed to be those of {like}"
+    if model.active_params:
+        yield "the time assumes a dense model's MFU; to set yours, pass --mfu"
+    if setup.lora and model.experts_met:
+        yield "LoRA is counted without the routed experts: peft's all-linear skips them"
     if setup.load_in_4bit:
-        notes.append("the time leaves out the dequantization of 4-bit weights in each pass")
-    return notes
+        yield "the time leaves out the dequantization of 4-bit weights in each pass"
 
 
 def unknown_speed(question: Question) -> str:

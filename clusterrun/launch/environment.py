@@ -1,10 +1,16 @@
-"""Decide the environment of a job: our variables, the preset's, then the user's."""
+"""Decide the environment of a job: our variables, the preset's, then the user's.
+
+`node/agent/environment.py` sets those that depend on the node or the attempt: NCCL_DEBUG_FILE, the
+dump file of the flight recorder, *_SOCKET_IFNAME, cache directories, PET_RDZV_ID. Neither sets
+those that hide faults or are tuned for one machine: NCCL_IB_DISABLE, NCCL_P2P_DISABLE,
+NCCL_SHM_DISABLE, NCCL_ALGO, TORCH_NCCL_BLOCKING_WAIT, TORCH_NCCL_ASYNC_ERROR_HANDLING.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from clusterrun.config.choices import Device, Network, Strategy
 from clusterrun.errors import UsageError
@@ -15,54 +21,8 @@ if TYPE_CHECKING:
     from clusterrun.config.spec import JobSpec
     from clusterrun.launch.world_shape import World
 
-
-class JobEnvironment(NamedTuple):
-    """The exported variables, and the process-group timeout in seconds (0: torch's default)."""
-
-    variables: tuple[EnvVar, ...]
-    timeout_s: int
-    notes: tuple[str, ...]
-
-
-def decide_environment(
-    spec: JobSpec, facts: Facts, *, world: World, strategy: Strategy, threads: int
-) -> JobEnvironment:
-    """Choose the variables that do not depend on the node. Raises UsageError for invalid ones."""
-    check_variables(spec)
-    timeout_s = spec.timeout_s or 0
-    torch = version_of(facts, "torch")
-    network_env, network_notes = respell(spec.network_env, torch)
-    env, env_notes = respell(spec.env, torch)
-    base = base_environment(
-        world=world,
-        strategy=strategy,
-        network=spec.network,
-        torch=torch,
-        threads=threads,
-        timeout_s=timeout_s,
-    )
-    base += _planned(spec)
-    return JobEnvironment(
-        variables=overlay(overlay(base, network_env, "yours (network.env)"), env, "yours (env)"),
-        timeout_s=timeout_s,
-        notes=(*network_notes, *env_notes),
-    )
-
-
-def _planned(spec: JobSpec) -> tuple[EnvVar, ...]:
-    """Return the planned batch as variables; accelerate reads the accumulation."""
-    if not spec.planned:
-        return ()
-    accumulation = str(spec.accumulation or 1)
-    values = {
-        "CLUSTERRUN_MICRO_BATCH": str(spec.micro_batch or 1),
-        "CLUSTERRUN_ACCUMULATION": accumulation,
-        "CLUSTERRUN_GRAD_CKPT": "1" if spec.grad_ckpt else "0",
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": accumulation,
-    }
-    why = "planned: clusterrun.runtime.planned()"
-    return tuple(EnvVar(name=name, value=value, why=why) for name, value in values.items())
-
+Variable = tuple[str, str, str]
+"""A name, a value, and the reason for it."""
 
 # New and old name; torch reads the new one from this version on (ProcessGroupNCCL.hpp,
 # FlightRecorder.hpp). The old name still works then, with a warning.
@@ -76,23 +36,52 @@ _RENAMED: tuple[tuple[str, str, tuple[int, int]], ...] = (
     ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", (2, 2)),
 )
 
-_PRESETS = {
-    Network.ETHERNET: EnvVar(
-        name="NCCL_NET",
-        value="Socket",
-        why="network.preset ethernet: plain sockets, even if a node has an idle InfiniBand card",
+_PRESETS: dict[Network, Variable] = {
+    Network.ETHERNET: (
+        *("NCCL_NET", "Socket"),
+        "network.preset ethernet: plain sockets, even if a node has an idle InfiniBand card",
     ),
-    Network.INFINIBAND: EnvVar(
-        name="NCCL_NET",
-        value="IB",
-        why="network.preset infiniband: fail if a node has none, rather than fall back to TCP",
+    Network.INFINIBAND: (
+        *("NCCL_NET", "IB"),
+        "network.preset infiniband: fail if a node has none, rather than fall back to TCP",
     ),
-    Network.EFA: EnvVar(
-        name="FI_EFA_USE_HUGE_PAGE",
-        value="0",
-        why="network.preset efa: data loaders fork, and a fork cannot copy EFA's huge pages",
+    Network.EFA: (
+        *("FI_EFA_USE_HUGE_PAGE", "0"),
+        "network.preset efa: data loaders fork, and a fork cannot copy EFA's huge pages",
     ),
 }
+
+
+def decide_environment(
+    spec: JobSpec, facts: Facts, world: World, strategy: Strategy, threads: int
+) -> tuple[tuple[EnvVar, ...], list[str]]:
+    """Choose the variables that do not depend on the node; return them, and notes.
+
+    Each name appears once; the user's come last. `threads` is 0 if unknown. Raises UsageError for
+    invalid ones.
+    """
+    check_variables(spec)
+    torch = version_of(facts, "torch")
+    ours = (
+        *_for_all(threads),
+        *(_for_gpus(spec.network, torch) if world.device is Device.CUDA else ()),
+        *(_for_cpus(strategy) if world.device is Device.CPU else ()),
+        *_for_deepspeed(strategy, spec.timeout_s or 0),
+        *(_planned(spec) if spec.planned else ()),
+    )
+    found = {name: (value, why) for name, value, why in ours}
+    notes = []
+    for variables, why in ((spec.network_env, "yours (network.env)"), (spec.env, "yours (env)")):
+        for name, value in variables.items():
+            names = (name,) if torch is None else spellings(name, torch)
+            if names != (name,):
+                read = "the name that the installed torch reads"
+                notes.append(f"{name} is exported as {names[0]}, {read}")
+            for each in names:
+                found.pop(each, None)
+                found[each] = (value, why)
+    variables_ = (EnvVar(name=name, value=value, why=why) for name, (value, why) in found.items())
+    return tuple(variables_), notes
 
 
 def spellings(name: str, torch: tuple[int, int] | None) -> tuple[str, ...]:
@@ -113,94 +102,47 @@ def spellings(name: str, torch: tuple[int, int] | None) -> tuple[str, ...]:
     return (name,)
 
 
-def base_environment(
-    *,
-    world: World,
-    strategy: Strategy,
-    network: Network,
-    torch: tuple[int, int] | None,
-    threads: int,
-    timeout_s: int,
-) -> tuple[EnvVar, ...]:
-    """Return the variables that the run needs; the user's are applied later.
-
-    `threads` and `timeout_s` are 0 if unknown or not requested.
-    """
-    return (
-        EnvVar(name="PYTHONFAULTHANDLER", value="1", why="stacks at SIGSEGV, SIGABRT and SIGBUS"),
-        *_threads(threads),
-        *(_for_gpus(network, torch) if world.device is Device.CUDA else ()),
-        *(_for_cpus(strategy) if world.device is Device.CPU else ()),
-        *_deepspeed_timeout(strategy, timeout_s),
-    )
+def _for_all(threads: int) -> Iterator[Variable]:
+    yield "PYTHONFAULTHANDLER", "1", "stacks at SIGSEGV, SIGABRT and SIGBUS"
+    if threads:
+        why = "the node's CPUs divided by its ranks; launchers default to 1"
+        yield "OMP_NUM_THREADS", str(threads), why
 
 
-def _threads(threads: int) -> tuple[EnvVar, ...]:
-    why = "the node's CPUs divided by its ranks; launchers default to 1"
-    return (EnvVar(name="OMP_NUM_THREADS", value=str(threads), why=why),) if threads else ()
-
-
-def _for_gpus(network: Network, torch: tuple[int, int] | None) -> tuple[EnvVar, ...]:
+def _for_gpus(network: Network, torch: tuple[int, int] | None) -> Iterator[Variable]:
+    errors = "prints only errors, including the cause of an 'unhandled system error'"
+    yield "NCCL_DEBUG", "WARN", errors
     recorder = "flight recorder: the last collectives of each rank, dumped when one times out"
-    return (
-        EnvVar(
-            name="NCCL_DEBUG",
-            value="WARN",
-            why="prints only errors, including the cause of an 'unhandled system error'",
-        ),
-        *(
-            EnvVar(name=name, value="2000", why=recorder)
-            for name in spellings("TORCH_FR_BUFFER_SIZE", torch)
-        ),
-        EnvVar(name="TORCH_NCCL_DUMP_ON_TIMEOUT", value="1", why=recorder),
-        *((_PRESETS[network],) if network in _PRESETS else ()),
-    )
+    for name in spellings("TORCH_FR_BUFFER_SIZE", torch):
+        yield name, "2000", recorder
+    yield "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", recorder
+    if network in _PRESETS:
+        yield _PRESETS[network]
 
 
-def _for_cpus(strategy: Strategy) -> tuple[EnvVar, ...]:
-    hidden = EnvVar(
-        name="CUDA_VISIBLE_DEVICES", value="", why="on the CPU, even if a node has GPUs"
-    )
-    if not strategy.is_deepspeed:
+def _for_cpus(strategy: Strategy) -> Iterator[Variable]:
+    yield "CUDA_VISIBLE_DEVICES", "", "on the CPU, even if a node has GPUs"
+    if strategy.is_deepspeed:  # ACCELERATE_USE_CPU would silently make it DDP.
+        yield "ACCELERATE_TORCH_DEVICE", "cpu", "accelerate's device for ZeRO"
+        yield "DS_ACCELERATOR", "cpu", "DeepSpeed's device"
+    else:
         why = "otherwise accelerate starts one world for each process"
-        return (hidden, EnvVar(name="ACCELERATE_USE_CPU", value="true", why=why))
-    return (
-        hidden,
-        # ACCELERATE_USE_CPU would silently make it DDP.
-        EnvVar(name="ACCELERATE_TORCH_DEVICE", value="cpu", why="accelerate's device for ZeRO"),
-        EnvVar(name="DS_ACCELERATOR", value="cpu", why="DeepSpeed's device"),
-    )
+        yield "ACCELERATE_USE_CPU", "true", why
 
 
-def _deepspeed_timeout(strategy: Strategy, timeout_s: int) -> tuple[EnvVar, ...]:
-    if not (strategy.is_deepspeed and timeout_s):
-        return ()
-    minutes = -(-timeout_s // 60)  # DeepSpeed reads whole minutes
-    return (EnvVar(name="DEEPSPEED_TIMEOUT", value=str(minutes), why="--timeout, in minutes"),)
+def _for_deepspeed(strategy: Strategy, timeout_s: int) -> Iterator[Variable]:
+    if strategy.is_deepspeed and timeout_s:
+        minutes = -(-timeout_s // 60)  # DeepSpeed reads whole minutes
+        yield "DEEPSPEED_TIMEOUT", str(minutes), "--timeout, in minutes"
 
 
-def respell(
-    variables: Mapping[str, str], torch: tuple[int, int] | None
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the user's variables as the installed torch names them, and notes."""
-    spelled: dict[str, str] = {}
-    notes = []
-    for name, value in variables.items():
-        names = (name,) if torch is None else spellings(name, torch)
-        if names != (name,):
-            notes.append(
-                f"{name} is exported as {names[0]}, the name that the installed torch reads"
-            )
-        spelled |= dict.fromkeys(names, value)
-    return spelled, tuple(notes)
-
-
-def overlay(base: tuple[EnvVar, ...], variables: Mapping[str, str], why: str) -> tuple[EnvVar, ...]:
-    """Replace variables of `base` with the user's; each name appears once."""
-    kept = tuple(variable for variable in base if variable.name not in variables)
-    return kept + tuple(
-        EnvVar(name=name, value=value, why=why) for name, value in variables.items()
-    )
+def _planned(spec: JobSpec) -> Iterator[Variable]:
+    """Yield the planned batch; accelerate reads the accumulation."""
+    accumulation, why = str(spec.accumulation or 1), "planned: clusterrun.runtime.planned()"
+    yield "CLUSTERRUN_MICRO_BATCH", str(spec.micro_batch or 1), why
+    yield "CLUSTERRUN_ACCUMULATION", accumulation, why
+    yield "CLUSTERRUN_GRAD_CKPT", "1" if spec.grad_ckpt else "0", why
+    yield "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", accumulation, why
 
 
 # The node decides a rank's identity, its rendezvous and its GPU.

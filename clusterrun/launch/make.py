@@ -54,7 +54,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     sizes = _check_engine(spec, facts, own, strategy, world)
     cpus = cpus_per_task(spec, world)
     threads = _threads(spec, facts, world, cpus)
-    environment = decide_environment(spec, facts, world=world, strategy=strategy, threads=threads)
+    env, env_notes = decide_environment(spec, facts, world, strategy, threads)
     return Plan(
         name=job_name(spec),
         cluster=facts.cluster,
@@ -74,7 +74,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         directives=_directives(spec, world, cpus),
         sbatch_args=spec.sbatch_args,
         srun_args=_srun_args(spec, world, cpus),
-        env=environment.variables,
+        env=env,
         pass_env=tuple(dict.fromkeys(spec.pass_env)),
         network=spec.network,
         network_interface=_interface(spec),
@@ -82,7 +82,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         accelerate=_template_values(world, strategy, sizes, precision, own),
         deepspeed=own.deepspeed_text,
         threads_per_process=threads,
-        timeout_s=environment.timeout_s,
+        timeout_s=spec.timeout_s or 0,
         rendezvous_timeout_s=spec.rendezvous_timeout_s,
         main_process_port=spec.main_process_port or 0,
         port_range=port_range(spec.port_range),
@@ -100,7 +100,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         accelerate_text=own.accelerate_text,
         health_command=spec.health_command or "",
         **_place_settings(spec, facts, world),
-        notes=(*host_notes, *_notes(asked, own, facts, world, cpus, sizes), *environment.notes),
+        notes=(*host_notes, *_notes(asked, own, facts, world, cpus, sizes), *env_notes),
     )
 
 
