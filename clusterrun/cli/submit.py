@@ -7,6 +7,7 @@ import sys
 import click
 
 from clusterrun.cli.shared import output, submission
+from clusterrun.cli.shared.findings import show
 from clusterrun.cli.shared.options import (
     JobOptions,
     SubmitCommand,
@@ -22,7 +23,15 @@ from clusterrun.cli.shared.options import (
 from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.config import Given
 from clusterrun.config.spec import Device
-from clusterrun.errors import SchedulerUnreachableError, UsageError, describe
+from clusterrun.errors import (
+    ClusterrunError,
+    Exit,
+    SchedulerUnreachableError,
+    UsageError,
+    describe,
+)
+from clusterrun.shared.finding import Finding, Severity, fail, note, ok, skip
+from clusterrun.shared.wording import count
 from clusterrun.verbs.render import Prepared, check, prepare
 from clusterrun.verbs.submit import submit_prepared
 
@@ -33,7 +42,7 @@ from clusterrun.verbs.submit import submit_prepared
 @wait_option
 @submission_option("--plan", "plans", is_flag=True, help="train with the setup that plan chooses")
 @submission_option(
-    "--dry-run", is_flag=True, help="print and check the batch script without submitting it"
+    "--dry-run", is_flag=True, help="check script, machine, memory and queue, and submit nothing"
 )
 @submission_option(
     "--chain",
@@ -76,14 +85,7 @@ def command(
     prepared.refuse_problem()
     warnings = submission.print_notes(prepared)
     if dry_run:
-        try:
-            answer = check(prepared)
-        except SchedulerUnreachableError as error:
-            output.warn(f"Slurm has not checked the script: {describe(error)}")
-            answer = "bash finds no errors"
-        submission.print_check(answer)
-        submission.print_files(prepared, as_json=as_json)
-        return
+        ctx.exit(_dry_run(prepared, warnings, as_json=as_json))
     submission.confirm_size(prepared.plan, yes=yes)
     submission.print_plan(prepared.plan)
     argv = ("clusterrun", *sys.argv[1:])
@@ -122,6 +124,73 @@ def _prepare_planned(job: JobOptions) -> Prepared:
             hint="drop --plan",
         )
     return prepared
+
+
+def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool) -> Exit:
+    """Print what each look before the queue found, a line each, and return the exit status."""
+    found: list[Finding] = []
+    for look in (_world, _pitfalls, _machine, _estimate, _queue):
+        found.append(look(prepared))
+        if not as_json:
+            show(found[-1])
+    if as_json:
+        findings = [each.to_data() for each in found]
+        data = {"schema": "clusterrun.dry-run/1", "findings": findings, "warnings": warnings}
+        output.answer_json(data)
+    if any(each.severity is Severity.FAIL for each in found):
+        return Exit.NO
+    return Exit.UNREACHABLE if found[-1].severity is Severity.SKIP else Exit.OK
+
+
+def _world(prepared: Prepared) -> Finding:
+    world, launcher = submission.plan_in_words(prepared.plan)
+    return ok("job", f"{world}; {launcher}")
+
+
+def _pitfalls(prepared: Prepared) -> Finding:
+    ids = dict.fromkeys(each.id for each in prepared.pitfalls)
+    if not ids:
+        return ok("check", "no pitfall found")
+    return note("check", ", ".join(ids), f"clusterrun explain {next(iter(ids))}")
+
+
+def _machine(prepared: Prepared) -> Finding:
+    from clusterrun.verbs import doctor  # slow to import
+
+    subject = doctor.Subject(resolved=prepared.resolved, prepared=prepared)
+    found = doctor.examine(subject, doctor.chosen((), doctor.ALONE))
+    worst = [each for each in found if each.severity is Severity.FAIL]
+    if worst:
+        text = "; ".join(f"{each.id}: {each.summary}" for each in worst)
+        return fail("doctor", text, "; ".join(filter(None, (each.fix for each in worst))))
+    noted = [each.id for each in found if each.severity is Severity.NOTE]
+    if noted:
+        return note("doctor", ", ".join(noted), "clusterrun doctor, with the same options")
+    looked = sum(each.severity is Severity.OK for each in found)
+    return ok("doctor", f"{count(looked, 'check')} of this machine and Slurm, nothing wrong")
+
+
+def _estimate(prepared: Prepared) -> Finding:
+    if not prepared.resolved.spec.names_model:
+        return ok("plan", "no estimate: nothing names the model (--set training.model=NAME)")
+    from clusterrun.advice.question import estimated  # slow to import
+
+    host_bytes, reasons = estimated(prepared.resolved)
+    if not host_bytes:
+        return note("plan", "; ".join(reasons), "clusterrun plan, with the same options")
+    if reasons:
+        return fail("plan", "; ".join(reasons), "clusterrun plan --recommend")
+    return ok("plan", "memory, disk and time suffice, as far as is known")
+
+
+def _queue(prepared: Prepared) -> Finding:
+    try:
+        answer = check(prepared)
+    except SchedulerUnreachableError as error:
+        return skip("sbatch", f"Slurm has not checked the script: {describe(error)}")
+    except ClusterrunError as error:
+        return fail("sbatch", describe(error), "; ".join(error.hints))
+    return ok("sbatch", answer or "bash finds no errors; this job does not run on Slurm")
 
 
 def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_run: bool) -> None:

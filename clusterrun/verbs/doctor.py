@@ -43,7 +43,7 @@ DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
 _OFFLOADS: Final = re.compile(r'"offload_optimizer": *\{[^}]{0,400}"device": *"(?:cpu|nvme)"')
 SITE_S: Final = 3.5
-_ALONE: Final = ("slurm.submit", "net.name", "node.site", "cuda.nccl")  # each may be slow
+ALONE: Final = ("slurm.submit", "net.name", "node.site", "cuda.nccl")  # each may be slow
 _OF_THIS_MACHINE: Final = ("cuda.driver", "cuda.nccl", "gpu.", "node.", "net.")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
 _EXPECTED: Final = re.compile(r"Job \d+ to start at (\S+) using .{0,200} nodes (\S+)")
@@ -406,7 +406,7 @@ def examine(job: Subject, probes: Iterable[Probe]) -> list[Finding]:
     """Run checks of a job."""
     looks: dict[str, Look] = {probe.id: partial(probe.look, job) for probe in probes}
     late = {"path.runs": paths.slow(job.runs)} if job.prepared else {}
-    found = side_by_side(looks, DEADLINE_S, alone=_ALONE, late=late)
+    found = side_by_side(looks, DEADLINE_S, alone=ALONE, late=late)
     return [_for_job(each, job) for each in found]
 
 

@@ -341,14 +341,6 @@ def test_a_job_of_another_tool_is_named_as_such(here: CommandLine) -> None:
     )
 
 
-def test_a_script_is_shown_where_slurm_cannot_check_it(here: CommandLine) -> None:
-    here.slurm("echo 'sbatch: error: cannot stat file /etc/slurm.conf' >&2; exit 1")
-    said = here("submit", "--dry-run", "train.py")
-    assert (said.code, said.out.splitlines()[0]) == (0, "#!/bin/bash")
-    assert "warning: Slurm has not checked the script: sbatch failed: sbatch: error" in said.err
-    assert here("render", "train.py").out == said.out
-
-
 def test_several_jobs_are_not_cancelled_without_a_yes(here: CommandLine) -> None:
     here.slurm()
     here.program("squeue", "printf '%s|RUNNING|n1|1:00|UNLIMITED|N/A|N/A|None\\n' 4711 4712")

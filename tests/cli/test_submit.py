@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from clusterrun.rundir.outcome import Cause
+from clusterrun.shared.finding import ok
 from clusterrun.shared.state import JobState
-from clusterrun.verbs import render
+from clusterrun.verbs import doctor, render
 from clusterrun.verbs import status as status_verb
-from tests.cli.conftest import CommandLine
+from tests.cli.conftest import CommandLine, Said
 from tests.cli.outcomes import outcome
 from tests.patience import patience, wait_for
 
@@ -169,27 +170,50 @@ def test_without_sbatch_the_job_is_for_this_machine_and_that_is_told(here: Comma
     )
 
 
-def test_dry_run_prints_the_script_after_slurm_has_looked_and_leaves_nothing(
-    here: CommandLine,
+def looks(said: Said) -> dict[str, str]:
+    """Return the lines of a dry run without their hints: the word by the look."""
+    rows = [line.split() for line in said.out.splitlines() if not line.startswith("      ")]
+    return {row[1]: row[0] for row in rows}
+
+
+def test_a_dry_run_looks_before_the_queue_in_five_lines_and_leaves_nothing(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda *_: [ok("node.shm", "large")])
     words = "sbatch: Job 53 to start at 2026-11-21T10:00:00 using 8 processors on nodes n[1-2]"
     here.slurm(f'cat > {here.bin}/script; echo "{words} in partition gpu" >&2')
     said = here("submit", "--dry-run", "train.py")
-    assert said.code == 0
-    assert said.out == here("render", "train.py").out == (here.bin / "script").read_text()
-    assert said.err.endswith(
-        "Job 53 to start at 2026-11-21T10:00:00 using 8 processors on nodes n[1-2]"
-        " in partition gpu\n"
-    )
+    assert (said.code, len(said.out.splitlines())) == (0, 5), said.out
+    assert looks(said) == dict.fromkeys(("job", "check", "doctor", "plan", "sbatch"), "ok")
+    assert "Job 53 to start at 2026-11-21T10:00:00 using 8" in said.out
+    assert here("render", "train.py").out == (here.bin / "script").read_text()
     assert here.asked("sbatch") == ["--test-only"]
     assert here.files() == ["train.py"]
+    answer = json.loads(here("submit", "--dry-run", "--json", "train.py").out)
+    assert [found["id"] for found in answer["findings"]] == [*looks(said)]
 
 
-def test_a_dry_run_ends_with_3_where_the_job_can_never_run(here: CommandLine) -> None:
+def test_a_dry_run_ends_with_3_if_a_look_says_no_and_5_if_slurm_did_not_answer(
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.slurm("echo Job 53 to start >&2")
+    blind = here("submit", "--dry-run", "train.py")  # nodes can't see where the test runs
+    assert (blind.code, looks(blind)["doctor"]) == (3, "FAIL")
+    assert "path.runs: " in blind.out
+    monkeypatch.setattr(doctor, "examine", lambda *_: [ok("node.shm", "large")])
     here.slurm('echo "allocation failure: Invalid qos specification" >&2; exit 1')
     refused = here("submit", "--dry-run", "train.py")
-    assert (refused.code, refused.out) == (3, "")
-    assert ": allocation failure: Invalid qos specification\n" in refused.err
+    assert (refused.code, looks(refused)["sbatch"]) == (3, "FAIL")
+    assert "allocation failure: Invalid qos specification" in refused.out
+    here.program("sbatch", "echo Job 53 to start >&2")
+    (here.path / "train.py").write_text("import os\nos.environ['MASTER_PORT'] = '29500'\n")
+    model = "--set training.model=llama-3.1-8b --set training.seq_len=4096 --set training.gpu=t4"
+    two = ("--gpus-per-node", "2", "--device", "cuda", *model.split())
+    unfit = here("submit", "--dry-run", *two, "train.py")
+    assert (unfit.code, looks(unfit)["plan"], looks(unfit)["check"]) == (3, "FAIL", "note")
+    here.program("sbatch", "echo 'sbatch: error: cannot stat file /etc/slurm.conf' >&2; exit 1")
+    silent = here("submit", "--dry-run", "train.py")
+    assert (silent.code, looks(silent)["sbatch"]) == (5, "skip")
     assert here.files() == ["train.py"]
 
 

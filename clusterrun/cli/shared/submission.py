@@ -112,22 +112,26 @@ def print_changes(changes: Sequence[Change]) -> None:
         output.detail("" if index else "changes", f"{change.key}: {old} -> {new}")
 
 
-def print_plan(plan: Plan) -> None:
-    """Print what will run before it is sent."""
-    nodes = count(plan.nodes, "node")
-    ranks = count(plan.world_size, "rank")
+def plan_in_words(plan: Plan) -> tuple[str, str]:
+    """Say how many ranks run where, and how they start."""
+    nodes, ranks = count(plan.nodes, "node"), count(plan.world_size, "rank")
     scheduler = plan.cluster.scheduler
     where = f"simulated on {scheduler.title}" if scheduler.is_this_machine else scheduler.title
-    output.detail("world", f"{ranks} = {nodes} x {plan.procs_per_node}, {where}")
+    precision = _PRECISIONS.get(plan.precision.value, plan.precision.value)
+    how = f"{plan.launcher.value}, strategy {plan.strategy.value}, {plan.device.value}"
+    world = f"{ranks} = {nodes} x {plan.procs_per_node}, {where}"
+    return world, f"{how}, precision {precision}"
+
+
+def print_plan(plan: Plan) -> None:
+    """Print what will run before it is sent."""
+    world, launcher = plan_in_words(plan)
+    output.detail("world", world)
     sizes = dataclasses.asdict(plan.parallel)
     if plan.parallel.model > 1 or (plan.strategy.is_fsdp and plan.parallel.replicate > 1):
         named = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
         output.detail("parallel", f"{named}; {count(plan.data_parallel, 'data-parallel rank')}")
-    output.detail(
-        "launcher",
-        f"{plan.launcher.value}, strategy {plan.strategy.value}, {plan.device.value}, "
-        f"precision {_PRECISIONS.get(plan.precision.value, plan.precision.value)}",
-    )
+    output.detail("launcher", launcher)
 
 
 def confirm_size(plan: Plan, *, yes: bool) -> None:
