@@ -81,6 +81,17 @@ class InterruptedNode:
         while self.interruption._tasks:
             await asyncio.wait(self.interruption._tasks)
 
+    async def warned(self, reason: Reason | None = None) -> None:
+        """Have a request written, if there is a reason, and the ranks warned."""
+        if reason:
+            write_request(self.file, reason)
+        self.interruption.warned()
+        await self.settle()
+
+    async def looked(self) -> None:
+        await self.interruption.look()
+        await self.settle()
+
     def decisions(self) -> tuple[int, bool]:
         """Count the requests that were decided, and say whether the ranks are to leave."""
         decision = self.control.save_point
@@ -115,9 +126,7 @@ def test_ranks_are_told_to_leave_and_the_attempt_says_why(
 ) -> None:
     async def deed(scene: InterruptedNode) -> Ending:
         scene.step()
-        write_request(scene.file, Reason(word))
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned(Reason(word))
         assert scene.decisions() == (1, True)
         assert scene.events == [f"interrupted {word} True"]
         assert scene.said == [f"{reason}: the ranks are asked to save and exit"]
@@ -140,8 +149,7 @@ def test_a_warning_without_a_request_is_that_of_the_time_limit_if_that_is_near(
 
     async def deed(scene: InterruptedNode) -> None:
         scene.step()
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned()
         assert scene.events == [f"interrupted {reason} True"]
         text = Reason(reason).text
         assert scene.said == [f"{text}: the ranks are asked to save and exit"]
@@ -157,8 +165,7 @@ def test_a_request_that_is_no_word_of_ours_is_one_for_the_time_limit(
 ) -> None:
     async def deed(scene: InterruptedNode) -> Reason | None:
         scene.file.write_text(text, encoding="latin-1")
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned()
         return scene.interruption.reason
 
     assert play(tmp_path, deed) is Reason.TIME_LIMIT
@@ -175,8 +182,7 @@ def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
         scene.step()
         write_request(scene.file, Reason.CANCEL)
         scene.interruption.warned()
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned()
         scene.interruption.warned()
         scene.interruption.ending()
         await scene.settle()
@@ -189,8 +195,7 @@ def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
 def test_a_request_that_came_before_the_agent_is_found(tmp_path: Path) -> None:
     async def deed(scene: InterruptedNode) -> Reason | None:
         write_request(scene.file, Reason.CANCEL)
-        await scene.interruption.look()
-        await scene.settle()
+        await scene.looked()
         return scene.interruption.reason
 
     assert play(tmp_path, deed) is Reason.CANCEL
@@ -198,8 +203,7 @@ def test_a_request_that_came_before_the_agent_is_found(tmp_path: Path) -> None:
 
 def test_without_a_request_a_look_does_nothing(tmp_path: Path) -> None:
     async def deed(scene: InterruptedNode) -> None:
-        await scene.interruption.look()
-        await scene.settle()
+        await scene.looked()
         assert (scene.interruption.reason, scene.decisions()) == (None, (0, False))
 
     play(tmp_path, deed)
@@ -248,9 +252,7 @@ def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path, after_s
 def test_a_training_that_ends_before_it_hears_is_complete(tmp_path: Path) -> None:
     async def deed(scene: InterruptedNode) -> Ending:
         scene.step()
-        write_request(scene.file, Reason.CANCEL)
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned(Reason.CANCEL)
         scene.link.report_done()
         return await scene.ending()
 
@@ -264,9 +266,7 @@ def test_ranks_that_saved_and_go_on_are_ended(
 
     async def deed(scene: InterruptedNode) -> Ending:
         scene.step()
-        write_request(scene.file, Reason.TIME_LIMIT)
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned(Reason.TIME_LIMIT)
         scene.has_saved = True
         scene.interruption.saved()
         return await scene.ending()
@@ -293,9 +293,7 @@ def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint(
 
 def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
     async def deed(scene: InterruptedNode) -> None:
-        write_request(scene.file, Reason.CANCEL)
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned(Reason.CANCEL)
         assert "no rank has called runtime.should_checkpoint() yet" in scene.said[-1]
         assert scene.events == ["interrupted cancel False"]
         scene.step()
@@ -312,9 +310,7 @@ def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     async def deed(scene: InterruptedNode) -> None:
         scene.step()
         scene.link.questions._members = lambda: {1}
-        write_request(scene.file, Reason.CANCEL)
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned(Reason.CANCEL)
         told = "not all nodes answered: the ranks could not be asked to save"
         assert scene.said[1:] == [told] * TRIES
         assert scene.decisions() == (TRIES, False)
@@ -327,12 +323,9 @@ def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_end_beats_what_interrupts(tmp_path: Path, word: str) -> None:
     async def deed(scene: InterruptedNode) -> None:
         scene.step()
-        write_request(scene.file, Reason(word))
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned(Reason(word))
         write_request(scene.file, Reason.END)
-        await scene.interruption.look()
-        await scene.settle()
+        await scene.looked()
         scene.interruption.ending()
         await scene.settle()
         assert (scene.cancels, scene.link.decision.is_held()) == (1, False)
@@ -344,9 +337,7 @@ def test_a_training_that_leaves_at_its_last_step_is_complete(tmp_path: Path) -> 
     async def deed(scene: InterruptedNode) -> Ending:
         scene.step()
         scene.is_through = True
-        write_request(scene.file, Reason.TIME_LIMIT)
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned(Reason.TIME_LIMIT)
         scene.leave()
         return await scene.ending()
 
@@ -355,8 +346,7 @@ def test_a_training_that_leaves_at_its_last_step_is_complete(tmp_path: Path) -> 
 
 def test_an_end_after_the_warning_is_that_of_the_time_limit(tmp_path: Path) -> None:
     async def deed(scene: InterruptedNode) -> Ending:
-        scene.interruption.warned()
-        await scene.settle()
+        await scene.warned()
         write_request(scene.file, Reason.END)
         await scene.interruption.look()
         return await scene.ending()
