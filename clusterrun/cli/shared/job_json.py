@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterrun.backends.attempts import AttemptSummary
+from clusterrun.backends.slurm.reasons import PendingReason
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared.job_text import nodelist, timestamp
 from clusterrun.cli.shared.progress_text import eta_s, output_age_s, usage_object
@@ -80,14 +81,9 @@ def end_object(job: JobStatus) -> dict[str, Any]:
 
 
 def _reason(job: JobStatus) -> dict[str, Any] | None:
-    if job.pending is not None:
-        pending = job.pending
-        said = {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
-        return {**said, **outlook_object(job)}
-    if job.reason:
-        said = {"code": job.reason, "text": job.reason, "can_start": None}
-        return {**said, **outlook_object(job)}
-    return None
+    pending = job.pending or PendingReason(code=job.reason, text=job.reason, can_start=None)
+    said = {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
+    return {**said, **outlook_object(job)} if pending.code else None
 
 
 def _failure(failure: Outcome | None) -> dict[str, Any] | None:
@@ -109,23 +105,16 @@ def attempt_object(attempt: AttemptSummary) -> dict[str, Any]:
     """Describe an attempt for JSON; null is unknown."""
     outcome = attempt.outcome
     timed = outcome if outcome and outcome.started_at else None
+    told = ("job_id", "code", "cause", "reason", "step", "checkpoint", "next", "why", "rule")
     return {
         "attempt": attempt.number,
-        "job_id": outcome.job_id if outcome else None,
-        "nodes": list(attempt.nodes),
+        **{name: getattr(outcome, name, None) for name in told},
+        "nodes": attempt.nodes,
         "start": timestamp(timed.started_at) if timed else None,
         "end": timestamp(timed.ended_at) if timed else None,
         "elapsed_s": round(timed.ended_at - timed.started_at, 3) if timed else None,
-        "code": outcome.code if outcome else None,
-        "cause": outcome.cause.value if outcome else None,
-        "reason": outcome.reason if outcome else None,
-        "step": outcome.step if outcome else None,
-        "checkpoint": outcome.checkpoint if outcome else None,
         "lost_steps": attempt.lost_steps,
         "lost_s": None if attempt.lost_s is None else round(attempt.lost_s, 3),
-        "next": outcome.next.value if outcome else None,
-        "why": outcome.why if outcome else None,
-        "rule": outcome.rule.value if outcome and outcome.rule else None,
-        "exclude": list(outcome.exclude) if outcome else [],
+        "exclude": outcome.exclude if outcome else (),
         "startup": startup_object(attempt.startup),
     }
