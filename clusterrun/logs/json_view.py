@@ -10,9 +10,8 @@ from typing import Any
 from clusterrun.logformat.lines import MAX_SPEAKERS, Gap, LogLine, Stream
 from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.dedup import Copies, Dedup
-from clusterrun.logs.joining import Joiner
 from clusterrun.logs.text import utc_time
-from clusterrun.logs.view import View
+from clusterrun.logs.view import Joiner, View
 from clusterrun.shared.hostlist import fold_hosts, fold_ranks
 
 _LEVELS = {"!": '"error"', " ": "null"}  # the mark is part of the text, so that copies share it

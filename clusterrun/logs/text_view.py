@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from clusterrun.logformat.lines import MAX_SPEAKERS, Gap, LogLine, Stream
 from clusterrun.logs.dedup import Copies, Dedup, Tracebacks
-from clusterrun.logs.joining import Joiner
 from clusterrun.logs.text import clock_time, readable, strip_controls
-from clusterrun.logs.view import View, gap_sentence, printable, source_name
+from clusterrun.logs.view import Joiner, View, gap_sentence, printable, source_name
 from clusterrun.shared.wording import count
 
 _SPREAD_US = 100_000  # between the first and last copy; less is not shown

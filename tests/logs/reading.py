@@ -8,7 +8,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from clusterrun.logformat.lines import LogLine, Stream
-from clusterrun.logs import merge, seek
+from clusterrun.logs import merge
+from clusterrun.logs import sources as sources_module
 from clusterrun.logs import tail as newest_module
 from clusterrun.logs.files import FileKind, LogFile
 from clusterrun.logs.sources import Part, Source
@@ -71,7 +72,7 @@ def blocks_of(size: int, held_bytes: int = 1 << 26) -> Iterator[None]:
             (newest_module, "_FIRST_BYTES", size),
             (newest_module, "_BLOCK_BYTES", 2 * size),
             (newest_module, "_MAX_BLOCK_BYTES", 4 * size),
-            (seek, "_LOOK_BYTES", size),
+            (sources_module, "_LOOK_BYTES", size),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

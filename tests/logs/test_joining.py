@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.joining import QUIET_PAUSES, WHOLE_BYTES, Joiner
-from clusterrun.logs.view import RawView
+from clusterrun.logs.view import QUIET_PAUSES, WHOLE_BYTES, Joiner, RawView
 from tests.logs.corpus import T0, line
 
 

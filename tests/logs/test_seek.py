@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import STAMPED
 from clusterrun.logs.files import FileKind, OpenFiles
-from clusterrun.logs.seek import has_left_out, seek_time
+from clusterrun.logs.sources import has_left_out, seek_time
 from tests.logs.corpus import T0, raw
 from tests.logs.reading import blocks_of, write
 from tests.logs.strategies import contents

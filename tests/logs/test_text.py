@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logs import text as texts
-from clusterrun.logs.joining import BAR_PAUSES, QUIET_PAUSES, SHOWN_BYTES
 from clusterrun.logs.text import clock_time, last_state, readable, strip_controls, utc_time
 from clusterrun.logs.text_view import Style, TextView, node_colour
+from clusterrun.logs.view import BAR_PAUSES, QUIET_PAUSES, SHOWN_BYTES
 from tests.logs.corpus import T0, line
 
 

@@ -11,8 +11,7 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import failure_lines
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logs.files import FileKind, LogFile, file_size
-from clusterrun.logs.seek import has_left_out
-from clusterrun.logs.sources import sources_of
+from clusterrun.logs.sources import has_left_out, sources_of
 from clusterrun.logs.tail import Cut, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
