@@ -163,7 +163,7 @@ def _plain_host(setup: Setup) -> Term:
         source = "each process loads it"
     if not setup.offloads_params:
         return term("model while loading", size, formula, source)
-    each = 8 + setup.optimizer.state_bytes
+    each = _each(setup)
     frozen = setup.number_bytes * setup.model.params if setup.lora else 0
     states = (frozen + each * trainable_params(setup)) * setup.replicas / setup.nodes
     kept = f"({setup.number_bytes} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
@@ -179,27 +179,26 @@ def _zero_host(setup: Setup) -> Term:
         if is_zero3:
             size, formula = 4 * setup.model.largest_layer * ranks, "4 L_max n"
         return term("model while loading", size * BUFFER_FACTOR, f"{formula} x 1.5", ESTIMATORS)
-    kept = _offloaded(setup) / (setup.nodes if is_zero3 else 1)
-    kept_formula = f"{_offloaded_formula(setup)}{'/M' if is_zero3 else ''}"
-    if not is_zero3:
-        kept, kept_formula = max(size, kept), f"max({formula}, {kept_formula})"
-    return term("offloaded states", kept * BUFFER_FACTOR, f"{kept_formula} x 1.5", ESTIMATORS)
+    states, text = _offloaded(setup)
+    kept = states / setup.nodes if is_zero3 else max(size, states)
+    text = f"{text}/M" if is_zero3 else f"max({formula}, {text})"
+    return term("offloaded states", kept * BUFFER_FACTOR, f"{text} x 1.5", ESTIMATORS)
 
 
-def _offloaded(setup: Setup) -> int:
+def _offloaded(setup: Setup) -> tuple[int, str]:
     """Return the bytes of all nodes: master weights, gradients, states; for ZeRO-3 also weights."""
-    trained = trainable_params(setup)
-    weights = setup.model.params + (trained if setup.lora else 0) if setup.offloads_params else 0
-    return (8 + setup.optimizer.state_bytes) * trained + setup.number_bytes * weights
-
-
-def _offloaded_formula(setup: Setup) -> str:
-    symbol, each = symbols(setup)[0], 8 + setup.optimizer.state_bytes
+    trained, width, each = trainable_params(setup), setup.number_bytes, _each(setup)
     if not setup.offloads_params:
-        return f"{each} {symbol}"
+        return each * trained, f"{each} {symbols(setup)[0]}"
     if setup.lora:
-        return f"({setup.number_bytes} (P + P_t) + {each} P_t)"
-    return f"{setup.number_bytes + each} P"
+        size = width * (setup.model.params + trained) + each * trained
+        return size, f"({width} (P + P_t) + {each} P_t)"
+    return (width + each) * trained, f"{width + each} P"
+
+
+def _each(setup: Setup) -> int:
+    """Return the bytes of a trained parameter's fp32 weight, gradient and states."""
+    return 8 + setup.optimizer.state_bytes
 
 
 FP32 = 4

@@ -5,7 +5,6 @@ They are rules of thumb, not measured.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +14,7 @@ from clusterrun.estimates.inputs import GIB
 from clusterrun.shared.wording import count
 
 LARGE_GPU_BYTES: Final = 20 * GIB
+BATCH: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,44 +32,48 @@ class Preset:
     why: Mapping[str, str]
 
 
-_BATCH_WHY: Final = "makes the effective batch 64, as in every preset"
-_CPU: Final = Preset(
-    name="cpu",
-    micro_batch=4,
-    accumulation=16,
-    precision=MixedPrecision.NO,
+def _preset(name: str, micro_batch: int, *, grad_ckpt: bool, why: tuple[str, str, str]) -> Preset:
+    reasons = dict(zip(("micro_batch", "precision", "grad_ckpt"), why, strict=True))
+    return Preset(
+        name=name,
+        micro_batch=micro_batch,
+        accumulation=BATCH // micro_batch,
+        precision=MixedPrecision.NO if name == "cpu" else MixedPrecision.AUTO,
+        grad_ckpt=grad_ckpt,
+        why={**reasons, "accumulation": f"makes the effective batch {BATCH}, as in every preset"},
+    )
+
+
+_HALF: Final = "16 bits halve the activations; bf16 from compute capability 8.0, else fp16"
+_CPU: Final = _preset(
+    "cpu",
+    4,
     grad_ckpt=False,
-    why={
-        "micro_batch": "larger passes gain nothing on a CPU",
-        "accumulation": _BATCH_WHY,
-        "precision": "fp32: most CPUs have no fast 16-bit arithmetic",
-        "grad_ckpt": "recomputing costs time, which is scarce on a CPU; memory is not",
-    },
+    why=(
+        "larger passes gain nothing on a CPU",
+        "fp32: most CPUs have no fast 16-bit arithmetic",
+        "recomputing costs time, which is scarce on a CPU; memory is not",
+    ),
 )
-_SMALL: Final = Preset(
-    name="small-gpu",
-    micro_batch=2,
-    accumulation=32,
-    precision=MixedPrecision.AUTO,
+_SMALL: Final = _preset(
+    "small-gpu",
+    2,
     grad_ckpt=True,
-    why={
-        "micro_batch": "activations grow with it, and there is little memory",
-        "accumulation": _BATCH_WHY,
-        "precision": "16 bits halve the activations; bf16 from compute capability 8.0, else fp16",
-        "grad_ckpt": "keeps one activation per block, for a third more work",
-    },
+    why=(
+        "activations grow with it, and there is little memory",
+        _HALF,
+        "keeps one activation per block, for a third more work",
+    ),
 )
-_LARGE: Final = dataclasses.replace(
-    _SMALL,
-    name="large-gpu",
-    micro_batch=8,
-    accumulation=8,
+_LARGE: Final = _preset(
+    "large-gpu",
+    8,
     grad_ckpt=False,
-    why={
-        **_SMALL.why,
-        "micro_batch": "larger passes keep the GPU busy",
-        "grad_ckpt": "there is memory for the activations, and recomputing takes time",
-    },
+    why=(
+        "larger passes keep the GPU busy",
+        _HALF,
+        "there is memory for the activations, and recomputing takes time",
+    ),
 )
 PRESETS: Final[Mapping[str, Preset]] = {preset.name: preset for preset in (_CPU, _SMALL, _LARGE)}
 

@@ -18,7 +18,6 @@ from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, is_older
 from clusterrun.launch.hosts import check_hosts, host_settings
 from clusterrun.launch.inputs import check_environments, input_notes
-from clusterrun.launch.interruption_policy import on_interrupt, survives_lost_nodes, warning_s
 from clusterrun.launch.parallel import (
     check_attention,
     check_versions,
@@ -28,7 +27,14 @@ from clusterrun.launch.parallel import (
 )
 from clusterrun.launch.passed_on import SBATCH, SRUN, as_one_word, check_options
 from clusterrun.launch.plan import Directive, Plan, Precision
-from clusterrun.launch.sbatch_header import cpus_per_task, directives, srun_options
+from clusterrun.launch.sbatch_header import (
+    cpus_per_task,
+    directives,
+    on_interrupt,
+    srun_options,
+    survives_lost_nodes,
+    warning_s,
+)
 from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argument
 from clusterrun.launch.user_files import (
     ANY_PRECISION,

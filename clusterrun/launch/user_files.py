@@ -22,18 +22,11 @@ from clusterrun.shared.wording import count
 ANY_PRECISION = frozenset((Precision.NO, Precision.FP16, Precision.BF16))
 
 # accelerate refuses these beside a DeepSpeed JSON (DeepSpeedPlugin._deepspeed_config_checks).
-_JSON_SAYS_IT = frozenset(
-    (
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "zero_stage",
-        "offload_optimizer_device",
-        "offload_param_device",
-        "offload_optimizer_nvme_path",
-        "offload_param_nvme_path",
-        "zero3_save_16bit_model",
-    )
-)
+_JSON_SAYS_IT = {
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_save_16bit_model"),
+    *("offload_optimizer_device", "offload_optimizer_nvme_path"),
+    *("offload_param_device", "offload_param_nvme_path"),
+}
 
 _ENGINES = {"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 
@@ -113,69 +106,56 @@ def _unix_text(text: str) -> str:
     return text if text.endswith("\n") else text + "\n"
 
 
+def _wrong(spec: JobSpec, text: str, hint: str = "") -> ConfigError:
+    return ConfigError(text, where=spec.accelerate_config, hint=hint)
+
+
 def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
     import yaml
 
     from clusterrun.shared.bounded_yaml import BoundedLoader
 
-    where = spec.accelerate_config
     try:
         config = yaml.load(facts.accelerate_config_text, Loader=BoundedLoader)
     except yaml.YAMLError as error:
         raise ConfigError(
-            "the accelerate configuration is not YAML", where=where, cause=_one_line(error)
+            "the accelerate configuration is not YAML",
+            where=spec.accelerate_config,
+            cause=" ".join(str(error).split()),
         ) from error
     if not isinstance(config, dict) or "distributed_type" not in config:
-        raise ConfigError(
-            "the accelerate configuration has no distributed_type",
-            where=where,
-            hint="write a complete file with 'accelerate config', or pass --strategy instead",
-        )
-    if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
-        raise ConfigError(
-            f"compute_environment {config['compute_environment']!r} cannot run here",
-            where=where,
-            hint="write compute_environment: LOCAL_MACHINE",
-        )
+        text = "the accelerate configuration has no distributed_type"
+        hint = "write a complete file with 'accelerate config', or pass --strategy instead"
+        raise _wrong(spec, text, hint)
+    environment = config.get("compute_environment", "LOCAL_MACHINE")
+    if environment != "LOCAL_MACHINE":
+        text = f"compute_environment {environment!r} cannot run here"
+        raise _wrong(spec, text, "write compute_environment: LOCAL_MACHINE")
     for key in ("fsdp_config", "deepspeed_config"):
         if not isinstance(config.get(key) or {}, dict):
-            raise ConfigError(
-                f"{key} must be a section of settings, not {config[key]!r}", where=where
-            )
+            raise _wrong(spec, f"{key} must be a section of settings, not {config[key]!r}")
     return config
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _strategy_of_yaml(spec: JobSpec, config: dict[str, Any]) -> Strategy:
     # YAML reads a bare NO as false.
     named = "NO" if config["distributed_type"] is False else str(config["distributed_type"])
-    if named == "MULTI_CPU":
-        hint = "write MULTI_GPU and pass --device cpu: accelerate starts MULTI_CPU only under MPI"
-    else:
-        hint = f"use a type that clusterrun launches: {', '.join(_ENGINES)}"
     if named not in _ENGINES:
-        raise ConfigError(
-            f"distributed_type {named} cannot be launched", where=spec.accelerate_config, hint=hint
-        )
+        hint = f"use a type that clusterrun launches: {', '.join(_ENGINES)}"
+        if named == "MULTI_CPU":
+            mpi = "accelerate starts MULTI_CPU only under MPI"
+            hint = f"write MULTI_GPU and pass --device cpu: {mpi}"
+        raise _wrong(spec, f"distributed_type {named} cannot be launched", hint)
     if named == "DEEPSPEED":
-        return _zero_of_yaml(config.get("deepspeed_config"))
-    offloads = str((config.get("fsdp_config") or {}).get("fsdp_offload_params")).lower() == "true"
-    is_fsdp = named == "FSDP"
-    return Strategy.simplest(_ENGINES[named], 3 * is_fsdp, offloads=is_fsdp and offloads)
-
-
-def _zero_of_yaml(config: Any) -> Strategy:
-    config = config if isinstance(config, dict) else {}
-    return _zero_strategy(
-        {
-            "stage": config.get("zero_stage"),
-            "offload_optimizer": {"device": config.get("offload_optimizer_device")},
-            "offload_param": {"device": config.get("offload_param_device")},
+        zero = _mapping(config.get("deepspeed_config"))
+        offloads = {
+            f"offload_{part}": {"device": zero.get(f"offload_{part}_device")}
+            for part in ("optimizer", "param")
         }
-    )
+        return _zero_strategy({"stage": zero.get("zero_stage"), **offloads})
+    is_fsdp = named == "FSDP"
+    to_host = str((config.get("fsdp_config") or {}).get("fsdp_offload_params")).lower() == "true"
+    return Strategy.simplest(_ENGINES[named], 3 * is_fsdp, offloads=is_fsdp and to_host)
 
 
 def _zero_strategy(zero: dict[str, Any]) -> Strategy:
@@ -264,13 +244,10 @@ def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
     ...                                             "bf16": {"enabled": False}}))
     ['fp16', 'no']
     """
+    keys = {"fp16": Precision.FP16, "bf16": Precision.BF16, "bfloat16": Precision.BF16}
     stated = {
         precision: _mapping(config[key]).get("enabled", False)
-        for key, precision in (
-            ("fp16", Precision.FP16),
-            ("bf16", Precision.BF16),
-            ("bfloat16", Precision.BF16),
-        )
+        for key, precision in keys.items()
         if key in config
     }
     on = frozenset(precision for precision, enabled in stated.items() if enabled is True)
@@ -307,12 +284,16 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
     machines, each = _shape(spec, own)
     taken: dict[str, Any] = {"nodes": spec.nodes or machines}
     if each and not (spec.nproc_per_node or spec.gpus_per_node):
-        _refuse_other_kind(spec, own, (spec.nodes or machines or 1) * each)
+        is_one = (spec.nodes or machines or 1) * each == 1
+        if own.accelerate["distributed_type"] == "MULTI_GPU" and is_one:
+            hint = 'write num_processes: 2, or distributed_type: "NO" to train on one'
+            raise _wrong(spec, "distributed_type MULTI_GPU, but num_processes 1", hint)
         taken["nproc_per_node"] = each
-    if not _is_cpu(spec, own):
-        is_elsewhere = not facts.cluster.scheduler.is_this_machine
-        taken |= _gpus_elsewhere(spec, spec.nproc_per_node or each) if is_elsewhere and each else {}
-        taken |= {} if is_elsewhere else {"gpu_ids": spec.gpu_ids or _gpu_ids(spec, own)}
+    if facts.cluster.scheduler.is_this_machine and not _is_cpu(spec, own):
+        taken["gpu_ids"] = spec.gpu_ids or _gpu_ids(spec, own)
+    elif each and not _is_cpu(spec, own):
+        is_asked = spec.gpus_per_node is not None or any(map(gpu_option, spec.sbatch_args))
+        taken |= {} if is_asked else {"gpus_per_node": spec.nproc_per_node or each}
     return dataclasses.replace(spec, **taken)
 
 
@@ -326,7 +307,11 @@ def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> 
     if each not in (None, world.procs_per_node):
         others.append(f"{count(world.procs_per_node, 'rank')} per node")
     if others:
-        yield f"requested: {', '.join(others)}; {asked.accelerate_config} has {_counts(own)}"
+        there = f"num_machines {machines}"
+        if each is not None:
+            total = own.accelerate["num_processes"]
+            there = f"num_processes {total} on {count(machines or 1, 'machine')}"
+        yield f"requested: {', '.join(others)}; {asked.accelerate_config} has {there}"
     replaced = [f"{key} {value}" for key, value in _replaced(asked, own, facts)]
     if replaced:
         yield f"clusterrun replaces settings of {asked.accelerate_config}: {', '.join(replaced)}"
@@ -355,47 +340,22 @@ def _refuse_unknown(spec: JobSpec, own: OwnFiles, facts: Facts) -> None:
 
 def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
     """Return the number of machines and the ranks of each; None if the file has none."""
-    machines, total = _count(spec, own, "num_machines"), _count(spec, own, "num_processes")
-    if total is None:
-        return machines, None
+    machines, total = (own.accelerate.get(key) for key in ("num_machines", "num_processes"))
+    for key, value in (("num_machines", machines), ("num_processes", total)):
+        if value is not None and (type(value) is not int or value < 1):  # True is also an int
+            text = f"{key} must be a whole number above 0, not {value!r}"
+            raise _wrong(spec, text, f"write {key}: 2, or omit it")
     over = machines or spec.nodes or 1
-    if total % over:
+    if total is not None and total % over:
         near = max(over, total - total % over)
-        raise ConfigError(
-            f"num_processes {total} can't be divided among {count(over, 'machine')}",
-            where=spec.accelerate_config,
-            hint=f"write {near} or {near + over}: num_processes counts the ranks of all machines",
-        )
-    return machines, total // over
-
-
-def _count(spec: JobSpec, own: OwnFiles, key: str) -> int | None:
-    value = own.accelerate.get(key)
-    if value is None or (type(value) is int and value > 0):  # True is also an int
-        return value
-    raise ConfigError(
-        f"{key} must be a whole number above 0, not {value!r}",
-        where=spec.accelerate_config,
-        hint=f"write {key}: 2, or omit it",
-    )
-
-
-def _refuse_other_kind(spec: JobSpec, own: OwnFiles, ranks: int) -> None:
-    if own.accelerate["distributed_type"] == "MULTI_GPU" and ranks == 1:
-        raise ConfigError(
-            "distributed_type MULTI_GPU, but num_processes 1",
-            where=spec.accelerate_config,
-            hint='write num_processes: 2, or distributed_type: "NO" to train on one',
-        )
+        text = f"num_processes {total} can't be divided among {count(over, 'machine')}"
+        counts = "num_processes counts the ranks of all machines"
+        raise _wrong(spec, text, f"write {near} or {near + over}: {counts}")
+    return machines, None if total is None else total // over
 
 
 def _is_cpu(spec: JobSpec, own: OwnFiles) -> bool:
     return spec.device is Device.CPU or (spec.device is Device.AUTO and own.use_cpu)
-
-
-def _gpus_elsewhere(spec: JobSpec, ranks: int | None) -> dict[str, Any]:
-    passed_on = spec.gpus_per_node is not None or any(map(gpu_option, spec.sbatch_args))
-    return {} if passed_on else {"gpus_per_node": ranks}
 
 
 def _gpu_ids(spec: JobSpec, own: OwnFiles) -> str | None:
@@ -404,18 +364,8 @@ def _gpu_ids(spec: JobSpec, own: OwnFiles) -> str | None:
         return None
     if isinstance(ids, str) or type(ids) is int:
         return str(ids)
-    raise ConfigError(
-        f"gpu_ids {ids!r} is not a list of GPUs",
-        where=spec.accelerate_config,
-        hint="write gpu_ids: 0,2 or gpu_ids: all",
-    )
-
-
-def _counts(own: OwnFiles) -> str:
-    machines, total = (own.accelerate.get(key) for key in ("num_machines", "num_processes"))
-    if total is None:
-        return f"num_machines {machines}"
-    return f"num_processes {total} on {count(machines or 1, 'machine')}"
+    hint = "write gpu_ids: 0,2 or gpu_ids: all"
+    raise _wrong(spec, f"gpu_ids {ids!r} is not a list of GPUs", hint)
 
 
 def _replaced(asked: JobSpec, own: OwnFiles, facts: Facts) -> Iterator[tuple[str, Any]]:
