@@ -158,11 +158,9 @@ def _contained(
 
 def _fault(error: Exception) -> str:
     """Describe a fault of clusterrun itself, and keep its traceback."""
-    from clusterrun.shared.crash import write_crash  # slow to import
-
     what = f"clusterrun failed to read this run: {type(error).__name__}: {error}"
     with contextlib.suppress(OSError):
-        return f"{what}; report it with the traceback in {write_crash(error)}"
+        return f"{what}; report it with the traceback in {files.write_crash(error)}"
     return what
 
 

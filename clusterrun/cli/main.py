@@ -369,7 +369,7 @@ def _sentence(text: str) -> str:
 
 
 def _report_crash(error: Exception, session: output.Session) -> int:
-    from clusterrun.shared.crash import write_crash
+    from clusterrun.shared.files import write_crash
 
     what = f"clusterrun itself failed: {type(error).__name__}: {error}".strip()
     try:

@@ -180,3 +180,21 @@ def size_of(path: Path) -> int:
 
 def _encoded(content: str | bytes) -> bytes:
     return content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
+
+
+def write_crash(error: BaseException) -> Path:
+    """Write the traceback of a fault of clusterrun to the user's cache; return its path.
+
+    A process keeps its last one. Raises OSError.
+    """
+    import time
+    import traceback
+
+    import clusterrun
+
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path = Path(cache, "clusterrun", f"crash-{time.strftime('%Y%m%d')}-{os.getpid()}.txt")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    report = f"clusterrun {clusterrun.__version__}\n{''.join(traceback.format_exception(error))}"
+    write_whole(path, report.encode("utf-8", "backslashreplace"))
+    return path

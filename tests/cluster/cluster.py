@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tests import namespaces
-from tests.cluster import cgroups, daemons, network
+from tests.cluster import daemons, network
 from tests.cluster.shape import Shape
 from tests.namespaces import ClusterError, Process, run
 from tests.patience import patience
@@ -320,7 +320,7 @@ class Cluster:
         namespaces.kill(p.pid for found in on_nodes.values() for p in found)
         namespaces.kill(namespaces.marked(shape.bridge))
         network.remove(shape)
-        cgroups.remove(shape)
+        network.remove_cgroups(shape)
         shutil.rmtree(shape.device_dir, ignore_errors=True)
         if (shape.state_dir / "cluster.json").exists():
             shutil.rmtree(shape.state_dir, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from tests import namespaces
@@ -11,6 +12,7 @@ from tests.cluster.shape import Shape
 from tests.namespaces import ip, run
 
 HOSTS = Path("/etc/hosts")
+CGROUPS = Path("/sys/fs/cgroup/memory")  # version 1
 
 
 def refusal() -> str:
@@ -119,3 +121,28 @@ def _write_hosts(shape: Shape, *, names: bool) -> None:
         hosts.write(text)
         hosts.flush()
         hosts.truncate()
+
+
+# The memory cgroups that a slurmd makes for its node
+
+
+def memory_refusal() -> str:
+    """Return why no memory limit can be set here, or an empty string."""
+    probe = CGROUPS / f"clusterrun-probe-{os.getpid()}"
+    try:
+        probe.mkdir()
+        (probe / "memory.limit_in_bytes").write_text(str(1 << 30))
+    except OSError as error:
+        return str(error)
+    finally:
+        with suppress(OSError):
+            probe.rmdir()
+    return ""
+
+
+def remove_cgroups(shape: Shape) -> None:
+    """Remove what slurmd leaves; the processes have ended."""
+    for node in shape.node_names:
+        for path, _, _ in os.walk(CGROUPS / f"slurm_{node}", topdown=False):
+            with suppress(OSError):
+                os.rmdir(path)

@@ -6,8 +6,8 @@ ssh h1 hostname
 python -m tests.hosts down
 """
 
+from tests.hosts.access import HOSTS, LAPTOP, MACHINES
 from tests.hosts.hosts import Hosts
 from tests.hosts.machine import Machine
-from tests.hosts.people import HOSTS, LAPTOP, MACHINES
 
 __all__ = ["HOSTS", "LAPTOP", "MACHINES", "Hosts", "Machine"]

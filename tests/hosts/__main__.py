@@ -9,9 +9,9 @@ import sys
 import time
 
 from tests.cluster.shape import own_slot
+from tests.hosts.access import LAPTOP, MACHINES
 from tests.hosts.hosts import Hosts, default_state_dir
 from tests.hosts.machine import CD, environment
-from tests.hosts.people import LAPTOP, MACHINES
 from tests.namespaces import ClusterError
 
 

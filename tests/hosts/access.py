@@ -1,4 +1,8 @@
-"""Who may log in where, and which host keys are known: the files of ssh on all machines."""
+"""Who has an account where, may log in, and which host keys are known: the files of ssh.
+
+A person has the same uid on all machines, under different names: that is how NFS lets them use
+their files in /shared from each of them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.hosts.people import HOSTS, LAPTOP, MACHINES, Account, accounts, address
 from tests.namespaces import ClusterError
 
+LAPTOP = "laptop"
+HOSTS = ("h1", "h2", "h3", "h4")
+MACHINES = (LAPTOP, *HOSTS)
 SSHD_CONFIG = """\
 HostKey /etc/ssh/ssh_host_ed25519_key
 PasswordAuthentication no
@@ -20,6 +26,36 @@ PidFile none
 AcceptEnv LANG LC_*
 Subsystem sftp internal-sftp
 """
+
+
+@dataclass(frozen=True)
+class Account:
+    """A person's account on one machine."""
+
+    person: str
+    name: str
+    uid: int
+
+    @property
+    def home(self) -> str:
+        return f"/home/{self.name}"
+
+
+def accounts(machine: str) -> dict[str, Account]:
+    """Return the accounts of a machine by person: ann has one everywhere, bob on three."""
+    number = machine.removeprefix("h") if machine in HOSTS else ""
+    found = {"ann": Account("ann", f"ann{number}", 7001)}
+    if machine in (LAPTOP, "h1", "h2"):
+        found["bob"] = Account("bob", "bob", 7002)
+    return found
+
+
+def address(machine: str) -> str:
+    return f"10.18.0.{10 + MACHINES.index(machine)}"
+
+
+def mac(machine: str) -> str:
+    return f"02:18:00:00:00:{10 + MACHINES.index(machine):02x}"
 
 
 @dataclass

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests import namespaces
-from tests.hosts.access import SSHD_CONFIG, Access
+from tests.hosts.access import HOSTS, LAPTOP, MACHINES, SSHD_CONFIG, Access, accounts, mac
 from tests.hosts.machine import Machine, mark
-from tests.hosts.people import HOSTS, LAPTOP, MACHINES, accounts, mac
 from tests.namespaces import Process, run, whole_path
 from tests.patience import patience, wait_for
 

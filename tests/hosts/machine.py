@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests import namespaces
-from tests.hosts.people import HOSTS, MACHINES, Account, accounts, address, mac
+from tests.hosts.access import HOSTS, MACHINES, Account, accounts, address, mac
 from tests.namespaces import ClusterError, Process, run, whole_path
 from tests.patience import patience, wait_for
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from clusterrun.node.forge.process import IDLE_S
-from tests.local.processes import wait_for_none
 from tests.patience import wait_for
-from tests.road import project
+from tests.road import project, wait_for_none
 
 pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(300)]
 ONE = ("--cluster", "local", "--nodes", "1", "--gpus-per-node", "1", "--max-restarts", "2")

@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from tests.local.processes import processes_of, wait_for_none
 from tests.patience import patience
-from tests.road import LIGHT, Project
+from tests.road import LIGHT, Project, processes_of, wait_for_none
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 

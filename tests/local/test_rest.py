@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.local.processes import wait_for_none
 from tests.patience import wait_for
-from tests.road import LIGHT, Project, project
+from tests.road import LIGHT, Project, project, wait_for_none
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(120)]
 

@@ -12,9 +12,8 @@ import pytest
 
 from clusterrun.config.choices import Scheduler
 from tests.checkout import ROOT
-from tests.local.processes import wait_for_none
 from tests.patience import wait_for
-from tests.road import LIGHT, Project
+from tests.road import LIGHT, Project, wait_for_none
 
 FILE = Path(__file__).with_name("files_scheduler.py")
 PAGE = (ROOT / "docs" / "schedulers.md").read_text()

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.cluster import cgroups
+from tests.cluster import network
 from tests.cluster.cluster import OVER, Cluster
 from tests.cluster.shape import Shape, default_state_dir, own_slot
 from tests.road import LIGHT, Project
@@ -39,7 +39,7 @@ def _strict(cluster: Cluster) -> Iterator[Cluster]:
     del cluster  # it has found that this machine is fit
     slot = own_slot(CGROUP)
     shape = Shape(state_dir=default_state_dir(slot), slot=slot, nodes=2, only_associations=True)
-    limit: Literal["", "cgroup"] = "" if cgroups.refusal() else "cgroup"
+    limit: Literal["", "cgroup"] = "" if network.memory_refusal() else "cgroup"
     yield from brought_up(replace(shape, memory_limit=limit))
 
 
@@ -63,7 +63,7 @@ def ran_out(here: Project, cluster: Cluster) -> tuple[str, dict[str, Any]]:
 
 def test_a_rank_that_the_kernel_kills(here: Project, strict: Cluster) -> None:
     if not strict.shape.memory_limit:
-        pytest.skip(f"no memory limit can be set: {cgroups.refusal()}")
+        pytest.skip(f"no memory limit can be set: {network.memory_refusal()}")
     job_id, found = ran_out(here, strict)
     verdict = found["verdict"]
     assert (verdict["class"], verdict["status"]) == ("host_oom", "established")
