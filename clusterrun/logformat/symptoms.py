@@ -4,91 +4,73 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import lru_cache
 
-TRACEBACK, EXCEPTION, ERROR = "traceback", "exception", "error"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Symptom:
-    """A kind of error line: `pattern` decides, once a block contains one of `literals`.
-
-    Literals match letters only, in upper or lower case (see `may_hold_errors`).
-    """
-
-    id: str
-    literals: tuple[str, ...]
-    pattern: re.Pattern[bytes]
-
+TRACEBACK, EXCEPTION, SEVERE, ERROR = "traceback", "exception", "severe", "error"
 
 _NO_NUMBER = rb"(?!\s*[-+]?(?:\d+\.|\.\d|\d+(?:e[-+]?\d+)?\s*(?:$|,)|nan\b|inf\b))"
 _NO_METRIC = rb"(?!\s*[-+]?(?:\d*\.\d|nan\b|inf\b))"
 _LEVEL = rb"(?:ERROR|CRITICAL|FATAL)"
 
-# More specific symptoms come first. No pattern may backtrack without bounds: the agent reads
-# everything that a rank writes.
-SYMPTOMS = (
-    Symptom(
-        id="oom",
-        literals=("of memory", "kill", "bad_alloc", "allocate memory", "MemoryError"),
-        pattern=re.compile(
-            rb"CUDA out of memory|OutOfMemory|CUDA error: out of memory|\b[Oo]ut [Oo]f [Mm]emory\b"
-            rb"|\boom[-_]kill|std::bad_alloc|[Cc]an(?:no|')t allocate memory"
-            rb"|(?:^|signal: |task [\d,\-]+: |\d )Killed(?:$|[.\s(])|\bMemoryError\b"
-        ),
-    ),
-    Symptom(
-        id="nccl",
-        literals=("NCCL WARN", "error", "aborted", "watchdog", "Timeout at"),
-        pattern=re.compile(
-            rb"\bNCCL WARN\b|NCCL error|\bnccl[A-Z]\w*Error\b|\bDistBackendError\b"
-            rb"|NCCL communicator was aborted|[Ww]atchdog (?:caught|thread|got stuck)"
-            rb"|Timeout at (?:NCCL|collective)"
-        ),
-    ),
-    Symptom(
-        id="cuda",
-        literals=("error", "assertion", "Xid (PCI"),
-        pattern=re.compile(
-            rb"CUDA(?: driver| runtime)? error\b|\bcudaError(?!_)[A-Z]\w*|device-side assert"
-            rb"|\bXid \(PCI|\bcuDNN error|\bCUDNN_STATUS_(?!SUCCESS)"
-            rb"|\bCUBLAS_STATUS_(?!SUCCESS)|block: \[.{0,99}Assertion|uncorrectable ECC error"
-        ),
-    ),
-    Symptom(
-        id="signal",
-        literals=("segmentation fault", "error", "Aborted", "terminate called", "received by PID"),
-        pattern=re.compile(
-            rb"\bSegmentation fault|\b[Bb]us error\b|(?:^|task [\d,\-]+: |\d )Aborted\b"
-            rb"|Fatal Python error|terminate called|\bSignal \d+ \(SIG\w+\) received by PID"
-        ),
-    ),
-    Symptom(
-        id=ERROR,
-        literals=("error", "critical", "fatal", "exception", "assertion"),
-        pattern=re.compile(
-            b"|".join(
-                (
-                    # the level of a log line
-                    rb"^(?:wandb: )?" + _LEVEL + rb"(?:[:\]|]| (?![a-z]*=))" + _NO_NUMBER,
-                    rb"\[" + _LEVEL + rb"\s*\]",
-                    rb"[-|:]\s*" + _LEVEL + rb"\s*[-|:]\s" + _NO_NUMBER,
-                    rb"^\W?\d[\d\-/:.,TZ ]{6,30}\]?\s+(?:\[?[\w.]+\]?:?\s+)?" + _LEVEL + rb"\b",
-                    rb"\blevel=(?:error|critical|fatal)\b",
-                    rb"\"level(?:name)?\": ?\"(?i:error|critical|fatal)\"",
-                    rb"^E\d{4} \d\d:\d\d:\d\d|\[E(?:\d{3,4} \d\d:| \w+\.cpp:)",
-                    # a program's own message
-                    rb"(?:^|^[\w./+\-]+: |[:)\d]: )(?:fatal )?[Ee]rror:\s" + _NO_NUMBER,
-                    rb"^(?:fatal|panic|FATAL): |\*\*\* [^*]*\bError \d+$",
-                    rb"(?:^|[\]:>|)] ?)(?:[A-Za-z_]\w*\.)*[A-Z_]\w*(?:Error|Exception)(?:$|: )"
-                    + _NO_METRIC,
-                    rb"^(?:Exception (?:raised|in|ignored)|Unhandled exception|Caught \w+Error in)",
-                    rb"\bAssertion [`'\"(].{0,400}failed",
-                )
-            )
-        ),
-    ),
+# What a line that may report an error contains; letters only, in upper or lower case. A pattern
+# decides. None may backtrack without bounds: the agent reads everything that a rank writes.
+_WORDS = [
+    "of memory",
+    "kill",
+    "bad_alloc",
+    "allocate memory",
+    "error",
+    "NCCL WARN",
+    "aborted",
+    "watchdog",
+    "Timeout at",
+    "assertion",
+    "Xid (PCI",
+    "segmentation fault",
+    "terminate called",
+    "received by PID",
+    "critical",
+    "fatal",
+    "exception",
+]
+# Why a run dies: memory, NCCL, the GPU, a signal. What it was is for `diagnosis/causes` to say.
+_SEVERE = re.compile(
+    # memory
+    rb"CUDA out of memory|OutOfMemory|CUDA error: out of memory|\b[Oo]ut [Oo]f [Mm]emory\b"
+    rb"|\boom[-_]kill|std::bad_alloc|[Cc]an(?:no|')t allocate memory"
+    rb"|(?:^|signal: |task [\d,\-]+: |\d )Killed(?:$|[.\s(])|\bMemoryError\b"
+    # NCCL
+    rb"|\bNCCL WARN\b|NCCL error|\bnccl[A-Z]\w*Error\b|\bDistBackendError\b"
+    rb"|NCCL communicator was aborted|[Ww]atchdog (?:caught|thread|got stuck)"
+    rb"|Timeout at (?:NCCL|collective)"
+    # CUDA and its driver
+    rb"|CUDA(?: driver| runtime)? error\b|\bcudaError(?!_)[A-Z]\w*|device-side assert"
+    rb"|\bXid \(PCI|\bcuDNN error|\bCUDNN_STATUS_(?!SUCCESS)"
+    rb"|\bCUBLAS_STATUS_(?!SUCCESS)|block: \[.{0,99}Assertion|uncorrectable ECC error"
+    # signals
+    rb"|\bSegmentation fault|\b[Bb]us error\b|(?:^|task [\d,\-]+: |\d )Aborted\b"
+    rb"|Fatal Python error|terminate called|\bSignal \d+ \(SIG\w+\) received by PID"
+)
+_ERROR = re.compile(
+    b"|".join(
+        (
+            # the level of a log line
+            rb"^(?:wandb: )?" + _LEVEL + rb"(?:[:\]|]| (?![a-z]*=))" + _NO_NUMBER,
+            rb"\[" + _LEVEL + rb"\s*\]",
+            rb"[-|:]\s*" + _LEVEL + rb"\s*[-|:]\s" + _NO_NUMBER,
+            rb"^\W?\d[\d\-/:.,TZ ]{6,30}\]?\s+(?:\[?[\w.]+\]?:?\s+)?" + _LEVEL + rb"\b",
+            rb"\blevel=(?:error|critical|fatal)\b",
+            rb"\"level(?:name)?\": ?\"(?i:error|critical|fatal)\"",
+            rb"^E\d{4} \d\d:\d\d:\d\d|\[E(?:\d{3,4} \d\d:| \w+\.cpp:)",
+            # a program's own message
+            rb"(?:^|^[\w./+\-]+: |[:)\d]: )(?:fatal )?[Ee]rror:\s" + _NO_NUMBER,
+            rb"^(?:fatal|panic|FATAL): |\*\*\* [^*]*\bError \d+$",
+            rb"(?:^|[\]:>|)] ?)(?:[A-Za-z_]\w*\.)*[A-Z_]\w*(?:Error|Exception)(?:$|: )"
+            + _NO_METRIC,
+            rb"^(?:Exception (?:raised|in|ignored)|Unhandled exception|Caught \w+Error in)",
+            rb"\bAssertion [`'\"(].{0,400}failed",
+        )
+    )
 )
 _PYTHON_WARNING = re.compile(rb"\b[A-Z]\w*Warning: ")
 _WARNING = re.compile(rb"\bWARN(?:ING)?\b|^W\d{4} |\blevel=warn")
@@ -115,10 +97,7 @@ def _shortest(literals: set[bytes]) -> tuple[bytes, ...]:
     return tuple(sorted(a for a in literals if not any(b in a for b in literals - {a})))
 
 
-_LITERALS = _shortest(
-    {_letters(text.encode()) for symptom in SYMPTOMS for text in symptom.literals}
-    | {_letters(_TRACEBACK_START)}
-)
+_LITERALS = _shortest({_letters(text.encode()) for text in _WORDS} | {_letters(_TRACEBACK_START)})
 
 
 def may_hold_errors(block: bytes) -> bool:
@@ -192,7 +171,6 @@ def _kind_of_form(form: bytes) -> str:
     """Return the kind of all lines that differ only in digits; cached, since errors repeat."""
     if _PYTHON_WARNING.search(form):
         return ""
-    for symptom in SYMPTOMS:
-        if symptom.pattern.search(form):
-            return "" if symptom.id == ERROR and _WARNING.search(form) else symptom.id
-    return ""
+    if _SEVERE.search(form):
+        return SEVERE
+    return ERROR if _ERROR.search(form) and not _WARNING.search(form) else ""

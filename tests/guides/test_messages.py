@@ -12,9 +12,9 @@ from clusterrun.logformat.symptoms import Classifier
     [
         ("", "UserWarning: 'pin_memory' argument is set as true but not supported on MPS now"),
         ("error", "ModuleNotFoundError: No module named 'torch'"),
-        ("oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
-        ("oom", "Killed"),
-        ("nccl", "[rank0]: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL("),
+        ("severe", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("severe", "Killed"),
+        ("severe", "[rank0]: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL("),
     ],
 )
 def test_a_message_of_a_guide_is_named(kind: str, line: str) -> None:

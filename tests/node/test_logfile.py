@@ -187,7 +187,7 @@ def test_the_side_file_is_bounded_and_keeps_room_for_what_is_severe(files: Files
     assert FILE_BYTES - 1000 < files.errors.stat().st_size < FILE_BYTES + 1000
     *lines, told, _ = files.error_lines()
     given = [line for line in lines if line[3] != b"-"]
-    assert {line[3] for line in given} == {b"error", b"cuda"}
+    assert {line[3] for line in given} == {b"error", b"severe"}
     assert int(told[5].split()[1]) == 10_000 - len(given)
 
 

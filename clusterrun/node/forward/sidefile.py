@@ -15,13 +15,12 @@ from clusterrun.logformat.lines import (
     line_head,
     side_text,
 )
-from clusterrun.logformat.symptoms import Classifier, may_hold_errors
+from clusterrun.logformat.symptoms import ERROR, Classifier, may_hold_errors
 from clusterrun.node.forward.appended import AppendedFile
 from clusterrun.node.forward.stamp import Piece, whole_characters
 
 FILE_BYTES = 200_000
 SEVERE_BYTES = 50_000  # of these, reserved for severe lines
-SEVERE = frozenset({"traceback", "exception", "oom", "nccl", "cuda", "signal"})
 REPEATS = 20
 HEAD_BYTES = 64  # of a record, at most
 RECORD_S = 5  # between two records of left-out lines
@@ -107,7 +106,7 @@ class SideFile:
 
     def _fits(self, kind: str, text_bytes: int) -> bool:
         """Return whether there is room, including for the ends of unfinished lines."""
-        room = FILE_BYTES - (0 if kind in SEVERE else SEVERE_BYTES)
+        room = FILE_BYTES - (SEVERE_BYTES if kind in ("", ERROR) else 0)
         ends = (1 + sum(line.is_open for line in self._begun.values())) * HEAD_BYTES
         return self._size + HEAD_BYTES + text_bytes + ends <= room
 
