@@ -11,9 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterrun.backends.slurm import preemption
 from clusterrun.config.choices import Stage
-from clusterrun.errors import SchedulerUnreachableError
+from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.conductor.host import Host
@@ -28,6 +27,14 @@ BY_HAND = "by-hand"
 RECORD_S = 5.0  # for the submitting process to record this job
 _NUMBERS = re.compile(r"^(num_machines|num_processes):\s*(\d+)", re.MULTILINE)
 END_S = 5.0  # Slurm may enforce a time limit this early or late
+REQUEUES_SINCE = (24, 5)
+ASK_S = 10.0
+_VERSION = re.compile(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", re.MULTILINE)
+_BY_PARTITION = re.compile(r"^PreemptType\s*=\s*preempt/partition_prio", re.MULTILINE)
+_IN_GRACE_TIME = re.compile(r"\bPreemptTime=\d")
+_MAY_REQUEUE = re.compile(r"\bRequeue=1\b")
+_RESTARTS = re.compile(r"\bRestarts=(\d+)")
+_REQUEUES = re.compile(r"\bPreemptMode=\S*REQUEUE")
 
 
 @dataclass(frozen=True)
@@ -178,18 +185,44 @@ class SlurmHost(Host):
 
     def was_requeued(self) -> bool:
         """Return whether this job has been requeued since it started; False if unknown."""
-        return preemption.restarts(self.job_id) > int(self.environ.get("SLURM_RESTART_COUNT") or 0)
+        found = _RESTARTS.search(_shown("job", self.job_id))
+        before = int(self.environ.get("SLURM_RESTART_COUNT") or 0)
+        return found is not None and int(found[1]) > before
 
     def requeue(self) -> str:
         """Requeue this job; return Slurm's refusal. Raises SchedulerUnreachableError."""
-        if preemption.requeues_itself(self.environ):
+        if self._requeues_itself():
             return ""
         done = shell.run(["scontrol", "requeue", self.job_id], tries=1)
         return (done.stderr.strip() or f"exit status {done.rc}") if done.rc else ""
 
+    def _requeues_itself(self) -> bool:
+        """Return whether Slurm certainly requeues this job when it ends; False if unknown.
+
+        Slurm 24.05 and newer requeues a job that ends within a preemption's GraceTime, with any
+        exit status. If it was requeued by hand instead, its next start is requeued when that ends
+        (commit a689104d15): our requeue would start the job again after its last end.
+        """
+        job = _shown("job", self.job_id)
+        if not (_IN_GRACE_TIME.search(job) and _MAY_REQUEUE.search(job)):
+            return False
+        config = _shown("config")
+        version = _VERSION.search(config)
+        if not version or (int(version[1]), int(version[2])) < REQUEUES_SINCE:
+            return False
+        partition = _shown("partition", self.environ.get("SLURM_JOB_PARTITION", ""))
+        return bool(_BY_PARTITION.search(config) and _REQUEUES.search(partition))
+
     def stay_down(self) -> None:
         """Keep Slurm from requeueing this job once it has ended."""
-        if refusal := preemption.stay_down(self.job_id, is_restarted=self._is_restarted):
+        if not self._is_restarted and not _IN_GRACE_TIME.search(_shown("job", self.job_id)):
+            return
+        try:
+            done = shell.run(["scontrol", "update", f"JobId={self.job_id}", "Requeue=0"])
+            refusal = done.stderr.strip() if done.rc else ""
+        except ClusterrunError as error:
+            refusal = str(error)
+        if refusal:
             say_on_stderr(f"Slurm may start this job again: {refusal}")
 
     def submit_successor(self, excluded: tuple[str, ...]) -> str:
@@ -197,6 +230,15 @@ class SlurmHost(Host):
         from clusterrun.backends.slurm.successor import submit_successor
 
         return submit_successor(self.paths.root, ",".join(excluded), self.environ)
+
+
+def _shown(*what: str) -> str:
+    """Return what scontrol shows; "" if slurmctld does not answer."""
+    argv = ["scontrol", "--oneliner", "show", *what]
+    try:
+        return shell.run(argv, timeout_s=ASK_S, tries=1).stdout
+    except ClusterrunError:
+        return ""
 
 
 def cpus_of_nodes(text: str) -> Iterator[int]:
