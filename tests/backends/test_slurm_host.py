@@ -74,20 +74,16 @@ def test_srun_gets_one_task_a_node_and_its_cpus(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("given", "cpus"),
-    [
-        ({"SLURM_JOB_CPUS_PER_NODE": "16(x2)"}, ["--cpus-per-task=16"]),
-        ({"SLURM_JOB_CPUS_PER_NODE": "64,8(x3),32"}, ["--cpus-per-task=8"]),
-        ({"SLURM_JOB_CPUS_PER_NODE": "64", "SLURM_CPUS_PER_TASK": "4"}, ["--cpus-per-task=4"]),
+def test_cpus_that_the_site_chose_are_read_from_the_job(tmp_path: Path) -> None:
+    per_node = "SLURM_JOB_CPUS_PER_NODE"
+    for given, cpus in (
+        ({per_node: "16(x2)"}, ["--cpus-per-task=16"]),
+        ({per_node: "64,8(x3),32"}, ["--cpus-per-task=8"]),
+        ({per_node: "64", "SLURM_CPUS_PER_TASK": "4"}, ["--cpus-per-task=4"]),
         ({}, []),
-    ],
-)
-def test_cpus_that_the_site_chose_are_read_from_the_job(
-    tmp_path: Path, given: dict[str, str], cpus: list[str]
-) -> None:
-    argv = srun(host(tmp_path, env=given))
-    assert [option for option in argv if option.startswith("--cpus")] == cpus
+    ):
+        argv = srun(host(tmp_path, env=given))
+        assert [option for option in argv if option.startswith("--cpus")] == cpus
 
 
 def test_a_relaunch_shares_what_a_lost_step_holds_and_does_not_wait(tmp_path: Path) -> None:
@@ -98,71 +94,48 @@ def test_a_relaunch_shares_what_a_lost_step_holds_and_does_not_wait(tmp_path: Pa
     ]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "found", "reason"),
-    [
-        ("3", "num_machines: 2\nnum_processes: 8\n", ""),
-        ("1", "", "the job has 1 node but was rendered for 3; render it again with --nodes 1"),
-        ("3", "num_processes: 4\n", "accelerate.yaml has num_processes 4 but the job was rendered"),
-    ],
-)
 @pytest.mark.parametrize("own", ["", "num_machines: 2\nnum_processes: 8\n"])
-def test_numbers_that_were_changed_by_hand_are_refused(
-    tmp_path: Path, nodes: str, found: str, reason: str, own: str
-) -> None:
-    given = host(tmp_path, env={"SLURM_JOB_NUM_NODES": nodes}, spare_nodes=1)
-    given.plan = dataclasses.replace(given.plan, accelerate_text=own)
-    given.paths.accelerate.write_text(found)
-    assert (reason in given.refusal(), bool(given.refusal())) == (True, bool(reason))
-    if not reason:
-        given.srun = tuple(word.replace("--ntasks=2", "--ntasks=1") for word in given.srun)
-        assert "srun has --ntasks=1 but the job was rendered with --ntasks=2" in given.refusal()
+def test_numbers_that_were_changed_by_hand_are_refused(tmp_path: Path, own: str) -> None:
+    fewer = "the job has 1 node but was rendered for 3; render it again with --nodes 1"
+    ranks = "accelerate.yaml has num_processes 4 but the job was rendered"
+    for nodes, found, reason in (("1", "", fewer), ("3", "num_processes: 4\n", ranks)):
+        given = host(tmp_path, env={"SLURM_JOB_NUM_NODES": nodes}, spare_nodes=1)
+        given.plan = dataclasses.replace(given.plan, accelerate_text=own)
+        given.paths.accelerate.write_text(found)
+        assert reason in given.refusal()
+    given.paths.accelerate.write_text("num_machines: 2\nnum_processes: 8\n")
+    assert given.refusal() == ""
+    given.srun = tuple(word.replace("--ntasks=2", "--ntasks=1") for word in given.srun)
+    assert "srun has --ntasks=1 but the job was rendered with --ntasks=2" in given.refusal()
 
 
 # What is left to do
 
 
-@pytest.mark.parametrize(
-    ("state", "is_left"),
-    [
-        (JobState.COMPLETED, False),
-        (JobState.FAILED, False),
-        (JobState.CANCELLED, False),
-        (JobState.TIMEOUT, True),
-        (None, True),
-    ],
-)
-def test_the_next_job_of_a_chain_continues_only_after_the_time_limit(
-    tmp_path: Path, state: JobState | None, is_left: bool
-) -> None:
+def test_the_next_job_of_a_chain_continues_only_after_the_time_limit(tmp_path: Path) -> None:
     given = host(tmp_path, CHAINED)
     given.paths.attempts_dir.mkdir()
     take_attempt(given.paths, 1, "the job before")
-    if state:
+    assert given.nothing_left() == ""
+    for state in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT):
         write_end(given.paths, state, 1)
-    assert (given.nothing_left() == "") is is_left
-    assert host(tmp_path).nothing_left() == "", "a person has resumed the run"
+        assert (given.nothing_left() == "") is (state is JobState.TIMEOUT), state
+        assert host(tmp_path).nothing_left() == "", "a person has resumed the run"
 
 
-@pytest.mark.parametrize(
-    ("restarts", "earlier", "is_left"), [("1", ["42"], False), ("1", [], True), ("0", ["42"], True)]
-)
-def test_a_job_that_slurm_starts_again_leaves_a_run_that_another_continues(
-    tmp_path: Path, restarts: str, earlier: list[str], is_left: bool
-) -> None:
-    given = host(tmp_path, env={"SLURM_RESTART_COUNT": restarts})
-    given.paths.record.write_text(json.dumps({"job_id": "43", "earlier_job_ids": earlier}))
-    assert (given.nothing_left() == "") is is_left
+def test_a_job_that_slurm_starts_again_leaves_a_run_that_another_continues(tmp_path: Path) -> None:
+    for restarts, earlier, is_left in (("1", ["42"], False), ("1", [], True), ("0", ["42"], True)):
+        given = host(tmp_path, env={"SLURM_RESTART_COUNT": restarts})
+        given.paths.record.write_text(json.dumps({"job_id": "43", "earlier_job_ids": earlier}))
+        assert (given.nothing_left() == "") is is_left
 
 
 # The record
 
 
-@pytest.mark.parametrize(("kind", "after_s"), [("", 5.0), (BY_HAND, 0.0), (CHAINED, 0.0)])
-def test_whoever_submitted_a_job_has_time_to_record_it(
-    tmp_path: Path, kind: str, after_s: float
-) -> None:
-    assert host(tmp_path, kind).register_after_s == after_s
+def test_whoever_submitted_a_job_has_time_to_record_it(tmp_path: Path) -> None:
+    after_s = [host(tmp_path, kind).register_after_s for kind in ("", BY_HAND, CHAINED)]
+    assert after_s == [5.0, 0.0, 0.0]
 
 
 def test_a_run_that_was_submitted_by_hand_is_registered_once(tmp_path: Path) -> None:
@@ -180,50 +153,35 @@ def test_a_run_that_was_submitted_by_hand_is_registered_once(tmp_path: Path) -> 
 # The time limit
 
 
-@pytest.mark.parametrize(
-    ("end", "minutes", "elapsed_s", "is_over"),
-    [
+def test_a_job_that_slurm_ends_at_its_time_limit_has_timed_out(tmp_path: Path) -> None:
+    for end, minutes, elapsed_s, is_over in (
         ("4000000000", 60, 9999, False),
         ("1000000000", 60, 0, True),
         ("", 60, 3600 - 4, True),
         ("", 60, 3600 - 30, False),
         ("", None, 9999, False),
-    ],
-)
-def test_a_job_that_slurm_ends_at_its_time_limit_has_timed_out(
-    tmp_path: Path, end: str, minutes: int | None, elapsed_s: int, is_over: bool
-) -> None:
-    given = host(tmp_path, env={"SLURM_JOB_END_TIME": end}, time_minutes=minutes)
-    given.started = slurm_host.time.monotonic() - elapsed_s
-    assert given.is_over() is is_over
+    ):
+        given = host(tmp_path, env={"SLURM_JOB_END_TIME": end}, time_minutes=minutes)
+        given.started = slurm_host.time.monotonic() - elapsed_s
+        assert given.is_over() is is_over, (end, minutes, elapsed_s)
 
 
 # slurmctld
 
 
-@pytest.mark.parametrize(
-    ("answer", "answers"),
-    [
-        ("Slurmctld(primary) at head is UP\n", True),
-        ("Slurmctld(primary) at head is DOWN\n", False),
-        ("Slurmctld(primary) at head is DOWN\nSlurmctld(backup) at other is UP\n", True),
-        ("", True),
-    ],
-)
-def test_slurmctld_answers_unless_all_of_them_are_down(
-    tmp_path: Path, slurm: Slurm, answer: str, answers: bool
-) -> None:
-    slurm.says("ping", answer)
-    assert host(tmp_path).answers() is answers
+def test_slurmctld_answers_unless_all_of_them_are_down(tmp_path: Path, slurm: Slurm) -> None:
+    down = "Slurmctld(primary) at head is DOWN\n"
+    up = "Slurmctld(backup) at other is UP\n"
+    for answer, answers in ((up, True), (down, False), (down + up, True), ("", True)):
+        slurm.says("ping", answer)
+        assert host(tmp_path).answers() is answers
 
 
-@pytest.mark.parametrize(("rc", "refusal"), [(0, ""), (1, "Requested operation is disabled")])
-def test_a_requeue_gives_slurms_refusal(
-    tmp_path: Path, slurm: Slurm, rc: int, refusal: str
-) -> None:
-    slurm.says("requeue", refusal, rc)
-    assert host(tmp_path).requeue() == refusal
-    assert slurm.asked[-1] == "scontrol requeue 42"
+def test_a_requeue_gives_slurms_refusal(tmp_path: Path, slurm: Slurm) -> None:
+    for rc, refusal in ((0, ""), (1, "Requested operation is disabled")):
+        slurm.says("requeue", refusal, rc)
+        assert host(tmp_path).requeue() == refusal
+        assert slurm.asked[-1] == "scontrol requeue 42"
 
 
 def in_grace_time(
@@ -248,27 +206,19 @@ def test_a_job_in_its_grace_time_is_requeued_by_slurm_alone(tmp_path: Path, slur
     assert "scontrol requeue 42" not in slurm.asked
 
 
-@pytest.mark.parametrize(
-    "otherwise",
-    [
-        {"version": "22.05.8"},
-        {"version": "23.11.10"},
-        {"preempted": "None"},
-        {"mode": "CANCEL"},
-        {"by": "preempt/qos"},
-        {"requeue": 0},
-    ],
-)
 def test_a_job_is_requeued_by_hand_unless_slurm_certainly_does_so(
-    tmp_path: Path, slurm: Slurm, otherwise: dict[str, Any]
+    tmp_path: Path, slurm: Slurm
 ) -> None:
-    in_grace_time(slurm, **otherwise)
-    host(tmp_path).requeue()
-    assert slurm.asked[-1] == "scontrol requeue 42"
-
-
-def test_a_job_is_requeued_by_hand_if_slurm_says_nothing(tmp_path: Path, slurm: Slurm) -> None:
-    slurm.answers["show"] = SchedulerUnreachableError("silent")
+    others: tuple[dict[str, Any], ...] = (
+        *({"version": "22.05.8"}, {"version": "23.11.10"}, {"preempted": "None"}),
+        *({"mode": "CANCEL"}, {"by": "preempt/qos"}, {"requeue": 0}),
+    )
+    for otherwise in others:
+        in_grace_time(slurm, **otherwise)
+        host(tmp_path).requeue()
+        assert slurm.asked[-1] == "scontrol requeue 42", otherwise
+        slurm.asked.clear()
+    slurm.answers = {"show": SchedulerUnreachableError("silent")}
     host(tmp_path).requeue()
     assert slurm.asked[-1] == "scontrol requeue 42"
 
@@ -276,16 +226,17 @@ def test_a_job_is_requeued_by_hand_if_slurm_says_nothing(tmp_path: Path, slurm: 
 OFF = "scontrol update JobId=42 Requeue=0"
 
 
-@pytest.mark.parametrize(
-    ("restarts", "preempted", "is_off"),
-    [("0", "None", False), ("0", "2026-11-22T18:00:00", True), ("2", "None", True)],
-)
-def test_a_run_that_is_over_is_not_started_again(
-    tmp_path: Path, slurm: Slurm, restarts: str, preempted: str, is_off: bool
-) -> None:
-    in_grace_time(slurm, preempted=preempted)
-    host(tmp_path, env={"SLURM_RESTART_COUNT": restarts}).stay_down()
-    assert (OFF in slurm.asked) is is_off
+def test_a_run_that_is_over_is_not_started_again(tmp_path: Path, slurm: Slurm) -> None:
+    began = "2026-11-22T18:00:00"
+    for restarts, preempted, is_off in (
+        ("0", "None", False),
+        ("0", began, True),
+        ("2", "None", True),
+    ):
+        in_grace_time(slurm, preempted=preempted)
+        host(tmp_path, env={"SLURM_RESTART_COUNT": restarts}).stay_down()
+        assert (OFF in slurm.asked) is is_off
+        slurm.asked.clear()
 
 
 def test_a_run_that_is_over_does_not_wait_for_a_silent_slurmctld(
