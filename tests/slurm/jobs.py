@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.base import SchedulerJob
+from clusterrun.backends.select import submit_or_remove
 from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.config.spec import Cluster as Place
 from clusterrun.rundir import record
@@ -37,7 +38,7 @@ def submitter(root: Path) -> Submit:
         bundle = make_bundle(plan, sbatch=f"#!/bin/bash\n{lines}{body}\n")
         paths = make_run(root, plan, bundle)
         made = record.new_record(plan, paths, argv=(), now=time.time())
-        made = dataclasses.replace(made, job_id=BACKEND.submit(plan, paths).job_id)
+        made = dataclasses.replace(made, job_id=submit_or_remove(BACKEND, plan, paths).job_id)
         record.write(made)
         return made
 

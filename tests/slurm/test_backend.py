@@ -13,7 +13,6 @@ from clusterrun.backends.slurm import query
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.cli.main import main
 from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, SubmissionError
-from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
@@ -39,13 +38,21 @@ def batch_output(made: JobRecord) -> str:
     return made.paths.batch_output.read_text()
 
 
-def test_the_script_runs_with_the_run_directory_as_its_argument(
-    submit: Submit, tmp_path: Path
+def test_the_script_gets_its_run_directory_and_nothing_of_the_shells_slurm(
+    submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = submit('printf "%s\\n" "$#" "$1" "$PWD"')
+    for name in ("SLURM_CPU_BIND", "SLURM_FOO", "PET_NNODES", "WORLD_SIZE", "SRUN_DEBUG"):
+        monkeypatch.setenv(name, "leaked")
+    monkeypatch.setenv("SBATCH_PARTITION", "nonsense")  # would refuse the job
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "leaked")
+    monkeypatch.setenv("MY_OWN", "kept")
+    made = submit('printf "%s\\n" "$#" "$1" "$PWD"; env | grep -e leaked -e MY_OWN')
     job = settled(made)
     assert (job.state, job.exit_code, job.exit_signal) == (JobState.COMPLETED, 0, None)
-    assert batch_output(made) == f"1\n{made.run_dir}\n{tmp_path}\n"
+    assert batch_output(made) == f"1\n{made.run_dir}\n{tmp_path}\nMY_OWN=kept\n"
+    names = sorted(str(path.relative_to(made.run_dir)) for path in made.paths.root.rglob("*"))
+    assert names == ["job.json", "job.sbatch", "node.sh", "plan.json", "slurm", "slurm/batch.out"]
+    assert made.paths.batch_output.stat().st_mode & 0o777 == 0o644
 
 
 def test_slurm_accepts_the_file_of_init_as_it_stands(
@@ -61,80 +68,53 @@ def test_slurm_accepts_the_file_of_init_as_it_stands(
     assert main(["render", "--check"]) == 0
 
 
-@pytest.mark.parametrize("name", ["100%j", "a b", "quo'te", 'dou"ble', "$(touch x)", "hash#x", "ü"])
-def test_any_directory_name_reaches_the_job_as_it_is(
-    cluster: Cluster, tmp_path: Path, name: str
+def test_any_directory_name_reaches_the_job_as_it_is(cluster: Cluster, tmp_path: Path) -> None:
+    made = {}
+    for name in ("100%j", "a b", "quo'te", 'dou"ble', "$(touch x)", "hash#x", "ü"):
+        root = tmp_path / name
+        root.mkdir()
+        made[root] = submitter(root)('printf "%s\\n" "$1" "$PWD"')
+    for root, one in made.items():
+        settled(one)
+        assert batch_output(one) == f"{one.run_dir}\n{root}\n"
+        assert not (root / "x").exists()
+
+
+def test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing(
+    submit: Submit, tmp_path: Path
 ) -> None:
-    root = tmp_path / name
-    root.mkdir()
-    made = submitter(root)('printf "%s\\n" "$1" "$PWD"')
-    settled(made)
-    assert batch_output(made) == f"{made.run_dir}\n{root}\n"
-    assert not (root / "x").exists()
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "number"),
-    [("exit 3", 3, None), ("kill -KILL $$", 0, 9)],
-)
-def test_the_exit_status_is_the_scripts(
-    submit: Submit, body: str, code: int, number: int | None
-) -> None:
-    job = settled(submit(body))
-    assert job.state is JobState.FAILED
-    assert (job.exit_code, job.exit_signal) == (code, number)
-
-
-def test_the_job_does_not_see_the_shells_slurm(
-    submit: Submit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SLURM_CPU_BIND", "SLURM_FOO", "PET_NNODES", "WORLD_SIZE", "SRUN_DEBUG"):
-        monkeypatch.setenv(name, "leaked")
-    monkeypatch.setenv("SBATCH_PARTITION", "nonsense")  # would refuse the job
-    monkeypatch.setenv("SBATCH_TIMELIMIT", "leaked")
-    monkeypatch.setenv("MY_OWN", "kept")
-    made = submit("env | grep -e leaked -e MY_OWN")
-    settled(made)
-    assert batch_output(made) == "MY_OWN=kept\n"
-
-
-@pytest.mark.parametrize(
-    ("option", "words", "hint"),
-    [
+    has = "4 nodes with gpu:h100:4, 64 CPUs"
+    reservation = "Requested reservation is invalid"
+    for option, words, hint in (
         ("--partition=nope", "invalid partition specified: nope", "partitions here: "),
-        (
-            "--gpus-per-node=64",
-            "Requested node configuration is not available",
-            "4 nodes with gpu:h100:4, 64 CPUs",
-        ),
+        ("--gpus-per-node=64", "Requested node configuration is not available", has),
         ("--time=soon", "Invalid --time specification", "write --time as minutes"),
         ("--bogus", "unrecognized option '--bogus'", "--sbatch-arg"),
         ("--constraint=nope", "Invalid feature specification", "sinfo"),
-        ("--reservation=nope", "Requested reservation is invalid", "scontrol show reservations"),
-    ],
-)
-def test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing(
-    submit: Submit, tmp_path: Path, option: str, words: str, hint: str
-) -> None:
-    with pytest.raises(SubmissionError) as refused:
-        submit("true", option, gpus_per_node=64)
-    assert words in str(refused.value.cause)
-    assert hint in refused.value.hints[0]
-    assert not (tmp_path / "runs").exists()
+        ("--reservation=nope", reservation, "scontrol show reservations"),
+    ):
+        with pytest.raises(SubmissionError) as refused:
+            submit("true", option, gpus_per_node=64)
+        assert words in str(refused.value.cause)
+        assert hint in refused.value.hints[0]
+        assert not (tmp_path / "runs").exists()
 
 
 def test_jobs_are_asked_about_together_and_unknown_ones_are_missing(submit: Submit) -> None:
-    done, held = submit("exit 3"), submit("true", "--hold")
-    settled(done)
+    done, killed, held = submit("exit 3"), submit("kill -KILL $$"), submit("true", "--hold")
+    ends = [(job.state, job.exit_code, job.exit_signal) for job in map(settled, (done, killed))]
+    assert ends == [(JobState.FAILED, 3, None), (JobState.FAILED, 0, 9)]
     answer = BACKEND.query([done.job_id, held.job_id, "99999999"], max_age_s=0)
     assert sorted(answer) == sorted([done.job_id, held.job_id])
     assert answer[done.job_id].exit_code == 3
-    assert (answer[held.job_id].state, answer[held.job_id].reason) == (
-        JobState.PENDING,
-        "JobHeldUser",
-    )
+    waits = answer[held.job_id]
+    assert (waits.state, waits.reason) == (JobState.PENDING, "JobHeldUser")
     assert BACKEND.query(["99999999"], max_age_s=0) == {}
+    assert query.find_by_command(held.run_dir, None) == held.job_id
+    assert query.find_by_command(held.run_dir + "0", None) is None
     BACKEND.cancel([held.job_id])
+    with pytest.raises(JobNotFoundError, match="99999999"):
+        BACKEND.cancel(["99999999"])
 
 
 def test_times_nodes_and_limits_are_those_of_slurm(submit: Submit, cluster: Cluster) -> None:
@@ -161,18 +141,6 @@ def test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended(submit: 
     assert settled(waits).state is JobState.CANCELLED
     assert settled(waits).nodelist == ""
     assert settled(done).state is JobState.COMPLETED
-
-
-def test_cancelling_a_job_that_slurm_does_not_know_is_told(cluster: Cluster) -> None:
-    with pytest.raises(JobNotFoundError, match="99999999"):
-        BACKEND.cancel(["99999999"])
-
-
-def test_a_job_is_found_by_its_run_directory(submit: Submit) -> None:
-    made = submit("true", "--hold")
-    assert query.find_by_command(made.run_dir, None) == made.job_id
-    assert query.find_by_command(made.run_dir + "0", None) is None
-    BACKEND.cancel([made.job_id])
 
 
 def test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job(
@@ -272,14 +240,6 @@ def test_a_missing_configuration_is_told_without_waiting_for_it(
     assert f"cannot stat file {tmp_path}/none.conf" in str(silent.value.cause)
     assert "SLURM_CONF" in silent.value.hints[0]
     assert time.monotonic() - begin < 5 * patience()
-
-
-def test_the_run_directory_holds_nothing_that_we_did_not_name(submit: Submit) -> None:
-    made = submit("true")
-    settled(made)
-    names = sorted(str(path.relative_to(made.run_dir)) for path in made.paths.root.rglob("*"))
-    assert names == ["job.json", "job.sbatch", "node.sh", "plan.json", "slurm", "slurm/batch.out"]
-    assert RunPaths(root=made.paths.root).batch_output.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_job_that_is_released_in_the_second_of_its_requeue_starts(
