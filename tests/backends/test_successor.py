@@ -54,10 +54,14 @@ def successor(
     )
 
 
-def test_sbatch_gets_the_script_of_the_run_behind_this_job(site: Stubs, tmp_path: Path) -> None:
-    made = run_of(tmp_path)
-    done = successor(made)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "53\n", "")
+def test_sbatch_gets_the_script_once_and_both_ids_lead_to_the_run(
+    site: Stubs, tmp_path: Path
+) -> None:
+    made = run_of(tmp_path, pass_env=("SLURM_TOKEN",))
+    own = {"SLURM_NNODES": "7", "SBATCH_PARTITION": "low", "PET_A": "1"}
+    for _ in range(2):
+        done = successor(made, SLURM_TOKEN="t", LANG="x", **own)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "53\n", "")
     assert site.calls("sbatch") == [
         [
             *("sbatch", "--parsable", f"--output={made.paths.batch_output}"),
@@ -65,43 +69,23 @@ def test_sbatch_gets_the_script_of_the_run_behind_this_job(site: Stubs, tmp_path
             *(str(made.paths.script), made.run_dir),
         ]
     ]
-
-
-def test_the_new_job_is_recorded_and_both_ids_lead_to_the_run(site: Stubs, tmp_path: Path) -> None:
-    made = run_of(tmp_path)
-    successor(made)
+    seen = site.environ("sbatch")
+    assert {"SLURM_JOB_ID", *own} & seen.keys() == set()
+    assert (seen["SLURM_TOKEN"], seen["LANG"]) == ("t", "x")
     now = record.read(made.paths)
     assert (now.job_id, now.earlier_job_ids) == ("53", ("52",))
     for job_id in ("52", "53"):
         assert record.resolve_job(job_id, [made.runs_dir]).run_dir == made.run_dir
 
 
-def test_nodes_to_leave_out_join_those_of_the_plan(site: Stubs, tmp_path: Path) -> None:
+def test_lost_nodes_join_those_of_the_plan_and_are_not_waited_for(
+    site: Stubs, tmp_path: Path
+) -> None:
     made = run_of(tmp_path, directives=(Directive(name="exclude", value="node[4-5]"),))
     successor(made, "node2,node4")
     (call,) = site.calls("sbatch")
     assert "--exclude=node[2,4-5]" in call
-
-
-def test_a_job_without_the_lost_node_waits_for_nothing(site: Stubs, tmp_path: Path) -> None:
-    successor(run_of(tmp_path), "node2")
-    assert not any(word.startswith("--dependency") for word in site.calls("sbatch")[0])
-
-
-def test_what_is_this_jobs_own_does_not_reach_the_next(site: Stubs, tmp_path: Path) -> None:
-    made = run_of(tmp_path, pass_env=("SLURM_TOKEN",))
-    successor(made, SLURM_NNODES="7", SBATCH_PARTITION="low", SLURM_TOKEN="t", LANG="x", PET_A="1")
-    seen = site.environ("sbatch")
-    assert {"SLURM_NNODES", "SLURM_JOB_ID", "SBATCH_PARTITION", "PET_A"} & seen.keys() == set()
-    assert (seen["SLURM_TOKEN"], seen["LANG"]) == ("t", "x")
-
-
-def test_a_second_call_of_the_same_job_gives_the_same_id(site: Stubs, tmp_path: Path) -> None:
-    made = run_of(tmp_path)
-    successor(made)
-    done = successor(made)
-    assert (done.returncode, done.stdout) == (0, "53\n")
-    assert len(site.calls("sbatch")) == 1
+    assert not any(word.startswith("--dependency") for word in call)
 
 
 def test_a_job_that_was_submitted_but_not_recorded_is_taken(site: Stubs, tmp_path: Path) -> None:
@@ -114,29 +98,21 @@ def test_a_job_that_was_submitted_but_not_recorded_is_taken(site: Stubs, tmp_pat
     assert record.read(made.paths).job_id == "57"
 
 
-@pytest.mark.parametrize(
-    ("sbatch", "said"),
-    [
-        ("echo 'sbatch: error: no' >&2; exit 1", "sbatch refused the job: sbatch: error: no"),
-        (
-            "echo 'sbatch: error: Unable to contact slurm controller' >&2; exit 1",
-            "Unable to contact slurm controller",
-        ),
-        ("exit 0", "may or may not be in the queue"),
-    ],
-)
-def test_a_refusal_is_one_line_and_changes_nothing(
-    site: Stubs, tmp_path: Path, sbatch: str, said: str
-) -> None:
+def test_a_refusal_is_one_line_and_changes_nothing(site: Stubs, tmp_path: Path) -> None:
     made = run_of(tmp_path)
-    site.add("sbatch", sbatch)
     before = made.paths.record.read_bytes()
-    done = successor(made)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert made.paths.record.read_bytes() == before
-    assert os.listdir(made.runs_dir.by_job) == ["52"]
+    silent = "Unable to contact slurm controller"
+    for sbatch, said in (
+        ("echo 'sbatch: error: no' >&2; exit 1", "sbatch refused the job: sbatch: error: no"),
+        (f"echo 'sbatch: error: {silent}' >&2; exit 1", silent),
+        ("exit 0", "may or may not be in the queue"),
+    ):
+        site.add("sbatch", sbatch)
+        done = successor(made)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert said in done.stderr
+        assert made.paths.record.read_bytes() == before
+        assert os.listdir(made.runs_dir.by_job) == ["52"]
 
 
 def test_a_job_that_cannot_be_recorded_is_taken_back(

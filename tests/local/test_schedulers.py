@@ -35,6 +35,7 @@ def a_project_with_a_queue(here: Project, tmp_path: Path) -> Project:
     return here
 
 
+@pytest.mark.agents
 def test_a_scheduler_in_one_file_runs_the_main_road(there: Project, tmp_path: Path) -> None:
     light = (*LIGHT[:-1], f"{LIGHT[-1]}:{there.extra['PYTHONPATH']}")
     job_id = there.submit(*TWO, *light, "own_handler.py", "SIGTERM", "1", "0")

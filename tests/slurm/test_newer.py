@@ -9,15 +9,12 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.road import Project
 from tests.slurm.test_backend import (
-    test_a_job_is_found_by_its_run_directory,
     test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing,
     test_a_requeued_job_waits_and_says_so_and_is_not_over,
     test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job,
     test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended,
-    test_cancelling_a_job_that_slurm_does_not_know_is_told,
     test_jobs_are_asked_about_together_and_unknown_ones_are_missing,
     test_states_follow_a_job_from_the_queue_to_its_end,
-    test_the_exit_status_is_the_scripts,
     test_times_nodes_and_limits_are_those_of_slurm,
     test_with_slurmdbd_down_the_answer_is_the_same,
 )
@@ -29,19 +26,16 @@ from tests.slurm.test_main_road import (
 )
 
 __all__ = [
-    "test_a_job_is_found_by_its_run_directory",
     "test_a_rank_has_the_variables_of_a_task_of_srun",
     "test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing",
     "test_a_rendered_directory_submitted_by_hand_is_the_same_run",
     "test_a_requeued_job_waits_and_says_so_and_is_not_over",
     "test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job",
     "test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended",
-    "test_cancelling_a_job_that_slurm_does_not_know_is_told",
     "test_jobs_are_asked_about_together_and_unknown_ones_are_missing",
     "test_states_follow_a_job_from_the_queue_to_its_end",
     "test_status_list_logs_and_cancel_work_without_accounting",
     "test_submit_wait_returns_the_status_of_the_job",
-    "test_the_exit_status_is_the_scripts",
     "test_times_nodes_and_limits_are_those_of_slurm",
     "test_with_slurmdbd_down_the_answer_is_the_same",
 ]
@@ -65,17 +59,7 @@ def _cluster(newer_cluster: Cluster) -> Iterator[Cluster]:
 def test_the_output_of_another_tools_job_is_found(
     cluster: Cluster, here: Project, option: str
 ) -> None:
-    argv = (
-        "-D",
-        str(here.path),
-        "-o",
-        "my train.log",
-        "-e",
-        "train.err",
-        option,
-        "--wrap",
-        "echo hi",
-    )
-    job_id = cluster.sbatch(*argv)
+    files = ("-D", str(here.path), "-o", "my train.log", "-e", "train.err")
+    job_id = cluster.sbatch(*files, option, "--wrap", "echo hi")
     assert cluster.wait_job(job_id) == "COMPLETED"
     assert here.ok("logs", job_id, "--prefix", "none") == "hi\n"

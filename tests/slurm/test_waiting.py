@@ -86,28 +86,19 @@ def test_another_partition_has_idle_nodes(here: Project, cluster: Cluster) -> No
     wait_for(lambda: cluster.job_state(again.stdout.split()[0]) == "RUNNING", "it runs there")
 
 
-@pytest.mark.parametrize(
-    ("limits", "options", "code", "kind", "numbers"),
-    [
-        ({"time": "10"}, ("-N1", "--time", "30"), "PartitionTimeLimit", "too_long", (1800, 600)),
-        ({"most": "2"}, ("-N3", "--time", "30"), "PartitionNodeLimit", "too_many_nodes", (3, 2)),
-    ],
-)
-def test_a_limit_of_the_partition(
-    here: Project,
-    cluster: Cluster,
-    limits: dict[str, str],
-    options: tuple[str, ...],
-    code: str,
-    kind: str,
-    numbers: tuple[int, int],
-) -> None:
-    limit(cluster, **limits)
-    reason = waits(here, here.submit(*options, "-p", "low", *ONE, *WAITING), code)
-    fact = next(fact for fact in reason["facts"] if fact["kind"] == kind)
-    assert (fact["asked"], fact["limit"]) == numbers
-    assert reason["can_start"] is False
-    assert reason["sooner"]
+def test_a_limit_of_the_partition(here: Project, cluster: Cluster) -> None:
+    long, many = {"time": "10"}, {"most": "2"}
+    for limits, nodes, code, kind, numbers in (
+        (long, "-N1", "PartitionTimeLimit", "too_long", (1800, 600)),
+        (many, "-N3", "PartitionNodeLimit", "too_many_nodes", (3, 2)),
+    ):
+        limit(cluster, **limits)
+        job_id = here.submit(nodes, "--time", "30", "-p", "low", *ONE, *WAITING)
+        reason = waits(here, job_id, code)
+        fact = next(fact for fact in reason["facts"] if fact["kind"] == kind)
+        assert (fact["asked"], fact["limit"]) == numbers
+        assert reason["can_start"] is False
+        assert reason["sooner"]
 
 
 def test_drained_nodes_are_named_with_their_reason(here: Project, cluster: Cluster) -> None:
