@@ -129,6 +129,23 @@ assert main({argv!r}) == {status}
     assert loaded & heavy == {"jinja2"} | more
 
 
+@pytest.mark.parametrize("argv", [["status"], ["logs", "-n", "1"]])
+def test_a_run_given_by_its_path_is_read_without_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    where = ("--cluster", "local", "--device", "cpu", "--set", "launch.world_contract=false")
+    assert _loaded("submit", *where, "--wait", "train.py")
+    (run,) = (tmp_path / "runs" / "train").iterdir()
+    loaded = _loaded(*argv, str(run))
+    assert not {name for name in loaded if name.startswith("clusterrun.config.")} & SETTINGS
+    assert "clusterrun.config.load" in _loaded(*argv, "train")
+
+
+SETTINGS = {f"clusterrun.config.{name}" for name in ("spec", "keys", "fields", "load", "resolve")}
+
+
 @pytest.mark.parametrize(
     "module", ["clusterrun.backends.slurm.host", "clusterrun.node.conductor.conductor"]
 )

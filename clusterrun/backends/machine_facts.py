@@ -14,7 +14,6 @@ from clusterrun.backends import interpreters
 from clusterrun.config.choices import Cluster, Starter
 from clusterrun.config.environments import python_of
 from clusterrun.config.hosts import HostList, parse_hostfile
-from clusterrun.config.keys import nearest
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
@@ -30,6 +29,7 @@ from clusterrun.launch.hosts import (
 from clusterrun.launch.inputs import is_of_one_machine, paths_to_look_for, runs_in_container
 from clusterrun.launch.script_args import is_for_deepspeed, named_json
 from clusterrun.shared import shell
+from clusterrun.shared.wording import nearest
 
 HOSTS_S: Final = 20.0
 

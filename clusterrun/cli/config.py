@@ -15,10 +15,11 @@ from clusterrun.cli.shared.options import JobCommand, JobOptions, job_options, j
 from clusterrun.config import Resolved
 from clusterrun.config.document import Document, parse_document
 from clusterrun.config.files import PROJECT_FILE, FoundFiles, find_files
-from clusterrun.config.keys import BY_KEY, nearest
+from clusterrun.config.keys import BY_KEY
 from clusterrun.config.load import resolve
 from clusterrun.config.resolved import Row
 from clusterrun.errors import ClusterrunError, Exit, UsageError
+from clusterrun.shared.wording import nearest
 
 
 class ConfigGroup(click.Group):

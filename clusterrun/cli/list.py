@@ -19,11 +19,10 @@ from clusterrun.cli.shared.job_text import (
     where_or_why,
 )
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
-from clusterrun.config.keys import nearest
 from clusterrun.errors import ClusterrunError, NotAdoptedError, UsageError, describe
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
-from clusterrun.shared.wording import count
+from clusterrun.shared.wording import count, nearest
 from clusterrun.verbs.find import is_elsewhere
 from clusterrun.verbs.list import list_jobs, list_on_hosts
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from clusterrun.config.fields import Field
 from clusterrun.config.spec import FIELDS
+from clusterrun.shared.wording import nearest
 
 BY_KEY: Final[Mapping[str, Field]] = {field.key: field for field in FIELDS}
 BY_NAME: Final[Mapping[str, Field]] = {field.name: field for field in FIELDS}
@@ -36,16 +36,6 @@ _ALIASES: Final = {
     **{"distributed_type": "launch.strategy", "command": "script"},
     **dict.fromkeys(("nodefile", "host_file", "machinefile"), "hostfile"),
 }
-
-
-def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate closest to the name, if any is close.
-
-    >>> nearest("gpus_per_nodes", ["gpus_per_node", "nodes"])
-    'gpus_per_node'
-    """
-    found = difflib.get_close_matches(name, list(candidates), n=1)
-    return found[0] if found else None
 
 
 def keys_in(section: str) -> list[str]:

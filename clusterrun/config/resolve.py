@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterrun.config.fields import Kind
-from clusterrun.config.keys import BY_NAME, nearest
+from clusterrun.config.keys import BY_NAME
 from clusterrun.config.secrets import secret_arguments
 from clusterrun.config.settings import BUILT_IN, Origin, Setting, interpret_at, located
 from clusterrun.config.spec import FIELDS
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.durations import format_seconds
+from clusterrun.shared.wording import nearest
 
 if TYPE_CHECKING:
     from clusterrun.config.document import Document

@@ -14,12 +14,12 @@ from clusterrun.config.keys import (
     SECTIONS,
     hint_for_key,
     key_of_word,
-    nearest,
 )
 from clusterrun.config.settings import Anchor, Origin, Setting, settings_of
 from clusterrun.config.spec import FIELDS
 from clusterrun.config.values import Raw
 from clusterrun.errors import UsageError
+from clusterrun.shared.wording import nearest
 
 _OF_A_JOB: Final = (
     *("CLUSTERRUN_ATTEMPT", "CLUSTERRUN_GIVEN", "CLUSTERRUN_HOSTS_JOB_ID"),

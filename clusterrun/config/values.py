@@ -13,7 +13,6 @@ from clusterrun.config.checks import list_of
 from clusterrun.config.environments import in_place
 from clusterrun.config.fields import Field, Kind, check_value
 from clusterrun.config.hosts import split_hosts
-from clusterrun.config.keys import nearest
 from clusterrun.config.secrets import is_secret, is_secret_value, named_secrets
 from clusterrun.errors import UsageError
 from clusterrun.shared.durations import (
@@ -24,6 +23,7 @@ from clusterrun.shared.durations import (
     parse_span,
 )
 from clusterrun.shared.sizes import format_bytes, parse_bytes, parse_count
+from clusterrun.shared.wording import nearest
 
 Raw = str | tuple[str, ...] | Mapping[str, str]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def count(number: int | str, thing: str) -> str:
@@ -22,3 +22,15 @@ def missing_text(python: str, packages: Sequence[str], needed_by: str = "") -> s
     """
     named = " or ".join(filter(None, (", ".join(packages[:-1]), packages[-1])))
     return f"{python} has no {named}{f', which {needed_by} needs' if needed_by else ''}"
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate closest to the name, if any is close.
+
+    >>> nearest("gpus_per_nodes", ["gpus_per_node", "nodes"])
+    'gpus_per_node'
+    """
+    import difflib  # only after a mistake
+
+    found = difflib.get_close_matches(name, list(candidates), n=1)
+    return found[0] if found else None

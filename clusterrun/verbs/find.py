@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Sequence
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from clusterrun.backends.environment import working_directory
 from clusterrun.backends.slurm import foreign, query
-from clusterrun.config.load import load_run_dir
-from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ElsewhereError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.known_roots import adopted, remembered_roots
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 Which: TypeAlias = "str | JobRecord | Job"
 """A job: its id, name or path, its record, or its handle."""
 
+_PATHS: Final = ("/", "./", "../")
 FORWARDED: Final[dict[str, str]] = {}
 """Run directories by the words for them, if another machine forwarded this command line."""
 
@@ -67,6 +67,8 @@ def locate(job: Which | None) -> JobRecord:
         return job if isinstance(job, JobRecord) else job.record
     if (run_dir := FORWARDED.get(job or "")) is not None:
         return _handed(RunPaths(root=Path(run_dir)))
+    if record := at_path(job):
+        return record
     places = places_of_runs()
     try:
         return records.resolve_job(job, places)
@@ -77,6 +79,14 @@ def locate(job: Which | None) -> JobRecord:
         if foreign.is_job_id(job or "") and (parts := foreign.ask(job or "")):
             raise _not_ours(job or "", parts[0].user) from None
         raise
+
+
+def at_path(job: str | None) -> JobRecord | None:
+    """Return the run that a path names, without looking for the directories of runs."""
+    if job is not None and job.startswith(_PATHS):
+        with contextlib.suppress(JobNotFoundError):
+            return records.resolve_job(job, ())
+    return None
 
 
 def _handed(paths: RunPaths) -> JobRecord:
@@ -112,6 +122,9 @@ def places_of_runs() -> list[RunsDir]:
 
 def own_runs() -> RunsDir:
     """Return this project's directory of runs."""
+    from clusterrun.config.load import load_run_dir  # not for a run that is given by its path
+    from clusterrun.config.spec import JobSpec
+
     cwd = working_directory(os.environ)
     try:
         run_dir = load_run_dir(environ=os.environ, cwd=cwd)

@@ -27,7 +27,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.find import FORWARDED, find_record, places_of_runs, refuse_elsewhere
+from clusterrun.verbs.find import FORWARDED, at_path, find_record, places_of_runs, refuse_elsewhere
 from clusterrun.verbs.status import POLL_MOST_S, POLL_S, look
 
 BATCH = "batch"
@@ -235,6 +235,10 @@ def _find_by_path(path: Path) -> Named:
 
 def _find_run(name: str) -> Named:
     """Find a run; if it is of another project, its id may also name another job of this Slurm."""
+    if record := at_path(name):
+        announce(name, record)
+        refuse_elsewhere([(name, record)])
+        return Named(job=RunLogs(record=record))
     places = places_of_runs()
     try:
         record = records.resolve_job(name, places)

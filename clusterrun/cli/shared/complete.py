@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.shell_completion import (
@@ -21,8 +21,8 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from clusterrun.config.fields import Field, Kind
-from clusterrun.config.keys import BY_KEY, SECTIONS
+if TYPE_CHECKING:
+    from clusterrun.config.fields import Field
 
 NEWEST_JOBS: Final = 20  # each is a small file to read
 _PLAIN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.+/=-]*\Z"
@@ -49,17 +49,21 @@ def active_jobs(_: click.Context, __: click.Parameter, incomplete: str) -> list[
 
 def keys(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer keys and sections of the configuration."""
+    from clusterrun.config.keys import BY_KEY, SECTIONS
+
     sections = ((name, "all keys of the section") for name in SECTIONS)
     return _matching([*((key, each.help) for key, each in BY_KEY.items()), *sections], incomplete)
 
 
 def assignments(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer `KEY=`, and after it the words that the key takes."""
+    from clusterrun.config.keys import BY_KEY
+
     field = BY_KEY.get(incomplete.partition("=")[0])
     if field is not None and "=" in incomplete:
         return _matching(((f"{field.key}={word}", "") for word in _words(field)), incomplete)
     offered = (
-        (f"{key}." if each.kind is Kind.MAPPING else f"{key}=", each.help)
+        (f"{key}." if each.kind == "mapping" else f"{key}=", each.help)
         for key, each in BY_KEY.items()
     )
     return _matching(offered, incomplete)
@@ -98,7 +102,7 @@ BY_FIELD: Final[dict[str, Completer]] = {"gpu": gpus, "model": models}
 
 
 def _words(field: Field) -> list[str]:
-    if field.kind is Kind.FLAG:
+    if field.kind == "flag":
         return ["true", "false"]
     return [str(member.value) for member in field.choices or ()]
 

@@ -17,8 +17,6 @@ from typing import Any, Final
 
 import click
 
-from clusterrun.config.fields import Kind
-from clusterrun.config.keys import FORMER
 from clusterrun.errors import UsageError
 from clusterrun.shared import shell
 
@@ -54,6 +52,8 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     value = _value(words, at, flag)
     typed = words[at].partition("=")[0] if at < len(words) and flag.startswith("--") else flag
     known = [name for each in ctx.command.params for name in each.opts] if ctx else []
+    from clusterrun.config.keys import FORMER  # only after a mistake
+
     if "--set" in known and flag in FORMER:
         own = itertools.takewhile(lambda word: word != "--" and not word.endswith(".py"), words)
         return UsageError(f"no option '{typed}'", hint=f"pass {shlex.join(renewed([*own])[0])}")
@@ -93,6 +93,9 @@ def renewed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     >>> renewed(["--switches", "1", "--no-requeue", "-N2"])
     (['--set', 'slurm.switches=1', '--set', 'slurm.requeue=false'], ['-N2'])
     """
+    from clusterrun.config.fields import Kind  # only after a mistake
+    from clusterrun.config.keys import FORMER
+
     texts: dict[str, list[str]] = {}
     others, left = list[str](), list(words)
     while left:
