@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from clusterrun.errors import UsageError
 from clusterrun.estimates.inputs import Model
@@ -89,20 +89,11 @@ def _shaped(shape: Model) -> Model:
     )
 
 
-class _BuiltIn(Mapping[str, Model]):
-    """The models of models.json; each is read when it is first used."""
-
-    def __getitem__(self, name: str) -> Model:
-        return _counted(_names()[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_table())
-
-    def __len__(self) -> int:
-        return len(_table())
-
-
-BUILT_IN: Mapping[str, Model] = _BuiltIn()
+_TABLE: Final[Mapping[str, Any]] = assets.read_json("estimates/models.json")["models"]
+BUILT_IN: Final[Mapping[str, Model]] = {
+    name: decoded(Model, {"name": name, **entry["shape"], "source": "built in"})
+    for name, entry in _TABLE.items()
+}
 # Endings of repository names that change no shape: of fine-tuned models, and of storage formats.
 _VARIANT = re.compile(r"(-(hf|chat|instruct|it|pt|base|thinking|reasoning|fp8|bf16|2507))+$")
 
@@ -116,8 +107,8 @@ def find(name: str) -> Model | None:
 def nearest(name: str) -> list[str]:
     """Return the names of built-in models most similar to a name, the most similar first."""
     plain = _plain(name).rpartition("/")[2]
-    longer = [known for known in _table() if plain and known.startswith(plain)]
-    return longer[:2] or difflib.get_close_matches(plain, list(_table()), n=2, cutoff=0.75)
+    longer = [known for known in BUILT_IN if plain and known.startswith(plain)]
+    return longer[:2] or difflib.get_close_matches(plain, list(BUILT_IN), n=2, cutoff=0.75)
 
 
 def _known(name: str) -> str:
@@ -131,25 +122,13 @@ def _plain(name: str) -> str:
 
 
 @cache
-def _table() -> Mapping[str, Any]:
-    models: Mapping[str, Any] = assets.read_json("estimates/models.json")["models"]
-    return models
-
-
-@cache
 def _names() -> Mapping[str, str]:
     """Map each usual name, in lower case, with and without the owner, to its built-in name."""
     names: dict[str, str] = {}
-    for known, entry in _table().items():
+    for known, entry in _TABLE.items():
         names[known] = known
         for repo in map(str.lower, entry["repos"]):
             owner, _, rest = repo.partition("/")
             for each in (repo, rest, _plain(repo), _plain(rest), f"{owner}/{known}"):
                 names.setdefault(each, known)
     return names
-
-
-@cache
-def _counted(known: str) -> Model:
-    shape: Model = decoded(Model, {"name": known, **_table()[known]["shape"]})
-    return replace(shape, source="built in")

@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -236,18 +235,6 @@ def test_a_python_that_cannot_start_leaves_a_reason_and_an_end(
     assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == ("FAILED", UNFIT)
 
 
-def test_a_python_without_clusterrun_leaves_a_reason_and_an_end(run: BatchRun) -> None:
-    python = run.site.stubs / "python"
-    python.write_text(f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
-    done = run.run(SLURMD_NODENAME="n7")
-    assert done.returncode == UNFIT
-    why = "ModuleNotFoundError: No module named 'clusterrun'"
-    start = f"clusterrun: n7: {sys.executable} cannot run clusterrun: {why}"
-    assert done.stderr.splitlines()[-1] == f"{start}{WAY_OUT}"
-    assert (end_of(run.path)["state"], end_of(run.path)["exit_code"]) == ("FAILED", UNFIT)
-    assert end_of(run.path)["schema"] == "clusterrun.end/1"
-
-
 def test_an_end_that_is_there_outlives_a_job_that_cannot_start(tmp_path: Path) -> None:
     """A later job of a chain may come upon a run that is complete."""
     run = BatchRun(make_site(tmp_path), setup=("false",))
@@ -262,16 +249,6 @@ def test_a_plan_that_cannot_be_read_is_the_end(run: BatchRun) -> None:
     assert end_of(run.path)["state"] == "FAILED"
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_a_warning_while_setup_lines_run_ends_nothing(tmp_path: Path, number: int) -> None:
-    run = BatchRun(make_site(tmp_path), setup=('touch "$STUB_DIR/setup.up"; sleep 1',))
-    process = run.start(STUB_SRUN_SLEEP="")
-    run.wait_for("setup.up")
-    process.send_signal(number)
-    process.communicate(timeout=60 * patience())
-    assert process.returncode == 0
-
-
 def test_a_job_that_is_ended_while_setup_lines_run_was_cancelled(tmp_path: Path) -> None:
     run = BatchRun(make_site(tmp_path), setup=('touch "$STUB_DIR/setup.up"; sleep 1',))
     process = run.start()
@@ -282,16 +259,22 @@ def test_a_job_that_is_ended_while_setup_lines_run_was_cancelled(tmp_path: Path)
     assert (end_of(run.path)["state"], run.attempt().exists()) == ("CANCELLED", False)
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.04, 0.06, 0.08, 0.12, 0.2])
-def test_a_warning_while_python_starts_ends_nothing(tmp_path: Path, pause_s: float) -> None:
-    run = BatchRun(make_site(tmp_path), setup=('touch "$STUB_DIR/setup.up"',))
-    process = run.start(STUB_SRUN_SLEEP="")
-    run.wait_for("setup.up")
-    time.sleep(pause_s)
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGUSR2)
-    process.communicate(timeout=60 * patience())
-    assert process.returncode == 0
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("setup_s", [0, 1])
+def test_a_warning_while_setup_lines_run_or_python_starts_ends_nothing(
+    tmp_path: Path, number: int, setup_s: int
+) -> None:
+    lines = (f'touch "$STUB_DIR/setup.up"; sleep {setup_s}',)
+    for place, pause_s in enumerate((0.0,) if setup_s else (0.02, 0.06, 0.12, 0.2)):
+        (tmp_path / str(place)).mkdir()
+        run = BatchRun(make_site(tmp_path / str(place)), setup=lines)
+        process = run.start(STUB_SRUN_SLEEP="")
+        run.wait_for("setup.up")
+        time.sleep(pause_s)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        process.communicate(timeout=60 * patience())
+        assert process.returncode == 0, pause_s
 
 
 def test_the_scripts_own_logic_fits_on_one_screen(run: BatchRun) -> None:

@@ -22,7 +22,7 @@ def site(tmp_path: Path) -> BatchSite:
     return make_site(tmp_path)
 
 
-def test_by_hand_it_unpacks_a_run_directory_of_its_own(site: BatchSite) -> None:
+def test_by_hand_it_unpacks_a_private_run_directory_of_its_own(site: BatchSite) -> None:
     bundle = rendered(site.plan(nodes=2, gpus_per_node=4, setup=("true",), env={"A": "b\nc"}))
     done = site.run(bundle)
     run_dir = site.runs / "job" / "4711"
@@ -30,49 +30,24 @@ def test_by_hand_it_unpacks_a_run_directory_of_its_own(site: BatchSite) -> None:
     assert {name: (run_dir / name).read_text() for name in bundle.files} == bundle.files
     assert json.loads((run_dir / "job.json").read_text())["job_id"] == "4711"
     assert (site.runs / "by-job" / "4711").resolve() == run_dir
-
-
-def test_by_hand_the_run_is_private(site: BatchSite) -> None:
-    site.run(rendered(site.plan(env={"A": "b"})))
-    run_dir = site.runs / "job" / "4711"
     assert [mode(path) for path in (run_dir, run_dir / "attempts")] == [0o700, 0o700]
     assert {mode(path) for path in run_dir.glob("*.*") if path.name != "end.json"} == {0o600}
-
-
-def test_two_submissions_by_hand_do_not_share_a_directory(site: BatchSite) -> None:
-    bundle = rendered(site.plan())
-    assert site.run(bundle).returncode == 0
-    again = site.run(bundle)
+    again = site.run(bundle)  # another submission
     assert again.returncode == 1
     assert "cannot make the run directory" in again.stderr
-
-
-def test_by_hand_a_requeued_job_is_the_next_attempt_of_its_run(site: BatchSite) -> None:
-    bundle = rendered(site.plan())
-    assert site.run(bundle).returncode == 0
-    assert site.run(bundle, SLURM_RESTART_COUNT="1").returncode == 0
-    attempts = site.runs / "job" / "4711" / "attempts"
-    assert sorted(path.name for path in attempts.iterdir()) == ["1", "2"]
+    assert site.run(bundle, SLURM_RESTART_COUNT="1").returncode == 0  # a requeued job
+    assert sorted(path.name for path in (run_dir / "attempts").iterdir()) == ["1", "2"]
     assert [path.name for path in (site.runs / "job").iterdir()] == ["4711"]
 
 
 def test_with_a_run_directory_nothing_is_unpacked_or_registered(site: BatchSite) -> None:
     bundle = rendered(site.plan(nodes=2))
     run_dir = site.run_dir(bundle)
-    assert site.run(bundle, str(run_dir)).returncode == 0
+    assert site.run(bundle, run_dir.name).returncode == 0  # relative, and found by every node
+    assert site.got("python.agent.1.args")[-2:] == [os.fsencode(run_dir), b"1"]
     assert not site.runs.exists()
     assert not (run_dir / "job.json").exists()
-
-
-def test_a_relative_run_directory_is_found_by_every_node(site: BatchSite) -> None:
-    bundle = rendered(site.plan())
-    run_dir = site.run_dir(bundle)
-    assert site.run(bundle, run_dir.name).returncode == 0
-    assert site.got("python.agent.0.args")[-2:] == [os.fsencode(run_dir), b"1"]
-
-
-def test_what_is_no_run_directory_is_refused(site: BatchSite) -> None:
-    done = site.run(rendered(site.plan()), str(site.workdir))
+    done = site.run(bundle, str(site.workdir))
     assert done.returncode == 1
     assert f": {site.workdir} is not a run directory: it has no node.sh\n" in done.stderr
 
@@ -108,32 +83,27 @@ def test_the_end_says_how_it_ended(site: BatchSite, status: int, state: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("line", "status"),
-    [("false", 1), ("(exit 7)", 7), ("no-such-command x", 127), ("echo 'unclosed", 2)],
+    ("line", "said"),
+    [
+        ("false", "setup line 2 failed with status 1: false"),
+        ("(exit 7)", "setup line 2 failed with status 7: (exit 7)"),
+        ("no-such-command x", "setup line 2 failed with status 127: no-such-command x"),
+        ("echo 'unclosed", "setup line 2 failed with status 2: echo 'unclosed"),
+        ("exit 0", "a setup line exited the shell\n"),
+        ("exit 5", "a setup line exited the shell\n"),
+    ],
 )
 def test_a_failing_setup_line_ends_the_job_and_is_named(
-    site: BatchSite, line: str, status: int
+    site: BatchSite, line: str, said: str
 ) -> None:
     bundle = rendered(site.plan(setup=("true", line, "touch canary")))
     run_dir = site.run_dir(bundle)
     done = site.run(bundle, str(run_dir), SLURMD_NODENAME="n7")
     assert done.returncode == UNFIT
-    assert f"clusterrun: n7: setup line 2 failed with status {status}: {line}" in done.stderr
-    assert ("source /etc/profile" in done.stderr) is (status == 127)
-    assert (end_of(run_dir)["state"], site.canaries()) == ("FAILED", [])
-    assert not (site.stubs / "python.agent.0.args").exists()
-
-
-@pytest.mark.parametrize("line", ["exit 0", "exit 5"])
-def test_a_setup_line_that_exits_is_no_success(site: BatchSite, line: str) -> None:
-    bundle = rendered(site.plan(setup=(line,)))
-    run_dir = site.run_dir(bundle)
-    done = site.run(bundle, str(run_dir), SLURMD_NODENAME="n7")
-    assert (done.returncode, done.stderr) == (
-        UNFIT,
-        "clusterrun: n7: a setup line exited the shell\n",
-    )
+    assert f"clusterrun: n7: {said}" in done.stderr
+    assert ("source /etc/profile" in done.stderr) is ("127" in said)
     assert (end_of(run_dir)["state"], end_of(run_dir)["exit_code"]) == ("FAILED", UNFIT)
+    assert site.canaries() == []
     assert not (site.stubs / "python.agent.0.args").exists()
 
 
