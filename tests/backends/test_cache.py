@@ -25,29 +25,20 @@ def job(state: JobState = JobState.RUNNING, **values: object) -> SchedulerJob:
     return SchedulerJob(job_id="7", state=state, source="squeue", **values)  # type: ignore[arg-type]
 
 
-def test_the_same_question_is_answered_from_memory(stubs: Stubs) -> None:
+def test_the_same_question_is_answered_from_memory(
+    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stubs.add("squeue", RUNNING)
+    stubs.add("sacct")
     first = SlurmBackend().query(["7"])
     assert SlurmBackend().query(["7"]) == first
     assert len(stubs.calls("squeue")) == 1
-
-
-def test_another_question_is_asked(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
-    stubs.add("squeue", RUNNING)
-    stubs.add("sacct")
-    SlurmBackend().query(["7"])
+    SlurmBackend().query(["7"], max_age_s=0)  # an answer of now
     SlurmBackend().query(["7", "8"])  # a job that was submitted just now
     SlurmBackend(slurm_cluster="tuxA").query(["7"])
     monkeypatch.setenv("SLURM_CONF", "/another/slurm.conf")
     SlurmBackend().query(["7"])
-    assert len(stubs.calls("squeue")) == 4
-
-
-def test_an_answer_of_now_can_be_had(stubs: Stubs) -> None:
-    stubs.add("squeue", RUNNING)
-    SlurmBackend().query(["7"])
-    SlurmBackend().query(["7"], max_age_s=0)
-    assert len(stubs.calls("squeue")) == 2
+    assert len(stubs.calls("squeue")) == 5
 
 
 def test_an_old_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,12 +77,13 @@ def test_a_silent_scheduler_is_not_remembered(stubs: Stubs) -> None:
     assert len(stubs.calls("squeue")) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"asked_at": 9e99, "answer": {}}'])
-def test_a_damaged_memory_is_asked_anew(text: str, tmp_path: Path) -> None:
-    cache.through(("7",), 10, lambda: {"7": job()})
-    (file,) = (tmp_path / "runtime" / "clusterrun").glob("*.json")
-    file.write_text(text)
-    assert cache.through(("7",), 10, lambda: {"7": job(reason="anew")})["7"].reason == "anew"
+def test_a_damaged_memory_is_asked_anew(tmp_path: Path) -> None:
+    for number, text in enumerate(("", "{", "[]", '{"asked_at": 9e99, "answer": {}}')):
+        cache.through(("7",), 10, lambda: {"7": job()})
+        (file,) = (tmp_path / "runtime" / "clusterrun").glob("*.json")
+        file.write_text(text)
+        anew = job(reason=f"anew {number}")
+        assert cache.through(("7",), 10, lambda anew=anew: {"7": anew}) == {"7": anew}
 
 
 def test_a_place_that_cannot_be_written_costs_the_memory_alone(
@@ -103,16 +95,11 @@ def test_a_place_that_cannot_be_written_costs_the_memory_alone(
     assert cache.through(("7",), 10, lambda: {"7": job()}) == {"7": job()}
 
 
-def test_what_is_remembered_is_private(tmp_path: Path) -> None:
+def test_what_is_remembered_is_private_and_forgotten_if_nobody_asks(tmp_path: Path) -> None:
     cache.through(("7",), 10, lambda: {"7": job()})
     directory = tmp_path / "runtime" / "clusterrun"
     assert directory.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
-
-
-def test_questions_that_nobody_asks_any_more_are_forgotten(tmp_path: Path) -> None:
-    cache.through(("7",), 10, lambda: {"7": job()})
-    directory = tmp_path / "runtime" / "clusterrun"
     for path in directory.iterdir():
         os.utime(path, (1, 1))
     cache.through(("8",), 10, lambda: {"8": job()})

@@ -1,8 +1,7 @@
 """A real Slurm on one machine: every node is a network namespace with a slurmd of its own.
 
 python -m tests.cluster install
-python -m tests.cluster up --nodes 4 --gpus-per-node 4
-export SLURM_CONF=$(python -m tests.cluster conf)
+eval "$(python -m tests.cluster up --nodes 4 --gpus-per-node 4)"
 srun -N4 hostname
 python -m tests.cluster down
 

@@ -47,21 +47,6 @@ def _down(shape: Shape) -> int:
     return 0
 
 
-def _status(shape: Shape) -> int:
-    cluster = Cluster.existing(shape.state_dir)
-    problems = cluster.problems() if cluster else ["it is not up"]
-    for problem in problems:
-        print(problem)
-    if cluster and not problems:
-        print(cluster.run(["sinfo"]).stdout, end="")
-    return 1 if problems else 0
-
-
-def _conf(shape: Shape) -> int:
-    print(shape.slurm_conf)
-    return 0
-
-
 def _need_root() -> None:
     if os.geteuid() != 0:
         raise ClusterError("the test cluster needs root")
@@ -74,8 +59,6 @@ VERBS: dict[str, Callable[[Shape], int]] = {
     "install": _install,
     "up": _up,
     "down": _down,
-    "status": _status,
-    "conf": _conf,
 }
 
 

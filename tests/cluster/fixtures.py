@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -40,31 +42,32 @@ def cluster() -> Iterator[Cluster]:
         used.down()
 
 
+@contextmanager
+def another(number: int, **shape: Any) -> Iterator[Cluster]:
+    """Bring up a cluster of another shape beside the shared one."""
+    _need_a_fit_machine()
+    slot = own_slot(number)
+    brought = Cluster(shape=Shape(state_dir=default_state_dir(slot), slot=slot, **shape))
+    brought.up()
+    yield brought
+    brought.down()
+
+
 @pytest.fixture(scope="session")
 def no_accounting_cluster() -> Iterator[Cluster]:
     """Bring up a second, small cluster on which nobody keeps accounts: `sacct` fails there."""
-    _need_a_fit_machine()
-    slot = own_slot(NO_ACCOUNTING)
-    shape = Shape(state_dir=default_state_dir(slot), slot=slot, nodes=2, accounting=False)
-    second = Cluster(shape=shape)
-    second.up()
-    yield second
-    second.down()
+    with another(NO_ACCOUNTING, nodes=2, accounting=False) as second:
+        yield second
 
 
 @pytest.fixture(scope="session")
 def newer_slurm_cluster() -> Iterator[Cluster]:
     """Bring up a cluster of a newer Slurm than the system's."""
-    _need_a_fit_machine()
     newer = NewerSlurm.default()
     if not newer.installed:
         pytest.skip(f"missing {newer.prefix}: python -m tests.cluster install")
-    slot = own_slot(NEWER)
-    shape = Shape(state_dir=default_state_dir(slot), slot=slot, newer_slurm=newer.prefix)
-    third = Cluster(shape=shape)
-    third.up()
-    yield third
-    third.down()
+    with another(NEWER, newer_slurm=newer.prefix) as third:
+        yield third
 
 
 @pytest.fixture

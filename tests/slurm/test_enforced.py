@@ -6,14 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from tests.cluster import network
 from tests.cluster.cluster import OVER, Cluster
-from tests.cluster.shape import Shape, default_state_dir, own_slot
+from tests.cluster.fixtures import another
 from tests.road import LIGHT, Project
 from tests.slurm.test_diagnose import WAITING, diagnosed
 from tests.slurm.test_waiting import waits
@@ -26,30 +25,21 @@ FILLS = ("fail.py", "memory", VICTIM)
 TWO = ("-N2", "--gpus-per-node", "2", "--cpus-per-task", "1", *LIGHT, "--env", "ALONE=1")
 
 
-def brought_up(shape: Shape) -> Iterator[Cluster]:
-    made = Cluster(shape=shape)
-    made.up()
-    yield made
-    made.down()
-
-
 @pytest.fixture(scope="module", name="strict")
 def _strict(cluster: Cluster) -> Iterator[Cluster]:
     """Bring up a cluster whose kernel enforces --mem, if it can, and that refuses accounts."""
     del cluster  # it has found that this machine is fit
-    slot = own_slot(CGROUP)
-    shape = Shape(state_dir=default_state_dir(slot), slot=slot, nodes=2, only_associations=True)
-    limit: Literal["", "cgroup"] = "" if network.memory_refusal() else "cgroup"
-    yield from brought_up(replace(shape, memory_limit=limit))
+    limit = "" if network.memory_refusal() else "cgroup"
+    with another(CGROUP, nodes=2, only_associations=True, memory_limit=limit) as strict:
+        yield strict
 
 
 @pytest.fixture(scope="module", name="polled")
 def _polled(cluster: Cluster) -> Iterator[Cluster]:
     """Bring up a cluster whose slurmstepd looks once a second who exceeds --mem."""
     del cluster
-    slot = own_slot(POLLED)
-    shape = Shape(state_dir=default_state_dir(slot), slot=slot, nodes=2, accounting=False)
-    yield from brought_up(replace(shape, memory_limit="polled"))
+    with another(POLLED, nodes=2, accounting=False, memory_limit="polled") as polled:
+        yield polled
 
 
 def ran_out(here: Project, cluster: Cluster) -> tuple[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.shape import Shape, default_state_dir, own_slot
+from tests.cluster.fixtures import another
 from tests.patience import wait_for
 from tests.road import LIGHT, Project, Recorded, Watcher, project
 from tests.scripts import chatter
@@ -100,14 +100,8 @@ def large_cluster(cluster: Cluster) -> Iterator[Cluster]:
     """Bring up 64 nodes of 8 GPUs beside the others."""
     if psutil.virtual_memory().available < LARGE_MEMORY_BYTES:
         pytest.skip("64 nodes of 8 ranks need 14 GiB of memory")
-    state_dir = default_state_dir(own_slot(LARGE))
-    shape = Shape(
-        state_dir=state_dir, slot=own_slot(LARGE), nodes=64, gpus_per_node=8, accounting=False
-    )
-    large = Cluster(shape=shape)
-    large.up()
-    yield large
-    large.down()
+    with another(LARGE, nodes=64, gpus_per_node=8, accounting=False) as large:
+        yield large
 
 
 @pytest.mark.long

@@ -190,7 +190,8 @@ class Controller:
         self.job_id = take_job_id(
             self.paths_of_runs, self.paths, prefix="H", above=self._sent.last_id
         )
-        for link in sorted(self.links, key=_machine):  # of two runs one gets all its locks
+        # A machine has one boot id, however it is called: of two runs, one gets all its locks.
+        for link in sorted(self.links, key=lambda it: (it.facts["boot_id"], it.facts["hostname"])):
             self._lock(link)
         self._try_ports(self.links)
         _on_all(self.links, self._place)
@@ -352,7 +353,10 @@ def _on_all(links: Sequence[Link], deed: Callable[[Link], _Result]) -> list[_Res
     """Do something on all hosts at once. Raises ClusterrunError."""
     results, errors = crew.on_all(links, deed)
     if errors:
-        raise _first_of(errors)
+        (_, error), *others = errors.items()
+        if others:
+            error.message += f" (errors also on {', '.join(name for name, _ in others)})"
+        raise error
     return results
 
 
@@ -368,20 +372,6 @@ def _own_name(plan: Plan, names: Sequence[str]) -> str:
         return names[0]
     pairs = zip(names, plan.hosts, strict=True)
     return next((name for name, host in pairs if is_this_machine(host)), "")
-
-
-def _machine(link: Link) -> tuple[str, str]:
-    """Return what identifies a machine, however it is called."""
-    return link.facts["boot_id"], link.facts["hostname"]
-
-
-def _first_of(errors: Mapping[str, ClusterrunError]) -> ClusterrunError:
-    """Return the error of one host, which also names the other hosts that have errors."""
-    first, *others = errors.items()
-    error = first[1]
-    if others:
-        error.message += f" (errors also on {', '.join(name for name, _ in others)})"
-    return error
 
 
 def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:

@@ -31,8 +31,14 @@ def take_job_id(runs_dir: RunsDir, paths: RunPaths, *, prefix: str = "L", above:
         with contextlib.suppress(OSError):
             counter.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.enter_context(locked(counter.with_suffix(".lock")))
-        last = _believed(above, _last(counter, runs_dir))
-        job_id = _link_next(last, prefix, runs_dir, paths)
+        number = _believed(above, _last(counter, runs_dir)) + 1
+        while True:
+            job_id = JobId(f"{prefix}{number}")
+            try:
+                runs_dir.job_link(job_id).symlink_to(link_target(runs_dir, paths))
+                break
+            except FileExistsError:
+                number += 1
         with contextlib.suppress(OSError):
             write_whole(counter, f"{job_id.number}\n")
     return job_id
@@ -77,12 +83,3 @@ def _newest_in(runs_dir: RunsDir, known: int) -> int:
         return known
     numbers = (job_id.number for job_id in found if job_id.is_own)
     return max((_believed(number, known) for number in numbers), default=known)
-
-
-def _link_next(last: int, prefix: str, runs_dir: RunsDir, paths: RunPaths) -> JobId:
-    while True:
-        last += 1
-        with contextlib.suppress(FileExistsError):
-            job_id = JobId(f"{prefix}{last}")
-            runs_dir.job_link(job_id).symlink_to(link_target(runs_dir, paths))
-            return job_id
