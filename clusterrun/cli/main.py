@@ -146,50 +146,32 @@ def _show_all(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         ctx.exit()
 
 
-def _session_option(*names: str, help: str, **settings: Any) -> Callable[[Any], Any]:
+def _session_option(name: str, text: str, *more: str, **settings: Any) -> Callable[[Any], Any]:
+    settings = settings or {"is_flag": True}
     return under("Output", common=False)(
-        *names, expose_value=False, is_eager=True, callback=_set, help=help, **settings
+        *more, name, expose_value=False, is_eager=True, callback=_set, help=text, **settings
     )
 
 
-def _color(_: click.Command) -> Callable[[Any], Any]:
-    choice = click.Choice(COLOURS)
-    return _session_option("--color", type=choice, help="colour the output  [default: auto]")
-
-
-def _quiet(command: click.Command) -> Callable[[Any], Any]:
+def _global_options(command: click.Command) -> dict[str, Callable[[Any], Any]]:
+    """Return the options of every command by their names."""
     letter = "-Q" if "-q" in _options_of(command) else "-q"  # sbatch: -q is --qos, -Q is --quiet
-    return _session_option(letter, "--quiet", is_flag=True, help="suppress notes")
-
-
-def _verbose(_: click.Command) -> Callable[[Any], Any]:
-    text = "print the files and settings that are used"
-    return _session_option("-v", "--verbose", is_flag=True, help=text)
-
-
-def _help(_: click.Command) -> Callable[[Any], Any]:
-    return click.help_option("-h", "--help", help="print this help")
-
-
-def _help_all(command: click.Command) -> Callable[[Any], Any]:
-    return click.option(
-        "--help-all",
-        is_flag=True,
-        expose_value=False,
-        is_eager=True,
-        callback=_show_all,
-        hidden=not isinstance(command, GroupedCommand),
-        help="print this help with all options",
-    )
-
-
-_GLOBAL_OPTIONS: Final = {
-    "--color": _color,
-    "--quiet": _quiet,
-    "--verbose": _verbose,
-    "--help": _help,
-    "--help-all": _help_all,
-}
+    used, choice = "print the files and settings that are used", click.Choice(COLOURS)
+    return {
+        "--color": _session_option("--color", "colour the output  [default: auto]", type=choice),
+        "--quiet": _session_option("--quiet", "suppress notes", letter),
+        "--verbose": _session_option("--verbose", used, "-v"),
+        "--help": click.help_option("-h", "--help", help="print this help"),
+        "--help-all": click.option(
+            "--help-all",
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_show_all,
+            hidden=not isinstance(command, GroupedCommand),
+            help="print this help with all options",
+        ),
+    }
 
 
 def _with_global_options(command: click.Command) -> click.Command:
@@ -197,9 +179,9 @@ def _with_global_options(command: click.Command) -> click.Command:
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             _with_global_options(inner)
-    for name, make in _GLOBAL_OPTIONS.items():
+    for name, option in _global_options(command).items():
         if name not in _options_of(command):
-            make(command)(command)
+            option(command)
     return command
 
 

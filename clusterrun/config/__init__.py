@@ -6,14 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clusterrun.config.load import adopt_spec, load_again, load_spec
+    from clusterrun.config.load import Given, adopt_spec, load_again, load_spec
     from clusterrun.config.resolved import Resolved
     from clusterrun.config.settings import Origin
-    from clusterrun.config.spoken import Given
 
 __all__ = ["Given", "Origin", "Resolved", "adopt_spec", "load_again", "load_spec"]
 
-_HOMES = {"Given": "spoken", "Origin": "settings", "Resolved": "resolved"}
+_HOMES = {"Origin": "settings", "Resolved": "resolved"}
 
 
 def __getattr__(name: str) -> Any:

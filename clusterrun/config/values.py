@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final
 
-from clusterrun.config.checks import list_of
 from clusterrun.config.environments import in_place
-from clusterrun.config.fields import Field, Kind, check_value
+from clusterrun.config.fields import Field, Kind, check_value, list_of
 from clusterrun.config.hosts import split_hosts
 from clusterrun.config.secrets import is_secret, is_secret_value, named_secrets
 from clusterrun.errors import UsageError

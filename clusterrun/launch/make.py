@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from clusterrun.config.checks import RESERVED_NAMES, port_range
 from clusterrun.config.choices import Device, Launcher, MixedPrecision, Stage, Strategy
 from clusterrun.config.environments import in_place, python_of
+from clusterrun.config.fields import RESERVED_NAMES, port_range
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError, UsageError

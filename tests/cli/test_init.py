@@ -9,8 +9,7 @@ import pytest
 
 from clusterrun.backends.slurm.site import partition_rows
 from clusterrun.cli import init
-from clusterrun.cli.init import find_scripts
-from clusterrun.cli.init_starter import STARTER, Known, filled
+from clusterrun.cli.init import STARTER, Known, filled, find_scripts
 from clusterrun.config.document import ConfigFile, parse_document
 from clusterrun.config.settings import Anchor
 from tests.cli.conftest import CommandLine
