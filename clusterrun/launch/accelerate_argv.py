@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from clusterrun.config.choices import Device, Strategy
 from clusterrun.launch.plan import LOOPBACK, Plan, Precision
@@ -16,55 +15,37 @@ ADDRESS, PORT, RUN_DIR = "<address of node 0>", "<port>", "<run dir>"  # only a 
 PRECISION = "<bf16 or fp16>"
 
 
-def launch_argv(
-    plan: Plan,
-    *,
-    python: str,
-    config_file: str,
-    deepspeed_file: str,
-    machine_rank: int,
-    address: str,
-    port: int | str,
-    precision: str,
-    worker_argv: Sequence[str],
-) -> tuple[str, ...]:
-    """Return the arguments for accelerate's `launch` parser, ending with the worker's.
+class NodeLaunch(NamedTuple):
+    """What a node alone knows of a launch.
 
     `precision` is what the head published (`no`, `fp16`, `bf16`); with `file` or an empty string
     the configuration file decides. `deepspeed_file` is empty if the run has none.
-    `worker_argv` is usually `plan.entry`; the interpreter `python` runs it.
     """
-    worker = ("--no_python", *module_argv(python, WORKER_MODULE, *worker_argv))
-    where = launch_options(
-        plan,
-        config_file=config_file,
-        deepspeed_file=deepspeed_file,
-        machine_rank=machine_rank,
-        address=address,
-        port=port,
-        precision=precision,
-    )
-    return (*where, *worker)
+
+    config_file: str
+    deepspeed_file: str
+    machine_rank: int
+    address: str
+    port: int | str
+    precision: str
 
 
-def launch_options(
-    plan: Plan,
-    *,
-    config_file: str,
-    deepspeed_file: str,
-    machine_rank: int,
-    address: str,
-    port: int | str,
-    precision: str,
-) -> tuple[str, ...]:
+def launch_argv(plan: Plan, where: NodeLaunch, *, python: str) -> tuple[str, ...]:
+    """Return the arguments for accelerate's `launch` parser; the interpreter runs the worker."""
+    worker = module_argv(python, WORKER_MODULE, *plan.entry)
+    return (*launch_options(plan, where), "--no_python", *worker)
+
+
+def launch_options(plan: Plan, where: NodeLaunch) -> tuple[str, ...]:
     """Return the options of `accelerate launch`, without what it starts."""
+    precision = where.precision
     return (
-        *("--config_file", config_file),
+        *("--config_file", where.config_file),
         *("--num_machines", str(plan.nodes)),
         *("--num_processes", str(plan.world_size)),
-        *("--machine_rank", str(machine_rank)),
-        *("--main_process_ip", address),
-        *("--main_process_port", str(port)),
+        *("--machine_rank", str(where.machine_rank)),
+        *("--main_process_ip", where.address),
+        *("--main_process_port", str(where.port)),
         # Nodes keep the order that Slurm gave them; c10d would sort them and advertise getfqdn().
         *("--rdzv_backend", "static"),
         *("--rdzv_conf", f"timeout={plan.rendezvous_timeout_s}"),
@@ -74,26 +55,26 @@ def launch_options(
         # Ids in a user's file would override what the scheduler allocated.
         *("--gpu_ids", "all"),
         *(() if precision in ("", "file") else ("--mixed_precision", precision)),
-        *_strategy_flags(plan, deepspeed_file),
+        *_strategy_flags(plan, where.deepspeed_file),
     )
 
 
 def shown_command(plan: Plan, node: int) -> tuple[str, ...]:
     """Return the `accelerate launch` that the ranks of a node correspond to."""
-    return ("accelerate", "launch", *launch_options(plan, **shown(plan, node)), *entry_words(plan))
+    return ("accelerate", "launch", *launch_options(plan, shown(plan, node)), *entry_words(plan))
 
 
-def shown(plan: Plan, node: int) -> Mapping[str, Any]:
+def shown(plan: Plan, node: int) -> NodeLaunch:
     """Return what a node passes to `launch_options`, with placeholders."""
     is_alone = plan.cluster.scheduler.is_this_machine or plan.nodes == 1
-    return {
-        "config_file": f"{RUN_DIR}/accelerate.yaml",
-        "deepspeed_file": f"{RUN_DIR}/ds_config.json" if plan.deepspeed else "",
-        "machine_rank": node,
-        "address": LOOPBACK if is_alone else ADDRESS,
-        "port": plan.main_process_port or PORT,
-        "precision": PRECISION if plan.precision is Precision.HEAD else plan.precision.value,
-    }
+    return NodeLaunch(
+        config_file=f"{RUN_DIR}/accelerate.yaml",
+        deepspeed_file=f"{RUN_DIR}/ds_config.json" if plan.deepspeed else "",
+        machine_rank=node,
+        address=LOOPBACK if is_alone else ADDRESS,
+        port=plan.main_process_port or PORT,
+        precision=PRECISION if plan.precision is Precision.HEAD else plan.precision.value,
+    )
 
 
 def entry_words(plan: Plan) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from clusterrun.config.environments import SetupStep, Tool, read_step
-from clusterrun.launch.accelerate_argv import entry_words, launch_options
+from clusterrun.launch.accelerate_argv import NodeLaunch, entry_words, launch_options
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.shared.host_specs import parse_host
@@ -52,8 +52,7 @@ def _steps(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
 
 
 def _options(plan: Plan, rank: int) -> tuple[str, ...]:
-    return launch_options(
-        plan,
+    where = NodeLaunch(
         config_file=f"{_PLACE}/{_CONFIGS[0]}",
         deepspeed_file=f"{_PLACE}/{_CONFIGS[1]}" if plan.deepspeed else "",
         machine_rank=rank,
@@ -61,6 +60,7 @@ def _options(plan: Plan, rank: int) -> tuple[str, ...]:
         port=plan.main_process_port or plan.port_range[0],
         precision="bf16" if plan.precision is Precision.HEAD else plan.precision.value,
     )
+    return launch_options(plan, where)
 
 
 def _activation(step: SetupStep) -> str:

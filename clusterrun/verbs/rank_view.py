@@ -83,7 +83,7 @@ def _of_node(plan: Plan) -> dict[str, str]:
         is_local=is_local,
     )
     attempt = Attempt(plan=plan, paths=RunPaths(root=Path(line.RUN_DIR)), number=1, who=who)
-    address = line.shown(plan, 0)["address"]
+    address = line.shown(plan, 0).address
     interface = "lo" if address == LOOPBACK else "<interface>"
     met = LaunchParameters(address=address, port=0, interface=interface, precision="")
     known = NodeFacts(
@@ -115,7 +115,7 @@ def _of_launcher(
 ) -> tuple[dict[str, str], str]:
     """Ask the installed accelerate and torch; return their variables, and a note if they differ."""
     fixed = {line.ADDRESS: LOOPBACK, line.PORT: "1", line.PRECISION: "bf16"}
-    argv = line.launch_argv(plan, python=plan.python, worker_argv=plan.entry, **line.shown(plan, 0))
+    argv = line.launch_argv(plan, line.shown(plan, 0), python=plan.python)
     with tempfile.TemporaryDirectory() as directory:
         for name, text in bundle.files.items():
             Path(directory, name).write_text(text)
@@ -134,7 +134,7 @@ def _of_launcher(
             return {}, f"{why}; the variables that it and torch set are missing"
     found = {name: value.replace(directory, line.RUN_DIR) for name, value in new.items()}
     unknown = {
-        "MASTER_ADDR": line.shown(plan, 0)["address"],
+        "MASTER_ADDR": line.shown(plan, 0).address,
         "MASTER_PORT": str(plan.main_process_port or line.PORT),
         "TORCHELASTIC_ERROR_FILE": f"{SPOOL}/<error file>",
     }

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from clusterrun.config.spec import Device, MixedPrecision, Strategy
-from clusterrun.launch.accelerate_argv import launch_argv
+from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import render_bundle
 from tests.launch.samples import on_slurm, slurm_facts, variables
@@ -84,17 +84,15 @@ def launch(plan: Plan, directory: Path, *, rank: int = 0, precision: str = "") -
     files = render_bundle(plan, resolved_yaml="").files
     for name, text in files.items():
         (directory / name).write_text(text)
-    argv = launch_argv(
-        plan,
-        python=sys.executable,
+    where = NodeLaunch(
         config_file=str(directory / "accelerate.yaml"),
         deepspeed_file=str(directory / "ds_config.json") if plan.deepspeed else "",
         machine_rank=rank,
         address="10.0.0.1",
         port=23456,
         precision=precision or plan.precision.value,
-        worker_argv=plan.entry,
     )
+    argv = launch_argv(plan, where, python=sys.executable)
     args, defaults, stated = _validate_launch_command(launch_command_parser().parse_args(argv))
     fields = [*defaults.deepspeed_config, *(["mixed_precision"] if stated else [])]
     args.deepspeed_fields_from_accelerate_config = ",".join(fields)

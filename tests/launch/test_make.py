@@ -14,7 +14,7 @@ import clusterrun.launch
 import clusterrun.rendering
 from clusterrun.config.spec import Cluster, Device, MixedPrecision, Strategy
 from clusterrun.errors import UsageError
-from clusterrun.launch.accelerate_argv import launch_argv
+from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.shared.own_modules import RUN_MODULE
@@ -168,20 +168,8 @@ def test_planning_and_rendering_look_nothing_up() -> None:
 
 
 def argv(plan: Plan, **changes: Any) -> tuple[str, ...]:
-    return launch_argv(
-        plan,
-        **{
-            "python": "/usr/bin/python3",
-            "config_file": "/runs/r/accelerate.yaml",
-            "deepspeed_file": "",
-            "machine_rank": 1,
-            "address": "10.0.0.1",
-            "port": 23456,
-            "precision": "bf16",
-            "worker_argv": plan.entry,
-            **changes,
-        },
-    )
+    where = NodeLaunch("/runs/r/accelerate.yaml", "", 1, "10.0.0.1", 23456, "bf16")
+    return launch_argv(plan, where._replace(**changes), python="/usr/bin/python3")
 
 
 def test_the_whole_line_of_a_node() -> None:

@@ -17,7 +17,7 @@ import clusterrun
 from clusterrun import JobSpec
 from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import UsageError
-from clusterrun.launch.accelerate_argv import launch_argv
+from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from tests.launch.samples import on_slurm, variables
 from tests.patience import patience
 from tests.rendering.job import BatchSite, make_site, rendered
@@ -66,17 +66,8 @@ def test_nodes_are_told_who_leads_and_do_not_compare_host_names() -> None:
     plan = on_slurm(nodes=2, gpus_per_node=4)
 
     def argv(rank: int) -> tuple[str, ...]:
-        return launch_argv(
-            plan,
-            python="python",
-            config_file="a.yaml",
-            deepspeed_file="",
-            machine_rank=rank,
-            address="10.0.0.1",
-            port=20001,
-            precision="bf16",
-            worker_argv=plan.entry,
-        )
+        where = NodeLaunch("a.yaml", "", rank, "10.0.0.1", 20001, "bf16")
+        return launch_argv(plan, where, python="python")
 
     first, second = argv(0), argv(1)
     differing = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
@@ -198,7 +189,7 @@ def test_the_agent_is_the_task_itself(site: BatchSite) -> None:
 
 
 def test_no_node_is_ended_because_another_has_finished() -> None:
-    """Where the run can go on without a lost node, the agents end the others."""
+    """NodeLaunch the run can go on without a lost node, the agents end the others."""
     ends_alone: dict[str, Any] = {"max_restarts": 0, "on_interrupt": OnInterrupt.STOP}
     for asked in ({}, ends_alone):
         options = on_slurm(nodes=2, **asked).srun_args

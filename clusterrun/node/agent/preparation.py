@@ -10,7 +10,7 @@ from pathlib import Path
 from clusterrun.config.choices import Device, Launcher
 from clusterrun.health.facts import versions
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
-from clusterrun.launch.accelerate_argv import launch_argv
+from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from clusterrun.launch.plan import LOOPBACK, Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, of_rank, portable, rank_environment
 from clusterrun.node.agent.journal import Journal
@@ -181,17 +181,15 @@ def prepare_run_dir(attempt: Attempt) -> None:
 def launch_arguments(attempt: Attempt, parameters: LaunchParameters) -> tuple[str, ...]:
     """Return the arguments of `accelerate launch` on this node."""
     plan, paths = attempt.plan, attempt.paths
-    return launch_argv(
-        plan,
-        python=sys.executable,
+    where = NodeLaunch(
         config_file=str(paths.accelerate),
         deepspeed_file=str(paths.deepspeed) if plan.deepspeed else "",
         machine_rank=attempt.who.node_rank,
         address=parameters.address,
         port=parameters.port,
         precision=parameters.precision,
-        worker_argv=plan.entry,
     )
+    return launch_argv(plan, where, python=sys.executable)
 
 
 def node_environment(
