@@ -92,6 +92,7 @@ def read_evidence(paths: RunPaths) -> Evidence:
     starts = [event for event in events if event.type is EventType.STARTED]
     hosts = tuple(event.host for event in starts if event.host)
     world, save = newest.get(EventType.WORLD_READY), newest.get(EventType.CHECKPOINT)
+    apart, engine = newest.get(EventType.UNJOINED), newest.get(EventType.ENGINE)
     unsaved = next((event for event in reversed(events) if event.type in SAVING), None)
     return Evidence(
         attempt=attempt,
@@ -100,8 +101,10 @@ def read_evidence(paths: RunPaths) -> Evidence:
         hosts=hosts,
         nodes=nodes or hosts,
         world_size=world.world_size if world else None,
-        unjoined=None if world else _unjoined(newest.get(EventType.UNJOINED)),
-        engine=_engine(newest.get(EventType.ENGINE)),
+        unjoined=Unjoined(running=apart.running or 0, waiting=apart.waiting or 0)
+        if apart and not world
+        else None,
+        engine=(engine.engine if engine else None) or "",
         progress=_progress([event for event in events if event.type is EventType.STEP]),
         checkpoint=save.path if save else None,
         checkpoint_at=save.at if save else None,
@@ -117,21 +120,11 @@ def read_evidence(paths: RunPaths) -> Evidence:
     )
 
 
-def _unjoined(event: Event | None) -> Unjoined | None:
-    if event is None:
-        return None
-    return Unjoined(running=event.running or 0, waiting=event.waiting or 0)
-
-
 def _preflight(event: Event | None) -> tuple[Finding, ...]:
     try:
         return tuple(map(Finding.from_data, (event.findings if event else None) or ()))
     except (AttributeError, ValueError):  # a rank may write any event
         return ()
-
-
-def _engine(event: Event | None) -> str:
-    return (event.engine if event else None) or ""
 
 
 def _events(paths: RunPaths, attempt: int, nodes: Sequence[str]) -> list[Event]:

@@ -117,16 +117,14 @@ def _status(chosen: FoundSign) -> Certainty:
 
 def _chosen(candidates: Sequence[FoundSign]) -> FoundSign | None:
     """Return the first sign of the strongest cause that no other cause explains."""
-    left = [each for each in candidates if not _is_explained(each, candidates)]
+    left = [each for each in candidates if not any(_explains(x, each) for x in candidates)]
     return min(left, key=_order, default=None)
 
 
-def _is_explained(finding: FoundSign, others: Sequence[FoundSign]) -> bool:
-    return any(_explains(other, finding) for other in others if other.cause.id != finding.cause.id)
-
-
 def _explains(other: FoundSign, finding: FoundSign) -> bool:
-    """Return whether a finding follows from another one, which is at least as strong."""
+    """Return whether a finding follows from one of another cause, which is at least as strong."""
+    if other.cause.id == finding.cause.id:
+        return False
     names, own = other.cause.explains, finding.cause.explains
     is_later = finding.order > other.order
     if finding.cause.domain is Domain.POLICY and other.role is Role.EITHER:

@@ -92,12 +92,7 @@ def _letters(text: bytes) -> bytes:
     return text.translate(None, _NOT_KEPT).lower()
 
 
-def _shortest(literals: set[bytes]) -> tuple[bytes, ...]:
-    """Return the literals that contain no other one."""
-    return tuple(sorted(a for a in literals if not any(b in a for b in literals - {a})))
-
-
-_LITERALS = _shortest({_letters(text.encode()) for text in _WORDS} | {_letters(_TRACEBACK_START)})
+_LITERALS = (*(_letters(text.encode()) for text in _WORDS), _letters(_TRACEBACK_START))
 
 
 def may_hold_errors(block: bytes) -> bool:

@@ -215,7 +215,8 @@ def _add_outcome(
     is_printed = not _of_rank(scanner, outcome.rank).isdisjoint(texts)
     for each in () if is_printed else texts:  # the log has what is around it
         scanner.feed(line._replace(text=each))
-    if outcome.cause is Cause.EXCEPTION and not (is_printed or _has_reported(scanner)):
+    is_reported = any(each.line.source == AGENTS for each in scanner.causal())
+    if outcome.cause is Cause.EXCEPTION and not (is_printed or is_reported):
         scanner.add(UNCAUGHT, Role.ROOT, line)
     is_of_launcher = outcome.cause is Cause.LAUNCHER and not outcome.signal
     if is_of_launcher and {(x.cause.id, x.line.rank) for x in scanner.causal()} == {
@@ -253,10 +254,6 @@ def _by_signal(outcome: Outcome, memory: Mapping[str, Memory]) -> tuple[str, Rol
 def _of_rank(scanner: Scanner, rank: int | None) -> set[str]:
     """Return the lines of a rank that can show the cause."""
     return {each.line.text.strip() for each in scanner.causal() if each.line.rank == rank}
-
-
-def _has_reported(scanner: Scanner) -> bool:
-    return any(each.line.source == AGENTS for each in scanner.causal())
 
 
 def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:

@@ -141,7 +141,8 @@ class UsualLog:
         is_well = is_well or (line.at is not None and line.at <= self.well_until)
         if not is_well:
             self._training.feed(line)
-            self._pass()
+            while self._open and self._training.steps - self._open[0][1] >= STEPS:
+                self.usual.add(self._open.pop(0)[0])  # the training took steps after it
         for kind, finding in self._wanted.get(shape_of(line.text, self.other_run_id), {}).items():
             if not _is_sign(finding, line.text):
                 continue
@@ -149,12 +150,6 @@ class UsualLog:
                 self.usual.add(kind)
             else:
                 self._open.append((kind, self._training.steps))
-
-    def _pass(self) -> None:
-        """Accept the lines after which the training took steps."""
-        now = self._training.steps
-        while self._open and now - self._open[0][1] >= STEPS:
-            self.usual.add(self._open.pop(0)[0])
 
 
 def _is_sign(finding: FoundSign, text: str) -> bool:

@@ -30,12 +30,17 @@ def _examples() -> list[dict[str, Any]]:
     ]
 
 
-def _found(log: str) -> str | None:
-    """Return the cause that a log shows."""
+def scanned(log: str) -> Scanner:
+    """Feed a log."""
     scanner = Scanner(table=built_in())
     for number, text in enumerate(log.splitlines(), 1):
         scanner.feed(read_line(text, number=number, file=""))
-    verdict = verdict_of(scanner)
+    return scanner
+
+
+def _found(log: str) -> str | None:
+    """Return the cause that a log shows."""
+    verdict = verdict_of(scanned(log))
     return verdict.cause.id if verdict else None
 
 

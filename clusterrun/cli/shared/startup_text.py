@@ -34,17 +34,13 @@ def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield label, f"{seconds(startup.total_s)}{since} {until}: {phases}"
     if startup.not_forked:
         yield "", startup.not_forked
-    if _imports_slowly(startup) and _may_stage(job):
+    taken_s = dict(startup.phases)  # before any line of the script ran
+    import_s = taken_s.get(Phase.FORGE, 0.0) + taken_s.get(Phase.LAUNCHER, 0.0)
+    if import_s > LONG_S and _may_stage(job):
         yield (
             "",
             "imports take long; packages from the nodes' own disks: --set launch.stage=auto",
         )
-
-
-def _imports_slowly(startup: Startup) -> bool:
-    """Return whether imports took long before any line of the script ran."""
-    taken_s = dict(startup.phases)
-    return taken_s.get(Phase.FORGE, 0.0) + taken_s.get(Phase.LAUNCHER, 0.0) > LONG_S
 
 
 def _may_stage(job: JobStatus) -> bool:
