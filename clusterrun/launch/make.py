@@ -47,11 +47,18 @@ from clusterrun.launch.world_shape import World, check_step_gpus, decide_world, 
 
 LARGE_JOB_NODES = 64  # above it the ranks' logs are capped: all nodes share one file system
 LARGE_JOB_LINES_PER_S = 2000
+# Settings that a plan has under the same name.
+_SAME = (
+    *("sbatch_args", "network", "rendezvous_timeout_s", "world_contract", "spare_nodes"),
+    *("max_restarts", "hang_timeout_s", "silence_timeout_s", "preflight", "preload"),
+    *("trainer_resume", "log_spool_bytes"),
+)
 
 
 def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     """Decide all that a job needs. Raises UsageError, or ConfigError for a file of the user."""
-    spec = _joined(spec)
+    sbatch, srun = as_one_word(SBATCH, spec.sbatch_args), as_one_word(SRUN, spec.srun_args)
+    spec = replace(spec, sbatch_args=sbatch, srun_args=srun)
     own, asked = read_own_files(spec, facts), spec
     spec = take_gpus(take_world(spec, own, facts), facts)
     host_notes = check_hosts(spec, facts)
@@ -78,30 +85,22 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         python=_python(spec, facts),
         setup=_setup(spec, facts),
         directives=_directives(spec, world, cpus),
-        sbatch_args=spec.sbatch_args,
         srun_args=_srun_args(spec, world, cpus),
         env=env,
         pass_env=tuple(dict.fromkeys(spec.pass_env)),
-        network=spec.network,
         network_interface=_interface(spec),
         accelerate_config=_template(strategy, own),
         accelerate=_template_values(world, strategy, sizes, precision, own),
         deepspeed=own.deepspeed_text,
         threads_per_process=threads,
         timeout_s=spec.timeout_s or 0,
-        rendezvous_timeout_s=spec.rendezvous_timeout_s,
         main_process_port=spec.main_process_port or 0,
         port_range=port_range(spec.port_range),
         time_minutes=spec.time_minutes or 0,
-        world_contract=spec.world_contract,
-        spare_nodes=spec.spare_nodes,
-        max_restarts=spec.max_restarts,
         on_interrupt=on_interrupt(spec),
         warning_s=warning_s(spec),
-        hang_timeout_s=spec.hang_timeout_s,
-        silence_timeout_s=spec.silence_timeout_s,
-        preflight=spec.preflight,
-        **_start(spec),
+        launcher=_launcher(spec),
+        **{name: getattr(spec, name) for name in _SAME},
         **_logs(spec, world),
         accelerate_text=own.accelerate_text,
         health_command=spec.health_command or "",
@@ -110,21 +109,10 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     )
 
 
-def _joined(spec: JobSpec) -> JobSpec:
-    sbatch, srun = as_one_word(SBATCH, spec.sbatch_args), as_one_word(SRUN, spec.srun_args)
-    return replace(spec, sbatch_args=sbatch, srun_args=srun)
-
-
 def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]:
     if facts.cluster.scheduler.reads_sbatch and not (spec.stage is Stage.AUTO and world.nodes == 1):
         return {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
     return host_settings(spec, facts, world.nodes)
-
-
-def _start(spec: JobSpec) -> dict[str, Any]:
-    """Decide what starts the ranks, and what it imports first."""
-    own = {"preload": spec.preload, "trainer_resume": spec.trainer_resume}
-    return {"launcher": _launcher(spec), **own}
 
 
 def _launcher(spec: JobSpec) -> Launcher:
@@ -136,7 +124,6 @@ def _logs(spec: JobSpec, world: World) -> dict[str, Any]:
     """Return the caps on logs; all nodes of a large job together must not overload its disk."""
     per_s = LARGE_JOB_LINES_PER_S if world.nodes > LARGE_JOB_NODES else 0
     return {
-        "log_spool_bytes": spec.log_spool_bytes,
         "log_lines_per_s": spec.log_lines_per_s or per_s,
         "log_line_bytes": spec.log_line_bytes or 0,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -185,24 +185,32 @@ def check_options(program: Program, args: Iterable[str], lines: Iterable[Directi
 
     `lines` are our own directives. Raises UsageError.
     """
-    ours = frozenset(line.name for line in lines)
+    ours = sorted({line.name for line in lines})
     for arg in args:
-        if not re.match(r"--?[A-Za-z]", arg):
-            raise UsageError(
-                f"{program.flag} {arg!r} is not an option of {program.name}",
-                hint=f"write it as one word: {program.flag}=--nice=100",
-            )
-        if arg[1] in program.short_flags and len(arg) > 2:
-            raise UsageError(
-                f"{program.flag} {arg} combines several options in one word",
-                hint=f"write them separately: {program.flag}=-{arg[1]} {program.flag}=-{arg[2:]}",
-            )
-        if program is SBATCH and re.match(_OF_PYXIS, arg):
-            text = f"{program.flag} {arg} would also run the batch script in the container"
-            raise UsageError(text, hint=f"use --srun-arg={arg}")
-        _refuse_owned(program, arg)
-        _refuse_twice(program, arg, ours)
+        for text, hint in _problems(program, arg, ours):
+            raise UsageError(f"{program.flag} {text}", hint=hint)
         refuse_undecodable(Directive(name=program.flag.strip("-"), value=arg))
+
+
+def _problems(program: Program, arg: str, ours: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with an option, and what to do; the first excludes the others."""
+    flag = program.flag
+    if not re.match(r"--?[A-Za-z]", arg):
+        text = f"{arg!r} is not an option of {program.name}"
+        yield text, f"write it as one word: {flag}=--nice=100"
+    if arg[1] in program.short_flags and len(arg) > 2:
+        text = f"{arg} combines several options in one word"
+        yield text, f"write them separately: {flag}=-{arg[1]} {flag}=-{arg[2:]}"
+    if program is SBATCH and re.match(_OF_PYXIS, arg):
+        yield f"{arg} would also run the batch script in the container", f"use --srun-arg={arg}"
+    for full, hint in sorted(program.owned.items()):  # the name itself before longer ones
+        if _may_be(program, arg, full):
+            yield f"{arg} does not apply to a clusterrun job", hint
+    is_memory = any(_may_be(program, arg, name) for name in _MEMORY)
+    clashes = (name for name in ours if _may_be(program, arg, name))
+    of_memory = (name for name in _MEMORY if is_memory and name in ours)
+    for name in (*clashes, *of_memory):
+        yield f"{arg} duplicates clusterrun's own --{name}", "keep one of them"
 
 
 def refuse_undecodable(line: Directive) -> None:
@@ -211,23 +219,6 @@ def refuse_undecodable(line: Directive) -> None:
         (line.value or "").encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"--{line.name} {line.value!r} is not text in UTF-8") from error
-
-
-def _refuse_owned(program: Program, arg: str) -> None:
-    for full, hint in sorted(program.owned.items()):  # the name itself before longer ones
-        if _may_be(program, arg, full):
-            raise UsageError(f"{program.flag} {arg} does not apply to a clusterrun job", hint=hint)
-
-
-def _refuse_twice(program: Program, arg: str, ours: frozenset[str]) -> None:
-    clash = next((name for name in sorted(ours) if _may_be(program, arg, name)), "")
-    if not clash and any(_may_be(program, arg, name) for name in _MEMORY):
-        clash = next((name for name in _MEMORY if name in ours), "")
-    if clash:
-        raise UsageError(
-            f"{program.flag} {arg} duplicates clusterrun's own --{clash}",
-            hint="keep one of them",
-        )
 
 
 def _may_be(program: Program, arg: str, full: str) -> bool:
