@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.environment import scrubbed
@@ -32,6 +33,7 @@ SEPARATOR = "|"
 IDS_BYTES = 120_000  # of one argument; Linux limits it to 128 KiB
 FEW = 16
 CLOCK_SKEW_S = 3600.0
+YEAR_S = 365 * 86400  # what Slurm gives a job without a time limit at its start
 # Slurm keeps these reasons for waiting after a job was cancelled.
 WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
 NOBODY = "nobody"  # the source of an answer about an unknown job
@@ -184,24 +186,48 @@ def _rows(text: str, fields: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _squeue_job(values: Sequence[str]) -> SchedulerJob:
-    job_id, state_text, nodelist, elapsed, limit, start, end, rest = values
+    job_id, state, nodes, elapsed, limit, start, end, rest = values
     request = re.match(_REQUEST, rest)
-    reason, partition, nodes = request.groups() if request else (rest, None, None)
-    state = parse_slurm_state(state_text)
-    has_started = state not in (JobState.PENDING, JobState.UNKNOWN) and bool(nodelist)
+    reason, partition, number = request.groups() if request else (rest, None, None)
+    times = _Times(parse_clock(elapsed), parse_clock(limit), start, end)
+    job = _job("squeue", job_id, state, reason, nodes, times)
+    if job.state is not JobState.PENDING:
+        return job
+    return replace(job, partition=partition or "", asked_nodes=int(number) if number else None)
+
+
+class _Times(NamedTuple):
+    """A job's times: spans in seconds, moments as Slurm prints them."""
+
+    elapsed_s: int | None
+    limit_s: int | None
+    start: str
+    end: str
+
+
+def _job(
+    source: str, job_id: str, word: str, reason: str, nodes: str, times: _Times, ended: str = ""
+) -> SchedulerJob:
+    """Return what a program says of a job; what means nothing in its state is left out."""
+    state = parse_slurm_state(word)
+    nodelist = "" if nodes in ("(null)", "None assigned") else nodes
+    has_started = bool(nodelist) and state not in (JobState.PENDING, JobState.UNKNOWN)
+    stale = state.is_terminal and reason in WAITING
+    code, number = parse_exit(ended) if state.is_terminal else (None, None)
+    start = parse_time(times.start)
     return SchedulerJob(
         job_id=job_id,
-        source="squeue",
+        source=source,
         state=state,
-        reason=_reason(reason, state),
+        reason="" if stale or reason in ("None", "(null)") else reason,
         nodelist=nodelist,
-        elapsed_s=parse_clock(elapsed) if has_started else None,
-        limit_s=_limit(parse_clock(limit)),
-        start=parse_time(start) if has_started else None,
-        expected_start=parse_time(start) if state is JobState.PENDING else None,
-        end=parse_time(end) if state.is_terminal else None,
-        partition=(partition or "") if state is JobState.PENDING else "",
-        asked_nodes=int(nodes) if nodes and state is JobState.PENDING else None,
+        elapsed_s=times.elapsed_s if has_started else None,
+        limit_s=None if times.limit_s == YEAR_S else times.limit_s,
+        start=start if has_started else None,
+        expected_start=start if state is JobState.PENDING else None,
+        end=parse_time(times.end) if state.is_terminal else None,
+        exit_code=code,
+        exit_signal=number,
     )
 
 
@@ -241,24 +267,10 @@ def parse_sacct(text: str) -> dict[str, SchedulerJob]:
 
 
 def _sacct_job(values: Sequence[str]) -> SchedulerJob:
-    job_id, state_text, exit_text, nodelist, elapsed, limit_minutes, start, end, reason = values
-    state = parse_slurm_state(state_text)
-    code, number = parse_exit(exit_text) if state.is_terminal else (None, None)
-    ran = nodelist != "None assigned"  # jobs cancelled before their start also have a start time
-    started = parse_time(start) if ran else None
-    return SchedulerJob(
-        job_id=job_id,
-        source="sacct",
-        state=state,
-        reason=_reason(reason, state),
-        nodelist=nodelist if ran else "",
-        elapsed_s=int(elapsed) if elapsed.isdigit() and started else None,
-        limit_s=_limit(int(limit_minutes) * 60 if limit_minutes.isdigit() else None),
-        start=started,
-        end=parse_time(end) if state.is_terminal else None,
-        exit_code=code,
-        exit_signal=number,
-    )
+    job_id, state, ended, nodes, elapsed, minutes, start, end, reason = values
+    limit_s = int(minutes) * 60 if minutes.isdigit() else None
+    times = _Times(int(elapsed) if elapsed.isdigit() else None, limit_s, start, end)
+    return _job("sacct", job_id, state, reason, nodes, times, ended)
 
 
 # scontrol
@@ -293,27 +305,13 @@ def parse_scontrol(text: str, job_ids: Iterable[str]) -> dict[str, SchedulerJob]
     return jobs
 
 
-def _scontrol_job(job_id: str, pairs: dict[str, str]) -> SchedulerJob:
-    state = parse_slurm_state(pairs.get("JobState", ""))
-    code, number = parse_exit(pairs.get("ExitCode", "")) if state.is_terminal else (None, None)
+def _scontrol_job(job_id: str, pairs: Mapping[str, str]) -> SchedulerJob:
+    words = ("JobState", "Reason", "NodeList", "RunTime", "TimeLimit", "StartTime", "EndTime")
+    state, reason, nodes, elapsed, limit, start, end = (pairs.get(name, "") for name in words)
+    times = _Times(parse_clock(elapsed), parse_clock(limit), start, end)
+    job = _job("scontrol", job_id, state, reason, nodes, times, pairs.get("ExitCode", ""))
     restarts = pairs.get("Restarts", "")
-    nodelist = pairs.get("NodeList", "")
-    has_started = state is not JobState.PENDING and nodelist not in ("", "(null)")
-    return SchedulerJob(
-        job_id=job_id,
-        source="scontrol",
-        state=state,
-        reason=_reason(pairs.get("Reason", ""), state),
-        nodelist="" if nodelist == "(null)" else nodelist,
-        elapsed_s=parse_clock(pairs.get("RunTime", "")) if has_started else None,
-        limit_s=_limit(parse_clock(pairs.get("TimeLimit", ""))),
-        start=parse_time(pairs.get("StartTime", "")) if has_started else None,
-        expected_start=None if has_started else parse_time(pairs.get("StartTime", "")),
-        end=parse_time(pairs.get("EndTime", "")) if state.is_terminal else None,
-        exit_code=code,
-        exit_signal=number,
-        restarts=int(restarts) if restarts.isdigit() else None,
-    )
+    return replace(job, restarts=int(restarts) if restarts.isdigit() else None)
 
 
 def find_by_command(
@@ -350,11 +348,6 @@ def job_of_sluid(text: str) -> str:
 
 
 # Values
-
-
-def _limit(limit_s: int | None) -> int | None:
-    """Return a time limit; None for the year that Slurm gives a job without one at its start."""
-    return None if limit_s == 365 * 86400 else limit_s
 
 
 def parse_clock(text: str) -> int | None:
@@ -394,8 +387,3 @@ def parse_exit(text: str) -> tuple[int | None, int | None]:
     if match is None:
         return None, None
     return int(match[1]), int(match[2]) or None
-
-
-def _reason(reason: str, state: JobState) -> str:
-    stale = state.is_terminal and reason in WAITING
-    return "" if stale or reason in ("None", "(null)") else reason
