@@ -13,9 +13,7 @@ from clusterrun.backends.base import PerhapsSubmittedError, Submission
 from clusterrun.backends.environment import sbatch_variables, scrubbed
 from clusterrun.backends.select import submit_or_remove
 from clusterrun.backends.slurm import backend as slurm
-from clusterrun.backends.slurm import sbatch
-from clusterrun.backends.slurm.backend import SlurmBackend
-from clusterrun.backends.slurm.sbatch import parse_submission
+from clusterrun.backends.slurm.backend import SlurmBackend, parse_submission
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import (
     ClusterrunError,
@@ -332,7 +330,7 @@ def test_a_job_that_may_be_queued_keeps_its_directory(
 def test_a_hanging_sbatch_is_not_run_again(
     site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sbatch, "SBATCH_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(slurm, "SBATCH_TIMEOUT_S", 0.3)
     site.add("sbatch", "/bin/sleep 60")
     site.add("squeue")
     with pytest.raises(SchedulerUnreachableError, match="may or may not be in the queue"):

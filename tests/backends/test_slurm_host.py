@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.slurm import host as slurm_host
+from clusterrun.backends.slurm.backend import CHAINED
 from clusterrun.backends.slurm.host import BY_HAND, SlurmHost
-from clusterrun.backends.slurm.sbatch import CHAINED
 from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.rundir import create
 from clusterrun.rundir.claims import take_attempt

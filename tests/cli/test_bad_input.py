@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 
-from clusterrun.backends.slurm import backend, sbatch
+from clusterrun.backends.slurm import backend
 from clusterrun.shared import shell
 from clusterrun.shared.installed import installed_version
 from tests.cli.conftest import CommandLine
@@ -240,7 +240,7 @@ def test_sbatch_that_does_not_answer_is_never_asked_twice(
 ) -> None:
     """The job may be in the queue: its run directory stays, and the user is told to look."""
     here.slurm("sleep 30")
-    monkeypatch.setattr(sbatch, "SBATCH_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(backend, "SBATCH_TIMEOUT_S", 0.3)
     monkeypatch.setattr(backend, "LOOK_AGAIN_S", 0.0)
     said = here("submit", "train.py")
     assert (said.code, said.out) == (5, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from clusterrun.backends import cache
 from clusterrun.backends.base import PerhapsSubmittedError, SchedulerJob, Submission, Where
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.slurm import query as slurm_query
-from clusterrun.backends.slurm import sbatch
 from clusterrun.errors import (
     ClusterrunError,
     JobNotFoundError,
     SchedulerUnreachableError,
     SubmissionError,
+    UsageError,
 )
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
@@ -30,12 +31,26 @@ from clusterrun.shared.state import JobState
 if TYPE_CHECKING:
     from clusterrun.rundir.record import JobRecord
 
+SBATCH_TIMEOUT_S = 60.0
+CHAINED = "chained"  # second argument of the script: a job that waits for the one before it
 LOOK_AGAIN_S = 3.0
 # A job fails if it starts in the second in which its last start was killed: slurmd mistakes
 # its credential for the revoked one ("Job credential revoked").
 SOON = "now+2"
 # What sbatch prints if it never reached slurmctld; after any other timeout the job may be queued.
 NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
+
+
+_PARSABLE = re.compile(r"([0-9]+)(?:;(\S+))?\Z")
+
+
+class NoJobIdError(SubmissionError):
+    """sbatch printed more than a job id, or none; `candidates` may be the job."""
+
+    def __init__(self, printed: str, candidates: tuple[Submission, ...]) -> None:
+        what = "more than a job id" if candidates else "no job id"
+        super().__init__(f"sbatch printed {what}", cause=printed or None)
+        self.candidates = candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +89,7 @@ class SlurmBackend:
         if not waits:
             options += ["--dependency="] if "dependency" in planned and not after else []
             options += ["--begin=now"] if "begin" in planned else []
-        words = [sbatch.CHAINED] if chained else []
+        words = [CHAINED] if chained else []
         submission = self._once(plan, record.paths, options, words, known=record.job_ids)
         return self._released(submission) if "hold" in planned and not waits else submission
 
@@ -92,7 +107,7 @@ class SlurmBackend:
         """
         from clusterrun.backends.slurm import executor  # imports submitit, for this alone
 
-        argv = sbatch.command(plan, paths, options=options, words=words)
+        argv = _command(plan, paths, options=options, words=words)
         environ = scrubbed(os.environ, keep=plan.pass_env)
         at = self._on(self.slurm_cluster or plan.directive("clusters"))
         try:
@@ -106,7 +121,7 @@ class SlurmBackend:
     ) -> Submission:
         try:
             return send()
-        except sbatch.NoJobIdError as error:  # sbatch submitted the job, whatever it printed
+        except NoJobIdError as error:  # sbatch submitted the job, whatever it printed
             return self._looked_up(paths, known, error.message, error)
         except SchedulerUnreachableError as error:
             if _never_reached(error):
@@ -213,7 +228,7 @@ class SlurmBackend:
                 break
             if job_id is not None:
                 return Submission(job_id=job_id, slurm_cluster=self.slurm_cluster)
-        if isinstance(error, sbatch.NoJobIdError) and len(error.candidates) == 1:
+        if isinstance(error, NoJobIdError) and len(error.candidates) == 1:
             return error.candidates[0]
         raise _uncertain(what, paths, error.cause) from error
 
@@ -237,6 +252,42 @@ class SlurmBackend:
 def backend(where: Where) -> SlurmBackend:
     """Return the backend of this package."""
     return SlurmBackend(slurm_cluster=where.slurm_cluster)
+
+
+def _command(
+    plan: Plan, paths: RunPaths, *, options: Sequence[str], words: Sequence[str]
+) -> list[str]:
+    """Return the command that submits a run's script, which does not name the run directory.
+
+    `options` are additional options of sbatch, `words` additional arguments of the script.
+    Raises UsageError for a directory that sbatch can't name.
+    """
+    if "\\" in str(paths.root):
+        raise UsageError(
+            f"the run directory {paths.root} has a backslash in its name",
+            hint="choose another directory with --run-dir: sbatch can't write to this one",
+        )
+    output = str(paths.batch_output).replace("%", "%%")
+    return [
+        *("sbatch", "--parsable", f"--output={output}", f"--chdir={plan.workdir}", *options),
+        *(str(paths.script), str(paths.root), *words),
+    ]
+
+
+def parse_submission(stdout: str) -> Submission:
+    """Parse what `sbatch --parsable` printed.
+
+    >>> parse_submission("53;tuxA")
+    Submission(job_id='53', slurm_cluster='tuxA', held=None)
+
+    Raises NoJobIdError for anything else: a site's wrapper may print other numbers.
+    """
+    lines = [line.strip() for line in stdout.splitlines() if line.strip()]
+    matches = [match for line in lines if (match := _PARSABLE.match(line))]
+    found = tuple(Submission(job_id=JobId(match[1]), slurm_cluster=match[2]) for match in matches)
+    if len(found) != 1 or len(lines) != 1:
+        raise NoJobIdError(stdout.strip(), found)
+    return found[0]
 
 
 def _refuse_missing_srun() -> None:

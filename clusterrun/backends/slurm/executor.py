@@ -16,7 +16,7 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from clusterrun.backends.base import Submission
-from clusterrun.backends.slurm import sbatch
+from clusterrun.backends.slurm import backend
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
@@ -53,7 +53,7 @@ class SubmittedJob(SlurmJob):  # type: ignore[misc]  # submitit is not followed
     """submitit's job, with the Slurm cluster that sbatch printed after its id."""
 
     def __init__(self, folder: Path, job_id: str, tasks: Sequence[int] = (0,)) -> None:
-        found = sbatch.parse_submission(job_id)
+        found = backend.parse_submission(job_id)
         super().__init__(folder, found.job_id, tasks)
         self._paths = _Files(folder, found.job_id)
         self.slurm_cluster = found.slurm_cluster
@@ -93,7 +93,7 @@ class RunExecutor(SlurmExecutor):  # type: ignore[misc]  # submitit is not follo
 
     @staticmethod
     def _get_job_id_from_submission_command(string: str) -> str:
-        found = sbatch.parse_submission(string)
+        found = backend.parse_submission(string)
         return ";".join(filter(None, (found.job_id, found.slurm_cluster)))
 
 
@@ -122,7 +122,7 @@ def _collect(process: subprocess.Popen[bytes], stdout: io.StringIO, *others: Any
     if executor is None:
         _copy_process_streams(process, stdout, *others)
     else:
-        executor.done = shell.collect(process, sbatch.SBATCH_TIMEOUT_S)
+        executor.done = shell.collect(process, backend.SBATCH_TIMEOUT_S)
         process.returncode = executor.done.rc  # do not wait for a process that the kernel blocks
         stdout.write(executor.done.stdout)
 

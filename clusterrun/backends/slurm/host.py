@@ -61,7 +61,7 @@ class SrunStep:
 class SlurmHost(Host):
     """The job that this batch script runs in; Slurm enforces its time limit and warns before it.
 
-    `srun` is the script's, by default the plan's. `kind` is sbatch.CHAINED for a later job of a
+    `srun` is the script's, by default the plan's. `kind` is backend.CHAINED for a later job of a
     chain, BY_HAND if clusterrun did not submit the job, else empty; `started` is when the script
     started, by the monotonic clock.
     """
