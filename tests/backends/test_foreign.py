@@ -82,42 +82,27 @@ def test_tasks_of_an_array_are_parts_with_labels_of_their_own() -> None:
     assert parts[1].stdout == "/w/arr-2_%4a.out"
 
 
-def test_components_of_a_heterogeneous_job_are_named_as_slurm_does() -> None:
+def test_components_newlines_and_allocations_are_read_as_slurm_means_them() -> None:
     assert [part.label for part in parse_parts(HET)] == ["7", "7+1"]
-
-
-def test_a_newline_in_a_name_makes_no_second_job() -> None:
     (part,) = parse_parts(NEWLINE)
     assert part.stdout == "/w/n-15.out"
-
-
-def test_an_allocation_has_no_output() -> None:
     (part,) = parse_parts(ALLOCATION)
     assert (part.stdout, part.stderr) == ("", "")
 
 
-@pytest.mark.parametrize(
-    "later",
-    [
-        "",
-        " Power=",
-        " SegmentSize=1",
-        " Switches=1@00:05:00",
-        " BurstBuffer=#BB_LUA x",
-        " GresEnforceBind=No",
-        " KillOnInvalidDependent=Yes",
-        " SpreadJob=1",
-        " ExpeditedRequeue=Yes",
-        " OOMKillStep=0 TresPerNode=gres/gpu:8 MailUser=me MailType=END",
-    ],
-)
-def test_no_field_behind_the_output_is_taken_for_a_part_of_its_name(later: str) -> None:
-    text = (
-        f"JobId=9 JobName=a {MIDDLE} Command=/w/a.sh SubmitLine=sbatch a.sh WorkDir=/w "
-        f"StdErr= StdIn=/dev/null StdOut=/w/train log{later}\n"
+def test_no_field_behind_the_output_is_taken_for_a_part_of_its_name() -> None:
+    fields = (
+        *("", " Power=", " SegmentSize=1", " Switches=1@00:05:00", " BurstBuffer=#BB_LUA x"),
+        *(" GresEnforceBind=No", " KillOnInvalidDependent=Yes", " SpreadJob=1"),
+        *(
+            " ExpeditedRequeue=Yes",
+            " OOMKillStep=0 TresPerNode=gres/gpu:8 MailUser=me MailType=END",
+        ),
     )
-    (part,) = parse_parts(text)
-    assert (part.stdout, part.stderr) == ("/w/train log", "")
+    about = f"JobId=9 JobName=a {MIDDLE} Command=/w/a.sh SubmitLine=sbatch a.sh WorkDir=/w "
+    for later in fields:
+        (part,) = parse_parts(f"{about}StdErr= StdIn=/dev/null StdOut=/w/train log{later}\n")
+        assert (part.stdout, part.stderr) == ("/w/train log", ""), later
 
 
 # Who is asked
@@ -130,15 +115,11 @@ def test_only_slurmctld_is_asked_and_once(stubs: Stubs) -> None:
     assert stubs.calls() == [["scontrol", "--oneliner", "show", "job", "13"]]
 
 
-@pytest.mark.parametrize("said", [UNKNOWN, "echo 'Job 2_9 not found'; exit 1"])
-def test_a_job_that_slurmctld_forgot_is_no_error(stubs: Stubs, said: str) -> None:
-    stubs.add("scontrol", said)
-    assert foreign.ask("13") == []
-
-
-def test_where_there_is_no_slurm_nobody_knows_a_job(stubs: Stubs) -> None:
-    assert foreign.ask("13") == []
-    assert stubs.calls() == []
+def test_a_job_that_slurmctld_forgot_is_no_error(stubs: Stubs) -> None:
+    assert foreign.ask("13") == []  # there is no Slurm
+    for said in (UNKNOWN, "echo 'Job 2_9 not found'; exit 1"):
+        stubs.add("scontrol", said)
+        assert foreign.ask("13") == []
 
 
 def test_a_silent_slurmctld_is_never_mistaken_for_an_unknown_job(stubs: Stubs) -> None:
@@ -148,15 +129,13 @@ def test_a_silent_slurmctld_is_never_mistaken_for_an_unknown_job(stubs: Stubs) -
     assert silent.value.cause == SILENT
 
 
-@pytest.mark.parametrize(
-    ("states", "joint"),
-    [
-        (["COMPLETED", "PENDING", "RUNNING"], "RUNNING"),
-        (["COMPLETED", "FAILED", "PENDING"], "PENDING"),
-        (["COMPLETED", "FAILED"], "FAILED"),
-        (["COMPLETED", "COMPLETED"], "COMPLETED"),
-        ([], "UNKNOWN"),
-    ],
-)
-def test_a_job_of_several_parts_is_active_while_one_is(states: list[str], joint: str) -> None:
-    assert foreign.joint_state([JobState(state) for state in states]) is JobState(joint)
+def test_a_job_of_several_parts_is_active_while_one_is() -> None:
+    for words in (
+        "COMPLETED PENDING RUNNING -> RUNNING",
+        "COMPLETED FAILED PENDING -> PENDING",
+        "COMPLETED FAILED -> FAILED",
+        "COMPLETED COMPLETED -> COMPLETED",
+        " -> UNKNOWN",
+    ):
+        states, _, joint = words.partition(" -> ")
+        assert foreign.joint_state([JobState(word) for word in states.split()]) is JobState(joint)

@@ -123,21 +123,25 @@ def test_a_completed_job_costs_no_question(runs: RunsDir) -> None:
     assert scheduler.asked == []
 
 
-@pytest.mark.parametrize(("what_followed", "elapsed_s"), [("relaunch", 60), ("requeue", 10)])
-def test_the_time_of_a_job_counts_its_restarts_in_place(
-    runs: RunsDir, what_followed: str, elapsed_s: int
-) -> None:
+def test_the_time_of_a_job_counts_its_restarts_in_place(runs: RunsDir) -> None:
     made = make(runs)
-    first = Outcome(
-        **{"attempt": 1, "job_id": "7", "started_at": T0, "ended_at": T0 + 49, "nodes": ("n1",)},
-        **{"code": 137, "cause": Cause.SIGNAL, "reason": "killed", "next": Next(what_followed)},
-    )
     (made.paths.attempts_dir / "2").mkdir(parents=True)
     made.paths.outcome(1).parent.mkdir()
-    made.paths.outcome(1).write_text(first.to_json())
     events(made.paths, "n1", {"type": "started", "host": "n1", "ts": T0 + 50}, attempt=2)
-    end(made.paths, "COMPLETED", 0)
-    assert status(made, None).elapsed_s == elapsed_s
+    for followed, elapsed_s in ((Next.RELAUNCH, 60), (Next.REQUEUE, 10)):
+        first = Outcome(
+            **{
+                "attempt": 1,
+                "job_id": "7",
+                "started_at": T0,
+                "ended_at": T0 + 49,
+                "nodes": ("n1",),
+            },
+            **{"code": 137, "cause": Cause.SIGNAL, "reason": "killed", "next": followed},
+        )
+        made.paths.outcome(1).write_text(first.to_json())
+        end(made.paths, "COMPLETED", 0)
+        assert status(made, None).elapsed_s == elapsed_s
 
 
 def test_start_and_elapsed_time_are_of_one_source(runs: RunsDir) -> None:
@@ -385,13 +389,11 @@ def test_of_two_sides_of_a_cut_the_outcome_tells_who_failed(runs: RunsDir) -> No
     assert status(made, None).failure == head
 
 
-@pytest.mark.parametrize("cause", [Cause.CANCELLED, Cause.INTERRUPTED])
-def test_being_cancelled_or_interrupted_is_no_failure(runs: RunsDir, cause: Cause) -> None:
+def test_being_cancelled_or_interrupted_is_no_failure(runs: RunsDir) -> None:
     made = make(runs)
-    ends(made, code=124, cause=cause)
-    assert status(made, None).failure is None
-    ends(made, code=124, cause=Cause.EXIT)
-    assert status(made, None).failure is not None
+    for cause in (Cause.CANCELLED, Cause.INTERRUPTED, Cause.EXIT):
+        ends(made, code=124, cause=cause)
+        assert (status(made, None).failure is None) is (cause is not Cause.EXIT)
 
 
 def test_a_failure_of_an_earlier_attempt_is_none_of_the_newest(runs: RunsDir) -> None:
@@ -439,17 +441,17 @@ def test_a_job_that_is_being_ended_is_shown_at_once(runs: RunsDir) -> None:
     assert status(made, said(JobState.CANCELLED)).state is JobState.CANCELLED
 
 
-@pytest.mark.parametrize(("blocks", "inodes"), [(3, 1000), (1 << 20, 0)])
 def test_a_running_job_whose_disk_is_full_says_what_waits(
-    runs: RunsDir, monkeypatch: pytest.MonkeyPatch, blocks: int, inodes: int
+    runs: RunsDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, running = make(runs), said(JobState.RUNNING)
     made.paths.attempt(1).mkdir(parents=True)
     assert status(made, running).reason == ""
-    disk = (4096, 4096, 1 << 30, blocks, blocks, 2000, inodes, inodes, 0, 255)
-    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(disk))
     full = f"the disk of {made.paths.root} is full"
-    assert status(made, running).reason == f"has no room for logs and checkpoints: {full}"
+    for blocks, inodes in ((3, 1000), (1 << 20, 0)):
+        disk = (4096, 4096, 1 << 30, blocks, blocks, 2000, inodes, inodes, 0, 255)
+        monkeypatch.setattr(os, "statvfs", lambda _, disk=disk: os.statvfs_result(disk))
+        assert status(made, running).reason == f"has no room for logs and checkpoints: {full}"
     made.paths.followed(1).touch()
     waits = "waits for room to record the end of attempt 1"
     assert status(made, running).reason == f"{waits}: {full}"

@@ -132,20 +132,13 @@ def seconds_of(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def test_a_requeued_training_goes_on_once_and_is_over(preempted: Preempted) -> None:
-    run = preempted.runs["requeue"]
+@pytest.mark.parametrize("way", ["requeue", "be killed"])
+def test_a_requeued_training_goes_on_once_and_is_over(preempted: Preempted, way: str) -> None:
+    run = preempted.runs[way]
     assert (run.state, run.attempts) == ("COMPLETED", 2)
     assert (run.slurm()["JobState"], run.slurm()["Restarts"]) == ("COMPLETED", "1")
-
-
-def test_a_training_that_is_killed_without_a_grace_time_goes_on_once(preempted: Preempted) -> None:
-    run = preempted.runs["be killed"]
-    assert (run.state, run.attempts) == ("COMPLETED", 2)
-    assert (run.slurm()["JobState"], run.slurm()["Restarts"]) == ("COMPLETED", "1")
-
-
-def test_what_waits_for_the_success_of_a_requeued_training_starts(preempted: Preempted) -> None:
-    assert preempted.runs["requeue"].cluster.wait_job(preempted.dependent) == "COMPLETED"
+    # What waits for the success of a requeued training starts.
+    assert run.cluster.wait_job(preempted.dependent) == "COMPLETED"
 
 
 def test_a_successor_does_not_wait_for_a_requeue(preempted: Preempted) -> None:

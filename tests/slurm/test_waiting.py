@@ -87,13 +87,12 @@ def test_another_partition_has_idle_nodes(here: Project, cluster: Cluster) -> No
 
 
 def test_a_limit_of_the_partition(here: Project, cluster: Cluster) -> None:
-    long, many = {"time": "10"}, {"most": "2"}
-    for limits, nodes, code, kind, numbers in (
-        (long, "-N1", "PartitionTimeLimit", "too_long", (1800, 600)),
-        (many, "-N3", "PartitionNodeLimit", "too_many_nodes", (3, 2)),
+    limit(cluster, time="10", most="2")
+    for nodes, minutes, code, kind, numbers in (
+        ("-N1", "30", "PartitionTimeLimit", "too_long", (1800, 600)),
+        ("-N3", "5", "PartitionNodeLimit", "too_many_nodes", (3, 2)),
     ):
-        limit(cluster, **limits)
-        job_id = here.submit(nodes, "--time", "30", "-p", "low", *ONE, *WAITING)
+        job_id = here.submit(nodes, "--time", minutes, "-p", "low", *ONE, *WAITING)
         reason = waits(here, job_id, code)
         fact = next(fact for fact in reason["facts"] if fact["kind"] == kind)
         assert (fact["asked"], fact["limit"]) == numbers
