@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from clusterrun.errors import UsageError
-from clusterrun.estimates import gpus
 from clusterrun.estimates.gpus import ALL, SHORT, assumption, find, precision_of, sized
 from clusterrun.launch.plan import Precision
 from clusterrun.node.agent.preparation import decided_precision
@@ -14,49 +13,37 @@ from clusterrun.node.base.report import Report
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        # As Slurm's AutoDetect names them: NVML's name in lower case with underscores.
-        ("nvidia_a100-sxm4-40gb", "A100-40G"),
-        ("nvidia_a100_80gb_pcie", "A100-PCIe-80G"),
-        ("tesla_v100-pcie-32gb", "V100-PCIe-32G"),
-        ("nvidia_a800-sxm4-80gb", "A800-80G"),
-        ("nvidia_h100_80gb_hbm3", "H100-80G"),
-        ("nvidia_h100_pcie", "H100-PCIe"),
-        ("nvidia_h100_nvl", "H100-NVL"),
-        ("nvidia_gh200_480gb", "GH200"),
-        ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"),
-        ("nvidia_rtx_a6000", "RTX-A6000"),
-        ("nvidia_geforce_rtx_3090", "RTX-3090"),
-        ("tesla_v100-sxm2-32gb", "V100-32G"),
-        ("tesla_p100-pcie-16gb", "P100-16G"),
-        ("tesla_t4", "T4"),
-        ("amd_instinct_mi300x", "MI300X"),
-        # As administrators and users write them.
-        ("rtx4090", "RTX-4090"),
-        ("4090", "RTX-4090"),
-        ("a100_80g", "A100-80G"),
-        ("A100 40 GiB", "A100-40G"),
-        ("rtx3080-12gb", "RTX-3080-12G"),
-        ("l40s", "L40S"),
-        ("mi250", "MI250X"),
-    ],
-)
-def test_a_card_is_found_under_its_common_spellings(text: str, name: str) -> None:
-    assert find(text).name == name
+# As Slurm's AutoDetect names them: NVML's name in lower case with underscores; and as
+# administrators and users write them.
+SPELLINGS = {
+    "nvidia_a100-sxm4-40gb": "A100-40G",
+    "nvidia_a100_80gb_pcie": "A100-PCIe-80G",
+    "tesla_v100-pcie-32gb": "V100-PCIe-32G",
+    "nvidia_a800-sxm4-80gb": "A800-80G",
+    "nvidia_h100_80gb_hbm3": "H100-80G",
+    "nvidia_h100_pcie": "H100-PCIe",
+    "nvidia_h100_nvl": "H100-NVL",
+    "nvidia_gh200_480gb": "GH200",
+    "nvidia_rtx_6000_ada_generation": "RTX-6000-Ada",
+    "nvidia_rtx_a6000": "RTX-A6000",
+    "nvidia_geforce_rtx_3090": "RTX-3090",
+    "tesla_v100-sxm2-32gb": "V100-32G",
+    "tesla_p100-pcie-16gb": "P100-16G",
+    "tesla_t4": "T4",
+    "amd_instinct_mi300x": "MI300X",
+    **{"rtx4090": "RTX-4090", "4090": "RTX-4090", "rtx3080-12gb": "RTX-3080-12G"},
+    **{"a100_80g": "A100-80G", "A100 40 GiB": "A100-40G", "l40s": "L40S", "mi250": "MI250X"},
+}
 
 
-@pytest.mark.parametrize("gpu", ALL, ids=lambda gpu: gpu.name)
-def test_a_card_is_found_under_its_own_names(gpu: gpus.Gpu) -> None:
-    assert [find(text) for text in (gpu.name, *gpu.aliases)] == [gpu] * (1 + len(gpu.aliases))
-
-
-@pytest.mark.parametrize("short", SHORT)
-def test_a_short_name_is_its_first_card_and_the_least_memory(short: str) -> None:
-    cards = [find(name) for name in SHORT[short]]
-    assert find(short) == cards[0]
-    assert cards[0].memory_bytes == min(card.memory_bytes for card in cards)
+def test_a_card_is_found_under_its_common_spellings_and_own_names() -> None:
+    assert {text: find(text).name for text in SPELLINGS} == SPELLINGS
+    own = {text: gpu for gpu in ALL for text in (gpu.name, *gpu.aliases)}
+    assert [text for text, gpu in own.items() if find(text) != gpu] == []
+    for short, names in SHORT.items():
+        cards = [find(name) for name in names]
+        assert find(short) == cards[0]
+        assert cards[0].memory_bytes == min(card.memory_bytes for card in cards)
 
 
 def test_what_a_short_name_is_taken_for_is_said() -> None:
@@ -104,13 +91,12 @@ def test_a_card_with_another_memory_says_so(
     assert found.processors == find(as_fast_as).processors
 
 
-@pytest.mark.parametrize("gpu", ALL, ids=lambda gpu: gpu.name)
-def test_the_processors_of_a_card_reach_its_peak_at_a_clock_that_there_is(gpu: gpus.Gpu) -> None:
-    has_few_cores = gpu.compute_capability <= (8, 0)
-    cores = 64 if has_few_cores else 128
-    clock = gpu.tflops["fp32"] * 1e12 / (2 * cores * gpu.processors)
-    assert 1.1e9 < clock < 2.7e9
-    assert 250e9 < gpu.bandwidth < 10e12
+def test_the_processors_of_a_card_reach_its_peak_at_a_clock_that_there_is() -> None:
+    for gpu in ALL:
+        cores = 64 if gpu.compute_capability <= (8, 0) else 128
+        clock = gpu.tflops["fp32"] * 1e12 / (2 * cores * gpu.processors)
+        assert 1.1e9 < clock < 2.7e9, gpu.name
+        assert 250e9 < gpu.bandwidth < 10e12
 
 
 def test_each_card_says_all_that_is_asked_of_it() -> None:
@@ -128,12 +114,12 @@ def test_the_guides_cards_are_known() -> None:
     assert len({find(text).name for text in named.split()}) == 12
 
 
-@pytest.mark.parametrize("gpu", ALL, ids=lambda gpu: gpu.name)
-def test_the_precision_is_what_the_nodes_decide(gpu: gpus.Gpu) -> None:
-    versions = {"torch": "2.13.0"}
-    capabilities = (gpu.compute_capability,) * 2
-    head = Report(node="n0", node_rank=0, versions=versions, capabilities=capabilities)
-    assert precision_of(gpu) == decided_precision(Precision.HEAD, [head])
+def test_the_precision_is_what_the_nodes_decide() -> None:
+    for gpu in ALL:
+        capabilities = (gpu.compute_capability,) * 2
+        versions = {"torch": "2.13.0"}
+        head = Report(node="n0", node_rank=0, versions=versions, capabilities=capabilities)
+        assert precision_of(gpu) == decided_precision(Precision.HEAD, [head]), gpu.name
 
 
 def test_bf16_starts_with_ampere() -> None:

@@ -9,29 +9,27 @@ from clusterrun.estimates.models import BUILT_IN, find, from_numbers, nearest
 from clusterrun.shared import assets
 from tests.estimates.golden import TABLES
 
+PUBLISHED = TABLES["models"]
 
-@pytest.mark.parametrize("name", TABLES["models"])
-def test_a_built_in_model_has_its_published_size(name: str) -> None:
-    model = BUILT_IN[name]
-    assert [model.params, model.largest_layer] == TABLES["models"][name]
+
+def test_a_built_in_model_has_its_published_size() -> None:
+    sizes = {name: [BUILT_IN[name].params, BUILT_IN[name].largest_layer] for name in PUBLISHED}
+    assert sizes == PUBLISHED
 
 
 KNOWN = assets.read_json("estimates/models.json")["models"]
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_known_model_has_the_size_of_its_repository(name: str) -> None:
-    entry, model = KNOWN[name], BUILT_IN[name]
-    assert model.params == pytest.approx(entry["published"], rel=1e-4)
-    assert all(repo.count("/") == 1 for repo in entry["repos"])
-    assert (model.active_params > 0) == ("active" in entry)
-    if "active" in entry:
-        words = model.vocab * model.hidden  # some cards leave them out
-        near = min(
-            abs(found / entry["active"] - 1)
-            for found in (model.active_params, model.active_params - words)
-        )
-        assert near < 0.03
+def test_a_known_model_has_the_size_of_its_repository() -> None:
+    for name, entry in KNOWN.items():
+        model = BUILT_IN[name]
+        assert model.params == pytest.approx(entry["published"], rel=1e-4), name
+        assert all(repo.count("/") == 1 for repo in entry["repos"])
+        assert (model.active_params > 0) == ("active" in entry), name
+        if "active" in entry:
+            words = model.vocab * model.hidden  # some cards leave them out
+            counts = (model.active_params, model.active_params - words)
+            assert min(abs(found / entry["active"] - 1) for found in counts) < 0.03, name
 
 
 def test_the_known_models_are_those_that_people_train_now() -> None:
@@ -44,50 +42,40 @@ def test_the_known_models_are_those_that_people_train_now() -> None:
     assert set(wanted.split()) <= set(BUILT_IN)
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("qwen-3-8b", "qwen3-8b"),
-        ("llama3.1-8b", "llama-3.1-8b"),
-        ("unsloth/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("gpt5", "gpt2"),
-    ],
-)
-def test_a_name_that_is_nearly_right_has_a_nearest_one(name: str, near: str) -> None:
-    assert find(name) is None
-    assert nearest(name)[0] == near
+def test_a_name_that_is_nearly_right_has_a_nearest_one() -> None:
+    near = {
+        "qwen-3-8b": "qwen3-8b",
+        "llama3.1-8b": "llama-3.1-8b",
+        "unsloth/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+        "gpt5": "gpt2",
+    }
+    assert {name: nearest(name)[0] for name in near} == near
     assert nearest("nothing-like-it") == []
+    others = ("gpt", "someone/gpt2", "mistralai/Mistral-7B-v0.4", "", *near)
+    assert [name for name in others if find(name)] == []
 
 
-@pytest.mark.parametrize(
-    ("spelling", "canonical"),
-    [
-        ("Qwen/Qwen3-8B-Instruct", "qwen3-8b"),
-        ("qwen3-8B", "qwen3-8b"),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
-        ("google/gemma-3-4b-it", "gemma-3-4b"),
-        ("mistralai/Mistral-7B-v0.3", "mistral-7b-v0.3"),
-        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b"),
-        ("microsoft/Phi-3.5-mini-instruct", "phi-3-mini"),
-        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
-        ("llama-3.1-8b", "llama-3.1-8b"),
-        ("META-LLAMA/Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b"),
-        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
-        ("mistralai/Mistral-7B-v0.1", "mistral-7b"),
-        ("openai-community/gpt2", "gpt2"),
-        ("google-t5/t5-3b", "t5-3b"),
-        ("bigscience/T0_3B", "bigscience/T0_3B"),
-    ],
-)
-def test_a_model_is_found_by_its_usual_names(spelling: str, canonical: str) -> None:
-    model = find(spelling)
-    assert model is not None
-    assert (model.name, model.params) == (spelling, BUILT_IN[canonical].params)
-
-
-@pytest.mark.parametrize("name", ["gpt", "someone/gpt2", "mistralai/Mistral-7B-v0.4", ""])
-def test_a_model_of_another_name_is_not_taken_for_one_that_is_known(name: str) -> None:
-    assert find(name) is None
+def test_a_model_is_found_by_its_usual_names() -> None:
+    for spelling, known in {
+        "Qwen/Qwen3-8B-Instruct": "qwen3-8b",
+        "qwen3-8B": "qwen3-8b",
+        "Qwen/Qwen3-30B-A3B-Instruct-2507": "qwen3-30b-a3b",
+        "google/gemma-3-4b-it": "gemma-3-4b",
+        "mistralai/Mistral-7B-v0.3": "mistral-7b-v0.3",
+        "mistralai/Mistral-7B-Instruct-v0.2": "mistral-7b",
+        "microsoft/Phi-3.5-mini-instruct": "phi-3-mini",
+        "meta-llama/Llama-3.1-8B": "llama-3.1-8b",
+        "llama-3.1-8b": "llama-3.1-8b",
+        "META-LLAMA/Meta-Llama-3.1-70B-Instruct": "llama-3.1-70b",
+        "meta-llama/Llama-2-7b-hf": "llama-2-7b",
+        "mistralai/Mistral-7B-v0.1": "mistral-7b",
+        "openai-community/gpt2": "gpt2",
+        "google-t5/t5-3b": "t5-3b",
+        "bigscience/T0_3B": "bigscience/T0_3B",
+    }.items():
+        model = find(spelling)
+        assert model is not None
+        assert (model.name, model.params) == (spelling, BUILT_IN[known].params)
 
 
 def test_every_built_in_shape_is_complete() -> None:
