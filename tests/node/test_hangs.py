@@ -20,6 +20,8 @@ from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.outcome import Cause
 from clusterrun.shared.control_page import ControlPage
 
+Play = Callable[..., list[Failure]]
+
 
 class TickingClock:
     now = 1000.0
@@ -89,7 +91,7 @@ class HangingRanks:
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Failure]]:
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     clock = TickingClock()
     monkeypatch.setattr(hangs, "time", clock)
     monkeypatch.setattr(hangs, "AGAIN_S", 0.05)
@@ -115,7 +117,7 @@ async def hang(scene: HangingRanks) -> None:
     await scene.idle(300)
 
 
-def test_the_rank_that_the_others_wait_for_is_named(play: Callable[..., list[Failure]]) -> None:
+def test_the_rank_that_the_others_wait_for_is_named(play: Play) -> None:
     late = [place(2, "train.py:9 in step"), place(3, "data.py:3 in load", waits=False)]
     (failure,) = play(hang, stacks.to_data(late))
     assert (failure.node, failure.rank, failure.where) == ("n2", 3, "data.py:3")
@@ -131,29 +133,27 @@ def test_the_rank_that_the_others_wait_for_is_named(play: Callable[..., list[Fai
     [("stopped by a signal", Cause.HALTED), ("gone", Cause.HUNG), ("", Cause.HUNG)],
 )
 def test_a_rank_that_does_not_run_is_told_from_one_that_waits(
-    play: Callable[..., list[Failure]], state: str, cause: Cause
+    play: Play, state: str, cause: Cause
 ) -> None:
     there = place(3, "train.py:9 in step")
     (failure,) = play(hang, stacks.to_data([dataclasses.replace(there, state=state)]))
     assert failure.cause is cause
 
 
-def test_a_node_that_is_silent_is_said_and_the_others_are_heard(
-    play: Callable[..., list[Failure]],
-) -> None:
+def test_a_node_that_is_silent_is_said_and_the_others_are_heard(play: Play) -> None:
     (failure,) = play(hang)
     assert failure.message.endswith(
         "2 ranks (e.g. rank 0) at train.py:9 in step; 1 node did not answer"
     )
 
 
-def test_nonsense_from_another_node_is_passed_over(play: Callable[..., list[Failure]]) -> None:
+def test_nonsense_from_another_node_is_passed_over(play: Play) -> None:
     (failure,) = play(hang, {"places": [{"rank": 2}]})
     assert (failure.node, failure.rank, failure.where) == ("n1", None, "")
 
 
 @pytest.mark.parametrize("sign", ["calls", "steps", "events", "output"])
-def test_each_sign_of_life_is_enough(play: Callable[..., list[Failure]], sign: str) -> None:
+def test_each_sign_of_life_is_enough(play: Play, sign: str) -> None:
     async def live(scene: HangingRanks) -> None:
         scene.call()
         for number in range(10):
@@ -168,11 +168,11 @@ def test_each_sign_of_life_is_enough(play: Callable[..., list[Failure]], sign: s
                 (scene.root / "rank_0.out").write_text("x" * (1 + number))
 
     assert play(live) == []
+    if sign in ("steps", "output"):
+        assert play(live, silence_s=90) == []
 
 
-def test_a_training_that_tells_of_no_step_is_left_alone(
-    play: Callable[..., list[Failure]],
-) -> None:
+def test_a_training_that_tells_of_no_step_is_left_alone(play: Play) -> None:
     async def silent(scene: HangingRanks) -> None:
         await scene.idle(10_000)
 
@@ -190,9 +190,7 @@ async def fall_silent(scene: HangingRanks) -> None:
         await scene.settle()
 
 
-def test_silence_is_a_hang_only_where_that_was_asked_for(
-    play: Callable[..., list[Failure]],
-) -> None:
+def test_silence_is_a_hang_only_where_that_was_asked_for(play: Play) -> None:
     assert play(fall_silent, {"silent_s": 1000.0}) == []
     (failure,) = play(fall_silent, {"silent_s": None}, silence_s=90)
     assert failure.message == (
@@ -201,7 +199,7 @@ def test_silence_is_a_hang_only_where_that_was_asked_for(
     assert (failure.cause, failure.code) == (Cause.HUNG, int(NodeExit.HUNG))
 
 
-def test_output_on_another_node_is_no_silence(play: Callable[..., list[Failure]]) -> None:
+def test_output_on_another_node_is_no_silence(play: Play) -> None:
     async def live(scene: HangingRanks) -> None:
         await fall_silent(scene)
         assert 0 < scene.asked <= 500 // 90  # all nodes, once in that time
@@ -209,19 +207,7 @@ def test_output_on_another_node_is_no_silence(play: Callable[..., list[Failure]]
     assert play(live, {"silent_s": 89.0}, silence_s=90) == []
 
 
-def test_reported_steps_are_no_silence(play: Callable[..., list[Failure]]) -> None:
-    async def live(scene: HangingRanks) -> None:
-        (scene.root / "rank_0.out").write_text("x")
-        for number in range(10):
-            await scene.idle(50)
-            scene.watch.heard({"type": "step", "step": number, "total": 99})
-
-    assert play(live, silence_s=90) == []
-
-
-def test_ranks_that_went_on_while_they_were_asked_do_not_hang(
-    play: Callable[..., list[Failure]],
-) -> None:
+def test_ranks_that_went_on_while_they_were_asked_do_not_hang(play: Play) -> None:
     """They may be caught in the same place twice, as in each step's backward pass."""
 
     async def deed(scene: HangingRanks) -> None:
@@ -233,7 +219,7 @@ def test_ranks_that_went_on_while_they_were_asked_do_not_hang(
 
 
 def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
-    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch
+    play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter(range(1000))
 
@@ -256,9 +242,7 @@ def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
 
 
 @pytest.mark.parametrize("moved", [hangs.IDLE_BYTES, hangs.SAVE_BYTES * 10])
-def test_a_save_is_given_time_while_bytes_move(
-    play: Callable[..., list[Failure]], moved: int
-) -> None:
+def test_a_save_is_given_time_while_bytes_move(play: Play, moved: int) -> None:
     """The stacks stand still, as in a long torch.save; a waiting rank's store is polled."""
     found: list[int] = []
 
@@ -281,7 +265,7 @@ def test_a_save_is_given_time_while_bytes_move(
 
 
 def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
-    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch
+    play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     troubles: list[BaseException] = []
 
@@ -303,7 +287,7 @@ def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
 
 @pytest.mark.parametrize("is_saving", [False, True])
 def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
-    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch, is_saving: bool
+    play: Play, monkeypatch: pytest.MonkeyPatch, is_saving: bool
 ) -> None:
     monkeypatch.setattr(hangs, "LEAVERS_LOOK_S", 0.001)
     found: list[int] = []
@@ -332,7 +316,7 @@ def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
 
 
 def test_ranks_that_outlive_others_and_compute_are_left_alone(
-    play: Callable[..., list[Failure]], monkeypatch: pytest.MonkeyPatch
+    play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hangs, "LEAVERS_LOOK_S", 0.001)
     monkeypatch.setattr(hangs, "AGAIN_S", 0.001)

@@ -178,19 +178,11 @@ def place(
     return RankPlace(rank=rank, node=f"n{rank // 8}", where=at, is_waiting=waits, state=state)
 
 
-def test_who_does_not_wait_is_suspected() -> None:
-    found = [place(rank) for rank in range(7)] + [place(7, "data.py:3 in load", waits=False)]
-    chosen = suspect(found)
-    assert chosen is not None
-    assert chosen.rank == 7
-
-
-@pytest.mark.parametrize("busy", [0, 5, 8])
-def test_nobody_is_suspected_where_nobody_stands_out(busy: int) -> None:
-    assert suspect([place(rank, waits=rank >= busy) for rank in range(8)]) is None
-
-
-def test_a_single_rank_is_its_own_suspect() -> None:
+def test_who_does_not_wait_is_suspected_if_it_stands_out() -> None:
+    odd = place(7, "data.py:3 in load", waits=False)
+    assert suspect([*(place(rank) for rank in range(7)), odd]) == odd
+    for busy in (0, 5, 8):
+        assert suspect([place(rank, waits=rank >= busy) for rank in range(8)]) is None
     assert suspect([place(0, waits=False)]) is not None
 
 
