@@ -566,13 +566,13 @@ def noted(
     events(root, *({"type": "note", "note": dataclasses.asdict(note)} for note in notes))
 
 
-def of(source: NoteSource, text: str, **more: Any) -> Note:
-    return Note(source=source, text=text, **more)
+def of(source: str, text: str = "", **more: Any) -> Note:
+    return Note(source=NoteSource(source), text=text, **more)
 
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 OOM_OF_RANK = "Memory cgroup out of memory: Killed process 42 (python) total-vm:9kB, UID:1"
-FULL = of(NoteSource.NVML, "GPU 1 (0000:5e:00): 70000 of 81559 MiB were in use", held_gpu=1)
+FULL = of("nvml", "GPU 1 (0000:5e:00): 70000 of 81559 MiB were in use", held_gpu=1)
 NO_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU {} has 79 GiB"
 RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\nValueError: torn'
 CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
@@ -581,33 +581,15 @@ CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
 @pytest.mark.parametrize(
     ("note", "rank", "signal", "cause", "source"),
     [
-        (
-            of(NoteSource.KERNEL, XID),
-            "RuntimeError: CUDA error: unknown error",
-            0,
-            "gpu_xid",
-            "kernel",
-        ),
-        (of(NoteSource.KERNEL, OOM_OF_RANK, rank=1), "", 9, "host_oom", "kernel"),
-        (of(NoteSource.KERNEL, OOM_OF_RANK), RAISED, 0, "user_code_exception", "log"),
-        (of(NoteSource.CGROUP, "", memory=Memory(1)), RAISED, 0, "user_code_exception", "log"),
-        (
-            of(NoteSource.KERNEL, "EDAC MC3: 1 UE memory read error"),
-            "",
-            7,
-            "host_memory_fault",
-            "kernel",
-        ),
+        (of("kernel", XID), "RuntimeError: CUDA error: unknown", 0, "gpu_xid", "kernel"),
+        (of("kernel", OOM_OF_RANK, rank=1), "", 9, "host_oom", "kernel"),
+        (of("kernel", OOM_OF_RANK), RAISED, 0, "user_code_exception", "log"),
+        (of("cgroup", memory=Memory(1)), RAISED, 0, "user_code_exception", "log"),
+        (of("kernel", "EDAC MC3: 1 UE memory read error"), "", 7, "host_memory_fault", "kernel"),
         (FULL, NO_MEMORY.format(1), 0, "gpu_memory_held_or_faulty", "nvml"),
         (FULL, NO_MEMORY.format(0), 0, "cuda_oom", "log"),
         (FULL, CANNOT_READ, 0, "file_not_found", "log"),
-        (
-            of(NoteSource.NVML, "NVIDIA's driver did not answer within 3 s"),
-            NO_MEMORY,
-            0,
-            "cuda_oom",
-            "log",
-        ),
+        (of("nvml", "NVIDIA's driver did not answer within 3 s"), NO_MEMORY, 0, "cuda_oom", "log"),
     ],
 )
 def test_what_a_node_noted_is_weighed(
@@ -637,7 +619,7 @@ def test_a_check_that_fails_since_the_start_is_weighed(
 ) -> None:
     root = over(here)
     worse = ChangedCheck(check, "ok", now, "only 0.0 GiB are free")
-    noted(root, of(NoteSource.PREFLIGHT, "worse", change=worse), rank=printed)
+    noted(root, of("preflight", "worse", change=worse), rank=printed)
     outcome(root, cause=Cause.EXIT, node="node17", rank=0, message="exited with status 1", code=1)
     answer = answered(here)
     assert answer["verdict"]["class"] == cause
@@ -664,11 +646,11 @@ def test_nodes_that_failed_preflight_are_the_cause(here: CommandLine) -> None:
 
 def test_the_answer_has_the_memory_that_the_job_may_use(here: CommandLine) -> None:
     root = over(here, 137)
-    noted(root, of(NoteSource.CGROUP, "", memory=Memory(1, 64 << 30, 64 << 30)))
+    noted(root, of("cgroup", memory=Memory(1, 64 << 30, 64 << 30)))
     outcome(root, cause=Cause.SIGNAL, node="node17", rank=1, signal=9, message="killed by SIGKILL")
     done = here("diagnose").out
     assert "killed 1 process, the job may use 64 GiB on this node, its peak was 64 GiB" in done
     resume = "             clusterrun resume 4711 --from scratch --mem 128G\n"
     assert f"next       ask for more than 64 GiB a node, twice as much:\n{resume}" in done
-    noted(root, of(NoteSource.CGROUP, "", memory=Memory(0, 64 << 30)))
+    noted(root, of("cgroup", memory=Memory(0, 64 << 30)))
     assert answered(here)["verdict"]["class"] == "sigkill_external"
