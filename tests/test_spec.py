@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -11,9 +12,8 @@ from clusterrun.config.spec import FIELDS, JobSpec, Strategy
 from clusterrun.errors import UsageError
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_field() -> None:
+    table: list[tuple[dict[str, Any], str]] = [
         ({"nodes": "2"}, "nodes must be a whole number, not str"),
         ({"nodes": True}, "nodes must be a whole number, not bool"),
         ({"spare_nodes": None}, "spare_nodes must be a whole number, not None"),
@@ -29,34 +29,28 @@ from clusterrun.errors import UsageError
         ({"env": {1: "a"}}, "env: 1 is not a variable name"),
         ({"env": "A=1"}, "env must be a mapping of str to str, not str"),
         ({"network_env": (("A", "1"),)}, "network_env must be a mapping of str to str, not tuple"),
-    ],
-)
-def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(
-    asked: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError) as refused:
-        JobSpec(**asked)
-    assert refused.value.message == message
+    ]
+    for asked, message in table:
+        with pytest.raises(UsageError) as refused:
+            JobSpec(**asked)
+        assert refused.value.message == message
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
-def test_no_field_takes_what_it_cannot_be(field: Any) -> None:
-    with pytest.raises(UsageError, match=field.name):
-        JobSpec(**{field.name: object()})  # type: ignore[arg-type]  # a table of names
+def test_no_field_takes_what_it_cannot_be() -> None:
+    for field in FIELDS:
+        with pytest.raises(UsageError, match=field.name):
+            JobSpec(**{field.name: object()})  # type: ignore[arg-type]  # a table of names
+        if field.kind is Kind.TEXTS:
+            with pytest.raises(UsageError, match="contains a NUL byte"):
+                JobSpec(**{field.name: ("a", "b\0")})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [f.name for f in FIELDS if f.kind is Kind.TEXTS])
-def test_no_text_of_a_list_holds_a_nul_byte(name: str) -> None:
-    with pytest.raises(UsageError, match="contains a NUL byte"):
-        JobSpec(**{name: ("a", "b\0")})  # type: ignore[arg-type]  # a table of names
-
-
-@pytest.mark.parametrize("text", ["--nice=1\n#SBATCH --wrap=x", "--comment=a\tb", "--nice=1\r"])
-@pytest.mark.parametrize("field", ["sbatch_args", "srun_args"])
-def test_an_option_of_slurm_ends_at_its_line(text: str, field: str) -> None:
-    with pytest.raises(UsageError, match=f"{field} contains a newline") as refused:
-        JobSpec(**{field: (text,)})  # type: ignore[arg-type]  # a table of names
-    assert refused.value.hints
+def test_an_option_of_slurm_ends_at_its_line() -> None:
+    texts = ("--nice=1\n#SBATCH --wrap=x", "--comment=a\tb", "--nice=1\r")
+    for field, text in itertools.product(("sbatch_args", "srun_args"), texts):
+        with pytest.raises(UsageError, match=f"{field} contains a newline") as refused:
+            JobSpec(**{field: (text,)})  # type: ignore[arg-type]  # a table of names
+        assert refused.value.hints
 
 
 def test_arguments_of_the_script_may_hold_newlines() -> None:

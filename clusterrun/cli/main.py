@@ -71,9 +71,7 @@ VERBS: Final[dict[str, Verb]] = {
     "list": Verb("clusterrun.cli.list", "Watch", "List jobs and their states."),
     "logs": Verb("clusterrun.cli.logs.command", "Watch", "Print the output of the ranks."),
     "diagnose": Verb("clusterrun.cli.diagnose", "Watch", "Name why a run failed."),
-    "explain": Verb(
-        "clusterrun.cli.explain", "Watch", "Explain a cause, a check or a rule by its id."
-    ),
+    "explain": Verb("clusterrun.cli.explain", "Watch", "Explain a cause, a check or a rule."),
     "init": Verb("clusterrun.cli.init", "Set up", "Write a starter clusterrun.yaml."),
     "config": Verb("clusterrun.cli.config", "Set up", "Show and check the configuration."),
     "doctor": Verb(

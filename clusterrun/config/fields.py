@@ -317,7 +317,7 @@ def _module(label: str, value: str) -> None:
     if not all(part.isidentifier() for part in value.split(".")):
         raise UsageError(
             f"{label}: '{value}' is not the name of a module",
-            hint="name one installed module, such as transformers; repeat the option for others",
+            hint="list installed modules, such as [transformers, datasets]",
         )
 
 

@@ -160,8 +160,8 @@ launch.launcher | enum | (--launcher) | |
   start the ranks as forks of a process that has imported torch (forge), as new interpreters
   (direct) or by accelerate launch  [default: auto]
 launch.preload | texts MODULE | (--preload) | |
-  import this installed module before the ranks are forked; auto stands for the installed modules
-  that the script imports (repeatable)
+  import these installed modules before the ranks are forked; auto stands for those that the script
+  imports
 launch.hang_timeout = hang_timeout_s | duration | --hang-timeout | |
   restart when no step ends for this long or, if longer, for the time of ten steps; 0 disables it
   [default: 15m]

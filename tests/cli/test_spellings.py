@@ -33,14 +33,15 @@ def test_documented_examples_hold() -> None:
     assert doctest.testmod(spellings).failed == 0
 
 
-@pytest.mark.parametrize(("line", "hint"), WRONG)
-def test_a_wrong_command_gets_the_right_hint(here: CommandLine, line: str, hint: str) -> None:
-    files = here.files()
-    said = here(*shlex.split(line))
-    assert (said.code, said.out) == (2, "")
-    first, *rest = said.err.splitlines()
-    assert first.startswith("error: ")
-    assert rest == [f"  hint: {hint}"]
+def test_a_wrong_command_gets_the_right_hint(here: CommandLine) -> None:
+    files, wrong = here.files(), []
+    for line, hint in WRONG:
+        said = here(*shlex.split(line))
+        first, *rest = said.err.splitlines()
+        is_right = (said.code, said.out, rest) == (2, "", [f"  hint: {hint}"])
+        if not (is_right and first.startswith("error: ")):
+            wrong.append((line, said))
+    assert wrong == []
     assert here.files() == files
 
 

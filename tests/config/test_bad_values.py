@@ -22,7 +22,7 @@ WAIT = "write afterok:JOBID, or singleton"
 HOSTS = "write it as Slurm does: node[01-04,7]"
 NAME = "leave out slashes; '.', '..' and 'by-job' are reserved"
 DISK = "name a directory on the disk of each node, without variables: /local/scratch"
-MODULE = "name one installed module, such as transformers; repeat the option for others"
+MODULE = "list installed modules, such as [transformers, datasets]"
 PORTS = "write two ports between 1024 and 65535, e.g. 20000-29999"
 COUNT = "write 1 or more, or leave it out"
 
@@ -179,25 +179,23 @@ class Sources:
             path.unlink()
 
 
-@pytest.mark.parametrize(("name", "text", "message", "hint"), BAD)
-def test_a_bad_value_has_one_message_and_one_hint_from_every_source(
-    workplace: Workplace, name: str, text: str, message: str, hint: str
-) -> None:
-    calls = list(Sources(workplace).load(name, text))
-    assert len(calls) >= 5
-    for label, call in calls:
-        with pytest.raises(UsageError) as refused:
-            call()
-        assert refused.value.message == message.format(label)
-        assert refused.value.hint == hint
-        assert "\n" not in refused.value.message
+def test_a_bad_value_has_one_message_and_one_hint_from_every_source(workplace: Workplace) -> None:
+    for name, text, message, hint in BAD:
+        calls = list(Sources(workplace).load(name, text))
+        assert len(calls) >= 5
+        for label, call in calls:
+            with pytest.raises(UsageError) as refused:
+                call()
+            assert refused.value.message == message.format(label)
+            assert refused.value.hint == hint
+            assert "\n" not in refused.value.message
 
 
-@pytest.mark.parametrize(("name", "texts"), GOOD)
-def test_what_slurm_takes_is_taken(workplace: Workplace, name: str, texts: list[str]) -> None:
-    for text in texts:
-        for _, call in Sources(workplace).load(name, text):
-            call()
+def test_what_slurm_takes_is_taken(workplace: Workplace) -> None:
+    for name, texts in GOOD:
+        for text in texts:
+            for _, call in Sources(workplace).load(name, text):
+                call()
 
 
 def test_arguments_in_one_text_are_answered_with_the_list(workplace: Workplace) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.config import keys, resolved, secrets, values
+from clusterrun.config import resolved, secrets, values
 from clusterrun.config.secrets import (
     REDACTED,
     SHORTEST,
@@ -21,7 +21,7 @@ from clusterrun.config.secrets import (
 )
 
 
-@pytest.mark.parametrize("module", [keys, resolved, secrets, values])
+@pytest.mark.parametrize("module", [resolved, secrets, values])
 def test_documented_examples_hold(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]  # a module is what it takes
     assert result.attempted > 0
@@ -66,21 +66,23 @@ ORDINARY = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES.split())
-def test_a_name_of_a_secret_is_known(name: str) -> None:
-    assert is_secret(name, "hunter2")
-    assert [n for n, _ in named_secrets(f"export {name}=hunter2")] == [name]
-    assert "hunter2" not in redacted(f'{{"{name}": "hunter2 x"}}') + redacted(f"{name}=hunter2")
+def test_names_of_secrets_are_known() -> None:
+    for name in NAMES.split():
+        assert is_secret(name, "hunter2")
+        assert [n for n, _ in named_secrets(f"export {name}=hunter2")] == [name]
+        shown = redacted(f'{{"{name}": "hunter2 x"}}') + redacted(f"{name}=hunter2")
+        assert "hunter2" not in shown, name
 
 
-@pytest.mark.parametrize("text", FORMS)
-def test_a_form_of_a_secret_is_known_wherever_it_stands(text: str) -> None:
-    assert is_secret_value(text)
-    assert is_secret("X", text)
-    assert list(secret_arguments([text]))
-    shown = redacted(f"line {text}\n") + redacted(json.dumps(f"{text}\n\x1b[31m{text}\n{text}"))
-    assert not any(part in shown for part in PARTS)
-    assert REDACTED in shown
+def test_forms_of_secrets_are_known_wherever_they_stand() -> None:
+    for text in FORMS:
+        assert is_secret_value(text), text
+        assert is_secret("X", text), text
+        assert list(secret_arguments([text])), text
+        shown = redacted(f"line {text}\n")
+        shown += redacted(json.dumps(f"{text}\n\x1b[31m{text}\n{text}"))
+        assert not any(part in shown for part in PARTS), text
+        assert REDACTED in shown, text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -90,38 +92,31 @@ def test_a_text_in_which_no_form_is_sought_is_shorter_than_each() -> None:
         assert parse(each.replace("{start}", "")).getwidth()[0] >= SHORTEST or "://" in each
 
 
-@pytest.mark.parametrize("word", ORDINARY)
-def test_what_training_scripts_are_given_is_no_secret(word: str) -> None:
-    name, _, value = word.partition("=")
-    assert not is_secret(name.lstrip("-"), value)
-    assert not list(secret_arguments([word]))
-    assert not list(secret_arguments([name, value]))
-    assert "$" in word or redacted(word) == word
+INNOCENT = [
+    *("https://host:8080/a@b", "hf_transformers_cache_directory", "wandb: commit " + HEX[:40]),
+    *("sk-learn-experiment-long-name", "", f"commit {HEX[:40]}", "Basic configuration"),
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("https://host:8080/a@b", "hf_transformers_cache_directory", "wandb: commit " + HEX[:40]),
-        *("sk-learn-experiment-long-name", "", f"commit {HEX[:40]}", "Basic configuration"),
-    ],
-)
-def test_an_innocent_value_is_none(text: str) -> None:
-    assert not is_secret_value(text)
+def test_what_training_scripts_are_given_is_no_secret() -> None:
+    for word in ORDINARY:
+        name, _, value = word.partition("=")
+        assert not is_secret(name.lstrip("-"), value), word
+        assert not list(secret_arguments([word])), word
+        assert not list(secret_arguments([name, value])), word
+        assert "$" in word or redacted(word) == word
+    assert not [text for text in INNOCENT if is_secret_value(text)]
 
 
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
+def test_only_spelt_out_secrets_of_a_line_are_named() -> None:
+    for line, names in [
         ("HF_TOKEN='abc' WANDB_API_KEY=x python", ["HF_TOKEN", "WANDB_API_KEY"]),
         ("export HF_TOKEN=$TOKEN PAT=`cat x` AUTH=", []),
         ('export HF_TOKEN="${TOKEN}"', []),
         ('curl -H "Authorization: Bearer $TOKEN"', []),
         ("export PATH=/opt/bin:$PATH", []),
-    ],
-)
-def test_only_spelt_out_secrets_of_a_line_are_named(line: str, names: list[str]) -> None:
-    assert [name for name, _ in named_secrets(line)] == names
+    ]:
+        assert [name for name, _ in named_secrets(line)] == names
 
 
 @given(st.text())
@@ -129,9 +124,8 @@ def test_any_text_can_be_asked_about(text: str) -> None:
     assert is_secret_value(text) in (True, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
+def test_secrets_in_a_text_are_replaced() -> None:
+    for text, shown in [
         ("HF_TOKEN=abcdef12", "HF_TOKEN=[redacted]"),
         ('{"api_key": "abcdef12"}', '{"api_key": "[redacted]"}'),
         ("--api-key gold1234 --lr 0.0001", "--api-key [redacted] --lr 0.0001"),
@@ -146,7 +140,5 @@ def test_any_text_can_be_asked_about(text: str) -> None:
         ("max_tokens=4096 lr: 0.0001 pad_token=None", "max_tokens=4096 lr: 0.0001 pad_token=None"),
         ("TOKENIZERS_PARALLELISM=false", "TOKENIZERS_PARALLELISM=false"),
         ("step 10 loss 2.5 tokens/s: 12345", "step 10 loss 2.5 tokens/s: 12345"),
-    ],
-)
-def test_secrets_in_a_text_are_replaced(text: str, shown: str) -> None:
-    assert redacted(text) == shown
+    ]:
+        assert redacted(text) == shown
