@@ -1,4 +1,4 @@
-"""Events are read by their fields, whatever else stands in a file."""
+"""Events and samples are read by their fields, whatever else stands in a file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from clusterrun.rundir import usage
 from clusterrun.rundir.events import Event, EventType, parse, read, read_ends, read_last
+from clusterrun.rundir.paths import RunPaths
+from clusterrun.rundir.usage import ActivityKind, Alert, AlertKind, GpuSample, Sample, to_line
 
 STEP = {"type": "step", "step": 7, "total": 9, "node": "n1", "attempt": 2, "ts": 5}
 
@@ -51,3 +56,68 @@ def test_what_an_attempt_wrote_last_is_found_before_a_later_attempt(tmp_path: Pa
     for attempt in (1, 2, 3):
         assert [event.note for event in read_last(path, attempt, EventType.NOTE)] == [note["note"]]
     assert list(read_last(tmp_path / "none", 1, EventType.NOTE)) == []
+
+
+GPU = GpuSample(index=0, memory_bytes=1 << 36, activity=5.5, activity_kind=ActivityKind.SM)
+
+
+def sample(at: float, **fields: object) -> Sample:
+    return Sample(**{"at": at, "attempt": 1, **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture(name="paths")
+def _paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(root=tmp_path)
+    paths.attempt(1).mkdir(parents=True)
+    paths.usage_dir.mkdir()
+    return paths
+
+
+def test_a_sample_is_read_as_it_was_written(paths: RunPaths) -> None:
+    alert = Alert(kind=AlertKind.GPU_MEMORY, at=7.5, gpu=0)
+    full = sample(8.5, host_bytes=5, ranks=((0, 7), (1, 8)), gpus=(GPU, GPU), alerts=(alert,))
+    paths.usage("n1").write_bytes(to_line(sample(3.5)) + to_line(full))
+    paths.usage("n2").write_bytes(to_line(sample(1.5, attempt=2)))
+    assert usage.read_latest(paths) == {"n1": full}, "n2 is of another attempt"
+
+
+def test_the_newest_sample_may_be_in_the_older_file(paths: RunPaths) -> None:
+    paths.earlier_usage("n1").write_bytes(b"".join(to_line(sample(at)) for at in (1, 2, 3)))
+    assert usage.read_latest(paths) == {"n1": sample(3)}
+    paths.usage("n1").write_bytes(b"".join(to_line(sample(at)) for at in (4, 5)))
+    assert usage.read_latest(paths) == {"n1": sample(5)}
+
+
+def test_a_line_longer_than_the_first_look_is_found(paths: RunPaths) -> None:
+    long = sample(1, ranks=tuple((rank, 1 << 33) for rank in range(500)))
+    paths.usage("n1").write_bytes(to_line(long))
+    assert usage.read_latest(paths) == {"n1": long}
+
+
+GOOD = json.loads(to_line(sample(1, host_bytes=5, gpus=(GPU,))))
+BAD = ({"at": 1e300}, {"at": float("nan")}, {"gpus": 5}, {"gpus": [5]}, {"gpus": "\x1b[2J"})
+WORSE = ({"gpus": [["\x1b]0;x"]]}, {"ranks": [[1]]}, {"ranks": {"a": 1}}, {"cpus": "4"})
+WORST = ({"alerts": [{"kind": "\x1b[2J", "at": 1}]}, {"host_bytes": 1 << 70}, {"attempt": True})
+
+
+@pytest.mark.parametrize("change", [*BAD, *WORSE, *WORST])
+def test_a_line_that_is_no_sample_is_skipped(paths: RunPaths, change: dict[str, object]) -> None:
+    line = json.dumps({**GOOD, **change}).encode()
+    paths.usage("n1").write_bytes(to_line(sample(1)) + line + b"\n{\0[" + b"[" * 3000)
+    assert usage.read_latest(paths) == {"n1": sample(1)}
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_raise(line: bytes) -> None:
+    assert usage.parse(line) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "silent"),
+    [(1001.0, {"b": 600.0}), (-9e9, {"b": 600.0}), (1100.0, {"a": 100.0, "b": 700.0})],
+)
+def test_a_silent_node_is_found_by_the_others_if_the_clock_jumps(
+    now: float, silent: dict[str, float]
+) -> None:
+    samples = {"a": Sample(at=1000.0, attempt=1), "b": Sample(at=400.0, attempt=1)}
+    assert usage.silent(samples, now) == silent

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import doctest
+import re
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clusterrun.logformat import lines
-from clusterrun.logformat.lines import LogLine, parse_line
+from clusterrun.logformat import literals as module
+from clusterrun.logformat.lines import STAMPED, LogLine, parse_line
+from clusterrun.logformat.literals import required_literals
 from clusterrun.logs import text
+from clusterrun.logs.blocks import find_stretches
 from tests.logs.corpus import line, raw
+from tests.logs.strategies import contents
 
 
 @pytest.mark.parametrize("module", [lines, text])
@@ -68,3 +73,93 @@ def test_no_bytes_raise(content: bytes) -> None:
 def test_an_empty_text_is_a_line_with_and_without_its_space() -> None:
     assert parse(b"1700000000000000 3 o ") == parse(b"1700000000000000 3 o")
     assert parse(b"1700000000000000 3 o").text == b""
+
+
+def test_the_example_in_the_docstring_holds() -> None:
+    result = doctest.testmod(module)
+    assert (result.attempted, result.failed) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "literals"),
+    [
+        (rb"RuntimeError", (b"RuntimeError",)),
+        (rb"NCCL (WARN|INFO)", (b"NCCL ",)),
+        (rb"a(?:bc)d", (b"abcd",)),
+        (rb"\bfoo\b bar$", (b"foo bar",)),
+        (rb"loss=(nan|inf)", (b"loss=",)),
+        (rb"(?:cuda|nccl|gloo)", (b"cuda", b"nccl", b"gloo")),
+        (rb"(?:error){2,}", (b"error",)),
+        (rb"x+yz", (b"yz",)),
+        (rb"colou?r", (b"colo",)),
+        (rb"(?!not)this", (b"this",)),
+        (rb"\d+", ()),
+        (rb"", ()),
+        (rb"(?:abc)?", ()),
+        (rb"abc|", ()),
+        (rb"abc|\d", ()),
+        (rb"(?i)error", ()),
+        (rb"(?i:error) 7", (b" 7",)),
+        (rb"step [0-9]+", (b"step ",)),
+        (rb"(a)\1bc", (b"bc",)),
+        (b"\xc3\xa9t\xc3\xa9", ("été".encode(),)),
+    ],
+)
+def test_literals_of(pattern: bytes, literals: tuple[bytes, ...]) -> None:
+    assert required_literals([re.compile(pattern)]) == literals
+
+
+def test_one_pattern_without_literal_makes_all_of_them_useless() -> None:
+    patterns = [re.compile(rb"error"), re.compile(rb"\d")]
+    assert required_literals(patterns) == ()
+    assert required_literals(patterns[:1]) == (b"error",)
+    assert required_literals([]) == ()
+
+
+def test_more_literals_than_are_worth_a_search_are_none() -> None:
+    assert required_literals([re.compile(b"|".join(b"%d%da" % (i, i) for i in range(20)))]) == ()
+
+
+_atoms = st.sampled_from(
+    rb"a b ab c abc . [ab] [^a] \d \b ^ \. (?i:ab) (?=a) (?!b) (?:a) (b)".split()
+)
+_sequences = st.recursive(
+    _atoms,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=4).map(b"".join),
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: b"(" + b"|".join(parts) + b")"),
+        st.tuples(inner, st.sampled_from([b"?", b"*", b"+", b"{2}", b"+?", b"{0,2}"])).map(
+            lambda pair: b"(?:" + pair[0] + b")" + pair[1]
+        ),
+    ),
+    max_leaves=6,
+)
+_patterns = st.lists(_sequences, min_size=1, max_size=4).map(b"".join)
+_texts = st.lists(st.sampled_from([b"a", b"b", b"ab", b"c", b"A", b"B", b".", b"1"])).map(b"".join)
+
+
+@given(st.lists(_patterns, min_size=1, max_size=2), _texts)
+def test_every_match_contains_one_of_the_literals(sources: list[bytes], text: bytes) -> None:
+    patterns = [re.compile(source) for source in sources]
+    literals = required_literals(patterns)
+    assume(literals)
+    for pattern in patterns:
+        for match in pattern.finditer(text):
+            assert any(literal in match[0] for literal in literals)
+
+
+@given(contents(), st.lists(st.sampled_from([b"x", b"loss", b" 3 o", b"\0\0"]), min_size=1))
+def test_stretches_are_the_lines_with_a_literal_each_from_a_line_with_a_head(
+    content: bytes, literals: list[bytes]
+) -> None:
+    found = find_stretches(content, tuple(literals))
+    covered = b"".join(content[start:end] for start, end in found)
+    ends = [0, *(end for _, end in found)]
+    assert all(start >= end for (start, _), end in zip(found, ends, strict=False))
+    for start, end in found:
+        assert start == 0 or content[start - 1 : start] == b"\n"
+        assert end == len(content) or content[end - 1 : end] == b"\n"
+        assert STAMPED.match(content, start) or start in ends or start == 0
+    for part in content.splitlines(keepends=True) if b"\r" not in content else []:
+        if any(literal in part for literal in literals):
+            assert part in covered

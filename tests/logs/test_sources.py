@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from clusterrun.logformat.lines import SIDE_TEXT_BYTES
-from clusterrun.logs.files import FileKind, LogFile, find_files
+from clusterrun.logformat.lines import SIDE_TEXT_BYTES, STAMPED
+from clusterrun.logs.files import FileKind, LogFile, OpenFiles, find_files
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query, sources_of
+from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query, has_left_out, seek_time, sources_of
 from clusterrun.node.forward.logfile import NodeLog as AgentLog
 from clusterrun.node.forward.stamp import Piece
 from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, choose_sources, raw, texts, write_log
-from tests.logs.reading import newest
+from tests.logs.reading import blocks_of, newest, write
+from tests.logs.strategies import contents
 
 ERRORS = Query(errors=True)
 
@@ -277,3 +280,53 @@ def test_output_that_nobody_stamped_is_searched_too(tmp_path: Path) -> None:
     assert read(ERRORS) == ["ValueError: no"]
     assert read(Query(include=(re.compile(rb"Err"),))) == ["ValueError: no"]
     assert read(Query(ranks=frozenset({3}))) == []
+
+
+def linear(content: bytes, epoch_us: int, end: int) -> int:
+    offset = 0
+    for part in content.split(b"\n"):
+        if offset >= end:
+            break
+        if STAMPED.match(part) and int(part[:16]) >= epoch_us:
+            return offset
+        offset += len(part) + 1
+    return end
+
+
+@given(contents(), st.integers(-2, 400), st.integers(1, 100), st.data())
+def test_a_moment_is_found_where_a_look_at_each_line_finds_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    content: bytes,
+    time_us: int,
+    block: int,
+    data: st.DataObject,
+) -> None:
+    file = write(tmp_path_factory.mktemp("logs"), "n1", content)
+    places = [0, *(i + 1 for i, byte in enumerate(content) if byte == 10), len(content)]
+    end = data.draw(st.sampled_from(places))
+    with blocks_of(block):
+        assert seek_time(file, T0 + time_us, end) == linear(content, T0 + time_us, end)
+
+
+def test_a_moment_is_found_by_a_few_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"".join(raw(T0 + i * 1000, 0, "o", "x" * 50) for i in range(50_000))
+    file = write(tmp_path, "n1", content)
+    sizes: list[int] = []
+    original = OpenFiles.read
+
+    def counted(self: OpenFiles, path: Path, offset: int, size: int) -> bytes:
+        sizes.append(size)
+        return original(self, path, offset, size)
+
+    monkeypatch.setattr(OpenFiles, "read", counted)
+    place = seek_time(file, T0 + 31_234_567, len(content))
+    assert content[place : place + 16] == b"%d" % (T0 + 31_235_000)
+    assert sum(sizes) < len(content) / 50
+
+
+def test_a_side_file_that_had_no_room_for_all_says_so(tmp_path: Path) -> None:
+    line = raw(T0, 3, "e", "error 100 says - g - 7 x 9")
+    full = write(tmp_path, "n1", line * 3 + raw(T0, None, "g", "- 400 x 12 full"), FileKind.ERRORS)
+    gap = write(tmp_path, "n2", line + raw(T0, 3, "g", "- 400 o 12 full"), FileKind.ERRORS)
+    assert has_left_out(full)
+    assert not has_left_out(gap)
