@@ -327,7 +327,7 @@ def test_list_asks_each_home_once(here: Here) -> None:
     record.write(there)
     shutil.rmtree(here.root / "hosts/gpu3")
     code, out, err = here("list")
-    assert code == Exit.UNREACHABLE
+    assert code == Exit.UNREACHABLE, err
     rows = [line.split() for line in out.splitlines()[1:]]
     states = {"L4": "UNKNOWN", "L3": "COMPLETED", "L7": "COMPLETED", "L1": "COMPLETED"}
     assert {row[0]: row[2] for row in rows} == states

@@ -20,9 +20,6 @@ from clusterrun.errors import ElsewhereError, Exit, UsageError
 from clusterrun.verbs import find
 
 VERBS: Final = ("status", "top", "logs", "cancel", "resume", "diagnose", "plan")
-_WRITE_FILES: Final = {
-    "--bundle": "log in to {host} and run it there; the run directory is {run_dir}",
-}
 _LAST_ID: Final = "CLUSTERRUN_LAST_JOB_ID"  # here; the next one there must be larger
 _DISPLAY: Final = ("TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE")
 
@@ -30,14 +27,13 @@ _DISPLAY: Final = ("TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE
 def forward(args: Sequence[str], there: ElsewhereError, verb: str = "") -> int:
     """Run a command line there and return its exit status.
 
-    Raises UsageError for an option that writes files, SchedulerUnreachableError.
+    Raises UsageError for --bundle, which writes a file, and SchedulerUnreachableError.
     """
     own = takewhile(lambda word: word != "--", args)
-    for option in (word.partition("=")[0] for word in own):
-        if option in _WRITE_FILES:
-            values = {**vars(there), "run_dir": next(iter(there.runs.values()))}
-            hint = _WRITE_FILES[option].format(**values)
-            raise UsageError(f"{option} writes a file here, but {there.message}", hint=hint)
+    if any(word.partition("=")[0] == "--bundle" for word in own):
+        run_dir = next(iter(there.runs.values()))
+        hint = f"log in to {there.host} and run it there; the run directory is {run_dir}"
+        raise UsageError(f"--bundle writes a file here, but {there.message}", hint=hint)
     streams = (sys.stdin, sys.stdout, sys.stderr)
     is_terminal = all(each is not None and each.isatty() for each in streams)
     env = {ElsewhereError.VARIABLE: json.dumps(dict(there.runs)), **_display(is_terminal)}
