@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterrun.backends.attempts import AttemptSummary, cancelled_outcome, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
@@ -19,7 +18,7 @@ from clusterrun.backends.evidence import (
     read_evidence,
     with_output,
 )
-from clusterrun.backends.slurm.reasons import PendingReason, explain
+from clusterrun.backends.slurm.reasons import Outlook, PendingReason, explain
 from clusterrun.diagnosis.kinds import Suspicion
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
 from clusterrun.rundir.outcome import Cause, End, Next, Outcome, read_end
@@ -31,9 +30,6 @@ from clusterrun.shared import files
 from clusterrun.shared.finding import Finding
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
-
-if TYPE_CHECKING:
-    from clusterrun.backends.slurm.outlook import Outlook
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterrun.backends.slurm.outlook import (
-    ChangeKind,
-    FactKind,
     NodeGroup,
     NodeRequest,
-    Outlook,
-    Sooner,
-    Use,
     node_groups,
     of_nodes,
     of_reservations,
@@ -20,6 +15,7 @@ from clusterrun.backends.slurm.outlook import (
     parse_sinfo,
     request_of,
 )
+from clusterrun.backends.slurm.reasons import ChangeKind, FactKind, Outlook, Sooner, Use
 from clusterrun.backends.status import JobStatus
 from clusterrun.launch.plan import Directive
 from clusterrun.rundir.paths import RunPaths

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from clusterrun.backends.slurm.outlook import NodeGroup, Use, node_groups
+from clusterrun.backends.slurm.outlook import NodeGroup, node_groups
 from clusterrun.backends.slurm.query import call
+from clusterrun.backends.slurm.reasons import Use
 from clusterrun.backends.slurm.refusal import SITE_RULES
 from clusterrun.backends.slurm.site import associations, partition_rows
 from clusterrun.errors import SchedulerUnreachableError, shortened

@@ -14,12 +14,19 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 from clusterrun.backends import cache
 from clusterrun.backends.slurm.query import SEPARATOR, call, parse_clock, parse_time
-from clusterrun.backends.slurm.reasons import WAITS_FOR_REPAIR
+from clusterrun.backends.slurm.reasons import (
+    WAITS_FOR_REPAIR,
+    ChangeKind,
+    Fact,
+    FactKind,
+    Outlook,
+    Sooner,
+    Use,
+)
 from clusterrun.backends.slurm.site import gpus_of
 from clusterrun.backends.status import JobStatus
 from clusterrun.config.choices import Strategy
@@ -54,17 +61,6 @@ _FIELDS: Final = {
     **{"memory": "%m", "features": "%f", "nodes": "%N", "reason": "%E"},
 }
 _PAIR: Final = re.compile(r"(?:^| )(\w+)=(\S*)")
-
-
-class Use(Enum):
-    """What a node is used for now, whatever its kind."""
-
-    IDLE = "idle"
-    PARTLY = "partly in use"
-    PLANNED = "planned for a job"
-    BUSY = "busy"
-    RESERVED = "reserved"
-    OUT = "down or drained"
 
 
 # States of sinfo; the first that matches counts, any other is busy. Marks after a state: "*" does
@@ -143,70 +139,6 @@ class NodeRequest:
     exclude: frozenset[str] = frozenset()
     spare_nodes: int = 0
     is_exact: bool = True
-
-
-class FactKind(Enum):
-    """What is known about a job that waits."""
-
-    NODES = "nodes"
-    TOO_MANY_NODES = "too_many_nodes"
-    TOO_LONG = "too_long"
-    NODES_OUT = "nodes_out"
-    RESERVATION = "reservation"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fact:
-    """One fact: what was requested (`asked`) and what there is (`limit`), as nodes or seconds.
-
-    `uses` counts the nodes of this kind, `detail` is a GPU type, the reason of a state, or the name
-    of a reservation.
-    """
-
-    kind: FactKind
-    partition: str = ""
-    asked: int | None = None
-    limit: int | None = None
-    uses: tuple[tuple[Use, int], ...] = ()
-    nodes: str = ""
-    state: str = ""
-    detail: str = ""
-    start: float | None = None
-    end: float | None = None
-
-
-class ChangeKind(Enum):
-    """What could be changed about a request."""
-
-    NODES = "nodes"
-    TIME = "time"
-    PARTITION = "partition"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sooner:
-    """A change that may start the job sooner; `idle` nodes are free for it now.
-
-    Only what changes is set.
-    """
-
-    kind: ChangeKind
-    idle: int | None = None
-    nodes: int | None = None
-    limit_s: int | None = None
-    partition: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """The facts about a job that waits, and what would start sooner.
-
-    `is_out`: what it lacks are nodes that are down or drained, so it can start again later.
-    """
-
-    facts: tuple[Fact, ...] = ()
-    sooner: tuple[Sooner, ...] = ()
-    is_out: bool = False
 
 
 def explained(job: JobStatus) -> JobStatus:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 
 UNAVAILABLE = "UnavailableNodes:"
 QOS_FULL = "your limit in this QOS is reached; it starts when your other jobs end"
@@ -84,6 +85,81 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "MaxCpuPerAccount": (ACCOUNT_FULL, True),
     "DeadLine": ("its deadline cannot be met", False),
 }
+
+
+class Use(Enum):
+    """What a node is used for now, whatever its kind."""
+
+    IDLE = "idle"
+    PARTLY = "partly in use"
+    PLANNED = "planned for a job"
+    BUSY = "busy"
+    RESERVED = "reserved"
+    OUT = "down or drained"
+
+
+class FactKind(Enum):
+    """What is known about a job that waits."""
+
+    NODES = "nodes"
+    TOO_MANY_NODES = "too_many_nodes"
+    TOO_LONG = "too_long"
+    NODES_OUT = "nodes_out"
+    RESERVATION = "reservation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One fact: what was requested (`asked`) and what there is (`limit`), as nodes or seconds.
+
+    `uses` counts the nodes of this kind, `detail` is a GPU type, the reason of a state, or the name
+    of a reservation.
+    """
+
+    kind: FactKind
+    partition: str = ""
+    asked: int | None = None
+    limit: int | None = None
+    uses: tuple[tuple[Use, int], ...] = ()
+    nodes: str = ""
+    state: str = ""
+    detail: str = ""
+    start: float | None = None
+    end: float | None = None
+
+
+class ChangeKind(Enum):
+    """What could be changed about a request."""
+
+    NODES = "nodes"
+    TIME = "time"
+    PARTITION = "partition"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sooner:
+    """A change that may start the job sooner; `idle` nodes are free for it now.
+
+    Only what changes is set.
+    """
+
+    kind: ChangeKind
+    idle: int | None = None
+    nodes: int | None = None
+    limit_s: int | None = None
+    partition: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """The facts about a job that waits, and what would start sooner.
+
+    `is_out`: what it lacks are nodes that are down or drained, so it can start again later.
+    """
+
+    facts: tuple[Fact, ...] = ()
+    sooner: tuple[Sooner, ...] = ()
+    is_out: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

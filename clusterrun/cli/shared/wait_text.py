@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from clusterrun.backends.slurm.outlook import ChangeKind, Fact, FactKind, Sooner
+from clusterrun.backends.slurm.reasons import ChangeKind, Fact, FactKind, Sooner
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import local_time, timestamp, where_or_why
