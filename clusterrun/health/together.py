@@ -1,30 +1,30 @@
-"""Judge what the nodes of a smoke job found: alone, and against the others."""
+"""Judge what the nodes of a run of `health.trial` found: alone, and against the others."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from clusterrun.health import storage
 from clusterrun.health.compare import differences
 from clusterrun.health.medians import slow
 from clusterrun.health.reports import GroupReport, NodeReport, Share
-from clusterrun.health.storage import OTHER, StorageRates
 from clusterrun.shared.finding import Finding, fail, note, ok, skip
-from clusterrun.shared.hostlist import named
+from clusterrun.shared.hostlist import named, natural_key
 from clusterrun.shared.wording import count
 
-LEAST_SENT: Final = 0.4  # of the median: other jobs also send; a port at a lower speed is far below
 CLOCK_S: Final = 1.0  # logs of several nodes are hard to compare by eye beyond this
 OF_ALL: Final = "net.reduce"  # one node may make it fail on the others
 _MEET: Final = "net.meet"
-_TOGETHER: Final = ("path.visible", "net.link", OF_ALL)
+OTHER: Final = "choose a directory that all nodes share with --run-dir"
+_TOGETHER: Final = (_MEET, "path.visible", OF_ALL)
 _SOURCE: Final = re.compile(r"^\w+: (\[[^]]*\] )?")  # gloo's source file
 UNSTARTED: Final = "Slurm could not start the job's script there"
 _SILENT: Final = (
-    "no report within {:.0f} s: it is stuck, or the job's environment does not start there"
+    "no report within {:.0f} s: it is stuck or very busy, or the job does not start there"
 )
 _LEAVE_OUT: Final = "leave it out with --exclude {}, and tell the administrator"
 _TRY: Final = "python -c 'import torch; print((torch.ones(9, 9) @ torch.ones(9, 9)).sum())'"
@@ -34,7 +34,7 @@ def of_nodes(
     nodes: Sequence[str],
     found: Mapping[str, NodeReport],
     group: GroupReport | None,
-    unstarted: str,
+    unstarted: Collection[str],
     said: Mapping[str, str],
     waited_s: float,
 ) -> dict[str, list[Finding]]:
@@ -44,26 +44,27 @@ def of_nodes(
     for all of them.
     """
     shares = group.shares if group else {}
+    found = {node: _with_all(report, shares.get(node)) for node, report in found.items()}
     rates = {each: rate for each, report in found.items() if (rate := _rate(report, "cuda"))}
     behind = slow(rates)
-    seen, links, problem = _visible(shares), _links(shares), _reduce_problem(shares)
+    seen, problem = _visible(shares), _reduce_problem(shares)
     checks: dict[str, list[Finding]] = {}
     for node in nodes:
         report = found.get(node)
         if report is None:
-            words = UNSTARTED if node == unstarted else said.get(node, "")
+            words = UNSTARTED if node in unstarted else said.get(node, "")
             has_joined = node in shares
             checks[node] = [unreported(node, words, waited_s, has_joined=has_joined)]
             continue
         checks[node] = [ok("node.report", "reported")]
         computed = _computed(node, report, behind)
-        checks[node] += [*(each for each in report.checks if group or each.id != _MEET), computed]
+        checks[node] += [*report.checks, computed]
         if group and (share := shares.get(node)):
             is_lost = node in group.lost
             reduced = _reduced(share, problem, has_computed=not computed.fix)
-            checks[node] += [_met(len(shares), is_lost=is_lost), seen[node], links[node], reduced]
+            checks[node] += [_met(len(shares), is_lost=is_lost), seen[node], reduced]
         elif shares:
-            checks[node] += [skip(name, "it did not meet the others") for name in _TOGETHER]
+            checks[node] += [skip(name, "its ranks did not meet the others") for name in _TOGETHER]
     return checks
 
 
@@ -78,6 +79,13 @@ def unreported(
         words = "no report, but it answered the first node: what it writes is not seen here"
         hint = OTHER
     return fail("node.report", words or _SILENT.format(waited_s), hint)
+
+
+def _with_all(report: NodeReport, share: Share | None) -> NodeReport:
+    """Add what the other devices of the node computed."""
+    if share is None or report.computed is None:
+        return report
+    return dataclasses.replace(report, computed={**report.computed, **share.computed})
 
 
 def _rate(report: NodeReport, kind: str = "") -> float | None:
@@ -114,66 +122,26 @@ def _met(number: int, *, is_lost: bool) -> Finding:
 
 
 def _visible(shares: Mapping[str, Share]) -> dict[str, Finding]:
-    name = "path.visible"
-    if len(shares) < 2:
-        return {node: skip(name, "no other node is there") for node in shares}
-    missed = {node: share.unseen for node, share in shares.items() if share.unseen is not None}
-    return {
-        **{node: skip(name, "not measured") for node in shares},
-        **storage.visible(missed, len(shares)),
-        **{
-            node: fail(name, f"it cannot write there: {share.store_error}", OTHER)
-            for node, share in shares.items()
-            if share.store_error
-        },
-    }
+    """Judge which nodes do not see the files of which others.
 
-
-def _links(shares: Mapping[str, Share]) -> dict[str, Finding]:
-    name = "net.link"
-    if len(shares) < 2:
-        return {node: skip(name, "no other node is there") for node in shares}
-    behind = _slow_ends(shares)
-    found = {node: _link(node, share, behind) for node, share in shares.items()}
-    first = next(iter(shares))
-    for node, share in shares.items():
-        if not share.link_error:
-            continue
-        # All nodes have reached the first one. Another that is not reached is at fault itself.
-        end, text = node, f"it cannot send to {share.peer} at {share.link_error}"
-        if share.peer != first:
-            end, text = share.peer, f"{node} cannot send to it at {share.link_error}"
-        host, _, port = share.link_error.rpartition(": ")[0].rpartition(":")
-        hint = (
-            f"try on {node}: nc -vz {host} {port}; choose ports: --set network.port_range=LOW-HIGH"
-        )
-        found[end] = fail(name, text, hint)
-    return found
-
-
-def _link(node: str, share: Share, behind: Mapping[str, float]) -> Finding:
-    if share.sent is None:
-        return skip("net.link", "not measured")
-    text = f"{share.sent:,.0f} MB/s to {share.peer} over TCP, all nodes at once"
-    if node in behind:
-        text = f"{behind[node]:.0%} of the median of the others; {text}"
-        return note("net.link", text, _LEAVE_OUT.format(node))
-    return ok("net.link", text)
-
-
-def _slow_ends(shares: Mapping[str, Share]) -> dict[str, float]:
-    """Return the nodes with a slow link, and its rate as a share of the others' median.
-
-    A node that receives slowly also sends slowly if its own link is the slow one.
+    A node that has its directory for itself sees none of the others, and none of them sees it.
     """
-    sent = {node: share.sent for node, share in shares.items() if share.sent}
-    behind = slow(sent, LEAST_SENT)
-    found: dict[str, float] = {}
-    for node, part in behind.items():
-        peer = shares[node].peer
-        end = peer if peer in behind else node
-        found[end] = min(part, found.get(end, part))
-    return found
+    name, most = "path.visible", (len(shares) + 1) // 2
+    missed = {node: share.unseen for node, share in shares.items() if share.unseen is not None}
+    if len(missed) < 2:
+        return {node: skip(name, "no other node looked") for node in shares}
+    unseen_by = Counter(node for missing in missed.values() for node in missing)
+    hidden = {node for node, times in unseen_by.items() if times >= most}
+    where = "in the directory of the runs"
+    bad = dict.fromkeys(hidden, f"the others do not see what it writes {where}")
+    for node, missing in missed.items():
+        if theirs := set(missing) - (hidden if len(missing) < most else set()):
+            bad[node] = (
+                f"it does not see what {named(sorted(theirs, key=natural_key))} wrote {where}"
+            )
+    good = ok(name, f"the files of the other nodes are seen {where}")
+    well = {node: good if node in missed else skip(name, "it did not look") for node in shares}
+    return {**well, **{node: fail(name, text, OTHER) for node, text in bad.items()}}
 
 
 def _reduce_problem(shares: Mapping[str, Share]) -> str:
@@ -185,7 +153,7 @@ def _reduce_problem(shares: Mapping[str, Share]) -> str:
 def _reduced(share: Share, problem: str, *, has_computed: bool) -> Finding:
     if share.reduce_error:
         text = f"an all-reduce failed: {problem}"
-        hint = "look for net.link above; name the interface with --set network.interface=NAME"
+        hint = "name the interface with --set network.interface=NAME; look for a firewall"
         return fail(OF_ALL, text, hint)
     if share.reduced_s is None:
         return skip(OF_ALL, "not measured" if has_computed else "its matrix product failed")
@@ -197,25 +165,24 @@ def of_group(
 ) -> list[Finding]:
     """Return the checks that compare nodes."""
     checks = differences({node: report.facts for node, report in found.items()})
-    if group is None and not found.keys() & nodes[:1]:
-        return [*checks, skip(_MEET, "the first node did not report")]
-    if group is None or group.problem:
-        problem = group.problem if group else "the nodes did not meet"
-        return [*checks, fail(_MEET, problem, "choose ports: --set network.port_range=LOW-HIGH")]
-    together = {node: _rates(share) for node, share in group.shares.items()}
-    return [*checks, _clock(group.shares), storage.rates(_rates(group.alone), together)]
-
-
-def _rates(share: Share) -> StorageRates:
-    return StorageRates(metadata=share.metadata, read=share.read)
+    if group is None:
+        is_there = found.keys() & nodes[:1]
+        why = (
+            "torch does not start on the first node"
+            if is_there
+            else "the first node did not report"
+        )
+        return [*checks, skip(_MEET, why)]
+    return [*checks, _clock(group.shares)]
 
 
 def _clock(shares: Mapping[str, Share]) -> Finding:
     name = "same.clock"
-    if len(shares) < 2:
+    clocks = {node: share.clock_s for node, share in shares.items() if share.clock_s is not None}
+    if len(clocks) < 2:
         return skip(name, "there is only one node")
-    middle = statistics.median_low(share.clock_s for share in shares.values())
-    ahead = {node: share.clock_s - middle for node, share in shares.items()}
+    middle = statistics.median_low(clocks.values())
+    ahead = {node: clock_s - middle for node, clock_s in clocks.items()}
     off = {node: seconds for node, seconds in ahead.items() if abs(seconds) > CLOCK_S}
     if not off:
         return ok(name, f"all clocks are within {CLOCK_S:g} s")

@@ -70,12 +70,12 @@ class Plan:
     in seconds unless the name ends in minutes; 0 means the library's default, for logs no cap.
     `max_restarts` None means no limit while each attempt saves something new. `warning_s` is how
     long before the time limit the ranks are asked to save and exit. `host_bytes` is the estimated
-    memory of a node, 0 if the configuration names no model. With `is_smoke`, the nodes
-    are checked instead, and nothing trains. `hosts` are the machines of a job over ssh or in an
-    allocation, as given (`user@host:port`), spares last; `starter` is how an allocation starts
-    processes on them. A lost host may return within `wait_for_hosts_s`. Hosts that do not share the
-    run's directory keep their part in `hosts_dir`. `stage` AUTO: the batch host looks whether the
-    environment is on a shared file system. `stage_dir` "" is its TMPDIR.
+    memory of a node, 0 if the configuration names no model. With `is_smoke`, the ranks check the
+    nodes, and start without those that did not join in time. `hosts` are the machines of a job over
+    ssh or in an allocation, as given (`user@host:port`), spares last; `starter` is how an
+    allocation starts processes on them. A lost host may return within `wait_for_hosts_s`. Hosts
+    that do not share the run's directory keep their part in `hosts_dir`. `stage` AUTO: the batch
+    host looks whether the environment is on a shared file system. `stage_dir` "" is its TMPDIR.
     """
 
     name: str

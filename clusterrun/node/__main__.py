@@ -8,15 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-USAGE = "usage: python -m clusterrun.node agent|smoke RUN_DIR ATTEMPT"
+USAGE = "usage: python -m clusterrun.node agent RUN_DIR ATTEMPT"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the agent of a node."""
-    if len(argv) == 3 and argv[0] == "smoke" and argv[2].isdigit():
-        from clusterrun.node.smoke.process import run_smoke
-
-        return run_smoke(Path(argv[1]), int(argv[2]))
     if len(argv) == 3 and argv[0] == "agent" and argv[2].isdigit():
         from clusterrun.node.agent.process import run_agent
 

@@ -56,7 +56,7 @@ def render_bundle(
     renderer = Renderer(template_dirs, compiled)
     values: dict[str, object] = {
         "plan": plan,
-        "launch": "" if plan.is_smoke else Quoted(" ".join(map(sh_word, shown_command(plan, 0)))),
+        "launch": Quoted(" ".join(map(sh_word, shown_command(plan, 0)))),
         "setup": [read_step(line) for line in plan.setup],
         "version": __version__,
         "run_module": RUN_MODULE,

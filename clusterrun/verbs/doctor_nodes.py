@@ -1,4 +1,4 @@
-"""The checks of `doctor --nodes`: what a smoke job found, as one list."""
+"""The checks of `doctor --nodes`: what its run found, as one list."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from clusterrun.health.together import OF_ALL, UNSTARTED, of_group, of_nodes, un
 from clusterrun.node.recovery.printed import last_reason, last_word, reason_of
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.finding import Finding, Severity, fail
+from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.verbs.doctor import Probe, Subject, examine
 from clusterrun.verbs.smoke import Smoke
 
@@ -45,8 +46,7 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
         hint = f"read its output: clusterrun logs {smoke.job_id} --stream batch"
         return _without_nodes(smoke, text, hint)
     said = {node: reason_of(output, node) for node in smoke.nodes if node not in smoke.found}
-    first, waited_s = smoke.unstarted, smoke.waited_s
-    by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, first, said, waited_s)
+    by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, smoke.unstarted, said, smoke.waited_s)
     group = of_group(smoke.nodes, smoke.found, smoke.group)
     reports = {node: found[:1] for node, found in by_node.items()}
     others = {node: found[1:] for node, found in by_node.items() if node in smoke.found}
@@ -55,8 +55,8 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
 
 
 def _without_nodes(smoke: Smoke, text: str, hint: str) -> tuple[list[Finding], str]:
-    """Return why no node reported, and the first node if an earlier job could not start on it."""
-    found = [fail("node.report", text, hint)]
-    if first := smoke.unstarted:
-        found.insert(0, dataclasses.replace(unreported(first, UNSTARTED), nodes=(first,)))
-    return found, first
+    """Return why no node reported, and the nodes on which an earlier job could not start."""
+    unstarted = [
+        dataclasses.replace(unreported(node, UNSTARTED), nodes=(node,)) for node in smoke.unstarted
+    ]
+    return [*unstarted, fail("node.report", text, hint)], fold_hosts(smoke.unstarted)

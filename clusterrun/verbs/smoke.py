@@ -1,9 +1,10 @@
-"""Submit a smoke job, and gather what its nodes find: each alone, then all together."""
+"""Submit an ordinary run of `health.trial`, and gather what its nodes find."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,34 +15,40 @@ from clusterrun.backends import select
 from clusterrun.backends.slurm.outlook import explained
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.config import Resolved
+from clusterrun.config.choices import Launcher, MixedPrecision, Preflight, Stage, Strategy
 from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import reports
 from clusterrun.health.reports import GroupReport, NodeReport
 from clusterrun.launch.sbatch_header import END_OTHERS, KEEP_OTHERS
 from clusterrun.node.base.identity import local_node
+from clusterrun.node.recovery.printed import LAST_BYTES
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared.hostlist import parse_hostlist
+from clusterrun.shared.files import end_of
+from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.submit import submit_prepared
 
 NAME: Final = "doctor"
-STAND_IN: Final = "__hello__"  # nothing trains; every Python has this module
+SCRIPT: Final = "clusterrun.health.trial"
 MINUTES: Final = 5
+REACH_S: Final = 60  # for a node to reach the first, which may start so much later
 BLOCKED_S: Final = 20.0  # for a job that may never start as things are
 LOOK_S, LOOK_NODE_S = 0.3, 0.001  # between two looks at the reports, and more for each node
 QUERY_S: Final = 2.0  # a scheduler's answer may be so old
 QUERY_MOST_S: Final = 30.0  # the same for a job that has waited long
 START_S: Final = 300.0  # from a job's start to that of its script: a prolog may be slow
-REPORT_S, NODE_S = 60.0, 0.1  # for the nodes of a job that runs, and more for each node
-LATE_S, LATE = 5.0, 2.0  # how much later than the first node one may report, and as a factor
+_NOT_LAUNCHED: Final = re.compile(
+    r"^srun: error: Task launch for \S+ failed on node (\S+?): ", re.M
+)
+LATE_S: Final = 5.0  # how much later than the first node the others may end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smoke:
-    """What the nodes of a job found; on `unstarted`, the first, Slurm could not start its script.
+    """What the nodes of a job found; on `unstarted` Slurm could not start its script.
 
     `waited_s`: for nodes to report, after the job's start. `blocked`: why the job does not start.
     `end`: it ended before its nodes had reported.
@@ -53,7 +60,7 @@ class Smoke:
     found: dict[str, NodeReport] = field(default_factory=dict)
     group: GroupReport | None = None
     waited_s: float = 0.0
-    unstarted: str = ""
+    unstarted: tuple[str, ...] = ()
     blocked: str = ""
     end: JobState | None = None
 
@@ -61,21 +68,23 @@ class Smoke:
 def run(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
     """Check the nodes that a configuration requests; `progress` gets a line about what changed.
 
-    If the first node of the job is stuck, the others get a job of their own. Raises as `submit`
+    If the job does not start on some nodes, the others get a job of their own. Raises as `submit`
     does.
     """
     found = _follow(_submit(resolved), progress)
-    if not found.unstarted or len(found.nodes) < 2:
+    others = [node for node in found.nodes if node not in found.unstarted]
+    if not (found.unstarted and others):
         return found
-    progress(f"job {found.job_id} does not start on {found.unstarted}: another job without it")
-    spec, (first, *rest) = resolved.spec, found.nodes
-    spec = dataclasses.replace(spec, nodes=len(rest))
+    without = fold_hosts(found.unstarted)
+    progress(f"job {found.job_id} does not start on {without}: another job without it")
+    spec = dataclasses.replace(resolved.spec, nodes=len(others))
     if spec.nodelist:
-        spec = dataclasses.replace(spec, nodelist=",".join(rest))
+        spec = dataclasses.replace(spec, nodelist=",".join(others))
     else:
-        spec = dataclasses.replace(spec, exclude=",".join(filter(None, (spec.exclude, first))))
-    others = _follow(_submit(resolved._replace(spec=spec)), progress)
-    return dataclasses.replace(others, nodes=(first, *others.nodes), unstarted=first)
+        spec = dataclasses.replace(spec, exclude=",".join(filter(None, (spec.exclude, without))))
+    again = _follow(_submit(resolved._replace(spec=spec)), progress)
+    unstarted = found.unstarted
+    return dataclasses.replace(again, nodes=(*unstarted, *again.nodes), unstarted=unstarted)
 
 
 def _submit(resolved: Resolved) -> JobRecord:
@@ -85,9 +94,18 @@ def _submit(resolved: Resolved) -> JobRecord:
         spec,
         script=None,
         args=(),
-        module=STAND_IN,
+        module=SCRIPT,
         name=NAME,
         time_minutes=spec.time_minutes if has_limit else MINUTES,
+        strategy=Strategy.DDP,
+        accelerate_config=None,
+        deepspeed_config=None,
+        mixed_precision=MixedPrecision.NO,
+        launcher=Launcher.ACCELERATE,
+        stage=Stage.OFF,
+        preflight=Preflight.OFF,
+        world_contract=False,  # nodes that are broken are left out
+        rendezvous_timeout_s=REACH_S,
         on_interrupt=OnInterrupt.STOP,
         requeue=False,
         dependency=None,
@@ -122,7 +140,7 @@ def _follow(record: JobRecord, progress: Callable[[str], None]) -> Smoke:
 
 
 class _Gathering:
-    """A smoke job that is being followed."""
+    """A run of the script that is being followed."""
 
     def __init__(self, record: JobRecord, progress: Callable[[str], None]) -> None:
         self._record, self._progress = record, progress
@@ -131,15 +149,11 @@ class _Gathering:
         self._now = JobStatus(record=record, state=JobState.PENDING)
         self._submitted_at = time.monotonic()
         self._started_at: float | None = None
-        self._first_after_s: float | None = None
         self._done_at: float | None = None
-        self._unstarted = ""
-        self._blocked = ""
+        self._blocked = self._told = ""
+        self._unstarted: tuple[str, ...] = ()
         self._blocked_at: float | None = None
         self._ends_now = False  # all nodes are done
-        self._lost: set[str] = set()
-        self._done: dict[str, NodeReport] = {}
-        self._told = ""
 
     def look(self) -> bool:
         """Look once; return whether nothing more is to come."""
@@ -147,35 +161,30 @@ class _Gathering:
         if self._now.state is JobState.PENDING:
             return self._waits()
         if self._now.state is JobState.RUNNING and not self._nodes:
-            self._nodes, self._started_at = self._allocated(), time.monotonic()
-        seen, number = reports.reported(self._root), self._record.nodes
-        self._tell(f"job {self._record.job_id}: {len(seen)} of {number} nodes reported")
-        if seen and self._first_after_s is None:
-            self._first_after_s = self._waited_s
-        if self._are_done() and (len(seen) == number or self._are_others_late()):
-            self._ends_now = len(seen) == number and not self._lost
+            self._started_at = self._started_at or time.monotonic()
+            self._nodes = self._allocated()
+        found, number = reports.read_nodes(self._root), self._record.nodes
+        self._tell(f"job {self._record.job_id}: {len(found)} of {number} nodes reported")
+        done = [each for each in found.values() if each.is_done]
+        if found and (len(done) == len(found) or reports.read_group(self._root)):
+            self._done_at = self._done_at or time.monotonic()
+            self._ends_now = len(done) == number
+            if self._ends_now or time.monotonic() - self._done_at > LATE_S:
+                return True
+        if self._now.state.is_terminal or self._waited_s > START_S:
+            self._unstarted = self._not_launched() if self._has_begun() else self._nodes[:1]
             return True
-        if self._now.state.is_terminal:
-            self._unstarted = "" if seen or self._has_begun() else self._first
-            return True
-        return self._is_late()
+        return False
+
+    def _not_launched(self) -> tuple[str, ...]:
+        """Return the nodes whose daemon did not answer `srun`, which then ends all others."""
+        printed = end_of(self._record.paths.batch_output, LAST_BYTES).decode("utf-8", "replace")
+        return tuple(dict.fromkeys(_NOT_LAUNCHED.findall(printed)))
 
     @property
     def _waited_s(self) -> float:
         """Return for how long the job has run."""
         return time.monotonic() - (self._started_at or time.monotonic())
-
-    def _are_others_late(self) -> bool:
-        """Return whether nodes that have not reported have had their time: setup lines vary.
-
-        A node whose script has started may be busy: it has as long as the first one.
-        """
-        self._done_at = self._done_at or time.monotonic()
-        begun = len(list(self._record.paths.owner(1).parent.glob("begun.*")))
-        patience_s = LATE_S + LATE * (self._first_after_s or 0.0)
-        if begun == self._record.nodes:
-            patience_s = max(REPORT_S, patience_s)
-        return time.monotonic() - self._done_at > patience_s
 
     def _status(self) -> JobStatus:
         waits = self._started_at is None
@@ -184,10 +193,6 @@ class _Gathering:
         (found,) = statuses([self._record], select.backend_of, max_age_s=age_s)
         return found
 
-    @property
-    def _first(self) -> str:
-        return next(iter(self._nodes), "")
-
     def _has_begun(self) -> bool:
         """Return whether the job's script has started."""
         return self._record.paths.owner(1).exists() or self._record.paths.end.exists()
@@ -195,7 +200,7 @@ class _Gathering:
     def _waits(self) -> bool:
         """Return whether to give up: it could not be started, or may never start."""
         if self._nodes:
-            self._unstarted = self._first
+            self._unstarted = self._nodes[:1]
             return True
         pending = explained(self._now).pending if not self._told else self._now.pending
         why = (pending.text or pending.code) if pending else ""
@@ -210,29 +215,10 @@ class _Gathering:
         if self._record.cluster.scheduler.is_this_machine:
             return tuple(map(local_node, range(self._record.nodes)))
         with contextlib.suppress(ClusterrunError):
-            return tuple(parse_hostlist(self._now.nodelist))
+            names = tuple(parse_hostlist(self._now.nodelist))
+            # Until the scheduler answers, only those are known that met.
+            return names if len(names) == self._record.nodes else ()
         return ()
-
-    def _are_done(self) -> bool:
-        group = reports.read_group(self._root)
-        if group is None:
-            return False
-        self._lost = set(group.lost)
-        awaited = (group.shares.keys() | reports.reported(self._root)) - self._lost
-        for node in awaited - self._done.keys():
-            report = reports.read_node(self._root, node)
-            if report is None or report.computed is None:
-                return False
-            if node not in group.shares and not _has_met(report):
-                return False
-            self._done[node] = report
-        return True
-
-    def _is_late(self) -> bool:
-        if not self._has_begun():
-            self._unstarted = self._first if self._waited_s > START_S else ""
-            return bool(self._unstarted)
-        return self._waited_s > START_S + REPORT_S + NODE_S * self._record.nodes
 
     def _tell(self, text: str) -> None:
         if text != self._told:
@@ -241,7 +227,7 @@ class _Gathering:
 
     def result(self) -> Smoke:
         """Return what was gathered."""
-        found = {**reports.read_nodes(self._root, besides=self._done), **self._done}
+        found = reports.read_nodes(self._root)
         return Smoke(
             job_id=self._record.job_id,
             run_dir=self._root,
@@ -255,12 +241,11 @@ class _Gathering:
         )
 
     def end(self) -> None:
-        """End the job unless it ends now; also if the user interrupts."""
-        if not (self._ends_now or self._now.state.is_terminal):
+        """End the job unless it ends now; also if the user interrupts.
+
+        A job that `srun` gave up may still wait half a minute for its nodes.
+        """
+        is_over = self._now.state.is_terminal and not self._unstarted
+        if not (self._ends_now or is_over):
             with contextlib.suppress(ClusterrunError):
                 select.backend_of(self._record).cancel([self._record.job_id])
-
-
-def _has_met(report: NodeReport) -> bool:
-    """Return whether a node outside the group reported why."""
-    return any(each.id == "net.meet" for each in report.checks)

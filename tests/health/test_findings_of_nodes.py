@@ -1,18 +1,15 @@
-"""What `doctor --nodes` concludes from a smoke job: its findings, and the nodes to leave out."""
+"""What `doctor --nodes` concludes from a run: its findings, and the nodes to leave out."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
 from clusterrun.health.reports import GroupReport, NodeReport, Share
-from clusterrun.rundir.paths import RunsDir
 from clusterrun.shared.finding import fail, ok
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.doctor_nodes import findings
-from clusterrun.verbs.smoke import REPORT_S, Smoke, _Gathering
-from tests.test_record import make
+from clusterrun.verbs.smoke import Smoke
 
 
 def smoke(tmp_path: Path, printed: str = "") -> Smoke:
@@ -61,16 +58,3 @@ def test_an_all_reduce_that_failed_leaves_out_no_node(tmp_path: Path) -> None:
     texts, exclude = bad(found)
     assert texts == ["node.tmp n2: full", "net.reduce n1: an all-reduce failed: timed out"]
     assert exclude == "n2"
-
-
-def test_a_node_whose_script_has_started_may_be_busy_and_has_longer(tmp_path: Path) -> None:
-    record = make(RunsDir(root=tmp_path / "runs"), job_id="7")
-    gathering = _Gathering(record, print)
-    gathering._done_at = time.monotonic() - REPORT_S / 2  # so long ago, all others were done
-    attempt = record.paths.owner(1).parent
-    attempt.mkdir(parents=True, exist_ok=True)
-    late = []
-    for node in range(record.nodes):
-        late.append(gathering._are_others_late())
-        (attempt / f"begun.n{node}.7").touch()
-    assert (all(late), gathering._are_others_late()) == (True, False)

@@ -16,18 +16,18 @@ from clusterrun.backends.slurm import health as slurm
 from clusterrun.health import (
     compare,
     cuda,
+    gemm,
     gpu_answer,
     gpus,
     machine,
     medians,
     network,
     paths,
-    probe,
-    storage,
+    reports,
     together,
+    trial,
 )
 from clusterrun.health.pages import pages
-from clusterrun.node.smoke import probes
 from clusterrun.shared import descriptors
 from clusterrun.verbs import doctor
 
@@ -86,11 +86,9 @@ NUMBERS: Final = {
     "net.ports": [f"{network.TRIED} ports"],
     "slurm.client": [*slurm.NEEDED, *slurm.USEFUL],
     "slurm.version": ["{}.{:02}".format(*slurm.OLDEST)],
-    "node.compute": [seconds(probes.COMPUTE_S), share(LEAST), share(medians._LEAST_OF_TWO)],
-    "path.visible": [seconds(storage.SEEN_S)],
-    "path.rate": [share(storage.COLLAPSE), share(storage.LEAST)],
-    "net.link": [share(together.LEAST_SENT)],
-    "net.reduce": [seconds(probe.TIMEOUT_S)],
+    "node.compute": [seconds(trial.COMPUTE_S), share(LEAST), share(medians._LEAST_OF_TWO)],
+    "path.visible": [seconds(reports.SEEN_S)],
+    "net.reduce": [seconds(gemm.TIMEOUT_S)],
     "same.hardware": [share(compare._CLOSE)],
     "same.clock": [seconds(together.CLOCK_S)],
 }

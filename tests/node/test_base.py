@@ -333,4 +333,4 @@ def node(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_a_wrong_call_shows_the_usage(argv: tuple[str, ...]) -> None:
     done = node(*argv)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("usage: python -m clusterrun.node agent|smoke RUN_DIR ATTEMPT")
+    assert done.stderr.startswith("usage: python -m clusterrun.node agent RUN_DIR ATTEMPT")

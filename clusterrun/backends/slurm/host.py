@@ -129,7 +129,7 @@ class SlurmHost(Host):
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> SrunStep:
         """Start an attempt's srun: one task on each node. Raises OSError."""
         argv = self._srun(attempt, is_relaunch=is_relaunch, excluded=excluded)
-        if self.plan.stage is not Stage.OFF and not (is_relaunch or self.plan.is_smoke):
+        if self.plan.stage is not Stage.OFF and not is_relaunch:
             words = (str(self.paths.root), str(attempt), *argv)
             argv = module_argv(sys.executable, "clusterrun.backends.slurm.stage", *words)
         environ = {**self.environ, "CLUSTERRUN_BATCH_PID": str(os.getpid())}

@@ -114,7 +114,7 @@ class Leader:
         if failed and self._plan.preflight is Preflight.ENFORCE:
             raise failed_preflight(failed)
         decided = decided_parameters(self._attempt, reports, address, self._store_port)
-        return replace(decided, variables=self._variables)
+        return replace(decided, variables=self._variables or decided.variables)
 
     # While the ranks run
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from clusterrun.config.choices import Device, Launcher
 from clusterrun.health.facts import versions
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
+from clusterrun.health.reports import has_group
 from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from clusterrun.launch.plan import LOOPBACK, Plan, Precision
 from clusterrun.node.agent.environment import NodeFacts, of_rank, portable, rank_environment
@@ -42,9 +45,14 @@ from clusterrun.shared.hostlist import named
 from clusterrun.shared.installed import installed_version, own_version
 from clusterrun.shared.wording import count, missing_text
 
+JOIN_S, JOIN_NODE_S = 15.0, 0.03  # for nodes that are checked, and more for each node
+START_MOST_S = 60.0  # the longest start that is taken into account
+
 
 def node_report(plan: Plan, who: Identity) -> Report:
     """Return this node's report to the head."""
+    if plan.is_smoke:  # what is wrong is reported
+        return Report(node=who.node, node_rank=who.node_rank, versions={})
     is_cuda = plan.device is Device.CUDA
     is_asked = is_cuda and plan.precision is Precision.HEAD
     asked = GpuAnswer(device_names(os.environ), LONG_S)
@@ -94,7 +102,10 @@ def open_head(
 
     It awaits `prepare`, and calls `decide` with the reports of all nodes.
     """
-    return Head(*_place(attempt), decide, disk, prepare)
+    waits = not attempt.plan.is_smoke
+    who, realm, ports, timeout_s = _place(attempt)
+    timeout_s = timeout_s if waits else _join_s(attempt)
+    return Head(who, realm, ports, timeout_s, decide, disk, prepare, waits_for_all=waits)
 
 
 def open_member(
@@ -106,9 +117,19 @@ def open_member(
 
 
 def _place(attempt: Attempt) -> tuple[Identity, Realm, tuple[int, ...], float]:
-    realm = Realm(paths=attempt.paths, attempt=attempt.number)
+    over = partial(has_group, attempt.paths.root) if attempt.plan.is_smoke else None
+    realm = Realm(paths=attempt.paths, attempt=attempt.number, over=over)
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     return attempt.who, realm, attempt_ports(attempt).link, timeout_s
+
+
+def _join_s(attempt: Attempt) -> float:
+    """Return how long to wait for nodes that are checked: a busy one may start half as fast."""
+    try:
+        took_s = time.time() - attempt.paths.owner(attempt.number).stat().st_mtime
+    except OSError:
+        took_s = 0.0
+    return JOIN_S + JOIN_NODE_S * attempt.plan.nodes + min(max(took_s, 0.0), START_MOST_S)
 
 
 def decided_parameters(
@@ -123,7 +144,15 @@ def decided_parameters(
         address=address,
         port=port or _rendezvous_port(attempt),
         interface=facts.interface_of(address),
+        variables=_of_trial(attempt.plan) if attempt.plan.is_smoke else {},
     )
+
+
+def _of_trial(plan: Plan) -> dict[str, str]:
+    """Return what accelerate would add: it may not start on a node that is checked."""
+    own = ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    sizes = {"WORLD_SIZE": str(plan.world_size), "LOCAL_WORLD_SIZE": str(plan.procs_per_node)}
+    return {**dict.fromkeys(own, ""), **sizes}
 
 
 def failed_preflight(failed: Sequence[Finding]) -> NodeError:

@@ -47,7 +47,6 @@ def begin(run_dir: str) -> Callable[[], None] | None:
     with contextlib.suppress(Exception):  # the agent reports an unreadable plan
         plan = json.loads(Path(run_dir, "plan.json").read_text())
         is_needed = plan["launcher"] == "forge" or (plan["launcher"] == "direct" and rank == "0")
-        is_needed = is_needed and not plan["is_smoke"]
         if is_needed and (run := _fork(run_dir, before, is_head=rank == "0")):
             return run
     note_given(os.environ, before)

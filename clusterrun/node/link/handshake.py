@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,15 @@ from clusterrun.shared.files import write_whole
 
 @dataclass(frozen=True, kw_only=True)
 class Realm:
-    """The attempt whose agents may connect: all can read its secret."""
+    """The attempt whose agents may connect: all can read its secret.
+
+    If `over` returns True, the others have gone on without those that have not joined: one that
+    can't take part does not end the attempt.
+    """
 
     paths: RunPaths
     attempt: int
+    over: Callable[[], bool] | None = None
 
     @property
     def secret_file(self) -> Path:
@@ -37,7 +42,8 @@ class Realm:
     async def watch(self, disk: SharedDisk, pause_s: float) -> None:
         """Poll until a node reports that it can't take part. Raises NodeError with its status."""
         while True:
-            await disk.do(self._check_open)
+            if self.over is None:
+                await disk.do(self._check_open)
             await asyncio.sleep(pause_s)
 
     def _check_open(self) -> None:

@@ -128,7 +128,7 @@ class Member:
         knocks: dict[int, asyncio.Task[Channel | None]] = {}
         pause_s = RETRY_S
         try:
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline and not await self._disk.do(self._is_over):
                 for port in self._ports:
                     if port not in knocks:
                         knocks[port] = asyncio.ensure_future(self._enter(port, report))
@@ -145,6 +145,9 @@ class Member:
         head = self._who.nodes[0]
         text = f"{self._who.node}: cannot reach the head {head} within {self._timeout_s:.0f} s"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}: {self.last_problem}")
+
+    def _is_over(self) -> bool:
+        return self._realm.over is not None and self._realm.over()
 
     async def _answered(
         self, knocks: dict[int, asyncio.Task[Channel | None]], timeout_s: float
