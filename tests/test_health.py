@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.health import cgroup, machine, network, paths
+from clusterrun.health import cgroup, machine, network
+from clusterrun.health.checks import clock as checks_clock
 from clusterrun.health.node import Needs
 from clusterrun.shared.finding import Finding, Severity
 from tests.launch.samples import on_slurm
@@ -116,9 +117,9 @@ def test_the_clock_of_a_file_server(
 ) -> None:
     """A server whose clock is moved sets other times."""
     utime = os.utime
-    monkeypatch.setattr(paths, "file_system", lambda _: "nfs4")
+    monkeypatch.setattr(checks_clock, "file_system", lambda _: "nfs4")
     monkeypatch.setattr(os, "utime", lambda file: utime(file, (0, time.time() + moved)))
-    found = paths.clock(tmp_path)
+    found = checks_clock.clock(Needs(runs=tmp_path))
     assert found.severity is status
     assert text in found.text
     assert os.listdir(tmp_path) == []

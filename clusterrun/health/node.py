@@ -13,6 +13,7 @@ from pathlib import Path
 
 from clusterrun.config.choices import Device
 from clusterrun.health import machine, network, paths
+from clusterrun.health.checks import own_checks
 from clusterrun.health.examine import Look
 from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names
 from clusterrun.health.gpus import gpu_checks
@@ -80,6 +81,7 @@ def quick_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]
         "node.tmp": paths.scratch,
         "net.interface": partial(network.interface, needs.machines),
         **gpu_checks(asked or needs.gpu_answer(), needs.node_ranks),
+        **{name: partial(x.look, needs) for name, x in own_checks().items() if x.is_quick},
     }
 
 
@@ -88,10 +90,10 @@ def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
     asked = asked or needs.gpu_answer()
     return {
         **quick_looks(needs, asked),
-        "node.clock": partial(paths.clock, needs.runs),
         "net.name": network.own_name,
         "net.ports": partial(network.free_ports, *needs.ports),
         **({"cuda.driver": partial(_driver, asked), "cuda.nccl": _nccl} if asked else {}),
+        **{name: partial(each.look, needs) for name, each in own_checks().items()},
     }
 
 

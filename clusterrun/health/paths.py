@@ -23,7 +23,6 @@ LEAST_INODES: Final = 1000
 FEW_INODES: Final = 20_000
 SCRATCH_BYTES: Final = (16 << 20, 1 << 30)  # containers may have 64 MiB
 SCRATCH_INODES: Final = (200, 10_000)
-CLOCK_S: Final = 5.0
 SLOW_S: Final = 1.0
 _TEMPORARY: Final = ("TMPDIR", "TEMP", "TMP")  # as tempfile looks for them
 LOCAL: Final = frozenset({"btrfs", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs"})
@@ -34,7 +33,7 @@ _SHARED: Final = "name a directory that all nodes share with --run-dir"
 def runs(path: Path, *, is_shared: bool) -> Finding:
     """Look whether a run directory can be created; `is_shared`: other machines must see it."""
     name, start = "path.runs", time.monotonic()
-    place = _existing(path)
+    place = existing(path)
     if not place.is_dir():
         return fail(name, f"{place} is not a directory", _ELSEWHERE)
     if not os.access(place, os.W_OK | os.X_OK):
@@ -84,23 +83,6 @@ def scratch() -> Finding:
     return min(wrong, key=lambda each: each.severity is Severity.NOTE, default=all_well)
 
 
-def clock(path: Path) -> Finding:
-    """Compare the clock of this machine with that of the file server of the runs."""
-    name, place = "node.clock", _existing(path)
-    if file_system(place) in {*LOCAL, ""}:
-        return skip(name, f"{place} is on no file server")
-    before = time.time()
-    with tempfile.TemporaryFile(dir=place) as file:
-        os.utime(file.fileno())  # to the server's time
-        server = os.fstat(file.fileno()).st_mtime
-    off = server - min(max(server, before), time.time())
-    text = f"this machine's clock is {abs(off):.1f} s {'behind' if off > 0 else 'ahead of'}"
-    text += f" the file server's of {place}"
-    return (
-        note(name, text, "compare it: chronyc tracking") if abs(off) > CLOCK_S else ok(name, text)
-    )
-
-
 def quota() -> Finding:
     """Ask `quota` whether a limit of the user is reached."""
     name = "path.quota"
@@ -119,7 +101,7 @@ def quota() -> Finding:
 
 def _bytes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Finding:
     """Judge the free bytes; `levels`: below the first a job fails, below the second it may."""
-    found = os.statvfs(_existing(path))
+    found = os.statvfs(existing(path))
     free = found.f_bavail * found.f_frsize
     if not found.f_blocks:
         return skip(name, "the file system does not report its size")
@@ -127,7 +109,7 @@ def _bytes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Finding
 
 
 def _inodes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Finding:
-    found = os.statvfs(_existing(path))
+    found = os.statvfs(existing(path))
     if not found.f_files:
         return skip(name, "the file system does not count its inodes")
     free = found.f_favail
@@ -143,7 +125,7 @@ def _room(path: Path) -> str:
     return f"delete old runs in {path}, or choose another --run-dir"
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
     """Return a path, or the nearest directory above it that exists."""
     return next((each for each in (path, *path.parents) if os.path.lexists(each)), Path("/"))
 

@@ -24,6 +24,7 @@ from clusterrun.errors import (
     describe,
 )
 from clusterrun.health import cuda, nccl, paths, python
+from clusterrun.health.checks import own_checks
 from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
@@ -268,7 +269,7 @@ def _runs(job: Subject) -> Finding:
 
 def _quick(name: str, job: Subject) -> Finding:
     of_gpus = name.startswith("gpu.")
-    if of_gpus or name.startswith("path.") or name == "node.clock":
+    if of_gpus or name.startswith("path.") or name in own_checks():
         _ = job.ready  # knows the directory of the runs, and the device
     is_of_nodes = name in ("node.memory", "gpu.count")
     if is_of_nodes and not (answer := job.ready.plan.cluster.scheduler.is_this_machine):
@@ -357,7 +358,6 @@ _LOOKS: Final[dict[str, Callable[[Subject], Finding]]] = {
     "node.memlock": partial(_quick, "node.memlock"),
     "node.processes": partial(_quick, "node.processes"),
     "node.tmp": partial(_quick, "node.tmp"),
-    "node.clock": partial(_quick, "node.clock"),
     "node.site": _site,
     "net.interface": partial(_quick, "net.interface"),
     "net.ports": partial(_quick, "net.ports"),
@@ -372,17 +372,23 @@ _LOOKS: Final[dict[str, Callable[[Subject], Finding]]] = {
     "slurm.account": lambda job: slurm.account(job.site, current_user()),
     "slurm.submit": _submit,
 }
-PROBES: Final = tuple(Probe(name, look) for name, look in _LOOKS.items())
+
+
+def probes() -> list[Probe]:
+    """Return all checks, those with a file of their own last."""
+    own = [Probe(name, partial(_quick, name)) for name in own_checks()]
+    return [*(Probe(name, look) for name, look in _LOOKS.items()), *own]
 
 
 def places(name: str) -> Iterator[str]:
     """Yield where a check runs, in words."""
     needs = Needs(runs=Path(), gpus=())
-    if name in _LOOKS:
+    is_here = name in _LOOKS or name in own_checks()
+    if is_here:
         is_guess = name.startswith(_OF_THIS_MACHINE)
         but = "; if the job runs on Slurm, a failure here is a note" if is_guess else ""
         yield f"this machine: clusterrun doctor{but}"
-    if name not in _LOOKS or name in all_looks(needs) or name == SITE:
+    if not is_here or name in all_looks(needs) or name == SITE:
         yield "the nodes: clusterrun doctor --nodes N"
     if name in quick_looks(needs):
         yield "the nodes of each job, before the ranks start and after a failure: the preflight"
@@ -394,7 +400,7 @@ def chosen(only: Sequence[str], without: Sequence[str]) -> list[Probe]:
         if not any(name.startswith(prefix) for name in pages()):
             hint = "list them with: clusterrun explain all"
             raise UsageError(f"no check begins with '{prefix}'", hint=hint)
-    return [probe for probe in PROBES if is_chosen(probe.id, only, without)]
+    return [probe for probe in probes() if is_chosen(probe.id, only, without)]
 
 
 def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:

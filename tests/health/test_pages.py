@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Final
 import pytest
 
 from clusterrun.backends.slurm import health as slurm
+from clusterrun.cli.shared import explanations
+from clusterrun.health import checks as own
 from clusterrun.health import (
     compare,
     cuda,
@@ -27,12 +30,15 @@ from clusterrun.health import (
     together,
     trial,
 )
+from clusterrun.health.checks import clock
+from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.health.pages import pages
 from clusterrun.shared import descriptors
 from clusterrun.verbs import doctor
+from tests.checkout import ROOT
 
-SOURCES = [*Path(machine.__file__).parent.glob("*.py"), Path(slurm.__file__)]
-OF_THIS_MACHINE = [probe.id for probe in doctor.PROBES]
+SOURCES = [*Path(machine.__file__).parent.rglob("*.py"), Path(slurm.__file__)]
+OF_THIS_MACHINE = [probe.id for probe in doctor.probes()]
 
 
 def size(number: int) -> str:
@@ -81,7 +87,7 @@ NUMBERS: Final = {
         f"{size(paths.SCRATCH_BYTES[0])} or {paths.SCRATCH_INODES[0]} inodes",
         f"{size(paths.SCRATCH_BYTES[1])} or {paths.SCRATCH_INODES[1]:,} inodes",
     ],
-    "node.clock": [seconds(paths.CLOCK_S)],
+    "node.clock": [seconds(clock.CLOCK_S)],
     "node.site": ["another status than 0"],
     "net.ports": [f"{network.TRIED} ports"],
     "slurm.client": [*slurm.NEEDED, *slurm.USEFUL],
@@ -94,18 +100,20 @@ NUMBERS: Final = {
 }
 
 
-@pytest.mark.parametrize("name", pages())
-def test_the_numbers_of_a_page_are_those_of_the_code(name: str) -> None:
-    page = pages()[name]
-    text = f"{page.fails}; {page.notes}"
-    for words in NUMBERS.get(name, []):
-        text, found = re.subn(rf"(?<![\w.,]){re.escape(words)}(?!\w)", "", text)
-        assert found, words
-    assert re.findall(r"\d+", text) == [], "a number that is compared with none of the code"
+def test_the_numbers_of_a_page_are_those_of_the_code() -> None:
+    """No other number is in it."""
+    wrong = {}
+    for name, page in pages().items():
+        text = f"{page.fails}; {page.notes}"
+        for words in NUMBERS.get(name, []):
+            text, found = re.subn(rf"(?<![\w.,]){re.escape(words)}(?!\w)", "", text)
+            wrong.update({} if found else {name: words})
+        wrong.update({name: text} if re.search(r"\d", text) else {})
+    assert wrong == {}
 
 
 def test_the_pages_are_in_the_order_of_the_checks() -> None:
-    assert list(pages())[: len(OF_THIS_MACHINE)] == OF_THIS_MACHINE
+    assert [name for name in pages() if name in OF_THIS_MACHINE] == OF_THIS_MACHINE
 
 
 def test_each_check_of_nodes_has_a_page() -> None:
@@ -121,16 +129,16 @@ def test_each_check_of_nodes_has_a_page() -> None:
     assert set(pages()) - set(OF_THIS_MACHINE) == of_code - set(OF_THIS_MACHINE)
 
 
-@pytest.mark.parametrize("name", pages())
-def test_a_page_is_complete(name: str) -> None:
-    page = pages()[name]
-    assert page.fails or page.notes
-    assert page.fix
-    assert page.why.endswith(".")
-    texts = [page.looks_at, page.fails, page.notes, page.why, *page.fix]
-    assert [text for text in texts if text != " ".join(text.split())] == []
-    assert [text for text in texts[:3] if text.endswith(".")] == [], "they are parts of a sentence"
-    assert list(doctor.places(name))
+def test_each_page_is_complete() -> None:
+    wrong = []
+    for name, page in pages().items():
+        texts = [page.looks_at, page.fails, page.notes, page.why, *page.fix]
+        is_whole = (page.fails or page.notes) and page.fix and page.why.endswith(".")
+        has_place = list(doctor.places(name))
+        are_parts = not any(text.endswith(".") for text in texts[:3])
+        is_plain = all(text == " ".join(text.split()) for text in texts)
+        wrong += [] if is_whole and has_place and are_parts and is_plain else [name]
+    assert wrong == []
 
 
 def test_where_a_check_runs() -> None:
@@ -148,3 +156,26 @@ def test_agents_do_not_load_the_pages(module: str) -> None:
     program = f"import sys, {module}; print('clusterrun.health.pages' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
     assert done.stdout == b"False\n"
+
+
+def test_a_file_adds_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is run by doctor, on nodes and in the preflight, and is explained and documented."""
+    (tmp_path / "mine.py").write_text(
+        "from clusterrun.health.checks import CheckPage, check\n"
+        "from clusterrun.shared.finding import fail\n\n"
+        'page = CheckPage(looks_at="a thing", fails="it is bad", why="It ends.", fix=["mend it"])\n'
+        '@check("node.mine", page, is_quick=True)\n'
+        "def mine(needs):\n"
+        '    return fail("node.mine", f"bad in {needs.runs}", "mend it")\n'
+    )
+    monkeypatch.setattr(own, "_CHECKS", dict(own.own_checks()))
+    monkeypatch.setattr(own, "__path__", [*own.__path__, str(tmp_path)])
+    needs = Needs(runs=tmp_path)
+    for looks in (quick_looks(needs), all_looks(needs)):
+        assert str(looks["node.mine"]()) == f"node.mine: bad in {tmp_path}; hint: mend it"
+    assert "node.mine" in [probe.id for probe in doctor.probes()]
+    assert len(list(doctor.places("node.mine"))) == 3
+    page = next(page for page in explanations.pages(explanations.CHECK) if page.id == "node.mine")
+    assert (page.summary, page.rows[0]) == ("looks at a thing", ("FAIL if", "it is bad"))
+    generate = runpy.run_path(str(ROOT / "docs" / "reference" / "generate.py"))
+    assert "## node.mine" in "\n".join(generate["_checks"]())

@@ -46,8 +46,8 @@ def test_a_file_adds_a_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "def _sleeps(script, launch):\n"
         '    yield from ((call, "it sleeps") for call in script.calls("time.sleep"))\n'
     )
-    monkeypatch.setattr(linting, "__path__", [*linting.__path__, str(tmp_path)])
     monkeypatch.setattr(registry, "_RULES", dict(rules()))
+    monkeypatch.setattr(linting, "__path__", [*linting.__path__, str(tmp_path)])
     (found,) = lint(b"import time\ntime.sleep(1)\n", Launch())
     assert (found.id, found.line, found.text, found.fix) == (
         *("sleeps", 2, "it sleeps: all ranks wait", "remove it"),

@@ -1,0 +1,47 @@
+"""Compare the clock of this machine with that of the file server of the runs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import TYPE_CHECKING, Final
+
+from clusterrun.health.checks import CheckPage, check
+from clusterrun.health.paths import LOCAL, existing, file_system
+from clusterrun.shared.finding import Finding, note, ok, skip
+
+if TYPE_CHECKING:
+    from clusterrun.health.node import Needs
+
+_NAME: Final = "node.clock"
+CLOCK_S: Final = 5.0
+
+
+@check(
+    _NAME,
+    CheckPage(
+        looks_at="the clock of this machine against that of the file server of the runs",
+        notes=f"the clocks differ by more than {CLOCK_S:g} s",
+        why="The times of files and logs mislead. If clocks differ by minutes, Munge refuses "
+        "Slurm's messages.",
+        fix=(
+            "compare it: chronyc tracking, or timedatectl",
+            "tell the administrator: NTP does not run on this machine, or on the file server",
+        ),
+    ),
+)
+def clock(needs: Needs) -> Finding:
+    """Set a file to the server's time, and read it. Raises OSError."""
+    place = existing(needs.runs)
+    if file_system(place) in {*LOCAL, ""}:
+        return skip(_NAME, f"{place} is on no file server")
+    before = time.time()
+    with tempfile.TemporaryFile(dir=place) as file:
+        os.utime(file.fileno())  # to the server's time
+        server = os.fstat(file.fileno()).st_mtime
+    off = server - min(max(server, before), time.time())
+    side = "behind" if off > 0 else "ahead of"
+    text = f"this machine's clock is {abs(off):.1f} s {side} the file server's of {place}"
+    is_off = abs(off) > CLOCK_S
+    return note(_NAME, text, "compare it: chronyc tracking") if is_off else ok(_NAME, text)
