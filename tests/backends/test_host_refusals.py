@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterrun.backends.hosts.refusals import HINTS, Refusal, between, why
+from clusterrun.backends.hosts.refusals import HINTS, Refusal, why
 from clusterrun.errors import Exit
 
 CHANGED = """\
@@ -78,7 +78,7 @@ def test_the_last_line_is_quoted_as_plain_text() -> None:
 
 
 def test_a_refusal_between_hosts_names_both() -> None:
-    error = between("gpu1", "gpu2", 255, "ann@gpu2: Permission denied (publickey).")
+    error = why("gpu2", 255, "ann@gpu2: Permission denied (publickey).", first="gpu1")
     assert error.message == "gpu1 cannot log in to gpu2: permission denied"
     assert error.hint.startswith("on gpu1: copy your key with ssh-copy-id gpu2")
-    assert between("gpu1", "gpu2", 127, "").message == "gpu2: Python was not found there"
+    assert why("gpu2", 127, "", first="gpu1").message == "gpu2: Python was not found there"

@@ -98,10 +98,7 @@ def receive(pipe: Pipe) -> SentJob:
     return SentJob(
         plan=plan,
         paths=paths,
-        values=given["values"],
-        last_id=given["last_id"],
-        must_see=given["must_see"],
-        must_see_hint=given["must_see_hint"],
+        **{name: given[name] for name in ("values", "last_id", "must_see", "must_see_hint")},
         shell=tuple(given["shell"]) if given["shell"] else None,
         is_new=not is_here,
         packed=packed,

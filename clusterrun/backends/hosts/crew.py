@@ -97,9 +97,8 @@ class Link:
             code = self.close(within_s=LAST_WORDS_S)
             speaker.join(LAST_WORDS_S)
             said = "\n".join(self._lines)
-            if self.starter:
-                raise refusals.not_started(self.starter, self.name, code, said) from error
-            raise refusals.between(self.first, self.name, code, said) from error
+            reached = {"first": self.first, "starter": self.starter}
+            raise refusals.why(self.name, code, said, **reached) from error
         self.ahead_s = self.facts["time"] - time.time()
         self._is_met = True
         threading.Thread(target=self._show_life, args=(process,), daemon=True).start()

@@ -90,29 +90,23 @@ class HostError(ClusterrunError):
         self.exit_code = Exit.FAILED if refusal in _OURS else Exit.UNREACHABLE
 
 
-def why(host: str, rc: int, stderr: str) -> HostError:
-    """Explain the exit status and messages of ssh."""
+def why(host: str, rc: int, stderr: str, *, first: str = "", starter: str = "") -> HostError:
+    """Explain the exit status and messages of ssh.
+
+    `first` is the host that reaches this one, "" if it is this machine; `starter` is an
+    allocation's own program that was to start a process there instead.
+    """
     refusal = refusal_of(rc, stderr)
-    return _error(f"{host}: {refusal.value}", host, refusal, stderr)
-
-
-def between(first: str, host: str, rc: int, stderr: str) -> HostError:
-    """Explain why the first host cannot use another one; `first` is "" if `host` is that one."""
-    refusal = refusal_of(rc, stderr)
-    if refusal in _OURS or not first:
-        return why(host, rc, stderr)
-    error = _error(f"{first} cannot log in to {host}: {refusal.value}", host, refusal, stderr)
-    error.hints = (f"on {first}: {error.hint}",)
-    return error
-
-
-def not_started(starter: str, host: str, rc: int, stderr: str) -> HostError:
-    """Explain why an allocation's own program did not start a process on a host."""
-    if refusal_of(rc, stderr) in _OURS:
-        return why(host, rc, stderr)
-    error = _error(f"{starter} did not start a process on {host}", host, Refusal.OTHER, stderr)
-    error.hints = (f"check that the allocation still has {host}, or pass --set starter=ssh",)
-    return error
+    message, hint = f"{host}: {refusal.value}", HINTS[refusal].replace("HOST", host or "HOST")
+    if refusal not in _OURS and starter:
+        refusal, message = Refusal.OTHER, f"{starter} did not start a process on {host}"
+        hint = f"check that the allocation still has {host}, or pass --set starter=ssh"
+    elif refusal not in _OURS and first:
+        message, hint = f"{first} cannot log in to {message}", f"on {first}: {hint}"
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    said = lines[-1][:500] if lines else "no message"
+    cause = "".join(letter if letter.isprintable() else " " for letter in said)
+    return HostError(message, refusal=refusal, hint=hint, cause=cause)
 
 
 def refusal_of(rc: int, stderr: str) -> Refusal:
@@ -132,14 +126,3 @@ def refusal_of(rc: int, stderr: str) -> Refusal:
     if rc in (NOT_FOUND, NOT_FOUND - 1):  # 126: not executable
         return Refusal.NO_PYTHON
     return Refusal.SETUP if rc == SETUP_FAILED else Refusal.ENDED
-
-
-def _error(message: str, host: str, refusal: Refusal, stderr: str) -> HostError:
-    hint = HINTS[refusal].replace("HOST", host) if host else HINTS[refusal]
-    return HostError(message, refusal=refusal, hint=hint, cause=_last_line(stderr))
-
-
-def _last_line(stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    text = lines[-1][:500] if lines else "no message"
-    return "".join(letter if letter.isprintable() else " " for letter in text)
