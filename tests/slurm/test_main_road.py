@@ -64,7 +64,7 @@ def test_eight_ranks_on_two_hosts_are_one_world_and_every_view_agrees(
     assert "held-out loss" in text
     for rank in range(8):
         assert re.search(rf"rank {rank}/8 on ({first}|{second})\b", text)
-    assert {first, second} <= set(re.findall(r"^(\w+):", text, re.MULTILINE))
+    assert {first, second} <= set(re.findall(r"^[\d:]+ (\w+):", text, re.MULTILINE))
     assert here.cli("logs", job_id, "--rank", "9").returncode == 2
     of_second = here.ok("logs", job_id, "--node", second, "-a", "-n", "all", "--no-dedup")
     assert f"{second}:" in of_second
