@@ -40,7 +40,8 @@ class SchedulerJob:
     Times are seconds since the epoch. `start` is set once the job has started, `expected_start`
     before that. `partition` (or several, with commas) and `asked_nodes` are what a pending job
     requests. `limit_s` is also None without a limit. `source` is what was queried (squeue,
-    sacct, scontrol, files or nothing), `asked_at` is when, `note` is what remains unknown.
+    sacct, scontrol, files; empty if none knows the job), `asked_at` is when, `note` is what
+    remains unknown.
     """
 
     job_id: str
@@ -60,6 +61,11 @@ class SchedulerJob:
     asked_nodes: int | None = None
     asked_at: float | None = None
     note: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the scheduler or its accounting knows the job."""
+        return bool(self.source)
 
 
 class Where(NamedTuple):

@@ -14,7 +14,6 @@ import click
 
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
-from clusterrun.backends.slurm.query import is_known
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.job_text import local_time, locate_announced
@@ -124,7 +123,7 @@ def _active_jobs(found: Sequence[JobRecord]) -> set[str]:
         ids = [job_id for each in group for job_id in (each.job_id, *each.chained_job_ids)]
         since, own = min(each.submitted_at for each in group), all(each.is_own for each in group)
         jobs = backend.query(ids, since=since, max_age_s=0, own=own)
-        active |= {i for i, job in jobs.items() if is_known(job) and not job.state.is_terminal}
+        active |= {i for i, job in jobs.items() if job.is_known and not job.state.is_terminal}
     return active
 
 

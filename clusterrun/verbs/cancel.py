@@ -12,7 +12,6 @@ from typing import Final
 from clusterrun.backends import select
 from clusterrun.backends.base import Backend
 from clusterrun.backends.evidence import read_evidence
-from clusterrun.backends.slurm.query import is_known
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
@@ -111,7 +110,7 @@ def active_chain(record: JobRecord) -> list[str]:
         record.chained_job_ids, since=record.submitted_at, max_age_s=0, own=record.is_own
     )
     found = [(job_id, jobs.get(job_id)) for job_id in record.chained_job_ids]
-    return [i for i, job in found if job and is_known(job) and not job.state.is_terminal]
+    return [i for i, job in found if job and job.is_known and not job.state.is_terminal]
 
 
 # After a checkpoint

@@ -258,7 +258,7 @@ def test_without_accounting_scontrol_knows_the_exit_status(
     assert answer["8"].note.startswith(
         "slurmctld no longer knows this job; accounting does not answer"
     )
-    assert not query.is_known(answer["8"])
+    assert not answer["8"].is_known
 
 
 @pytest.mark.parametrize(("few", "asked"), [(16, [["7"], ["8"]]), (1, [[]])])

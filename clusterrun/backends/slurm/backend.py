@@ -178,11 +178,11 @@ class SlurmBackend:
         """
         done = slurm_query.call(self.slurm_cluster, "scancel", *job_ids)
         cache.forget()
-        known = self.query(job_ids, max_age_s=0)
+        answers = self.query(job_ids, max_age_s=0)
+        known = {job_id for job_id, job in answers.items() if job.is_known}
         if done.rc != 0 and "Invalid job id" not in done.stderr:
             raise ClusterrunError("scancel failed", cause=done.stderr.strip())
-        unknown = [job_id for job_id in job_ids if not slurm_query.is_known(known.get(job_id))]
-        if unknown:
+        if unknown := [job_id for job_id in job_ids if job_id not in known]:
             raise JobNotFoundError(f"Slurm does not know job {', '.join(unknown)}")
 
     def interrupt(self, job_id: str) -> None:

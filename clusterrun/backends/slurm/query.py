@@ -36,7 +36,6 @@ CLOCK_SKEW_S = 3600.0
 YEAR_S = 365 * 86400  # what Slurm gives a job without a time limit at its start
 # Slurm keeps these reasons for waiting after a job was cancelled.
 WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
-NOBODY = "nobody"  # the source of an answer about an unknown job
 
 _EXIT = r"([0-9]{1,9}):([0-9]{1,9})\Z"
 _SLUID = r"s[0-9A-Z]{13}\Z"
@@ -98,11 +97,6 @@ def _needs_more(job: SchedulerJob | None) -> bool:
     return job is None or (job.state.is_terminal and job.exit_code is None)
 
 
-def is_known(job: SchedulerJob | None) -> bool:
-    """Return whether squeue, sacct or scontrol knew the job."""
-    return job is not None and job.source != NOBODY
-
-
 def _merge(live: SchedulerJob | None, history: SchedulerJob) -> SchedulerJob:
     """Prefer accounting for an ended job, unless it lags behind slurmctld."""
     if live is None:
@@ -122,9 +116,7 @@ def _without_history(
     answers = {job_id: replace(shown.get(job_id, found[job_id]), note=note) for job_id in short}
     gone = f"slurmctld no longer knows this job; {note}"
     for job_id in set(job_ids) - found.keys() if problem else ():
-        answers[job_id] = SchedulerJob(
-            job_id=job_id, state=JobState.UNKNOWN, source=NOBODY, note=gone
-        )
+        answers[job_id] = SchedulerJob(job_id=job_id, state=JobState.UNKNOWN, source="", note=gone)
     return answers
 
 

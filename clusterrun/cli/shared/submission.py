@@ -175,7 +175,7 @@ def answer_and_wait(
     if not (wait or follow):
         if not record.cluster.scheduler.outlives_shell and not sys.stdin.isatty():
             output.note("the job ends with this allocation; at the end of a script, use --wait")
-        if record.cluster.scheduler.has_queue and record.nodes > _FEW_NODES:
+        if record.cluster.scheduler.reads_sbatch and record.nodes > _FEW_NODES:
             _warn_if_stuck(record)
         return
     from clusterrun.cli.shared.waiting import await_end  # most submissions need none of it

@@ -53,7 +53,9 @@ def sooner(job: JobStatus) -> list[str]:
     changes = job.outlook.sooner if job.outlook else ()
     lines = [f"{_why(change)}: {command(change, job)}" for change in changes]
     if lines and not job.has_checkpoint:
-        lines.append(f"that starts a new run; to drop this job: clusterrun cancel {_name(job)}")
+        lines.append(
+            f"that starts a new run; to drop this job: clusterrun cancel {job.record.job_id}"
+        )
     return lines
 
 
@@ -72,8 +74,7 @@ def command(change: Sooner, job: JobStatus) -> str:
 
     `resubmit` trains from the first step, so a run with a checkpoint is resumed instead.
     """
-    name = _name(job)
-    options = shlex.join(_options(change))
+    name, options = job.record.job_id, shlex.join(_options(change))
     if job.has_checkpoint:
         return f"clusterrun cancel {name} && clusterrun resume {name} {options}"
     return f"clusterrun resubmit {name} {options}"
@@ -88,14 +89,10 @@ def _options(change: Sooner) -> Iterator[str]:
         yield from ("--time", clock(change.limit_s))
 
 
-def _name(job: JobStatus) -> str:
-    return job.record.job_id
-
-
 def warn_stuck(job: JobStatus) -> None:
     """Warn about a job that will not start unless somebody changes something."""
-    notes = (*facts(job), f"to end it, run: clusterrun cancel {_name(job)}")
-    output.warn(f"job {_name(job)} is pending: {where_or_why(job)}", notes=notes)
+    notes = (*facts(job), f"to end it, run: clusterrun cancel {job.record.job_id}")
+    output.warn(f"job {job.record.job_id} is pending: {where_or_why(job)}", notes=notes)
 
 
 # For programs
@@ -103,12 +100,10 @@ def warn_stuck(job: JobStatus) -> None:
 
 def outlook_object(job: JobStatus) -> dict[str, Any]:
     """Describe the facts and the changes for JSON; both are empty unless they were asked for."""
-    found = job.outlook
+    told, changes = (job.outlook.facts, job.outlook.sooner) if job.outlook else ((), ())
     return {
-        "facts": [_fact_object(fact) for fact in found.facts] if found else [],
-        "sooner": [{**_described(one), "command": command(one, job)} for one in found.sooner]
-        if found
-        else [],
+        "facts": [_fact_object(fact) for fact in told],
+        "sooner": [{**_described(one), "command": command(one, job)} for one in changes],
     }
 
 
