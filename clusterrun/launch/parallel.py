@@ -8,10 +8,10 @@ from typing import Any, Final
 from clusterrun.config.choices import Device, Strategy
 from clusterrun.config.parallel import FIELDS, SIZES, Parallel
 from clusterrun.config.spec import JobSpec
-from clusterrun.errors import ConfigError, UsageError
+from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts, is_older
 from clusterrun.launch.script_args import values_of
-from clusterrun.launch.user_files import OwnFiles
+from clusterrun.launch.user_files import OwnFiles, yaml_error
 from clusterrun.launch.world_shape import World
 from clusterrun.shared.wording import count
 
@@ -159,19 +159,15 @@ def _sizes_of_yaml(spec: JobSpec, own: OwnFiles, world: World) -> Parallel:
     sizes = Parallel(**{name: _size(spec, given, _key(key)) for key, name in SIZES.items()})
     loads_once = (own.accelerate.get("fsdp_config") or {}).get("fsdp_cpu_ram_efficient_loading")
     if sizes.tensor > 1 and str(loads_once).lower() == "true":
-        raise ConfigError(
-            "with tensor parallelism, rank 0 has only part of the weights and can't broadcast them",
-            where=spec.accelerate_config,
-            hint="write fsdp_cpu_ram_efficient_loading: false",
+        text = (
+            "with tensor parallelism, rank 0 has only part of the weights and can't broadcast them"
         )
+        raise yaml_error(spec, text, "write fsdp_cpu_ram_efficient_loading: false")
     # accelerate takes no sizes for "all ranks", and leaves Ulysses to DeepSpeed.
     if sizes.total not in (1, world.size) and sizes.sequence == 1:
-        raise ConfigError(
-            f"the sizes of parallelism_config multiply to {sizes.total}, not to "
-            f"{count(world.size, 'rank')}",
-            where=spec.accelerate_config,
-            hint="make their product the number of ranks; accelerate refuses anything else",
-        )
+        text = f"multiply to {sizes.total}, not to {count(world.size, 'rank')}"
+        hint = "make their product the number of ranks; accelerate refuses anything else"
+        raise yaml_error(spec, f"the sizes of parallelism_config {text}", hint)
     return sizes
 
 
@@ -179,8 +175,7 @@ def _size(spec: JobSpec, given: Any, key: str) -> int:
     value = given.get(key, 1) if isinstance(given, dict) else given
     if type(value) is int and value > 0:
         return value
-    where = spec.accelerate_config
-    raise ConfigError(f"{key} must be a whole number above 0, not {value!r}", where=where)
+    raise yaml_error(spec, f"{key} must be a whole number above 0, not {value!r}")
 
 
 def _key(name: str) -> str:

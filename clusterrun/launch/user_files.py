@@ -106,7 +106,8 @@ def _unix_text(text: str) -> str:
     return text if text.endswith("\n") else text + "\n"
 
 
-def _wrong(spec: JobSpec, text: str, hint: str = "") -> ConfigError:
+def yaml_error(spec: JobSpec, text: str, hint: str = "") -> ConfigError:
+    """Return an error in the user's accelerate YAML."""
     return ConfigError(text, where=spec.accelerate_config, hint=hint)
 
 
@@ -126,14 +127,14 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
     if not isinstance(config, dict) or "distributed_type" not in config:
         text = "the accelerate configuration has no distributed_type"
         hint = "write a complete file with 'accelerate config', or pass --strategy instead"
-        raise _wrong(spec, text, hint)
+        raise yaml_error(spec, text, hint)
     environment = config.get("compute_environment", "LOCAL_MACHINE")
     if environment != "LOCAL_MACHINE":
         text = f"compute_environment {environment!r} cannot run here"
-        raise _wrong(spec, text, "write compute_environment: LOCAL_MACHINE")
+        raise yaml_error(spec, text, "write compute_environment: LOCAL_MACHINE")
     for key in ("fsdp_config", "deepspeed_config"):
         if not isinstance(config.get(key) or {}, dict):
-            raise _wrong(spec, f"{key} must be a section of settings, not {config[key]!r}")
+            raise yaml_error(spec, f"{key} must be a section of settings, not {config[key]!r}")
     return config
 
 
@@ -145,7 +146,7 @@ def _strategy_of_yaml(spec: JobSpec, config: dict[str, Any]) -> Strategy:
         if named == "MULTI_CPU":
             mpi = "accelerate starts MULTI_CPU only under MPI"
             hint = f"write MULTI_GPU and pass --device cpu: {mpi}"
-        raise _wrong(spec, f"distributed_type {named} cannot be launched", hint)
+        raise yaml_error(spec, f"distributed_type {named} cannot be launched", hint)
     if named == "DEEPSPEED":
         zero = _mapping(config.get("deepspeed_config"))
         offloads = {
@@ -287,7 +288,7 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
         is_one = (spec.nodes or machines or 1) * each == 1
         if own.accelerate["distributed_type"] == "MULTI_GPU" and is_one:
             hint = 'write num_processes: 2, or distributed_type: "NO" to train on one'
-            raise _wrong(spec, "distributed_type MULTI_GPU, but num_processes 1", hint)
+            raise yaml_error(spec, "distributed_type MULTI_GPU, but num_processes 1", hint)
         taken["nproc_per_node"] = each
     if facts.cluster.scheduler.is_this_machine and not _is_cpu(spec, own):
         taken["gpu_ids"] = spec.gpu_ids or _gpu_ids(spec, own)
@@ -344,13 +345,13 @@ def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
     for key, value in (("num_machines", machines), ("num_processes", total)):
         if value is not None and (type(value) is not int or value < 1):  # True is also an int
             text = f"{key} must be a whole number above 0, not {value!r}"
-            raise _wrong(spec, text, f"write {key}: 2, or omit it")
+            raise yaml_error(spec, text, f"write {key}: 2, or omit it")
     over = machines or spec.nodes or 1
     if total is not None and total % over:
         near = max(over, total - total % over)
         text = f"num_processes {total} can't be divided among {count(over, 'machine')}"
         counts = "num_processes counts the ranks of all machines"
-        raise _wrong(spec, text, f"write {near} or {near + over}: {counts}")
+        raise yaml_error(spec, text, f"write {near} or {near + over}: {counts}")
     return machines, None if total is None else total // over
 
 
@@ -365,7 +366,7 @@ def _gpu_ids(spec: JobSpec, own: OwnFiles) -> str | None:
     if isinstance(ids, str) or type(ids) is int:
         return str(ids)
     hint = "write gpu_ids: 0,2 or gpu_ids: all"
-    raise _wrong(spec, f"gpu_ids {ids!r} is not a list of GPUs", hint)
+    raise yaml_error(spec, f"gpu_ids {ids!r} is not a list of GPUs", hint)
 
 
 def _replaced(asked: JobSpec, own: OwnFiles, facts: Facts) -> Iterator[tuple[str, Any]]:

@@ -92,23 +92,19 @@ def test_fsdp2_needs_torch_2_6() -> None:
         on_slurm(facts, gpus_per_node=2, strategy=Strategy.FSDP)
 
 
-@pytest.mark.parametrize(
-    ("asked", "precision"),
-    [
+def test_precision_is_the_heads_on_gpus_and_none_on_a_cpu() -> None:
+    fp16, bf16, no = MixedPrecision.FP16, MixedPrecision.BF16, MixedPrecision.NO
+    cases: list[tuple[dict[str, Any], Precision]] = [
         ({"gpus_per_node": 1}, Precision.HEAD),
         ({}, Precision.NO),
-        ({"mixed_precision": MixedPrecision.BF16}, Precision.BF16),
-        ({"gpus_per_node": 1, "mixed_precision": MixedPrecision.FP16}, Precision.FP16),
-        ({"gpus_per_node": 1, "mixed_precision": MixedPrecision.NO}, Precision.NO),
-    ],
-)
-def test_precision_is_the_heads_on_gpus_and_none_on_a_cpu(
-    asked: dict[str, Any], precision: Precision
-) -> None:
-    plan = on_slurm(**asked)
-    assert plan.precision is precision
-    decided = "" if precision is Precision.HEAD else precision.value
-    assert plan.accelerate["mixed_precision"] == decided
+        ({"mixed_precision": bf16}, Precision.BF16),
+        ({"gpus_per_node": 1, "mixed_precision": fp16}, Precision.FP16),
+        ({"gpus_per_node": 1, "mixed_precision": no}, Precision.NO),
+    ]
+    for asked, precision in cases:
+        plan = on_slurm(**asked)
+        decided = "" if precision is Precision.HEAD else precision.value
+        assert (plan.precision, plan.accelerate["mixed_precision"]) == (precision, decided), asked
 
 
 @pytest.mark.parametrize(

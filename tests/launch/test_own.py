@@ -257,6 +257,13 @@ def test_the_file_says_nodes_ranks_and_gpus() -> None:
     assert shape(local(counts(2, 4), GPUS)) == (2, 2, 2)
     assert shape(local(counts(2, 8), device=Device.CPU)) == (2, 4, 0)
     assert shape(local({"num_processes": 2})) == (1, 2, 0)
+    every = slurm({"num_processes": 8}, nodes=2)  # without machines, those of all nodes
+    assert (shape(every), every.notes) == ((2, 4, 4), ())
+    assert shape(slurm({})) == (1, 1, 0)
+    assert shape(slurm({}, nodes=2, gpus_per_node=4)) == (2, 4, 4)
+    assert shape(slurm(counts(None, None), nproc_per_node=2)) == (1, 2, 0)
+    assert shape(slurm({"distributed_type": "NO", **counts(1, 1)})) == (1, 1, 1)
+    assert shape(slurm(counts(1, 1), nodes=2)) == (2, 1, 1)
 
 
 @given(st.integers(1, 50), st.integers(1, 16), st.data())
@@ -287,17 +294,6 @@ def test_the_note_on_other_numbers_reads_well() -> None:
     )
 
 
-def test_without_machines_the_processes_are_those_of_all_nodes() -> None:
-    plan = slurm({"num_processes": 8}, nodes=2)
-    assert (shape(plan), plan.notes) == ((2, 4, 4), ())
-
-
-def test_without_counts_nothing_changes() -> None:
-    assert shape(slurm({})) == (1, 1, 0)
-    assert shape(slurm({}, nodes=2, gpus_per_node=4)) == (2, 4, 4)
-    assert shape(slurm(counts(None, None), nproc_per_node=2)) == (1, 2, 0)
-
-
 def test_no_gpus_are_asked_for_on_cpus_or_where_they_are_already() -> None:
     assert shape(slurm({**counts(1, 2), "use_cpu": True})) == (1, 2, 0)
     assert shape(slurm(counts(1, 2), device=Device.CPU)) == (1, 2, 0)
@@ -310,17 +306,14 @@ def test_no_gpus_are_asked_for_on_cpus_or_where_they_are_already() -> None:
     assert (shape(plan), "gpus-per-node" in lines(plan)) == ((1, 2, 2), False)
 
 
-def test_one_process_gets_one_gpu() -> None:
-    assert shape(slurm({"distributed_type": "NO", **counts(1, 1)})) == (1, 1, 1)
-
-
-@pytest.mark.parametrize("key", ["num_machines", "num_processes"])
-@pytest.mark.parametrize("value", ["2", "two", 2.0, True, False, 0, -1, [2], {"a": 2}])
-def test_a_count_that_is_no_whole_number_is_refused(key: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{key} must be a whole number above 0") as refused:
-        slurm({key: value}, nodes=1, gpus_per_node=2)
-    assert refused.value.where == "acc.yaml"
-    assert refused.value.hints == (f"write {key}: 2, or omit it",)
+def test_a_count_that_is_no_whole_number_is_refused() -> None:
+    for key in ("num_machines", "num_processes"):
+        for value in ("2", "two", 2.0, True, False, 0, -1, [2], {"a": 2}):
+            text = f"{key} must be a whole number above 0"
+            with pytest.raises(ConfigError, match=text) as refused:
+                slurm({key: value}, nodes=1, gpus_per_node=2)
+            assert refused.value.where == "acc.yaml"
+            assert refused.value.hints == (f"write {key}: 2, or omit it",)
 
 
 @pytest.mark.parametrize(
@@ -338,17 +331,6 @@ def test_counts_that_contradict_the_rest_of_the_file_are_refused(
     for plan in (slurm, local):
         with pytest.raises(ConfigError, match=message):
             plan(config)
-
-
-def test_one_process_on_each_of_two_nodes_is_a_world_of_two() -> None:
-    assert shape(slurm(counts(1, 1), nodes=2)) == (2, 1, 1)
-
-
-def test_more_ranks_than_gpus_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 x 4 GPUs requested, but only 4 may be used here"):
-        local(counts(2, 8), GPUS)
-    with pytest.raises(UsageError, match="4 ranks of a node cannot share 2 GPUs"):
-        slurm(counts(1, 2), nproc_per_node=4, gpus_per_node=2)
 
 
 def test_fsdp_on_a_cpu_stays_refused_with_hints_that_work() -> None:

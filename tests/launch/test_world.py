@@ -15,26 +15,21 @@ TWO_GPUS = local_facts(local_gpus=("0", "1"))
 FOUR_GPUS = local_facts(local_gpus=("4", "5", "6", "7"))
 
 
-def test_gpus_of_a_node_are_its_ranks() -> None:
+def test_gpus_of_a_node_are_its_ranks_unless_these_are_asked_for() -> None:
     plan = on_slurm(nodes=2, gpus_per_node=4)
     assert (plan.procs_per_node, plan.world_size, plan.device) == (4, 8, Device.CUDA)
-
-
-def test_ranks_that_were_asked_for_beat_the_gpus() -> None:
     plan = on_slurm(nodes=2, gpus_per_node=4, nproc_per_node=2)
     assert plan.world_size == 4
     assert "2 of the 4 GPUs of each node stay idle" in plan.notes
+    plan = on_slurm(nodes=2, gpus_per_node=4, device=Device.CPU)
+    assert (plan.world_size, plan.gpus_per_node, plan.device) == (8, 4, Device.CPU)
+    assert on_slurm(device=Device.CUDA, gpu_request=GpuRequest.NONE).device is Device.CUDA
 
 
 def test_no_gpus_on_slurm_means_cpu_and_says_so() -> None:
     plan = on_slurm(nodes=2, nproc_per_node=4)
     assert plan.device is Device.CPU
     assert plan.notes == ("no GPU requested: 4 CPU processes per node over gloo",)
-
-
-def test_asked_cpu_keeps_the_gpu_request_and_the_ranks() -> None:
-    plan = on_slurm(nodes=2, gpus_per_node=4, device=Device.CPU)
-    assert (plan.world_size, plan.gpus_per_node, plan.device) == (8, 4, Device.CPU)
 
 
 def test_here_without_a_gpu_the_same_ranks_run_on_the_cpu() -> None:
@@ -68,53 +63,31 @@ def test_zero_gpus_here_means_cpu_even_where_there_are_some() -> None:
     assert (plan.device, plan.world_size) == (Device.CPU, 2)
 
 
-@pytest.mark.parametrize(
-    ("facts", "asked", "message"),
-    [
-        (
-            TWO_GPUS,
-            {"nodes": 2, "gpus_per_node": 2},
-            "2 x 2 GPUs requested, but only 2 may be used here",
-        ),
-        (TWO_GPUS, {"nodes": 4}, "4 x 1 GPUs requested, but only 2 may be used here"),
-        (TWO_GPUS, {"gpu_ids": "0,2"}, "GPU 2 is not on this machine"),
-        (TWO_GPUS, {"gpu_ids": "0,0"}, "not a list of distinct GPUs"),
-        (TWO_GPUS, {"gpu_ids": "0,"}, "not a list of distinct GPUs"),
-        (TWO_GPUS, {"gpu_ids": "0", "device": Device.CPU}, "--device cpu uses none"),
-        (
-            TWO_GPUS,
-            {"gpus_per_node": 1, "nproc_per_node": 2},
-            "2 ranks of a node cannot share 1 GPU",
-        ),
-        (local_facts(), {"device": Device.CUDA}, "this machine has no usable GPU"),
-        (local_facts(), {"device": Device.MPS}, "this machine runs linux"),
-        (local_facts(platform="darwin"), {"device": Device.MPS, "nodes": 2}, "2 ranks cannot"),
-    ],
-)
-def test_impossible_worlds_here_are_refused(
-    facts: Facts, asked: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        here(facts, **asked)
+ON_A_MAC = local_facts(platform="darwin")
+IMPOSSIBLE: list[tuple[Facts | None, dict[str, Any], str]] = [
+    (TWO_GPUS, {"nodes": 2, "gpus_per_node": 2}, "2 x 2 GPUs requested, but only 2 may be used"),
+    (TWO_GPUS, {"nodes": 4}, "4 x 1 GPUs requested, but only 2 may be used here"),
+    (TWO_GPUS, {"gpu_ids": "0,2"}, "GPU 2 is not on this machine"),
+    (TWO_GPUS, {"gpu_ids": "0,0"}, "not a list of distinct GPUs"),
+    (TWO_GPUS, {"gpu_ids": "0,"}, "not a list of distinct GPUs"),
+    (TWO_GPUS, {"gpu_ids": "0", "device": Device.CPU}, "--device cpu uses none"),
+    (TWO_GPUS, {"gpus_per_node": 1, "nproc_per_node": 2}, "2 ranks of a node cannot share 1 GPU"),
+    (local_facts(), {"device": Device.CUDA}, "this machine has no usable GPU"),
+    (local_facts(), {"device": Device.MPS}, "this machine runs linux"),
+    (ON_A_MAC, {"device": Device.MPS, "nodes": 2}, "2 ranks cannot"),
+    # On Slurm
+    (None, {"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks of a node cannot share 4 GPUs"),
+    (None, {"device": Device.CUDA}, "no GPU is requested"),
+    (None, {"device": Device.MPS}, "Apple's GPU"),
+    (None, {"gpu_ids": "0,1"}, "on a cluster, Slurm chooses"),
+]
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"gpus_per_node": 4, "nproc_per_node": 8}, "8 ranks of a node cannot share 4 GPUs"),
-        ({"device": Device.CUDA}, "no GPU is requested"),
-        ({"device": Device.MPS}, "Apple's GPU"),
-        ({"gpu_ids": "0,1"}, "on a cluster, Slurm chooses"),
-    ],
-)
-def test_impossible_worlds_on_slurm_are_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message) as refused:
-        on_slurm(**asked)
-    assert refused.value.exit_code == 2
-
-
-def test_cuda_without_our_request_is_fine_where_gpus_come_otherwise() -> None:
-    assert on_slurm(device=Device.CUDA, gpu_request=GpuRequest.NONE).device is Device.CUDA
+def test_impossible_worlds_are_refused() -> None:
+    for facts, asked, message in IMPOSSIBLE:
+        with pytest.raises(UsageError, match=message) as refused:
+            here(facts, **asked) if facts else on_slurm(**asked)
+        assert refused.value.exit_code == 2
 
 
 @pytest.mark.parametrize(
