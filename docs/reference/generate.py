@@ -141,8 +141,9 @@ def _prose(text: str) -> str:
 
 def _settings() -> Iterator[str]:
     yield f"{NOTICE}\n# Settings\n"
-    yield "Each setting is a key of `clusterrun.yaml`, an option, a field of `JobSpec` and a"
-    yield "variable: `CLUSTERRUN_` and the key in capitals, with underscores for dots."
+    yield "Each setting is a key of `clusterrun.yaml`, a field of `JobSpec` and a variable:"
+    yield "`CLUSTERRUN_` and the key in capitals, with underscores for dots. On the command line,"
+    yield "pass its option, or `--set KEY=VALUE`."
     yield "[Which one wins](../configuration.md).\n"
     for section in dict.fromkeys(field.group for field in FIELDS):
         yield f"\n## {section}\n\n| key | option | in Python | value | default | meaning |"
