@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.status import JobStatus
-from clusterrun.cli.logs import follow as cli_follow
 from clusterrun.cli.logs import job as cli_job
+from clusterrun.cli.logs import reading
 from clusterrun.cli.logs.job import RunLogs
 from clusterrun.config.spec import Cluster
 from clusterrun.logs.follow import Left
@@ -322,9 +322,9 @@ def test_a_follower_waits_as_long_as_the_job_may_go_on(
         asked.append(now_s[0])
         return JobStatus(record=record, state=state[0])
 
-    monkeypatch.setattr(cli_follow.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(reading.time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(cli_job, "look", look)
-    watch = cli_follow._Watch(RunLogs(record=here.record))
+    watch = reading._Watch(RunLogs(record=here.record))
 
     def ends_within(limit_s: float) -> float | None:
         begin = now_s[0]
@@ -341,7 +341,7 @@ def test_a_follower_waits_as_long_as_the_job_may_go_on(
     assert (watch.see(Left(node="n1", code=0, reason="")), ends_within(1)) == (None, None)
     state[0] = JobState.UNKNOWN  # everybody has forgotten it
     assert 30 <= (ends_within(600) or 0) < 60
-    watch = cli_follow._Watch(RunLogs(record=here.record))
+    watch = reading._Watch(RunLogs(record=here.record))
     state[0] = JobState.COMPLETED
     assert ends_within(10) == 0
 

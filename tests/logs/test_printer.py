@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from clusterrun.cli.logs.follow import print_joined, print_left
 from clusterrun.cli.logs.printer import LogPrinter
+from clusterrun.cli.logs.reading import print_joined, print_left
 from clusterrun.cli.logs.request import Request
 from clusterrun.logs.files import LogFile
 from clusterrun.logs.follow import Left

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from clusterrun.cli.logs.follow import follow_job
 from clusterrun.cli.logs.job import find_log_job
-from clusterrun.cli.logs.reading import ask_exit_status, find_files, read
+from clusterrun.cli.logs.reading import ask_exit_status, find_files, follow_job, read
 from clusterrun.cli.logs.request import Request, build_request, read_attempt, read_tail
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.help import GroupedCommand, under
