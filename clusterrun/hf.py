@@ -30,7 +30,6 @@ from clusterrun.rank.save_together import (
     settled_together,
 )
 from clusterrun.rank.trainer_saves import batch_settings
-from clusterrun.rank.trainers import logged
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.checkpoint_files import MARKER, Checkpoint, IncompleteError
 
@@ -80,15 +79,9 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         self._overrides = overridden(found, settings, self._override)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the step with the newest logged loss, and save if the job asks."""
-        runtime.step(state.global_step, state.max_steps, **logged(state))
+        """Save if the job asks; the callback that each Trainer has in a run reports the step."""
         if runtime.should_checkpoint():
             control.should_save = True
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = (), **_: Any) -> None:
-        """Report the last step again with its loss, which is logged after the step has ended."""
-        if state.global_step == state.max_steps and "loss" in (logs or ()):
-            runtime.step(state.global_step, state.max_steps, **logged(state))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Mark the checkpoint once all ranks have written their files; stop if asked to."""

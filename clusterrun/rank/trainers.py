@@ -18,7 +18,7 @@ from clusterrun.rank import trainer_saves
 from clusterrun.rank.import_hooks import Patch
 
 
-def logged(state: Any) -> dict[str, Any]:
+def _logged(state: Any) -> dict[str, Any]:
     """Return the newest loss and learning rate of transformers' Trainer."""
     newest: dict[str, Any] = next(
         (entry for entry in reversed(state.log_history) if "loss" in entry), {}
@@ -65,7 +65,7 @@ def transformers_callback(module: str) -> Any:
             trainer_saves.saved(args, state)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            runtime.follow_trainer(state.global_step, state.max_steps, **logged(state))
+            runtime.follow_trainer(state.global_step, state.max_steps, **_logged(state))
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = (), **_: Any) -> None:
             # The last step was reported before its loss; an evaluation logs later, without one.
@@ -76,7 +76,7 @@ def transformers_callback(module: str) -> Any:
             runtime.alive()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            _ended(state.global_step, state.max_steps, **logged(state))
+            _ended(state.global_step, state.max_steps, **_logged(state))
 
         def __reduce__(self) -> Any:
             return transformers_callback, (module,)  # a hyperparameter search pickles it

@@ -892,7 +892,7 @@ async def test_a_knock_that_fails_while_it_is_cancelled_is_passed_over(tmp_path:
 
 
 async def test_many_nodes_meet_quickly(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path, nodes=400)
+    nodes = Nodes(tmp_path, nodes=400, timeout_s=10 * patience())
     since = time.monotonic()
     met = await nodes.meet()
     assert {a.port for a in met} == {400}

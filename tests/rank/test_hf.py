@@ -95,12 +95,8 @@ def test_a_trainer_that_is_asked_leaves_and_its_next_attempt_ends_in_the_same_we
     assert train(cut, strategy, CLUSTERRUN_SPOOL=str(cut))[0] == ["step 4 stopped True"] * 2
     assert [page.has_stopped(rank) for rank in range(2)] == [True, True]
     told = [json.loads(line) for line in (cut / "rank_0.events").read_text().splitlines()]
-    assert [(e["type"], e["step"]) for e in told if e["type"] != "step" and "step" in e] == [
-        ("resumed", 0),
-        ("checkpoint", 4),
-    ]
-    steps = [event for event in told if event["type"] == "step"]
-    assert (steps[0]["step"], steps[0]["total"]) == (1, 9)
+    told = [(event["type"], event["step"]) for event in told if "step" in event]
+    assert told == [("resumed", 0), ("checkpoint", 4)]
     # a later save that was cut short: nothing marks it
     (cut / "out" / "checkpoint-5").mkdir()
     found, notes = checkpoint_files.newest(cut / "out")
@@ -214,22 +210,6 @@ def test_a_limit_that_may_cost_the_last_complete_checkpoint_is_said(
     args = arguments(tmp_path, save_total_limit=limit, metric_for_best_model=best)
     CheckpointCallback().on_train_begin(args, SimpleNamespace(global_step=0), None)
     assert (f"clusterrun: save_total_limit={limit}: " in capsys.readouterr().err) is is_said
-
-
-def test_a_step_is_reported_with_the_newest_loss_that_the_trainer_logged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from clusterrun.hf import CheckpointCallback, runtime
-
-    said: list[tuple[int, int, dict[str, float]]] = []
-    monkeypatch.setattr(
-        runtime, "step", lambda step, total, **told: said.append((step, total, told))
-    )
-    logged = [{"loss": 3.0, "learning_rate": 0.2, "step": 1}, {"loss": 2.0, "learning_rate": 0.1}]
-    for history in ([], [*logged, {"eval_loss": 2.5}]):
-        state = SimpleNamespace(global_step=7, max_steps=9, log_history=history)
-        CheckpointCallback().on_step_end(None, state, SimpleNamespace())
-    assert said == [(7, 9, {}), (7, 9, {"loss": 2.0, "learning_rate": 0.1})]
 
 
 def arguments(folder: Path, **changed: object) -> SimpleNamespace:
