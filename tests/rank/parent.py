@@ -1,13 +1,12 @@
-"""A parent that has imported torch, and forks what would else be started with a new Python.
+"""A parent that has imported modules, and forks what would else be started with a new Python.
 
-The import takes seconds of a processor, a fork takes none: so does the forge of a job.
+An import of torch takes seconds of a processor, a fork takes none: so does the forge of a job.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib
 import json
 import os
@@ -25,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = ("torch", "torch.distributed.fsdp", "torch.multiprocessing")
+WORKER = ("clusterrun.rank.worker", "multiprocessing.spawn")
 TRAINER = ("transformers.trainer", "transformers.training_args", "accelerate")
 
 
@@ -91,8 +91,6 @@ def serve(path: str, modules: list[str]) -> dict[str, Any] | None:
     """Fork for each request until stdin ends; return the request, in the process for it."""
     for module in modules:
         importlib.import_module(module)
-    gc.collect()
-    gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -130,6 +128,7 @@ def run(argv: list[str], cwd: str, env: Mapping[str, str], files: list[str]) -> 
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    sys.path[1:2] = env["PYTHONPATH"].split(":") if "PYTHONPATH" in env else []
     if argv[0] == "-m":
         sys.argv, sys.path[0] = argv[1:], cwd
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)

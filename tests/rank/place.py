@@ -12,11 +12,12 @@ from typing import Any
 
 from clusterrun.shared.own_modules import module_argv
 from tests.patience import patience
-from tests.rank.parent import Forked, fork
+from tests.rank.parent import TORCH, WORKER, Forked, fork
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ROOT / "tests" / "node" / "stub"
 REAL = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+PRELOADED = {f"{STUB}:{ROOT}": WORKER, str(ROOT): TORCH}
 ONE = {"CLUSTERRUN_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
 JOIN = "import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('joined')"
 
@@ -85,15 +86,15 @@ class World(Place):
     def start(
         self, rank: int, script: str, **changes: str | None
     ) -> Forked | subprocess.Popen[bytes]:
-        """Start the stand-ins in a Python of their own, the real torch by a parent that has it."""
+        """Have a parent fork a rank with the stand-ins or the real torch, else start a Python."""
         self.write("s.py", script)
         self.spool.mkdir(exist_ok=True)
         given = {**os.environ, "PYTHONPATH": f"{STUB}:{ROOT}", **self.env, "RANK": str(rank)}
         changes = {**changes, "CLUSTERRUN_SPOOL": str(self.spool)}
         env = {name: text for name, text in {**given, **changes}.items() if text is not None}
         argv = ["-m", "clusterrun.rank.worker", "s.py"]
-        if env["PYTHONPATH"] == REAL["PYTHONPATH"]:
-            return fork(argv, cwd=self.path, env=env)
+        if modules := PRELOADED.get(env["PYTHONPATH"] or ""):
+            return fork(argv, cwd=self.path, env=env, modules=modules)
         return subprocess.Popen([sys.executable, *argv], cwd=self.path, env=env)
 
     def run(self, script: str, rank: int = 1, **changes: str | None) -> int:
