@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun.rank.emit import emit, number, rank
-from clusterrun.rank.losses import LossWatch
+from clusterrun.rank.emit import LossWatch, emit, number, rank
 from clusterrun.rank.save_point import CallCounter
 from clusterrun.rank.save_together import Checkpoints
 from clusterrun.shared.checkpoint_files import Checkpoint

@@ -1,4 +1,7 @@
-"""Report what happens in this rank: to the agent with events in the spool, to people on stderr."""
+"""Report what happens in this rank: to the agent with events in the spool, to people on stderr.
+
+The losses that a script reports are watched: whether they change, and whether the last is a number.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ import operator
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from clusterrun.errors import shortened
 from clusterrun.shared.given import OWN_RANK
+
+LOSSES = ("loss", "train_loss")
 
 
 def rank() -> int:
@@ -82,3 +88,54 @@ def number(value: Any) -> Any:
     except Exception:  # noqa: BLE001 - a value of a user's class may raise anything
         return str(type(value).__name__)
     return number if math.isfinite(number) else None  # JSON has no inf or nan
+
+
+class LossWatch:
+    """Counts new losses. A number that is reported again, since no newer one is known, is not new.
+
+    Numbers are read at each report, tensors only when a report is written: reading one may wait for
+    a GPU.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._newest: Any = None
+        self._first = self._last = math.nan
+        self._is_constant = True
+
+    def see(self, metrics: Mapping[str, Any]) -> None:
+        """Take the loss of a report if it is a number."""
+        loss = _loss(metrics)
+        if isinstance(loss, float) and loss is not self._newest:
+            self._newest = loss
+            self._take(loss)
+
+    def see_written(self, metrics: Mapping[str, Any]) -> None:
+        """Take the loss of a report that is written, if `see` did not."""
+        loss = _loss(metrics)
+        if loss is None or isinstance(loss, int | float | str):
+            return
+        try:
+            self._take(float(loss))
+        except Exception:  # noqa: BLE001 - a value of a user's class may raise anything
+            return
+
+    def _take(self, loss: float) -> None:
+        self.count += 1
+        self._first = loss if self.count == 1 else self._first
+        self._is_constant &= loss == self._first
+        self._last = loss
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of the event `losses`."""
+        is_finite = math.isfinite(self._last)
+        return {
+            "count": self.count,
+            "last": self._last if is_finite else None,
+            "is_constant": self._is_constant,
+            "is_finite": is_finite,
+        }
+
+
+def _loss(metrics: Mapping[str, Any]) -> Any:
+    return next((metrics[name] for name in LOSSES if name in metrics), None)

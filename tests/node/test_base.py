@@ -17,7 +17,7 @@ import pytest
 from clusterrun.health.facts import versions
 from clusterrun.health.gpu_answer import Answer, GpuAnswer
 from clusterrun.health.nvml import NvmlGpu
-from clusterrun.node.base import cpus, facts, processes
+from clusterrun.node.base import facts, processes
 from clusterrun.node.base.causes import (
     Cause,
     Ending,
@@ -270,9 +270,9 @@ def test_without_nvml_torch_is_asked_in_a_process_of_its_own(
 
 def test_cpus_are_those_of_the_task() -> None:
     allowed = len(os.sched_getaffinity(0))
-    assert cpus.allocated_cpus({}) == allowed
-    assert cpus.allocated_cpus({"SLURM_CPUS_PER_TASK": "1"}) == 1
-    assert cpus.allocated_cpus({"SLURM_CPUS_PER_TASK": "100000"}) == allowed
+    assert processes.allocated_cpus({}) == allowed
+    assert processes.allocated_cpus({"SLURM_CPUS_PER_TASK": "1"}) == 1
+    assert processes.allocated_cpus({"SLURM_CPUS_PER_TASK": "100000"}) == allowed
 
 
 def test_the_interface_of_an_address_is_found() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node.agent import rest
+from clusterrun.node.agent import leader
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link.handshake import Realm
@@ -51,13 +51,13 @@ def test_the_head_rests_only_beside_the_conductor_of_its_own_run(
     tmp_path: Path, conductor: subprocess.Popen[bytes]
 ) -> None:
     one, pid = attempt(tmp_path), str(conductor.pid)
-    assert rest.conductor(one, {"CLUSTERRUN_BATCH_PID": pid}) == conductor.pid
-    assert rest.conductor(one, {}) == 0
-    assert rest.conductor(one, {"CLUSTERRUN_BATCH_PID": str(os.getpid())}) == 0
+    assert leader.conductor_pid(one, {"CLUSTERRUN_BATCH_PID": pid}) == conductor.pid
+    assert leader.conductor_pid(one, {}) == 0
+    assert leader.conductor_pid(one, {"CLUSTERRUN_BATCH_PID": str(os.getpid())}) == 0
     on_slurm = dataclasses.replace(one, who=dataclasses.replace(one.who, is_local=False))
     for nodes, found in (("n[0-3]", conductor.pid), ("m1,n0", 0), ("", 0)):
         env = {"CLUSTERRUN_BATCH_PID": pid, "SLURM_JOB_NODELIST": nodes}
-        assert rest.conductor(on_slurm, env) == found
+        assert leader.conductor_pid(on_slurm, env) == found
 
 
 @pytest.mark.parametrize(("given", "is_over"), [(2, False), (0, False), (None, False), (2, True)])
@@ -69,13 +69,13 @@ def test_the_first_of_conductor_and_head_decides_whether_agents_continue(
     is_over: bool,
 ) -> None:
     monkeypatch.setenv("CLUSTERRUN_BATCH_PID", str(conductor.pid))
-    monkeypatch.setattr(rest, "WORD_S", 0.2 if given is None else 60.0)
+    monkeypatch.setattr(leader, "WORD_S", 0.2 if given is None else 60.0)
     one = attempt(tmp_path)
 
     async def decided() -> int:
         disk, place = SharedDisk(), Realm(paths=one.paths, attempt=1)
         head = Head(one.who, place, PORTS, 10, decide, disk)
-        resting = asyncio.ensure_future(rest.lead(head, one, disk, lambda: is_over))
+        resting = asyncio.ensure_future(leader.rest(head, one, disk, lambda: is_over))
         assert await asyncio.to_thread(conductor.wait) == 0  # it was woken
         if given is not None:
             pass_on(one.paths, 1, given)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun import runtime
-from clusterrun.rank.losses import LossWatch
+from clusterrun.rank.emit import LossWatch
 from tests.patience import patience
 
 IN_A_RUN = {

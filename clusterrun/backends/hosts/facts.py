@@ -22,7 +22,7 @@ from clusterrun.health.examine import Look, examine
 from clusterrun.health.facts import packages
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
-from clusterrun.node.base.cpus import allocated_cpus
+from clusterrun.node.base.processes import allocated_cpus
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user, user_name
 from clusterrun.shared.finding import Severity

@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from clusterrun.node.agent import rest
 from clusterrun.node.agent.answers import NodeAnswers
 from clusterrun.node.agent.journal import Journal
 from clusterrun.node.agent.launcher import LauncherResult, NodeLauncher
@@ -373,8 +372,10 @@ class Agent:
         if isinstance(link, Member):
             following = await link.rest(is_well=is_well)
         elif is_well:
+            from clusterrun.node.agent.leader import rest
+
             is_over = lambda: self._was_signalled  # noqa: E731
-            following = await rest.lead(link, self._attempt, self._disk, is_over)
+            following = await rest(link, self._attempt, self._disk, is_over)
         return 0 if self._was_signalled else following
 
 

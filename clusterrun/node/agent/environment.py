@@ -11,8 +11,8 @@ from pathlib import Path
 from clusterrun.config.choices import Device
 from clusterrun.launch.environment import spellings
 from clusterrun.launch.plan import LOOPBACK, Precision
-from clusterrun.node.base.cpus import openmp
 from clusterrun.node.base.identity import Attempt
+from clusterrun.node.base.processes import openmp
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool

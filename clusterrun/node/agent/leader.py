@@ -1,16 +1,23 @@
-"""The head's part in an attempt: how the ranks are launched, and what all nodes do then."""
+"""The head's part in an attempt: how the ranks are launched, what all nodes do then, and the rest
+until the next attempt.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterrun.config.choices import Launcher, Preflight
+from clusterrun.errors import ClusterrunError
 from clusterrun.health.compare import differing, findings
 from clusterrun.node.agent.answers import NodeAnswers
 from clusterrun.node.agent.journal import Journal
@@ -36,10 +43,11 @@ from clusterrun.node.recovery.account import Account
 from clusterrun.node.recovery.rules import may_be_shared
 from clusterrun.node.watch import dumps, joins, stacks
 from clusterrun.node.watch.own_signals import named_signals
-from clusterrun.shared import wording
+from clusterrun.rundir.claims import pass_on, passed_on
+from clusterrun.shared import files, wording
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.finding import Severity
-from clusterrun.shared.hostlist import named
+from clusterrun.shared.hostlist import named, parse_hostlist
 
 if TYPE_CHECKING:  # imported once the ranks start
     from clusterrun.node.watch.hangs import HangWatch
@@ -47,6 +55,8 @@ if TYPE_CHECKING:  # imported once the ranks start
     from clusterrun.node.watch.looks import Looks
 
 LOOK_S = 1.0
+WORD_LOOK_S = 0.02
+WORD_S = 60.0  # for the conductor to decide: a silent scheduler or a full disk delays it
 
 
 class Leader:
@@ -227,3 +237,49 @@ class Leader:
         over = f" over {parameters.interface}" if parameters.interface else ""
         text = f"{world}, rendezvous at {where}{over}, precision {parameters.precision}"
         self._journal.say(text, tell=False)
+
+
+async def rest(head: Head, attempt: Attempt, disk: SharedDisk, is_over: Callable[[], bool]) -> int:
+    """Have all agents rest; return the number of the next attempt, 0 if they leave.
+
+    The conductor decides meanwhile. It and the head are on one machine, so that each sees at once
+    what the other writes. Nothing of an attempt is left while its agents rest.
+    """
+    pid = conductor_pid(attempt, os.environ)
+    if not pid or not await head.all_rest():
+        return 0
+    following = 0
+    with contextlib.suppress(OSError):
+        await disk.do(partial(files.create, attempt.paths.rests(attempt.number)))
+        os.kill(pid, signal.SIGURG)
+        following = await _word(head, attempt, disk, is_over)
+    if not head.is_whole or is_over():
+        return 0  # a conductor that passed the attempt on starts it in another step
+    if following:
+        head.send_again(following)
+    return following
+
+
+async def _word(head: Head, attempt: Attempt, disk: SharedDisk, is_over: Callable[[], bool]) -> int:
+    """Wait for what the conductor decides; if it takes too long, leave. Raises OSError."""
+    until = time.monotonic() + WORD_S
+    while time.monotonic() < until and head.is_whole and not is_over():
+        found = await disk.do(partial(passed_on, attempt.paths, attempt.number))
+        if found is not None:
+            return found
+        await asyncio.sleep(WORD_LOOK_S)
+    return await disk.do(partial(pass_on, attempt.paths, attempt.number, 0))
+
+
+def conductor_pid(attempt: Attempt, env: Mapping[str, str]) -> int:
+    """Return the conductor's pid if it is on this machine, else 0.
+
+    If the job's first node is left out, or in a container, another process may have this number.
+    """
+    pid, who = env.get("CLUSTERRUN_BATCH_PID", ""), attempt.who
+    with contextlib.suppress(OSError, ClusterrunError):
+        nodes = [who.node] if who.is_local else parse_hostlist(env.get("SLURM_JOB_NODELIST", ""))
+        words = os.fsdecode(Path("/proc", pid, "cmdline").read_bytes()).split("\0")
+        is_beside = nodes[0] == who.node and attempt.paths.root in map(Path, words)
+        return int(pid) if pid.isdigit() and is_beside else 0
+    return 0

@@ -26,9 +26,9 @@ from clusterrun.node.agent.launcher import (
 )
 from clusterrun.node.base import facts
 from clusterrun.node.base.causes import Cause, NodeError, NodeExit
-from clusterrun.node.base.cpus import allocated_cpus
 from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.base.ports import Ports, candidate_ports, free_port
+from clusterrun.node.base.processes import allocated_cpus
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.forge.handle import Forge

@@ -1,4 +1,4 @@
-"""Adopt, watch and kill the processes of a job on this node."""
+"""Adopt, watch and kill the processes of a job on this node, and divide its CPUs among them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -211,3 +211,20 @@ def reap_adopted(besides: Collection[int]) -> None:
             if ended.si_pid in besides:
                 return
             os.waitpid(ended.si_pid, 0)
+
+
+def allocated_cpus(env: Mapping[str, str]) -> int:
+    """Count the CPUs that this node's task may use."""
+    text = env.get("SLURM_CPUS_PER_TASK", "")
+    allowed = len(os.sched_getaffinity(0))
+    return min(int(text), allowed) if text.isdigit() and int(text) else allowed
+
+
+def openmp(
+    names: Collection[str], cpus: int, *, ranks: int, simulated_nodes: int = 1
+) -> dict[str, str]:
+    """Return the number of threads as OpenMP reads it; {} if it is among the job's variables."""
+    if "OMP_NUM_THREADS" in names:
+        return {}
+    # The nodes that are simulated share one machine.
+    return {"OMP_NUM_THREADS": str(max(1, cpus // (ranks * simulated_nodes)))}

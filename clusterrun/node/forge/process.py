@@ -22,8 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clusterrun.node.base.cpus import allocated_cpus, openmp
-from clusterrun.node.base.processes import die_with_parent, open_pidfd
+from clusterrun.node.base.processes import allocated_cpus, die_with_parent, open_pidfd, openmp
 from clusterrun.node.forge import launcher_variables, preload, ranks, store
 from clusterrun.node.forge.begin import receive, send
 from clusterrun.node.forge.preload import Closed, fork

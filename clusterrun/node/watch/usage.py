@@ -16,9 +16,8 @@ from typing import Any, Final
 from clusterrun.health.cgroup import MemoryGroup, own_group
 from clusterrun.health.load import counts, own_memory
 from clusterrun.health.nvml import NvmlGpu
-from clusterrun.node.base.cpus import allocated_cpus
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.base.processes import descendants
+from clusterrun.node.base.processes import allocated_cpus, descendants
 from clusterrun.node.watch.gpus import Gpus
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import (
