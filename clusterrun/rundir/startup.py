@@ -98,7 +98,8 @@ def read_start(paths: RunPaths, attempt: int) -> tuple[dict[Phase, float], str]:
     for head in read_world(paths, attempt)[:1]:
         for event in read_first(paths.events(head), attempt, EventType.STEP):
             if phase := ENDED_BY.get(event.type):
-                ends[phase] = event.at if phase is Phase.LAUNCHER else ends.get(phase, event.at)
+                known = ends.get(phase) or event.at  # ranks' events are in no order
+                ends[phase] = max(known, event.at) if phase is Phase.LAUNCHER else known
             if event.type is EventType.STARTED:
                 ends |= {Phase.QUEUE: event.job_start, Phase.STAGE: event.staged_at}
             elif event.type is EventType.NOT_FORKED:
