@@ -216,11 +216,7 @@ RULES = ("list what you may use: sacctmgr show associations user=$USER format=ac
 LIMITS = ("partition 'low' allows at most infinite", "partition 'main' allows at most 1-00:00:00")
 THERE = ("choose one of the partitions here: low, main",)
 REFUSALS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
-    (
-        f"{FAILED}Invalid partition name specified",
-        1,
-        ("choose one of the partitions here: low, main",),
-    ),
+    (f"{FAILED}Invalid partition name specified", 1, THERE),
     (f"{FAILED}Requested node configuration is not available", 1, HAS),
     (f"{FAILED}Node count specification invalid", 1, HAS),
     (f"{FAILED}Requested partition configuration not available now", 1, HAS),
