@@ -128,13 +128,6 @@ def test_the_nth_lines_of_equal_shape_of_each_rank_find_each_other() -> None:
     assert fold(*shards) == ["[0 1 2] shard 1", "[0 1 2] shard 2", "[0 1 2] shard 3"]
 
 
-def test_streams_are_kept_apart() -> None:
-    folded = Folded()
-    for rank in range(3):
-        folded.feed(rank, "a", stream="oe"[rank % 2])
-    assert folded.drain() == ["0 a", "1 a", "2 a"]
-
-
 def test_agents_are_counted_by_node() -> None:
     written: list[tuple[int, list[int]]] = []
     folding = Dedup(

@@ -234,10 +234,6 @@ def test_lost_bytes_are_told_in_their_place_and_end_the_line() -> None:
     ]
 
 
-def test_records_that_are_no_lines_are_not_shown() -> None:
-    assert View().show((None, "z", b"0 done"), (0, "g", b"damaged")) == []
-
-
 def test_copies_are_one_line_that_says_how_many_and_how_far_apart() -> None:
     view = View(nodes=("n1", "n10"), world_size=80, dedup=True)
     for rank in range(7):
