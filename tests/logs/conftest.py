@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.logs.runs import ended, here
-from tests.logs.sampled import run
+from tests.logs.runs import ended, here, run
 
 __all__ = ["ended", "here", "run"]

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from clusterrun.cli.logs.request import parse_moment
 from clusterrun.errors import UsageError
 from tests.logs.corpus import T0, raw, write_side_file
-from tests.logs.runs import LogsCommand
-from tests.logs.sampled import SECOND
+from tests.logs.runs import SECOND, LogsCommand
 
 
 def shown(run: LogsCommand, *args: str) -> list[str]:

@@ -16,7 +16,7 @@ from clusterrun.logformat.literals import required_literals
 from clusterrun.logs import text
 from clusterrun.logs.blocks import find_stretches
 from tests.logs.corpus import line, raw
-from tests.logs.strategies import contents
+from tests.logs.reading import contents
 
 
 @pytest.mark.parametrize("module", [lines, text])

@@ -18,8 +18,7 @@ from clusterrun.logs.files import FileKind
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import Part, Source
 from tests.logs.corpus import T0, raw, texts
-from tests.logs.reading import blocks_of, sources, whole, write
-from tests.logs.strategies import CORPORA, as_whole, merged, parsed
+from tests.logs.reading import CORPORA, as_whole, blocks_of, merged, parsed, sources, whole, write
 from tests.patience import patience
 
 BLOCKS = st.integers(1, 200)

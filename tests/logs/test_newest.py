@@ -15,8 +15,7 @@ from clusterrun.logs.files import FileKind, OpenFiles
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import Part
 from tests.logs.corpus import T0, raw, texts
-from tests.logs.reading import blocks_of, last, newest, sources, whole, write
-from tests.logs.strategies import CORPORA
+from tests.logs.reading import CORPORA, blocks_of, last, newest, sources, whole, write
 
 BLOCKS = st.integers(1, 200)
 

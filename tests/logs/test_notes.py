@@ -7,8 +7,7 @@ import pytest
 from clusterrun.rundir.outcome import Cause
 from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw, write_side_file
-from tests.logs.runs import LogsCommand
-from tests.logs.sampled import SECOND
+from tests.logs.runs import SECOND, LogsCommand
 
 
 def write_errors(run: LogsCommand, node: str, *errors: tuple[int, int, str]) -> None:

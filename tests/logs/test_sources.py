@@ -19,8 +19,7 @@ from clusterrun.node.forward.logfile import NodeLog as AgentLog
 from clusterrun.node.forward.stamp import Piece
 from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, choose_sources, raw, texts, write_log
-from tests.logs.reading import blocks_of, newest, write
-from tests.logs.strategies import contents
+from tests.logs.reading import blocks_of, contents, newest, write
 
 ERRORS = Query(errors=True)
 
