@@ -17,7 +17,7 @@ from clusterrun.config.document import Document, parse_document
 from clusterrun.config.files import PROJECT_FILE, FoundFiles, find_files
 from clusterrun.config.keys import BY_KEY
 from clusterrun.config.load import resolve
-from clusterrun.config.resolved import Row
+from clusterrun.config.settings import Row
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.shared.wording import nearest
 

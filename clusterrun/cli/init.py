@@ -21,7 +21,7 @@ from clusterrun.backends.slurm.site import (
 )
 from clusterrun.cli.shared import complete, output
 from clusterrun.config.files import PROJECT_FILE
-from clusterrun.config.resolved import yaml_text
+from clusterrun.config.settings import yaml_text
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.rundir.record import current_user

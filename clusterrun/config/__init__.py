@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clusterrun.config.load import Given, adopt_spec, load_again, load_spec
-    from clusterrun.config.resolved import Resolved
-    from clusterrun.config.settings import Origin
+    from clusterrun.config.settings import Origin, Resolved
 
 __all__ = ["Given", "Origin", "Resolved", "adopt_spec", "load_again", "load_spec"]
 
-_HOMES = {"Origin": "settings", "Resolved": "resolved"}
+_HOMES = {"Origin": "settings", "Resolved": "settings"}
 
 
 def __getattr__(name: str) -> Any:

@@ -17,13 +17,13 @@ from clusterrun.config.keys import (
     hint_for_key,
     key_of_word,
 )
-from clusterrun.config.resolved import Resolved
 from clusterrun.config.secrets import secret_arguments
 from clusterrun.config.settings import (
     BUILT_IN,
     Anchor,
     ConfigFile,
     Origin,
+    Resolved,
     Setting,
     interpret_at,
     located,

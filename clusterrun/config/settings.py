@@ -1,14 +1,16 @@
-"""One value of one field, its origin, and the file that it may come from."""
+"""A value, its origin and its file; and the resolved configuration with all origins."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
 
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_NAME
-from clusterrun.config.values import Raw, anchored, interpret
+from clusterrun.config.spec import FIELDS, JobSpec
+from clusterrun.config.values import Raw, anchored, interpret, written
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.wording import count
 
@@ -127,3 +129,163 @@ def located(error: UsageError, where: str | None) -> UsageError:
     if where is None:
         return error
     return ConfigError(error.message, hint=error.hints, cause=error.cause, where=where)
+
+
+# The resolved configuration
+
+_PLAIN: Final = r"[A-Za-z/][A-Za-z0-9_/.-]*\Z"
+# Words that some YAML readers do not read as text.
+_YAML_WORDS: Final = frozenset(
+    {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
+)
+_BARE: Final = (Kind.COUNT, Kind.NUMBER, Kind.REAL, Kind.FLAG)
+_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+
+
+Plain = str | float | bool | list[str] | None  # a value for JSON
+
+
+class Row(NamedTuple):
+    """One value for people: its key, its text on one line, its origin.
+
+    `value` is the one for JSON; it and `text` are None if the value is not set.
+    """
+
+    key: str
+    value: Plain
+    text: str | None
+    origin: str
+
+
+class Resolved(NamedTuple):
+    """A JobSpec with the origins of its values.
+
+    `origins` contains every key of FIELDS, and `env.NAME` for each name of a mapping. `project_dir`
+    is the directory of the project's clusterrun.yaml, or else `cwd`. `files`: those that were
+    read, highest first. `notes` are warnings for the user.
+    """
+
+    spec: JobSpec
+    origins: Mapping[str, Origin]
+    project_dir: Path
+    cwd: Path
+    profile: str | None = None
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> Iterator[Row]:
+        """Return every value in the order of FIELDS, each name of a mapping separately."""
+        for field in FIELDS:
+            value = getattr(self.spec, field.name)
+            if field.kind is Kind.MAPPING:
+                for name, text in sorted(value.items()):
+                    yield self._row(f"{field.key}.{name}", text)
+            else:
+                yield self._row(field.key, _plain_value(field, value))
+
+    def _row(self, key: str, value: Any) -> Row:
+        text = None if value is None else _one_line(value)
+        return Row(key=key, value=value, text=text, origin=str(self.origins[key]))
+
+    def to_yaml(self) -> str:
+        """Return resolved.yaml: a configuration file of the same values, in one mapping.
+
+        Values of one section and origin share a line, which ends with the origin. Equal specs and
+        origins give equal bytes; unprintable characters are escaped.
+        """
+        what = "# The configuration, with origins. Relative paths are relative to"
+        lines = [f"{what} {_comment(str(self.cwd))}"]
+        lines += [f"# profile {_comment(self.profile)}"] if self.profile else []
+        top: dict[str, list[str]] = {}
+        parted: list[str] = []
+        for section, fields in _by_section().items():
+            own = self._by_origin(fields)
+            if not section:
+                top = own
+            elif len(own) == 1:
+                text = ", ".join(own[next(iter(own))])
+                top.setdefault(next(iter(own)), []).append(f"{section}: {{{text}}}")
+            else:
+                parted += _rows(own, f"{section}: {{", "}")
+        return "\n".join((*lines, *_rows(top, "{"), *parted, "}")) + "\n"
+
+    def _by_origin(self, fields: Sequence[Field]) -> dict[str, list[str]]:
+        groups: dict[str, list[str]] = {}
+        for field in fields:
+            if (value := getattr(self.spec, field.name)) is not None:
+                text = f"{field.key.rpartition('.')[2]}: {_flow_text(field, value)}"
+                groups.setdefault(_comment(self._origin(field, value)), []).append(text)
+        return groups
+
+    def _origin(self, field: Field, value: Any) -> str:
+        names = [f"{field.key}.{name}" for name in value] if field.kind is Kind.MAPPING else []
+        return ", ".join(dict.fromkeys(str(self.origins[key]) for key in names or [field.key]))
+
+
+def _rows(groups: Mapping[str, Sequence[str]], start: str, end: str = "") -> Iterator[str]:
+    """Yield a line for each origin; `end` is after the last value."""
+    for left, (origin, texts) in enumerate(groups.items(), 1 - len(groups)):
+        yield f"{start}{', '.join(texts)}{'' if left else end},  # {origin}"
+        start = "  "
+
+
+def _by_section() -> Mapping[str, Sequence[Field]]:
+    sections: dict[str, list[Field]] = {"": []}
+    for field in FIELDS:
+        sections.setdefault(field.key.rpartition(".")[0], []).append(field)
+    return sections
+
+
+def _plain_value(field: Field, value: Any) -> Plain:
+    """Return a value for JSON: times as text, lists and numbers unchanged."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if value is None or field.kind in _BARE:
+        return cast(Plain, value)
+    raw = written(field, value)
+    return raw if isinstance(raw, str) else list(raw)
+
+
+def _one_line(value: str | float | bool | list[str]) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(yaml_text(text) for text in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _comment(str(value)) or '""'
+
+
+def _flow_text(field: Field, value: Any) -> str:
+    """Return a value as YAML on one line."""
+    raw = written(field, value)
+    if isinstance(raw, Mapping):
+        pairs = (f"{yaml_text(key)}: {yaml_text(text)}" for key, text in sorted(raw.items()))
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(raw, tuple):
+        return "[" + ", ".join(yaml_text(text) for text in raw) + "]"
+    return raw if field.kind in _BARE else yaml_text(raw)
+
+
+def yaml_text(text: str) -> str:
+    r"""Return a text as a YAML scalar that every reader reads as text.
+
+    >>> yaml_text("train.py"), yaml_text("no"), yaml_text("a: b\n")
+    ('train.py', '"no"', '"a: b\\n"')
+    """
+    if re.match(_PLAIN, text) and text.lower() not in _YAML_WORDS:
+        return text
+    return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _comment(text: str) -> str:
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+import clusterrun
 from clusterrun.cli.main import group, main
 from clusterrun.cli.shared.options import (
     JobCommand,
@@ -97,6 +98,22 @@ VALUES = {
     **{"stage": "auto", "network": "efa", "dependency": "afterok:1", "port_range": "4000-5000"},
     **{"preload": "yaml", "health_command": "true", "mem_per_cpu": "4G", "mem_per_gpu": "4G"},
 }
+
+
+OF_SLURM = re.compile(r"slurm|passed_on|sbatch|quoting|spellings|config.spec")
+
+
+def test_no_text_names_a_former_option() -> None:
+    package = Path(clusterrun.__file__).parent
+    names = "|".join(name for name in FORMER if name.startswith("--"))
+    former = re.compile(rf"(?<![\w-])(?:{names})(?! host)(?![\w-])")  # a container's --network host
+    found = [
+        f"{path}: {name}"
+        for path in [*package.rglob("*.py"), *package.rglob("*.yaml")]
+        if not OF_SLURM.search(str(path.relative_to(package)))
+        for name in former.findall(path.read_text())
+    ]
+    assert found == []
 
 
 def test_several_former_options_are_answered_at_once(here: CommandLine) -> None:

@@ -11,7 +11,7 @@ from clusterrun.config import Given
 from clusterrun.config.fields import Kind
 from clusterrun.config.keys import BY_NAME
 from clusterrun.config.parallel import FIELDS as PARALLEL
-from clusterrun.config.resolved import yaml_text
+from clusterrun.config.settings import yaml_text
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from tests.config.conftest import Workplace

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.config import resolved, secrets, values
+from clusterrun.config import secrets, settings, values
 from clusterrun.config.secrets import (
     REDACTED,
     SHORTEST,
@@ -21,7 +21,7 @@ from clusterrun.config.secrets import (
 )
 
 
-@pytest.mark.parametrize("module", [resolved, secrets, values])
+@pytest.mark.parametrize("module", [secrets, settings, values])
 def test_documented_examples_hold(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]  # a module is what it takes
     assert result.attempted > 0

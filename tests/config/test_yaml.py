@@ -17,9 +17,8 @@ from clusterrun.config.document import ConfigFile, parse_document
 from clusterrun.config.fields import Kind
 from clusterrun.config.files import FoundFiles
 from clusterrun.config.load import resolve
-from clusterrun.config.resolved import yaml_text
 from clusterrun.config.secrets import is_secret
-from clusterrun.config.settings import Anchor
+from clusterrun.config.settings import Anchor, yaml_text
 from clusterrun.config.spec import FIELDS, JobSpec, MixedPrecision, Strategy
 from tests.config.conftest import Workplace
 
