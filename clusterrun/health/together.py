@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import statistics
 from collections import Counter
@@ -10,13 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from clusterrun.health.compare import differences
-from clusterrun.health.medians import slow
 from clusterrun.health.reports import GroupReport, NodeReport, Share
 from clusterrun.shared.finding import Finding, fail, note, ok, skip
 from clusterrun.shared.hostlist import named, natural_key
 from clusterrun.shared.wording import count
 
 CLOCK_S: Final = 1.0  # logs of several nodes are hard to compare by eye beyond this
+_LEAST_OF_TWO: Final = 0.5  # of two nodes, either may be the slow one
 OF_ALL: Final = "net.reduce"  # one node may make it fail on the others
 _MEET: Final = "net.meet"
 OTHER: Final = "choose a directory that all nodes share with --run-dir"
@@ -191,3 +192,29 @@ def _clock(shares: Mapping[str, Share]) -> Finding:
     upto = "up to " if len(off) > 1 else ""
     text = f"{named(list(off))}: {upto}{abs(worst):.1f} s {side} the other nodes"
     return note(name, text, "tell the administrator; look there with: chronyc tracking")
+
+
+def slow(values: Mapping[str, float], least: float = 0.75) -> dict[str, float]:
+    """Return the nodes below `least` of the median of the others, with their share of it.
+
+    The slowest comes first. Values that are not finite are left out.
+
+    >>> slow({"n1": 100.0, "n2": 98.0, "n3": 50.0, "n4": 102.0})
+    {'n3': 0.5}
+    >>> slow({"n1": 100.0, "n2": 70.0})
+    {}
+    """
+    ordered = sorted((value, node) for node, value in values.items() if math.isfinite(value))
+    limit = least if len(ordered) > 2 else min(least, _LEAST_OF_TWO)
+    found = {}
+    for place, (value, node) in enumerate(ordered[: len(ordered) // 2]):
+        middle = ordered[_middle_without(place, len(ordered))][0]
+        if middle > 0 and value / middle < limit:
+            found[node] = value / middle
+    return found
+
+
+def _middle_without(place: int, size: int) -> int:
+    """Return the place of the (lower) median of a sorted list's other numbers."""
+    middle = (size - 2) // 2
+    return middle + (middle >= place)

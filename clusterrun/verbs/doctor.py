@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.machine_facts import choose_cluster
@@ -144,6 +144,9 @@ class Subject:
         asked = self.resolved.spec.cluster if self.resolved else Cluster.AUTO
         if not (answer := choose_cluster(asked).scheduler.reads_sbatch):
             raise UnknownError("no sbatch here" if asked is Cluster.AUTO else answer)
+
+
+Probe = Callable[[Subject], Finding]
 
 
 def subject_of(load: Callable[[], Resolved]) -> Subject:
@@ -321,14 +324,11 @@ def _submit(job: Subject) -> Finding:
     return ok("slurm.submit", f"sbatch accepts the job{when}")
 
 
-class Probe(NamedTuple):
-    """A check: its id, and how it looks."""
-
-    id: str
-    look: Callable[[Subject], Finding]
+def _of_machine(names: str) -> dict[str, Probe]:
+    return {name: partial(_quick, name) for name in names.split()}
 
 
-_LOOKS: Final[dict[str, Callable[[Subject], Finding]]] = {
+_LOOKS: Final[dict[str, Probe]] = {
     "config.files": _files,
     "config.job": _job,
     "env.left_over": _left_over,
@@ -342,26 +342,14 @@ _LOOKS: Final[dict[str, Callable[[Subject], Finding]]] = {
     "cuda.driver": lambda job: cuda.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
     "cuda.toolkit": _toolkit,
     "cuda.nccl": _nccl,
-    "gpu.count": partial(_quick, "gpu.count"),
-    "gpu.ecc": partial(_quick, "gpu.ecc"),
-    "gpu.throttle": partial(_quick, "gpu.throttle"),
-    "gpu.foreign": partial(_quick, "gpu.foreign"),
-    "gpu.xid": partial(_quick, "gpu.xid"),
-    "gpu.links": partial(_quick, "gpu.links"),
+    **_of_machine("gpu.count gpu.ecc gpu.throttle gpu.foreign gpu.xid gpu.links"),
     "path.runs": _runs,
     "path.disk": partial(_quick, "path.disk"),
     "path.inodes": partial(_quick, "path.inodes"),
     "path.quota": lambda _: paths.quota(),
-    "node.shm": partial(_quick, "node.shm"),
-    "node.memory": partial(_quick, "node.memory"),
-    "node.files": partial(_quick, "node.files"),
-    "node.memlock": partial(_quick, "node.memlock"),
-    "node.processes": partial(_quick, "node.processes"),
-    "node.tmp": partial(_quick, "node.tmp"),
+    **_of_machine("node.shm node.memory node.files node.memlock node.processes node.tmp"),
     "node.site": _site,
-    "net.interface": partial(_quick, "net.interface"),
-    "net.ports": partial(_quick, "net.ports"),
-    "net.name": partial(_quick, "net.name"),
+    **_of_machine("net.interface net.ports net.name"),
     "slurm.client": _client,
     "slurm.controller": lambda job: job.controller,
     "slurm.version": lambda job: slurm.version(job.site),
@@ -374,16 +362,15 @@ _LOOKS: Final[dict[str, Callable[[Subject], Finding]]] = {
 }
 
 
-def probes() -> list[Probe]:
-    """Return all checks, those with a file of their own last."""
-    own = [Probe(name, partial(_quick, name)) for name in own_checks()]
-    return [*(Probe(name, look) for name, look in _LOOKS.items()), *own]
+def probes() -> dict[str, Probe]:
+    """Return all checks by id, those with a file of their own last."""
+    return {**_LOOKS, **_of_machine(" ".join(own_checks()))}
 
 
 def places(name: str) -> Iterator[str]:
     """Yield where a check runs, in words."""
     needs = Needs(runs=Path(), gpus=())
-    is_here = name in _LOOKS or name in own_checks()
+    is_here = name in probes()
     if is_here:
         is_guess = name.startswith(_OF_THIS_MACHINE)
         but = "; if the job runs on Slurm, a failure here is a note" if is_guess else ""
@@ -394,13 +381,13 @@ def places(name: str) -> Iterator[str]:
         yield "the nodes of each job, before the ranks start and after a failure: the preflight"
 
 
-def chosen(only: Sequence[str], without: Sequence[str]) -> list[Probe]:
+def chosen(only: Sequence[str], without: Sequence[str]) -> dict[str, Probe]:
     """Return the checks whose id begins with one of `only`, and with none of `without`."""
     for prefix in (*only, *without):
         if not any(name.startswith(prefix) for name in pages()):
             hint = "list them with: clusterrun explain all"
             raise UsageError(f"no check begins with '{prefix}'", hint=hint)
-    return [probe for probe in probes() if is_chosen(probe.id, only, without)]
+    return {name: each for name, each in probes().items() if is_chosen(name, only, without)}
 
 
 def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:
@@ -408,9 +395,9 @@ def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:
     return name.startswith(tuple(only) or "") and not name.startswith(tuple(without))
 
 
-def examine(job: Subject, probes: Iterable[Probe]) -> list[Finding]:
+def examine(job: Subject, probes: Mapping[str, Probe]) -> list[Finding]:
     """Run checks of a job."""
-    looks: dict[str, Look] = {probe.id: partial(probe.look, job) for probe in probes}
+    looks: dict[str, Look] = {name: partial(probe, job) for name, probe in probes.items()}
     late = {"path.runs": paths.slow(job.runs)} if job.prepared else {}
     found = side_by_side(looks, DEADLINE_S, alone=ALONE, late=late)
     return [_for_job(each, job) for each in found]

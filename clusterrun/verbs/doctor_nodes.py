@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Final
 
 from clusterrun.health.compare import merged, to_exclude
@@ -18,12 +18,12 @@ from clusterrun.verbs.smoke import Smoke
 HERE: Final = ("config.", "env.", "python.", "slurm.", "path.runs", "path.quota")
 
 
-def examine_here(job: Subject, probes: Iterable[Probe]) -> list[Finding]:
+def examine_here(job: Subject, probes: Mapping[str, Probe]) -> list[Finding]:
     """Run the checks that concern this machine; the nodes run the others.
 
     Whether they see the directory of the runs will be known: a guess is only noted.
     """
-    found = examine(job, (probe for probe in probes if probe.id.startswith(HERE)))
+    found = examine(job, {name: each for name, each in probes.items() if name.startswith(HERE)})
     return [_as_guess(each) for each in found]
 
 

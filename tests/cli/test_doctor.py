@@ -87,7 +87,7 @@ def test_on_a_healthy_machine_nothing_fails(well: CommandLine) -> None:
     assert {each["status"] for each in found.values()} <= {"ok", "note", "skip"}
     sure = {name for name in found if name.split(".")[0] in ("config", "env", "python", "slurm")}
     assert {found[name]["status"] for name in sure | {"cuda.driver", "cuda.toolkit"}} == {"ok"}
-    assert list(found) == [probe.id for probe in doctor.probes()]
+    assert list(found) == [*doctor.probes()]
     assert well.files() == ["train.py"], "nothing is written"
 
 

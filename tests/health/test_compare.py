@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.health import compare, medians
+from clusterrun.health import compare, together
 from clusterrun.health.compare import differences, merged, to_exclude
 from clusterrun.health.facts import facts
-from clusterrun.health.medians import slow
+from clusterrun.health.together import slow
 from clusterrun.shared.finding import Finding, Severity, fail, note, ok, skip
 
 MANY = [f"n{number:04}" for number in range(1000)]
 
 
-@pytest.mark.parametrize("module", [compare, medians])
+@pytest.mark.parametrize("module", [compare, together])
 def test_the_examples_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 

@@ -23,7 +23,6 @@ from clusterrun.health import (
     gpu_answer,
     gpus,
     machine,
-    medians,
     network,
     paths,
     reports,
@@ -38,7 +37,7 @@ from clusterrun.verbs import doctor
 from tests.checkout import ROOT
 
 SOURCES = [*Path(machine.__file__).parent.rglob("*.py"), Path(slurm.__file__)]
-OF_THIS_MACHINE = [probe.id for probe in doctor.probes()]
+OF_THIS_MACHINE = [*doctor.probes()]
 
 
 def size(number: int) -> str:
@@ -53,7 +52,7 @@ def seconds(number: float) -> str:
     return f"{number:g} s"
 
 
-LEAST: Final = inspect.signature(medians.slow).parameters["least"].default
+LEAST: Final = inspect.signature(together.slow).parameters["least"].default
 # What the pages say of the numbers, and words with digits in them that are no limits of ours.
 NUMBERS: Final = {
     "cuda.driver": [
@@ -92,7 +91,7 @@ NUMBERS: Final = {
     "net.ports": [f"{network.TRIED} ports"],
     "slurm.client": [*slurm.NEEDED, *slurm.USEFUL],
     "slurm.version": ["{}.{:02}".format(*slurm.OLDEST)],
-    "node.compute": [seconds(trial.COMPUTE_S), share(LEAST), share(medians._LEAST_OF_TWO)],
+    "node.compute": [seconds(trial.COMPUTE_S), share(LEAST), share(together._LEAST_OF_TWO)],
     "path.visible": [seconds(reports.SEEN_S)],
     "net.reduce": [seconds(gemm.TIMEOUT_S)],
     "same.hardware": [share(compare._CLOSE)],
@@ -173,7 +172,7 @@ def test_a_file_adds_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     needs = Needs(runs=tmp_path)
     for looks in (quick_looks(needs), all_looks(needs)):
         assert str(looks["node.mine"]()) == f"node.mine: bad in {tmp_path}; hint: mend it"
-    assert "node.mine" in [probe.id for probe in doctor.probes()]
+    assert "node.mine" in [*doctor.probes()]
     assert len(list(doctor.places("node.mine"))) == 3
     page = next(page for page in explanations.pages(explanations.CHECK) if page.id == "node.mine")
     assert (page.summary, page.rows[0]) == ("looks at a thing", ("FAIL if", "it is bad"))
