@@ -5,6 +5,7 @@ An import of torch takes seconds of a processor, a fork takes none: so does the 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -12,6 +13,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -75,6 +77,7 @@ def fork(
 def _parent(modules: tuple[str, ...]) -> Path:
     """Start a parent, which ends with this process; return its directory."""
     home = Path(tempfile.mkdtemp(prefix="clusterrun-parent-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     parent = subprocess.Popen(
         [sys.executable, "-m", "tests.rank.parent", str(home / "socket"), *modules],
         cwd=ROOT,
