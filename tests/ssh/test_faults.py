@@ -149,20 +149,6 @@ def test_a_link_that_is_cut_for_a_while_changes_nothing(
 
 @pytest.mark.long
 @pytest.mark.torch
-@BOTH
-def test_the_submitting_machine_may_crash(
-    hosts: Hosts, reference: Reference, is_shared: bool
-) -> None:
-    with_and_without_shared(hosts, is_shared)
-    job = submit(hosts, PAIR)
-    hosts.crash(LAPTOP)
-    wait_for((job.training.root / "end.json").exists, "the end")
-    hosts.boot(LAPTOP)
-    ends_equal(job, reference, 1)
-
-
-@pytest.mark.long
-@pytest.mark.torch
 def test_a_lost_courier_costs_one_attempt(hosts: Hosts, reference: Reference) -> None:
     """Once the courier itself is killed, once only the connection to it."""
     job = submit(hosts, PAIR, *RESTARTS)

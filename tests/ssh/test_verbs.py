@@ -166,17 +166,6 @@ def test_a_run_resumes_on_hosts_that_have_it(bench: Bench) -> None:
 
 
 @pytest.mark.long
-def test_the_time_limit_saves_and_continues(bench: Bench) -> None:
-    job_id = bench.submit(*TWO, "--time", "1", "train_lm.py", *ENDLESS)
-    wait_for(lambda: bench.status(job_id)["attempt"] == 2, "the second attempt")
-    first = bench.status(job_id)["attempts"][0]
-    assert first["checkpoint"]
-    bench.wait_for_step(job_id, first["checkpoint"] + 1)
-    bench.do("cancel", job_id)
-    assert bench.wait_for_end(job_id) == "CANCELLED"
-
-
-@pytest.mark.long
 def test_two_projects_run_on_the_same_hosts(bench: Bench) -> None:
     other = bench.project.replace("proj", "two")
     bench.hosts.laptop.run(["mkdir", other], check=True)
