@@ -13,8 +13,7 @@ from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.health.nvml import NO_DRIVER
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, bad, fail, note, ok, skip
-from clusterrun.shared.versions import parse_version
-from clusterrun.shared.wording import count
+from clusterrun.shared.wording import count, parse_version
 
 DRIVER: Final = Path("/proc/driver/nvidia/version")
 TOOLKIT: Final = Path("/usr/local/cuda")

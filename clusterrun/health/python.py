@@ -14,8 +14,7 @@ from clusterrun.launch.packages import too_old_text
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, bad, ok, skip
 from clusterrun.shared.installed import versions_in
-from clusterrun.shared.versions import dotted
-from clusterrun.shared.wording import missing_text
+from clusterrun.shared.wording import dotted, missing_text
 
 _CUDA: Final = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE)
 

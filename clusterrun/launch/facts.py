@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from clusterrun.config.choices import Cluster, Starter
 from clusterrun.config.hosts import HostList
-from clusterrun.shared.versions import parse_version
+from clusterrun.shared.wording import parse_version
 
 
 class Interpreter(NamedTuple):

@@ -10,8 +10,7 @@ from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts, Interpreter
 from clusterrun.launch.inputs import runs_in_container
-from clusterrun.shared.versions import dotted, parse_version
-from clusterrun.shared.wording import missing_text
+from clusterrun.shared.wording import dotted, missing_text, parse_version
 
 _OTHER = "or name another interpreter with --python"
 

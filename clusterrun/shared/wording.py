@@ -1,4 +1,4 @@
-"""Parts of sentences."""
+"""Parts of sentences, and numbers of versions."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
     found = difflib.get_close_matches(name, list(candidates), n=1)
     return found[0] if found else None
+
+
+def parse_version(text: str) -> tuple[int, int] | None:
+    """Return the major and minor part of a version; None for any other text."""
+    parts = text.split(".")
+    if len(parts) < 2 or not (parts[0].isdecimal() and parts[1].isdecimal()):
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def dotted(version: tuple[int, int]) -> str:
+    """Write a version as `parse_version` reads it."""
+    return f"{version[0]}.{version[1]}"

@@ -17,7 +17,7 @@ from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
 from clusterrun.shared.given import noting_changes
-from clusterrun.shared.versions import parse_version
+from clusterrun.shared.wording import parse_version
 
 # They stand for what other nodes may have otherwise, or what is secret.
 _RUN_DIR, _WORKDIR, _PATH, _COPY = "<run dir>", "<working directory>", "<PYTHONPATH>", "<copy of> "
