@@ -88,7 +88,9 @@ def refusal(parse: Callable[[], object]) -> str:
 
 
 def test_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(hostlist) == (0, 6)
+    result = doctest.testmod(hostlist)
+    assert result.attempted >= 4
+    assert result.failed == 0
 
 
 def test_lists_of_every_shape_are_expanded_and_folded() -> None:

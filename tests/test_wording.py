@@ -9,5 +9,6 @@ from clusterrun.shared import wording
 
 def test_a_number_stands_with_its_noun() -> None:
     result = doctest.testmod(wording)
-    assert (result.failed, result.attempted) == (0, 2)
+    assert result.failed == 0
+    assert result.attempted >= 3
     assert wording.count(0, "node") == "0 nodes"
