@@ -12,7 +12,7 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.options import as_options
 from clusterrun.estimates.estimate import Estimate, Need, Question, Time
 from clusterrun.estimates.inputs import GIB, Fit, Setup
-from clusterrun.estimates.memory import SYMBOLS, checkpoint_bytes, values_of_symbols
+from clusterrun.estimates.memory import checkpoint_bytes, symbols_of
 from clusterrun.estimates.recommend import Choice, changed
 from clusterrun.estimates.speed import Cost, Duration, assumption
 from clusterrun.estimates.steps import schedule_steps
@@ -313,11 +313,10 @@ def _legend(answer: Estimate) -> Iterator[str]:
     needs = (answer.gpu_memory, answer.host_memory, answer.disk)
     formulas = " ".join(term.formula for need in needs if need for term in need.terms)
     used = set(re.findall(r"[A-Za-z]\w*", formulas))
-    values = values_of_symbols(answer.question.setup)
     yield ""
-    for symbol, meaning in SYMBOLS.items():
+    for symbol, (meaning, value) in symbols_of(answer.question.setup).items():
         if symbol in used:
-            yield f"  {symbol:<6}{values[symbol]:>16,.10g}  {meaning}"
+            yield f"  {symbol:<6}{value:>16,.10g}  {meaning}"
 
 
 # Neighbours and choices

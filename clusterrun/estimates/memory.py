@@ -13,24 +13,6 @@ from clusterrun.estimates.parts import part_of_gpu
 from clusterrun.estimates.states import ESTIMATORS, REDUCE_BUCKET_SIZE, buffers, states, symbols
 from clusterrun.estimates.states import trainable_params as trainable_params
 
-SYMBOLS = {
-    "P": "parameters",
-    "P_t": "trained parameters",
-    "P_4": "parameters in 4 bits",
-    "U": "parameters of one block",
-    "E": "parameters outside the blocks",
-    "L_max": "parameters of the largest layer",
-    "n": "ranks of a node",
-    "M": "nodes",
-    "s": "tokens of a sample",
-    "b": "samples per rank and pass (micro-batch)",
-    "h": "hidden size",
-    "q": "width of all heads",
-    "f": "feed-forward size / h",
-    "L": "layers",
-    "V": "vocabulary",
-}
-
 CONTEXT = "CUDA and NCCL"
 CUDA_BYTES = GIB * 3 // 2
 PROCESS_BYTES = 3 * GIB
@@ -112,26 +94,26 @@ def _unreturned(setup: Setup) -> tuple[Term, ...]:
     return (term("not given back", width * setup.model.params, f"{width} P", "measured"),)
 
 
-def values_of_symbols(setup: Setup) -> dict[str, float]:
-    """Return the values of the symbols in formulas, for the part of one GPU."""
+def symbols_of(setup: Setup) -> dict[str, tuple[str, float]]:
+    """Return the symbols in formulas, each with its meaning and value for the part of one GPU."""
     setup = part_of_gpu(setup)
     model = setup.model
     return {
-        "P": model.params,
-        "P_t": trainable_params(setup),
-        "P_4": model.linear_params,
-        "U": model.block,
-        "E": model.params - model.layers * model.block,
-        "L_max": model.largest_layer,
-        "n": setup.procs_per_node,
-        "M": setup.nodes,
-        "s": setup.seq_len,
-        "b": setup.micro_batch,
-        "h": model.hidden,
-        "q": model.query_width,
-        "f": model.ffn / max(1, model.hidden),
-        "L": model.layers,
-        "V": model.vocab,
+        "P": ("parameters", model.params),
+        "P_t": ("trained parameters", trainable_params(setup)),
+        "P_4": ("parameters in 4 bits", model.linear_params),
+        "U": ("parameters of one block", model.block),
+        "E": ("parameters outside the blocks", model.params - model.layers * model.block),
+        "L_max": ("parameters of the largest layer", model.largest_layer),
+        "n": ("ranks of a node", setup.procs_per_node),
+        "M": ("nodes", setup.nodes),
+        "s": ("tokens of a sample", setup.seq_len),
+        "b": ("samples per rank and pass (micro-batch)", setup.micro_batch),
+        "h": ("hidden size", model.hidden),
+        "q": ("width of all heads", model.query_width),
+        "f": ("feed-forward size / h", model.ffn / max(1, model.hidden)),
+        "L": ("layers", model.layers),
+        "V": ("vocabulary", model.vocab),
     }
 
 

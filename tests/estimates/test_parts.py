@@ -150,7 +150,7 @@ def test_with_tensor_parallel_each_process_loads_its_part_and_offload_keeps_its_
     loading = {term.name: term.bytes for term in memory.host_terms(setup(tensor=4))}
     part = parts.part_of_gpu(setup(tensor=4)).model.params
     assert loading["model while loading"] == 8 * 4 * part
-    assert memory.values_of_symbols(setup(tensor=4))["P"] == part
+    assert memory.symbols_of(setup(tensor=4))["P"] == ("parameters", part)
     one, two = (
         sum(term.bytes for term in memory.host_terms(setup(Strategy.FSDP_OFFLOAD, **sizes)))
         for sizes in ({}, {"replicate": 2})
