@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.launch.facts import Interpreter
-from clusterrun.launch.packages import too_old_text
+from clusterrun.launch.inputs import too_old_text
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, bad, ok, skip
 from clusterrun.shared.installed import versions_in

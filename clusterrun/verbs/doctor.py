@@ -32,8 +32,7 @@ from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.health.pages import pages
 from clusterrun.health.site import NAME as SITE
 from clusterrun.health.site import site_verdict
-from clusterrun.launch.inputs import runs_in_container
-from clusterrun.launch.packages import interpreter_problem, is_certain
+from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
 from clusterrun.rundir.record import current_user
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok

@@ -22,8 +22,8 @@ from clusterrun.config.settings import BUILT_IN
 from clusterrun.config.spec import Cluster, Device, JobSpec, Strategy
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.launch.facts import Facts
+from clusterrun.launch.inputs import interpreter_problem, is_certain
 from clusterrun.launch.make import make_plan
-from clusterrun.launch.packages import interpreter_problem, is_certain
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
