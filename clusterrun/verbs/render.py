@@ -152,9 +152,9 @@ def check(prepared: Prepared) -> str:
     environ = scrubbed(os.environ, keep=prepared.plan.pass_env)
     slurm = shell.run(["sbatch", "--test-only"], input=script, env=environ)
     if slurm.rc != 0:
-        from clusterrun.backends.slurm import refusal  # slow to import
+        from clusterrun.backends.slurm import site  # slow to import
 
-        error = refusal.explained(slurm, prepared.plan)
+        error = site.refused(slurm, prepared.plan)
         error.exit_code = Exit.NO
         raise error
     return slurm.stderr.strip().removeprefix("sbatch: ")

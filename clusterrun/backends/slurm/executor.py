@@ -35,12 +35,12 @@ def submit(
             executor = RunExecutor(folder, argv, paths.script, environ)
             job = executor._submit_command("")
     except utils.FailedJobError as error:
-        from clusterrun.backends.slurm import refusal  # slow to import
+        from clusterrun.backends.slurm import site  # slow to import
 
         if shell.silence(executor.done):
             elapsed_s = time.monotonic() - begin
             raise shell.unreachable(argv[0], executor.done, elapsed_s) from error
-        raise refusal.explained(executor.done, plan) from error
+        raise site.refused(executor.done, plan) from error
     return Submission(job_id=job.job_id, slurm_cluster=job.slurm_cluster)
 
 

@@ -12,8 +12,7 @@ from typing import Final
 from clusterrun.backends.slurm.outlook import NodeGroup, node_groups
 from clusterrun.backends.slurm.query import call
 from clusterrun.backends.slurm.reasons import Use
-from clusterrun.backends.slurm.refusal import SITE_RULES
-from clusterrun.backends.slurm.site import associations, partition_rows
+from clusterrun.backends.slurm.site import SITE_RULES, associations, partition_rows
 from clusterrun.errors import SchedulerUnreachableError, shortened
 from clusterrun.health.compare import some
 from clusterrun.launch.plan import Plan
