@@ -62,8 +62,8 @@ def test_what_was_saved_is_found_with_its_world_and_settings(
     assert found.settings == {"effective_batch": 8}
     assert (found.path / "model.bin").read_bytes() == b"weights"
     assert names(store) == ["step-00000007"]
-    (event,) = events(tmp_path)
-    assert (event["type"], event["step"], event["path"]) == ("checkpoint", 7, str(path))
+    saved = events(tmp_path)[0]
+    assert (saved["type"], saved["step"], saved["path"]) == ("checkpoint", 7, str(path))
 
 
 def events(tmp_path: Path) -> list[dict[str, Any]]:
