@@ -92,7 +92,7 @@ def test_a_requeued_job_that_is_waited_for_starts_at_once(
 ) -> None:
     end = '{"schema": "clusterrun.end/1", "state": "COMPLETED", "exit_code": 0, "ended_at": 1}'
     made = submit(
-        f"""mkdir -p "$1/attempts"; mkdir "$1/attempts/1" && sleep 120
+        f"""mkdir -p "$1/attempts"; mkdir "$1/attempts/1" && exec sleep 120
 mkdir "$1/attempts/2"; echo '{end}' > "$1/end.json\"""",
         "--requeue",
     )
