@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.patience import patience
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# The environment variable by which our daemons are told from all other processes.
+# This environment variable marks the processes that the tests start.
 MARK = "CLUSTERRUN_TEST_CLUSTER"
 PROC = Path("/proc")
 

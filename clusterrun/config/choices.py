@@ -36,7 +36,7 @@ class Scheduler(NamedTuple):
     put itself back into the queue. `shares_files`: its nodes, other machines, see the directory of
     the runs. `is_this_machine`: the nodes are processes here. `can_lose_node`: a node can be lost
     alone. `has_hosts`: the nodes are hosts that clusterrun itself starts processes on.
-    `outlives_shell`: a run goes on after the shell, or the allocation, that it was started in.
+    `outlives_shell`: a run continues after its shell, or its allocation, has ended.
     `signals_ranks`: it signals the processes of a job itself. `reads_sbatch`: it is Slurm.
     """
 

@@ -50,7 +50,7 @@ __all__ = [
 
 # Each group of the help and its settings:
 # key [= field of JobSpec] | kind [METAVAR] | options | common: in the short help | meaning
-# Options in parentheses exist no more: whoever types one is told to use --set.
+# Options in parentheses were removed: the error names the --set that replaces them.
 _TABLE: Final = """\
 [job]
 script | path | | | run this training script

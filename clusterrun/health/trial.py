@@ -100,7 +100,7 @@ class _Meeting:
     def hold(self, node: str, device: str, computed: Mapping[str, Any]) -> None:
         """Take part in all rounds; `node` is set for its first rank. Raises RuntimeError."""
         self._round("ready", {"node": node, "computed": computed}, COMPUTE_S, self._expected)
-        mine: dict[str, Any] = {"clock_s": time.time()}  # all are told at the same moment
+        mine: dict[str, Any] = {"clock_s": time.time()}  # all ranks leave a round at once
         if node:
             names = filter(None, (self._known[rank]["node"] for rank in self._ranks))
             mine["unseen"] = reports.unseen(self._root, [*names])

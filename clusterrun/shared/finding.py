@@ -13,7 +13,7 @@ from clusterrun.shared.wording import count
 
 
 class Severity(str, Enum):
-    """What a finding means for a job: a note may harm it, a failure will; skip: nobody looked."""
+    """What a finding means for a job: a note may harm it, a failure will; a skip was not made."""
 
     OK = "ok"
     NOTE = "note"
@@ -75,7 +75,7 @@ def ok(name: str, text: str) -> Finding:
 
 
 def skip(name: str, reason: str) -> Finding:
-    """Return that nobody could look."""
+    """Return that a check could not run, and why."""
     return Finding(id=name, severity=Severity.SKIP, text=reason)
 
 

@@ -334,7 +334,7 @@ class _Watch:
             self._line.show(self._job.record, now.state, now.waits_for)
 
     def ended(self) -> bool:
-        """Return whether the job has ended, or nobody knows it any more."""
+        """Return whether the job has ended, or its scheduler has forgotten it."""
         if time.monotonic() >= self._due_at:
             self._look()
             self._due_at = time.monotonic() + self._watch.pause_s

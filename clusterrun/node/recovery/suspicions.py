@@ -149,7 +149,7 @@ def _no_checkpoint(success: Success) -> str:
         return f"step {unsaved.step}: {unsaved.reason}"
     written = [e.written_bytes for e in success.events if e.written_bytes is not None]
     wrote_nothing = bool(written) and max(written) < SAVED_BYTES
-    saves = success.looked_for_checkpoint and not success.trainers  # a Trainer saves as it is told
+    saves = success.looked_for_checkpoint and not success.trainers  # a Trainer saves if asked
     if saves and success.steps and success.steps[-1].step and wrote_nothing:
         return "the script looked for one to resume from, and saved none"
     return ""
