@@ -24,7 +24,7 @@ from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count, nearest
 from clusterrun.verbs.find import is_elsewhere
-from clusterrun.verbs.list import list_jobs, list_on_hosts
+from clusterrun.verbs.list import list_jobs
 
 SPARE = ("START", "GPUS", "ELAPSED / LIMIT", "NODES", "PROJECT", "STEP", "NAME")
 HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "START", "ELAPSED / LIMIT", "STEP", "WHY / WHERE")
@@ -57,7 +57,6 @@ class _StateName(click.Choice):  # type: ignore[type-arg]  # older versions of c
     metavar="STATE",
     help="list runs in this state, e.g. FAILED (repeatable)",
 )
-@click.option("--all-hosts", is_flag=True, help="also list all runs on the configured hosts")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--ids-only", is_flag=True, help="print only job ids, one per line")
 @click.pass_context
@@ -66,7 +65,6 @@ def command(
     *,
     everything: bool,
     newest: int | None,
-    all_hosts: bool,
     states: tuple[str, ...],
     as_json: bool,
     ids_only: bool,
@@ -82,10 +80,7 @@ def command(
     """
     output.expect_json(as_json)
     limit = newest or (None if everything or states else NEWEST_LOOKED_AT)
-    found, silent = list_jobs(limit=limit), list[ClusterrunError]()
-    if all_hosts:
-        found, silent = list_on_hosts(found)
-        found = found[:limit]
+    found = list_jobs(limit=limit)
     shown = [job for job in found if not states or job.state.value in states]
     if not (everything or newest or states):
         shown = [with_last_step(job) for job in _recent(shown)]
@@ -99,7 +94,7 @@ def command(
     else:
         left_out = 0 if states else len(found) - len(shown)
         _print_table(shown, is_empty=not found, left_out=left_out)
-    _report_silence(ctx, [*(job.error for job in found if job.error), *silent])
+    _report_silence(ctx, [job.error for job in found if job.error])
 
 
 def _recent(found: list[JobStatus]) -> list[JobStatus]:

@@ -288,7 +288,6 @@ class Starter(str, Enum):
 
     AUTO = "auto"
     SSH = "ssh"
-    PBSDSH = "pbsdsh"
     BLAUNCH = "blaunch"
     FLUX = "flux"
     SRUN = "srun"

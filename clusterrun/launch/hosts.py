@@ -48,7 +48,6 @@ SOURCES: Final = (
 FLUX_HOSTS: Final = ("flux", "getattr", "hostlist")
 # The variable that a job has, and the program that starts processes on its nodes.
 _STARTERS: Final = (
-    ("PBS_JOBID", Starter.PBSDSH),
     ("LSB_JOBID", Starter.BLAUNCH),
     ("SLURM_JOB_ID", Starter.SRUN),
     ("FLUX_URI", Starter.FLUX),

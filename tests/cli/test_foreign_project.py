@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.shared import shell
-from clusterrun.verbs import rank_view
 from tests.cli.conftest import CommandLine
 
 LOOKS = [
     ("render",),
-    ("render", "--command"),
     ("render", "--check"),
     ("submit", "--dry-run"),
     ("config", "validate"),
@@ -22,7 +19,7 @@ LOOKS = [
 
 
 @pytest.fixture(name="ran")
-def _ran(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _ran(here: CommandLine) -> Path:
     """Make a project whose interpreter and modules write the file that is returned."""
     marker = here.path.parent / "ran"
     python = here.path / "evilenv/bin/python"
@@ -36,7 +33,6 @@ def _ran(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Path:
         text = f"open({str(marker)!r}, 'a').write({name!r})\n"
         (here.path / f"{name}.py").write_text(text)
     here.slurm()
-    monkeypatch.setattr(rank_view, "_PREVIEW", "clusterrun.no_such_module")  # torch is slow
     return marker
 
 
@@ -63,26 +59,11 @@ def test_no_code_of_the_project_runs(
 
 
 def test_the_users_own_choice_runs(here: CommandLine, ran: Path) -> None:
-    for command in (("render",), ("render", "--command")):
-        here(*command, "--python", "./evilenv/bin/python", "train.py")
-        assert ran.read_text().startswith("python")
-        ran.unlink()
+    here("render", "--python", "./evilenv/bin/python", "train.py")
+    assert ran.read_text().startswith("python")
+    ran.unlink()
     subprocess.run([sys.executable, "-c", "import json"], cwd=here.path, check=True)
     assert ran.read_text() == "json"
-
-
-def test_render_notes_that_another_accelerate_was_asked(
-    here: CommandLine, ran: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = shell.Completed(rc=0, stdout="{}\n", stderr="")
-    monkeypatch.setattr(shell, "run", lambda *_, **__: answer)
-    python = f"{here.path}/evilenv/bin/python"
-    (here.path / "clusterrun.yaml").write_text(f"launch: {{python: {python}}}\n")
-    said = here("render", "--command", "train.py")
-    note = f"the variables set by the launcher are those of {sys.executable}, not of {python}\n"
-    assert f"warning: {note}" in said.err
-    assert note not in here("render", "--command", "--python", python, "train.py").err
-    assert not ran.exists()
 
 
 def test_submit_refuses_no_environment_whose_own_code_may_add_packages(

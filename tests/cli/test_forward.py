@@ -337,27 +337,6 @@ def test_list_asks_each_home_once(here: Here) -> None:
     assert here("status", "L7", "--json")[0] == 0  # the new job's id names the run here too
 
 
-def test_list_shows_the_runs_that_other_machines_submitted(here: Here) -> None:
-    end(here.run("gpu1", "L1"))
-    other = here.run("gpu2", "L2")
-    end(other, "FAILED", 1)
-    shutil.rmtree(here.runs.run("demo", "run-L2").root)
-    for host in ("gpu1", "gpu2"):
-        roots = here.root / "hosts" / host / ".local/state/clusterrun/roots.json"
-        roots.parent.mkdir(parents=True)
-        roots.write_text(json.dumps({"roots": [str(here.root / "hosts" / host / "runs")]}))
-    text = f"hosts: [gpu1, gpu2, gpu3]\nlaunch: {{python: {sys.executable}}}\n"
-    (here.root / "project/clusterrun.yaml").write_text(text)
-    code, out, _ = here("list", "--json")
-    assert (code, [job["job_id"] for job in json.loads(out)["jobs"]]) == (0, ["L1"])
-    code, out, err = here("list", "--all-hosts", "--json")
-    assert code == Exit.UNREACHABLE
-    found = [(job["job_id"], job["state"], job["run_dir"]) for job in json.loads(out)["jobs"]]
-    assert found[0] == ("L2", "FAILED", other.run_dir)
-    assert [job_id for job_id, _, _ in found] == ["L2", "L1"]
-    assert "gpu3 does not answer" in err
-
-
 def test_a_project_names_no_host_and_no_program_until_the_user_trusts_it(here: Here) -> None:
     end(here.run("gpu1", "H1"))
     shutil.rmtree(here.root / "laptop/.local/state")  # as if it had come with a repository
@@ -373,8 +352,6 @@ def test_a_project_names_no_host_and_no_program_until_the_user_trusts_it(here: H
         assert (code, out) == (Exit.FAILED, ""), err
         assert f"hint: {hint}" in err
     assert here("config", "show")[0] == 0
-    code, _, err = here("list", "--all-hosts")
-    assert (code, "names the hosts" in err) == (Exit.USAGE, True)
     assert here.asked == []
     config.unlink()
     (homes := here.root / "laptop/.local/state/clusterrun/homes").parent.mkdir(

@@ -253,7 +253,6 @@ def test_configuration(here: CommandLine) -> None:
     printed.add("config", "show", "--json", schema="clusterrun.config-show/1")
     here.slurm()
     printed.add("render", "--json", schema="clusterrun.render/1")
-    printed.add("render", "--command", "--json", schema="clusterrun.command/1")
     printed.check()
 
 

@@ -6,12 +6,10 @@ import json
 import re
 import shutil
 import stat
-import sys
 from pathlib import Path
 
 import pytest
 
-from clusterrun.verbs import rank_view
 from clusterrun.verbs.render import _compiled_dir
 from tests.cli.conftest import CommandLine
 
@@ -83,64 +81,6 @@ def test_the_users_own_deepspeed_file_is_among_them_as_it_is(here: CommandLine) 
     (here.path / "ds.json").write_text(text)
     said = here("render", "--json", *SLURM, "--deepspeed-config", "ds.json", "train.py")
     assert json.loads(said.out)["files"]["ds_config.json"] == text
-
-
-@pytest.fixture(name="without_torch")
-def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import neither accelerate nor torch."""
-    variables = {"ACCELERATE_MIXED_PRECISION": "no", "RANK": "0", "LOCAL_RANK": "0"}
-    variables |= {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-    monkeypatch.setattr(rank_view, "_of_launcher", lambda *_: (variables, ""))
-
-
-@pytest.mark.usefixtures("without_torch")
-def test_command_shows_the_launch_line_and_the_environment_of_a_rank(here: CommandLine) -> None:
-    env = ("--env", "LOG_LEVEL=a  b\nc", "--pass-env", "HF_TOKEN")
-    argv = ("render", "--command", *SLURM, *env, "train.py", "--lr", "1")
-    said = here(*argv)
-    head, cd, line, _, titles, *table = said.out.splitlines()
-    assert head == "# rank 0 of 8 ranks, on node 0 of 2 nodes"
-    assert cd == f"cd {here.path}"
-    assert line.startswith("accelerate launch --config_file '<run dir>/accelerate.yaml' ")
-    assert "--machine_rank 0 --main_process_ip '<address of node 0>'" in line
-    assert line.endswith(" train.py --lr 1")
-    assert f"\n# {line}\n" in here("render", *SLURM, *env, "train.py", "--lr", "1").out
-    assert titles.split() == ["VARIABLE", "VALUE", "WHY"]
-    rows = {row.split()[0]: row.split()[1] for row in table}
-    assert {"NCCL_DEBUG", "LOG_LEVEL", "HF_TOKEN", "TRITON_CACHE_DIR"} <= rows.keys()
-    assert len(rows) == len(table)
-    assert all(row.split("  ")[-1].strip() for row in table)
-    assert "a  b\\nc" in said.out
-    assert (rows["RANK"], rows["SLURM_PROCID"], rows["SLURM_LOCALID"]) == ("0", "0", "0")
-    assert "note: values in <...> are known only when the job runs" in said.err
-    data = json.loads(here(*argv[:2], "--json", *argv[2:]).out)
-    assert (data["schema"], data["node"], data["rank"]) == ("clusterrun.command/1", 0, 0)
-    assert data["command"][:2] == ["accelerate", "launch"]
-    assert {"name": "RANK", "value": "0", "why": "set by the launcher"} in data["env"]
-    assert {row["name"]: row["value"] for row in data["env"]}["LOG_LEVEL"] == "a  b\nc"
-    assert data["pass_env"] == ["HF_TOKEN"]
-
-
-@pytest.mark.torch
-def test_the_launcher_itself_numbers_the_ranks_that_command_shows(here: CommandLine) -> None:
-    argv = ("render", "--command", "--json", *SLURM, "--strategy", "ddp")
-    said = here(*argv, "--python", sys.executable, "train.py")
-    found = {row["name"]: row["value"] for row in json.loads(said.out)["env"]}
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "SLURM_PROCID")
-    assert [found[name] for name in names] == ["0", "0", "8", "4", "0", "0"]
-    assert found["MASTER_ADDR"] == "<address of node 0>"
-    assert found["TORCHELASTIC_RUN_ID"] == "<job id>-1"
-    assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGQUIT"
-
-
-def test_without_accelerate_the_rest_of_the_environment_is_shown(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_view, "_PREVIEW", "clusterrun.no_such_module")
-    said = here("render", "--command", "--cluster", "local", "--device", "cpu", "train.py")
-    assert said.code == 0
-    assert "CLUSTERRUN_WORLD_SIZE " in said.out
-    assert "warning: accelerate does not run with " in said.err
 
 
 def test_check_on_this_machine_asks_bash(here: CommandLine) -> None:

@@ -113,12 +113,11 @@ def test_without_an_allocation_the_variables_are_listed() -> None:
 @pytest.mark.parametrize(
     ("environ", "programs", "starter"),
     [
-        ({"PBS_JOBID": "1"}, {"pbsdsh", "ssh"}, Starter.PBSDSH),
         ({"LSB_JOBID": "1"}, {"blaunch", "ssh"}, Starter.BLAUNCH),
         ({"SLURM_JOB_ID": "1"}, {"srun", "ssh"}, Starter.SRUN),
         ({"FLUX_URI": "local:"}, {"flux", "ssh"}, Starter.FLUX),
         ({"PBS_JOBID": "1"}, {"ssh"}, Starter.SSH),
-        ({}, {"pbsdsh", "srun", "ssh"}, Starter.SSH),
+        ({}, {"flux", "srun", "ssh"}, Starter.SSH),
     ],
 )
 def test_the_starter_follows_the_allocation(
@@ -129,11 +128,11 @@ def test_the_starter_follows_the_allocation(
 
 
 def test_a_starter_that_cannot_start_is_refused() -> None:
-    asked = JobSpec(starter=Starter.PBSDSH)
-    with pytest.raises(UsageError, match="pbsdsh was not found"):
+    asked = JobSpec(starter=Starter.BLAUNCH)
+    with pytest.raises(UsageError, match="blaunch was not found"):
         choose_starter(asked, Cluster.ALLOCATION, {}, {"ssh"}.__contains__)
     with pytest.raises(UsageError, match="needs an allocation"):
-        choose_starter(asked, Cluster.SSH, {}, {"ssh", "pbsdsh"}.__contains__)
+        choose_starter(asked, Cluster.SSH, {}, {"ssh", "blaunch"}.__contains__)
 
 
 def test_all_hosts_are_used_in_their_order() -> None:

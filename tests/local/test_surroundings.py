@@ -88,21 +88,6 @@ def test_a_job_submitted_from_inside_a_rank_starts_as_from_a_fresh_shell(here: P
     differing = {name for name in fresh if fresh[name] != inner[name]}
     assert differing <= OWN
     assert not [name for name, value in inner.items() if str(here.run_dir("L2")) in value]
-    _is_as_rendered(here, fresh)
-
-
-def _is_as_rendered(here: Project, actual: dict[str, str]) -> None:
-    """Compare the environment of a rank with what `render --command` says of it."""
-    options = TWO_NODES[2:]
-    argv = [CLUSTERRUN, "render", "--command", "--json", *options, "show.py", "fresh.json"]
-    said = subprocess.run(
-        argv, cwd=here.path, env=here.environ, capture_output=True, text=True, check=True
-    )
-    told = {row["name"]: row["value"] for row in json.loads(said.stdout)["env"]}
-    changed = {name for name, value in actual.items() if here.environ.get(name) != value}
-    assert told.keys() <= actual.keys()
-    assert changed - told.keys() <= {"PWD", "OLDPWD", "SHLVL", "_"}
-    assert {name for name in told if "<" not in told[name] and told[name] != actual[name]} == set()
 
 
 def test_modules_of_the_project_do_not_replace_the_standard_librarys(here: Project) -> None:

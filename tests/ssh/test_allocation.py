@@ -17,10 +17,6 @@ LSF = ("LSB_JOBID=1", "LSB_DJOB_HOSTFILE=/shared/nodes")
 FLUX = ("FLUX_URI=local:///run/flux/local",)
 # They behave as their manuals say; ssh takes the place of the scheduler's daemons.
 PROGRAMS = {
-    # It passes no input on, and the output goes to the output of the batch job.
-    "pbsdsh": """[[ $1 == -h && $3 == -- ]] || exit 1
-host=$2; shift 3
-exec ssh -n -oBatchMode=yes $host "$(printf '%q ' "$@")" > /dev/null 2>&1""",
     # As rsh: the words are joined, and a shell reads them.
     "blaunch": """host=$1; shift; exec ssh -oBatchMode=yes $host "$@" """,
     # It passes output on by whole lines.
@@ -34,8 +30,8 @@ esac""",
 
 @pytest.mark.parametrize(
     ("environ", "program"),
-    [(PBS, ""), (LSF, ""), (PBS, "pbsdsh"), (LSF, "blaunch"), (FLUX, "flux")],
-    ids=["pbs by ssh", "lsf by ssh", "pbsdsh", "blaunch", "flux"],
+    [(PBS, ""), (LSF, "blaunch"), (FLUX, "flux")],
+    ids=["pbs by ssh", "blaunch", "flux"],
 )
 def test_the_hosts_of_an_allocation_form_one_world(
     hosts: Hosts, environ: tuple[str, ...], program: str

@@ -159,7 +159,7 @@ class Controller:
                 host=host,
                 first=self.here if by_ssh and name != self.here else "",
                 starter="" if by_ssh or name == self.here else self.plan.starter,
-                argv=host_command(self.plan, self.paths, rank, is_here=name == self.here),
+                argv=host_command(self.plan, rank, is_here=name == self.here),
                 script=script,
             )
             for rank, (name, host) in enumerate(zip(names, self.plan.hosts, strict=True))

@@ -22,9 +22,9 @@ from clusterrun.backends.local.job_ids import remember_number
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, NotAdoptedError
 from clusterrun.rundir import record as records
-from clusterrun.rundir.known_roots import adopted, remembered_roots
+from clusterrun.rundir.known_roots import adopted
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.record import Home, JobRecord
+from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
 from clusterrun.shared.typed import decoded
@@ -112,29 +112,8 @@ def remember(record: JobRecord) -> None:
         return
 
 
-def runs_on(hosts: Iterable[str], python: str) -> tuple[list[JobStatus], list[ClusterrunError]]:
-    """Return the status of all runs of this user that hosts have, and why others did not answer."""
-
-    def all_of(host: str) -> list[JobStatus] | ClusterrunError:
-        try:
-            answer = _answer(host, python, None)
-        except ClusterrunError as error:
-            return error
-        return [_at(host, python, status) for status in answer if status]
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(all_of, hosts))
-    found = [status for each in answers if isinstance(each, list) for status in each]
-    return found, [each for each in answers if isinstance(each, ClusterrunError)]
-
-
-def _at(host: str, python: str, status: JobStatus) -> JobStatus:
-    home = Home(host=host, run_dir=status.record.run_dir, python=python)
-    return replace(status, record=replace(status.record, home=home))
-
-
-def _answer(host: str, python: str, run_dirs: Sequence[str] | None) -> list[JobStatus | None]:
-    """Ask one host; None asks for all runs. What makes no sense in the answer is None.
+def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[JobStatus | None]:
+    """Ask one host. What makes no sense in the answer is None.
 
     Raises SchedulerUnreachableError, ClusterrunError.
     """
@@ -165,16 +144,12 @@ def _status(data: Any) -> JobStatus | None:
 # At the other end
 
 
-def answer(run_dirs: Iterable[str] | None) -> str:
-    """Return the status of runs of this host, None: of all, as one line of text."""
-    damaged: list[None] = []
-    if run_dirs is None:
-        found = [record for place in remembered_roots() for record in records.list_records(place)]
-    else:
-        paths = [RunPaths(root=Path(each)) for each in run_dirs]
-        read = [records.readable(each.root) for each in paths if each.record.exists()]
-        found = [record for record in read if record]
-        damaged = [None] * (len(read) - len(found))  # these are not gone
+def answer(run_dirs: Iterable[str]) -> str:
+    """Return the status of runs of this host, as one line of text."""
+    paths = [RunPaths(root=Path(each)) for each in run_dirs]
+    read = [records.readable(each.root) for each in paths if each.record.exists()]
+    found = [record for record in read if record]
+    damaged = [None] * (len(read) - len(found))  # these are not gone
     known = statuses([record for record in found if record.home is None], select.backend_of)
     plain = [asdict(replace(status, error=None)) for status in known]
     return MARK + json.dumps([*plain, *damaged])

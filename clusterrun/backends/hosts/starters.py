@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -15,13 +14,10 @@ from clusterrun.config.choices import Device, Starter
 from clusterrun.errors import ClusterrunError, SubmissionError
 from clusterrun.launch.hosts import FLUX_HOSTS
 from clusterrun.launch.plan import Plan
-from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
 from clusterrun.shared.host_specs import parse_host
 from clusterrun.shared.hostlist import parse_hostlist
-from clusterrun.shared.own_modules import RUN_MODULE
 
-_CALLED_BACK = "clusterrun.backends.hosts.call_back"
 # What srun needs of the allocation. Its other variables, such as SLURM_GPUS, would size each step.
 _OF_SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE")
 
@@ -34,7 +30,7 @@ def starters_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     return scrubbed(environ, keep=(*_OF_SLURM, "CUDA_VISIBLE_DEVICES") if is_given else ())
 
 
-def host_command(plan: Plan, paths: RunPaths, rank: int, *, is_here: bool) -> list[str]:
+def host_command(plan: Plan, rank: int, *, is_here: bool) -> list[str]:
     """Return the command that starts a shell on a host. Raises ClusterrunError."""
     host = plan.hosts[rank]
     if is_here or host in LOOPBACK:
@@ -48,10 +44,7 @@ def host_command(plan: Plan, paths: RunPaths, rank: int, *, is_here: bool) -> li
         return [*_srun(name, os.environ), *no_gpus, *start.READ]
     if starter is Starter.BLAUNCH:
         return ["blaunch", name, *start.READ]
-    if starter is Starter.FLUX:
-        return ["flux", "exec", f"--rank={_flux_rank(name)}", "--dir=/", *start.READ]
-    relay = (sys.executable, "-c", RUN_MODULE, _CALLED_BACK, str(paths.root), name)
-    return [*relay, "pbsdsh", "-h", name, "--"]
+    return ["flux", "exec", f"--rank={_flux_rank(name)}", "--dir=/", *start.READ]
 
 
 def _srun(name: str, environ: Mapping[str, str]) -> list[str]:

@@ -1,14 +1,11 @@
 """Ask accelerate and torch for the environment that `accelerate launch` gives each rank.
 
-Their launchers run as usual, but start nothing and meet no other node. As a program,
-`launcher_variables LOCAL ARGS…` prints the variables of one rank.
+Their launchers run as usual, but start nothing and meet no other node.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -78,18 +75,3 @@ def _number(_: Any, group: Any) -> None:
     group.master_addr, group.master_port = known.master_addr, known.master_port
     first, world = known.rank * size, known.world_size * size
     group.workers = [Worker(n, first + n, first + n, world, world) for n in range(size)]
-
-
-def main(argv: Sequence[str]) -> None:
-    """Print the variables of one rank as JSON."""
-
-    def show(ranks: list[Variables]) -> NoReturn:
-        print(json.dumps(ranks[int(argv[0])]))  # noqa: T201 - the answer
-        sys.stdout.flush()
-        os._exit(0)
-
-    capture(argv[1:], dict(os.environ), show)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
