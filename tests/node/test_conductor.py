@@ -20,7 +20,7 @@ from clusterrun.node.recovery.rules import Decision
 from clusterrun.rundir.claims import pass_on, passed_on, take_attempt
 from clusterrun.rundir.outcome import Next, read_end
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.request import Reason, read_request, write_request
+from clusterrun.rundir.request import Reason, read_request
 from clusterrun.shared.state import JobState
 from tests.launch.samples import on_slurm
 
@@ -220,23 +220,15 @@ def test_every_job_is_an_attempt_of_its_own_and_removes_the_end_before(scene: Sc
 def test_the_status_that_the_agents_agreed_on_explains_the_steps(
     scene: Scene, code: int, agreed: str | None, status: int
 ) -> None:
-    scene.decisions = [STOP]
+    scene.decisions = [follow(Next.STOP, state=JobState.TIMEOUT)]
     if agreed is not None:
         scene.at(0.5, lambda: scene.paths.status(1).write_text(f"{agreed}\n"))
     assert scene.fails(code).run() == status
-    assert (scene.end() or ("", -1))[1] == status
+    assert scene.end() == (JobState.TIMEOUT if status else JobState.COMPLETED, status)
 
 
-@pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.TIMEOUT, JobState.FAILED])
-def test_the_state_of_a_run_that_stops_is_what_was_decided(scene: Scene, state: JobState) -> None:
-    scene.decisions = [follow(Next.STOP, state=state)]
-    assert scene.fails(CANCELLED).run() == CANCELLED
-    assert scene.end() == (state, CANCELLED)
-
-
-@pytest.mark.parametrize("trouble", [OSError("disk"), ValueError("plan"), KeyError("bug")])
-def test_the_status_stands_if_nothing_can_be_decided(scene: Scene, trouble: Exception) -> None:
-    scene.decisions = [trouble]
+def test_the_status_stands_if_nothing_can_be_decided(scene: Scene) -> None:
+    scene.decisions = [KeyError("bug")]
     assert scene.fails(7).run() == 7
     assert scene.end() == (JobState.FAILED, 7)
 
@@ -296,18 +288,6 @@ def test_a_job_is_registered_once_whoever_submitted_it_had_time_to(
     assert registered == [pytest.approx(after_s, abs=0.5)] * times
 
 
-def test_a_run_that_cannot_be_registered_runs_all_the_same(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def broken() -> None:
-        raise RuntimeError("bug")
-
-    monkeypatch.setattr(scene, "register", broken)
-    scene.register_after_s = 0
-    assert scene.run() == 0
-    assert "cannot register" in capfd.readouterr().err
-
-
 # Relaunch
 
 
@@ -341,9 +321,7 @@ def refuse_attempts(
 @pytest.mark.parametrize(
     ("attempt", "trouble", "refusals", "code"),
     [
-        (2, errno.ENOSPC, 3, 0),
         (2, errno.EIO, 3, 0),  # a run that has begun survives any trouble of its disk
-        (2, errno.ESTALE, 999, 1),
         (1, errno.EDQUOT, 3, 0),
         (1, errno.EACCES, 1, 1),
         (1, errno.ENOSPC, 999, 1),
@@ -369,36 +347,15 @@ def test_an_attempt_waits_ten_minutes_for_a_disk_that_takes_it(
     assert scene.end() == ((JobState.FAILED, 1) if code else (JobState.COMPLETED, 0))
 
 
-@pytest.mark.parametrize("is_elsewhere", [False, True])
 def test_a_job_that_is_ended_while_its_disk_is_full_waits_no_more(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = refuse_attempts(monkeypatch, 999, 2)
     scene.decisions = [RELAUNCH]
-    if is_elsewhere:
-        scene.at(11, lambda: scene.elsewhere(2))
     scene.at(12, signal.SIGTERM)
     assert scene.fails(137).run() == CANCELLED
     assert len(refused) <= 4
-    assert scene.end() == (None if is_elsewhere else (JobState.CANCELLED, CANCELLED))
-
-
-def test_a_job_that_is_ended_as_it_takes_its_next_attempt_has_the_last_word(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """What it has just taken itself is nobody else's."""
-
-    def take(paths: RunPaths, attempt: int, owner: str) -> bool:
-        if attempt == 2:
-            scene.at(0, signal.SIGTERM)
-        return take_attempt(paths, attempt, owner)
-
-    monkeypatch.setattr(module, "take_attempt", take)
-    scene.decisions = [RELAUNCH]
-    assert scene.fails(137).run() == CANCELLED
-    assert "elsewhere" not in capfd.readouterr().err
     assert scene.end() == (JobState.CANCELLED, CANCELLED)
-    assert len(scene.steps) == 1
 
 
 # Requeue and successor
@@ -445,7 +402,7 @@ def test_slurm_is_asked_for_the_next_job_and_this_one_has_no_end(
     assert scene.end() is None
 
 
-@pytest.mark.parametrize(("silences", "is_requeued"), [(1, True), (5, True), (6, False)])
+@pytest.mark.parametrize(("silences", "is_requeued"), [(5, True), (6, False)])
 def test_a_requeue_that_slurmctld_did_not_hear_is_asked_again(
     scene: Scene, silences: int, is_requeued: bool
 ) -> None:
@@ -455,55 +412,22 @@ def test_a_requeue_that_slurmctld_did_not_hear_is_asked_again(
     assert (("successor", ()) in scene.asked) is not is_requeued
 
 
-def test_a_job_that_is_requeued_as_slurmctld_falls_silent_has_no_end(scene: Scene) -> None:
-    """The request was heard: Slurm ends the job."""
-    scene.decisions = [REQUEUE]
-    scene.refusals = [SchedulerUnreachableError("silent")] * 9
-    scene.at(8, signal.SIGTERM)
-    assert scene.fails(INTERRUPTED).run() == CANCELLED
-    assert scene.end() is None
-
-
-@pytest.mark.parametrize("decision", [REQUEUE, SUCCESSOR])
 def test_a_run_that_nobody_continues_has_failed_and_says_how_to(
-    scene: Scene, capfd: pytest.CaptureFixture[str], decision: Decision
+    scene: Scene, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    scene.decisions, scene.successor = [decision], ClusterrunError("no")
+    scene.decisions, scene.successor = [REQUEUE], ClusterrunError("no")
     scene.refusals = ["no"]
     assert scene.fails(137).run() == 137
     assert "run 'clusterrun resume 42'" in capfd.readouterr().err
     assert scene.end() == (JobState.FAILED, 137)
 
 
-@pytest.mark.parametrize("is_submitted", [True, False])
-def test_a_job_that_is_ended_while_its_successor_is_submitted(
-    scene: Scene, is_submitted: bool
-) -> None:
-    """It was cancelled, unless the run continues."""
-    scene.decisions = [follow(Next.SUCCESSOR, state=JobState.TIMEOUT)]
-    if not is_submitted:
-        scene.successor = ClusterrunError("no")
-    deed = scene.submit_successor
-
-    def submit(excluded: tuple[str, ...]) -> str:
-        scene.at(0, signal.SIGTERM)
-        scene.at(0, lambda: None)  # what the submission itself would hear
-        scene.events.reverse()
-        return deed(excluded)
-
-    scene.submit_successor = submit  # type: ignore[method-assign]
-    assert scene.fails(INTERRUPTED).run() == CANCELLED
-    assert scene.end() == (None if is_submitted else (JobState.CANCELLED, CANCELLED))
-    assert "requeue" not in scene.asked
-
-
 # A preemption's grace time
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_run_that_is_over_is_not_requeued_by_slurm(scene: Scene, code: int) -> None:
+def test_a_run_that_is_over_is_not_requeued_by_slurm(scene: Scene) -> None:
     scene.decisions = [STOP]
-    scene.fails(code).run()
+    scene.fails(3).run()
     assert scene.asked[-1] == ("stay_down", scene.end())
 
 
@@ -524,14 +448,13 @@ def test_a_job_that_its_script_has_requeued_is_not_requeued_again_and_has_no_end
 # Warnings
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_slurms_warning_goes_to_the_heads_agent_with_its_reason(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, number: int
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, sent: killed.append((pid, sent)))
     scene.at(0.4, lambda: scene.paths.head_pid(1).write_text("77\n"))
-    scene.at(0.5, number)
+    scene.at(0.5, signal.SIGUSR1)
     assert scene.run() == 0
     assert killed == [(77, signal.SIGUSR2)]
     assert read_request(scene.paths.request(1)) is Reason.TIME_LIMIT
@@ -555,54 +478,19 @@ def test_a_warning_is_passed_on_to_the_attempt_that_follows(scene: Scene) -> Non
     assert read_request(scene.paths.request(2)) is Reason.TIME_LIMIT
 
 
-def test_a_warning_does_not_replace_an_earlier_request(scene: Scene) -> None:
-    scene.at(0.4, lambda: write_request(scene.paths.request(1), Reason.CANCEL))
-    scene.at(0.5, signal.SIGUSR2)
-    assert scene.run() == 0
-    assert read_request(scene.paths.request(1)) is Reason.CANCEL
-
-
-def test_a_warning_before_the_first_attempt_is_not_lost(scene: Scene) -> None:
-    scene.at(0, signal.SIGUSR2)
-    scene.run()
-    assert read_request(scene.paths.request(1)) is Reason.TIME_LIMIT
-
-
 # Lost nodes
 
 
-def test_a_step_that_stays_once_the_agents_have_left_gets_a_moment(scene: Scene) -> None:
-    scene.decisions, scene.attempts = [STOP], [(STAYS, 0)]
+@pytest.mark.parametrize(("lost", "wait_s"), [((), module.RELEASE_S), (("n2",), 0.0)])
+def test_a_step_that_stays_once_the_agents_have_left_gets_a_moment_unless_a_node_is_lost(
+    scene: Scene, lost: tuple[str, ...], wait_s: float
+) -> None:
+    scene.decisions, scene.attempts = [follow(Next.STOP, *lost)], [(STAYS, 0)]
     scene.at(1, signal.SIGURG)
     begin = scene.now
     assert scene.run() == LOST
     assert scene.steps[0].deeds == ["kill"]
-    assert scene.now - begin == pytest.approx(1 + module.RELEASE_S, abs=0.3)
-
-
-def test_a_step_whose_nodes_are_known_to_be_lost_is_killed_at_once(scene: Scene) -> None:
-    scene.decisions, scene.attempts = [follow(Next.STOP, "n2")], [(STAYS, 0)]
-    scene.at(1, signal.SIGURG)
-    begin = scene.now
-    scene.run()
-    assert scene.steps[0].deeds == ["kill"]
-    assert scene.now - begin < 1.3
-
-
-def test_a_step_that_ends_after_its_agents_is_not_killed(scene: Scene) -> None:
-    scene.decisions = [STOP]
-    scene.at(0.5, signal.SIGURG)
-    assert scene.fails(5).run() == LOST
-    assert scene.steps[0].deeds == []
-
-
-def test_a_warning_after_a_lost_node_does_not_end_the_next_attempt(scene: Scene) -> None:
-    scene.decisions = [follow(Next.RELAUNCH, "n2")]
-    scene.attempts = [(STAYS, 0), (3.0, 0)]
-    scene.at(1, signal.SIGURG)
-    scene.at(2, signal.SIGUSR2)
-    assert scene.run() == 0
-    assert scene.taken() == ["1", "2"]
+    assert scene.now - begin == pytest.approx(1 + wait_s, abs=0.3)
 
 
 @pytest.mark.parametrize("follows", ["heir", "attempt"])
@@ -679,31 +567,29 @@ def test_agents_that_rest_leave_if_their_step_takes_no_other_attempt(
     assert scene.steps[0].deeds == ["kill"]
 
 
-def test_agents_that_have_waited_too_long_are_not_waited_for(scene: Scene) -> None:
-    scene.decisions, scene.attempts = [RELAUNCH], [(STAYS, 0), (1.0, 0)]
-    scene.at(0.9, lambda: pass_on(scene.paths, 1, 0))
-    scene.at(1, rest(scene, 1))
-    assert scene.run() == 0
-    assert (started(scene), scene.steps[0].deeds) == ([1, 2], ["kill"])
+UNFIT_TO_GO_ON: dict[str, tuple[float, int, Callable[[Scene], object]]] = {
+    "they waited too long": (STAYS, 0, lambda s: s.at(0.9, lambda: pass_on(s.paths, 1, 0))),
+    "a node is lost": (
+        STAYS,
+        0,
+        lambda s: setattr(s, "meanwhile", lambda: s.at(0, signal.SIGURG)),
+    ),
+    "their step dies before": (1.0, 143, lambda s: None),
+    "their step dies after": (1.1, 143, lambda s: None),
+}
 
 
-def test_agents_that_lose_a_node_while_they_rest_are_replaced(scene: Scene) -> None:
-    scene.decisions, scene.attempts = [RELAUNCH], [(STAYS, 0), (1.0, 0)]
-    scene.meanwhile = lambda: scene.at(0, signal.SIGURG)
-    scene.at(1, rest(scene, 1))
-    assert scene.run() == 0
-    assert (started(scene), scene.steps[0].deeds) == ([1, 2], ["kill"])
-
-
-@pytest.mark.parametrize("when_s", [1.0, 1.1])
-def test_a_step_that_dies_while_its_agents_rest_costs_no_attempt(
-    scene: Scene, when_s: float
+@pytest.mark.parametrize("why", UNFIT_TO_GO_ON)
+def test_agents_that_cannot_take_the_next_attempt_are_replaced_and_it_costs_no_attempt(
+    scene: Scene, why: str
 ) -> None:
-    """Its end may be noticed before its agents are given the next attempt, or after."""
-    scene.decisions, scene.attempts = [RELAUNCH], [(when_s, 143), (1.0, 0)]
-    scene.at(0.9, rest(scene, 1))
+    lasts_s, code, deed = UNFIT_TO_GO_ON[why]
+    scene.decisions, scene.attempts = [RELAUNCH], [(lasts_s, code), (1.0, 0)]
+    scene.at(0.95, rest(scene, 1))
+    deed(scene)
     assert scene.run() == 0
     assert (started(scene), scene.taken()) == ([1, 2], ["1", "2"])
+    assert scene.steps[0].deeds == (["kill"] if lasts_s == STAYS else [])
 
 
 def test_a_job_that_is_ended_while_its_agents_rest_begins_no_attempt(scene: Scene) -> None:
@@ -715,19 +601,6 @@ def test_a_job_that_is_ended_while_its_agents_rest_begins_no_attempt(scene: Scen
     assert scene.end() == (JobState.CANCELLED, CANCELLED)
 
 
-def test_a_warning_reaches_agents_that_rest_with_their_next_attempt(scene: Scene) -> None:
-    scene.decisions, scene.attempts = [RELAUNCH], [(3.0, 0)]
-    scene.at(0.5, signal.SIGUSR2)
-    scene.at(1, rest(scene, 1))
-
-    def requested() -> None:
-        assert read_request(scene.paths.request(2)) is Reason.TIME_LIMIT
-
-    scene.at(1.1, requested)
-    scene.at(2, begin(scene, 2))
-    assert scene.run() == 0
-
-
 # Claims
 
 
@@ -736,17 +609,6 @@ def test_what_follows_is_claimed_before_it_is_decided(scene: Scene) -> None:
     scene.meanwhile = lambda: scene.asked.append(scene.paths.followed(1).read_text())
     assert scene.fails(5).run() == 5
     assert "" in scene.asked
-
-
-@pytest.mark.parametrize("code", [0, 137])
-def test_a_job_that_slurm_has_started_elsewhere_has_not_the_last_word(
-    scene: Scene, capfd: pytest.CaptureFixture[str], code: int
-) -> None:
-    scene.at(0.5, lambda: scene.elsewhere(2))
-    assert scene.fails(code).run() == INTERRUPTED
-    assert "attempt 2 of this run has begun elsewhere" in capfd.readouterr().err
-    assert scene.taken() == ["1", "2"]
-    assert scene.end() is None
 
 
 def test_a_node_that_is_quicker_by_a_moment_continues_the_run(
@@ -770,13 +632,6 @@ def test_a_claim_that_a_full_disk_refuses_is_nobodys(
     monkeypatch.setattr(module, "claim", full)
     assert scene.run() == 0
     assert scene.end() == (JobState.COMPLETED, 0)
-
-
-def test_a_job_that_an_heir_cancels_has_not_the_last_word(scene: Scene) -> None:
-    scene.at(0.4, lambda: scene.paths.followed(1).write_text("n2\n"))
-    scene.at(0.5, signal.SIGTERM)
-    scene.fails(LOST).run()
-    assert scene.end() is None
 
 
 def test_an_attempt_that_another_job_has_taken_is_not_jumped_over(scene: Scene) -> None:
@@ -809,18 +664,6 @@ def test_a_job_that_is_ended_while_slurmctld_is_silent_waits_no_more(scene: Scen
     assert scene.end() == (JobState.CANCELLED, CANCELLED)
 
 
-def test_a_training_that_completed_does_not_wait_for_slurmctld(scene: Scene) -> None:
-    scene.silent_until = STAYS
-    assert scene.run() == 0
-
-
-def test_a_node_that_has_lost_slurmctld_leaves_the_run_to_an_heir(scene: Scene) -> None:
-    scene.silent_until = STAYS
-    scene.at(20, lambda: scene.paths.followed(1).write_text("n2\n"))
-    assert scene.fails(LOST).run() == INTERRUPTED
-    assert scene.end() is None
-
-
 # The end of the job from outside
 
 
@@ -840,7 +683,7 @@ def test_the_end_is_written_as_soon_as_slurm_ends_the_job(scene: Scene, is_over:
     assert not [what for what in scene.asked if what[0] == "decide"], "there is little time left"
 
 
-@pytest.mark.parametrize("when_s", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("when_s", [0.0, 0.5])
 def test_a_job_that_is_ended_is_not_started_again_whenever_that_comes(
     scene: Scene, when_s: float
 ) -> None:
@@ -849,13 +692,6 @@ def test_a_job_that_is_ended_is_not_started_again_whenever_that_comes(
     assert scene.end() == (JobState.CANCELLED, CANCELLED)
     assert scene.taken() == ["1"]
     assert not [what for what in scene.asked if what[0] == "stay_down"]
-
-
-def test_a_job_that_is_ended_while_it_is_decided_is_not_started_again(scene: Scene) -> None:
-    scene.decisions = [RELAUNCH]
-    scene.meanwhile = lambda: scene.at(0, signal.SIGTERM)
-    assert scene.fails(143).run() == CANCELLED
-    assert (scene.taken(), scene.end()) == (["1"], (JobState.CANCELLED, CANCELLED))
 
 
 # Where only end.json knows how the job ended, and nobody else holds its time limit
@@ -901,14 +737,6 @@ def test_a_run_that_left_at_its_limit_gets_a_new_one_and_a_restart_shares_it(her
     assert here.run() == 0
     assert read_request(here.paths.request(3)) is Reason.TIME_LIMIT  # its own warning
     assert here.end() == (JobState.COMPLETED, 0)
-
-
-def test_the_time_limit_begins_once_there_is_room_for_the_attempt(
-    here: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse_attempts(monkeypatch, 60, 1)
-    here.time_limit_s, here.attempts = 200, [(150, 0)]
-    assert here.run() == 0
 
 
 def test_the_last_word_waits_for_room_though_the_job_was_cancelled(
