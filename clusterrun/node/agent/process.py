@@ -8,12 +8,11 @@ import importlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clusterrun.launch.plan import Plan
 from clusterrun.node.agent.agent import Agent
 from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, identity
@@ -23,7 +22,7 @@ from clusterrun.node.forge.begin import begun
 from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forge.ranks import WARNINGS
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
-from clusterrun.node.forward.spool import Output, Spool, create_spool
+from clusterrun.node.forward.spool import Spool, create_spool
 from clusterrun.node.link.clock import Clock
 from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.paths import RunPaths
@@ -33,7 +32,6 @@ from clusterrun.shared.wording import count
 
 DRAIN_S = 10.0
 LOAD_S = 5.0  # into an attempt
-NAMED_OUTPUTS = 8
 CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -65,7 +63,13 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
         "cannot create the ranks' control page", "; check the disk space in TMPDIR", spool
     ):
         page = Page(ControlPage(spool.control, plan.procs_per_node), plan.procs_per_node)
-    forwarder = Forwarder(spool, paths, number, who.node, limits=_limits(plan), clock=post.clock)
+    limits = Limits(
+        spool_bytes=plan.log_spool_bytes,
+        lines_per_s=plan.log_lines_per_s,
+        line_bytes=plan.log_line_bytes,
+        poll_s=max(POLL_S, plan.nodes / 1000),  # all nodes flush at most a thousand times a second
+    )
+    forwarder = Forwarder(spool, paths, number, who.node, limits=limits, clock=post.clock)
     forwarder.start()
     attempt = Attempt(plan=plan, paths=paths, number=number, who=who)
     agent = Agent(attempt, spool, page, forwarder, post.clock, post.forge)
@@ -81,11 +85,15 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
         if forwarder.finish(DRAIN_S):
             spool.remove()
         else:
-            why, missing = forwarder.problem or "too slow", missing_text(forwarder.unwritten())
-            text = f"{who.node}: not all logs could be written to {paths.root} ({why}){missing}"
-            say_on_stderr(f"{text}; the ranks' own files are kept on {who.node} in {spool.keep()}")
+            why, sizes = forwarder.problem or "too slow", forwarder.unwritten()
+            lost = f"up to {sum(sizes.values()):,} bytes of {count(len(sizes), 'output')}"
+            text = f"not all logs could be written to {paths.root} ({why}): {lost} are missing"
+            kept = f"the ranks' own files are kept on {who.node} in {spool.keep()}"
+            say_on_stderr(f"{who.node}: {text}; {kept}")
         if agent.has_lost_node and not agent.next_attempt:
-            _signal_conductor(os.environ.get("CLUSTERRUN_BATCH_PID", ""))
+            # All agents but the lost ones have exited; srun may wait minutes.
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int(os.environ.get("CLUSTERRUN_BATCH_PID", "")), signal.SIGURG)
 
 
 class Post:
@@ -139,33 +147,6 @@ class Post:
     def _deliver(self) -> None:
         while self._agent is not None and self._kept:
             self._kept.pop(0)(self._agent)
-
-
-def _limits(plan: Plan) -> Limits:
-    """Return the limits; all nodes together flush at most a thousand times a second."""
-    return Limits(
-        spool_bytes=plan.log_spool_bytes,
-        lines_per_s=plan.log_lines_per_s,
-        line_bytes=plan.log_line_bytes,
-        poll_s=max(POLL_S, plan.nodes / 1000),
-    )
-
-
-def _signal_conductor(pid: str) -> None:
-    """Signal the conductor that all agents but the lost ones have exited; srun may wait minutes."""
-    if pid.isdigit():
-        with contextlib.suppress(OSError):
-            os.kill(int(pid), signal.SIGURG)
-
-
-def missing_text(sizes: Mapping[Output, int]) -> str:
-    """Describe how much of each output may be missing from the log."""
-    if not sizes:
-        return ""
-    text = f": up to {sum(sizes.values()):,} bytes of {count(len(sizes), 'output')} are missing"
-    if len(sizes) > NAMED_OUTPUTS:
-        return text
-    return f"{text}: {', '.join(f'{output.name} {size:,}' for output, size in sizes.items())}"
 
 
 @contextlib.contextmanager

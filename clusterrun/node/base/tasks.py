@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -73,10 +74,10 @@ class SharedDisk:
 
     def do(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """Queue work; return a future for its result."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[_T] = loop.create_future()
-        self._queue.put(partial(_do, work, loop, future))
-        return future
+        future: Future[_T] = Future()
+        future.set_running_or_notify_cancel()  # who stops waiting does not stop the work
+        self._queue.put(partial(_do, work, future))
+        return asyncio.wrap_future(future)
 
     def close(self) -> None:
         """End the thread after the work that is queued."""
@@ -87,18 +88,8 @@ class SharedDisk:
             work()
 
 
-def _do(
-    work: Callable[[], _T], loop: asyncio.AbstractEventLoop, future: asyncio.Future[_T]
-) -> None:
-    settle: Callable[[], None]
+def _do(work: Callable[[], _T], future: Future[_T]) -> None:
     try:
-        settle = partial(future.set_result, work())
+        future.set_result(work())
     except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
-        settle = partial(future.set_exception, error)
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(_settle, future, settle)
-
-
-def _settle(future: asyncio.Future[_T], settle: Callable[[], None]) -> None:
-    if not future.done():
-        settle()
+        future.set_exception(error)

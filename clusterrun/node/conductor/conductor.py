@@ -142,7 +142,8 @@ class Conductor:
                 self._examine()
                 return Finish(state=JobState.COMPLETED, code=0)
             decision = self._decide()
-            if not self._stays(decision):
+            is_same = decision.next is Next.RELAUNCH and decision.exclude == self.excluded
+            if not (is_same and self.agents_rest):  # they stay for the next attempt
                 self._release_step(decision.exclude)
             self._check()
             if decision.next is not Next.RELAUNCH and self.host.was_requeued():
@@ -186,8 +187,10 @@ class Conductor:
             say_on_stderr(f"cannot start attempt {self.attempt}: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=127)) from error
         self.code = int(NodeExit.NODE_LOST) if code is None else code
-        if self.code:
-            self.code = self._agreed() or self.code
+        with contextlib.suppress(OSError, ValueError):
+            if self.code:  # the agents know which rank failed first
+                agreed = int(self.paths.status(self.attempt).read_text(encoding="ascii"))
+                self.code = agreed or self.code
 
     def _await_step(self) -> int | None:
         """Wait until the step ends; return None if its agents rest, or have left it."""
@@ -204,17 +207,6 @@ class Conductor:
         signs = (self.paths.head_pid(self.attempt), self.paths.status(self.attempt))
         is_over = code is not None and not self.terminated
         return is_over and not any(sign.exists() for sign in signs)
-
-    def _agreed(self) -> int:
-        """Return the agents' exit status, or 0: they know which rank failed first."""
-        with contextlib.suppress(OSError, ValueError):
-            return int(self.paths.status(self.attempt).read_text(encoding="ascii"))
-        return 0
-
-    def _stays(self, decision: Decision) -> bool:
-        """Return whether the next attempt may run in this step."""
-        is_same = decision.next is Next.RELAUNCH and decision.exclude == self.excluded
-        return is_same and self.agents_rest
 
     def _relaunch(self, decision: Decision) -> None:
         self.excluded = decision.exclude

@@ -20,7 +20,8 @@ class Clock:
 
     def __init__(self, now_us: Callable[[], int] = now_us) -> None:
         self.now_us = now_us
-        self.offset_us = 0
+        self.offset_us = self._sent_us = 0
+        self._found: list[Offset] = []
 
     def corrected(self, epoch_us: int) -> int:
         """Convert a time of this node to the head's."""
@@ -29,6 +30,23 @@ class Clock:
     def corrected_s(self, epoch_s: float) -> float:
         """Convert a time of this node, in seconds, to the head's."""
         return epoch_s - self.offset_us / 1_000_000
+
+    def ping(self) -> None:
+        """Record that a ping was sent."""
+        self._sent_us = self.now_us()
+
+    def pong(self, head_us: int) -> Offset | None:
+        """Take the head's time from an answer; return the offset after the last, else None.
+
+        The fastest of several pings is the best (RFC 5905).
+        """
+        now_us = self.now_us()
+        middle_us = (self._sent_us + now_us) // 2
+        self._found.append(Offset(offset_us=middle_us - head_us, rtt_us=now_us - self._sent_us))
+        if len(self._found) < PINGS:
+            return None
+        found, self._found = self._found, []
+        return min(found, key=lambda offset: offset.rtt_us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,25 +60,3 @@ class Offset:
     def is_certain(self) -> bool:
         """Return whether the clocks differ by more than the ping can explain."""
         return abs(self.offset_us) > max(LEAST_US, self.rtt_us / 2)
-
-
-class Comparison:
-    """Compare this clock with the head's; the fastest of several pings is the best (RFC 5905)."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._sent_us = 0
-        self._found: list[Offset] = []
-
-    def ping(self) -> None:
-        """Record that a ping was sent."""
-        self._sent_us = self._clock.now_us()
-
-    def pong(self, head_us: int) -> Offset | None:
-        """Take the head's time from an answer; return the offset after the last, else None."""
-        now_us = self._clock.now_us()
-        middle_us = (self._sent_us + now_us) // 2
-        self._found.append(Offset(offset_us=middle_us - head_us, rtt_us=now_us - self._sent_us))
-        if len(self._found) < PINGS:
-            return None
-        return min(self._found, key=lambda offset: offset.rtt_us)

@@ -16,7 +16,8 @@ from typing import Any
 from clusterrun.node.base.causes import Ending, Failure
 from clusterrun.shared.files import parse_object
 
-LINE_BYTES = 1 << 20
+LINE_BYTES = 1 << 24  # no agent sends a longer one
+READ_BYTES = 1 << 20
 STRANGER_BYTES = 32 << 10  # of a line from a peer that is not yet trusted
 TEXT_CHARS = 8192  # of each text in a message
 HELLO_CHARS = 512  # the same before the peer is trusted: it reads no more
@@ -37,7 +38,7 @@ class Channel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._received = bytearray()
-        self._is_trusted = self._is_skipping = False
+        self._is_trusted = False
         own, peer = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
         self.own_address, self.peer_address = plain_address(own), plain_address(peer)
         self.own_end, self.peer_end = _end(own), _end(peer)
@@ -61,26 +62,16 @@ class Channel:
                 return message
 
     async def _line(self) -> bytes:
-        """Return the next line, empty if it is too long. Raises EOFError after the last."""
+        """Return the next line. Raises EOFError after the last, or if one is too long."""
         while (end := self._received.find(b"\n")) < 0:
-            data = await self._reader.read(LINE_BYTES)
-            if not data:
-                raise EOFError
+            data = await self._reader.read(READ_BYTES)
             self._received += data
-            if len(self._received) > (LINE_BYTES if self._is_trusted else STRANGER_BYTES):
-                self._skip()
+            is_too_long = len(self._received) > (LINE_BYTES if self._is_trusted else STRANGER_BYTES)
+            if not data or is_too_long:
+                raise EOFError
         line = bytes(self._received[:end])
         del self._received[: end + 1]
-        was_skipping, self._is_skipping = self._is_skipping, False
-        return b"" if was_skipping else line
-
-    def _skip(self) -> None:
-        """Drop a line that is too long."""
-        if not self._is_trusted:
-            raise EOFError
-        if b"\n" not in self._received:
-            self._received.clear()
-            self._is_skipping = True
+        return line
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message with long texts cut; the reader notices a closed connection."""

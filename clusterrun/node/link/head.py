@@ -33,7 +33,6 @@ from clusterrun.shared.typed import decoded
 LOOK_S = 0.5  # between checks of other nodes' files
 RETURN_S = 20.0  # for a node to reconnect before all have joined
 HANG_UP_S = 1.0  # for members to leave after the meeting has failed
-STRANGERS = 64  # open handshakes allowed besides one of each node
 BACKLOG = 1024
 Decide = Callable[[Sequence[Report], str], LaunchParameters]
 Prepare = Callable[[], Awaitable[None]]
@@ -176,9 +175,6 @@ class Head:
         return max(reached, key=reached.__getitem__, default=LOOPBACK)
 
     def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Start a handshake; if too many are open, cancel the oldest."""
-        for oldest in list(self._handshakes)[: 1 - len(self._who.nodes) - STRANGERS]:
-            oldest.cancel()
         self._handshakes.start(self._admit(reader, writer))
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,7 +15,7 @@ from clusterrun.node.base.facts import interface_of
 from clusterrun.node.base.identity import Identity
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk, Tasks, guarded
-from clusterrun.node.link.clock import Clock, Comparison, Offset
+from clusterrun.node.link.clock import Clock, Offset
 from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, StopDecision
 from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
 from clusterrun.node.link.questions import Answerer, answer
@@ -50,7 +50,6 @@ class Member:
         self._timeout_s, self._answerers = timeout_s, answerers
         self._clock, self._compared = clock, compared
         self._tasks = Tasks()
-        self._comparison = Comparison(clock)
         self._channel: Channel | None = None
         self._decision = StopDecision()
         self._closed = asyncio.Event()
@@ -219,7 +218,7 @@ class Member:
         self._head_is_lost("its agent is gone: the connection closed")
 
     def _ping(self, channel: Channel) -> None:
-        self._comparison.ping()
+        self._clock.ping()
         channel.send("ping")
 
     def _pong(self, channel: Channel, message: Mapping[str, Any]) -> None:
@@ -227,7 +226,7 @@ class Member:
         head_us = message.get("clock_us")
         if not isinstance(head_us, int):
             return
-        offset = self._comparison.pong(head_us)
+        offset = self._clock.pong(head_us)
         if offset is None:
             self._ping(channel)
         elif offset.is_certain:

@@ -6,18 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 ANSWER_S = 20.0  # an agent that takes longer is stopped or gone
 
 
-class Send(Protocol):
-    """Send a message, to one node or to all."""
-
-    def __call__(self, kind: str, **fields: Any) -> None:
-        """Send one message."""
-
-
+Send = Callable[..., None]  # a kind of message and its fields, to one node or to all
 Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
