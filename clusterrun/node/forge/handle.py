@@ -30,7 +30,7 @@ class Forge:
         self._importing = self._hint = ""
         self._has_libraries = False
         self._variables: dict[str, Any] | None = None
-        self._is_ended = self._is_busy = False
+        self._is_ended = False
         self._shown = 0  # bytes of its output that have been taken
         self.notes: list[str] = []
         self.why_closed = ""
@@ -91,7 +91,7 @@ class Forge:
             except (OSError, ValueError):
                 is_dead = is_empty = True
         if is_dead:
-            self._closed(f"it {self.how_ended()}", self._last_line())
+            self._closed(f"it {self.how_ended()}")
             return
         limit_s = PRELOAD_S if self._has_libraries else IMPORT_S
         if self._importing and time.monotonic() - self._changed_at > limit_s:
@@ -125,15 +125,13 @@ class Forge:
                 self.pids = answer["pids"]
             case "exited":
                 self.codes[answer["local_rank"]] = answer["code"]
-            case "busy" | "idle":
-                self._is_busy = event == "busy"
             case "ended":
                 self._is_ended = True
 
-    def _closed(self, why: str, last_line: str = "") -> None:
+    def _closed(self, why: str) -> None:
         at = f" while it imported {self._importing}" if self._importing else ""
         self._importing = ""
-        self.why_closed = self.why_closed or f"{why}{at}{last_line}{self._advice}"
+        self.why_closed = self.why_closed or f"{why}{at}{self._advice}"
 
     @property
     def _advice(self) -> str:
@@ -158,14 +156,6 @@ class Forge:
         text = os.pread(self._output, OUTPUT_BYTES, self._shown)
         self._shown += len(text)
         return text
-
-    def _last_line(self) -> str:
-        size = os.fstat(self._output).st_size
-        lines = (
-            os.pread(self._output, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
-        )
-        last = [line.strip() for line in lines if line.strip()][-1:]
-        return f": {last[0]}" if last else ""
 
     def _send(self, order: str, **fields: Any) -> None:
         refusal = ""
@@ -200,7 +190,7 @@ class Forge:
         self._is_ended = False
         self._send("end")
         self.look()
-        await self._until(lambda: self._is_ended, PRELOAD_S if self._is_busy else END_S)
+        await self._until(lambda: self._is_ended, END_S)
         if not self._is_ended:
             self.close("it did not end its ranks in time")
 

@@ -61,14 +61,8 @@ def check(name: str, imported: Collection[str]) -> None:
 
 
 def threads() -> int:
-    """Return the number of threads of this process, without jemalloc's: it expects forks."""
-    return sum(_name(task) != "jemalloc_bg_thd" for task in os.listdir("/proc/self/task"))
-
-
-def _name(task: str) -> str:
-    with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
-        return file.read().strip()
-    return ""
+    """Return the number of threads of this process."""
+    return len(os.listdir("/proc/self/task"))
 
 
 def open_device() -> str:
@@ -118,12 +112,6 @@ def of_ranks(strategy: str, installed: Collection[str]) -> tuple[str, ...]:
     if strategy.startswith("zero"):
         names += ["setuptools", "transformers.integrations.deepspeed"]
     return tuple(name for name in names if importlib.util.find_spec(name.partition(".")[0]))
-
-
-def between_attempts() -> tuple[str, ...]:
-    """Return what torch imports only when an optimizer is made: a start need not wait for it."""
-    name = "torch._dynamo"
-    return (name,) if name not in sys.modules and importlib.util.find_spec(name) else ()
 
 
 def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:

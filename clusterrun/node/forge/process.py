@@ -10,7 +10,6 @@ import contextlib
 import gc
 import importlib
 import json
-import mmap
 import os
 import select
 import signal
@@ -33,14 +32,9 @@ from clusterrun.shared.given import note_given
 from clusterrun.shared.own_modules import WORKER_MODULE
 
 KILL_S = 5.0
-IDLE_S = 10.0  # after which it imports, for the next attempt, what each rank imports itself
 LOOK_S = 0.5  # between looks at a rank that the kernel does not report
 NAMED = 3  # variables in a message
-UNKNOWN_HINT = (
-    "pass the variables with --env NAME=VALUE, and remove this line or run it after the imports"
-)
 AUTO = "auto"  # in launch.preload: what the script imports
-_UNKNOWN, _ALIKE, _CHANGED = range(3)  # whether a script has set what an import had missed
 
 
 class ForgeProcess:
@@ -60,8 +54,6 @@ class ForgeProcess:
         self._why_closed = "its modules are not imported"
         self._project = ProjectFiles(plan["entry"])
         self._changes = Changes(self._project)
-        self._late_at = 0.0
-        self._page = mmap.mmap(-1, 1)  # shared with the ranks
 
     def _tell(self, event: str, **fields: Any) -> None:
         """Send an answer; if the agent is gone, exit."""
@@ -130,9 +122,9 @@ class ForgeProcess:
 
     def _check_variables(self, modules: Iterable[str]) -> None:
         """Raise Closed if the script may set a variable that these modules read at their import."""
-        if place := self._changes.early_place:
-            why = f"{place} may set any variable before the script imports what reads it"
-            raise Closed(why, UNKNOWN_HINT)
+        if place := self._changes.place:
+            hint = "pass the variables with --env NAME=VALUE, and remove this line"
+            raise Closed(f"{place} may set any variable, also one that an import reads", hint)
         if early := read_early(self._changes.names, modules):
             named = ", ".join(early[:NAMED])
             hint = f"pass it with --env {early[0]}=VALUE, and remove it from the script"
@@ -142,11 +134,9 @@ class ForgeProcess:
         """Import the modules of `launch.preload`, of which it is unknown what they read then."""
         listed, auto = self._plan["preload"], self._project.installed
         names = [name for each in listed for name in (auto if each == AUTO else [each])]
-        set_by_script, place = not_late(self._changes.names), self._changes.place
-        if names and (set_by_script or place):
-            why = f"the script may set {', '.join(set_by_script[:NAMED])} before"
-            hint = f"pass it with --env {set_by_script[0]}=VALUE" if set_by_script else UNKNOWN_HINT
-            why = why if set_by_script else f"{place} may set any variable before"
+        if names and (found := not_late(self._changes.names)):
+            why = f"the script may set {', '.join(found[:NAMED])} before"
+            hint = f"pass it with --env {found[0]}=VALUE"
             self._tell("note", text=f"launch.preload imports nothing, since {why}; hint: {hint}")
             return
         if names and self._finder:  # a module may end this process, and that with it
@@ -163,9 +153,8 @@ class ForgeProcess:
             poll = select.poll()
             for descriptor in (self._link.fileno(), *self._watched):
                 poll.register(descriptor, select.POLLIN)
-            ready = [descriptor for descriptor, _ in poll.poll(self._patience_ms())]
-            if self._late_at and not ready and time.monotonic() >= self._late_at:
-                self._import_late()
+            patience_ms = LOOK_S * 1000 if self._unwatched else None
+            ready = [descriptor for descriptor, _ in poll.poll(patience_ms)]
             for descriptor in self._watched.keys() & ready:
                 os.close(descriptor)
                 self._report_end(self._watched.pop(descriptor))
@@ -173,38 +162,18 @@ class ForgeProcess:
                 self._report_end(pid)
             self._waiting = self._orders() if self._link.fileno() in ready else []
 
-    def _patience_ms(self) -> float | None:
-        waits_s = [max(0.0, self._late_at - time.monotonic())] if self._late_at else []
-        waits_s += [LOOK_S] if self._unwatched else []
-        return min(waits_s) * 1000 if waits_s else None
-
-    def _import_late(self) -> None:
-        """Import what torch imports when an optimizer is made, which takes a second."""
-        self._late_at = 0.0
-        if self._page[0] == _UNKNOWN:
-            self._late_at = time.monotonic() + IDLE_S
-        if self._page[0] != _ALIKE:
-            return
-        self._tell("busy")
-        try:
-            preload.preload(preload.between_attempts(), lambda _: None)
-        except Closed as error:
-            self._close(error)
-        _worker().freeze()
-        self._tell("idle")
-
     def _obey(self, order: dict[str, Any]) -> bool:
         """Follow an order; return whether this is now a rank."""
-        kind = order["order"]
-        if kind == "variables":
-            self._find_variables(order)
-        elif kind == "store":
-            self._host_store(order)
-        elif kind == "launch":
-            return self._launch(order)
-        elif kind == "end":
-            left = self._kill_all()
-            self._tell("ended", left=sorted(left))
+        match order["order"]:
+            case "variables":
+                self._find_variables(order)
+            case "store":
+                self._help(partial(self._host_store, order["place"]), "store")
+            case "launch":
+                return self._launch(order)
+            case "end":
+                self._kill_all()
+                self._tell("ended")
         return False
 
     # The environment and the store: forks that never become ranks
@@ -222,12 +191,8 @@ class ForgeProcess:
 
         self._finder = self._help(find, "variables")
 
-    def _host_store(self, order: Mapping[str, Any]) -> None:
-        def host() -> NoReturn:
-            address, port, nodes, timeout_s = order["place"]
-            store.host(address, port, nodes, timeout_s, lambda: self._tell("store"))
-
-        self._help(host, "store")
+    def _host_store(self, place: tuple[str, int, int, int]) -> NoReturn:
+        store.host(*place, lambda: self._tell("store"))
 
     def _help(self, work: Callable[[], NoReturn], name: str) -> int:
         """Run `work` in a fork that dies with the forge, and report if it fails; return its pid."""
@@ -249,7 +214,6 @@ class ForgeProcess:
         """Fork the ranks; return whether this is one of them."""
         if self._why_closed:
             return False
-        self._page[0] = _UNKNOWN
         try:
             self._check(order)
             if self._fork_ranks(order):
@@ -258,7 +222,6 @@ class ForgeProcess:
             self._close(error)
             return False
         self._tell("started", pids=list(self._children))
-        self._late_at = time.monotonic() + IDLE_S
         return False
 
     def _fork_ranks(self, order: Mapping[str, Any]) -> bool:
@@ -278,7 +241,8 @@ class ForgeProcess:
                     title = order["titles"][local]
                     what = (order["entry"], environ, self._before, order["output"])
                     ranks.become(*what, title, launcher)
-                    self._compare_when_joined(imported)
+                    if environ.get("RANK") == "0":
+                        self._compare_when_joined(imported)
                     self._handlers.restore()
                     return True
             self._children[pid] = local
@@ -309,10 +273,7 @@ class ForgeProcess:
 
         def compare() -> None:
             with contextlib.suppress(Exception):  # it must not end a training
-                missed = start.missed()
-                is_alike = not missed and not start.changed()
-                self._page[0] = max(self._page[0], _ALIKE if is_alike else _CHANGED)
-                if missed and os.environ.get("RANK", "0") == "0":
+                if missed := start.missed():
                     sys.stderr.write(f"clusterrun: {missed}; use --set launch.launcher=direct\n")
 
         _worker().when_joined.append(compare)
@@ -325,8 +286,8 @@ class ForgeProcess:
             code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
             self._tell("exited", local_rank=self._children[pid], code=code)
 
-    def _kill_all(self) -> set[int]:
-        """Kill and reap all that was forked; return what can't be killed."""
+    def _kill_all(self) -> None:
+        """Kill and reap all that was forked, unless it can't be killed."""
         for descriptor in self._watched:
             os.close(descriptor)
         left = {*self._children, *self._helpers}
@@ -338,7 +299,6 @@ class ForgeProcess:
             time.sleep(0.001 if left else 0)
         self._children, self._helpers, self._finder = {}, [], 0
         self._watched, self._unwatched = {}, set()
-        return left
 
 
 def serve(

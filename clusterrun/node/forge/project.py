@@ -7,22 +7,18 @@ Of installed packages, only imports outside functions and blocks count, which ev
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from itertools import accumulate
 
 _FILES = 50
 _RELEVANT = re.compile(rb"environ|dotenv|putenv|unsetenv|read_env|\.path(?:\.insert|\[| *=)")
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]*[A-Z0-9]")
 # Of python-dotenv, environs, django-environ, dynaconf and envparse: they set what a file names.
 _LOADERS = ("load_dotenv", "read_env", "read_envfile", "set_as_environment_variables")
-# What imports torch, and what reads the variables of Hugging Face's hub.
-_TORCH = ("torch", "accelerate", "deepspeed", "lightning", "pytorch_lightning")
-_HUB = ("accelerate", "datasets", "diffusers", "huggingface_hub", "transformers")
 Nodes = tuple[ast.AST, ...]
 
 
@@ -32,8 +28,6 @@ class ProjectFiles:
     def __init__(self, entry: Sequence[str]) -> None:
         # By path, the script first: all syntax of those that may change variables or sys.path.
         self.files: dict[str, Nodes] = {}
-        self.bodies: dict[str, list[ast.stmt]] = {}
-        self.imports: dict[ast.AST, list[tuple[str, list[str]]]] = {}  # modules, and their files
         self.installed: list[str] = []  # what they import from installed packages, in order
         self.directories = first_on_path(entry)
         path, package = _script(entry)
@@ -46,24 +40,23 @@ class ProjectFiles:
             return
         body, is_relevant = _parsed(path)
         self.files[path] = tuple(each for node in body * is_relevant for each in ast.walk(node))
-        self.bodies[path] = body
         for node in _statements(body):
             is_first = node in body
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    self._import(node, alias.name, (), is_first=is_first)
+                    self._import(alias.name, (), is_first=is_first)
             elif isinstance(node, ast.ImportFrom):
                 names = [alias.name for alias in node.names]
-                self._import(node, _absolute(node, package), names, is_first=is_first)
+                self._import(_absolute(node, package), names, is_first=is_first)
 
-    def _import(self, node: ast.AST, module: str, names: Sequence[str], *, is_first: bool) -> None:
+    def _import(self, module: str, names: Sequence[str], *, is_first: bool) -> None:
         """Read the files of a module, or note an installed one and what is taken from it.
 
         `from a import B` is `a.B`: packages load much only when they are asked for a name.
         """
-        modules = (*_with_parents(module), *(f"{module}.{name}" for name in names))
+        parents = accumulate(module.split("."), lambda above, name: f"{above}.{name}")
+        modules = (*parents, *(f"{module}.{name}" for name in names))
         found = [each for each in (_file(each, self.directories) for each in modules) if each[0]]
-        self.imports.setdefault(node, []).append((module, [path for path, _ in found]))
         for path, package in found:
             self._read(path, package)
         if is_first and not found and is_installed(module.partition(".")[0]):
@@ -129,11 +122,6 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
     return ".".join([*above, *([node.module] if node.module else [])])
 
 
-def _with_parents(module: str) -> Iterator[str]:
-    parts = module.split(".")
-    return (".".join(parts[:n]) for n in range(1, len(parts) + 1))
-
-
 def is_installed(root: str) -> bool:
     """Return whether a package lies among the installed ones: an editable one does not."""
     if root in sys.stdlib_module_names:
@@ -147,24 +135,18 @@ def is_installed(root: str) -> bool:
 
 
 class Changes:
-    """The variables that a project may set, and where it may set some of unknown names."""
+    """The variables that a project may set, and the first place where it may set any ("")."""
 
     def __init__(self, project: ProjectFiles) -> None:
-        self._unknown: dict[ast.AST, str] = {}
-        names = {name for item in project.files.items() for name in self._of_file(*item)}
+        self.place = ""
+        names: set[str] = set()
+        for file, nodes in project.files.items():
+            meanings = _Meanings(nodes)
+            for node in nodes:
+                if (found := meanings.changed(node)) is None and not self.place:
+                    self.place = f"{os.path.relpath(file)}:{getattr(node, 'lineno', 0)}"
+                names.update(found or ())
         self.names = set(filter(_VARIABLE.fullmatch, names))
-        self.place = next(iter(self._unknown.values()), "")
-        self.early_place = self.place  # where that may come before an import that reads it
-        with contextlib.suppress(RecursionError):
-            self.early_place = self.place and _Run(project, self._unknown).early
-
-    def _of_file(self, file: str, nodes: Nodes) -> Iterator[str]:
-        meanings = _Meanings(nodes)
-        for node in nodes:
-            names = meanings.changed(node)
-            if names is None:
-                self._unknown[node] = f"{os.path.relpath(file)}:{getattr(node, 'lineno', 0)}"
-            yield from names or ()
 
 
 class _Meanings:
@@ -252,70 +234,3 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
             yield _name(target), value
         case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
             yield from ((_name(each), value) for each in ast.walk(target))
-
-
-class _Run(ast.NodeVisitor):
-    """Follows a script in the order in which it runs, as far as its syntax tells.
-
-    A function runs where its name is first used.
-    """
-
-    def __init__(self, project: ProjectFiles, unknown: dict[ast.AST, str]) -> None:
-        self.early = ""  # the place of a change before an import that may read it
-        self._imports, self._unknown, self._bodies = project.imports, unknown, {**project.bodies}
-        self._script = next(iter(self._bodies))
-        self._functions: dict[str, list[tuple[str, list[ast.stmt]]]] = {}
-        self._newest = self._file = ""
-        self._has_torch = self._has_hub = False
-        self._run(self._script, self._bodies.pop(self._script))
-
-    def _run(self, file: str, body: Iterable[ast.stmt]) -> None:
-        before, self._file = self._file, file
-        for node in body:
-            self.visit(node)
-        self._file = before
-
-    def visit(self, node: ast.AST) -> None:
-        """Run a part of the script."""
-        super().visit(node)
-        if place := self._unknown.get(node):
-            self._newest = place
-            self.early = self.early or ("" if self._has_torch else place)
-
-    def _import(self, node: ast.AST) -> None:
-        for module, files in self._imports.get(node, ()):
-            for file in files:
-                self._run(file, self._bodies.pop(file, ()))
-            if not files:
-                self._load(module.partition(".")[0])
-
-    def _load(self, root: str) -> None:
-        is_torch = root in _TORCH or root.startswith("torch")
-        if self._newest and not self._has_hub and not is_torch and is_installed(root):
-            self.early = self.early or self._newest
-        self._has_torch |= is_torch
-        self._has_hub |= root in _HUB
-
-    def _branch(self, node: ast.If) -> None:
-        test = ast.unparse(node.test)
-        is_main = "__name__" in test and self._file != self._script
-        if not is_main and "TYPE_CHECKING" not in test:
-            self.generic_visit(node)
-
-    def _define(self, node: Any, name: str = "") -> None:
-        self._functions.setdefault(name or node.name, []).append((self._file, node.body))
-
-    def _define_class(self, node: ast.ClassDef) -> None:
-        for each in node.body:
-            is_init = getattr(each, "name", "") == "__init__"
-            self._define(each, node.name) if is_init else self.visit(each)
-
-    def _use(self, node: ast.AST) -> None:
-        self.generic_visit(node)
-        for file, body in self._functions.pop(_name(node), ()):
-            self._run(file, body)
-
-    visit_Import = visit_ImportFrom = _import
-    visit_FunctionDef = visit_AsyncFunctionDef = _define
-    visit_ClassDef = _define_class
-    visit_If, visit_Name, visit_Attribute = _branch, _use, _use

@@ -58,7 +58,7 @@ def directories(project: ProjectFiles) -> list[str]:
         place = os.path.dirname(file)
         above = os.path.dirname(place)
         bases = {place, above, os.path.dirname(above), os.getcwd()}
-        for words in (_texts(node) for node in nodes if _changes_path(node)):
+        for words in _path_texts(nodes):
             for base in bases:
                 found |= {base, os.path.join(base, *words), *(f"{base}/{word}" for word in words)}
     return sorted(map(os.path.normpath, found))
@@ -82,21 +82,17 @@ def _module(entry: os.DirEntry[str]) -> str:
     return name if rest == "py" or rest.endswith("so") else ""
 
 
-def _texts(node: ast.AST) -> list[str]:
-    constants = (each for each in ast.walk(node) if isinstance(each, ast.Constant))
-    return [each.value for each in constants if isinstance(each.value, str)]
-
-
-def _changes_path(node: ast.AST) -> bool:
-    """Return whether a statement puts something first on `sys.path`, or may."""
-    match node:
-        case ast.Call(func=ast.Attribute(attr="insert", value=ast.Attribute(attr="path"))):
-            return True
-        case ast.Assign(targets=[ast.Attribute(attr="path")]):
-            return True
-        case ast.Assign(targets=[ast.Subscript(value=ast.Attribute(attr="path"))]):
-            return True
-    return False
+def _path_texts(nodes: Iterable[ast.AST]) -> Iterator[list[str]]:
+    """Yield the texts in each statement that puts something first on `sys.path`, or may."""
+    for node in nodes:
+        match node:
+            case (
+                ast.Call(func=ast.Attribute(attr="insert", value=ast.Attribute(attr="path")))
+                | ast.Assign(targets=[ast.Attribute(attr="path")])
+                | ast.Assign(targets=[ast.Subscript(value=ast.Attribute(attr="path"))])
+            ):
+                constants = (each for each in ast.walk(node) if isinstance(each, ast.Constant))
+                yield [each.value for each in constants if isinstance(each.value, str)]
 
 
 class RankStart:
@@ -107,22 +103,15 @@ class RankStart:
         self._env: Mapping[str, str] = dict(os.environ)
         self._path = frozenset(sys.path)
 
-    def changed(self) -> list[str]:
-        """Return the variables that the script has changed and a library reads at its import."""
-        return read_early(dict(self._env.items() ^ os.environ.items()), self._imported)
-
     def missed(self) -> str:
         """Return what the script has changed since, but too late; "" if nothing."""
+        changed = read_early(dict(self._env.items() ^ os.environ.items()), self._imported)
         late = tuple(name for name, module in _READERS.items() if module not in self._imported)
-        if names := [name for name in self.changed() if not name.startswith(late)]:
+        if names := [name for name in changed if not name.startswith(late)]:
             text = ", ".join(names)
             return f"the script changes {text} too late: the forge has imported what reads it"
-        if names := shadowing(self._new_directories(), self._imported):
-            return f"the script has its own {', '.join(names)}, but the forge has imported another"
-        return ""
-
-    def _new_directories(self) -> Iterator[str]:
-        """Yield those in which Python looks before it looks for installed packages."""
         texts = (path for path in sys.path if isinstance(path, str))  # Python ignores others
         first = takewhile(lambda path: not path.endswith("-packages"), texts)
-        return (path for path in first if path not in self._path)
+        if names := shadowing((path for path in first if path not in self._path), self._imported):
+            return f"the script has its own {', '.join(names)}, but the forge has imported another"
+        return ""
