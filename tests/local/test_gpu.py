@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from clusterrun.node.forge.process import IDLE_S
 from tests.patience import wait_for
 from tests.road import project, wait_for_none
 
@@ -31,6 +33,7 @@ def test_a_restarted_rank_is_a_fork_of_the_same_process(tmp_path: Path, strategy
     (here.path / "waits.py").write_text(WAITS_AT_FIRST)
     job_id = here.submit(*ONE, "--set", "launch.launcher=forge", "--strategy", strategy, "waits.py")
     wait_for(lambda: "sum" in here.logs(job_id), "the first attempt")
+    time.sleep(IDLE_S + 8)  # the forge imports what the next attempt needs
     os.kill(here.events_of(job_id, "rank_start")[0]["pid"], signal.SIGKILL)
     assert here.cli("status", job_id, "--wait").returncode == 0, here.logs(job_id)
     lines = [here.raw_logs(job_id, "--attempt", number).decode() for number in ("1", "2")]

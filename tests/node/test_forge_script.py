@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def test_what_a_rank_has_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "path", [Path("/no/text"), *sys.path])
     monkeypatch.setenv("DS_SKIP_CUDA_CHECK", "1")
-    assert start.missed() == "", "no deepspeed yet"
+    assert (start.missed(), start.changed()) == ("", ["DS_SKIP_CUDA_CHECK"]), "no deepspeed yet"
     (tmp_path / "yaml.py").write_text("")
     assert "the script has its own yaml, but the forge" in start.missed()
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
@@ -132,6 +133,25 @@ def test_what_a_rank_has_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.agents
+def test_more_is_imported_only_if_the_next_attempt_stays_like_this_one() -> None:
+    program = """
+import socket, sys
+from clusterrun.node.forge import preload, process
+process.IDLE_S = 0.01
+preload.between_attempts = lambda: ("colorsys",)
+plan = {"strategy": "ddp", "preload": [], "entry": ["train.py"]}
+agent, end = socket.socketpair()
+forge = process.ForgeProcess(end, plan, is_alone=True)
+forge._late_at = 0.0
+for is_alike in (0, 1):
+    forge._page[0] = is_alike
+    forge._follow()
+    print("colorsys" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
 def test_a_script_that_sets_variables_first_gets_new_interpreters(stub_job: Make) -> None:
     script = f"import os, sys\nos.environ |= {{name: '3' for name in sys.argv[1:]}}\n{HELLO}"
     job = stub_job(script).start()

@@ -114,6 +114,12 @@ def of_ranks(strategy: str, installed: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in names if importlib.util.find_spec(name.partition(".")[0]))
 
 
+def between_attempts() -> tuple[str, ...]:
+    """Return what torch imports only when an optimizer is made: a start need not wait for it."""
+    name = "torch._dynamo"
+    return (name,) if name not in sys.modules and importlib.util.find_spec(name) else ()
+
+
 def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
     """Import modules one by one, and check the process after each. Raises Closed."""
     for name in names:

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import importlib
 import json
+import mmap
 import os
 import select
 import signal
@@ -32,6 +33,7 @@ from clusterrun.shared.given import note_given
 from clusterrun.shared.own_modules import WORKER_MODULE
 
 KILL_S = 5.0
+IDLE_S = 10.0  # after which it imports, for the next attempt, what each rank imports itself
 LOOK_S = 0.5  # between looks at a rank that the kernel does not report
 NAMED = 3  # variables in a message
 AUTO = "auto"  # in launch.preload: what the script imports
@@ -54,6 +56,8 @@ class ForgeProcess:
         self._why_closed = "its modules are not imported"
         self._project = ProjectFiles(plan["entry"])
         self._changes = Changes(self._project)
+        self._late_at = float("inf")
+        self._page = mmap.mmap(-1, 1)  # 1: the script has set nothing that an import missed
 
     def _tell(self, event: str, **fields: Any) -> None:
         """Send an answer; if the agent is gone, exit."""
@@ -146,21 +150,33 @@ class ForgeProcess:
 
     def serve(self) -> None:
         """Follow orders; return in each rank."""
-        while True:
-            for order in self._waiting:
-                if self._obey(order):
-                    return
-            poll = select.poll()
-            for descriptor in (self._link.fileno(), *self._watched):
-                poll.register(descriptor, select.POLLIN)
-            patience_ms = LOOK_S * 1000 if self._unwatched else None
-            ready = [descriptor for descriptor, _ in poll.poll(patience_ms)]
-            for descriptor in self._watched.keys() & ready:
-                os.close(descriptor)
-                self._report_end(self._watched.pop(descriptor))
-            for pid in list(self._unwatched):
-                self._report_end(pid)
-            self._waiting = self._orders() if self._link.fileno() in ready else []
+        while not any(self._obey(order) for order in self._waiting):
+            self._follow()
+
+    def _follow(self) -> None:
+        """Wait for orders and for ends of ranks; report the ends."""
+        poll = select.poll()
+        for descriptor in (self._link.fileno(), *self._watched):
+            poll.register(descriptor, select.POLLIN)
+        patience_s = LOOK_S if self._unwatched else IDLE_S
+        ready = [descriptor for descriptor, _ in poll.poll(patience_s * 1000)]
+        if self._page[0] and not ready and time.monotonic() > self._late_at:
+            self._import_late()
+        for descriptor in self._watched.keys() & ready:
+            os.close(descriptor)
+            self._report_end(self._watched.pop(descriptor))
+        for pid in list(self._unwatched):
+            self._report_end(pid)
+        self._waiting = self._orders() if self._link.fileno() in ready else []
+
+    def _import_late(self) -> None:
+        """Import what torch imports when an optimizer is made, which takes a second."""
+        self._late_at = float("inf")
+        try:
+            preload.preload(preload.between_attempts(), lambda _: None)
+        except Closed as error:
+            self._close(error)
+        _worker().freeze()
 
     def _obey(self, order: dict[str, Any]) -> bool:
         """Follow an order; return whether this is now a rank."""
@@ -214,6 +230,7 @@ class ForgeProcess:
         """Fork the ranks; return whether this is one of them."""
         if self._why_closed:
             return False
+        self._page[0] = 0
         try:
             self._check(order)
             if self._fork_ranks(order):
@@ -222,6 +239,7 @@ class ForgeProcess:
             self._close(error)
             return False
         self._tell("started", pids=list(self._children))
+        self._late_at = time.monotonic() + IDLE_S
         return False
 
     def _fork_ranks(self, order: Mapping[str, Any]) -> bool:
@@ -241,7 +259,7 @@ class ForgeProcess:
                     title = order["titles"][local]
                     what = (order["entry"], environ, self._before, order["output"])
                     ranks.become(*what, title, launcher)
-                    if environ.get("RANK") == "0":
+                    if local == 0:
                         self._compare_when_joined(imported)
                     self._handlers.restore()
                     return True
@@ -273,7 +291,9 @@ class ForgeProcess:
 
         def compare() -> None:
             with contextlib.suppress(Exception):  # it must not end a training
-                if missed := start.missed():
+                missed = start.missed()
+                self._page[0] = not missed and not start.changed()
+                if missed and os.environ.get("RANK") == "0":
                     sys.stderr.write(f"clusterrun: {missed}; use --set launch.launcher=direct\n")
 
         _worker().when_joined.append(compare)

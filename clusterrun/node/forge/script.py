@@ -103,11 +103,14 @@ class RankStart:
         self._env: Mapping[str, str] = dict(os.environ)
         self._path = frozenset(sys.path)
 
+    def changed(self) -> list[str]:
+        """Return the variables that the script has changed and a library reads at its import."""
+        return read_early(dict(self._env.items() ^ os.environ.items()), self._imported)
+
     def missed(self) -> str:
         """Return what the script has changed since, but too late; "" if nothing."""
-        changed = read_early(dict(self._env.items() ^ os.environ.items()), self._imported)
         late = tuple(name for name, module in _READERS.items() if module not in self._imported)
-        if names := [name for name in changed if not name.startswith(late)]:
+        if names := [name for name in self.changed() if not name.startswith(late)]:
             text = ", ".join(names)
             return f"the script changes {text} too late: the forge has imported what reads it"
         texts = (path for path in sys.path if isinstance(path, str))  # Python ignores others
