@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from clusterrun import runtime
 from clusterrun.errors import WorldContractError
 from clusterrun.rank import recorder, trainers
-from clusterrun.rank.emit import add_hint, own_rank, rank, say, say_once
+from clusterrun.rank.emit import own_rank, rank, say, say_once
 from clusterrun.rank.engine import (
     OPTIMIZER_MODULE,
     EngineWatch,
@@ -49,7 +49,6 @@ DO_NOT_SPAWN = (
     " int(os.environ['LOCAL_RANK']) as its index, and call init_process_group() without rank and"
     " world_size"
 )
-KEEP_ENVIRONMENT = "keep these variables in os.environ: the launcher sets them for accelerate"
 # Ranks that use these may be one world without torch's process group.
 OTHER_WORLDS = {"horovod", "mpi4py", "jax", "byteps", "bagua", "torch_xla", "tensorflow"}
 OnBroken = Callable[[WorldContractError, str], NoReturn]
@@ -183,11 +182,11 @@ class Contract:
                 runtime.emit("alone")
         self.engine.check_end()
 
-    def check_size(self, size: int, what: str, cause: str | None = None, *, hint: str = "") -> None:
+    def check_size(self, size: int, what: str, cause: str | None = None) -> None:
         """Check the size of a world against the job."""
         if size != self.expected and self.expected:
             message = f"{what} has a world of {size}, but the job requested {self.expected}"
-            self.break_off(message, cause=cause, hint=hint)
+            self.break_off(message, cause=cause)
 
     def patches(self) -> dict[str, Patch]:
         """Return the patch of each module, for every process that may train."""
@@ -241,10 +240,9 @@ def _watch_torch(contract: Contract, module: ModuleType) -> None:
         if not _is_for_rank(contract, call):
             return original(*args, **kwargs)
         if contract.timeout_s > 0:
-            args, kwargs = with_timeout(original, args, kwargs, contract.timeout_s)
+            call.give_timeout(contract.timeout_s)
         contract.note(Joining.WAITS)
-        with call.explained():
-            result = original(*args, **kwargs)
+        result = original(*call.args, **call.kwargs)
         _group_made(contract, module)
         return result
 
@@ -300,9 +298,11 @@ class _Call:
     """A call that joins a world: the rank and world size that it requests."""
 
     def __init__(self, original: Any, args: Any, kwargs: Any) -> None:
-        self._given: Mapping[str, Any] = {}
+        self.args, self.kwargs = args, kwargs
+        self._bound: inspect.BoundArguments | None = None
         with contextlib.suppress(TypeError):  # let torch itself refuse the call
-            self._given = inspect.signature(original).bind(*args, **kwargs).arguments
+            self._bound = inspect.signature(original).bind(*args, **kwargs)
+        self._given: Mapping[str, Any] = self._bound.arguments if self._bound else {}
         self.rank = self._number("rank", "RANK")
         self.size = self._number("world_size", "WORLD_SIZE")
 
@@ -315,18 +315,15 @@ class _Call:
         is_in_url = "?" in str(self._given.get("init_method"))
         return int(text) if text.isdigit() and not is_in_url else None
 
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Add a hint if torch refuses a backend that cannot work on this machine."""
-        try:
-            yield
-        except Exception as error:
-            import torch
-
-            is_nccl = "nccl" in str(self._given.get("backend")).lower()
-            if is_nccl and not torch.cuda.is_available():
-                add_hint(error, "omit the backend or use 'gloo': NCCL needs GPUs")
-            raise
+    def give_timeout(self, timeout_s: int) -> None:
+        """Replace the timeout by the job's; rank 0 reports the replaced one."""
+        if self._bound is not None:
+            timeout = timedelta(seconds=timeout_s)
+            given = self._given.get("timeout")
+            if given not in (None, timeout) and rank() == 0:
+                say_once(f"--timeout {timeout_s} s replaces the script's {given}")
+            self._bound.arguments["timeout"] = timeout
+            self.args, self.kwargs = self._bound.args, self._bound.kwargs
 
 
 def _is_for_rank(contract: Contract, call: _Call) -> bool:
@@ -370,8 +367,6 @@ def _group_made(contract: Contract, module: ModuleType) -> None:
 
 def _prove_distinct(contract: Contract, module: ModuleType, size: int) -> None:
     """Publish the place of this rank; rank 0 reads all in one request and compares them."""
-    from datetime import timedelta
-
     store = module._get_default_store()
     rank = module.get_rank()
     backend = str(module.get_backend())
@@ -405,9 +400,7 @@ def _device(backend: str) -> str:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if local_rank >= torch.cuda.device_count():
         return f"cuda none-{runtime.rank()}"  # torch raises a better error when the rank uses it
-    properties = torch.cuda.get_device_properties(local_rank)
-    fallback = f"{os.uname().nodename}/{os.environ.get('CUDA_VISIBLE_DEVICES', '')}/{local_rank}"
-    return f"cuda {getattr(properties, 'uuid', fallback)}"
+    return f"cuda {torch.cuda.get_device_properties(local_rank).uuid}"
 
 
 def _compare(contract: Contract, places: list[list[str]]) -> None:
@@ -442,45 +435,23 @@ def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
         finally:
             os.environ.update(kept)
         if mine:
-            cause, hint = _why_alone(self.num_processes)
-            contract.check_size(self.num_processes, "accelerate", cause, hint=hint)
+            contract.check_size(self.num_processes, "accelerate", _why_alone(self.num_processes))
 
     module.PartialState.__init__ = __init__
 
 
-def _why_alone(size: int) -> tuple[str | None, str]:
-    """Return the usual reason why accelerate made a world of one, and a hint."""
-    if size != 1:
-        return None, ""
-    gone = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name not in os.environ]
-    if gone:
-        return f"the script removed {', '.join(gone)} from its environment", KEEP_ENVIRONMENT
+def _why_alone(size: int) -> str | None:
+    """Return the usual reason why accelerate made a world of one."""
     import torch
 
+    if size != 1:
+        return None
     if is_forced_to_cpu() or torch.cuda.is_available():
-        cause = "accelerate chose no distributed backend: each rank would train a separate model"
-    else:
-        cause = (
-            "no GPU is usable here and ACCELERATE_USE_CPU is not true: accelerate would train a"
-            " separate model in each rank (use_cpu in its configuration is not enough)"
-        )
-    return cause, ""
-
-
-def with_timeout(
-    init_process_group: Callable[..., Any], args: Any, kwargs: Any, timeout_s: int
-) -> tuple[Any, Any]:
-    """Return a call's arguments with the job's timeout; rank 0 reports the replaced one."""
-    try:
-        bound = inspect.signature(init_process_group).bind(*args, **kwargs)
-    except TypeError:
-        return args, kwargs  # let torch itself refuse the call
-    timeout = timedelta(seconds=timeout_s)
-    given = bound.arguments.get("timeout")
-    if given not in (None, timeout) and rank() == 0:
-        say_once(f"--timeout {timeout_s} s replaces the script's {given}")
-    bound.arguments["timeout"] = timeout
-    return bound.args, bound.kwargs
+        return "accelerate chose no distributed backend: each rank would train a separate model"
+    return (
+        "no GPU is usable here and ACCELERATE_USE_CPU is not true: accelerate would train a"
+        " separate model in each rank (use_cpu in its configuration is not enough)"
+    )
 
 
 def watch_locks(module: ModuleType) -> None:
@@ -497,9 +468,6 @@ def watch_locks(module: ModuleType) -> None:
         if is_mine:
             with contextlib.suppress(OSError):
                 write_whole(Path(_note_path()), os.fsencode(path))
-        build = Path(path).parent
-        if rank() == 0 and not any(build.glob("*.so")):  # it compiles or waits
-            say_once(f"compiling {build.name}; this takes minutes the first time")
         return is_mine
 
     @functools.wraps(release)

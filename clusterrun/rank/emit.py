@@ -71,12 +71,6 @@ def say_once(line: str) -> None:
     say(line)
 
 
-def add_hint(error: BaseException, hint: str) -> None:
-    """Add a line to an error; Python 3.11 and newer print it below the traceback."""
-    notes = getattr(error, "__notes__", [])
-    error.__notes__ = [*notes, f"hint: {hint}"]  # type: ignore[attr-defined]
-
-
 def number(value: Any) -> Any:
     """Convert a tensor or NumPy scalar to a number, NaN to None, and other objects to text."""
     if value is None or isinstance(value, (bool, int, str)):

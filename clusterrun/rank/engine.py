@@ -14,10 +14,13 @@ import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from clusterrun import runtime
-from clusterrun.rank.emit import add_hint, rank, say
+from clusterrun.rank.emit import rank, say
+
+if TYPE_CHECKING:
+    from clusterrun.rank.contract import Contract
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 Check = Callable[[Any], None]
@@ -89,28 +92,13 @@ _PLUGINS = {
     "deepspeed_plugins": Engine.DEEPSPEED,
     "fsdp_plugin": Engine.FSDP,
 }
-ONE_MODEL = "use --strategy ddp, or combine all models in one torch.nn.Module"
 _LAUNCH, _SCRIPT = "the launch", "the script itself"
-
-
-class _World(Protocol):
-    """The part of the world contract that is used here."""
-
-    expected: int
-    holds: bool
-
-    @property
-    def is_mine(self) -> bool: ...
-
-    def break_off(
-        self, message: str, *, cause: str | None = None, kind: str = "world", hint: str = ""
-    ) -> None: ...
 
 
 class EngineWatch:
     """The requested engines, and those made in this rank."""
 
-    def __init__(self, world: _World, env: Mapping[str, str], first_step: FirstStep) -> None:
+    def __init__(self, world: Contract, env: Mapping[str, str], first_step: FirstStep) -> None:
         self._world, self._first_step = world, first_step
         named = env.get("CLUSTERRUN_ENGINE", "")
         self._launched = Engine(named) if named in {engine.value for engine in Engine} else None
@@ -125,7 +113,6 @@ class EngineWatch:
         watched = functools.partial(functools.partial, self._watch_class)
         return {
             "accelerate.accelerator": self._watch_accelerate,
-            "accelerate.utils.dataclasses": self._watch_plugin,
             # Classes, not functions: other modules have copies of a function's name.
             "torch.nn.parallel.distributed": watched("DistributedDataParallel", Engine.DDP),
             "torch.distributed.fsdp.fully_sharded_data_parallel": watched(
@@ -206,7 +193,6 @@ class EngineWatch:
                 self._check_accelerator(_used(made), wish)
 
         accelerator.__init__ = __init__
-        accelerator.prepare = _explained(accelerator.prepare)
 
     def _wish(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -233,43 +219,6 @@ class EngineWatch:
         for engine, who in self._awaited.items():
             if engine is not used:
                 self._break_off(engine, who, used)
-
-    def _watch_plugin(self, module: ModuleType) -> None:
-        """Add a hint if accelerate finds both a strategy and the script's DeepSpeed JSON."""
-        plugin: Any = getattr(module, "DeepSpeedPlugin", None)
-        original = getattr(plugin, "_deepspeed_config_checks", None)
-        if original is None:
-            return
-
-        @functools.wraps(original)
-        def checks(made: Any) -> Any:
-            try:
-                return original(made)
-            except ValueError:
-                message = "both the script and the launch have a DeepSpeed JSON"
-                hint = "replace --strategy with --deepspeed-config and the script's JSON"
-                self._world.break_off(message, hint=hint, kind="engine")
-                raise
-
-        plugin._deepspeed_config_checks = checks
-
-
-def _explained(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Add a hint if an engine that shards refuses several models."""
-
-    @functools.wraps(prepare)
-    def explained(made: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return prepare(made, *args, **kwargs)
-        except Exception as error:
-            torch: Any = sys.modules["torch"]
-            used = _used(made)
-            models = sum(isinstance(given, torch.nn.Module) for given in args)
-            if used is not None and used.is_sharding and models > 1:
-                add_hint(error, f"{ONE_MODEL}: accelerate trains one model with {_SPOKEN[used]}")
-            raise
-
-    return explained
 
 
 def _is_sharded(optimizer: Any, world: int) -> bool:

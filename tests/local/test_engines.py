@@ -58,15 +58,3 @@ def test_the_way_out_that_the_message_names_trains_with_deepspeed(here: Project)
     done = here.cli("submit", "--wait", *FOUR, *argv, timeout_s=500)
     assert done.returncode == 0, done.stderr
     assert here.logs("L1").count("trained 2 steps with DeepSpeedEngine") == 4
-
-
-@pytest.mark.long
-def test_a_strategy_beside_a_hidden_json_is_said_so_in_place_of_accelerates_traceback(
-    here: Project,
-) -> None:
-    argv = ("--strategy", "zero2-offload", "hf_trainer.py", "--hidden", JSON)
-    done = here.cli("submit", "--wait", *FOUR, *argv, timeout_s=500)
-    assert done.returncode == 120, done.stderr
-    said = here.json("status", "L1")["verdict"]["message"]
-    assert "both the script and the launch have a DeepSpeed JSON" in said
-    assert "Traceback" not in here.logs("L1")

@@ -31,7 +31,7 @@ print("sum", Accelerator().num_processes)
     ("how", "fact"),
     [
         ("loop", "this rank trains alone"),
-        ("environment", "the script removed RANK, WORLD_SIZE, LOCAL_RANK"),
+        ("environment", "has a world of 1, but the job requested 4"),
     ],
 )
 def test_a_script_that_joins_nothing_fails_soon_after_its_first_step(

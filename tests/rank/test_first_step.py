@@ -140,24 +140,6 @@ def test_a_size_that_is_too_large_is_refused_before_the_rank_waits(world: World)
     assert world.out() == ""
 
 
-def test_variables_that_a_script_removes_are_named(world: World) -> None:
-    script = "import os\nfor n in 'RANK', 'WORLD_SIZE', 'LOCAL_RANK': del os.environ[n]\n"
-    assert (
-        world.run(script + "from accelerate.state import PartialState\nPartialState(cpu=None)")
-        == 120
-    )
-    assert "the script removed RANK, WORLD_SIZE, LOCAL_RANK from its env" in world.err()
-    assert world.events("rank_exit", 1)[0]["code"] == 120  # still as rank 1
-    assert not (world.spool / "rank_0.events").exists()
-
-
-def test_nccl_without_a_gpu_gets_a_hint(world: World) -> None:
-    assert world.run(JOIN.replace("gloo", "nccl"), WORLD_SIZE="2", STUB_GROUP="no number") == 1
-    (word,) = world.events("rank_exit", 1)
-    assert "ValueError" in word["message"]
-    assert word["message"].endswith("hint: omit the backend or use 'gloo': NCCL needs GPUs")
-
-
 REAL_SPAWN = """
 import torch
 def train(i):
@@ -184,25 +166,6 @@ def test_torchs_own_spawn_and_optimizer_are_watched(world: World) -> None:
 def test_torchs_own_loop_is_watched(world: World) -> None:
     assert world.run(ALONE, **REAL) == 120
     assert "this rank trains alone" in world.err()
-
-
-SEVERAL = """
-import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedType
-accelerator = Accelerator(cpu=True)
-accelerator.state.distributed_type = DistributedType.DEEPSPEED  # as under zero2
-accelerator.prepare(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-"""
-
-
-@pytest.mark.torch
-@pytest.mark.long
-def test_several_models_under_deepspeed_get_a_hint(world: World) -> None:
-    assert world.run(SEVERAL, rank=0, **REAL, **ONE) == 1
-    (word,) = world.events("rank_exit", 0)
-    assert "multiple models" in word["message"]
-    assert "hint: use --strategy ddp, or combine all models" in word["message"]
 
 
 def test_a_spawned_process_runs_also_if_the_checks_fail(monkeypatch: pytest.MonkeyPatch) -> None:
