@@ -137,7 +137,7 @@ def _pack(target: Path, record: JobRecord, found: Diagnosis) -> None:
     output.say(f"packed {count(number, 'file')} into {target}; read it before you send it")
     if unknown:
         output.note(
-            f"logs and messages are left out: this shell lacks the job's {', '.join(unknown)}; "
+            f"logs and messages are left out: this shell may lack the job's {', '.join(unknown)}; "
             "set it as it was at the submission, and pack again"
         )
 

@@ -58,6 +58,7 @@ class RunPaths:
     plan = FileIn("plan.json")  # what the nodes read
     script = FileIn("job.sbatch")  # the batch script
     node_script = FileIn("node.sh")  # what each node starts
+    passed = FileIn("passed.jsonl")  # checksums of what `pass_env` gave to each job
     env_script = FileIn("env.sh")  # setup lines and exported variables
     accelerate = FileIn("accelerate.yaml")  # without what only the node knows
     deepspeed = FileIn("ds_config.json")  # DeepSpeed's configuration, if there is one

@@ -14,7 +14,8 @@ from clusterrun.config.secrets import is_secret, redacted
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared.files import end_of, read_json
+from clusterrun.shared.files import end_of
+from clusterrun.verbs.passed import passed_names, unknown_names
 
 MOST_BYTES: Final = 256 * 1024  # of a file: its last part
 MOST_NODES: Final = 64  # whose logs are packed
@@ -28,15 +29,12 @@ def write_bundle(
     """Write a `.tgz` of a run's diagnosis, records, configuration and errors.
 
     Return the number of its files, and the variables for which it has no texts of the script: they
-    were passed by name, and this shell does not have them.
+    were passed by name, and this shell may not have their values.
 
     Of many nodes, those of the verdict come first. The values of variables that were passed by name
     are removed from it. Raises ClusterrunError if `target` exists or cannot be written.
     """
-    passed = (read_json(record.paths.plan) or {}).get("pass_env", ())
-    known = {name: os.environ[name] for name in passed if name in os.environ}
-    unknown = [name for name in passed if name not in known]
-    values = {n: v for n, v in known.items() if len(v) >= _LEAST_LETTERS or is_secret(n, v)}
+    values, unknown = _passed(record.paths), unknown_names(record.paths)
     names = set()
     try:
         with target.open("xb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
@@ -60,6 +58,11 @@ def _without(values: Mapping[str, str], text: str) -> str:
         for form in (value, json.dumps(value)[1:-1]):
             text = text.replace(form, f"[{name}]")
     return redacted(text)
+
+
+def _passed(paths: RunPaths) -> dict[str, str]:
+    found = {name: os.environ.get(name, "") for name in passed_names(paths)}
+    return {n: v for n, v in found.items() if len(v) >= _LEAST_LETTERS or is_secret(n, v)}
 
 
 def _texts(

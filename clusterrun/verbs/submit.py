@@ -22,6 +22,7 @@ from clusterrun.rundir.known_roots import remember_home, remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.job_id import JobId
+from clusterrun.verbs.passed import note_passed
 from clusterrun.verbs.render import Prepared, Wanted, prepare
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
     try:
         record = records.update(paths, change)
         records.link_job(record.runs_dir, job_id, paths)
+        note_passed(paths)
     except (OSError, ClusterrunError) as error:
         raise ClusterrunError(
             f"job {job_id} was submitted, but its record could not be written",

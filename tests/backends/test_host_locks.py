@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -60,6 +61,14 @@ def somebody(deed: Deed, uid: int | None = None) -> Iterator[tuple[int, Callable
         os.waitpid(pid, 0)
 
 
+def of_ann(deed: Deed, before: Deed) -> str:
+    """Return what becomes of a deed of ann's after one of bob's."""
+    with somebody(before, BOB) as (_, bob):
+        assert bob() == "None"
+        with somebody(deed, ANN) as (_, ann):
+            return ann()
+
+
 def takes(name: str, at: float = 0.0) -> Deed:
     kept: list[Lock] = []
 
@@ -68,6 +77,22 @@ def takes(name: str, at: float = 0.0) -> Deed:
         kept.append(take(name, {"run": "lm/1", "job": "7"}))
 
     return deed
+
+
+def locks_file(file: Path, text: str | None = None) -> Deed:
+    def deed() -> None:
+        if text is not None:
+            file.write_text(text)
+        fcntl.flock(os.open(file, os.O_RDONLY), fcntl.LOCK_EX)
+
+    return deed
+
+
+def left_by_a_killed_process(name: str) -> Path:
+    with somebody(takes(name)) as (pid, taken):
+        assert taken() == "None"
+        os.kill(pid, signal.SIGKILL)
+    return locks._file(name, os.getuid())
 
 
 def test_a_taken_lock_names_its_holder_until_that_ends(name: str) -> None:
@@ -97,33 +122,49 @@ def test_of_takers_at_the_same_moment_exactly_one_wins(
 
 
 @root
-def test_another_user_learns_of_the_holder_and_takes_what_a_killed_one_left(name: str) -> None:
-    with somebody(takes(name), BOB) as (pid, bob):
-        assert bob() == "None"
-        with somebody(takes(name), ANN) as (_, ann):
-            assert ann() == f"Busy: {name} is held by run lm/1 of {BOB} (process {pid})"
-        os.kill(pid, signal.SIGKILL)
-    with somebody(takes(name), ANN) as (_, ann):
-        assert ann() == "None"
+def test_another_users_lock_shows_the_user_the_process_and_the_run(name: str) -> None:
+    answer = of_ann(takes(name), takes(name))
+    assert re.fullmatch(rf"Busy: \S+ is held by run lm/1 of {BOB} \(process \d+\)", answer)
 
 
-def test_a_holder_that_writes_nonsense_is_a_process(
-    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+@root
+def test_a_holder_that_writes_nonsense_or_squats_is_named_by_its_file(
+    name: str, place: Path
 ) -> None:
-    monkeypatch.setattr(locks, "WAIT_S", 0.0)
-    with somebody(takes(name)) as (_, taken):
-        assert taken() == "None"
-        (file,) = place.iterdir()
-        for text in ("", "[1, 2]", "{" * 5000, '{"pid": "1"}'):
-            file.write_text(text)
-            with pytest.raises(Busy, match="held by a process"):
-                take(name, {})
+    own, of_another = locks._file(name, BOB), locks._file(name, ANN)
+    texts = ("", "[1, 2]", "{" * 5000, '{"pid": "1"}', '{"user": "ann"}')
+    squats = (Path.touch, Path.mkdir, os.mkfifo, lambda file: file.symlink_to("/"))
+    deeds: list[Deed] = [locks_file(own, text) for text in texts]
+    deeds += [lambda squat=squat: squat(of_another) for squat in squats]
+    for deed in deeds:
+        answer = of_ann(takes(name), deed)
+        assert answer == f"Busy: {name} is held by a process of {BOB}"
+        for file in place.iterdir():
+            file.rmdir() if file.is_dir() and not file.is_symlink() else file.unlink()
+
+
+@root
+def test_a_stranger_cannot_lock_the_file_that_an_ended_process_left(name: str) -> None:
+    left = left_by_a_killed_process(name)
+    with somebody(locks_file(left), BOB) as (_, done):
+        assert (done(), holder_of(name)) == ("None", None)
+        take(name, {}).free()
+    assert not left.exists()
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(name: str, place: Path) -> None:
+    left, held = left_by_a_killed_process(name), take(gpu_lock("GPU-2"), {})
+    (place / "clusterrun-of-another.1").touch()
+    locks.tidy()
+    assert (left.exists(), len([*place.iterdir()])) == (False, 2)
+    assert holder_of(gpu_lock("GPU-2"))
+    held.free()
 
 
 def test_a_name_is_one_file_of_the_directory(place: Path) -> None:
     held = [take(name, {"run": "x" * 1000}) for name in ("../x", "a/b")]
     node = re.sub("[^A-Za-z0-9_-]", "-", os.uname().nodename)
-    assert sorted(file.name for file in place.iterdir()) == [f"---x-{node}", f"a-b-{node}"]
+    assert sorted(file.stem for file in place.iterdir()) == [f"---x-{node}", f"a-b-{node}"]
     holder = holder_of("a/b")
     assert holder
     assert len(holder.run) == 200

@@ -17,6 +17,7 @@ from clusterrun.diagnosis import table
 from clusterrun.diagnosis.kinds import Doubt, Suspicion
 from clusterrun.logformat.notes import ChangedCheck, Memory, Note, NoteSource
 from clusterrun.rundir.claims import take_attempt
+from clusterrun.rundir.known_roots import state_dir
 from clusterrun.rundir.outcome import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.verbs.bundle import MOST_BYTES, MOST_NODES
@@ -308,11 +309,16 @@ def test_a_bundle_has_the_evidence_and_no_secret(
         assert secret not in everything
 
 
+@pytest.mark.parametrize("shell", [{}, {"MY_ACCESS": "other-horse-battery"}])
 def test_a_bundle_of_another_shell_has_no_text_of_the_script(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
+    here: CommandLine, monkeypatch: pytest.MonkeyPatch, shell: dict[str, str]
 ) -> None:
     monkeypatch.setenv("MY_ACCESS", "correct-horse-battery")
+    key = state_dir() / "key"  # as a full disk left it
+    key.parent.mkdir(parents=True)
+    key.touch()
     root = submitted(here, "4711", "-N2", "--pass-env", "MY_ACCESS", "train.py")
+    assert len(key.read_bytes()) == 32
     queue(here)
     ended(root, "FAILED", 1)
     said = "ValueError: correct-horse-battery"
@@ -321,10 +327,12 @@ def test_a_bundle_of_another_shell_has_no_text_of_the_script(
     assert "left out" not in here("diagnose", "--bundle", "same.tgz").err
     assert "attempts/1/outcome.json" in _packed(here.path / "same.tgz")
     monkeypatch.delenv("MY_ACCESS")
-    assert "this shell lacks the job's MY_ACCESS" in here("diagnose", "--bundle", "no.tgz").err
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    assert "this shell may lack the job's MY_ACCESS" in here("diagnose", "--bundle", "no.tgz").err
     packed = _packed(here.path / "no.tgz")
     assert json.loads(packed["diagnosis.json"])["verdict"]["class"]
-    assert "horse" not in "".join(packed.values())
+    assert "horse" not in "".join(packed.values()) + (root / "passed.jsonl").read_text()
 
 
 def test_the_size_of_the_world_is_no_guess_in_a_run(here: CommandLine) -> None:

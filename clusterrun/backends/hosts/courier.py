@@ -25,7 +25,7 @@ from typing import Any
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import facts, mirror
 from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
-from clusterrun.backends.hosts.locks import Busy, Lock, gpu_lock, job_lock, take
+from clusterrun.backends.hosts.locks import Busy, Lock, gpu_lock, job_lock, take, tidy
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import ProjectReceiver
 from clusterrun.backends.hosts.start import ENVIRON, take_streams
@@ -131,6 +131,7 @@ class Courier:
         about, count = message.fields["about"], message.fields["count"]
         held: list[str] = []
         busy: dict[str, Any] = {}
+        tidy()
         if self._lock(job_lock(about["job"]), about, busy):
             for gpu in message.fields["gpus"]:
                 if len(held) < count and self._lock(gpu_lock(gpu), about, busy):
