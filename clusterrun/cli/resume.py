@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -22,19 +22,9 @@ from clusterrun.cli.shared.options import (
     yes_option,
 )
 from clusterrun.cli.shared.submission import answer_and_wait
-from clusterrun.config.parallel import FIELDS
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
-from clusterrun.verbs.find import FORWARDED
-from clusterrun.verbs.resume import Resumption, newest_failed, prepare_resume, resume_prepared
-
-# The settings that may change the batch of a rank, the accumulation or the data-parallel share.
-DECIDE_BATCH: Final = frozenset(
-    {
-        *("args", "script", "module", "training.micro_batch", "training.accumulation"),
-        *(f"launch.{field}" for field in FIELDS.values()),
-    }
-)
+from clusterrun.verbs.resume import Resumption, prepare_resume, resume_prepared
 
 
 @click.command(cls=ContinueCommand)
@@ -45,7 +35,7 @@ DECIDE_BATCH: Final = frozenset(
     "start",
     metavar="POINT",
     default="latest",
-    help="start from latest, step-N, a checkpoint's path or scratch  [default: latest]",
+    help="start from latest, step-N or scratch  [default: latest]",
 )
 @exclude_bad_option
 @submission_option("--force", is_flag=True, help="resume even if the run seems to be active")
@@ -75,8 +65,7 @@ def command(
 
     Start the next attempt in the same run directory, from the newest complete checkpoint, with the
     settings of the run. Options change them; ARGS after -- replace all arguments of the script.
-    JOB is a job id, the name of a run or its directory  [default: the newest run that ended without
-    completing].
+    JOB is a job id, the name of a run or its directory  [default: the newest run].
 
     \b
     clusterrun resume 4711
@@ -87,7 +76,7 @@ def command(
     output.expect_json(as_json)
     submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
     plan = prepare_resume(
-        _chosen(run),
+        find_announced(run),
         start=start,
         flags=job.flags,
         overrides=job.overrides,
@@ -113,29 +102,16 @@ def command(
     answer_and_wait(ctx, record, data, as_json=as_json, parsable=parsable, wait=wait, follow=follow)
 
 
-def _chosen(run: str | None) -> JobRecord:
-    """Find a run; without a name, the newest that ended without completing, or the newest."""
-    record = None if run or FORWARDED else newest_failed()
-    if record is not None:
-        output.say(f"using job {record.job_id} ({record.name}, the newest that did not complete)")
-    return record or find_announced(run)
-
-
 def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:
-    record = plan.record
-    output.note(f"run {record.run_id} is complete; {_advice(plan)}")
-    if as_json:
-        output.answer_json(_object(plan, record, []))
-    elif parsable:
-        output.answer(record.job_id)
-
-
-def _advice(plan: Resumption) -> str:
-    """Return how to train a complete run further, which needs a checkpoint."""
     name = plan.record.job_id or plan.record.run_id
+    advice = f"to train further, pass new arguments: clusterrun resume {name} -- ARGS"
     if plan.start.checkpoint is None:
-        return f"it has no checkpoint; to train again, run: clusterrun resubmit {name}"
-    return f"to train further, pass new arguments: clusterrun resume {name} -- ARGS"
+        advice = f"it has no checkpoint; to train again, run: clusterrun resubmit {name}"
+    output.note(f"run {plan.record.run_id} is complete; {advice}")
+    if as_json:
+        output.answer_json(_object(plan, plan.record, []))
+    elif parsable:
+        output.answer(plan.record.job_id)
 
 
 # What will be done
@@ -173,16 +149,11 @@ def _from(plan: Resumption) -> str:
 
 
 def _batch(plan: Resumption) -> str:
-    """Compare effective batches, if the script stored its own in the checkpoint."""
-    found = plan.start.checkpoint
+    """Tell how the effective batch, if the checkpoint has it, changes with the ranks."""
+    found, ranks = plan.start.checkpoint, plan.prepared.plan.world_size
     old = found.settings.get("effective_batch") if found else None
-    if found is None or not isinstance(old, int):
+    if found is None or not isinstance(old, int) or found.world_size in (0, ranks):
         return ""
-    if any(row.key in DECIDE_BATCH for row in plan.changed.changes):
-        return f"{old} in the checkpoint; your changes may alter it"
-    ranks = plan.prepared.plan.world_size  # the same share of them is data-parallel
-    if ranks == found.world_size or not found.world_size:
-        return f"{old} -> {old} (unchanged)"
     new = f"{old * ranks / found.world_size:g} ({found.world_size} -> {ranks} ranks)"
     return f"{old} -> {new}; if the script refuses it, also change the batch size or accumulation"
 

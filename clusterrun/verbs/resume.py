@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterrun.backends import select
-from clusterrun.backends.base import PerhapsSubmittedError, Submission
+from clusterrun.backends.base import PerhapsSubmittedError
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.config import Resolved
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError
-from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import record as records
 from clusterrun.rundir.create import write_config
@@ -32,7 +30,7 @@ from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import active_chain
 from clusterrun.verbs.changes import Changed, change, refuse_other_hosts, refuse_other_world
-from clusterrun.verbs.find import FORWARDED, Which, find_record, own_runs
+from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.submit import remember
 
@@ -43,7 +41,6 @@ LATEST, SCRATCH = "latest", "scratch"
 _STEP = re.compile(r"(?:step|checkpoint)-0{0,18}([0-9]{1,18})\Z")
 PLACE: Final = ("name", "run_dir")
 ELSEWHERE: Final = "start a new run: clusterrun resubmit accepts another name, directory or cluster"
-_LOOKED_AT: Final = 20  # runs, for one that failed
 WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 
 
@@ -94,25 +91,27 @@ def prepare_resume(
 ) -> Resumption:
     """Decide how to resume a run; write nothing.
 
-    `start` is `latest`, `scratch`, `step-N` or the path of one of its checkpoints; `force` resumes
-    a run that seems to be active. Raises UsageError if that is impossible.
+    `start` is `latest`, `scratch` or `step-N`; `force` resumes a run that seems to be active.
+    Raises UsageError if that is impossible.
     """
-    record = find_record(job or (not FORWARDED and newest_failed()) or None)
+    record = find_record(job)
     status = _inactive_status(record, force=force)
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
-    _refuse_other_place(record, changed)
+    kept = next((f"{c.key} ({c.old})" for c in changed.changes if c.key in PLACE), "")
     prepared = None if changed.changes else _as_it_is(record, changed.resolved)
     prepared = prepared or prepare(changed.resolved, is_again=True)
-    _refuse_other_cluster(record, prepared.plan)
+    if kept or prepared.plan.cluster is not record.cluster:
+        what = kept or f"cluster ({record.cluster.value})"
+        raise UsageError(f"run {record.run_id} can't change its {what}", hint=ELSEWHERE)
     is_complete = status.state.is_success and not changed.changes and start == LATEST
-    names = checkpoint_files.ANY if prepared.plan.trainer_resume else checkpoint_files.OWN
     if is_complete:
         point = StartPoint(checkpoint=checkpoint_files.newest(record.paths.checkpoints_dir)[0])
     else:
+        names = checkpoint_files.ANY if prepared.plan.trainer_resume else checkpoint_files.OWN
         point = choose(record.paths, start, names)
-    if not is_complete and point.checkpoint is not None:
-        refuse_other_world(point.checkpoint, record, prepared.plan, changed.changes)
-        refuse_other_hosts(point.checkpoint, prepared.plan)
+        if point.checkpoint is not None:
+            refuse_other_world(point.checkpoint, record, prepared.plan, changed.changes)
+            refuse_other_hosts(point.checkpoint, prepared.plan)
     return Resumption(
         status=status,
         prepared=prepared,
@@ -123,20 +122,6 @@ def prepare_resume(
     )
 
 
-def newest_failed() -> JobRecord | None:
-    """Return this project's newest run that ended without completing; None for none."""
-    known = records.list_records(own_runs(), _LOOKED_AT, of=lambda record: not record.is_smoke)
-    found = statuses([record for record in known if record.job_id], select.backend_of)
-    over = (job.record for job in found if _is_over(job) and not job.state.is_success)
-    return next(over, None)
-
-
-def _is_over(status: JobStatus) -> bool:
-    """Return whether a job has ended, or the scheduler has forgotten it."""
-    is_unknown = status.state is JobState.UNKNOWN and bool(status.record.job_id)
-    return status.state.is_terminal or (is_unknown and not status.reason)
-
-
 def resume_prepared(resumption: Resumption) -> JobRecord:
     """Start the next attempt of a run; if the scheduler refuses, undo everything.
 
@@ -144,34 +129,28 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
     """
     paths, plan = resumption.record.paths, resumption.prepared.plan
     resumption.prepared.refuse_problem()
-    with _alone(paths), ExitStack() as undo:
-        record = _inactive_status(records.read(paths), force=resumption.force).record
-        try:
+    try:  # of two that resume a run, the other finds an active job
+        with locked(paths.resume_lock), ExitStack() as undo:
+            record = _inactive_status(records.read(paths), force=resumption.force).record
             _lay_out(resumption, undo)
-        except OSError as error:
-            raise _cannot_write(paths, error) from error
-        waits = any(row.key in WHEN for row in resumption.changed.changes)
-        try:
-            submission = select.backend_of(record).submit_again(plan, record, waits=waits)
-        except PerhapsSubmittedError:
+            waits = any(row.key in WHEN for row in resumption.changed.changes)
+            try:
+                submission = select.backend_of(record).submit_again(plan, record, waits=waits)
+            except PerhapsSubmittedError:
+                undo.pop_all()
+                raise
             undo.pop_all()
-            raise
-        undo.pop_all()
-        return _remember(record, plan, submission)
 
+            def goes_on(now: JobRecord) -> JobRecord:
+                new = records.continued_by(records.planned_anew(now, plan), submission.job_id)
+                return dataclasses.replace(new, chain_length=0, resumed_at=time.time())
 
-def _remember(record: JobRecord, plan: Plan, submission: Submission) -> JobRecord:
-    def goes_on(now: JobRecord) -> JobRecord:
-        new = records.continued_by(records.planned_anew(now, plan), submission.job_id)
-        return dataclasses.replace(new, chain_length=0, resumed_at=time.time())
-
-    record = remember(record.paths, submission.job_id, goes_on)
+            record = remember(paths, submission.job_id, goes_on)
+    except OSError as error:
+        raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
     if submission.held:
         raise submission.held
     return record
-
-
-# Reasons to refuse
 
 
 def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
@@ -186,65 +165,21 @@ def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
             backend.query([record.job_id], since=record.submitted_at, max_age_s=0)
         chained = active_chain(record)
     (status,) = statuses([record], select.backend_of)
-    if not force:
-        _refuse_active(status, chained)
-    return status
-
-
-def _refuse_active(status: JobStatus, chained: Sequence[str]) -> None:
-    job_id, state = status.record.job_id, status.state
+    job_id, state = record.job_id, status.state
+    is_forgotten = state is JobState.UNKNOWN and job_id and not status.reason
+    if force or not (chained or not (state.is_terminal or is_forgotten)):
+        return status
     if chained:
         raise UsageError(
             f"job {chained[0]} is the next in a chain and will continue the run",
             hint=f"end the chain first: clusterrun cancel {job_id}",
         )
-    if _is_over(status):
-        return
-    if not job_id:
-        raise UsageError(
-            f"run {status.record.run_id} is being submitted",
-            hint="wait for its job id: clusterrun list; --force resumes anyway",
-        )
-    job = f"job {job_id}"
     why = f" ({status.reason})" if status.reason else ""
-    hint = f"end it first: clusterrun cancel {job_id}; --force resumes anyway"
-    if state is JobState.COMPLETING:
-        hint = f"wait for its end: clusterrun status {job_id} --wait"
+    what = f"job {job_id}" if job_id else f"the submission of run {record.run_id}"
     raise UsageError(
-        f"{job} is still {state.value}{why}; two writers would share the run directory",
-        hint=hint,
+        f"{what} is still {state.value}{why}; two writers would share the run directory",
+        hint="end it first: clusterrun cancel JOB, or wait; --force resumes anyway",
     )
-
-
-def _refuse_other_place(record: JobRecord, changed: Changed) -> None:
-    for row in changed.changes:
-        if row.key in PLACE:
-            raise UsageError(
-                f"run {record.run_id} can't change its {row.key} ({row.old})",
-                hint=ELSEWHERE,
-            )
-
-
-def _refuse_other_cluster(record: JobRecord, plan: Plan) -> None:
-    if plan.cluster is not record.cluster:
-        raise UsageError(
-            f"run {record.run_id} belongs to cluster {record.cluster.value}", hint=ELSEWHERE
-        )
-
-
-@contextlib.contextmanager
-def _alone(paths: RunPaths) -> Iterator[None]:
-    """Block another `resume` of the same run, which then finds an active job."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(paths.resume_lock))
-        except OSError as error:
-            raise _cannot_write(paths, error) from error
-        yield
-
-
-def _cannot_write(paths: RunPaths, error: OSError) -> ClusterrunError:
-    return ClusterrunError(f"cannot write in {paths.root}", cause=str(error))
 
 
 # The files of the next attempt
@@ -309,7 +244,7 @@ class StartPoint:
 
 
 def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoint:
-    """Resolve `latest`, `scratch`, `step-N` or the path of a checkpoint of a run.
+    """Resolve `latest`, `scratch` or `step-N`.
 
     `latest` is one of `names`. Raises UsageError if the run has no complete checkpoint like that.
     """
@@ -326,12 +261,9 @@ def choose(paths: RunPaths, text: str, names: re.Pattern[str] = ANY) -> StartPoi
                 hint="start the script from the beginning with --from scratch",
             )
         return StartPoint(checkpoint=found, passed_over=tuple(notes))
-    return _named(paths, text, names)
-
-
-def _named(paths: RunPaths, text: str, names: re.Pattern[str]) -> StartPoint:
-    """Read the checkpoint of one step, and only the names of the others."""
-    step = _step_of(paths, text)
+    if (match := _STEP.match(text)) is None:
+        raise UsageError(f"'{text}' is not latest, scratch or step-N", hint="write it as step-100")
+    step = int(match[1])
     listed = checkpoint_files.listed(paths.checkpoints_dir, names)
     named = next((path for found, path in listed if found == step), None)
     if named is None:
@@ -344,26 +276,6 @@ def _named(paths: RunPaths, text: str, names: re.Pattern[str]) -> StartPoint:
         raise UsageError(f"checkpoint {named.name} is incomplete", cause=str(problem)) from problem
     newer = tuple(path for found, path in listed if found > step)
     return StartPoint(checkpoint=checkpoint, newer=newer)
-
-
-def _step_of(paths: RunPaths, text: str) -> int:
-    """Read `step-N`, or the path of a checkpoint of this run."""
-    path = Path(os.path.abspath(text))
-    is_path = "/" in text
-    match = _STEP.match(path.name if is_path else text)
-    directory, step = paths.checkpoints_dir, int(match[1]) if match else -1
-    is_trainers = checkpoint_files.trainer_record(directory, str(path.parent), step).is_dir()
-    if is_path and not is_trainers and path.parent.resolve() != directory.resolve():
-        raise UsageError(
-            f"{text} is not a checkpoint of this run",
-            hint=f"copy it to {directory}, then pass its step, e.g. step-100",
-        )
-    if match is None:
-        raise UsageError(
-            f"'{text}' is neither latest, scratch, step-N nor the path of a checkpoint",
-            hint="write it as step-100",
-        )
-    return step
 
 
 def set_aside(paths: RunPaths, newer: tuple[Path, ...]) -> Callable[[], None]:

@@ -19,7 +19,6 @@ from submitit.core.core import PicklingExecutor
 from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.backends.slurm.successor import submit_successor
-from clusterrun.cli.shared import waiting
 from clusterrun.config.spec import Cluster
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.node.recovery.conclude import past
@@ -63,7 +62,6 @@ def test_resume_says_what_failed_and_submits_the_same_script(here: CommandLine) 
     assert said.err == (
         "  ended      job 4711: rank 1 on node18: killed by SIGKILL at step 140\n"
         f"  from       {root}/checkpoints/step-00000100\n"
-        "  batch      256 -> 256 (unchanged)\n"
         "  attempt    2\n"
         f"  run dir    {root}\n"
         "  follow     clusterrun logs -f 4714\n"
@@ -103,20 +101,6 @@ def test_the_run_keeps_both_ids_and_its_earlier_end(here: CommandLine) -> None:
     queue(here, "4714|PENDING||0:00|1:00:00|N/A|N/A|Resources")
     for job_id in ("4711", "4714"):
         assert "PENDING" in here("status", job_id).out
-
-
-def test_without_a_name_the_newest_that_did_not_complete_is_resumed(here: CommandLine) -> None:
-    failed(here)
-    ended(submitted(here, "4712", "-N2", "--job-name", "bb", "train.py"), "COMPLETED", 0)
-    root = submitted(here, "4713", "-N2", "--job-name", "cc", "train.py")
-    record = json.loads((root / "job.json").read_text())
-    (root / "job.json").write_text(json.dumps({**record, "job_id": ""}))  # being submitted
-    here.program("sbatch", "echo 4714")
-    said = here("resume", "cc")
-    assert (said.code, "is being submitted" in said.err, "cancel ;" in said.err) == (2, True, False)
-    said = here("resume")
-    assert (said.code, said.out) == (0, "Submitted batch job 4714\n")
-    assert said.err.startswith("using job 4711 (")
 
 
 def test_what_follows_a_resumed_run_begins_at_its_next_attempt(here: CommandLine) -> None:
@@ -161,15 +145,6 @@ def test_a_run_that_is_active_is_refused_unless_forced(here: CommandLine) -> Non
     assert here("resume", "4711", "--force").code == 0
 
 
-def test_a_run_that_is_being_cancelled_is_to_be_waited_for(here: CommandLine) -> None:
-    (failed(here) / "end.json").unlink()
-    queue(here, running())
-    assert here("cancel", "4711").code == 0
-    said = here("resume", "4711")
-    assert (said.code, "error: job 4711 is still COMPLETING" in said.err) == (2, True)
-    assert said.err.endswith("hint: wait for its end: clusterrun status 4711 --wait\n")
-
-
 def test_a_run_whose_chain_goes_on_is_refused(here: CommandLine) -> None:
     root = failed(here)
     data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712"]}
@@ -203,12 +178,10 @@ def test_without_a_complete_checkpoint_only_scratch_goes_on(here: CommandLine) -
     assert checkpoint_files.listed(root / "checkpoints") == []
 
 
-@pytest.mark.parametrize("how", ["step-100", "path"])
-def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine, how: str) -> None:
+def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine) -> None:
     root = failed(here)
     checkpoint(root, 140)
-    text = str(root / "checkpoints/step-00000100") if how == "path" else how
-    said = here("resume", "4711", "--from", text)
+    said = here("resume", "4711", "--from", "step-100")
     assert said.code == 0
     assert "step-00000100 (1 newer checkpoint set aside)\n" in said.err
     assert [step for step, _ in checkpoint_files.listed(root / "checkpoints")] == [100]
@@ -220,8 +193,7 @@ def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine, how: 
     [
         ("step-7", "there is no checkpoint of step 7 in this run\n  hint: this run has step-1"),
         ("step-140", "checkpoint step-00000140 is incomplete"),
-        ("newest", "'newest' is neither latest, scratch, step-N nor the path of a checkpoint"),
-        ("/elsewhere/step-100", "/elsewhere/step-100 is not a checkpoint of this run"),
+        ("/x/step-100", "'/x/step-100' is not latest, scratch or step-N"),
     ],
 )
 def test_a_start_that_is_not_there_is_refused(here: CommandLine, text: str, said: str) -> None:
@@ -273,7 +245,7 @@ def test_the_configuration_of_today_does_not_count(
     monkeypatch.setenv("CLUSTERRUN_SLURM_ACCOUNT", "x")
     said = here("resume", "4711", "--time", "60")
     assert said.code == 0
-    assert said.err.count("->") == 2  # the time and the batch
+    assert said.err.count("->") == 1  # the time
     assert "partition" not in (root / "job.sbatch").read_text().split("END_OF_FILE")[0]
 
 
@@ -341,12 +313,6 @@ def test_another_number_of_ranks_is_said_with_the_new_batch(here: CommandLine) -
     assert (record_of(root).nodes, record_of(root).world_size) == (3, 3)
 
 
-def test_new_arguments_may_change_the_batch_or_keep_it(here: CommandLine) -> None:
-    failed(here)
-    said = here("resume", "4711", "-N", "4", "--set", "args=[--batch-size, 4]", "--dry-run")
-    assert "  batch      256 in the checkpoint; your changes may alter it\n" in said.err
-
-
 def test_shards_of_another_world_are_refused(here: CommandLine) -> None:
     root = failed(here, "-N2", "--strategy", "zero2", "train.py")
     said = here("resume", "4711", "-N", "3")
@@ -355,28 +321,17 @@ def test_shards_of_another_world_are_refused(here: CommandLine) -> None:
         "error: step-00000100 was saved by 2 ranks with zero2; "
         "its shards can't be read by 3 with zero2\n"
     )
+    said = here("resume", "4711", "--strategy", "ddp")
+    assert "saved by 2 ranks with zero2; its shards can't be read by 2 with ddp" in said.err
     assert here("resume", "4711", "-N", "3", "--from", "scratch").code == 0
     assert record_of(root).nodes == 3
 
 
-@pytest.mark.parametrize("settings", [{}, {"strategy": "zero2"}], ids=["unsaid", "said"])
-def test_shards_of_another_strategy_are_refused(
-    here: CommandLine, settings: dict[str, str]
-) -> None:
-    checkpoint(failed(here, "-N2", "--strategy", "zero2", "train.py"), 200, **settings)
-    said = here("resume", "4711", "--strategy", "ddp")
-    assert (said.code, here.asked("sbatch")) == (2, [])
-    assert "saved by 2 ranks with zero2; its shards can't be read by 2 with ddp" in said.err
-
-
 def test_shards_of_other_parallel_sizes_are_refused(here: CommandLine) -> None:
     failed(here, "-N2", "--gpus-per-node", "4", "--strategy", "fsdp", "train.py")
-    said = here("resume", "4711", "--set", "launch.tensor_parallel=4")
+    said = here("resume", "4711", "--set", "launch.tensor_parallel=4", "--exclude-bad")
     assert (said.code, here.asked("sbatch")) == (2, [])
     assert "step-00000100 was saved with launch.tensor_parallel not set" in said.err
-    assert (
-        here("resume", "4711", "--set", "launch.tensor_parallel=4", "--from", "scratch").code == 0
-    )
 
 
 def test_nodes_with_evidence_against_them_are_left_out(here: CommandLine) -> None:
@@ -389,20 +344,12 @@ def test_nodes_with_evidence_against_them_are_left_out(here: CommandLine) -> Non
     assert "#SBATCH --exclude='node[3,17-18]'" in (root / "job.sbatch").read_text()
 
 
-def test_without_evidence_no_node_is_left_out_and_that_is_said(here: CommandLine) -> None:
-    failed(here)
-    said = here("resume", "4711", "--exclude-bad")
-    assert said.code == 0
-    assert "note: no bad nodes are known for this run; none are excluded\n" in said.err
-
-
 def test_a_run_keeps_its_name_its_directory_and_its_cluster(here: CommandLine) -> None:
     failed(here)
     for argv in (("--job-name", "other"), ("--run-dir", "elsewhere"), ("--cluster", "local")):
         said = here("resume", "4711", *argv)
         assert (said.code, here.asked("sbatch")) == (2, [])
-        fault = "belongs to cluster slurm" if argv[0] == "--cluster" else " can't change its "
-        assert fault in said.err
+        assert " can't change its " in said.err
         assert "start a new run: clusterrun resubmit accepts another name" in said.err
 
 
@@ -528,22 +475,6 @@ def test_words_behind_two_dashes_replace_the_arguments_of_the_script(
     assert '"--max-steps", "200"] -> ["--max-steps", "400", "--", "-x"]' in said.err
     record = record_of(here.path / "runs/by-job/4714")
     assert read_plan(record.paths).entry == ("train.py", "--max-steps", "400", "--", "-x")
-
-
-def test_resume_without_a_job_takes_arguments_too(here: CommandLine) -> None:
-    failed(here)
-    said = here("resume", "--dry-run", "--", "--lr", "1")
-    assert (said.code, "using job 4711" in said.err) == (0, True)
-    assert 'args: [] -> ["--lr", "1"]' in said.err
-
-
-def test_resume_waits_for_the_job_if_asked(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failed(here)
-    monkeypatch.setattr(waiting, "_wait", lambda record, *, is_followed: record)
-    monkeypatch.setattr(waiting, "_exit_code", lambda ended: int(ended.job_id))
-    assert here("resume", "4711", "--wait").code == 4714
 
 
 def test_a_checkpoint_whose_parts_are_on_other_hosts_is_refused(tmp_path: Path) -> None:
