@@ -162,7 +162,7 @@ def histories() -> Iterator[tuple[str, Next, Decision]]:
         ends = [ended(TIME_LIMIT, attempt=n + 1, is_handled=True) for n in range(count)]
         yield f"{count} saves in own handlers, anew {anew}", step, after(*ends, anew=anew)
 
-    gone, preempted = {"gone": ("n2",)}, ended(PREEMPTED, 100)
+    preempted = ended(PREEMPTED, 100)
     yield "many preemptions", REQUEUE, after(*[preempted] * (PREEMPTIONS - 1))
     yield "more: any SIGTERM looks like one", STOP, after(*[preempted] * (PREEMPTIONS + 1))
     yield "one in between", RELAUNCH, after(saved, preempted, saved)
@@ -174,7 +174,7 @@ def histories() -> Iterator[tuple[str, Next, Decision]]:
     yield "a node lost twice", RELAUNCH, after(saved, lost, lost)
     yield "a node lost often", RELAUNCH, after(saved, *[lost] * (LOSSES - 1))
     yield "without a checkpoint in between", STOP, after(saved, *[lost] * LOSSES)
-    yield "a launcher that died of a lost node", SUCCESSOR, after(ended(LAUNCHER), **gone)
+    yield "a launcher that died of a lost node", SUCCESSOR, after(ended(LAUNCHER), gone=("n2",))
     yield "a launcher that died by itself", STOP, after(ended(LAUNCHER))
     failed_checks = [ended(FAILED_CHECK, unfit=("n2",))] * LOSSES
     spare = (*NODES, "n3")
@@ -192,62 +192,51 @@ def test_each_history_has_its_next_step() -> None:
     assert len(found) > 60
 
 
-def test_without_a_queue_to_stop_at_an_interruption_is_still_possible() -> None:
-    plan = here(nodes=2, nproc_per_node=2, on_interrupt=OnInterrupt.STOP)
-    decision = after(ended(TIME_LIMIT, 100), plan=plan)
-    assert (decision.next, decision.why) == (STOP, "the time limit; --on-interrupt stop")
+BROKEN = {"code": 1, "cause": Cause.EXCEPTION, "reason": "x", "where": "train.py:7"}
+DIED, DIED_AFTER = "2 attempts died without a checkpoint", " beyond step 100"
 
 
-def test_no_restarts_at_all_is_said_as_people_count() -> None:
-    decision = after(ended(KILLED, 100), plan=slurm(max_restarts=0))
-    assert decision.why == "--max-restarts 0: the run has failed 1 time"
-
-
-def test_without_a_checkpoint_a_failure_is_not_repeated_unless_asked() -> None:
-    decision = after(ended(KILLED))
-    assert (decision.next, decision.why) == (STOP, NO_CHECKPOINT)
-    assert after(ended(KILLED), plan=slurm(max_restarts=3)).next is RELAUNCH
-
-
-def test_two_attempts_that_save_nothing_new_are_enough() -> None:
-    saved = ended(KILLED, 100)
-    assert after(saved, ended(KILLED, 100)).next is RELAUNCH
-    decision = after(saved, ended(KILLED, 100), ended(HUNG, 100))
-    assert decision.next is STOP
-    assert decision.why == "2 attempts died without a checkpoint beyond step 100"
-
-
-def test_the_brake_holds_where_restarts_were_allowed_and_none_saved() -> None:
-    decision = after(ended(KILLED), ended(KILLED), plan=slurm(max_restarts=9))
-    assert (decision.next, decision.why) == (STOP, "2 attempts died without a checkpoint")
-
-
-def test_a_fault_of_the_script_is_told_from_one_of_a_node() -> None:
-    broken = {"code": 1, "cause": Cause.EXCEPTION, "reason": "x", "where": "train.py:7"}
-    every = after(ended(broken, 100, alike=4))
-    assert (every.next, every.why) == (
-        STOP,
-        "every rank failed at train.py:7: an error in the script",
-    )
-    most = after(ended(broken, 100, alike=3))
-    assert most.why.startswith("3 of 4 ranks failed at ")
-    assert after(ended(broken, 100, alike=2)).next is RELAUNCH
+def reasons() -> Iterator[tuple[Decision, Next, str]]:
+    """Yield what is decided, what must be, and why."""
+    saved, limit, again = ended(KILLED, 100), ended(TIME_LIMIT, 100), ended(HUNG, 100)
+    stops = here(nodes=2, nproc_per_node=2, on_interrupt=OnInterrupt.STOP)
+    yield after(limit, plan=stops), STOP, "the time limit; --on-interrupt stop"
+    never = "--max-restarts 0: the run has failed 1 time"
+    yield after(saved, plan=slurm(max_restarts=0)), STOP, never
+    yield after(ended(KILLED)), STOP, NO_CHECKPOINT
+    yield after(ended(KILLED), plan=slurm(max_restarts=3)), RELAUNCH, str(KILLED["reason"])
+    yield after(saved, saved, again), STOP, DIED + DIED_AFTER
+    yield after(ended(KILLED), ended(KILLED), plan=slurm(max_restarts=9)), STOP, DIED
+    yield after(saved, saved, saved_before=100), STOP, DIED + DIED_AFTER
+    lost = [ended(KILLED, 100, attempt=number) for number in range(1, LOSSES + 2)]
+    why = f"{LOSSES} attempts died without a checkpoint{DIED_AFTER}"
+    yield after(*lost, savers=range(1, LOSSES + 2)), STOP, why
+    yield after(limit, limit), REQUEUE, "the time limit"
+    why = "2 attempts ended without a new checkpoint; last: the time limit"
+    yield after(limit, limit, limit), STOP, why
+    every = "every rank failed at train.py:7: an error in the script"
+    yield after(ended(BROKEN, 100, alike=4)), STOP, every
+    most = "3 of 4 ranks failed at train.py:7: an error in the script"
+    yield after(ended(BROKEN, 100, alike=3)), STOP, most
+    yield after(ended(BROKEN, 100, alike=2)), RELAUNCH, "x"
     alone = on_slurm(nodes=1, gpus_per_node=1)
-    assert after(ended(broken, 100, nodes=("n1",), alike=1), plan=alone).next is STOP
+    yield after(ended(BROKEN, 100, nodes=("n1",), alike=1), plan=alone), STOP, every
+    why = "rank 1 failed at train.py:5, step 47, for the second time: a restart would not help"
+    yield after(ended(ERROR, 40), ended(ERROR, 40)), STOP, why
+    for code in (int(NodeExit.WORLD_BROKEN), int(NodeExit.NODE_UNFIT)):
+        end = ended({"code": code, "cause": Cause.WORLD, "reason": "x"}, 100)
+        why = "the ranks did not form one world; a restart would not help"
+        yield after(end, plan=slurm(max_restarts=9)), STOP, why
 
 
-def test_the_same_error_at_the_same_step_is_not_tried_a_third_time() -> None:
-    found = after(ended(ERROR, 40), ended(ERROR, 40))
-    assert found.next is STOP
-    assert found.why == (
-        "rank 1 failed at train.py:5, step 47, for the second time: a restart would not help"
-    )
+def test_each_decision_has_its_reason() -> None:
+    found = [((decision.next, decision.why), (step, why)) for decision, step, why in reasons()]
+    assert [pair for pair in found if pair[0] != pair[1]] == []
 
 
 @pytest.mark.parametrize(
     ("alike", "reports", "checkpoint", "asked", "may_be"),
     [
-        (1, 1, None, {}, True),
         (2, 3, None, {}, True),
         (3, 3, None, {}, False),  # most ranks
         (2, 4, None, {}, False),  # no rank is left
@@ -264,139 +253,82 @@ def test_more_reports_are_awaited_only_if_no_restart_follows(
     assert found is may_be
 
 
-def test_what_is_lost_again_and_again_ends_some_time() -> None:
-    lost = [ended(KILLED, 100, attempt=number) for number in range(1, LOSSES + 2)]
-    decision = after(*lost, savers=range(1, LOSSES + 2))
-    assert decision.why == f"{LOSSES} attempts died without a checkpoint beyond step 100"
-
-
-def test_attempts_that_reach_the_time_limit_need_a_new_checkpoint() -> None:
-    saved = ended(TIME_LIMIT, 100)
-    assert after(saved, ended(TIME_LIMIT, 100)).next is REQUEUE
-    decision = after(saved, ended(TIME_LIMIT, 100), ended(TIME_LIMIT, 100))
-    assert decision.next is STOP
-    assert decision.why == "2 attempts ended without a new checkpoint; last: the time limit"
-
-
-def test_a_step_that_cannot_start_in_what_is_left_goes_through_the_queue() -> None:
-    before = ended(KILLED, 100, next=RELAUNCH)
-    unstarted = ended(LAUNCHER, 100, nodes=())
-    assert after(before, unstarted).next is REQUEUE
-    assert after(unstarted).next is RELAUNCH
-    apart = ended(LAUNCHER, 100, nodes=(), exclude=("n3",))
-    assert (after(before, apart).next, after(before, apart).exclude) == (SUCCESSOR, ("n3",))
-
-
-def test_a_lost_node_is_left_out_where_a_spare_one_is_there() -> None:
-    decision = after(ended(LOST, 100), allocated=("n1", "n2", "n3"), gone=("n2",))
-    assert (decision.next, decision.exclude, decision.why) == (RELAUNCH, ("n2",), "n2 is lost")
-
-
-@pytest.mark.parametrize("choice", [OnInterrupt.REQUEUE, OnInterrupt.SUCCESSOR])
-def test_without_a_spare_node_another_job_leaves_the_lost_one_out(choice: OnInterrupt) -> None:
-    decision = after(ended(LOST, 100), plan=slurm(on_interrupt=choice), gone=("n2",))
-    assert (decision.next, decision.exclude) == (SUCCESSOR, ("n2",))
-
-
-@pytest.mark.parametrize(
-    ("attempts", "choice"), [(LOSSES, OnInterrupt.REQUEUE), (1, OnInterrupt.STOP)]
-)
-def test_a_lost_node_is_known_where_the_run_stops(attempts: int, choice: OnInterrupt) -> None:
-    history = [ended(LOST, exclude=("n3",))] * attempts
-    decision = after(
-        *history, plan=slurm(on_interrupt=choice), allocated=("n1", "n2"), gone=("n2",)
-    )
-    assert (decision.next, decision.exclude) == (STOP, ("n3", "n2"))
-
-
-def test_a_second_lost_node_is_left_out_with_the_first() -> None:
-    end = ended({**LOST, "node": "n3"}, 100, nodes=("n1", "n3"), exclude=("n2",))
-    decision = after(end, allocated=("n1", "n2", "n3", "n4"), gone=("n2", "n3"))
-    assert (decision.next, decision.exclude) == (RELAUNCH, ("n2", "n3"))
-    assert after(end, allocated=("n1", "n2", "n3"), gone=("n2", "n3")).next is SUCCESSOR
-
-
-def test_nodes_that_were_left_out_stay_out_of_the_same_allocation() -> None:
-    end = ended(KILLED, 100, exclude=("n3",))
-    assert after(end, allocated=("n1", "n2", "n3")).exclude == ("n3",)
-
-
-@pytest.mark.parametrize(
-    ("unfit", "allocated", "next_step", "left_out"),
-    [
-        (("n2",), (*NODES, "n3"), RELAUNCH, ("n2",)),  # a spare node is there
-        (("n2",), NODES, SUCCESSOR, ("n2",)),
-        (NODES, (*NODES, "n3", "n4"), STOP, ()),  # they share what failed
-        ((), NODES, STOP, ()),  # the directory of the runs, which is no node's
-    ],
-)
-@pytest.mark.parametrize("checkpoint", [None, 100])
-def test_a_node_that_failed_preflight_is_left_out(
-    unfit: tuple[str, ...],
-    allocated: tuple[str, ...],
-    next_step: Next,
-    left_out: tuple[str, ...],
-    checkpoint: int | None,
-) -> None:
-    for most in (None, 0):  # nothing of the training has failed
-        plan = slurm(max_restarts=most)
-        decision = after(
-            ended(FAILED_CHECK, checkpoint, unfit=unfit), plan=plan, allocated=allocated
-        )
-        assert (decision.next, decision.exclude) == (next_step, left_out)
-    if left_out:
-        assert decision.why == "n2 is left out: failed in preflight"
-
-
-def test_simulated_nodes_share_what_fails_in_preflight() -> None:
-    plan = here(nodes=2, nproc_per_node=2)
-    decision = after(ended(FAILED_CHECK, unfit=("local1",), nodes=("local0", "local1")), plan=plan)
-    assert (decision.next, decision.exclude) == (STOP, ())
-    assert "the nodes share what failed" in decision.why
-
-
-def test_a_node_that_started_in_spite_of_preflight_is_left_out_of_the_next_attempt() -> None:
-    end = ended(KILLED, 100, unfit=("n2",))
-    decision = after(end, allocated=(*NODES, "n3"))
-    assert (decision.next, decision.exclude) == (RELAUNCH, ("n2",))
-    assert decision.why == f"{KILLED['reason']}; n2 is left out: failed in preflight"
-    lost = after(ended(LOST, 100, unfit=("n2",)), allocated=(*NODES, "n3", "n4"), gone=("n1",))
-    assert lost.exclude == ("n1", "n2")
-    stopped = after(ended(KILLED, unfit=("n2",)))
-    assert (stopped.next, stopped.exclude) == (STOP, ("n2",))
-    assert after(ended(TIME_LIMIT, 100, unfit=("n2",))).next is REQUEUE
-
-
-ON_UNFIT = {"unfit": ("n2",), "node": "n2"}
+SPARE, ON_UNFIT = (*NODES, "n3"), {"unfit": ("n2",), "node": "n2"}
 ONE = on_slurm(nodes=1, gpus_per_node=2, max_restarts=9)
 
 
-@pytest.mark.parametrize(
-    ("end", "plan", "next_step", "left_out"),
-    [
-        (ended(KILLED, 100, unfit=("n2",)), slurm(), RELAUNCH, ()),
-        (ended(KILLED, 100, unfit=("n2",), node="n1"), slurm(), RELAUNCH, ()),
-        (ended(KILLED, 100, **ON_UNFIT), slurm(), SUCCESSOR, ("n2",)),
-        (ended(KILLED, 100, **ON_UNFIT), slurm(on_interrupt=OnInterrupt.STOP), RELAUNCH, ()),
-        (ended(KILLED, unfit=("n2",)), slurm(max_restarts=9), SUCCESSOR, ("n2",)),
-        (ended(KILLED, unfit=("n2",), step=3), slurm(max_restarts=9), RELAUNCH, ()),
-        (ended(KILLED, 100, **ON_UNFIT, nodes=("n2",)), ONE, RELAUNCH, ()),
-        (ended(KILLED, **ON_UNFIT, nodes=("n2",)), ONE, RELAUNCH, ()),
-        (ended(FAILED_CHECK, 100, **ON_UNFIT, nodes=("n2",)), ONE, SUCCESSOR, ("n2",)),
-    ],
-)
-def test_a_warning_sends_a_job_into_the_queue_only_for_what_may_have_failed(
-    end: Outcome, plan: Plan, next_step: Next, left_out: tuple[str, ...]
-) -> None:
-    decision = after(end, plan=plan, allocated=end.nodes)
-    assert (decision.next, decision.exclude) == (next_step, left_out)
+def exclusions() -> Iterator[tuple[str, Decision, Next, tuple[str, ...]]]:
+    """Yield what is decided, the step that must follow, and the nodes to leave out."""
+    n2, stops = ("n2",), slurm(on_interrupt=OnInterrupt.STOP)
+    gone: dict[str, Any] = {"gone": n2}
+    lost, before = ended(LOST, 100), ended(KILLED, 100, next=RELAUNCH)
+    unstarted = ended(LAUNCHER, 100, nodes=())
+    apart = ended(LAUNCHER, 100, nodes=(), exclude=("n3",))
+    yield "a step that cannot start in what is left", after(before, unstarted), REQUEUE, ()
+    yield "the first step", after(unstarted), RELAUNCH, ()
+    yield "without the excluded", after(before, apart), SUCCESSOR, ("n3",)
+
+    yield "a spare node", after(lost, allocated=SPARE, **gone), RELAUNCH, n2
+    yield "no spare node", after(lost, **gone), SUCCESSOR, n2
+    out = ended(LOST, exclude=("n3",))
+    yield "lost too often", after(*[out] * LOSSES, **gone), STOP, ("n3", "n2")
+    yield "lost, and to stop", after(out, plan=stops, **gone), STOP, ("n3", "n2")
+    second = ended({**LOST, "node": "n3"}, 100, nodes=("n1", "n3"), exclude=n2)
+    both: dict[str, Any] = {"gone": ("n2", "n3")}
+    room = (*SPARE, "n4")
+    yield "a second lost node", after(second, allocated=room, **both), RELAUNCH, ("n2", "n3")
+    yield "without room", after(second, allocated=SPARE, **both), SUCCESSOR, ("n2", "n3")
+    yield "left out before", after(ended(KILLED, 100, exclude=n2), allocated=SPARE), RELAUNCH, n2
+
+    for checkpoint, most in (None, None), (100, 0):  # nothing of the training has failed
+        unfit = ended(FAILED_CHECK, checkpoint, unfit=n2)
+        plan = slurm(max_restarts=most)
+        yield "unfit, a spare", after(unfit, plan=plan, allocated=SPARE), RELAUNCH, n2
+        yield "unfit, no spare", after(unfit, plan=plan), SUCCESSOR, n2
+    yield "all unfit", after(ended(FAILED_CHECK, unfit=NODES), allocated=room), STOP, ()
+    yield "the directory of the runs", after(ended(FAILED_CHECK, unfit=())), STOP, ()
+    local = ended(FAILED_CHECK, unfit=("local1",), nodes=("local0", "local1"))
+    yield "simulated nodes", after(local, plan=here(nodes=2, nproc_per_node=2)), STOP, ()
+
+    warned = ended(KILLED, 100, unfit=n2)  # it started in spite of its preflight
+    yield "warned, a spare", after(warned, allocated=SPARE), RELAUNCH, n2
+    also = ended(LOST, 100, unfit=n2)
+    yield "and one lost", after(also, allocated=room, gone=("n1",)), RELAUNCH, ("n1", "n2")
+    yield "warned, to stop", after(ended(KILLED, unfit=n2)), STOP, n2
+    yield "warned, interrupted", after(ended(TIME_LIMIT, 100, unfit=n2)), REQUEUE, ()
+    yield "warned, it may wait", after(warned), RELAUNCH, ()
+    yield "warned, to blame", after(ended(KILLED, 100, **ON_UNFIT)), SUCCESSOR, n2
+    yield "no queue", after(ended(KILLED, 100, **ON_UNFIT), plan=stops), RELAUNCH, ()
+    for step, follows in (None, SUCCESSOR), (3, RELAUNCH):
+        end = ended(KILLED, unfit=n2, step=step)
+        left_out = n2 if follows is SUCCESSOR else ()
+        yield f"step {step}", after(end, plan=slurm(max_restarts=9)), follows, left_out
+    alone: dict[str, Any] = {"plan": ONE, "allocated": n2}
+    end = ended(KILLED, 100, **ON_UNFIT, nodes=n2)
+    yield "the only node was warned of", after(end, **alone), RELAUNCH, ()
+    end = ended(FAILED_CHECK, 100, **ON_UNFIT, nodes=n2)
+    yield "the only node failed", after(end, **alone), SUCCESSOR, n2
+
+
+def test_each_history_leaves_out_its_nodes() -> None:
+    found = [(name, (d.next, d.exclude), (step, nodes)) for name, d, step, nodes in exclusions()]
+    assert [each for each in found if each[1] != each[2]] == []
+
+
+def test_it_is_said_why_nodes_are_left_out() -> None:
+    gone = after(ended(LOST, 100), allocated=SPARE, gone=("n2",))
+    failed = after(ended(FAILED_CHECK, unfit=("n2",)), allocated=SPARE)
+    warned = after(ended(KILLED, 100, unfit=("n2",)), allocated=SPARE)
+    assert [decision.why for decision in (gone, failed, warned)] == [
+        "n2 is lost",
+        "n2 is left out: failed in preflight",
+        f"{KILLED['reason']}; n2 is left out: failed in preflight",
+    ]
 
 
 def test_a_warning_does_not_change_how_a_job_that_slurm_ends_goes_on() -> None:
     end = ended(KILLED, 100, unfit=("n2",))
-    ground = Ground(
-        plan=slurm(), allocated=(*NODES, "n3"), is_ending=True, unreachable=lambda _: ()
-    )
+    ground = Ground(plan=slurm(), allocated=SPARE, is_ending=True, unreachable=lambda _: ())
     assert decide([end], ground).next is REQUEUE
 
 
@@ -451,17 +383,3 @@ def test_no_node_is_left_out_without_evidence(
     )
     is_evident = what["cause"] in ("node_lost", "vanished", "launcher", "hung", "rendezvous")
     assert set(decision.exclude) <= (gone if is_evident else set())
-
-
-@pytest.mark.parametrize("code", [int(NodeExit.WORLD_BROKEN), int(NodeExit.NODE_UNFIT)])
-def test_what_another_try_would_find_again_is_not_tried(code: int) -> None:
-    end = ended({"code": code, "cause": Cause.WORLD, "reason": "x"}, 100)
-    assert after(end, plan=slurm(max_restarts=9)).next is STOP
-
-
-def test_what_was_saved_before_a_person_resumed_is_no_new_checkpoint() -> None:
-    history = [ended(KILLED, 100), ended(KILLED, 100)]
-    fresh = after(*history)
-    resumed = after(*history, saved_before=100)
-    assert (fresh.next, resumed.next) == (RELAUNCH, STOP)
-    assert resumed.why == "2 attempts died without a checkpoint beyond step 100"
