@@ -63,7 +63,8 @@ def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
         {"type": "checkpoint", "step": 50},
         {"type": "step", "step": 120},
         {"type": "step", "step": "many"},
-        {"type": "rank_start", "rank": 0},
+        {"type": "resumed", "step": 40},
+        {"type": "resumed", "step": 0},
     ):
         book.take(event)
     book.close(Ending.of_first([FAILURE]))
@@ -75,18 +76,12 @@ def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
     assert (found.step, found.checkpoint) == (120, 100)
     assert found.started_at <= found.ended_at
     assert paths.status(1).read_text() == "1\n"
+    assert paths.resumed(1).read_text() == "40\n"  # the first one
     modes = {path.name: path.stat().st_mode & 0o777 for path in paths.attempt(1).iterdir()}
-    assert modes == dict.fromkeys(("head.pid", "status", "outcome.json"), 0o600)
+    assert modes == dict.fromkeys(
+        ("head.pid", "status", "outcome.json", paths.resumed(1).name), 0o600
+    )
     assert paths.head_pid(1).read_text() == f"{os.getpid()}\n"
-
-
-def test_where_a_script_first_went_on_from_is_kept(paths: RunPaths) -> None:
-    book = account(paths)
-    for step in (40, 0):
-        book.take({"type": "resumed", "step": step})
-    book.close(Ending.of_first([FAILURE]))
-    assert paths.resumed(1).read_text() == "40\n"
-    assert (outcome(paths).step, outcome(paths).checkpoint) == (None, None)
 
 
 def test_the_heads_word_wins_over_that_of_a_node_that_lost_it(paths: RunPaths) -> None:
@@ -104,12 +99,6 @@ def test_a_setup_line_that_failed_is_not_talked_over(paths: RunPaths) -> None:
     account(paths).close(Ending.of_first([FAILURE]))
     assert paths.status(1).read_text() == "122\n"
     assert outcome(paths).code == 122
-
-
-def test_a_status_that_another_node_is_writing_keeps_back_no_word(paths: RunPaths) -> None:
-    paths.status(1).touch()
-    account(paths).close(Ending.of(lost_node("n2", "gone")))
-    assert (outcome(paths).code, outcome(paths).node) == (123, "n2")
 
 
 def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
@@ -169,11 +158,3 @@ def test_a_disk_that_takes_nothing_does_not_end_the_agent(paths: RunPaths) -> No
     book.open()
     book.close(Ending.completed())
     assert not paths.attempt(1).exists()
-
-
-def test_a_past_attempt_that_is_damaged_does_not_end_the_agent(paths: RunPaths) -> None:
-    paths.outcome(1).write_text("{")
-    second = account(paths, 2)
-    second.open()
-    second.close(Ending.completed())
-    assert outcome(paths, 2).checkpoint is None

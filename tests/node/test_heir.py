@@ -107,15 +107,6 @@ def test_the_next_job_is_submitted_without_the_lost_node_and_this_one_ends(scene
     assert scene.paths.followed(1).read_text() == "n2\n"  # the batch script can tell
 
 
-def test_spare_nodes_are_no_use_without_a_batch_script(
-    scene: Heirs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-5]")
-    scene.lose_head(spare_nodes=2)
-    assert scene.asked[0][0] == "clusterrun.backends.slurm.successor"
-    assert json.loads(scene.paths.outcome(1).read_text())["next"] == "successor"
-
-
 def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Heirs) -> None:
     scene.gone = ("n1", "n2")
     scene.lose_head(rank=2, spare_nodes=2)
@@ -123,54 +114,33 @@ def test_where_that_node_is_lost_too_the_next_one_sees_to_it(scene: Heirs) -> No
     assert scene.asked == [successor, ["scancel", "42"]]
 
 
-def requested(word: str) -> Callable[[Heirs], None]:
-    def request(scene: Heirs) -> None:
-        scene.paths.attempt(1).mkdir()
-        scene.paths.request(1).write_text(f"{word}\n")
-
-    return request
-
-
-NOBODY: dict[str, tuple[Callable[[Heirs], object], dict[str, Any]]] = {
-    "a nearer node is there": (lambda scene: None, {"rank": 2}),
-    "it is the head": (lambda scene: setattr(scene, "gone", ()), {"rank": 0}),
-    "the head can be reached": (lambda scene: setattr(scene, "gone", ()), {}),
-    "the run has continued": (lambda scene: scene.paths.attempt(2).mkdir(), {}),
-    "a person cancels the run": (requested("cancel"), {}),
-    "a person ends the job": (requested("end"), {}),
-    "hosts have no batch script": (lambda scene: None, {"cluster": Cluster.ALLOCATION}),
-    "too far from the head": (lambda scene: setattr(scene, "gone", ("n1", "n2")), {"rank": 2}),
-    "the batch script is on a spare node": (lambda scene: None, {}),
-}
-
-
-@pytest.mark.parametrize("why", NOBODY)
-def test_nobody_continues_the_run(scene: Heirs, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    change, asked = NOBODY[why]
-    if why == "too far from the head":
-        monkeypatch.setattr(heir, "HEIRS", 1)
-    if why == "the batch script is on a spare node":
-        monkeypatch.setenv("SLURM_JOB_NODELIST", "n[0-3]")
-    change(scene)
-    assert scene.lose_head(**asked).asked == []
-    assert scene.paths.followed(1).exists() == (asked.get("cluster") is Cluster.ALLOCATION)
-
-
-def test_nothing_is_done_where_the_batch_script_has_begun_to(scene: Heirs) -> None:
+def test_nobody_continues_a_run_that_another_node_or_a_person_sees_to(
+    monkeypatch: pytest.MonkeyPatch, scene: Heirs
+) -> None:
+    given: dict[str, dict[str, Any]] = {
+        "a nearer node is there": {"rank": 2},
+        "it is the head": {"rank": 0, "gone": ()},
+        "the head can be reached": {"gone": ()},
+        "the run has continued": {"exists": scene.paths.attempt(2)},
+        "a person cancels the run": {"word": "cancel"},
+        "a person ends the job": {"word": "end"},
+        "the batch script has begun to": {"exists": scene.paths.followed(1)},
+        "hosts have no batch script": {"cluster": Cluster.ALLOCATION},
+        "too far from the head": {"rank": 2, "gone": ("n1", "n2"), "heirs": 1},
+        "the batch script is on a spare node": {"nodelist": "n[0-3]"},
+    }
     scene.paths.attempt(1).mkdir()
-    scene.paths.followed(1).touch()
-    scene.lose_head()
-    assert scene.asked == []
-    assert Outcome.from_json(scene.paths.outcome(1).read_text()).why == ""
-
-
-def test_a_run_that_is_complete_is_said_to_be(scene: Heirs) -> None:
-    scene.paths.attempt(1).mkdir()
-    done = dataclasses.replace(lost_head(1), code=0, cause=Cause.COMPLETED, node=None)
-    write_outcome(scene.paths, done)
-    scene.lose_head()
-    end = json.loads(scene.paths.end.read_text())
-    assert (end["state"], end["exit_code"]) == ("COMPLETED", 0)
+    for why, asked in given.items():
+        scene.gone = asked.pop("gone", ("n1",))
+        monkeypatch.setattr(heir, "HEIRS", asked.pop("heirs", 3))
+        monkeypatch.setenv("SLURM_JOB_NODELIST", asked.pop("nodelist", "n[1-3]"))
+        scene.paths.request(1).write_text(asked.pop("word", ""))
+        if blocks := asked.pop("exists", None):
+            blocks.mkdir()
+        assert scene.lose_head(**asked).asked == [], why
+        if blocks:
+            blocks.rmdir()
+        scene.paths.followed(1).unlink(missing_ok=True)
 
 
 def test_a_run_that_is_to_stop_ends(scene: Heirs) -> None:
@@ -189,19 +159,6 @@ def test_where_nothing_may_be_submitted_slurm_requeues(
     assert scene.asked[1:] == asked
     assert "not from here" in scene.said[-1]
     assert not scene.paths.followed(1).exists(), "the batch script, if it lives, may go on"
-
-
-def test_an_heir_that_cannot_decide_leaves_it_to_the_batch_script(
-    scene: Heirs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no such file system")
-
-    monkeypatch.setattr(heir, "conclude", fail)
-    scene.lose_head()
-    assert scene.asked == []
-    assert "no such file system" in scene.said[-1]
-    assert not scene.paths.followed(1).exists()
 
 
 def on_hosts(scene: Heirs, monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> bool:
@@ -256,22 +213,9 @@ def test_nothing_is_known_where_slurm_is_silent(scontrol: Path) -> None:
     assert unreachable(["no-such-host.invalid"]) == ()
 
 
-def test_nothing_is_known_where_not_even_this_node_answers(scontrol: Path) -> None:
-    scontrol.write_text("SlurmdPort = 1\nNodeName=n1 NodeAddr=127.0.0.1\n")
-    assert unreachable(["n1"]) == ()
-
-
-def test_no_node_is_no_question(scontrol: Path) -> None:
-    assert unreachable([]) == ()
-
-
-def test_a_name_that_resolves_is_not_asked_for(scontrol: Path) -> None:
-    scontrol.write_text("NodeName=localhost NodeAddr=192.0.2.1\n")
-    assert known_address("localhost") == "localhost"
-
-
 def test_a_node_whose_name_is_unknown_is_at_its_address_in_slurm(scontrol: Path) -> None:
     scontrol.write_text("NodeName=cloud-1 Arch=x86_64 NodeAddr=192.0.2.1 NodeHostName=ip-1\n")
     assert known_address("cloud-1.invalid") == "192.0.2.1"
+    assert known_address("localhost") == "localhost"  # Slurm is not asked
     scontrol.write_text("")
     assert known_address("cloud-1.invalid") == "cloud-1.invalid"

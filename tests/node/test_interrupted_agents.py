@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,18 +97,9 @@ def test_ranks_save_and_leave_before_the_time_limit(stub_job: Make) -> None:
     job.assert_clean()
 
 
-def test_a_request_before_the_ranks_ask_is_met_at_their_first_call(stub_job: Make) -> None:
-    job = stub_job(TRAIN, nproc_per_node=1)
-    write_request(job.paths.request(1), Reason.CANCEL)
-    job.start()
-    assert job.wait() == [NodeExit.CANCELLED] * 2
-    assert saves(job) == [(str(rank), 1) for rank in range(ranks(job))]
-
-
-@pytest.mark.parametrize("node", ["local0", "local1"])
-def test_sigterm_for_one_agent_has_all_ranks_save_and_leave(stub_job: Make, node: str) -> None:
+def test_sigterm_for_one_agent_has_all_ranks_save_and_leave(stub_job: Make) -> None:
     job = started(stub_job(TRAIN, nproc_per_node=1))
-    os.kill(job.agent_pid(node), signal.SIGTERM)
+    os.kill(job.agent_pid("local1"), signal.SIGTERM)
     assert job.wait() == [NodeExit.INTERRUPTED] * 2
     assert_all_saved_at_one_step(job)
     assert job.paths.request(1).read_text() == "preempt\n"
@@ -123,18 +113,6 @@ def test_sigterm_for_every_process_still_leads_to_one_step(stub_job: Make) -> No
         process.send_signal(signal.SIGTERM)
     assert (job.wait(), outcome(job)["reason"]) == ([NodeExit.INTERRUPTED] * 2, "preempted")
     assert_all_saved_at_one_step(job)
-    job.assert_clean()
-
-
-def test_with_the_batch_shells_word_sigterm_ends_the_ranks_at_once(stub_job: Make) -> None:
-    job = started(stub_job(TRAIN, nproc_per_node=1))
-    write_request(job.paths.request(1), Reason.END)
-    since = time.monotonic()
-    for node in ("local0", "local1"):
-        os.kill(job.agent_pid(node), signal.SIGTERM)
-    assert job.wait() == [NodeExit.CANCELLED] * 2
-    assert time.monotonic() - since < 10 * patience()
-    assert (saves(job), outcome(job)["cause"]) == ([], "cancelled")
     job.assert_clean()
 
 
@@ -160,12 +138,8 @@ def test_ranks_that_saved_and_do_not_leave_are_ended(stub_job: Make) -> None:
 
 def start_hurried(job: AgentJob, change: str) -> None:
     """Start agents whose patience is short, by a module that Python runs at its start."""
-    job.start(
-        **changed_agents(
-            job, f"from clusterrun.node.watch import hangs, interruption, stacks\n    {change}"
-        )
-    )
-    job.wait_for("ready", ranks(job))
+    modules = "from clusterrun.node.watch import hangs, interruption, stacks"
+    job.start(**changed_agents(job, f"{modules}\n    {change}")).wait_for("ready", ranks(job))
 
 
 def changed_agents(job: AgentJob, change: str) -> dict[str, str]:
@@ -207,7 +181,7 @@ def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
     job = stub_job(TRAIN, hang_timeout_s=round(2 * patience()))
     start_hurried(job, f"hangs.AGAIN_S = stacks.ANSWER_S = {0.5 * patience()}")
     pids = [job.rank_pid(rank) for rank in range(4)]
-    wait_for_steps(job)
+    wait_for(lambda: job.events("step"))
     # In a real training all others wait for one; here all of the head's ranks must come to a halt.
     for pid in pids[:2]:
         os.kill(pid, signal.SIGSTOP)
@@ -219,10 +193,6 @@ def test_a_rank_that_is_stopped_is_found_and_named(stub_job: Make) -> None:
     job.assert_clean()
 
 
-def wait_for_exits(job: AgentJob, count: int) -> None:
-    wait_for(lambda: len(job.events("rank_exit")) >= count)
-
-
 def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> None:
     """A rank may hang in the teardown of NCCL or gloo when all others have left."""
     job = stub_job(LEAVES_EARLY, nproc_per_node=1, nodes=3, hang_timeout_s=round(2 * patience()))
@@ -232,10 +202,6 @@ def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> 
     assert (left["cause"], left["node"], left["rank"]) == ("hung", "local2", 2)
     assert left["reason"].startswith("rank 2 on local2: other ranks have ended; no progress")
     job.assert_clean()
-
-
-def wait_for_steps(job: AgentJob) -> None:
-    wait_for(lambda: job.events("step"))
 
 
 ORPHANS = (
@@ -253,14 +219,10 @@ def test_a_node_whose_head_is_lost_before_all_have_met_sees_to_what_follows(
     member = job.start_node(1, **environ)
     if head_comes:
         job.start_node(0, **environ)
-        await_started(job, 2)
+        wait_for(lambda: len(job.events("started")) == 2)
         os.kill(job.agent_pid("local0"), signal.SIGKILL)
     assert member.wait(60 * patience()) == NodeExit.RENDEZVOUS_FAILED
     assert "what follows is asked here" in [text for *_, text in job.log("local1")]
-
-
-def await_started(job: AgentJob, count: int) -> None:
-    wait_for(lambda: len(job.events("started")) >= count)
 
 
 LEAVES_EARLY = """
@@ -276,7 +238,7 @@ def test_an_attempt_ends_once_a_later_one_has_begun(stub_job: Make, script: str)
     """Slurm starts a job elsewhere whose nodes it has lost touch with; these train on."""
     job = stub_job(script)
     job.start(**changed_agents(job, ORPHANS)).wait_for("ready", ranks(job))
-    wait_for_exits(job, 2 if script is LEAVES_EARLY else 0)
+    wait_for(lambda: script is TRAIN or len(job.events("rank_exit")) == 2)
     job.paths.attempt(2).mkdir()
     assert job.wait() == [int(NodeExit.NODE_LOST)] * 2
     assert "what follows is asked here" not in [text for *_, text in job.log("local0")]

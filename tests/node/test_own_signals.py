@@ -34,7 +34,6 @@ LONG = "4.5"  # ranks without a handler have three seconds
     ("handled", "option", "chosen"),
     [
         ((), "USR1@90", 0),
-        ((USR2, USR1), "B:USR2@120", USR1),
         ((USR1, TERM), "", TERM),
         ((USR1, TERM), "BR:sigusr1@90", USR1),
         ((TERM,), "10", TERM),
@@ -54,7 +53,6 @@ def test_sigterm_warns_a_rank_that_handles_several_signals(
         (Reason.PREEMPT, NodeExit.INTERRUPTED, ("SIGTERM+SIGUSR1", "0"), Launcher.FORGE),
         (Reason.TIME_LIMIT, NodeExit.INTERRUPTED, ("SIGUSR2", "143"), Launcher.DIRECT),
         (Reason.CANCEL, NodeExit.CANCELLED, ("SIGUSR1", "0", "0"), Launcher.ACCELERATE),
-        (Reason.PREEMPT, NodeExit.INTERRUPTED, ("SIGTERM", "0", "0"), Launcher.DIRECT),
         (Reason.END, NodeExit.CANCELLED, ("SIGTERM", "0"), Launcher.FORGE),
     ],
 )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,11 @@ from clusterrun.node.agent.preparation import (
     decided_parameters,
     gpu_problem,
     missing_packages,
-    open_head,
 )
 from clusterrun.node.base.causes import NodeError
 from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.base.report import Report, problems
-from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.shared.typed import decoded
 from tests.launch.samples import on_slurm
 
 H100, A100, T4 = (9, 0), (8, 0), (7, 5)
@@ -71,26 +66,25 @@ def test_packages_that_the_launch_needs_are_missed_by_name(
     assert bool(found) == bool(text)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "precision"), [((H100, A100), "bf16"), ((A100, A100), "bf16"), ((T4, H100), "fp16")]
-)
-def test_the_head_chooses_bf16_from_compute_capability_8_else_fp16(
-    gpus: tuple[tuple[int, int], ...], precision: str
-) -> None:
-    assert decided_parameters(attempt(), reports(*gpus), "127.0.0.1").precision == precision
+def precision(*capabilities: tuple[int, int], **asked: Any) -> str:
+    return decided_parameters(attempt(**asked), reports(*capabilities), "127.0.0.1").precision
 
 
-def test_a_node_that_cannot_follow_the_head_is_unfit() -> None:
-    with pytest.raises(NodeError, match="the GPUs of n1 do not support") as caught:
-        decided_parameters(attempt(), reports(H100, T4), "127.0.0.1")
-    assert caught.value.code == 122
-
-
-def test_a_precision_of_the_users_choice_is_not_discussed() -> None:
-    wanted = attempt(mixed_precision=MixedPrecision.BF16)
-    assert decided_parameters(wanted, reports(T4, T4), "127.0.0.1").precision == "bf16"
-    on_cpu = attempt(device=Device.CPU)
-    assert decided_parameters(on_cpu, reports(H100), "127.0.0.1").precision == "no"
+def test_the_head_chooses_the_precision_for_all_unless_the_user_has() -> None:
+    assert precision(H100, A100) == "bf16"
+    assert precision(T4, H100) == "fp16"
+    assert precision(T4, T4, mixed_precision=MixedPrecision.BF16) == "bf16"
+    assert precision(H100, device=Device.CPU) == "no"
+    mixed = [dataclasses.replace(each, capabilities=(H100, T4)) for each in reports(H100)]
+    unread = [dataclasses.replace(each, capabilities=()) for each in reports(H100)]
+    for found, text in (
+        (reports(H100, T4), "the GPUs of n1 do not support"),
+        ([*reports(H100), dataclasses.replace(*mixed, node="n1")], "the GPUs of n1 do not support"),
+        (unread, "; set --mixed-precision"),
+    ):
+        with pytest.raises(NodeError, match=text) as caught:
+            decided_parameters(attempt(), found, "127.0.0.1")
+        assert caught.value.code == 122
 
 
 def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
@@ -100,13 +94,10 @@ def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
             decided_parameters(attempt(main_process_port=port), reports(H100), "127.0.0.1")
     assert caught.value.code == 121
     free = attempt(main_process_port=port)
-    assert decided_parameters(free, reports(H100), "127.0.0.1").port == port
-
-
-def test_the_rendezvous_port_is_the_jobs_and_its_interface_the_addresses() -> None:
-    parameters = decided_parameters(attempt(), reports(H100), "127.0.0.1")
-    assert 20000 <= parameters.port < 30000
-    assert (parameters.address, parameters.interface) == ("127.0.0.1", "lo")
+    found = decided_parameters(free, reports(H100), "127.0.0.1")
+    assert (found.port, found.address, found.interface) == (port, "127.0.0.1", "lo")
+    narrow = attempt(port_range="23450-23453")
+    assert 23450 <= decided_parameters(narrow, reports(H100), "127.0.0.1").port <= 23453
 
 
 @pytest.mark.parametrize(
@@ -120,25 +111,6 @@ def test_the_rendezvous_port_is_the_jobs_and_its_interface_the_addresses() -> No
 )
 def test_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: str) -> None:
     assert gpu_problem(attempt().plan, env, GpuAnswer()) == problem
-
-
-def test_one_unfit_node_alone_says_so() -> None:
-    unfit = Report(node="n0", node_rank=0, versions={}, problem="no GPU")
-
-    async def meet() -> None:
-        decide = partial(decided_parameters, attempt(nodes=1))
-        link = open_head(attempt(nodes=1), SharedDisk(), decide)
-        await link.meet(unfit)
-
-    with pytest.raises(NodeError, match="n0: no GPU"):
-        asyncio.run(meet())
-
-
-def test_a_head_whose_gpus_cannot_be_read_does_not_choose_for_all() -> None:
-    unread = Report(node="n0", node_rank=0, versions={}, capabilities=())
-    with pytest.raises(NodeError, match="; set --mixed-precision") as caught:
-        decided_parameters(attempt(), [unread, *reports(H100)], "127.0.0.1")
-    assert caught.value.code == 122
 
 
 def test_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
@@ -164,11 +136,6 @@ def test_a_head_that_may_not_open_enough_files_says_so_at_once(
     )
 
 
-def test_both_ports_are_of_the_users_range() -> None:
-    narrow = attempt(port_range="23450-23453")
-    assert 23450 <= decided_parameters(narrow, reports(H100), "127.0.0.1").port <= 23453
-
-
 VERSIONS = {"python": "3.11", "torch": "2.13.0"}
 
 
@@ -176,27 +143,11 @@ def report(rank: int, **changes: Any) -> Report:
     return Report(**{**{"node": f"n{rank}", "node_rank": rank, "versions": VERSIONS}, **changes})
 
 
-def test_equal_nodes_have_no_problem() -> None:
-    assert problems([report(0), report(1)]) == []
-
-
 def test_each_difference_names_versions_and_nodes() -> None:
+    assert problems([report(0), report(1)]) == []
     reports = [report(0), report(1, versions={"python": "3.11"})]
     reports += [report(2, problem="no room"), report(3, problem="no room")]
     assert problems(reports) == [
         "n[2-3]: no room",
         "versions differ between nodes: torch: n1 has none, the other 3 have 2.13.0",
     ]
-
-
-def test_reports_survive_the_wire() -> None:
-    one = report(1, capabilities=((9, 0), (8, 0)), problem="x")
-    assert decoded(Report, dataclasses.asdict(one)) == one
-    with pytest.raises(ValueError, match="shorter"):
-        decoded(Report, {**dataclasses.asdict(one), "capabilities": [[9]]})
-
-
-def test_a_node_computes_in_bf16_if_all_its_gpus_do() -> None:
-    assert report(0, capabilities=((9, 0),)).has_bf16
-    assert not report(1, capabilities=((9, 0), (7, 5))).has_bf16
-    assert not report(2).has_bf16

@@ -60,7 +60,7 @@ def test_the_head_rests_only_beside_the_conductor_of_its_own_run(
         assert leader.conductor_pid(on_slurm, env) == found
 
 
-@pytest.mark.parametrize(("given", "is_over"), [(2, False), (0, False), (None, False), (2, True)])
+@pytest.mark.parametrize(("given", "is_over"), [(2, False), (None, False), (2, True)])
 def test_the_first_of_conductor_and_head_decides_whether_agents_continue(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ def test_what_another_try_would_repeat_costs_one_attempt(domain: str) -> None:
     assert decision.why == f"{domain}, before the first step: another try would fail the same way"
 
 
+LIKELY = {"status": Certainty.LIKELY, "generic": True}
+MAYBE = {**LIKELY, "retry": Retry.MAYBE}
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -66,15 +71,48 @@ def test_what_another_try_would_repeat_costs_one_attempt(domain: str) -> None:
         {"found": verdict("cuda_oom", steps=3)},  # as its output shows
         {"found": verdict("cuda_oom", retry=Retry.MAYBE)},
         {"found": verdict("cuda_oom", status=Certainty.LIKELY)},
-        {"found": verdict("host_oom", status=Certainty.UNCONFIRMED)},
         {"found": verdict("bug", status=Certainty.UNCONFIRMED, generic=True)},
-        {"found": verdict("port_in_use", retry=Retry.YES)},
+        {"found": verdict("user_code_exception", **MAYBE)},
         {"found": None},
     ],
 )
 def test_anything_less_certain_gets_another_try(more: dict[str, Any]) -> None:
     decision = after(failed(**more))
     assert (decision.next, decision.rule) == (Next.RELAUNCH, None)
+
+
+def repeated() -> Iterator[tuple[str, Outcome, Outcome, bool]]:
+    """Yield two failures, and whether they prove that a third would follow."""
+    assertion = failed(verdict("device_assert"), step=7, checkpoint=5)
+
+    def second(cause: str = "device_assert", step: int = 7, **more: Any) -> Outcome:
+        return failed(verdict(cause, **more), step=step, checkpoint=5)
+
+    yield "the same", assertion, assertion, True
+    yield "another node", assertion, second(nodes=("n4",)), True
+    yield "another rank", assertion, second(ranks=(1,)), True
+    yield "it went further", assertion, second(step=8), False
+    yield "another rank of another node", assertion, second(ranks=(1,), nodes=("n1",)), False
+    yield "another cause", assertion, second("cuda_illegal_access"), False
+    yield "it may pass", assertion, second(retry=Retry.YES), False
+    yield "unconfirmed", assertion, second(status=Certainty.UNCONFIRMED), False
+    yield "likely", assertion, second(status=Certainty.LIKELY), False
+    apart = dataclasses.replace(assertion, cause=Cause.RENDEZVOUS)
+    yield "nodes that do not meet", assertion, apart, False
+    waits = second("nccl_timeout", status=Certainty.LIKELY, retry=Retry.MAYBE, ranks=range(8))
+    yield "a time-out that nothing explains", waits, waits, False
+    one, other = (second("user_code_exception", text=text, **MAYBE) for text in ("1", "2"))
+    yield "one exception", one, one, True
+    yield "two exceptions", one, other, False
+
+
+def test_the_same_cause_at_the_same_place_costs_two_attempts() -> None:
+    found = [
+        (what, after(first, second).rule is VerdictRule.SAME_CAUSE, is_proof)
+        for what, first, second, is_proof in repeated()
+    ]
+    assert [each for each in found if each[1] is not each[2]] == []
+    assert after(failed(verdict("user_code_exception", **LIKELY))).rule is VerdictRule.WOULD_REPEAT
 
 
 @pytest.mark.parametrize(
@@ -89,56 +127,6 @@ def test_a_configuration_that_has_trained_is_not_to_blame(earlier: Outcome) -> N
     assert (after(earlier, unlucky).next, after(unlucky).next) == (Next.RELAUNCH, Next.STOP)
     again = after(earlier, unlucky, unlucky)
     assert (again.next, again.rule) == (Next.STOP, VerdictRule.SAME_CAUSE)
-
-
-def test_an_exception_of_the_script_stops_if_it_shows_that_it_repeats() -> None:
-    likely = {"status": Certainty.LIKELY, "generic": True}
-    assert after(failed(verdict("user_code_exception", **likely))).rule is VerdictRule.WOULD_REPEAT
-    again = after(failed(verdict("user_code_exception", retry=Retry.MAYBE, **likely)))
-    assert again.next is Next.RELAUNCH
-
-
-def test_the_same_cause_at_the_same_place_costs_two_attempts() -> None:
-    one = failed(verdict("device_assert"), step=7, checkpoint=5)
-    decision = after(one, one)
-    assert (decision.next, decision.rule) == (Next.STOP, VerdictRule.SAME_CAUSE)
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        failed(verdict("device_assert"), step=8, checkpoint=5),  # it went further
-        failed(verdict("device_assert", ranks=(1,), nodes=("n1",)), step=7, checkpoint=5),
-        failed(verdict("cuda_illegal_access"), step=7, checkpoint=5),
-        failed(verdict("device_assert", retry=Retry.YES), step=7, checkpoint=5),
-        failed(verdict("device_assert", status=Certainty.UNCONFIRMED), step=7, checkpoint=5),
-        failed(verdict("device_assert", status=Certainty.LIKELY), step=7, checkpoint=5),
-        failed(verdict("device_assert"), step=7, checkpoint=5, cause=Cause.RENDEZVOUS),
-    ],
-)
-def test_two_failures_that_differ_are_no_proof(second: Outcome) -> None:
-    assert after(failed(verdict("device_assert"), step=7, checkpoint=5), second).rule is None
-
-
-@pytest.mark.parametrize("place", [{"nodes": ("n4",)}, {"ranks": (1,)}])
-def test_one_rank_or_one_node_is_the_same_place(place: dict[str, Any]) -> None:
-    first = failed(verdict("device_assert"), step=7)
-    second = failed(verdict("device_assert", **place), step=7)
-    assert after(first, second).rule is VerdictRule.SAME_CAUSE
-
-
-def test_time_outs_that_nothing_explains_may_have_several_reasons() -> None:
-    waited = verdict("nccl_timeout", status=Certainty.LIKELY, retry=Retry.MAYBE, ranks=range(8))
-    one = failed(waited, step=1000, checkpoint=900)
-    assert after(one, failed(waited, step=950, checkpoint=900)).next is Next.RELAUNCH
-
-
-def test_exceptions_are_the_same_only_if_their_texts_are() -> None:
-    about = {"generic": True, "retry": Retry.MAYBE, "status": Certainty.LIKELY}
-    one = verdict("user_code_exception", text="KeyError: 1", **about)
-    other = verdict("user_code_exception", text="KeyError: 2", **about)
-    assert after(failed(one, step=7), failed(other, step=7)).rule is None
-    assert after(failed(one, step=7), failed(one, step=7)).rule is VerdictRule.SAME_CAUSE
 
 
 GPU = verdict("gpu_xid", retry=Retry.EXCLUDE, blames_node=True)
@@ -179,11 +167,6 @@ def test_a_fault_of_a_hundred_nodes_is_no_fault_of_some_of_them() -> None:
     assert found is not None
     assert (found.cause, found.nodes) == ("gpu_xid", tuple(sorted(nodes)))
     assert verdicts.faulty_nodes(failed(found, nodes=nodes)) == ()
-
-
-def test_the_outcome_keeps_verdict_and_rule() -> None:
-    end = failed(GPU, rule=VerdictRule.FAULTY_NODE)
-    assert Outcome.from_json(end.to_json()) == end
 
 
 def test_a_verdict_that_takes_too_long_delays_nothing(
