@@ -214,7 +214,7 @@ def _write_error_files(message: str, callstack: str, at: float) -> None:
 
 def freeze() -> None:
     """Freeze all objects, and note the files that must be flushed at the end."""
-    _frozen_files.extend(_buffered() if _has_files() else (sys.stdout, sys.stderr))
+    _frozen_files.extend(_buffered())
     _gc_freeze()
 
 
@@ -222,16 +222,6 @@ def _buffered() -> Iterable[Any]:
     """Return the files with buffers among the objects that are not frozen: there are many."""
     objects = gc.get_objects()
     return compress(objects, map(_BUFFERED.__contains__, map(type, objects)))
-
-
-def _has_files() -> bool:
-    """Return whether this process has opened a file or a pipe."""
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-            if descriptor > 2 and target.startswith(("/", "pipe:")) and target != "/proc/self/fd":
-                return True
-    return False
 
 
 @functools.cache

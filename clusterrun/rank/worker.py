@@ -152,7 +152,7 @@ def _execute(argv: Sequence[str]) -> None:
         return
     sys.argv = list(argv)
     script = argv[0]
-    if os.path.isdir(script) or not _is_source(script):
+    if os.path.isdir(script):
         _look_first_in(os.path.abspath(script))
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # python DIR
         return
@@ -164,12 +164,6 @@ def _execute(argv: Sequence[str]) -> None:
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, main_module.__dict__)
-
-
-def _is_source(script: str) -> bool:
-    """Return whether the file is Python source, not a zip archive with a `__main__.py`."""
-    with open(script, "rb") as file:
-        return not file.read(4).startswith(b"PK\x03\x04")
 
 
 def _look_first_in(directory: str) -> None:

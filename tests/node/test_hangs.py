@@ -147,11 +147,6 @@ def test_a_node_that_is_silent_is_said_and_the_others_are_heard(play: Play) -> N
     )
 
 
-def test_nonsense_from_another_node_is_passed_over(play: Play) -> None:
-    (failure,) = play(hang, {"places": [{"rank": 2}]})
-    assert (failure.node, failure.rank, failure.where) == ("n1", None, "")
-
-
 @pytest.mark.parametrize("sign", ["calls", "steps", "events", "output"])
 def test_each_sign_of_life_is_enough(play: Play, sign: str) -> None:
     async def live(scene: HangingRanks) -> None:

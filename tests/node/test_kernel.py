@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from clusterrun.health.kernel_log import pci_address
 from clusterrun.node.watch.kernel import (
     MOST_LINES,
     OLD_S,
@@ -48,15 +45,6 @@ def test_a_message_about_a_process_is_noted_only_if_it_is_ours(text: str) -> Non
     assert noted(text) == [f"[rank2]: {text}"]
     assert noted(text.replace("4242", "4300")) == [text.replace("4242", "4300")]
     assert noted(text.replace("4242", NOBODY)) == []
-
-
-def test_a_thread_belongs_to_its_process() -> None:
-    waits = threading.Event()
-    thread = threading.Thread(target=waits.wait, daemon=True)
-    thread.start()
-    text = f"INFO: task python:{thread.native_id} blocked for more than 120 seconds."
-    assert noted(text, own=Own(pids={os.getpid(): 5})) == [f"[rank5]: {text}"]
-    waits.set()
 
 
 def test_a_helper_that_is_gone_is_known_by_the_cgroup_of_its_job() -> None:
@@ -145,7 +133,3 @@ def test_a_storm_of_messages_is_cut(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_read_is_no_note(tmp_path: Path) -> None:
     log = KernelLog(tmp_path / "none")
     assert (log.notes(OURS), log.problem) == ([], "No such file or directory")
-
-
-def test_an_address_reads_as_in_xid_messages() -> None:
-    assert pci_address("00000000:3B:00.0") == pci_address("0000:3b:00") == "0000:3b:00"

@@ -197,9 +197,3 @@ def test_thousands_of_ranks_are_one_sentence() -> None:
 def test_only_the_largest_groups_are_named() -> None:
     text = sentence([place(rank, f"train.py:{rank} in f") for rank in range(50)])
     assert text.count("rank ") == stacks.NAMED_GROUPS
-
-
-def test_an_answer_that_cannot_be_read_is_left_out() -> None:
-    good = stacks.to_data([place(0)])["places"][0]
-    assert stacks.from_data({}) == []
-    assert stacks.from_data({"places": [{"rank": 1}, {**good, "more": 1}, good]}) == [place(0)]

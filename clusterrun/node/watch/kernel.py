@@ -122,16 +122,7 @@ def _rank(text: str, own: Own, killed: set[int]) -> int | None:
         if own.job and f"{found['group']}/".startswith(f"{own.job}/"):
             killed.add(pid)
         return _LEFT_OUT
-    pid = pid if pid in own.pids or pid in killed else _process_of(pid)
     return own.pids.get(pid) if pid in own.pids or pid in killed else _LEFT_OUT
-
-
-def _process_of(thread: int) -> int:
-    """Return the pid of a thread's process; 0 if it is gone."""
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path(f"/proc/{thread}/status").read_text(errors="replace").splitlines()
-        return int(next(line for line in lines if line.startswith("Tgid:")).split()[1])
-    return 0
 
 
 def _is_of_gpu(text: str, own: Own) -> bool:

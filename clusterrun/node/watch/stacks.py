@@ -65,9 +65,8 @@ async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankP
             os.kill(pid, STACKS_SIGNAL)
     await asyncio.sleep(ANSWER_S)
     return [
-        _place(rank, node, _lasting(states[rank], _state(pid)), _since(path, before[rank]))
+        _place(rank, node, (states[rank], _state(pid)), _since(spool.stacks(rank), before[rank]))
         for rank, pid in pids.items()
-        for path in (spool.stacks(rank),)
     ]
 
 
@@ -98,13 +97,10 @@ def _state(pid: int) -> str:
     return "gone"
 
 
-def _lasting(before: str, now: str) -> str:
-    """Ignore a brief state: a process that reads a file is briefly blocked in the kernel."""
-    return now if now in (before, *_CERTAIN) else ""
-
-
-def _place(rank: int, node: str, state: str, text: str) -> RankPlace:
-    frames = main_frames(text)
+def _place(rank: int, node: str, states: tuple[str, str], text: str) -> RankPlace:
+    frames, now = main_frames(text), states[1]
+    # A process that reads a file is briefly blocked in the kernel.
+    state = now if now in (states[0], *_CERTAIN) else ""
     where = next((f for f in frames if not INSTALLED.search(f)), frames[0] if frames else "")
     is_waiting = any(_WAITING.search(frame) for frame in frames)
     stack = zlib.crc32("\n".join(frames).encode())
@@ -155,9 +151,5 @@ def to_data(found: Iterable[RankPlace]) -> dict[str, Any]:
 
 
 def from_data(message: Mapping[str, Any]) -> list[RankPlace]:
-    """Read a member's answer; leave out what can't be read."""
-    found = []
-    for row in message.get("places", ()):
-        with contextlib.suppress(TypeError, ValueError, KeyError):
-            found.append(RankPlace(**row))
-    return found
+    """Read a member's answer."""
+    return [RankPlace(**row) for row in message.get("places", ())]
