@@ -259,27 +259,6 @@ def test_a_save_is_given_time_while_bytes_move(play: Play, moved: int) -> None:
     assert found == [moved < hangs.SAVE_BYTES]
 
 
-def test_a_hang_is_reported_although_nobody_can_say_where_the_ranks_are(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    troubles: list[BaseException] = []
-
-    async def own(scene: HangingRanks) -> list[stacks.RankPlace]:
-        raise PermissionError(1, "Operation not permitted")
-
-    def note(loop: Any, context: dict[str, Any]) -> None:
-        troubles.append(context["exception"])
-
-    monkeypatch.setattr(HangingRanks, "_own", own)
-    monkeypatch.setattr(asyncio.BaseEventLoop, "call_exception_handler", note)
-    (failure,) = play(hang, {"places": []})
-    assert failure.message == (
-        "no step ended for 61 s; cannot read the stacks of the ranks: "
-        "[Errno 1] Operation not permitted"
-    )
-    assert [type(trouble) for trouble in troubles] == [PermissionError]
-
-
 @pytest.mark.parametrize("is_saving", [False, True])
 def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
     play: Play, monkeypatch: pytest.MonkeyPatch, is_saving: bool

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from clusterrun.node.base.causes import Cause, Failure, NodeExit
 from clusterrun.node.base.tasks import Tasks
@@ -88,15 +88,6 @@ SAVE_BYTES = 1 << 20  # moved between two checks: a save, an upload or an export
 IDLE_BYTES = 1 << 10  # a waiting rank moves less: NCCL's watchdog polls rank 0's store
 
 
-class Look(NamedTuple):
-    """Where the ranks are, how many nodes did not answer, and what changed between two checks."""
-
-    found: list[stacks.RankPlace]
-    unheard: int
-    is_moving: bool
-    is_saving: bool
-
-
 @dataclass(kw_only=True)
 class HangWatch:
     """Watch the ranks of the head's node: if any rank hangs, these also stop soon.
@@ -168,10 +159,10 @@ class HangWatch:
             while not progress.stalled_s:
                 progress.look(time.monotonic(), steps=1, printed=await self._signs())
                 await asyncio.sleep(min(LEAVERS_LOOK_S, self.floor_s / 4))
-            look = await self._look_twice()
-            is_stuck = not look.is_moving
+            found, silent, is_moving, _ = await self._look_twice()
+            is_stuck = not is_moving
         text = f"other ranks have ended; no progress for {progress.stalled_s:.0f} s"
-        await self._end(text, look)
+        await self._end(text, found, silent)
 
     async def _signs(self) -> int:
         """Count the reads, writes and calls of the ranks that are left."""
@@ -188,24 +179,23 @@ class HangWatch:
         found = own + [p for given in answers.given.values() for p in stacks.from_data(given)]
         return found, len(answers.silent)
 
-    async def _look_twice(self) -> Look:
+    async def _look_twice(self) -> tuple[list[stacks.RankPlace], int, bool, bool]:
+        """Return where the ranks are, the silent nodes, and whether a rank moves, and saves."""
         before, _ = await self._places()
         signs = await self._signs()  # not before: the ranks write their stacks
         await asyncio.sleep(AGAIN_S)
         moved = await self._signs() - signs
-        found, unheard = await self._places()
+        found, silent = await self._places()
         is_saving = moved > SAVE_BYTES + IDLE_BYTES * len(found)
-        return Look(found, unheard, stacks.is_moving(before, found), is_saving)
+        return found, silent, stacks.is_moving(before, found), is_saving
 
     async def _report(self, stalled_s: float) -> None:
         """Report where the ranks are, unless one moves or saves: a long save is not a hang."""
         steps = self._steps()
-        text = f"no step ended for {stalled_s:.0f} s"
-        look = await self._look_before_failing(text)
-        has_step_ended = self._steps() > steps  # in the meantime
-        is_alive = look.is_moving or look.is_saving
-        if not has_step_ended and not (is_alive and self._progress.extend(look.is_saving)):
-            await self._end(text, look)
+        found, silent, is_moving, is_saving = await self._look_twice()
+        is_alive = (is_moving or is_saving) and self._progress.extend(is_saving)
+        if self._steps() == steps and not is_alive:  # none has ended in the meantime
+            await self._end(f"no step ended for {stalled_s:.0f} s", found, silent)
 
     async def _report_silence(self, silent_s: float) -> None:
         """Report where the ranks are, unless a rank on another node has printed something."""
@@ -214,26 +204,14 @@ class HangWatch:
         if any(isinstance(age, float) and age < self.silence_s for age in ages):
             self._others_printed += 1
             return
-        text = f"no rank has printed anything for {silent_s:.0f} s"
-        look = await self._look_before_failing(text)
-        await self._end(text, look)
+        found, silent, *_ = await self._look_twice()
+        await self._end(f"no rank has printed anything for {silent_s:.0f} s", found, silent)
 
-    async def _look_before_failing(self, text: str) -> Look:
-        try:
-            return await self._look_twice()
-        except Exception as error:
-            self._fail(f"{text}; cannot read the stacks of the ranks: {error}", [], 0)
-            raise
-
-    async def _end(self, text: str, look: Look) -> None:
+    async def _end(self, text: str, found: list[stacks.RankPlace], unheard: int) -> None:
         self._is_reported = True
         if self.keep is not None:
             with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
-                await asyncio.wait_for(self.keep(look.found), KEEP_S)
-        self._fail(text, look.found, look.unheard)
-
-    def _fail(self, text: str, found: list[stacks.RankPlace], unheard: int) -> None:
-        self._is_reported = True
+                await asyncio.wait_for(self.keep(found), KEEP_S)
         suspect = stacks.suspect(found) or next(iter(found if self._is_leaving else ()), None)
         where = f": {stacks.sentence(found)}" if found else ""
         silent = f"; {count(unheard, 'node')} did not answer" if unheard else ""
