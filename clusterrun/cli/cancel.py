@@ -20,7 +20,6 @@ from clusterrun.verbs.find import is_elsewhere
 
 DEFAULT: Final = "5m"
 LOOK_S: Final = 3.0  # by then the agents have written their reports
-SAY_S: Final = 30.0
 
 
 @click.command()
@@ -119,7 +118,7 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
 
 
 class _Progress:
-    """Reports regularly that the ranks have not exited, and what keeps them from saving."""
+    """Tells, once, what keeps the ranks from saving."""
 
     def __init__(self, unheard_s: float) -> None:
         self._unheard_s = unheard_s
@@ -134,9 +133,7 @@ class _Progress:
             output.move(f"waiting for the checkpoint of job {names}", now - self._begin)
         if not waiting or now < self._look_at:
             return
-        if now - self._begin >= SAY_S and not output.can_move():
-            output.say(f"still waiting for {names} after {clock(now - self._begin)}")
-        self._look_at = now + SAY_S
+        self._look_at = now + LOOK_S
         for before in waiting:
             self._warn(before)
 
@@ -179,11 +176,12 @@ def _confirm(active: list[JobStatus], *, yes: bool) -> None:
         return
     what = f"{count(len(active), 'job')} on {count(nodes, 'node')}"
     names = ", ".join(f"{status.record.job_id} ({status.record.name})" for status in active)
-    question, hint = (
+    output.confirm(
         f"  jobs       {names}\nCancel {what}?",
-        "pass -y to cancel without confirmation",
+        f"cancelling {what}",
+        yes="pass -y to cancel without confirmation",
+        otherwise="nothing was cancelled",
     )
-    output.confirm(question, f"cancelling {what}", yes=hint, otherwise="nothing was cancelled")
 
 
 def _print_cancelled(before: JobStatus, *, completed: bool) -> None:

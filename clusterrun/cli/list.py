@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import click
 
 from clusterrun.backends.evidence import ProgressSource
@@ -19,10 +16,10 @@ from clusterrun.cli.shared.job_text import (
     where_or_why,
 )
 from clusterrun.cli.shared.progress_text import eta_s, rate, steps_done
-from clusterrun.errors import ClusterrunError, NotAdoptedError, UsageError, describe
+from clusterrun.errors import ClusterrunError, NotAdoptedError, describe
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
-from clusterrun.shared.wording import count, nearest
+from clusterrun.shared.wording import count
 from clusterrun.verbs.find import is_elsewhere
 from clusterrun.verbs.list import list_jobs
 
@@ -31,16 +28,6 @@ HEAD = ("JOB", "NAME", "STATE", "NODES", "GPUS", "START", "ELAPSED / LIMIT", "ST
 ENDED_SHOWN = 5
 READ_MARK = "*"
 NEWEST_LOOKED_AT = 200  # without --all; active jobs are among the newest
-
-
-class _StateName(click.Choice):  # type: ignore[type-arg]  # older versions of click have none
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        name, known = value.upper(), [str(choice) for choice in self.choices]
-        if name in known:
-            return name
-        near = nearest(name, known)
-        hint = f"use '{near}'" if near else f"use one of: {', '.join(known)}"
-        raise UsageError(f"no state '{value}'", hint=hint)
 
 
 @click.command()
@@ -53,7 +40,7 @@ class _StateName(click.Choice):  # type: ignore[type-arg]  # older versions of c
     "--state",
     "states",
     multiple=True,
-    type=_StateName([state.value for state in JobState], case_sensitive=False),
+    type=click.Choice([state.value for state in JobState], case_sensitive=False),
     metavar="STATE",
     help="list runs in this state, e.g. FAILED (repeatable)",
 )
@@ -83,7 +70,8 @@ def command(
     found = list_jobs(limit=limit)
     shown = [job for job in found if not states or job.state.value in states]
     if not (everything or newest or states):
-        shown = [with_last_step(job) for job in _recent(shown)]
+        dropped = {id(job) for job in [j for j in shown if j.state.is_terminal][ENDED_SHOWN:]}
+        shown = [with_last_step(job) for job in shown if id(job) not in dropped]
     if as_json:
         jobs = [job_object(job) for job in shown]
         output.answer_json({"schema": "clusterrun.list/1", "jobs": jobs})
@@ -97,19 +85,13 @@ def command(
     _report_silence(ctx, [job.error for job in found if job.error])
 
 
-def _recent(found: list[JobStatus]) -> list[JobStatus]:
-    ended = [job for job in found if job.state.is_terminal]
-    dropped = {id(job) for job in ended[ENDED_SHOWN:]}
-    return [job for job in found if id(job) not in dropped]
-
-
 def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> None:
     if not shown:
         output.say("no runs yet" if is_empty else "no runs to show")
         return
     rows = [_row(job) for job in shown]
     if any(is_elsewhere(job.record) for job in shown):
-        projects = (_short(job.record.workdir) for job in shown)
+        projects = (job.record.workdir for job in shown)
         rows = [(project, *row) for project, row in zip(projects, rows, strict=True)]
     output.answer_table(
         HEAD if len(HEAD) == len(rows[0]) else ("PROJECT", *HEAD), rows, spare=SPARE
@@ -118,11 +100,6 @@ def _print_table(shown: list[JobStatus], *, is_empty: bool, left_out: int) -> No
         output.note(f"{READ_MARK} was read from the output")
     if left_out:
         output.note(f"--all lists {count(left_out, 'more run')} that ended earlier")
-
-
-def _short(directory: str) -> str:
-    home = os.path.expanduser("~")
-    return f"~{directory.removeprefix(home)}" if directory.startswith(f"{home}/") else directory
 
 
 def _row(job: JobStatus) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from clusterrun.rundir.create import remove_old
 from clusterrun.rundir.record import JobRecord, list_records, read_again
 from clusterrun.shared.checkpoint_files import listed
 from clusterrun.shared.durations import parse_seconds
-from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import own_runs
 
@@ -33,15 +32,10 @@ HEAD = ("JOB", "NAME", "STATE", "ENDED", "CHECKPOINTS", "SIZE")
 class WhyKept(Enum):
     """Why a run is not removed; what to do."""
 
-    ON_HOST = "can be removed only on the host that has the directory", "run clusterrun prune there"
-    BY_HAND = (
-        "can be removed only by hand: a link, or a directory of another user or project",
-        "remove the directory by hand",
-    )
-    ACTIVE = "may not have ended", "see clusterrun list"
-    UNKNOWN = "left no trace of an end", "if it is over, remove the directory by hand"
-    SAVED = "saved checkpoints", "pass --all to remove such runs too"
-    YOUNG = "ended too recently", "drop --older-than"
+    BY_HAND = "a link, or of another host, user or project", "remove the directory by hand"
+    ACTIVE = "perhaps active", "see clusterrun list; if it is over, remove the directory by hand"
+    SAVED = "with checkpoints", "pass --all to remove such runs too"
+    YOUNG = "too recent", "drop --older-than"
 
 
 @click.command()
@@ -73,7 +67,13 @@ def command(
     sizes = [_disk_bytes(job.record.paths.root) for job in old]
     what = f"{count(len(old), 'run')}, {gib(sum(sizes))}"
     if old:
-        rows = [(*_row(job), gib(size)) for job, size in zip(old, sizes, strict=True)]
+        rows = [
+            (
+                *(job.record.job_id, job.record.name, job.state.value, local_time(_ended(job))),
+                *(str(len(listed(job.record.paths.checkpoints_dir)) or "-"), gib(size)),
+            )
+            for job, size in zip(old, sizes, strict=True)
+        ]
         output.answer_table(HEAD, rows, spare=("ENDED", "CHECKPOINTS", "NAME"))
         if not (dry_run or yes):
             deed, hint = f"removing {what}", "pass -y to remove without confirmation"
@@ -90,24 +90,22 @@ def command(
 
 
 def _age_s(older_than: str | None) -> float:
-    if older_than is None:
-        return 0
-    if older_than.isdecimal():
-        hint = f"write {older_than}d for days, or {older_than}h for hours"
-        raise UsageError(f"--older-than {older_than} has no unit", hint=hint)
-    return parse_seconds(older_than)
+    if (older_than or "").isdecimal():
+        raise UsageError(f"--older-than {older_than} has no unit", hint=f"write {older_than}d")
+    return parse_seconds(older_than) if older_than else 0
 
 
 def _look(
     found: Sequence[JobRecord], until: float, *, everything: bool
 ) -> list[tuple[JobStatus, WhyKept | None]]:
     """Return the status of runs, and why to keep them. Raises SchedulerUnreachableError."""
-    found = [read_again(each) for each in found if os.path.lexists(each.run_dir) or each.home]
-    here = {each.run_dir: each for each in found if each.home is None}.values()
-    active = _active_jobs([each for each in here if each.job_id])
-    known = statuses([*here], select.backend_of)
-    known += [JobStatus(record=each, state=JobState.UNKNOWN) for each in found if each.home]
-    return [(job, _why_kept(job, active, until, everything=everything)) for job in known]
+    known = {each.run_dir: read_again(each) for each in found if os.path.lexists(each.run_dir)}
+    records = [*known.values()]
+    active = _active_jobs([each for each in records if each.job_id and not each.home])
+    return [
+        (job, _why_kept(job, active, until, everything=everything))
+        for job in statuses(records, select.backend_of)
+    ]
 
 
 def _active_jobs(found: Sequence[JobRecord]) -> set[str]:
@@ -131,14 +129,10 @@ def _why_kept(
     job: JobStatus, active: set[str], until: float, *, everything: bool
 ) -> WhyKept | None:
     record, root, runs = job.record, job.record.paths.root, own_runs().root.resolve()
-    if record.home:
-        return WhyKept.ON_HOST
     is_there = root.resolve() == runs.joinpath(*root.absolute().parts[-2:])
-    if not is_there or root.lstat().st_uid != os.getuid():
+    if record.home or not is_there or root.lstat().st_uid != os.getuid():
         return WhyKept.BY_HAND
-    if record.is_damaged or job.state is JobState.UNKNOWN:
-        return WhyKept.UNKNOWN
-    if not job.state.is_terminal or active.intersection(record.job_ids):
+    if record.is_damaged or not job.state.is_terminal or active.intersection(record.job_ids):
         return WhyKept.ACTIVE
     if _ended(job) > until:
         return WhyKept.YOUNG
@@ -153,10 +147,11 @@ def _report_kept(found: list[tuple[JobStatus, WhyKept | None]], *, are_named: bo
         if kept:
             name = job.record.job_id or job.record.run_dir
             what = f"job {name} ({job.record.name}, {job.state.value})"
-            raise UsageError(f"{what} {kept.value[0]}", hint=f"{kept.value[1]}; nothing is removed")
+            hint = f"{kept.value[1]}; nothing is removed"
+            raise UsageError(f"{what} is kept ({kept.value[0]})", hint=hint)
     reasons = Counter(kept for _, kept in found if kept and kept is not WhyKept.YOUNG)
     for kept, number in reasons.items():
-        output.note(f"kept {count(number, 'run')} that {kept.value[0]}: {kept.value[1]}")
+        output.note(f"kept {count(number, 'run')} ({kept.value[0]}): {kept.value[1]}")
 
 
 def _disk_bytes(root: Path) -> int:
@@ -170,8 +165,3 @@ def _disk_bytes(root: Path) -> int:
 
 def _ended(job: JobStatus) -> float:
     return job.end or job.record.age_key[0]
-
-
-def _row(job: JobStatus) -> tuple[str, ...]:
-    record, saved = job.record, len(listed(job.record.paths.checkpoints_dir))
-    return record.job_id, record.name, job.state.value, local_time(_ended(job)), str(saved or "-")

@@ -19,7 +19,7 @@ from clusterrun.cli.shared.options import (
     json_option,
     yes_option,
 )
-from clusterrun.errors import Exit, UsageError
+from clusterrun.errors import Exit
 from clusterrun.estimates.speed import Scaling
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
@@ -36,10 +36,6 @@ from clusterrun.verbs.scaling import (
 )
 
 HEAD = ("NODES", "RANKS", "STEP", "STEPS/S", "SPEED-UP", "EFFICIENCY", "COMMUNICATION", "JOB")
-NO_STEPS = (
-    "call clusterrun.runtime.step(step, total) after each step, or add "
-    "clusterrun.hf.CheckpointCallback to the Trainer"
-)
 
 
 @click.command(cls=ScriptCommand)
@@ -88,11 +84,12 @@ def command(
     clusterrun scaling --nodes 1,2,4 --gpus-per-node 8 --time 30 train.py --max-steps 300
     """
     output.expect_json(as_json)
-    if counts is None:
-        raise UsageError("--nodes is missing", hint="pass --nodes 1,2,4")
-    nodes = node_counts(counts)
+    nodes = node_counts(counts or "")
     worlds = prepare_worlds(lambda more: job._replace(flags={**job.flags, **more}).load(), nodes)
-    _announce(worlds, yes=yes or collect)
+    submission.print_notes(worlds[-1])
+    if worlds[-1].plan.cluster.scheduler.is_this_machine:
+        output.note("simulated nodes share this machine: the table does not apply to real nodes")
+    submission.confirm_size(worlds[-1].plan, yes=yes or collect)
     argv = ("clusterrun", *sys.argv[1:])
     begun = newest_runs(worlds) if collect else started(worlds, argv=argv, submitted=_say_submitted)
     results = _waited(worlds, begun)
@@ -104,21 +101,11 @@ def command(
         ctx.exit(Exit.FAILED)
 
 
-def _announce(worlds: Sequence[Prepared], *, yes: bool) -> None:
-    largest = worlds[-1]
-    submission.print_notes(largest)
-    if largest.plan.cluster.scheduler.is_this_machine:
-        output.note("simulated nodes share this machine: the table does not apply to real nodes")
-    submission.confirm_size(largest.plan, yes=yes)
-
-
 def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> list[Result]:
     """Wait for each run, which starts it where there is no queue; Ctrl-C leaves them running."""
     results: list[Result] = []
-    begun = 0
     try:
         for world, record in zip(worlds, runs, strict=True):
-            begun += 1
             results.append(found := result_of(world, record, released=say_released))
             if found.ended is not None:
                 state = output.painted_state(found.ended.state.value)
@@ -126,10 +113,6 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
     except KeyboardInterrupt:
         output.say_interrupted("submitted jobs keep running")
         output.say("  run the same command with --collect to wait for them and print the table")
-        if not worlds[0].plan.cluster.scheduler.has_queue and begun < len(worlds):
-            missing = ", ".join(str(world.plan.nodes) for world in worlds[begun:])
-            output.say(f"  not started: the runs on {missing} nodes")
-            output.say("  run the same command without --collect to run all node counts")
         raise
     return results
 
@@ -143,7 +126,16 @@ def _say_submitted(record: JobRecord) -> None:
 
 
 def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) -> None:
-    failed = [_failure(result) for result in results if result.point is None]
+    failed: list[dict[str, Any]] = [
+        {
+            "nodes": result.nodes,
+            "ranks": result.ranks,
+            "job_id": result.ended.record.job_id if result.ended else None,
+            "why": _why(result),
+        }
+        for result in results
+        if result.point is None
+    ]
     if as_json:
         measured = to_object(scaling) if scaling else {"schema": SCHEMA, "points": []}
         output.answer_json({**measured, "failed": failed})
@@ -151,8 +143,6 @@ def _show(results: Sequence[Result], scaling: Scaling | None, *, as_json: bool) 
         output.answer_table(HEAD, rows)
     for each in failed:
         output.warn(f"{count(each['nodes'], 'node')}: {each['why']}")
-    if any(_is_silent(result) for result in results):
-        output.say(f"  hint: {NO_STEPS}")
     if scaling is not None:
         is_fixed, base = scaling.is_fixed_batch, count(scaling.points[0].ranks, "rank")
         batch = "ranks share a fixed batch" if is_fixed else "each rank keeps its batch"
@@ -169,16 +159,6 @@ def _cells(result: Result, scaling: Scaling | None) -> tuple[str, ...]:
     return (str(result.nodes), str(result.ranks), *shown, job_id)
 
 
-def _is_silent(result: Result) -> bool:
-    return result.measured is not None and result.measured.steps is None
-
-
-def _failure(result: Result) -> dict[str, Any]:
-    job_id = result.ended.record.job_id if result.ended else None
-    world = {"nodes": result.nodes, "ranks": result.ranks, "job_id": job_id}
-    return {**world, "why": _why(result)}
-
-
 def _why(result: Result) -> str:
     """Return why a world was not measured."""
     ended = result.ended
@@ -188,8 +168,8 @@ def _why(result: Result) -> str:
             "run the same command without --collect"
         )
     job = f"job {ended.record.job_id}"
-    if _is_silent(result):
-        return f"{job} reported no steps"
+    if result.measured is not None and result.measured.steps is None:
+        return f"{job} reported no steps: call clusterrun.runtime.step(step, total) after each"
     if result.measured is not None:
         return f"{job} was too short to measure; train longer, e.g. with more --max-steps"
     failure = failure_text(ended.failure) if ended.failure else ended.reason

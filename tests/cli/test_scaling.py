@@ -6,7 +6,6 @@ import json
 import stat
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,17 +130,9 @@ def test_a_run_without_steps_names_the_call_that_reports_them(
     monkeypatch.setenv("FAKE_SHORT", "2")
     said = slurm("scaling", *WORLDS, "train.py")
     assert said.code == 1
-    assert "warning: 4 nodes: job 103 reported no steps\n" in said.err
-    assert "hint: call clusterrun.runtime.step(step, total) after each step" in said.err
+    assert "warning: 4 nodes: job 103 reported no steps: call clusterrun.runtime.step" in said.err
     assert "warning: 2 nodes: job 102 was too short to measure; train longer" in said.err
     assert not result_file(slurm).exists()  # one world shows no scaling
-
-
-def test_a_run_that_its_time_limit_ended_counts(
-    slurm: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_STATE", "TIMEOUT")
-    assert slurm("scaling", *WORLDS, "--time", "5", "train.py").code == 0
 
 
 def test_a_refused_world_cancels_those_before_it(
@@ -177,28 +168,12 @@ def test_ctrl_c_leaves_the_jobs_and_collect_comes_back(
     assert (other.code, other.err.count("no run with this script")) == (1, 3)
 
 
-def test_after_ctrl_c_the_sizes_that_were_not_started_are_named(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = SimpleNamespace(job_id="L1", nodes=1, procs_per_node=1)
-    monkeypatch.setattr(scaling_verb, "submit_prepared", lambda world, **_: first)
-    monkeypatch.setattr(scaling_verb, "wait", interrupted)
-    words = ("--cluster", "local", "--device", "cpu", "--nodes", "1,2,4", "train.py")
-    said = here("scaling", *words)
-    assert said.code == 130
-    assert "  not started: the runs on 2, 4 nodes\n" in said.err
-
-
 REFUSED = (
-    ("train.py", "--nodes is missing", "--nodes 1,2,4"),
-    ("--nodes 4 train.py", "scaling needs two or more node counts", "--nodes 1,2,4"),
-    ("--nodes 0,1 train.py", "'0' is not a number of nodes", "--nodes 1,2,4"),
-    (f"--nodes 1,{'9' * 5000} train.py", "is not a number of nodes", "--nodes 1,2,4"),
-    ("--nodes 1,2,2 train.py", "1,2,2 is not in ascending order", "the smallest first"),
-    ("--nodes 2,1 train.py", "2,1 is not in ascending order", "the smallest first"),
+    *(
+        (f"{nodes} train.py", "is not two or more node counts", "--nodes 1,2,4")
+        for nodes in ("", "--nodes 4", "--nodes 0,1", "--nodes 1,x", "--nodes 1,2,2", "--nodes 2,1")
+    ),
     ("--nodes 1,2 --strategy none train.py", "none runs one process", "ddp"),
-    ("--nodes 1,2", "no training script given", "name it"),
-    ("--nodes 1,2 gone.py", "the script 'gone.py' does not exist", "it is not in"),
     ("--nodes 1,65 train.py", "a job on more than 64 nodes needs confirmation", "pass -y"),
 )
 
