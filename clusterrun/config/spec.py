@@ -172,7 +172,7 @@ launch.world_contract | flag | (--world-contract/--no-world-contract) | |
 launch.trainer_resume | flag | (--trainer-resume/--no-trainer-resume) | |
   have Trainer.train() continue from the newest checkpoint of this run  [default: yes]
 launch.health_command | text COMMAND | (--health-command) | |
-  adopt the verdict of this command on a node, by its exit status or JSON
+  adopt the verdict of this command on a node, by its exit status
 launch.python | text | --python | | run this interpreter on the nodes  [default: this one]
 launch.setup | texts LINE | --setup | common |
   run this first on each node: a line of bash, conda:NAME or venv:DIR (repeatable)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from clusterrun.health import kernel_log
 from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, links_text
 from clusterrun.health.machine import gib
@@ -157,38 +156,18 @@ def _process(pid: int) -> str:
         return f"process {pid} (not visible here)"
 
 
-def xid(asked: GpuAnswer, device: Path = kernel_log.DEVICE) -> Finding:
-    """Look whether a GPU needs a reset or a reboot: by the driver, or else by the kernel's log.
-
-    A GPU that was reset may still have Xids in the log, so what the driver reports counts.
-    """
-    name, hint = "gpu.xid", f"{_LEAVE_OUT}: nvidia-smi -q; dmesg | grep -i xid"
-    found = {gpu.name: _action(gpu.recovery) for gpu in asked.gpus if gpu.recovery is not None}
-    unknown = [gpu for gpu in asked.gpus if gpu.recovery is None]
-    problem = ""
-    try:
-        logged = _logged(device) if unknown else {}
-    except OSError as error:
-        logged, problem = {}, f"the kernel log cannot be read ({error.strerror})"
-    for gpu in unknown:
-        text = logged.get(kernel_log.pci_address(gpu.address or "::"), "")
-        found[gpu.name] = [(f"{text} in the kernel log", True)] if text else []
-    if problem and not any(found.values()):
-        raise UnknownError(problem)
-    return _judged(name, found, f"no reset is needed on {_all(asked.gpus)}", hint)
-
-
-def _action(recovery: int) -> list[_Flaw]:
-    needed, wanted = _NEEDED.get(recovery), _WANTED.get(recovery)
-    return [(f"the driver asks for {needed or wanted}", bool(needed))] if needed or wanted else []
-
-
-def _logged(device: Path) -> Mapping[str, str]:
-    descriptor = kernel_log.open_log(device)
-    try:
-        return kernel_log.lasting_xids(kernel_log.texts(descriptor))
-    finally:
-        os.close(descriptor)
+def xid(asked: GpuAnswer) -> Finding:
+    """Look whether the driver asks for a reset of a GPU, or a reboot of its node."""
+    known = [gpu for gpu in asked.gpus if gpu.recovery is not None]
+    if not known:
+        raise UnknownError("the driver does not report whether a GPU needs a reset (before 570)")
+    found: dict[str, list[_Flaw]] = {}
+    for gpu in known:
+        needed, wanted = _NEEDED.get(gpu.recovery or 0), _WANTED.get(gpu.recovery or 0)
+        text = f"the driver asks for {needed or wanted}"
+        found[gpu.name] = [(text, bool(needed))] if needed or wanted else []
+    hint = f"{_LEAVE_OUT}: nvidia-smi -q; dmesg | grep -i xid"
+    return _judged("gpu.xid", found, f"no reset is needed on {_all(known)}", hint)
 
 
 def links(asked: GpuAnswer) -> Finding:

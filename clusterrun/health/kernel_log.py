@@ -1,10 +1,10 @@
-"""The kernel's log, as a user may read it, and what it reports about GPUs."""
+"""The kernel's log, as a user may read it."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,13 +15,6 @@ _RECORD: Final = re.compile(
     r"(?P<priority>\d{1,9}),\d{1,20},(?P<us>\d{1,20}),[^;]{0,99};(?P<text>.*)"
 )
 GPU: Final = re.compile(r"NVRM: .{0,200}?\b(?P<gpu>[0-9a-fA-F]{4,8}(?::[0-9a-fA-F]{2}){2})\b")
-_XID: Final = re.compile(r"\bXid \((?:PCI:)?[\w:.]+\): (?P<number>\d+)\b")
-_LOADED: Final = re.compile(r"\bNVRM: loading NVIDIA UNIX\b")
-# NVIDIA's table of Xids, as of driver 590: those after which a GPU works again only when it was
-# reset, the node rebooted or the GPU replaced. Not those that only end an application (13, 31, 94).
-_OF_RESET: Final = frozenset({48, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
-_OF_REBOOT: Final = frozenset({54, 79, 151, 168})
-LASTING_XIDS: Final = _OF_RESET | _OF_REBOOT
 
 
 def open_log(device: Path) -> int:
@@ -55,15 +48,3 @@ def pci_address(text: str) -> str:
     """
     domain, bus, device = text.lower().split(":")[:3]
     return f"{domain[-4:]}:{bus}:{device.partition('.')[0]}"
-
-
-def lasting_xids(messages: Iterable[str]) -> dict[str, str]:
-    """Return the newest lasting Xid of each GPU, by PCI address, since the driver was loaded."""
-    found: dict[str, str] = {}
-    for text in messages:
-        if _LOADED.search(text):
-            found.clear()
-        gpu, xid = GPU.match(text), _XID.search(text)
-        if gpu and xid and int(xid["number"]) in LASTING_XIDS:
-            found[pci_address(gpu["gpu"])] = f"Xid {xid['number']}"
-    return found

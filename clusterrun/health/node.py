@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from clusterrun.config.choices import Device
@@ -92,28 +92,12 @@ def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
         **quick_looks(needs, asked),
         "net.name": network.own_name,
         "net.ports": partial(network.free_ports, *needs.ports),
-        **({"cuda.driver": partial(_driver, asked), "cuda.nccl": _nccl} if asked else {}),
+        **({"cuda.driver": partial(_driver, asked)} if asked else {}),
         **{name: partial(each.look, needs) for name, each in own_checks().items()},
     }
 
 
-# What only `doctor` needs is imported late: an agent checks its node while it starts.
-
-
 def _driver(asked: GpuAnswer) -> Finding:
-    from clusterrun.health import cuda
+    from clusterrun.health import cuda, python  # only `doctor` needs them
 
-    return cuda.driver(_cuda_of_torch(), asked)
-
-
-def _nccl() -> Finding:
-    from clusterrun.health import nccl
-
-    return nccl.loaded(sys.executable, _cuda_of_torch(), os.environ)
-
-
-@cache
-def _cuda_of_torch() -> str | None:
-    from clusterrun.health import python
-
-    return python.cuda_of_torch(sys.path, "")
+    return cuda.driver(python.cuda_of_torch(sys.path, ""), asked)

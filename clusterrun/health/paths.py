@@ -9,14 +9,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-from clusterrun.errors import ClusterrunError
 from clusterrun.health.machine import gib
 from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
-from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok, skip
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
-QUOTA_S: Final = 2.0
 LEAST_BYTES: Final = 100 << 20
 FEW_BYTES: Final = 10 << 30
 LEAST_INODES: Final = 1000
@@ -81,22 +78,6 @@ def scratch() -> Finding:
     wrong = [each for each in found if each.severity in (Severity.FAIL, Severity.NOTE)]
     all_well = ok(name, "; ".join(each.text for each in found))
     return min(wrong, key=lambda each: each.severity is Severity.NOTE, default=all_well)
-
-
-def quota() -> Finding:
-    """Ask `quota` whether a limit of the user is reached."""
-    name = "path.quota"
-    if shell.find("quota") is None:
-        return skip(name, "the command quota was not found")
-    try:
-        done = shell.run(["quota", "-q"], timeout_s=QUOTA_S, tries=1)
-    except ClusterrunError:
-        return skip(name, f"quota did not answer within {QUOTA_S:g} s")
-    if words := " ".join(done.stdout.split()):
-        return fail(name, words[:200], "list your usage with `quota -s`, and delete files")
-    if done.rc != 0:
-        return skip(name, f"quota exited with status {done.rc}: {done.stderr.strip()[:200]}")
-    return ok(name, "no quota is exceeded")
 
 
 def _bytes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Finding:

@@ -23,7 +23,7 @@ from clusterrun.errors import (
     UsageError,
     describe,
 )
-from clusterrun.health import cuda, nccl, paths, python
+from clusterrun.health import cuda, paths, python
 from clusterrun.health.checks import own_checks
 from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.examine import examine as side_by_side
@@ -43,8 +43,8 @@ DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
 _OFFLOADS: Final = re.compile(r'"offload_optimizer": *\{[^}]{0,400}"device": *"(?:cpu|nvme)"')
 SITE_S: Final = 3.5
-ALONE: Final = ("slurm.submit", "net.name", "node.site", "cuda.nccl")  # each may be slow
-_OF_THIS_MACHINE: Final = ("cuda.driver", "cuda.nccl", "gpu.", "node.", "net.")
+ALONE: Final = ("slurm.submit", "net.name", "node.site")  # each may be slow
+_OF_THIS_MACHINE: Final = ("cuda.driver", "gpu.", "node.", "net.")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
 _EXPECTED: Final = re.compile(r"Job \d+ to start at (\S+) using .{0,200} nodes (\S+)")
 _NAMED: Final = 6  # variables, of those in the shell
@@ -295,13 +295,6 @@ def _site(job: Subject) -> Finding:
     return site_verdict(plan.health_command, SITE_S)
 
 
-def _nccl(job: Subject) -> Finding:
-    job.refuse_container()
-    facts, python = job.ready.facts, job.ready.python
-    is_of_job = facts is not None and python == facts.interpreter.path
-    return nccl.loaded(python if is_of_job else "", job.cuda, _environ(job))
-
-
 def _client(job: Subject) -> Finding:
     job.refuse_other_cluster()
     return slurm.client()
@@ -340,12 +333,10 @@ _LOOKS: Final[dict[str, Probe]] = {
     "python.ninja": _ninja,
     "cuda.driver": lambda job: cuda.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
     "cuda.toolkit": _toolkit,
-    "cuda.nccl": _nccl,
     **_of_machine("gpu.count gpu.ecc gpu.throttle gpu.foreign gpu.xid gpu.links"),
     "path.runs": _runs,
     "path.disk": partial(_quick, "path.disk"),
     "path.inodes": partial(_quick, "path.inodes"),
-    "path.quota": lambda _: paths.quota(),
     **_of_machine("node.shm node.memory node.files node.memlock node.processes node.tmp"),
     "node.site": _site,
     **_of_machine("net.interface net.ports net.name"),

@@ -15,7 +15,7 @@ from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.verbs.doctor import Probe, Subject, examine
 from clusterrun.verbs.smoke import Smoke
 
-HERE: Final = ("config.", "env.", "python.", "slurm.", "path.runs", "path.quota")
+HERE: Final = ("config.", "env.", "python.", "slurm.", "path.runs")
 
 
 def examine_here(job: Subject, probes: Mapping[str, Probe]) -> list[Finding]:

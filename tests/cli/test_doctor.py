@@ -67,7 +67,6 @@ def _well(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     scontrol(here)
     sinfo(here)
     here.program("sacctmgr", "case $* in *assoc*) echo 'nlp|';; *) echo c;; esac")
-    here.program("quota", "exit 0")
     here.program("nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
     here.program("c++", "exit 0")
     monkeypatch.setattr(python, "cuda_of_torch", lambda *_: "12.4")
@@ -183,7 +182,6 @@ BREAKS: list[tuple[str, str, str, Break]] = [
     ("cuda.toolkit", "note", "load CUDA 12.4", program("nvcc", "echo release 12.6,")),
     ("cuda.toolkit", "fail", "load CUDA 12.4", gone("nvcc")),
     ("path.runs", "fail", "--run-dir", text_of("runs", "a file is in the way")),
-    ("path.quota", "fail", "quota -s", program("quota", "echo 'over quota on /home'; exit 1")),
     ("slurm.client", "fail", "PATH", gone("scancel")),
     ("slurm.client", "note", "PATH", gone("sacct")),
     (
