@@ -14,7 +14,7 @@ import pytest
 from clusterrun.config.spec import Cluster
 from clusterrun.launch.plan import Plan
 from clusterrun.node.recovery import conclude as module
-from clusterrun.node.recovery.conclude import MARKERS, StepRecord, conclude, past
+from clusterrun.node.recovery.conclude import conclude, past
 from clusterrun.node.recovery.rules import Decision
 from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.outcome import Cause, Next, Outcome, Reason, write_outcome
@@ -119,32 +119,6 @@ def test_what_was_trained_and_saved_again_counts_and_what_was_begun_with_does_no
             {"type": "checkpoint", "step": resaved, "attempt": number},
         )
     assert run.conclude(3)[0].next is next_step
-
-
-def test_a_checkpoint_that_a_killed_agent_had_not_told_of_counts(run: EndedAttempts) -> None:
-    """Once: for the attempt that made it."""
-    run.save(100, attempt=2)
-    for number in (1, 2, 3, 4):
-        run.attempt(number)
-        run.world(number)
-    run.events("n1", {"type": "checkpoint", "step": 60, "attempt": 1})
-    found = [run.conclude(number) for number in (1, 2, 3, 4)]
-    assert [outcome.checkpoint for _, outcome in found] == [60, 100, 100, 100]
-    assert [decision.next for decision, _ in found] == [*[Next.RELAUNCH] * 3, Next.STOP]
-
-
-def test_of_a_run_that_keeps_all_checkpoints_the_newest_markers_are_read(
-    run: EndedAttempts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-    marker = checkpoint_files.read_marker
-    monkeypatch.setattr(
-        checkpoint_files, "read_marker", lambda p: (read.append(p.name), marker(p))[1]
-    )
-    for step in range(10, 310, 10):
-        run.save(step, attempt=1)
-    assert StepRecord.of(run.paths, range(1, 2)).newest(1) == 300
-    assert len(read) == MARKERS
 
 
 def test_a_checkpoint_that_a_person_set_aside_does_not_count(run: EndedAttempts) -> None:
@@ -275,17 +249,6 @@ def test_a_signal_with_time_left_is_not_the_time_limit(
     decision, outcome = run.conclude(1, 125, SLURM_JOB_END_TIME=str(5000 + left_s))
     assert (outcome.interruption, outcome.reason) == (reason, reason.text)
     assert decision.next is Next.REQUEUE
-
-
-def test_without_slurms_word_the_first_attempt_of_the_job_tells_the_time_left(
-    run: EndedAttempts,
-) -> None:
-    run.plan(on_slurm(nodes=2, gpus_per_node=2, time_minutes=60).to_json())
-    left = {"code": 125, "cause": Cause.INTERRUPTED, "interruption": Reason.TIME_LIMIT}
-    run.attempt(1, {"checkpoint": 50, "next": Next.RELAUNCH})
-    left |= {"reason": "x", "checkpoint": 100, "started_at": 3000.0, "ended_at": 3590.0}
-    run.attempt(2, left)
-    assert run.conclude(2, 125)[1].interruption is Reason.TIME_LIMIT
 
 
 def test_a_node_that_is_lost_after_a_warning_is_left_out_of_the_next_job(

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from clusterrun.errors import MESSAGE_LETTERS
 from clusterrun.launch.accelerate_argv import MONITOR_INTERVAL_S
@@ -34,98 +34,6 @@ class LauncherResult:
     was_started: bool = True
 
 
-class NodeLauncher(Protocol):
-    """What starts the ranks of a node; call it from the main thread."""
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """Processes whose ends the launcher awaits."""
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether no rank of this launcher is left, or none was started."""
-
-    def start(self) -> None:
-        """Start the ranks. If that fails, `result` returns why."""
-
-    def revoke(self) -> None:
-        """Start no ranks from now on."""
-
-    def result(self) -> LauncherResult | None:
-        """Return how the ranks ended, or which have failed while others run; else None."""
-
-
-@contextlib.contextmanager
-def _warnings_blocked() -> Any:
-    """Block the warnings until a new process of ours handles them; a mask survives exec."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
-
-
-def _refusal(error: OSError) -> LauncherResult:
-    why = error.strerror or str(error)
-    return LauncherResult(code=1, failures=[], last_line=why, was_started=False)
-
-
-class AccelerateLauncher:
-    """`accelerate launch`, in a child process that dies with this one."""
-
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], spool: Spool) -> None:
-        self._arguments, self._env, self._spool = arguments, env, spool
-        self._process: subprocess.Popen[bytes] | None = None
-        self._refused: LauncherResult | None = None
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """The launcher's process."""
-        return [self._process.pid] if self._process else []
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the launcher has ended: it ends after its ranks."""
-        return self._process is None or self._process.poll() is not None
-
-    def start(self) -> None:
-        """Start the launcher with its output in the spool."""
-        try:
-            module = "clusterrun.node.agent.accelerate_main"
-            # torch's error files are then removed with the spool.
-            kept = ("--log_dir", str(self._spool.launcher_dir))
-            words = (str(self._spool.failures), *kept, *self._arguments)
-            argv = module_argv(sys.executable, module, *words)
-            with _warnings_blocked():
-                self._process = _popen(argv, self._env, self._spool)
-        except OSError as error:
-            self._refused = _refusal(error)
-
-    def revoke(self) -> None:
-        """Do nothing: the launcher is ended with its ranks."""
-
-    def result(self) -> LauncherResult | None:
-        """Return how the launcher ended; None while it runs."""
-        if self._process is None or (code := self._process.poll()) is None:
-            return self._refused
-        last_line, failures = files.last_line(self._spool.launcher_output, MESSAGE_LETTERS), []
-        with contextlib.suppress(OSError, ValueError):
-            failures = list(json.loads(self._spool.failures.read_text()))
-        return LauncherResult(code=code, failures=failures, last_line=last_line)
-
-
-def _popen(argv: Sequence[str], env: Mapping[str, str], spool: Spool) -> subprocess.Popen[bytes]:
-    with open(spool.launcher_output, "ab") as output:
-        return subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """What the ranks of a node are started with; `store` is set on the first node alone."""
@@ -138,96 +46,165 @@ class Start:
     store: tuple[str, int, int, int] | None
 
 
-@dataclass(kw_only=True)
-class _Ends:
-    """How the ranks of a node ended, by local rank; like torch's launcher, patient with others."""
+class NodeLauncher:
+    """What starts the ranks of a node; call it from the main thread."""
 
-    start: Start
-    codes: Mapping[int, int] = field(default_factory=dict)
-    _failed_at: float = 0.0
-
-    @property
-    def are_all(self) -> bool:
-        return len(self.codes) == len(self.start.environs)
-
-    def result(self) -> LauncherResult | None:
-        failed = {local: code for local, code in self.codes.items() if code}
-        if failed and not self._failed_at:
-            self._failed_at = time.monotonic()
-        is_overdue = failed and time.monotonic() - self._failed_at > MONITOR_INTERVAL_S
-        if not self.are_all and not is_overdue:
-            return None
-        first = self.start.first_rank
-        entries = [{"rank": first + local, "exitcode": code} for local, code in failed.items()]
-        last_line = files.last_line(self.start.spool.launcher_output, MESSAGE_LETTERS)
-        return LauncherResult(code=int(bool(failed)), failures=entries, last_line=last_line)
-
-
-class DirectLauncher:
-    """Fresh interpreters with the environments that accelerate has computed on the first node."""
-
-    def __init__(self, start: Start) -> None:
-        self._start = start
-        self._ends = _Ends(start=start)
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
         self._processes: list[subprocess.Popen[bytes]] = []
         self._refused: LauncherResult | None = None
 
     @property
     def pids(self) -> Sequence[int]:
-        """The ranks, and the store."""
+        """Processes whose ends the launcher awaits."""
         return [process.pid for process in self._processes]
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no rank of this launcher is left, or none was started."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start the ranks. If that fails, `result` returns why."""
+        try:
+            self._begin()
+        except OSError as error:
+            why = error.strerror or str(error)
+            self._refused = LauncherResult(code=1, failures=[], last_line=why, was_started=False)
+
+    def revoke(self) -> None:
+        """Start no ranks from now on."""
+
+    def result(self) -> LauncherResult | None:
+        """Return how the ranks ended, or which have failed while others run; else None."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def _last_line(self) -> str:
+        return files.last_line(self._spool.launcher_output, MESSAGE_LETTERS)
+
+    def _run(self, argv: Sequence[str], env: Mapping[str, str], *, is_deaf: bool = False) -> None:
+        """Start a process; one that `is_deaf` has the warnings blocked until it handles them."""
+        blocked = WARNINGS if is_deaf else ()
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)  # a mask survives exec
+        try:
+            with open(self._spool.launcher_output, "ab") as output:
+                process = subprocess.Popen(
+                    argv,
+                    env=dict(env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        self._processes.append(process)
+
+
+class AccelerateLauncher(NodeLauncher):
+    """`accelerate launch`, in a child process that dies with this one and ends after its ranks."""
+
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], spool: Spool) -> None:
+        super().__init__(spool)
+        self._arguments, self._env = arguments, env
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the launcher has ended."""
+        return not self._processes or self._processes[0].poll() is not None
+
+    def _begin(self) -> None:
+        # torch's error files are removed with the spool.
+        words = ("--log_dir", str(self._spool.launcher_dir), *self._arguments)
+        module, failures = "clusterrun.node.agent.accelerate_main", str(self._spool.failures)
+        argv = module_argv(sys.executable, module, failures, *words)
+        self._run(argv, self._env, is_deaf=True)
+
+    def result(self) -> LauncherResult | None:
+        """Return how the launcher ended; None while it runs."""
+        if self._refused or not self.is_over:
+            return self._refused
+        failures: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError, ValueError):
+            failures = list(json.loads(self._spool.failures.read_text()))
+        code = self._processes[0].returncode
+        return LauncherResult(code=code, failures=failures, last_line=self._last_line())
+
+
+class _RankLauncher(NodeLauncher):
+    """A launcher that knows how each local rank ended; like torch's, patient with others."""
+
+    def __init__(self, start: Start) -> None:
+        super().__init__(start.spool)
+        self._start = start
+        self._codes: Mapping[int, int] = {}
+        self._failed_at = 0.0
+
+    @property
+    def _are_all_over(self) -> bool:
+        return len(self._codes) == len(self._start.environs)
+
+    def _ended(self) -> LauncherResult | None:
+        failed = {local: code for local, code in self._codes.items() if code}
+        if failed and not self._failed_at:
+            self._failed_at = time.monotonic()
+        is_overdue = failed and time.monotonic() - self._failed_at > MONITOR_INTERVAL_S
+        if not self._are_all_over and not is_overdue:
+            return None
+        first, status = self._start.first_rank, int(bool(failed))
+        entries = [{"rank": first + local, "exitcode": code} for local, code in failed.items()]
+        return LauncherResult(code=status, failures=entries, last_line=self._last_line())
+
+
+class DirectLauncher(_RankLauncher):
+    """Fresh interpreters with the environments that accelerate has computed on the first node."""
 
     @property
     def is_over(self) -> bool:
         """Return whether all ranks have ended."""
         self._look()
-        return self._ends.are_all or self._refused is not None
+        return self._are_all_over or self._refused is not None
 
-    def start(self) -> None:
-        """Start the ranks, and before them the store if this node has it."""
+    def _begin(self) -> None:
+        """Start the ranks, and the store if this node has it."""
         start, own = self._start, {"CLUSTERRUN_LAUNCHER_PID": str(os.getpid())}
         argv = module_argv(sys.executable, WORKER_MODULE, *start.entry)
-        try:
-            for env in start.environs:
-                self._processes.append(_popen(argv, {**env, **own}, start.spool))
-            if start.store is not None:
-                words = map(str, (os.getpid(), *start.store))
-                store = module_argv(sys.executable, "clusterrun.node.forge.store", *words)
-                with _warnings_blocked():  # until the store is killed
-                    self._processes.append(_popen(store, os.environ, start.spool))
-        except OSError as error:
-            self._refused = _refusal(error)
-
-    def revoke(self) -> None:
-        """Do nothing: all ranks have been started."""
+        for env in start.environs:
+            self._run(argv, {**env, **own})
+        if start.store is not None:
+            words = map(str, (os.getpid(), *start.store))
+            store = module_argv(sys.executable, "clusterrun.node.forge.store", *words)
+            self._run(store, os.environ, is_deaf=True)  # until it is killed
 
     def _look(self) -> None:
         """Note the ends of ranks; the agent, which also looks, reaps them after the attempt."""
-        codes = dict(self._ends.codes)
+        codes = dict(self._codes)
         for local, process in enumerate(self._processes[: len(self._start.environs)]):
             with contextlib.suppress(ChildProcessError):
                 ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if ended is not None:
                     is_exit = ended.si_code == os.CLD_EXITED
                     codes[local] = ended.si_status if is_exit else -ended.si_status
-        self._ends.codes = codes
+        self._codes = codes
 
     def result(self) -> LauncherResult | None:
         """Return how the ranks ended; None while all run."""
         self._look()
         for store in self._processes[len(self._start.environs) :]:
             if store.poll() is not None:
-                why = files.last_line(self._start.spool.launcher_output, MESSAGE_LETTERS)
-                return LauncherResult(code=1, failures=[], last_line=why)
-        return self._refused or self._ends.result()
+                return LauncherResult(code=1, failures=[], last_line=self._last_line())
+        return self._refused or self._ended()
 
 
-class ForgeLauncher:
+class ForgeLauncher(_RankLauncher):
     """Forks of this node's forge; fresh interpreters if it can't fork ranks, and a line why."""
 
     def __init__(self, start: Start, forge: Forge, say: Callable[[str], None]) -> None:
-        self._start, self._forge, self._say = start, forge, say
-        self._ends = _Ends(start=start)
+        super().__init__(start)
+        self._forge, self._say = forge, say
         self._instead: DirectLauncher | None = None
         self._needs_forge = True
         self._is_lost = self._is_revoked = False
@@ -243,9 +220,9 @@ class ForgeLauncher:
         self._look()
         if self._instead is not None:
             return self._instead.is_over
-        return self._ends.are_all or self._forge.is_dead
+        return self._are_all_over or self._forge.is_dead
 
-    def start(self) -> None:
+    def _begin(self) -> None:
         """Order the ranks. The forge forks them when it has imported everything."""
         start, first = self._start, self._start.environs[0]
         common = {
@@ -271,7 +248,7 @@ class ForgeLauncher:
                 log.write(text)
         if self._instead is not None:
             return
-        self._ends.codes = self._forge.codes
+        self._codes = self._forge.codes
         if self._forge.pids and self._forge.is_dead and not self._is_lost:
             self._is_lost = True
             self._say(f"forge: {self._forge.why_closed}; its ranks are killed with it")
@@ -296,4 +273,4 @@ class ForgeLauncher:
             ended = "the ranks' store ended with the forge" if self._instead else "the forge ended"
             why = problem or f"{ended}: {self._forge.why_closed}"
             return LauncherResult(code=1, failures=[], last_line=why)
-        return self._instead.result() if self._instead else self._ends.result()
+        return self._refused or (self._instead.result() if self._instead else self._ended())

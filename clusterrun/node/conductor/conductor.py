@@ -425,24 +425,24 @@ class Conductor:
     # Full disks
 
     def _with_room(self, deed: Callable[[], _Done], *, is_last: bool = False) -> _Done:
-        """Run `deed`, retrying while the disk is full; if `is_last`, even after SIGTERM."""
+        """Run `deed`, retrying while the disk is full; if `is_last`, even after SIGTERM.
+
+        A run that has started survives any disk error.
+        """
         pause = self._wait if is_last else self._pause
         until, is_reported = self.clock() + ROOM_S, False
         while True:
             try:
                 return deed()
             except OSError as error:
-                if not self._may_pass(error) or self.clock() > until:
+                has_started = self.attempt > 0 and self.paths.attempts_dir.is_dir()
+                may_pass = has_started or error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not may_pass or self.clock() > until:
                     raise
                 if not is_reported:
                     is_reported = True
                     say_on_stderr(f"{error}; retrying for up to {ROOM_S / 60:.0f} minutes")
             pause(ROOM_POLL_S)
-
-    def _may_pass(self, error: OSError) -> bool:
-        """Return whether to retry; a run that has started survives any disk error."""
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return is_full or (self.attempt > 0 and self.paths.attempts_dir.is_dir())
 
     def _write_end(self, finish: Finish) -> None:
         state = finish.state or JobState.FAILED

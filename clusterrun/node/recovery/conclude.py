@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from clusterrun.config.choices import Scheduler
@@ -35,7 +34,6 @@ from clusterrun.rundir.record import job_id_in
 from clusterrun.rundir.request import read_request
 from clusterrun.rundir.world import read_world
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.checkpoint_files import ANY, IncompleteError
 from clusterrun.shared.host_specs import node_names
 from clusterrun.shared.hostlist import parse_hostlist
 
@@ -47,7 +45,6 @@ _CAUSES = {
 _KILLED = (Cause.SIGNAL, Cause.LAUNCHER, Cause.CANCELLED)
 _INTERRUPTIONS = (Reason.TIME_LIMIT, Reason.PREEMPT, Reason.SIGNAL)  # the job gives up its nodes
 EARLY_S = 120.0  # Slurm warns up to a minute early, and the ranks need time to exit
-MARKERS = 8  # a run may keep hundreds, and each lists all files of all ranks
 
 
 def conclude(
@@ -69,8 +66,15 @@ def conclude(
     before = [_with_checkpoint(outcome, record) for outcome in past(paths, number)]
     newest = read_outcome(paths, number) or _unreported(paths, number, code, env)
     newest = _unless_interrupted(paths, newest, plan.cluster.scheduler)
+    if newest.interruption is Reason.TIME_LIMIT:  # the agents do not know the time left
+        left_s = time_left_s(env, newest.ended_at)
+        if left_s is not None or not plan.time_minutes:
+            reason = warning_reason(float("inf") if left_s is None else left_s, plan.warning_s)
+            newest = _interrupted(newest, reason)
+    resumed = (read_outcome(paths, n) for n in range(1, _first(paths, number)))
+    saved = [outcome.checkpoint for outcome in resumed if outcome]
     newest = dataclasses.replace(
-        _unless_signalled([*before, newest], plan, env),
+        newest,
         step=record.ended.get(number) if newest.step is None else newest.step,
         checkpoint=_saved(paths, [*before, newest], record),
         exclude=before[-1].exclude if before and before[-1].next is Next.RELAUNCH else (),
@@ -78,23 +82,17 @@ def conclude(
     newest = dataclasses.replace(newest, verdict=judge(paths, newest))
     ground = Ground(
         plan=plan,
-        saved_before=_saved_before(paths, number),
+        saved_before=max((step for step in saved if step is not None), default=-1),
         savers=record.savers,
         anew=record.anew,
         allocated=_allocated(plan, env),
         is_ending=read_request(paths.request(number)) in _INTERRUPTIONS,
-        unreachable=lost or _unreachable(plan.cluster.scheduler),
+        unreachable=lost or (unreachable if plan.cluster.scheduler.reads_sbatch else lambda _: ()),
     )
     decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
-    outcome = dataclasses.replace(
-        newest,
-        next=decision.next,
-        why=decision.why,
-        exclude=decision.exclude,
-        rule=decision.rule,
-    )
+    made = {name: getattr(decision, name) for name in ("next", "why", "exclude", "rule")}
     with contextlib.suppress(OSError):  # a full disk must not stop the run
-        write_outcome(paths, outcome)
+        write_outcome(paths, dataclasses.replace(newest, **made))
     return decision
 
 
@@ -104,21 +102,21 @@ def past(paths: RunPaths, number: int) -> list[Outcome]:
     An attempt without an outcome was lost with its batch host.
     """
     first = _first(paths, number)
-    return [read_outcome(paths, n) or _vanished(paths, n) for n in range(first, number)]
 
+    def vanished(attempt: int) -> Outcome:
+        return Outcome(
+            attempt=attempt,
+            job_id="",
+            started_at=0.0,
+            ended_at=0.0,
+            nodes=read_world(paths, attempt),
+            code=int(NodeExit.NODE_LOST),
+            cause=Cause.VANISHED,
+            reason="it left no report",
+            next=Next.REQUEUE,
+        )
 
-def _vanished(paths: RunPaths, number: int) -> Outcome:
-    return Outcome(
-        attempt=number,
-        job_id="",
-        started_at=0.0,
-        ended_at=0.0,
-        nodes=read_world(paths, number),
-        code=int(NodeExit.NODE_LOST),
-        cause=Cause.VANISHED,
-        reason="it left no report",
-        next=Next.REQUEUE,
-    )
+    return [read_outcome(paths, n) or vanished(n) for n in range(first, number)]
 
 
 def _first(paths: RunPaths, number: int) -> int:
@@ -172,34 +170,15 @@ def _interrupted(found: Outcome, reason: Reason) -> Outcome:
     )
 
 
-def _unless_signalled(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> Outcome:
-    """Correct the reason of a warning if the agents did not know how much time was left."""
-    newest = history[-1]
-    if newest.interruption is not Reason.TIME_LIMIT:
-        return newest
-    return _interrupted(newest, warning_reason(_left_s(history, plan, env), plan.warning_s))
-
-
 def warning_reason(left_s: float, warning_s: float) -> Reason:
     """Return whether a warning is Slurm's or a person's signal, by the time left."""
     return Reason.TIME_LIMIT if left_s <= warning_s + EARLY_S else Reason.SIGNAL
 
 
 def time_left_s(env: Mapping[str, str], now: float) -> float | None:
-    """Return the job's time left in seconds; None if Slurm does not report it (before 22.05)."""
+    """Return the job's time left in seconds; None if Slurm does not report it."""
     end = env.get("SLURM_JOB_END_TIME", "")
     return int(end) - now if end.isdigit() else None
-
-
-def _left_s(history: Sequence[Outcome], plan: Plan, env: Mapping[str, str]) -> float:
-    """Return the job's time left in seconds when its newest attempt ended."""
-    newest = history[-1]
-    if (left_s := time_left_s(env, newest.ended_at)) is not None:
-        return left_s
-    if not plan.time_minutes:
-        return float("inf")
-    start = next(o.started_at for o in history if o.job_id == newest.job_id)
-    return start + plan.time_minutes * 60 - newest.ended_at
 
 
 def _saved(paths: RunPaths, history: Sequence[Outcome], record: StepRecord) -> int | None:
@@ -219,16 +198,6 @@ def _with_checkpoint(outcome: Outcome, record: StepRecord) -> Outcome:
     if outcome.checkpoint is not None:
         newest = max(outcome.checkpoint, *record.saved.get(outcome.attempt, ()), 0)
     return dataclasses.replace(outcome, checkpoint=newest)
-
-
-def _saved_before(paths: RunPaths, number: int) -> int:
-    """Return the newest checkpoint from before a person resumed the run; -1 if there is none."""
-    earlier = [read_outcome(paths, n) for n in range(1, _first(paths, number))]
-    return max((o.checkpoint for o in earlier if o and o.checkpoint is not None), default=-1)
-
-
-def _unreachable(scheduler: Scheduler) -> Callable[[Sequence[str]], tuple[str, ...]]:
-    return unreachable if scheduler.reads_sbatch else lambda nodes: ()
 
 
 def _allocated(plan: Plan, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -261,26 +230,18 @@ class StepRecord:
 
     @classmethod
     def of(cls, paths: RunPaths, attempts: range) -> StepRecord:
-        """Read the events of rank 0's nodes, and the newest checkpoints on disk.
-
-        An agent that is killed right after a save has not written its event.
-        """
+        """Read the events of rank 0's nodes."""
         record = cls()
-        for attempt, step in islice(_marked(paths.checkpoints_dir), MARKERS):
-            if attempt in attempts:
-                record._take(attempt, EventType.CHECKPOINT, step)
         for node in {nodes[0] for n in attempts if (nodes := read_world(paths, n))}:
             for event in read(paths.events(node), (EventType.STEP, EventType.CHECKPOINT)):
-                if event.attempt in attempts and event.step is not None:
-                    record._take(event.attempt, event.type, event.step)
+                if (attempt := event.attempt) not in attempts or (step := event.step) is None:
+                    continue
+                if event.type is EventType.CHECKPOINT:
+                    record.saved.setdefault(attempt, set()).add(step)
+                else:
+                    record.began[attempt] = min(step, record.began.get(attempt, step))
+                    record.ended[attempt] = max(step, record.ended.get(attempt, step))
         return record
-
-    def _take(self, attempt: int, kind: EventType, step: int) -> None:
-        if kind is EventType.STEP:
-            self.began[attempt] = min(step, self.began.get(attempt, step))
-            self.ended[attempt] = max(step, self.ended.get(attempt, step))
-        elif kind is EventType.CHECKPOINT:
-            self.saved.setdefault(attempt, set()).add(step)
 
     def newest(self, attempt: int) -> int | None:
         """Return the newest step that had been saved when an attempt ended."""
@@ -301,12 +262,3 @@ class StepRecord:
             for attempt, steps in self.saved.items()
             if max(steps) > self.began.get(attempt, max(steps))
         )
-
-
-def _marked(directory: Path) -> Iterator[tuple[int, int]]:
-    """Yield attempt and step of the checkpoints with readable markers, newest first."""
-    with contextlib.suppress(OSError):
-        for _, path in checkpoint_files.listed(directory, ANY):
-            with contextlib.suppress(IncompleteError):
-                found, _ = checkpoint_files.read_marker(path)
-                yield found.attempt, found.step

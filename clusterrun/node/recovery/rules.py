@@ -19,7 +19,6 @@ from clusterrun.shared.wording import count
 FRUITLESS = 2  # consecutive attempts that may die without a new checkpoint
 LOSSES = 5  # the same, including those that lost a node or only regained lost checkpoints
 PREEMPTIONS = 20  # the same, for preemptions (any SIGTERM looks like Slurm's) and scripts that save
-MEETINGS = 2  # attempts in which the nodes do not meet
 
 _NO_WORLD = "the ranks did not form one world; a restart would not help"
 # Failures that a restart would repeat.
@@ -80,10 +79,12 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
         return _after_interruption(history, ground)
     if newest.cause in _LASTING:
         return _stop(_LASTING[newest.cause])
-    if ground.plan.cluster.scheduler.has_queue and _never_started(history):
+    is_relaunch = len(history) > 1 and history[-2].next is Next.RELAUNCH
+    # A relaunch failed before any agent ran: a lost step still holds the nodes.
+    if ground.plan.cluster.scheduler.has_queue and is_relaunch and _is_unstarted(newest):
         return _in_the_queue(ground, "no step could be started on these nodes", newest.exclude)
-    bad = _Bad(
-        lost=_lost(newest, ground),
+    bad = _Bad(  # each side of a broken network blames the other: all are asked
+        lost=ground.unreachable(newest.nodes) if newest.cause in _LOSS_SIGNS else (),
         faulty=verdicts.faulty_nodes(newest),
         unfit=verdicts.unfit_nodes(newest, ground.plan),
     )
@@ -91,18 +92,13 @@ def decide(history: Sequence[Outcome], ground: Ground) -> Decision:
         return _stop("the nodes share what failed in preflight; a restart would not help")
     exclude = _left_out(newest, bad)
     is_of_nodes = bool(bad.lost or bad.faulty)
-    if stop := None if is_of_nodes else verdicts.futile(history):
-        return _stop(stop.why, exclude, stop.rule)
-    reason = _futile(history, ground, is_lost=is_of_nodes)
-    if reason:  # a person who resumes may want to know which nodes are bad
+    if not is_of_nodes and (proof := verdicts.futile(history)):
+        return _stop(proof[0], exclude, proof[1])
+    if reason := _futile(
+        history, ground, is_lost=is_of_nodes
+    ):  # a person who resumes may want to know which nodes are bad
         return _stop(reason, exclude)
     return _again(newest, ground, bad)
-
-
-def _never_started(history: Sequence[Outcome]) -> bool:
-    """Return whether a relaunch failed before any agent ran: a lost step still holds the nodes."""
-    is_relaunch = len(history) > 1 and history[-2].next is Next.RELAUNCH
-    return is_relaunch and _is_unstarted(history[-1])
 
 
 def _is_unstarted(outcome: Outcome) -> bool:
@@ -144,7 +140,8 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
     """Return why a restart would be useless; "" if it would not."""
     plan = ground.plan
     newest = history[-1]
-    failed = [outcome for outcome in history if _is_failure(outcome)]
+    from_outside = (Cause.COMPLETED, Cause.INTERRUPTED, Cause.CANCELLED, *_OF_NODES)
+    failed = [o for o in history if o.cause not in from_outside and not _is_unstarted(o)]
     if plan.max_restarts is not None and len(failed) > plan.max_restarts:
         times = count(len(failed), "time")
         return f"--max-restarts {plan.max_restarts}: the run has failed {times}"
@@ -157,7 +154,8 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
         return f"{where}, for the second time: a restart would not help"
     fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
     if newest.cause is Cause.RENDEZVOUS and len(stuck) < LOSSES:
-        return "the nodes could not reach each other" if _repeated(history) >= MEETINGS else ""
+        is_second = len(history) > 1 and history[-2].code == newest.code
+        return "the nodes could not reach each other" if is_second else ""
     is_lost |= newest.cause in _OF_NODES
     if _needs_checkpoint(plan, newest.checkpoint) and not is_lost:
         return (
@@ -197,12 +195,6 @@ def _is_shared(alike: int, world: int) -> bool:
 def _needs_checkpoint(plan: Plan, checkpoint: int | None) -> bool:
     """Return whether a failed run stops because it has saved nothing."""
     return plan.max_restarts is None and checkpoint is None
-
-
-def _is_failure(outcome: Outcome) -> bool:
-    """Return whether an end counts against --max-restarts: only failures of the training do."""
-    is_from_outside = outcome.cause in (Cause.INTERRUPTED, Cause.CANCELLED, *_OF_NODES)
-    return outcome.code != 0 and not is_from_outside and not _is_unstarted(outcome)
 
 
 def _fruitless(history: Sequence[Outcome], ground: Ground) -> list[Outcome]:
@@ -246,12 +238,6 @@ def _saved(outcome: Outcome) -> int:
 def _blamed(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Leave out the attempts that lost a node or started without one."""
     return [outcome for outcome in outcomes if outcome.cause not in _OF_NODES]
-
-
-def _repeated(history: Sequence[Outcome]) -> int:
-    """Count the latest consecutive attempts that ended with the same status."""
-    code = history[-1].code
-    return len(list(takewhile(lambda outcome: outcome.code == code, reversed(history))))
 
 
 class _Bad(NamedTuple):
@@ -310,11 +296,3 @@ def _why(newest: Outcome, bad: _Bad) -> str:
 
 def _are(nodes: Sequence[str], what: str) -> str:
     return f"{', '.join(nodes)} {'is' if len(nodes) == 1 else 'are'} {what}"
-
-
-def _lost(newest: Outcome, ground: Ground) -> tuple[str, ...]:
-    """Return the nodes that are gone; a node whose agent died may still be up.
-
-    Ask all: each side of a broken network blames the other, and a lost node may look like a hang.
-    """
-    return ground.unreachable(newest.nodes) if newest.cause in _LOSS_SIGNS else ()

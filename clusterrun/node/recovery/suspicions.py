@@ -98,7 +98,15 @@ def _doubts(success: Success) -> Iterator[tuple[Doubt, str]]:
     elif text := _no_checkpoint(success):
         yield Doubt.NO_CHECKPOINT, f"no checkpoint was saved: {text}"
     main = success.printed[0]
-    reported = [_losses(event) for event in success.of(EventType.LOSSES)[-1:]]
+    reported = [
+        Losses(
+            count=event.count or 0,
+            last=event.last,
+            is_constant=bool(event.is_constant),
+            is_finite=bool(event.is_finite),
+        )
+        for event in success.of(EventType.LOSSES)[-1:]
+    ]
     losses = next((each for each in (*reported, main.losses) if each.count), Losses())
     if not losses.is_finite:
         yield Doubt.LOSS_NOT_FINITE, "the last loss is NaN or infinite"
@@ -111,15 +119,6 @@ def _doubts(success: Success) -> Iterator[tuple[Doubt, str]]:
     if success.alone and len(success.alone & alike(success.printed)) > 1:
         ranks = count(success.world_size, "rank")
         yield Doubt.SEPARATE_WORLDS, f"the {ranks} formed no common world: each trained alone"
-
-
-def _losses(event: Event) -> Losses:
-    return Losses(
-        count=event.count or 0,
-        last=event.last,
-        is_constant=bool(event.is_constant),
-        is_finite=bool(event.is_finite),
-    )
 
 
 def _no_step(success: Success) -> str:

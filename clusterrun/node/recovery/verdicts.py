@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from clusterrun.diagnosis.kinds import Certainty, Retry
 from clusterrun.errors import ClusterrunError
@@ -25,13 +25,6 @@ _MOST_FAULTY: Final = 1 / 4  # of the nodes: more point to something that they s
 # Ends that the logs explain. Lost nodes and nodes that do not meet have rules of their own.
 _EXPLAINED: Final = (Cause.EXCEPTION, Cause.EXIT, Cause.SIGNAL, Cause.LAUNCHER, Cause.HUNG)
 _KNOWN: Final = (Cause.NODE_LOST, Cause.VANISHED, Cause.PREFLIGHT)  # the logs cannot say more
-
-
-class Stop(NamedTuple):
-    """Why a restart would be useless, and by which rule."""
-
-    why: str
-    rule: VerdictRule
 
 
 def load_judge() -> None:
@@ -60,18 +53,18 @@ def _judged(paths: RunPaths, outcome: Outcome) -> str | None:
     return done.stdout if done.rc == 0 else None
 
 
-def futile(history: Sequence[Outcome]) -> Stop | None:
-    """Return why the newest failure would happen again; None if nothing proves it."""
+def futile(history: Sequence[Outcome]) -> tuple[str, VerdictRule] | None:
+    """Return why the newest failure would happen again, by which rule; None without a proof."""
     newest = history[-1]
     verdict = newest.verdict
     if verdict is None or newest.cause not in _EXPLAINED or not _is_certain(verdict):
         return None
     if _would_repeat(history, verdict):
         why = f"{verdict.cause}, before the first step: another try would fail the same way"
-        return Stop(why, VerdictRule.WOULD_REPEAT)
+        return why, VerdictRule.WOULD_REPEAT
     if _is_repeated(history, verdict):
         why = f"{verdict.cause} at the same place for the second time, without a step in between"
-        return Stop(why, VerdictRule.SAME_CAUSE)
+        return why, VerdictRule.SAME_CAUSE
     return None
 
 
@@ -105,13 +98,11 @@ def _would_repeat(history: Sequence[Outcome], verdict: ShortVerdict) -> bool:
     """Return whether the configuration is to blame: none of its attempts has trained."""
     *before, newest = history
     is_at_start = newest.step is None and not verdict.steps
-    has_trained = any(each.step is not None or _lasted_longer(each, newest) for each in before)
+    lasted_s = newest.ended_at - newest.started_at
+    has_trained = any(  # a silent script that lasted longer got further
+        each.step is not None or each.ended_at - each.started_at > lasted_s for each in before
+    )
     return is_at_start and not has_trained and verdict.retry is Retry.NO
-
-
-def _lasted_longer(before: Outcome, newest: Outcome) -> bool:
-    """Return whether an earlier attempt got further, as far as is known of a silent script."""
-    return before.ended_at - before.started_at > newest.ended_at - newest.started_at
 
 
 def _is_repeated(history: Sequence[Outcome], verdict: ShortVerdict) -> bool:
@@ -119,16 +110,12 @@ def _is_repeated(history: Sequence[Outcome], verdict: ShortVerdict) -> bool:
     before = history[-2].verdict if len(history) > 1 else None
     if before is None or before.cause != verdict.cause or not _is_certain(before):
         return False
-    if verdict.retry in (Retry.YES, Retry.EXCLUDE) or _advanced(history[-2], history[-1]):
+    reached = [
+        [-1 if number is None else number for number in (end.step, end.checkpoint)]
+        for end in history[-2:]
+    ]
+    is_further = any(new > old for old, new in zip(*reached, strict=True))
+    if verdict.retry in (Retry.YES, Retry.EXCLUDE) or is_further:
         return False
     places = set(verdict.ranks) & set(before.ranks) or set(verdict.nodes) & set(before.nodes)
     return bool(places) and (not verdict.generic or verdict.text == before.text)
-
-
-def _advanced(before: Outcome, newest: Outcome) -> bool:
-    """Return whether the newest attempt went further than the one before it."""
-    steps, saved = (newest.step, before.step), (newest.checkpoint, before.checkpoint)
-    return any(
-        (new if new is not None else -1) > (old if old is not None else -1)
-        for new, old in (steps, saved)
-    )
