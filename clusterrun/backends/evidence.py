@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from clusterrun.rundir.outcome import Cause, End, Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.startup import ENDED_BY, Phase
 from clusterrun.rundir.world import read_world
-from clusterrun.shared.files import end_of
+from clusterrun.shared.files import end_of, size_of
 from clusterrun.shared.finding import Finding
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.state import JobState
@@ -93,7 +94,15 @@ def read_evidence(paths: RunPaths) -> Evidence:
     hosts = tuple(event.host for event in starts if event.host)
     world, save = newest.get(EventType.WORLD_READY), newest.get(EventType.CHECKPOINT)
     apart, engine = newest.get(EventType.UNJOINED), newest.get(EventType.ENGINE)
-    unsaved = next((event for event in reversed(events) if event.type in SAVING), None)
+    saving = next((event for event in reversed(events) if event.type in SAVING), None)
+    is_unheard = bool(saving and saving.type is EventType.INTERRUPTED and saving.heard is False)
+    unsaved = UNHEARD if is_unheard else ""
+    if saving and saving.type is EventType.UNSAVED:
+        unsaved = f"step {saving.step} was not saved: {saving.reason}"
+    checks = newest.get(EventType.PREFLIGHT)
+    preflight: tuple[Finding, ...] = ()
+    with contextlib.suppress(AttributeError, ValueError):  # a rank may write any event
+        preflight = tuple(map(Finding.from_data, (checks.findings if checks else None) or ()))
     return Evidence(
         attempt=attempt,
         reached=next((ENDED_BY[kind] for kind in reversed(ENDED_BY) if kind in newest), None),
@@ -114,38 +123,22 @@ def read_evidence(paths: RunPaths) -> Evidence:
             for name, value in (event.metrics or {}).items()
             if name in ("loss", "train_loss") and isinstance(value, int | float)
         ),
-        unsaved=_unsaved(unsaved),
-        is_unheard=_is_unheard(unsaved),
-        preflight=_preflight(newest.get(EventType.PREFLIGHT)),
+        unsaved=unsaved,
+        is_unheard=is_unheard,
+        preflight=preflight,
     )
-
-
-def _preflight(event: Event | None) -> tuple[Finding, ...]:
-    try:
-        return tuple(map(Finding.from_data, (event.findings if event else None) or ()))
-    except (AttributeError, ValueError):  # a rank may write any event
-        return ()
 
 
 def _events(paths: RunPaths, attempt: int, nodes: Sequence[str]) -> list[Event]:
     """Read the head's events, or those of a few nodes while the head is unknown."""
     files = [paths.events(nodes[0])] if nodes else sorted(paths.events_dir.glob("*.jsonl"))[:FEW]
-    found = [event for file in files for event in _read(file, attempt)]
+    found = [event for file in files for event in _read(file, attempt, size_of(file))]
     return sorted(found, key=lambda event: event.at)
 
 
-def _read(file: Path, attempt: int) -> tuple[Event, ...]:
-    try:
-        status = file.stat()
-    except OSError:
-        return ()
-    return _read_version(file, attempt, (status.st_mtime_ns, status.st_size))
-
-
 @functools.lru_cache(maxsize=64)  # `wait` reads the same files often
-def _read_version(file: Path, attempt: int, version: tuple[int, int]) -> tuple[Event, ...]:
-    del version
-    return tuple(read_ends(file, attempt))
+def _read(file: Path, attempt: int, size: int) -> tuple[Event, ...]:
+    return tuple(read_ends(file, attempt)) if size else ()
 
 
 def _progress(steps: Sequence[Event]) -> TrainingProgress:
@@ -164,16 +157,6 @@ def _progress(steps: Sequence[Event]) -> TrainingProgress:
         reported_at=last.at,
         metrics=last.metrics or {},
     )
-
-
-def _unsaved(newest: Event | None) -> str:
-    if newest is not None and newest.type is EventType.UNSAVED:
-        return f"step {newest.step} was not saved: {newest.reason}"
-    return UNHEARD if _is_unheard(newest) else ""
-
-
-def _is_unheard(newest: Event | None) -> bool:
-    return newest is not None and newest.type is EventType.INTERRUPTED and newest.heard is False
 
 
 def newest_failure(

@@ -103,12 +103,8 @@ def _is_held(reason: PendingReason, attempt: int) -> bool:
     return reason.code == "BeginTime" and attempt > 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    """What a scheduler answered about its jobs, or why it did not."""
-
-    jobs: dict[str, SchedulerJob]
-    error: ClusterrunError | None = None
+_Answer = dict[str, SchedulerJob] | SchedulerUnreachableError
+"""What a scheduler answered about its jobs, or why it did not."""
 
 
 def statuses(
@@ -122,21 +118,31 @@ def statuses(
     Jobs whose files show that they completed are not queried. If a scheduler doesn't answer, each
     status that lacks its answer has the error.
     """
-    read = [_read_end(record) for record in records]
-    ends, damaged = [end for end, _ in read], [damage for _, damage in read]
-    records = [_current(record, end) for record, end in zip(records, ends, strict=True)]
-    asked = [record for record, end in zip(records, ends, strict=True) if _must_ask(record, end)]
-    answers = _ask(asked, backend_for, max_age_s)
+    read: list[tuple[JobRecord, End | None, list[Path]]] = []
+    groups: dict[Backend, list[JobRecord]] = {}
+    for record in records:
+        with files.noting_damage() as damaged:
+            end = read_end(record.paths)
+        damage = [record.paths.record] * record.is_damaged + damaged
+        if record.chained_job_ids and end is not None and end.state is JobState.TIMEOUT:
+            record = continued_by(record, record.chained_job_ids[0])
+        read.append((record, end, damage))
+        # A failed job may have been requeued.
+        is_sure = end and end.state.is_success and not record.cluster.scheduler.is_this_machine
+        if record.job_id and not is_sure:
+            groups.setdefault(backend_for(record), []).append(record)
+    answers: dict[int, _Answer] = {}
+    for backend, group in groups.items():
+        ids, own = [each.job_id for each in group], all(each.is_own for each in group)
+        since = min(each.submitted_at for each in group)
+        try:
+            answer: _Answer = backend.query(ids, since=since, max_age_s=max_age_s, own=own)
+        except SchedulerUnreachableError as error:
+            answer = error
+        answers |= {id(each): answer for each in group}
     return [
-        _contained(record, end, answers.get(id(record)), found)
-        for record, end, found in zip(records, ends, damaged, strict=True)
+        _contained(record, end, answers.get(id(record)), damage) for record, end, damage in read
     ]
-
-
-def _read_end(record: JobRecord) -> tuple[End | None, list[Path]]:
-    with files.noting_damage() as damaged:
-        end = read_end(record.paths)
-    return end, [record.paths.record, *damaged] if record.is_damaged else damaged
 
 
 def _contained(
@@ -160,53 +166,16 @@ def _fault(error: Exception) -> str:
     return what
 
 
-def _current(record: JobRecord, end: End | None) -> JobRecord:
-    """Return the record with the next job of the chain, if the time limit ended its job."""
-    if record.chained_job_ids and end is not None and end.state is JobState.TIMEOUT:
-        return continued_by(record, record.chained_job_ids[0])
-    return record
-
-
-def _must_ask(record: JobRecord, end: End | None) -> bool:
-    """Return whether to query the scheduler: a failed job may have been requeued."""
-    if not record.job_id:
-        return False
-    if end is None:
-        return True
-    return bool(record.cluster.scheduler.is_this_machine) or not end.state.is_success
-
-
-def _ask(
-    records: Sequence[JobRecord],
-    backend_for: Callable[[JobRecord], Backend],
-    max_age_s: float | None,
-) -> dict[int, _Answer]:
-    groups: dict[Backend, list[JobRecord]] = {}
-    for record in records:
-        groups.setdefault(backend_for(record), []).append(record)
-    answers = {}
-    for backend, group in groups.items():
-        answer = _ask_one(backend, group, max_age_s)
-        answers.update({id(record): answer for record in group})
-    return answers
-
-
-def _ask_one(backend: Backend, records: list[JobRecord], max_age_s: float | None) -> _Answer:
-    ids = [record.job_id for record in records]
-    since = min(record.submitted_at for record in records)
-    own = all(record.is_own for record in records)
-    try:
-        return _Answer(jobs=backend.query(ids, since=since, max_age_s=max_age_s, own=own))
-    except SchedulerUnreachableError as error:
-        return _Answer(jobs={}, error=error)
-
-
 def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobStatus:
-    job = answer.jobs.get(record.job_id) if answer else None
+    job = answer.get(record.job_id) if isinstance(answer, dict) else None
+    error = None if isinstance(answer, dict) else answer
     evidence = read_evidence(record.paths)
     state = _state(end, job, evidence)
-    if state is JobState.RUNNING and _is_being_ended(record.paths.request(evidence.attempt), job):
-        state = JobState.COMPLETING
+    request = record.paths.request(evidence.attempt)
+    if state is JobState.RUNNING and read_request(request) is Reason.END:
+        # The scheduler may show a cancellation half a minute late; a later start is of a requeue.
+        is_requeued = _later(job.start if job else None, request.stat().st_mtime)
+        state = JobState.RUNNING if is_requeued else JobState.COMPLETING
     waits = state is JobState.PENDING and job is not None
     over, runs = state.is_terminal, state is JobState.RUNNING
     attempts = _corrected(read_attempts(record.paths, evidence.attempt), record, state)
@@ -215,6 +184,9 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     code, number = _exit(end, job) if over else (None, None)
     pending = _pending(record, job, evidence) if waits and job else None
     can_start = pending is not None and pending.can_start is not False
+    elapsed_s = job.elapsed_s if job else None
+    if elapsed_s is None and start is not None and ended is not None:
+        elapsed_s = int(ended - start)
     return JobStatus(
         record=record,
         state=state,
@@ -226,7 +198,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         asked_limit_s=job.limit_s if job and waits else None,
         nodelist=(job.nodelist if job else "")
         or ",".join(evidence.hosts if record.cluster.scheduler.is_this_machine else evidence.nodes),
-        elapsed_s=_elapsed(job, start, ended),
+        elapsed_s=elapsed_s,
         limit_s=(job.limit_s if job else None) or record.time_minutes * 60 or None,
         expected_start=job.expected_start if job and can_start else None,
         start=start,
@@ -243,7 +215,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         failure=newest_failure(record.paths, end, attempts[-1].outcome if attempts else None, job),
         attempts=attempts,
         notes=_notes(record, state, job, answer, evidence),
-        error=answer.error if answer and not over else None,
+        error=None if over else error,
     )
 
 
@@ -258,13 +230,6 @@ def with_last_step(job: JobStatus) -> JobStatus:
 def with_usage(job: JobStatus) -> JobStatus:
     """Add what the newest attempt uses on each node; this reads the end of a file for each."""
     return dataclasses.replace(job, usage=read_latest(job.record.paths, job.attempt))
-
-
-def _is_being_ended(request: Path, job: SchedulerJob | None) -> bool:
-    """Return whether the job is being cancelled; its scheduler may show that half a minute late."""
-    if read_request(request) is not Reason.END:
-        return False
-    return not _later(job.start if job else None, request.stat().st_mtime)
 
 
 def _reason(job: SchedulerJob | None, state: JobState) -> str:
@@ -359,12 +324,6 @@ def _started(attempts: Sequence[AttemptSummary], evidence: Evidence) -> float | 
     return start
 
 
-def _elapsed(job: SchedulerJob | None, start: float | None, end: float | None) -> int | None:
-    if job is not None and job.elapsed_s is not None:
-        return job.elapsed_s
-    return int(end - start) if start is not None and end is not None else None
-
-
 def _notes(
     record: JobRecord,
     state: JobState,
@@ -376,10 +335,9 @@ def _notes(
     notes = [evidence.unsaved] if evidence.unsaved and not is_late else []
     if not record.job_id and not record.is_damaged:
         notes.append("its submission was interrupted; look for it with 'squeue --me'")
-    if answer and answer.error and not state.is_terminal:
-        notes.append(answer.error.message)
-    elif answer and job is None and not state.is_terminal:
-        notes.append("the scheduler no longer knows this job")
+    if answer is not None and job is None and not state.is_terminal:
+        unknown = "the scheduler no longer knows this job"
+        notes.append(unknown if isinstance(answer, dict) else answer.message)
     if job and job.note:
         notes.append(job.note)
     return tuple(notes)

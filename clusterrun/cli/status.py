@@ -10,7 +10,7 @@ from functools import partial
 import click
 
 from clusterrun.backends.attempts import AttemptSummary
-from clusterrun.backends.evidence import ProgressSource, TrainingProgress
+from clusterrun.backends.evidence import ProgressSource
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import closing_rows, labelled
@@ -103,7 +103,9 @@ def command(
     # The answer above comes from the files, and is already on stdout.
     for error in {str(job.error): job.error for job in shown if job.error}.values():
         output.print_error_text(error)
-    ctx.exit(max(_exit_code(job, exit_status=exit_status) for job in shown))
+    codes = [job.error.exit_code if job.error else Exit.OK for job in shown]
+    bad = exit_status and any(job.state.is_terminal and not job.is_good for job in shown)
+    ctx.exit(max(*codes, Exit.NO if bad else Exit.OK))
 
 
 def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
@@ -126,12 +128,6 @@ def _say_notes(job: JobStatus) -> None:
         name = job.record.job_id
         output.note(f"to have Slurm start it now, run: clusterrun status --wait {name}")
         output.note(f"a site can shorten the two minutes: {REQUEUE_DELAY}")
-
-
-def _exit_code(job: JobStatus, *, exit_status: bool) -> int:
-    if job.error is not None:
-        return job.error.exit_code
-    return Exit.NO if exit_status and job.state.is_terminal and not job.is_good else Exit.OK
 
 
 # For people
@@ -161,8 +157,10 @@ def _lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield from () if closing else startup_lines(job)
     if job.progress.step is not None:
         yield "step", _progress(job)
-    if metrics := _metrics(job.progress):
-        yield "metrics", metrics
+    numbers = {n: v for n, v in job.progress.metrics.items() if isinstance(v, int | float)}
+    if numbers:
+        shown = (f"{n} {v:{',.0f' if abs(v) >= 1000 else '.4g'}}" for n, v in numbers.items())
+        yield "metrics", ", ".join(shown)
     yield from usage_lines(job)
     yield from _output(job)
     if newest := _checkpoint(job):
@@ -198,8 +196,10 @@ def _checkpoint(job: JobStatus) -> str:
 
 def _state(job: JobStatus) -> str:
     parts = [output.painted_state(job.state.value)]
-    if job.state.is_terminal and (code := _how_it_ended(job)):
-        parts.append(code)
+    # A job that was cancelled before it ran has status 0 to Slurm; that would read as success.
+    says = job.exit_code or (job.exit_code == 0 and job.state.is_success)
+    if job.state.is_terminal and (job.exit_signal or says):
+        parts.append(f"signal {job.exit_signal}" if job.exit_signal else f"exit {job.exit_code}")
     if job.elapsed_s is not None:
         limit = "" if job.limit_s is None else f" / {clock(job.limit_s)}"
         parts.append(f"{clock(job.elapsed_s)}{limit}")
@@ -208,14 +208,6 @@ def _state(job: JobStatus) -> str:
     if job.reason:
         parts.append(f"({job.reason})")
     return "  ".join(parts)
-
-
-def _how_it_ended(job: JobStatus) -> str:
-    if job.exit_signal:
-        return f"signal {job.exit_signal}"
-    # A job that was cancelled before it ran has status 0 to Slurm; that would read as success.
-    says = bool(job.exit_code) or (job.exit_code == 0 and job.state.is_success)
-    return f"exit {job.exit_code}" if says else ""
 
 
 def _world(job: JobStatus) -> str:
@@ -245,22 +237,9 @@ def _progress(job: JobStatus) -> str:
         return done
     left_s = eta_s(job)
     left = silence(progress) or ("" if left_s is None else f"{clock(left_s)} to go")
-    return f"{', '.join(filter(None, (done, left)))}{_origin(progress)}"
-
-
-def _origin(progress: TrainingProgress) -> str:
-    if progress.source is not ProgressSource.OUTPUT:
-        return ""
-    return f"  (from its output{progress.bar and ': '}{progress.bar})"
-
-
-def _metrics(progress: TrainingProgress) -> str:
-    """Write the numbers that the script reported: `loss 2.164, samples_per_s 33,958`."""
-    return ", ".join(
-        f"{name} {value:,.0f}" if abs(value) >= 1000 else f"{name} {value:.4g}"
-        for name, value in progress.metrics.items()
-        if isinstance(value, int | float)
-    )
+    bar = f"{progress.bar and ': '}{progress.bar}"
+    origin = f"  (from its output{bar})" if progress.source is ProgressSource.OUTPUT else ""
+    return f"{', '.join(filter(None, (done, left)))}{origin}"
 
 
 # Attempts
@@ -289,15 +268,12 @@ def _attempt(attempt: AttemptSummary, *, may_run: bool, is_told: bool) -> str:
         if may_run:
             return nodes or "not reported yet"
         return "  ".join(filter(None, (nodes, "end not reported")))
-    head = "  ".join(filter(None, (*_span(outcome), nodes)))
+    span = ""
+    if outcome.started_at:  # an agent reported it
+        start = datetime.fromtimestamp(outcome.started_at)
+        span = f"{start:%m-%d %H:%M:%S}  {clock(outcome.ended_at - outcome.started_at)}"
+    head = "  ".join(filter(None, (span, nodes)))
     return f"{head}  {_how(outcome) if is_told else '; '.join(_facts(attempt, outcome))}"
-
-
-def _span(outcome: Outcome) -> tuple[str, ...]:
-    if not outcome.started_at:  # no agent reported it
-        return ()
-    start = datetime.fromtimestamp(outcome.started_at)
-    return f"{start:%m-%d %H:%M:%S}", clock(outcome.ended_at - outcome.started_at)
 
 
 def _how(outcome: Outcome, why: str = "") -> str:

@@ -5,9 +5,9 @@ By default, Slurm holds a requeued job for two minutes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -59,7 +59,6 @@ def stuck_now(record: JobRecord) -> JobStatus | None:
 
 
 RETRY_S = 5.0
-TRIES = 6
 
 
 class Release:
@@ -69,26 +68,20 @@ class Release:
     """
 
     def __init__(self) -> None:
-        self._tries: Counter[tuple[str, int]] = Counter()
+        self._released: tuple[str, int] | None = None
         self._next_try = 0.0
 
     def __call__(self, job: JobStatus) -> bool:
         """Release the job if it is held; return whether that worked."""
-        record = job.record
-        wait = (record.job_id, job.attempt)
-        if not job.is_held or not record.is_own or self._tries[wait] >= TRIES:
-            return False
-        if time.monotonic() < self._next_try:
+        record, wait = job.record, (job.record.job_id, job.attempt)
+        is_due = job.is_held and record.is_own and self._released != wait
+        if not is_due or time.monotonic() < self._next_try:
             return False
         self._next_try = time.monotonic() + RETRY_S
-        self._tries[wait] += 1
-        try:
-            is_released = select.backend_of(record).release(record.job_id)
-        except ClusterrunError:  # then it starts two minutes later
-            return False
-        if is_released:
-            self._tries[wait] = TRIES
-        return is_released
+        with contextlib.suppress(ClusterrunError):  # then it starts two minutes later
+            if select.backend_of(record).release(record.job_id):
+                self._released = wait
+        return self._released == wait
 
 
 class _Standing(Protocol):
@@ -189,22 +182,12 @@ def _startup(
     if last is not None and last.next is Next.RELAUNCH:
         for phase in (Phase.QUEUE, Phase.STAGE):
             ends.pop(phase, None)  # of an earlier attempt
-        _rename(ends, Phase.PROLOG, Phase.DECISION)
-    else:
-        if _has_started_between(job, begin, ends.get(Phase.PROLOG)):
-            ends.setdefault(Phase.QUEUE, job.start or 0.0)
+        if Phase.PROLOG in ends:
+            ends[Phase.DECISION] = ends.pop(Phase.PROLOG)
+    elif prolog := ends.get(Phase.PROLOG):
+        # The start that a scheduler reported, without the fraction of a second; else an agent's.
+        if begin is not None and job.start is not None and begin - 1 < job.start <= prolog:
+            ends.setdefault(Phase.QUEUE, job.start)
         if Phase.QUEUE not in ends:
-            _rename(ends, Phase.PROLOG, Phase.QUEUE)
+            ends[Phase.QUEUE] = ends.pop(Phase.PROLOG)
     return startup_of(ends, begin, is_restart=last is not None, not_forked=not_forked)
-
-
-def _rename(ends: dict[Phase, float], old: Phase, new: Phase) -> None:
-    if old in ends:
-        ends[new] = ends.pop(old)
-
-
-def _has_started_between(job: JobStatus, low: float | None, high: float | None) -> bool:
-    """Return whether the scheduler reported the job's start; otherwise it is an agent's."""
-    if low is None or job.start is None or high is None:
-        return False
-    return low - 1 < job.start <= high  # Slurm drops the fraction of a second
