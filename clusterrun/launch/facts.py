@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -37,7 +36,6 @@ class Facts:
     `versions` are those of the packages of `interpreter`, the file that `python` resolves to;
     `oldest` are the oldest supported versions, including Python's.
     `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
-    `accelerate_keys` are those that the job's accelerate accepts in its YAML, empty if unknown.
     The three texts are the user's files, empty if there is none; the last is the DeepSpeed JSON in
     the script's arguments (`launch.script_args`). `hosts` and `starter` are those of a job over ssh
     or in an allocation.
@@ -56,7 +54,6 @@ class Facts:
     own_python: str = ""
     missing: frozenset[str] = frozenset()
     accelerate_config_text: str = ""
-    accelerate_keys: frozenset[str] = frozenset()
     deepspeed_config_text: str = ""
     script_deepspeed_text: str = ""
     hosts: HostList = field(default_factory=HostList)
@@ -75,18 +72,3 @@ def version_of(facts: Facts, package: str) -> tuple[int, int] | None:
     (2, 13)
     """
     return parse_version(facts.versions.get(package, ""))
-
-
-def is_older(facts: Facts, package: str, than: str) -> bool:
-    """Return whether a package is older than a version; False if missing or unreadable.
-
-    >>> facts = Facts(cluster=Cluster.LOCAL, python="/p", workdir="/w", runs_dir="/r",
-    ...               versions={"deepspeed": "0.18.1", "torch": "2.6.0+cu124"})
-    >>> is_older(facts, "deepspeed", "0.18.2"), is_older(facts, "torch", "2.6")
-    (True, False)
-    """
-    release = re.match(r"[0-9]+(\.[0-9]+)*", facts.versions.get(package, ""))
-    numbers = (
-        [[int(part) for part in text.split(".")] for text in (release[0], than)] if release else []
-    )
-    return bool(numbers) and numbers[0] < numbers[1]

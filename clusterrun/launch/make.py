@@ -13,20 +13,14 @@ from clusterrun.config.environments import in_place, python_of
 from clusterrun.config.fields import RESERVED_NAMES, port_range
 from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import JobSpec
-from clusterrun.errors import ConfigError, UsageError
+from clusterrun.errors import UsageError
 from clusterrun.launch.environment import decide_environment
-from clusterrun.launch.facts import Facts, is_older
+from clusterrun.launch.facts import Facts, version_of
 from clusterrun.launch.hosts import check_hosts, host_settings
 from clusterrun.launch.inputs import check_environments, input_notes
-from clusterrun.launch.parallel import (
-    check_attention,
-    check_versions,
-    decide_sizes,
-    notes_on_sizes,
-    template_sizes,
-)
+from clusterrun.launch.parallel import decide_sizes, template_sizes
 from clusterrun.launch.passed_on import SBATCH, SRUN, as_one_word, check_options
-from clusterrun.launch.plan import Directive, Plan, Precision
+from clusterrun.launch.plan import Plan, Precision
 from clusterrun.launch.sbatch_header import (
     cpus_per_task,
     directives,
@@ -35,7 +29,7 @@ from clusterrun.launch.sbatch_header import (
     survives_lost_nodes,
     warning_s,
 )
-from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argument
+from clusterrun.launch.script_args import check_fsdp_argument
 from clusterrun.launch.user_files import (
     ANY_PRECISION,
     OwnFiles,
@@ -43,7 +37,7 @@ from clusterrun.launch.user_files import (
     read_own_files,
     take_world,
 )
-from clusterrun.launch.world_shape import World, check_step_gpus, decide_world, take_gpus
+from clusterrun.launch.world_shape import World, check_gpu_options, decide_world
 
 LARGE_JOB_NODES = 64  # above it the ranks' logs are capped: all nodes share one file system
 LARGE_JOB_LINES_PER_S = 2000
@@ -53,6 +47,8 @@ _SAME = (
     *("max_restarts", "hang_timeout_s", "silence_timeout_s", "preflight", "preload"),
     *("trainer_resume", "log_spool_bytes"),
 )
+_OR_ZERO = ("timeout_s", "main_process_port", "time_minutes", "log_line_bytes")
+_OF_WORLD = ("nodes", "procs_per_node", "gpus_per_node", "device", "gpu_ids")
 
 
 def make_plan(spec: JobSpec, facts: Facts) -> Plan:
@@ -60,52 +56,59 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     sbatch, srun = as_one_word(SBATCH, spec.sbatch_args), as_one_word(SRUN, spec.srun_args)
     spec = replace(spec, sbatch_args=sbatch, srun_args=srun)
     own, asked = read_own_files(spec, facts), spec
-    spec = take_gpus(take_world(spec, own, facts), facts)
+    spec = take_world(spec, own, facts)
+    if facts.cluster.scheduler.has_queue:
+        check_gpu_options(spec)
     host_notes = check_hosts(spec, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
-    sizes = _check_engine(spec, facts, own, strategy, world)
-    cpus = cpus_per_task(spec, world)
+    check_strategy(strategy, world, facts)
+    check_fsdp_argument(spec, strategy, world)
+    sizes = decide_sizes(spec, own, strategy, world)
+    precision, cpus = _precision(spec, own, world), cpus_per_task(spec, world)
+    lines = directives(spec, name=job_name(spec), world=world, cpus=cpus)
+    check_options(SBATCH, sbatch, lines)
+    check_options(SRUN, srun)
+    check_environments(spec.setup, facts)
+    in_workdir = partial(posixpath.join, facts.workdir)
+    steps = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec))
+    # All nodes of a large job together must not overload the disk of its logs.
+    lines_per_s = LARGE_JOB_LINES_PER_S if world.nodes > LARGE_JOB_NODES else 0
     threads = _threads(spec, facts, world, cpus)
     env, env_notes = decide_environment(spec, facts, world, strategy, threads)
+    same: dict[str, Any] = {name: getattr(spec, name) for name in _SAME}
+    same |= {name: getattr(spec, name) or 0 for name in _OR_ZERO}
     return Plan(
         name=job_name(spec),
         cluster=facts.cluster,
-        nodes=world.nodes,
-        procs_per_node=world.procs_per_node,
-        gpus_per_node=world.gpus_per_node,
-        device=world.device,
-        gpu_ids=world.gpu_ids,
+        **{name: getattr(world, name) for name in _OF_WORLD},
         strategy=strategy,
         parallel=sizes,
-        precision=(precision := _precision(spec, own, world)),
+        precision=precision,
         entry=_entry(spec),
         workdir=facts.workdir,
         runs_dir=facts.runs_dir,
         python=_python(spec, facts),
-        setup=_setup(spec, facts),
-        directives=_directives(spec, world, cpus),
-        srun_args=_srun_args(spec, world, cpus),
+        setup=tuple(in_place(line, in_workdir) for line in spec.setup),
+        directives=lines,
+        srun_args=(*steps, *srun),
         env=env,
         pass_env=tuple(dict.fromkeys(spec.pass_env)),
-        network_interface=_interface(spec),
+        network_interface=spec.network_interface or "",
         accelerate_config=_template(strategy, own),
         accelerate=_template_values(world, strategy, sizes, precision, own),
         deepspeed=own.deepspeed_text,
         threads_per_process=threads,
-        timeout_s=spec.timeout_s or 0,
-        main_process_port=spec.main_process_port or 0,
         port_range=port_range(spec.port_range),
-        time_minutes=spec.time_minutes or 0,
         on_interrupt=on_interrupt(spec),
         warning_s=warning_s(spec),
-        launcher=_launcher(spec),
-        **{name: getattr(spec, name) for name in _SAME},
-        **_logs(spec, world),
+        launcher=Launcher.FORGE if spec.launcher is Launcher.AUTO else spec.launcher,
+        **same,
+        log_lines_per_s=spec.log_lines_per_s or lines_per_s,
         accelerate_text=own.accelerate_text,
         health_command=spec.health_command or "",
         **_place_settings(spec, facts, world),
-        notes=(*host_notes, *_notes(asked, own, facts, world, cpus, sizes), *env_notes),
+        notes=(*host_notes, *_notes(asked, own, facts, world, cpus), *env_notes),
     )
 
 
@@ -113,50 +116,6 @@ def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]
     if facts.cluster.scheduler.reads_sbatch and not (spec.stage is Stage.AUTO and world.nodes == 1):
         return {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
     return host_settings(spec, facts, world.nodes)
-
-
-def _launcher(spec: JobSpec) -> Launcher:
-    """Return what starts the ranks: the fastest, which gives way where it can't fork them."""
-    return Launcher.FORGE if spec.launcher is Launcher.AUTO else spec.launcher
-
-
-def _logs(spec: JobSpec, world: World) -> dict[str, Any]:
-    """Return the caps on logs; all nodes of a large job together must not overload its disk."""
-    per_s = LARGE_JOB_LINES_PER_S if world.nodes > LARGE_JOB_NODES else 0
-    return {
-        "log_lines_per_s": spec.log_lines_per_s or per_s,
-        "log_line_bytes": spec.log_line_bytes or 0,
-    }
-
-
-def _check_engine(
-    spec: JobSpec, facts: Facts, own: OwnFiles, strategy: Strategy, world: World
-) -> Parallel:
-    """Return the parallel sizes; refuse an engine that can't train with them."""
-    has_queue = facts.cluster.scheduler.has_queue
-    is_free = spec.device is Device.AUTO and not own.use_cpu and has_queue
-    is_asked, file = bool(world.gpus_per_node) or not is_free, spec.accelerate_config or ""
-    check_strategy(strategy, world, facts, file=file, asks_for_gpus=is_asked)
-    sizes = decide_sizes(spec, own, strategy, world)
-    if template_sizes(sizes, strategy):
-        check_versions(sizes, facts)
-    check_attention(spec, sizes)
-    check_fsdp_argument(spec, strategy, world)
-    check_batch_numbers(spec.args, own.deepspeed_text, own.deepspeed_name, sizes.data(world.size))
-    return sizes
-
-
-def _directives(spec: JobSpec, world: World, cpus: int) -> tuple[Directive, ...]:
-    lines = directives(spec, name=job_name(spec), world=world, cpus=cpus)
-    check_options(SBATCH, spec.sbatch_args, lines)
-    return lines
-
-
-def _srun_args(spec: JobSpec, world: World, cpus: int) -> tuple[str, ...]:
-    check_options(SRUN, spec.srun_args)
-    check_step_gpus(spec, world)
-    ours = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec))
-    return (*ours, *spec.srun_args)
 
 
 def _entry(spec: JobSpec) -> tuple[str, ...]:
@@ -190,12 +149,6 @@ def job_name(spec: JobSpec) -> str:
     return spec.name
 
 
-def _setup(spec: JobSpec, facts: Facts) -> tuple[str, ...]:
-    check_environments(spec.setup, facts)
-    in_workdir = partial(posixpath.join, facts.workdir)
-    return tuple(in_place(line, in_workdir) for line in spec.setup)
-
-
 def _python(spec: JobSpec, facts: Facts) -> str:
     is_known = spec.python and not spec.python.startswith("~/")
     python = spec.python if spec.python and is_known else facts.python
@@ -203,42 +156,30 @@ def _python(spec: JobSpec, facts: Facts) -> str:
     return posixpath.join(facts.workdir, python) if is_path else python
 
 
-def check_strategy(
-    strategy: Strategy, world: World, facts: Facts, *, file: str = "", asks_for_gpus: bool = True
-) -> None:
-    """Refuse a strategy that this world can't train with; `file` sets it, "" for an option.
-
-    Raises UsageError, or ConfigError for the file.
-    """
+def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
+    """Refuse a strategy that this world can't train with. Raises UsageError."""
     if strategy is Strategy.NONE and world.size > 1:
-        if file:
-            text = f"distributed_type NO runs one process, but the job has {world.size} ranks"
-            raise ConfigError(text, where=file, hint="write distributed_type: MULTI_GPU")
         raise UsageError(
             f"strategy none runs one process, but the job has {world.size} ranks",
-            hint="use --strategy ddp: it trains the same model on all of them",
+            hint="use --strategy ddp (in an accelerate YAML, distributed_type: MULTI_GPU): it "
+            "trains the same model on all of them",
         )
-    if strategy.is_fsdp:
-        _check_fsdp(strategy, world, facts, file, asks_for_gpus=asks_for_gpus)
     if strategy.is_deepspeed and world.device is Device.MPS:
         raise UsageError(
             f"DeepSpeed ({strategy.value}) does not run on Apple's GPU",
             hint="use --strategy none, or --device cpu",
         )
-
-
-def _check_fsdp(
-    strategy: Strategy, world: World, facts: Facts, file: str, *, asks_for_gpus: bool
-) -> None:
-    if world.device is not Device.CUDA:
-        in_file = f"write distributed_type: DEEPSPEED (also shards on a CPU) or MULTI_GPU in {file}"
-        other = in_file if file else "use --strategy zero2 (which also shards on a CPU) or ddp"
+    if strategy.is_fsdp and world.device is not Device.CUDA:
         raise UsageError(
             f"{strategy.value} needs GPUs: on {world.device.value}, accelerate would train "
             "plain DDP or an unsharded model, without a warning",
-            hint=other if asks_for_gpus else ("pass --gpus-per-node COUNT", f"or {other}"),
+            hint=(
+                "pass --gpus-per-node COUNT",
+                "or use --strategy zero2 (which also shards on a CPU) or ddp; in an accelerate "
+                "YAML, distributed_type: DEEPSPEED or MULTI_GPU",
+            ),
         )
-    if is_older(facts, "torch", "2.6"):
+    if strategy.is_fsdp and (version_of(facts, "torch") or (2, 6)) < (2, 6):
         raise UsageError(
             f"{strategy.value} is FSDP2, which needs torch 2.6; "
             f"{facts.versions['torch']} is installed",
@@ -301,15 +242,6 @@ def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
     return max(1, facts.local_cpus // world.size)
 
 
-def _interface(spec: JobSpec) -> str:
-    if spec.network_interface and spec.network_interface.startswith("^"):
-        raise UsageError(
-            f"network.interface {spec.network_interface} excludes, but gloo needs an interface",
-            hint="name one, or set NCCL_SOCKET_IFNAME in network.env to exclude one for NCCL only",
-        )
-    return spec.network_interface or ""
-
-
 def _template(strategy: Strategy, own: OwnFiles) -> str:
     if own.accelerate_text:
         return ""
@@ -347,33 +279,27 @@ def _distributed_type(strategy: Strategy, world: World) -> str:
     return "MULTI_GPU" if world.size > 1 else "NO"
 
 
-def _notes(
-    spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int, sizes: Parallel
-) -> tuple[str, ...]:
+def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:
     notes = [*notes_on_file(spec, own, facts, world), *own.notes, *world.notes]
-    notes += notes_on_sizes(sizes, world)
     scheduler = facts.cluster.scheduler
     is_local, is_slurm = scheduler.is_this_machine, scheduler.reads_sbatch
     if world.device is Device.CUDA and world.procs_per_node < world.gpus_per_node:
         idle = world.gpus_per_node - world.procs_per_node
         notes.append(f"{idle} of the {world.gpus_per_node} GPUs of each node stay idle")
     where = "on this machine" if is_local else "without Slurm"
-    if not is_slurm and spec.sbatch_args:
-        notes.append(f"--sbatch-arg has no effect {where}")
-    if not is_slurm and spec.srun_args:
-        notes.append(f"--srun-arg has no effect {where}")
-    if not is_slurm and spec.stage is Stage.TAR:
-        notes.append(f"launch.stage has no effect {where}")
-    if spec.stage_dir and (not is_slurm or spec.stage is Stage.OFF):
-        notes.append("launch.stage_dir has no effect without launch.stage, which needs Slurm")
-    if spec.preload and (launcher := _launcher(spec)) is not Launcher.FORGE:
-        notes.append(f"launch.preload has no effect with launch.launcher {launcher.value}")
+    of_slurm = {
+        "--sbatch-arg": spec.sbatch_args,
+        "--srun-arg": spec.srun_args,
+        "launch.stage": spec.stage is Stage.TAR,
+        "launch.stage_dir": spec.stage_dir,
+        "slurm.spare_nodes": is_local and spec.spare_nodes,
+    }
+    given = (name for name, value in of_slurm.items() if value and not is_slurm)
+    notes += [f"{name} has no effect {where}" for name in given]
     if is_slurm and world.gpus_per_node and not cpus and not spec.exclusive:
         notes.append(
             "no CPUs requested: without a site default, Slurm gives one per node (--cpus-per-task)"
         )
-    if is_local and spec.spare_nodes:
-        notes.append("slurm.spare_nodes has no effect on this machine")
     is_checked = facts.interpreter.is_known or facts.python == facts.own_python
     if not spec.python and python_of(spec.setup) and not is_checked:
         notes.append(

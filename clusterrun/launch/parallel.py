@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
-from clusterrun.config.choices import Device, Strategy
+from clusterrun.config.choices import Strategy
 from clusterrun.config.parallel import FIELDS, SIZES, Parallel
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
-from clusterrun.launch.facts import Facts, is_older
-from clusterrun.launch.script_args import values_of
 from clusterrun.launch.user_files import OwnFiles, yaml_error
 from clusterrun.launch.world_shape import World
 from clusterrun.shared.wording import count
 
-# The oldest version of each package that does it, by the sources of accelerate.
-_NEEDS: Final = {
-    "tensor": {"accelerate": "1.10", "torch": "2.6"},
-    "context": {"accelerate": "1.10", "torch": "2.6"},
-    "sequence": {"accelerate": "1.12", "deepspeed": "0.18.2"},
-    "replicate": {"accelerate": "1.10"},
-}
 _INSTEAD: Final = {
     "tensor": "use --strategy fsdp; ddp supports it only over all ranks",
     "context": "use --strategy fsdp; with DeepSpeed, use --set launch.sequence_parallel=N",
@@ -38,7 +28,7 @@ def decide_sizes(spec: JobSpec, own: OwnFiles, strategy: Strategy, world: World)
     ConfigError for those of the YAML.
     """
     if own.accelerate_text:
-        return _sizes_of_yaml(spec, own, world)
+        return _sizes_of_yaml(spec, own)
     asked = Parallel.of(spec)
     check_sizes(asked, strategy, world)
     return asked.decided(strategy, nodes=world.nodes, world=world.size)
@@ -79,9 +69,7 @@ def _check_product(asked: Parallel, sizes: Parallel, world: World) -> None:
     named = _named(asked, "replicate", "shard") or f"a copy on each of {world.nodes} nodes"
     each = f" ({world.size} / {asked.model})" if asked.model > 1 else ""
     raise UsageError(
-        f"{named} does not divide {count(data, 'data-parallel rank')}{each}"
-        if not (asked.replicate and asked.shard)
-        else f"{named} is not {count(data, 'data-parallel rank')}{each}",
+        f"{named} does not divide {count(data, 'data-parallel rank')}{each}",
         hint="set only launch.data_parallel_shard, to a divisor of that number",
     )
 
@@ -98,47 +86,6 @@ def _check_shards(sizes: Parallel, strategy: Strategy, world: World) -> None:
     )
 
 
-def check_versions(sizes: Parallel, facts: Facts) -> None:
-    """Refuse packages that are too old for sizes that accelerate is given. Raises UsageError."""
-    needed = [each for name, each in _NEEDS.items() if getattr(sizes, name) > 1]
-    for package, version in (pair for each in needed for pair in each.items()):
-        if is_older(facts, package, version):
-            raise UsageError(
-                f"these parallel sizes need {package} {version}; "
-                f"{facts.versions[package]} is installed",
-                hint=f"upgrade {package}",
-            )
-
-
-def check_attention(spec: JobSpec, sizes: Parallel) -> None:
-    """Refuse an attention that the script's arguments name and that can't be split."""
-    for named in values_of(spec.args, "--attn_implementation"):
-        is_context = sizes.context > 1 and named != "sdpa"
-        if is_context or (sizes.sequence > 1 and named in ("eager", "flex_attention")):
-            option = _option(FIELDS["context" if is_context else "sequence"])
-            raise UsageError(
-                f"{option} can't split {named}, which the script's arguments request",
-                hint="use --attn_implementation sdpa",
-            )
-
-
-def notes_on_sizes(sizes: Parallel, world: World) -> Iterator[str]:
-    """Yield what is allowed and rarely meant."""
-    for name in ("tensor", "sequence"):
-        size = getattr(sizes, name)
-        if size > 1 and world.procs_per_node % size and world.nodes > 1:
-            yield (
-                f"{_option(FIELDS[name])} {size} spans several nodes of "
-                f"{count(world.procs_per_node, 'rank')}: every layer waits for the network; "
-                "choose a divisor of the ranks of a node"
-            )
-    if sizes.tensor > 1 and world.device is Device.CPU:
-        yield (
-            "accelerate and the Trainer refuse tensor parallelism on a CPU; a script with its own "
-            "device mesh runs, and finds the size in PARALLELISM_CONFIG_TP_SIZE"
-        )
-
-
 def template_sizes(sizes: Parallel, strategy: Strategy) -> dict[str, int]:
     """Return the keys of accelerate's parallelism_config; nothing if its defaults will do."""
     is_divided = strategy.is_hybrid or (strategy.is_fsdp and sizes.replicate > 1)
@@ -148,7 +95,7 @@ def template_sizes(sizes: Parallel, strategy: Strategy) -> dict[str, int]:
     return {_key(key): size for key, size in given.items() if size > 1 or key.startswith("dp")}
 
 
-def _sizes_of_yaml(spec: JobSpec, own: OwnFiles, world: World) -> Parallel:
+def _sizes_of_yaml(spec: JobSpec, own: OwnFiles) -> Parallel:
     for key, name in SIZES.items():
         if getattr(spec, FIELDS[name]):
             raise UsageError(
@@ -156,19 +103,7 @@ def _sizes_of_yaml(spec: JobSpec, own: OwnFiles, world: World) -> Parallel:
                 hint=f"write it there under parallelism_config, as {_key(key)}",
             )
     given = own.accelerate.get("parallelism_config") or {}
-    sizes = Parallel(**{name: _size(spec, given, _key(key)) for key, name in SIZES.items()})
-    loads_once = (own.accelerate.get("fsdp_config") or {}).get("fsdp_cpu_ram_efficient_loading")
-    if sizes.tensor > 1 and str(loads_once).lower() == "true":
-        text = (
-            "with tensor parallelism, rank 0 has only part of the weights and can't broadcast them"
-        )
-        raise yaml_error(spec, text, "write fsdp_cpu_ram_efficient_loading: false")
-    # accelerate takes no sizes for "all ranks", and leaves Ulysses to DeepSpeed.
-    if sizes.total not in (1, world.size) and sizes.sequence == 1:
-        text = f"multiply to {sizes.total}, not to {count(world.size, 'rank')}"
-        hint = "make their product the number of ranks; accelerate refuses anything else"
-        raise yaml_error(spec, f"the sizes of parallelism_config {text}", hint)
-    return sizes
+    return Parallel(**{name: _size(spec, given, _key(key)) for key, name in SIZES.items()})
 
 
 def _size(spec: JobSpec, given: Any, key: str) -> int:

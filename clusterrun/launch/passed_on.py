@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from clusterrun.errors import UsageError
@@ -72,86 +71,39 @@ _SHORT_OF_SRUN: Final = {
 # Full names of options that are also prefixes of others.
 _WHOLE: Final = frozenset(("gpus", "mem", "time"))
 _MEMORY: Final = ("mem", "mem-per-cpu", "mem-per-gpu")
-_PER_NODE: Final = ("gres", "gpus-per-node", "tres-per-node")
-_GPU_OPTIONS: Final = ("gpus", *_PER_NODE, "gpus-per-task", "gpus-per-socket", "tres-per-task")
+_GPU_OPTIONS: Final = (
+    *("gpus", "gres", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+    *("tres-per-node", "tres-per-task"),
+)
 _OF_PYXIS: Final = r"--(no-)?container-(?!id)"
 
 
 class Program(NamedTuple):
     """A program that gets additional options through our option `flag`.
 
-    `owned` maps refused options to a hint. After one of the `short_flags`, getopt reads the rest
-    of the word as more options.
+    `owned` maps refused options to a hint.
     """
 
     name: str
     flag: str
     owned: Mapping[str, str]
     short: Mapping[str, str]
-    short_flags: frozenset[str]
 
 
-SBATCH: Final = Program(
-    name="sbatch",
-    flag="--sbatch-arg",
-    owned=_OWNED_BY_SBATCH,
-    short=_SHORT,
-    short_flags=frozenset("HOQVWhksv"),
-)
-SRUN: Final = Program(
-    name="srun",
-    flag="--srun-arg",
-    owned=_OWNED_BY_SRUN,
-    short=_SHORT_OF_SRUN,
-    short_flags=frozenset("EHOQVXZhklqsuv"),
-)
+SBATCH: Final = Program(name="sbatch", flag="--sbatch-arg", owned=_OWNED_BY_SBATCH, short=_SHORT)
+SRUN: Final = Program(name="srun", flag="--srun-arg", owned=_OWNED_BY_SRUN, short=_SHORT_OF_SRUN)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuOption:
-    """An option of sbatch or srun that requests GPUs, as `arg`.
+def asks_for_gpus(arg: str) -> bool:
+    """Return whether an option of sbatch or srun requests GPUs, or parts of one.
 
-    `count` is None if the option shares GPUs; `kind` is the type, "" for any.
-    """
-
-    arg: str
-    option: str
-    count: int | None
-    kind: str
-
-    @property
-    def per_node(self) -> int | None:
-        """Return how many GPUs each node gets, None if the option does not say it."""
-        return self.count if self.option in _PER_NODE else None
-
-
-def gpu_option(arg: str) -> GpuOption | None:
-    """Return what an option requests of GPUs; None if it requests none.
-
-    >>> found = [gpu_option(arg) for arg in ("--gres=gpu:h100:4,nvme:1", "-G4", "--gres=nvme:1")]
-    >>> [(gpus.kind, gpus.count, gpus.per_node) for gpus in found if gpus]
-    [('h100', 4, 4), ('', 4, None)]
+    >>> [asks_for_gpus(arg) for arg in ("--gres=gpu:h100:4,nvme:1", "-G4", "--gres=nvme:1")]
+    [True, True, False]
     """
     name = _option_name(SBATCH, arg)
     is_long = arg.startswith("--") and len(name) > 2  # a prefix is as good
     option = next((o for o in _GPU_OPTIONS if o == name or (is_long and o.startswith(name))), "")
-    value = arg.partition("=")[2] if arg.startswith("--") else arg[2:]
-    found = list(_gpus_in(value, option)) if option else []
-    if not any(count for _, _, count in found):
-        return None
-    counts = [count for what, _, count in found if what == "gpu"]
-    kind = next((kind for _, kind, _ in found if kind), "")
-    return GpuOption(arg=arg, option=option, count=sum(counts) if counts else None, kind=kind)
-
-
-def _gpus_in(value: str, option: str) -> Iterator[tuple[str, str, int]]:
-    """Yield name, type and count of what an option's value requests: gpu, or a part of one."""
-    for part in value.split(","):
-        rest = re.split("[:=]", re.sub(r"^gres[/:]", "", part))
-        what = "gpu" if option.startswith("gpus") else rest.pop(0)
-        if what in ("gpu", "shard", "mps"):
-            count = int(rest.pop()) if rest and rest[-1].isdecimal() else 1
-            yield what, "".join(rest[:1]), count
+    return option.startswith("gpus") or bool(option and re.search(r"\b(gpu|shard|mps)\b", arg))
 
 
 def as_one_word(program: Program, args: Iterable[str]) -> tuple[str, ...]:
@@ -198,9 +150,6 @@ def _problems(program: Program, arg: str, ours: Sequence[str]) -> Iterator[tuple
     if not re.match(r"--?[A-Za-z]", arg):
         text = f"{arg!r} is not an option of {program.name}"
         yield text, f"write it as one word: {flag}=--nice=100"
-    if arg[1] in program.short_flags and len(arg) > 2:
-        text = f"{arg} combines several options in one word"
-        yield text, f"write them separately: {flag}=-{arg[1]} {flag}=-{arg[2:]}"
     if program is SBATCH and re.match(_OF_PYXIS, arg):
         yield f"{arg} would also run the batch script in the container", f"use --srun-arg={arg}"
     for full, hint in sorted(program.owned.items()):  # the name itself before longer ones

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from clusterrun.config.choices import Device, Strategy
 from clusterrun.config.spec import JobSpec
-from clusterrun.errors import ConfigError, UsageError
+from clusterrun.errors import UsageError
 from clusterrun.launch.world_shape import World
 
 # The Trainer's option, and that of DeepSpeed's add_config_arguments().
@@ -17,9 +16,6 @@ _DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
 _FSDP_WORDS = frozenset(
     ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
 )
-# With one of these, not all ranks read different samples; the same is true of a script's options
-# such as Megatron's --tensor-model-parallel-size.
-_MODEL_PARALLEL = ("sequence_parallel_size", "tensor_parallel", "pipeline")
 
 
 def named_json(args: Sequence[str]) -> str | None:
@@ -80,41 +76,6 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
             f"the script's arguments contain --fsdp, but the launch uses {strategy.value}",
             hint="drop one of them: DeepSpeed and FSDP can't share a model",
         )
-
-
-def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) -> None:
-    """Refuse a DeepSpeed JSON whose batch numbers don't multiply. Raises ConfigError.
-
-    `ranks` is the data-parallel size. If the script or the JSON divides the model, DeepSpeed checks
-    the numbers.
-    """
-    config: Mapping[str, Any] = json.loads(text or "{}")
-    total = _number(config, "train_batch_size")
-    is_divided = any(config.get(key) for key in _MODEL_PARALLEL) or any(
-        word.startswith("--") and "parallel" in word for word in args
-    )
-    if total is None or is_divided:
-        return
-    micro = _number(config, "train_micro_batch_size_per_gpu")
-    accumulation = _number(config, "gradient_accumulation_steps")
-    known = (micro or 1) * (accumulation or 1) * ranks
-    is_whole = micro is not None and accumulation is not None
-    if total == known or (not is_whole and total % known == 0):
-        return
-    parts = [f"{micro} (train_micro_batch_size_per_gpu)"] if micro else []
-    parts += [f"{accumulation} (gradient_accumulation_steps)"] if accumulation else []
-    product = " x ".join([*parts, f"{ranks} ranks"])
-    relation = "is not" if is_whole else "is not a multiple of"
-    raise ConfigError(
-        f"train_batch_size {total} {relation} {product}",
-        where=where,
-        hint='write "auto", or the number for these nodes and ranks',
-    )
-
-
-def _number(config: Mapping[str, Any], key: str) -> int | None:
-    value = config.get(key)
-    return value if type(value) is int else None
 
 
 # The Trainer's options first; others have names that scripts commonly use.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -13,20 +12,12 @@ from clusterrun.config.choices import Device, Strategy
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.facts import Facts
-from clusterrun.launch.passed_on import gpu_option
 from clusterrun.launch.plan import Precision
 from clusterrun.launch.script_args import named_json
 from clusterrun.launch.world_shape import World
 from clusterrun.shared.wording import count
 
 ANY_PRECISION = frozenset((Precision.NO, Precision.FP16, Precision.BF16))
-
-# accelerate refuses these beside a DeepSpeed JSON (DeepSpeedPlugin._deepspeed_config_checks).
-_JSON_SAYS_IT = {
-    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_save_16bit_model"),
-    *("offload_optimizer_device", "offload_optimizer_nvme_path"),
-    *("offload_param_device", "offload_param_nvme_path"),
-}
 
 _ENGINES = {"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 
@@ -128,10 +119,6 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
         text = "the accelerate configuration has no distributed_type"
         hint = "write a complete file with 'accelerate config', or pass --strategy instead"
         raise yaml_error(spec, text, hint)
-    environment = config.get("compute_environment", "LOCAL_MACHINE")
-    if environment != "LOCAL_MACHINE":
-        text = f"compute_environment {environment!r} cannot run here"
-        raise yaml_error(spec, text, "write compute_environment: LOCAL_MACHINE")
     for key in ("fsdp_config", "deepspeed_config"):
         if not isinstance(config.get(key) or {}, dict):
             raise yaml_error(spec, f"{key} must be a section of settings, not {config[key]!r}")
@@ -204,13 +191,6 @@ def _refuse_two_voices(
             f"has distributed_type {config['distributed_type']}",
             hint="write distributed_type: DEEPSPEED there, or drop one of the two files",
         )
-    both = sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())
-    if both:
-        raise UsageError(
-            f"{spec.accelerate_config} has {', '.join(both)}: "
-            "accelerate refuses that with a DeepSpeed JSON",
-            hint=f"move it to {name}",
-        )
 
 
 def _refuse_other_family(spec: JobSpec, name: str, strategy: Strategy | None) -> None:
@@ -259,29 +239,21 @@ def allowed_precisions(config: dict[str, Any]) -> frozenset[Precision]:
     return ANY_PRECISION - {precision for precision, enabled in stated.items() if enabled is False}
 
 
-_COUNTS: Final = ("num_machines", "num_processes", "gpu_ids", "use_cpu", "mixed_precision")
 # Keys that the launcher's arguments replace, with the value that requests nothing else.
 _REPLACED: Final = {
     "machine_rank": 0,
     "main_process_ip": None,
     "main_process_port": None,
     "rdzv_backend": "static",
-}
-# The same in deepspeed_config; the last three are for launchers that clusterrun replaces.
-_REPLACED_OF_DEEPSPEED: Final = {
-    "deepspeed_multinode_launcher": "standard",
-    "deepspeed_hostfile": None,
-    "deepspeed_exclusion_filter": None,
-    "deepspeed_inclusion_filter": None,
+    "gpu_ids": "all",
 }
 
 
 def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
     """Return the spec with the nodes, ranks and GPUs that only the YAML sets.
 
-    Raises ConfigError for an impossible count and for a key that accelerate does not know.
+    Raises ConfigError for an impossible count.
     """
-    _refuse_unknown(spec, own, facts)
     machines, each = _shape(spec, own)
     taken: dict[str, Any] = {"nodes": spec.nodes or machines}
     if each and not (spec.nproc_per_node or spec.gpus_per_node):
@@ -293,7 +265,7 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
     if facts.cluster.scheduler.is_this_machine and not _is_cpu(spec, own):
         taken["gpu_ids"] = spec.gpu_ids or _gpu_ids(spec, own)
     elif each and not _is_cpu(spec, own):
-        is_asked = spec.gpus_per_node is not None or any(map(gpu_option, spec.sbatch_args))
+        is_asked = spec.gpus_per_node is not None
         taken |= {} if is_asked else {"gpus_per_node": spec.nproc_per_node or each}
     return dataclasses.replace(spec, **taken)
 
@@ -313,30 +285,13 @@ def notes_on_file(asked: JobSpec, own: OwnFiles, facts: Facts, world: World) -> 
             total = own.accelerate["num_processes"]
             there = f"num_processes {total} on {count(machines or 1, 'machine')}"
         yield f"requested: {', '.join(others)}; {asked.accelerate_config} has {there}"
-    replaced = [f"{key} {value}" for key, value in _replaced(asked, own, facts)]
+    usual = {**_REPLACED, "main_process_port": asked.main_process_port}
+    if facts.cluster.scheduler.is_this_machine:
+        del usual["gpu_ids"]
+    values = {key: own.accelerate.get(key) for key in usual}
+    replaced = [f"{key} {x}" for key, x in values.items() if x not in (None, usual[key])]
     if replaced:
         yield f"clusterrun replaces settings of {asked.accelerate_config}: {', '.join(replaced)}"
-
-
-def _refuse_unknown(spec: JobSpec, own: OwnFiles, facts: Facts) -> None:
-    """Refuse keys that accelerate would refuse only on the nodes, after the queue.
-
-    Sections such as `fsdp_config` are not checked: accelerate accepts any key in them.
-    """
-    known = facts.accelerate_keys
-    unknown = [key for key in map(str, own.accelerate) if key not in (known or _COUNTS)]
-    near = {key: difflib.get_close_matches(key, known or _COUNTS, 1, 0.85) for key in unknown}
-    refused = unknown if known else [key for key in unknown if near[key]]
-    if not refused:
-        return
-    others = ", ".join(key for key in refused if not near[key])
-    more = (f"remove {others}, or install the accelerate that wrote the file",) if others else ()
-    program = f"accelerate {facts.versions.get('accelerate', '') if known else ''}".strip()
-    raise ConfigError(
-        f"{program} has no key {' or '.join(map(repr, refused))}",
-        where=spec.accelerate_config,
-        hint=(*(f"write {near[key][0]} for {key}" for key in refused if near[key]), *more),
-    )
 
 
 def _shape(spec: JobSpec, own: OwnFiles) -> tuple[int | None, int | None]:
@@ -367,31 +322,3 @@ def _gpu_ids(spec: JobSpec, own: OwnFiles) -> str | None:
         return str(ids)
     hint = "write gpu_ids: 0,2 or gpu_ids: all"
     raise yaml_error(spec, f"gpu_ids {ids!r} is not a list of GPUs", hint)
-
-
-def _replaced(asked: JobSpec, own: OwnFiles, facts: Facts) -> Iterator[tuple[str, Any]]:
-    """Yield each key whose value is replaced by a different one."""
-    usual = {**_REPLACED, "main_process_port": asked.main_process_port}
-    yield from _others(own.accelerate, usual)
-    ids = _gpu_ids(asked, own)
-    is_used = facts.cluster.scheduler.is_this_machine and not _is_cpu(asked, own)
-    if ids and not (is_used and asked.gpu_ids in (None, ids)):
-        yield "gpu_ids", ids
-    # accelerate's single-process launcher follows the file.
-    if own.use_cpu and asked.device is Device.CUDA and own.strategy is not Strategy.NONE:
-        yield "use_cpu", "true"
-    precision = own.stated.value if own.stated else own.accelerate.get("mixed_precision")
-    if precision and asked.mixed_precision.value not in ("auto", precision):
-        yield "mixed_precision", precision
-    zero = own.accelerate.get("deepspeed_config")
-    if own.accelerate.get("distributed_type") == "DEEPSPEED" and isinstance(zero, dict):
-        usual = dict(_REPLACED_OF_DEEPSPEED)
-        if asked.deepspeed_config:
-            usual["deepspeed_config_file"] = asked.deepspeed_config
-        yield from _others(zero, usual)
-
-
-def _others(config: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in usual.items():
-        if config.get(key) not in (None, value):
-            yield key, config[key]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from clusterrun.config.choices import Device, GpuRequest
@@ -10,7 +9,7 @@ from clusterrun.config.hosts import one_count
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
-from clusterrun.launch.passed_on import GpuOption, gpu_option
+from clusterrun.launch.passed_on import asks_for_gpus
 from clusterrun.shared.wording import count
 
 
@@ -74,8 +73,6 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
         device = Device.CUDA if gpus and not cpu_by_file else Device.CPU
         if not gpus:
             notes = (f"no GPU requested: {_cpu_processes(procs)}",)
-    elif device is Device.CPU and (passed_on := _passed_on(spec)):
-        notes = (f"--device cpu: the ranks do not use the GPUs of {passed_on[0].arg}",)
     if device is Device.MPS:
         raise UsageError("--device mps is Apple's GPU; nodes of a Slurm cluster have none")
     if device is Device.CUDA and not gpus and spec.gpu_request is not GpuRequest.NONE:
@@ -115,52 +112,23 @@ def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
     )
 
 
-def take_gpus(spec: JobSpec, facts: Facts) -> JobSpec:
-    """Return the spec with the GPUs of each node that only --sbatch-arg requests.
+def check_gpu_options(spec: JobSpec) -> None:
+    """Refuse options for GPUs that are passed to sbatch and srun. Raises UsageError.
 
-    Raises UsageError if the count for each node is unknown or contradicts --gpus-per-node.
+    The exception: slurm.gpu_request is none, and the GPUs of a node are counted or not used.
     """
-    asked = _passed_on(spec)
-    if not asked or spec.device is Device.CPU or not facts.cluster.scheduler.has_queue:
-        return spec
-    given = spec.gpus_per_node
-    is_shared = spec.gpu_request is GpuRequest.NONE
-    if given is not None and not is_shared:
+    is_counted = spec.gpus_per_node is not None or spec.device is not Device.AUTO
+    if spec.gpu_request is GpuRequest.NONE and is_counted:
+        return
+    if asked := next(filter(asks_for_gpus, (*spec.sbatch_args, *spec.srun_args)), ""):
         raise UsageError(
-            "GPUs are requested twice: by --gpus-per-node and by --sbatch-arg",
-            hint="drop one of them, or use --set slurm.gpu_request=none with --sbatch-arg",
+            f"{asked} requests GPUs beside clusterrun, which counts a rank for each",
+            hint=(
+                "use --gpus-per-node COUNT instead",
+                "or, for a site that needs this option, pass --gpus-per-node COUNT "
+                "--set slurm.gpu_request=none beside it",
+            ),
         )
-    counts = {gpus.per_node for gpus in asked}
-    if None in counts and is_shared and (given or spec.device is Device.CUDA):
-        return spec
-    if None in counts or counts - {given or next(iter(counts))} or spec.gpu_type:
-        is_open = "does not say how many GPUs the ranks of a node have"
-        why = is_open if None in counts else "contradicts the other options on GPUs"
-        hint = f"drop it and pass {gpu_words(asked[0], spec)}"
-        raise UsageError(f"--sbatch-arg {asked[0].arg} {why}", hint=hint)
-    return replace(spec, gpus_per_node=counts.pop(), gpu_request=GpuRequest.NONE)
-
-
-def _passed_on(spec: JobSpec) -> list[GpuOption]:
-    return [gpus for arg in spec.sbatch_args if (gpus := gpu_option(arg))]
-
-
-def gpu_words(asked: GpuOption, spec: JobSpec) -> str:
-    """Return our own options for what an option of sbatch requests, with COUNT if unknown."""
-    total, nodes = asked.count or 0, spec.nodes or 1
-    of_ranks = total * (spec.nproc_per_node or 0)
-    of_job = 0 if total % nodes else total // nodes
-    each = asked.per_node or {"gpus": of_job, "gpus-per-task": of_ranks}.get(asked.option)
-    kind = spec.gpu_type or asked.kind
-    return f"--gpus-per-node {each or 'COUNT'}" + (f" --set slurm.gpu_type={kind}" if kind else "")
-
-
-def check_step_gpus(spec: JobSpec, world: World) -> None:
-    """Refuse options of srun that give the ranks other GPUs than the plan. Raises UsageError."""
-    for gpus in filter(None, map(gpu_option, spec.srun_args)):
-        if gpus.per_node != world.gpus_per_node:
-            text = f"--srun-arg {gpus.arg} changes the GPUs of the ranks"
-            raise UsageError(text, hint=f"drop it and pass {gpu_words(gpus, spec)}")
 
 
 def _cpu_processes(count: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from clusterrun.config.spec import Device, MixedPrecision, Strategy
 from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
@@ -275,44 +273,6 @@ def test_only_the_machine_facts_of_a_users_yaml_are_replaced(tmp_path: Path) -> 
     assert found.env["ACCELERATE_MIXED_PRECISION"] == "no"
     # P38: ids of a file would override what the scheduler allocated
     assert found.env.get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-MACHINE = {
-    "machine_rank": 1, "main_process_ip": "elsewhere", "main_process_port": 1,
-    "rdzv_backend": "c10d", "gpu_ids": "2,3", "num_machines": 2, "num_processes": 4,
-}  # fmt: skip
-LEFT = {
-    "debug": True, "dynamo_config": {"dynamo_backend": "INDUCTOR"}, "enable_cpu_affinity": True,
-    "same_network": True, "main_training_function": "train", "downcast_bf16": True,
-    "tpu_name": "a", "tpu_zone": "b", "tpu_use_cluster": True, "tpu_use_sudo": True,
-    "tpu_env": ["A=1"], "tpu_vm": ["c"], "commands": ["ls"], "command_file": "d",
-}  # fmt: skip
-ZERO = {
-    "zero_stage": 3, "deepspeed_multinode_launcher": "pdsh", "deepspeed_hostfile": "hosts",
-    "deepspeed_exclusion_filter": "n1", "gradient_clipping": 0.5,
-}  # fmt: skip
-
-
-def test_notes_name_each_key_that_plain_accelerate_would_have_heeded(tmp_path: Path) -> None:
-    """The keys of a file whose values reach `accelerate launch`, but not when we start it."""
-    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-
-    config = {**MACHINE, **LEFT, "distributed_type": "DEEPSPEED", "deepspeed_config": ZERO}
-    facts = slurm_facts(accelerate_config_text=yaml.safe_dump(config))
-    plan = on_slurm(facts, nodes=3, gpus_per_node=3, accelerate_config="a.yaml")
-    ours = launch(plan, tmp_path).args
-    argv = ["--config_file", str(tmp_path / "accelerate.yaml"), "train.py"]
-    plain, _, _ = _validate_launch_command(launch_command_parser().parse_args(argv))
-    said = {**MACHINE, **LEFT, **ZERO}
-    heeded = {key for key, value in said.items() if getattr(plain, key, None) == value}
-    replaced = {key for key in heeded if getattr(ours, key) != said[key]}
-    assert {"debug", "gradient_clipping"} <= heeded - replaced
-    assert {"num_processes", "machine_rank", "deepspeed_multinode_launcher"} <= replaced
-    words = set(re.findall(r"\w+", " ".join(plan.notes)))
-    # The last two only mean something to the launcher that is replaced, the first to no one.
-    extra = {"rdzv_backend", "deepspeed_hostfile", "deepspeed_exclusion_filter"}
-    # "num_processes 4 on 2 machines" names the counts.
-    assert (words & said.keys()) | {"num_machines"} == replaced | extra
 
 
 def test_one_gpu_on_each_of_two_nodes_is_one_world_of_two(tmp_path: Path) -> None:

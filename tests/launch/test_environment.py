@@ -161,7 +161,6 @@ def test_a_secret_is_taken_by_name_only() -> None:
         ({"env": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
         ({"network_env": {"NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
         ({"network_env": {"NCCL_SOCKET_IFNAME": "^docker0"}}, "allows the loopback interface"),
-        ({"network_interface": "^docker0"}, "gloo needs an interface"),
         ({"pass_env": ("A=1",)}, "is not a variable name"),
         ({"pass_env": ("A",), "env": {"A": "1"}}, "both set and passed"),
     ],

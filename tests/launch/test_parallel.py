@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import yaml
 
 from clusterrun.config.parallel import FIELDS, Parallel
-from clusterrun.config.spec import Device, Strategy
-from clusterrun.errors import ClusterrunError, ConfigError, UsageError
+from clusterrun.config.spec import Strategy
+from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
-from tests.launch.samples import VERSIONS, on_slurm, slurm_facts
+from tests.launch.samples import on_slurm, slurm_facts
 
 
 def rendered(plan: Plan) -> dict[str, int]:
@@ -86,12 +85,6 @@ REFUSED: list[tuple[dict[str, int], str, str, str]] = [
         ),
     ),
     (
-        {"data_parallel_replicate": 2, "data_parallel_shard": 4},
-        "fsdp",
-        "launch.data_parallel_replicate 2 x launch.data_parallel_shard 4 is not 16 data-parallel",
-        "set only launch.data_parallel_shard",
-    ),
-    (
         {"data_parallel_shard": 16, "tensor_parallel": 2},
         *("fsdp", r"does not divide 8 data-parallel ranks \(16 / 2\)", "divisor"),
     ),
@@ -114,73 +107,9 @@ def test_a_size_far_above_the_world_is_refused_at_once() -> None:
     assert refused.value.hints[0].startswith("choose sizes with product 16")
 
 
-@pytest.mark.parametrize(
-    ("asked", "package", "installed", "needed"),
-    [
-        ({"strategy": Strategy.FSDP, "tensor_parallel": 2}, "accelerate", "1.9.0", "1.10"),
-        ({"strategy": Strategy.FSDP_HYBRID}, "accelerate", "1.9.0", "1.10"),
-        ({"tensor_parallel": 16}, "torch", "2.5.1+cu124", "2.6"),
-        ({"strategy": Strategy.ZERO3, "sequence_parallel": 2}, "accelerate", "1.11.0", "1.12"),
-        ({"strategy": Strategy.ZERO3, "sequence_parallel": 2}, "deepspeed", "0.18.1", "0.18.2"),
-    ],
-)
-def test_packages_that_are_too_old_are_refused(
-    asked: dict[str, Any], package: str, installed: str, needed: str
-) -> None:
-    facts = slurm_facts(versions={**VERSIONS, package: installed})
-    with pytest.raises(UsageError, match=f"{package} {needed}; {installed.split('+')[0]}"):
-        on_slurm(facts, nodes=2, gpus_per_node=8, **asked)
-    assert on_slurm(nodes=2, gpus_per_node=8, **asked)
-
-
-def test_ddp_needs_no_parallelism_config() -> None:
-    facts = slurm_facts(versions={**VERSIONS, "accelerate": "1.9.0"})
-    assert on_slurm(facts, nodes=2, gpus_per_node=8).data_parallel == 16
-
-
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ({"strategy": Strategy.FSDP, "context_parallel": 2}, "flash_attention_2"),
-        ({"strategy": Strategy.ZERO3, "sequence_parallel": 2}, "eager"),
-    ],
-)
-def test_an_attention_that_cannot_be_split_is_refused(asked: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match=named):
-        on_slurm(nodes=2, gpus_per_node=8, args=("--attn_implementation", named), **asked)
-    assert on_slurm(nodes=2, gpus_per_node=8, args=("--attn_implementation", "sdpa"), **asked)
-
-
-def test_groups_that_cross_nodes_are_noted() -> None:
-    crossing = on_slurm(nodes=4, gpus_per_node=4, strategy=Strategy.FSDP, tensor_parallel=8)
-    assert any("spans several nodes of 4 ranks" in note for note in crossing.notes)
-    within = on_slurm(nodes=4, gpus_per_node=4, strategy=Strategy.FSDP, tensor_parallel=4)
-    assert not any("spans nodes" in note for note in within.notes)
-
-
-def test_tensor_parallel_on_a_cpu_says_who_can_do_it() -> None:
-    plan = on_slurm(nproc_per_node=2, device=Device.CPU, tensor_parallel=2)
-    assert any("a script with its own device mesh runs" in note for note in plan.notes)
-
-
-def test_the_batch_of_a_deepspeed_json_counts_data_parallel_ranks() -> None:
-    config = {
-        "train_batch_size": 4,
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 1,
-        "zero_optimization": {"stage": 3},
-    }
-    facts = slurm_facts(deepspeed_config_text=json.dumps(config))
-    asked: dict[str, Any] = {"gpus_per_node": 4, "deepspeed_config": "ds.json"}
-    assert on_slurm(facts, **asked, sequence_parallel=2).data_parallel == 2
-    with pytest.raises(ConfigError, match=r"train_batch_size 4 is not 2 .* x 4 ranks"):
-        on_slurm(facts, **asked)
-
-
-def own(sizes: dict[str, Any], *, loads_once: bool = False, **asked: Any) -> Plan:
+def own(sizes: dict[str, Any], **asked: Any) -> Plan:
     config = {
         "distributed_type": "FSDP",
-        "fsdp_config": {"fsdp_version": 2, "fsdp_cpu_ram_efficient_loading": loads_once},
         "parallelism_config": {f"parallelism_config_{key}_size": n for key, n in sizes.items()},
     }
     facts = slurm_facts(accelerate_config_text=yaml.safe_dump(config))
@@ -197,20 +126,15 @@ def test_rank_0_spreads_the_weights_of_whole_models_only() -> None:
         plan = on_slurm(gpus_per_node=4, strategy=Strategy.FSDP, tensor_parallel=size)
         config = yaml.safe_load(render_bundle(plan, resolved_yaml="").files["accelerate.yaml"])
         assert config["fsdp_config"]["fsdp_cpu_ram_efficient_loading"] is expected
-    with pytest.raises(ConfigError, match="rank 0 has only part of the weights"):
-        own({"dp_shard": 2, "tp": 4}, loads_once=True)
 
 
-@pytest.mark.parametrize("sizes", [{"dp_shard": 4, "tp": 4}, {"tp": 0}, {"tp": "2"}])
-def test_sizes_of_the_users_yaml_that_accelerate_would_refuse(sizes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        own(sizes)
-
-
-@pytest.mark.parametrize("field", FIELDS.values())
-def test_an_option_beside_a_yaml_of_the_users_own_is_refused(field: str) -> None:
-    with pytest.raises(ClusterrunError, match=f"launch.{field} cannot be combined with a.yaml"):
-        own({}, **{field: 2})
+def test_sizes_that_are_no_numbers_or_given_twice_are_refused() -> None:
+    for size in (0, "2"):
+        with pytest.raises(ConfigError, match="must be a whole number"):
+            own({"tp": size})
+    for field in FIELDS.values():
+        with pytest.raises(UsageError, match=f"launch.{field} cannot be combined with a.yaml"):
+            own({}, **{field: 2})
 
 
 def test_the_product_of_a_mesh_is_its_world_for_every_divisor() -> None:

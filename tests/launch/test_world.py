@@ -90,51 +90,25 @@ def test_impossible_worlds_are_refused() -> None:
         assert refused.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("arg", "each"),
-    [
-        *(("--gres=gpu:h100:4", 4), ("--gres gpu:4", 4), ("--gres=gpu", 1), ("--gre=gpu:2", 2)),
-        *(("--gres=gpu:a100:2,shard:1", 2), ("--gres=nvme:1,gpu:1g.5gb:3", 3)),
-        *(("--gpus-per-node=h100:4", 4), ("--tres-per-node=gres/gpu:4", 4)),
-    ],
-)
-def test_gpus_of_an_option_for_sbatch_are_those_of_the_ranks(arg: str, each: int) -> None:
-    plan = on_slurm(nodes=2, sbatch_args=(arg,))
-    assert (plan.device, plan.procs_per_node, plan.gpus_per_node) == (Device.CUDA, each, each)
-    assert not any("no GPU requested" in note for note in plan.notes)
-    assert " " not in plan.sbatch_args[0]
-    cpu = on_slurm(device=Device.CPU, sbatch_args=(arg,))
-    assert (cpu.procs_per_node, cpu.device) == (1, Device.CPU)
-    assert "--device cpu: the ranks do not use the GPUs of --" in cpu.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("asked", "arg", "words"),
-    [
-        ({}, "--gpus=16", "--gpus-per-node 8"),
-        ({}, "-G h100:16", "--gpus-per-node 8 --set slurm.gpu_type=h100"),
-        ({}, "--gpus=15", "--gpus-per-node COUNT"),
-        ({"nproc_per_node": 8}, "--gpus-per-task=1", "--gpus-per-node 8"),
-        ({}, "--tres-per-task=cpu=4,gres/gpu:1", "--gpus-per-node COUNT"),
-        ({"device": Device.CUDA}, "--gpus-per-socket=a100:2", "COUNT --set slurm.gpu_type=a100"),
-        ({}, "--gres=shard:1", "--gpus-per-node COUNT"),
-        ({"gpu_request": GpuRequest.NONE, "gpus_per_node": 2}, "--gres=gpu:4", "node 4"),
-        ({"gpus_per_node": 0}, "--gres=gpu:4", "--set slurm.gpu_request=none"),
-        ({"gpu_type": "v100"}, "--gres=gpu:4", "--gpus-per-node 4 --set slurm.gpu_type=v100"),
-    ],
-)
-def test_gpus_that_cannot_be_counted_are_refused_with_our_own_options(
-    asked: dict[str, Any], arg: str, words: str
-) -> None:
-    with pytest.raises(UsageError) as refused:
-        on_slurm(nodes=2, sbatch_args=(arg,), **asked)
-    assert words in refused.value.hints[0]
-
-
-def test_a_step_keeps_the_gpus_of_the_ranks() -> None:
-    assert on_slurm(gpus_per_node=4, srun_args=("--gres=gpu:4",)).srun_args[-1] == "--gres=gpu:4"
-    for arg in ("--gpus-per-task=1", "--gres=gpu:2"):
-        with pytest.raises(UsageError, match=f"{arg} changes the GPUs of the ranks"):
-            on_slurm(gpus_per_node=4, srun_args=(arg,))
+def test_gpus_are_asked_for_once_and_counted() -> None:
+    args = (
+        "--gres=gpu:h100:4,--gres gpu:4,--gres=gpu,--gre=gpu:2,--gres=gpu:a100:2;shard:1,--gpus=16,"
+        "--gres=nvme:1;gpu:1g.5gb:3,--gpus-per-node=h100:4,--tres-per-node=gres/gpu:4,-G h100:16,"
+        "--gpu=4,--gpus-per-task=1,--tres-per-task=cpu=4;gres/gpu:1,--gpus-per-socket=a100:2,"
+        "--gres=shard:1"
+    )
+    taken: dict[str, Any] = {"gpu_request": GpuRequest.NONE, "gpus_per_node": 2}
+    for arg in args.split(","):
+        option = arg.replace(";", ",")
+        asked: list[dict[str, Any]] = [{}, {"gpus_per_node": 4}, {"gpu_request": GpuRequest.NONE}]
+        for each in asked:
+            with pytest.raises(UsageError, match="requests GPUs beside clusterrun") as refused:
+                on_slurm(nodes=2, sbatch_args=(option,), **each)
+            assert "--gpus-per-node COUNT" in refused.value.hints[0]
+        plan = on_slurm(nodes=2, sbatch_args=(option,), **taken)
+        assert (plan.device, plan.procs_per_node) == (Device.CUDA, 2)
+        assert " " not in plan.sbatch_args[0]
+    with pytest.raises(UsageError, match="requests GPUs beside clusterrun"):
+        on_slurm(gpus_per_node=4, srun_args=("--gres=gpu:4",))
     with pytest.raises(UsageError, match="contains several options"):
         on_slurm(sbatch_args=("-p gpu -A nlp",))
