@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,12 +26,6 @@ def is_apart() -> bool:
     return bool(os.environ.get(APART))
 
 
-def _own_node() -> str:
-    """Return this node's name, or that of the node whose directory it shares."""
-    owner = os.environ[APART]
-    return owner if owner != "1" else os.environ.get("CLUSTERRUN_NODE") or os.uname().nodename
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
     """The ranks that share this rank's checkpoint directory: all, or those of its node.
@@ -53,7 +45,8 @@ class Sharing:
         here, world_size = joined_world()
         if not is_apart():
             return cls(here=here, groups=(range(world_size),))
-        every = gathered((_own_node(), time.time()))
+        owner, node = os.environ[APART], os.environ.get("CLUSTERRUN_NODE") or os.uname().nodename
+        every = gathered((node if owner == "1" else owner, time.time()))
         groups: dict[str, list[int]] = {}
         for rank, (node, _) in enumerate(every):
             groups.setdefault(node, []).append(rank)
@@ -121,8 +114,8 @@ def at(node: str, problem: str) -> str:
 def problem_of(parts: Sequence[SavedPart]) -> str:
     """Return why these nodes can't use a checkpoint, to look for an older one; "" if they can.
 
-    Raises ClusterrunError if they lack files that only other nodes have. A node that took no part
-    in the save may lack everything.
+    A node that took no part in the save may lack everything. Raises ClusterrunError if only other
+    nodes have some files.
     """
     found = next((part.found for part in parts if part.found), None)
     if found is None:
@@ -132,32 +125,21 @@ def problem_of(parts: Sequence[SavedPart]) -> str:
             return part.problem
         if part.found and _save(part.found) != _save(found):
             return at(part.node, "it has another save of this step")
-        if {*found.nodes.get(part.node, ())} - {*part.files}:
-            return at(part.node, "its part was replaced by that of another node")
-    _refuse_without_owners(found, parts)
+    held = {name for part in parts for name in part.files}
+    lost = {node: {*names} - held for node, names in found.nodes.items()}
+    if owners := ", ".join(node for node, names in lost.items() if names):
+        raise ClusterrunError(
+            f"can't resume from {found.path.name}: {owners} has {len(set().union(*lost.values()))} "
+            "of its files that no other node has, and is not one of this job's nodes "
+            f"({', '.join(part.node for part in parts)})",
+            hint=f"run on the nodes that saved it: --hosts {','.join(found.nodes)}",
+        )
     return ""
 
 
 def _save(found: Checkpoint) -> tuple[object, ...]:
     """Return what the markers of one save have in common."""
     return found.attempt, found.saved_at, found.world_size, found.nodes
-
-
-def _refuse_without_owners(found: Checkpoint, parts: Sequence[SavedPart]) -> None:
-    held = {name for part in parts for name in part.files}
-    lost = {node: {*names} - held for node, names in found.nodes.items()}
-    if not (owners := [node for node, names in lost.items() if names]):
-        return
-    nodes = ", ".join(filter(None, (part.node for part in parts)))
-    owner, where = ", ".join(owners), f" ({nodes})" if nodes else ""
-    count = len(set().union(*lost.values()))
-    bare = next((part for part in parts if part.found is None), None)
-    copy = f", or copy its {found.path.name} to {bare.path} on {bare.node}" if bare else ""
-    raise ClusterrunError(
-        f"can't resume from {found.path.name}: {owner} has {count} of its files that no other node "
-        f"has, and is not one of this job's nodes{where}",
-        hint=f"run on the nodes that saved it: --hosts {','.join(found.nodes)}{copy}",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,11 +167,9 @@ def completed(parts: Sequence[SavedPart], sharing: Sharing) -> Checkpoint:
         say(f"{found.path.name}: sending {-(-total >> 20)} MiB to the nodes that lack them")
     lacking = {t.name: t.sums for t in transfers if t.name not in own.files}
     mine = lacking if sharing.is_first else {}
-    _, problem = gathered_parts(lambda: _make_room(own.path, mine))
-    if not problem:
-        fault = _exchange(own.path, transfers, mine)
-        is_changed = sharing.is_first and (mine or own.found is None)
-        _, problem = gathered_parts(lambda: _keep(found, own, mine, fault) if is_changed else None)
+    fault = _exchange(own.path, transfers, mine, sharing.here)
+    is_changed = sharing.is_first and (mine or own.found is None)
+    _, problem = gathered_parts(lambda: _keep(found, own, mine, fault) if is_changed else None)
     if problem:
         raise ClusterrunError(f"{found.path.name} can't be completed on all nodes: {problem}")
     return found
@@ -204,44 +184,29 @@ def _transfers(parts: Sequence[SavedPart], sharing: Sharing) -> list[_Transfer]:
     return [sources[name] for name in sorted(sources) if any(name not in p.files for p in parts)]
 
 
-def _make_room(path: Path, files: Sums) -> None:
-    """Create these files, empty. Raises OSError if the disk has no room for their contents."""
-    if not files:
-        return
-    path.mkdir(parents=True, exist_ok=True)
-    disk = shutil.disk_usage(path)
-    if disk.total and disk.free < sum(size for size, _ in files.values()):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    for name in files:
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(b"")
-
-
-def _exchange(path: Path, transfers: Sequence[_Transfer], mine: Sums) -> OSError | None:
+def _exchange(path: Path, transfers: Sequence[_Transfer], mine: Sums, here: int) -> OSError | None:
     """Send and receive the files; return this rank's error, since the others continue."""
     fault = None
-    for file in transfers:
-        for offset in range(0, file.sums[0], CHUNK):
-            chunk = broadcast(_chunk(path / file.name, offset, file.source), file.source)
+    for transfer in transfers:
+        file = path / transfer.name
+        for offset in range(0, max(1, transfer.sums[0]), CHUNK):
+            chunk = b""
             try:
-                if file.name in mine and fault is None:
-                    with open(path / file.name, "ab") as opened:
+                if here == transfer.source:
+                    with open(file, "rb") as opened:
+                        opened.seek(offset)
+                        chunk = opened.read(CHUNK)
+            except OSError:
+                chunk = b""  # the checksums show that it is too short
+            chunk = broadcast(chunk, transfer.source)
+            try:
+                if transfer.name in mine and fault is None:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    with open(file, "ab" if offset else "wb") as opened:
                         opened.write(chunk)
             except OSError as error:
                 fault = error
     return fault
-
-
-def _chunk(file: Path, offset: int, source: int) -> bytes:
-    """Return a piece of the file on the rank that sends it; less if it can't be read."""
-    if joined_world()[0] != source:
-        return b""
-    try:
-        with open(file, "rb") as opened:
-            opened.seek(offset)
-            return opened.read(CHUNK)
-    except OSError:
-        return b""
 
 
 def _keep(found: Checkpoint, own: SavedPart, mine: Sums, fault: OSError | None) -> None:

@@ -54,7 +54,6 @@ ALL = ("model", "random_0", "random_1")
         ((part("h1", *ALL), part("h2")), "h2: this node does not have it"),
         ((part("h1"), part("h2")), "h1: this node does not have it"),
         ((H1, part("h2", "random_1", saved_at=2.0)), "h2: it has another save of this step"),
-        ((part("h1", "random_1"), H2), "h1: its part was replaced by that of another node"),
     ],
 )
 def test_a_checkpoint_needs_a_part_of_the_same_save_from_each_node_that_saved_it(
@@ -63,31 +62,11 @@ def test_a_checkpoint_needs_a_part_of_the_same_save_from_each_node_that_saved_it
     assert problem_of(parts) == problem
 
 
-@pytest.mark.parametrize(
-    ("parts", "words", "hint"),
-    [
-        ((H1,), "h2 has 1 of its files that no other node has", "--hosts h1,h2"),
-        ((H1, part("h3")), "is not one of this job's nodes (h1, h3)",
-         "--hosts h1,h2, or copy its step-00000040 to /disk/h3/step-00000040 on h3"),
-        ((dataclasses.replace(H1, node=""),), "is not one of this job's nodes", "--hosts h1,h2"),
-        ((part("h3"), H2), "h1 has 2 of its files", "--hosts h1,h2, or copy its step-00000040 to"),
-    ],
-)  # fmt: skip
-def test_other_nodes_are_refused_if_they_lack_files(
-    parts: tuple[SavedPart, ...], words: str, hint: str
-) -> None:
-    with pytest.raises(ClusterrunError) as refused:
+@pytest.mark.parametrize("parts", [(H1,), (H1, part("h3"))])
+def test_other_nodes_are_refused_if_they_lack_files(parts: tuple[SavedPart, ...]) -> None:
+    with pytest.raises(ClusterrunError, match="h2 has 1 of its files that no other node") as error:
         problem_of(parts)
-    assert refused.value.message.startswith("can't resume from step-00000040: ")
-    assert words in refused.value.message
-    assert hint in refused.value.hint
-
-
-def test_a_checkpoint_that_was_saved_in_a_shared_directory_can_be_passed_on() -> None:
-    shared = part("h1", *ALL)
-    assert shared.found
-    found = dataclasses.replace(shared.found, nodes={})
-    assert problem_of([dataclasses.replace(shared, found=found), part("h2")]) == ""
+    assert error.value.hint == "run on the nodes that saved it: --hosts h1,h2"
 
 
 class Exchanges:
@@ -237,13 +216,6 @@ spare = Checkpoints(disk if node == "h1" else disk.parent / "h3")
 told["spare"] = step_of(spare.newest)
 told["refused"] = step_of(spare.resumable)
 on("h1", lambda: [shutil.rmtree(at(step)) for step in (4, 5)])
-room = shutil.disk_usage
-def full(path):
-    usage = room(path)
-    return usage._replace(free=1) if here == 2 else usage
-shutil.disk_usage = full
-told["no room"] = step_of(spare.newest)
-shutil.disk_usage = room
 told["fetched"] = step_of(spare.resumable)
 told["fetched files"] = sorted(p.name for p in (spare.directory / "step-00000002").iterdir())
 os.environ["CLUSTERRUN_NODE"] = {"h1": "h3", "h2": "h4"}[node]
@@ -348,6 +320,14 @@ def test_a_resume_passes_on_what_a_node_lacks_and_ends_in_the_same_weights(cours
 
 
 @pytest.mark.torch
+def test_nodes_remove_their_old_checkpoints_and_may_share_a_directory(course: Course) -> None:
+    assert course.every("kept") == ["step-00000003"]
+    assert course.every("both") == [True, 1]
+    marker = json.loads((course.folder / "both/step-00000001/.complete").read_text())
+    assert marker["nodes"] == {"h1": ["model"]}
+
+
+@pytest.mark.torch
 def test_a_failure_on_one_node_leaves_the_step_unpublished_on_all(course: Course) -> None:
     assert course.every("full") is None
     assert course.every("after full") == ["step-00000002"]
@@ -372,32 +352,10 @@ def test_a_spare_node_resumes_if_the_others_have_all_files(course: Course) -> No
         == f"ClusterrunError: {refused}is not one of this job's nodes (h1, h3)"
     )
     assert course.every("refused").startswith(f"SystemExit: error: {refused}")
-    assert f"copy its step-00000005 to {course.folder}/h3/step-00000005 on h3" in course.every(
-        "refused"
-    )
-    full = "step-00000002 can't be completed on all nodes: No space left on device (rank 2)"
-    assert course.every("no room") == f"ClusterrunError: {full}"
+    assert course.every("refused").endswith("run on the nodes that saved it: --hosts h1,h2")
     assert course.every("fetched") == 2
     assert course.every("fetched files") == ALL_FILES
     assert course.every("only the spare is left") == 2
-
-
-@pytest.mark.torch
-def test_every_node_removes_its_old_checkpoints(course: Course) -> None:
-    assert course.every("kept") == ["step-00000003"]
-
-
-def resumed(folder: Path, last: str, *argv: str, **env: str) -> tuple[dict[str, bytes], str]:
-    """Train, remove the last checkpoint, resume; return its files, which are equal, and stderr."""
-    disks = [folder / "h1", folder / "h2"]
-    world(folder, *argv, **env)
-    first = files(*(disk / last for disk in disks))
-    for disk in disks:
-        (disk / last).rename(disk / "whole")
-    (_, said), *_ = world(folder, *argv, **env)
-    again = files(*(disk / last for disk in disks))
-    assert first == again
-    return again, said
 
 
 def files(*checkpoints: Path) -> dict[str, bytes]:
@@ -411,30 +369,17 @@ def files(*checkpoints: Path) -> dict[str, bytes]:
 
 @pytest.mark.torch
 @pytest.mark.long
-def test_an_accelerate_script_ends_in_the_same_weights(tmp_path: Path) -> None:
-    script = [str(ROOT / "examples/train_lm.py"), "--max-steps", "6", "--save-every", "3"]
-    small = ["--exact", "--layers", "1", "--width", "32", "--dropout", "0.1", "--resume"]
-    env = {"ACCELERATE_USE_CPU": "true"}
-    saved, said = resumed(tmp_path, "step-00000006", *script, *small, **env)
-    assert "step-00000003: sending 1 MiB to the nodes that lack them" in said
-    assert {"h1/model.safetensors", "h1/random_states_1.pkl", "h2/random_states_2.pkl"} < {*saved}
-    assert "h2/model.safetensors" not in saved
-
-
-@pytest.mark.torch
-@pytest.mark.long
 def test_a_trainer_ends_in_the_same_weights_and_saves_on_each_node(tmp_path: Path) -> None:
-    saved, said = resumed(tmp_path, "out/checkpoint-9", "-c", TRAIN, "steps")
+    last = [tmp_path / node / "out/checkpoint-9" for node in ("h1", "h2")]
+    world(tmp_path, "-c", TRAIN, "steps")
+    saved = files(*last)
+    for path in last:
+        path.rename(path.with_name("whole"))
+    (_, said), *_ = world(tmp_path, "-c", TRAIN, "steps")
+    assert files(*last) == saved
     assert "clusterrun: save_on_each_node=True: the nodes share no directory" in said
     assert {"out/model.safetensors", "out/rng_state_3.pth"} < {*saved}
     for node in ("h1", "h2"):
         marker = json.loads((tmp_path / node / "out/checkpoint-9/.complete").read_text())
         assert [*marker["nodes"]] == ["h1", "h2"]
         assert "model.safetensors" in marker["nodes"][node]
-
-
-@pytest.mark.torch
-def test_nodes_that_share_a_directory_beside_others_keep_one_part(course: Course) -> None:
-    assert course.every("both") == [True, 1]
-    marker = json.loads((course.folder / "both/step-00000001/.complete").read_text())
-    assert marker["nodes"] == {"h1": ["model"]}
