@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.launch.plan import Plan
 from clusterrun.shared.given import as_given
 
 # Variables of Slurm, MPI and other launchers that silently change or break a launch.
@@ -28,30 +26,8 @@ SCRUBBED = {
 # SLURM_CONF and SLURM_CONF_SERVER locate Slurm, SLURM_JWT identifies the user.
 KEPT_PREFIXES = ("SLURM_CONF", "SLURM_JWT")
 
-# Variables that sbatch reads, and the options that they set; they override the script's lines.
-_ALIKE = (
-    *("account", "clusters", "constraint", "cpus-per-gpu", "exclusive", "export", "gpus"),
-    *("gpus-per-node", "gpus-per-task", "gres", "job-name", "mem-per-cpu", "mem-per-gpu"),
-    *("open-mode", "output", "partition", "qos", "reservation", "signal"),
-)
-SBATCH_OPTIONS = {
-    **{f"SBATCH_{option.upper().replace('-', '_')}": option for option in _ALIKE},
-    "SBATCH_ARRAY_INX": "array",
-    "SLURM_CLUSTERS": "clusters",
-    "SBATCH_MEM_PER_NODE": "mem",
-    "SBATCH_NO_REQUEUE": "requeue",
-    "SBATCH_REQUEUE": "no-requeue",
-    "SBATCH_TIMELIMIT": "time",
-}
-
-
-class SbatchVariable(NamedTuple):
-    """An SBATCH_* variable of the shell; `planned` is the value it would override, if any."""
-
-    name: str
-    value: str
-    option: str
-    planned: str | None
+SBATCH = ("SBATCH_", "SLURM_CLUSTERS")
+"""What the variables begin with that sbatch reads as options; they override the script's lines."""
 
 
 def scrubbed(environ: Mapping[str, str], *, keep: Collection[str] = ()) -> dict[str, str]:
@@ -62,25 +38,10 @@ def scrubbed(environ: Mapping[str, str], *, keep: Collection[str] = ()) -> dict[
     return {
         name: value
         for name, value in as_given(environ).items()
-        if name in keep or not _is_scrubbed(name)
+        if name in keep
+        or name.startswith(KEPT_PREFIXES)
+        or not (name in SCRUBBED or name.startswith(SCRUBBED_PREFIXES))
     }
-
-
-def _is_scrubbed(name: str) -> bool:
-    is_kept = name.startswith(KEPT_PREFIXES)
-    return not is_kept and (name in SCRUBBED or name.startswith(SCRUBBED_PREFIXES))
-
-
-def sbatch_variables(plan: Plan, environ: Mapping[str, str]) -> tuple[SbatchVariable, ...]:
-    """Return the variables that sbatch would read and that differ from the plan."""
-    directives = {directive.name: directive.value or "yes" for directive in plan.directives}
-    return tuple(
-        SbatchVariable(name=name, value=value, option=option, planned=directives.get(option))
-        for name, value in sorted(environ.items())
-        if (option := SBATCH_OPTIONS.get(name, "" if name.startswith("SBATCH_") else None))
-        is not None
-        and directives.get(option) != value
-    )
 
 
 def working_directory(environ: Mapping[str, str]) -> Path:

@@ -55,7 +55,7 @@ def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json
     variables = warn_of_sbatch_variables(prepared)
     script = resolved.spec.script or resolved.spec.module or ""
     if as_json:
-        notes = [*said, *(f"{found.name}={found.value}" for found in variables)]
+        notes = [*said, *variables]
         data = {"script": script, "findings": [each.to_data() for each in found], "notes": notes}
         output.answer_json({"schema": SCHEMA, **data})
     else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from clusterrun.backends.environment import working_directory
-from clusterrun.backends.slurm import foreign, query
+from clusterrun.backends.slurm import query
 from clusterrun.errors import ElsewhereError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.known_roots import adopted, remembered_roots
@@ -31,8 +31,7 @@ FORWARDED: Final[dict[str, str]] = {}
 def find_record(job: Which | None = None) -> JobRecord:
     """Find a run by job id, SLUID, name, run id or a path in it; None is this project's newest.
 
-    Raises JobNotFoundError, SchedulerUnreachableError if only Slurm could know the job, and
-    ElsewhereError if its run directory is on another host.
+    Raises JobNotFoundError, and ElsewhereError if its run directory is on another host.
     """
     record = locate(job)
     refuse_elsewhere([(job if isinstance(job, str) else "", record)])
@@ -49,16 +48,11 @@ def refuse_elsewhere(found: Sequence[tuple[str, JobRecord]]) -> None:
     if len(homes) > 1:
         places = ", ".join(name or "this machine" for name in sorted(homes))
         raise UsageError(
-            f"the run directories are on several hosts: {places}",
-            hint=tuple(f"pass one host's jobs: {_ids(found, name)}" for name in sorted(homes)),
+            f"the run directories are on several hosts: {places}", hint="pass the jobs of one host"
         )
     for home in filter(None, homes.values()):
         runs = {word: record.home.run_dir for word, record in found if record.home}
         raise ElsewhereError(home.host, home.python, runs, found[0][1].job_id)
-
-
-def _ids(found: Sequence[tuple[str, JobRecord]], host: str) -> str:
-    return " ".join(r.job_id for _, r in found if (r.home.host if r.home else "") == host)
 
 
 def locate(job: Which | None) -> JobRecord:
@@ -66,18 +60,21 @@ def locate(job: Which | None) -> JobRecord:
     if job is not None and not isinstance(job, str):
         return job if isinstance(job, JobRecord) else job.record
     if (run_dir := FORWARDED.get(job or "")) is not None:
-        return _handed(RunPaths(root=Path(run_dir)))
+        paths = RunPaths(root=Path(run_dir))
+        if not paths.record.exists():
+            raise JobNotFoundError(
+                f"the run directory {paths.root} is gone from {socket.gethostname()}",
+                hint="choose another run; clusterrun list shows them",
+            )
+        return records.read(paths)
     if record := at_path(job):
         return record
     places = places_of_runs()
     try:
         return records.resolve_job(job, places)
     except JobNotFoundError:
-        number = query.job_of_sluid(job or "")
-        if number:
+        if number := query.job_of_sluid(job or ""):
             return records.resolve_job(number, places)
-        if foreign.is_job_id(job or "") and (parts := foreign.ask(job or "")):
-            raise _not_ours(job or "", parts[0].user) from None
         raise
 
 
@@ -87,25 +84,6 @@ def at_path(job: str | None) -> JobRecord | None:
         with contextlib.suppress(JobNotFoundError):
             return records.resolve_job(job, ())
     return None
-
-
-def _handed(paths: RunPaths) -> JobRecord:
-    if not paths.record.exists():
-        raise JobNotFoundError(
-            f"the run directory {paths.root} is gone from {socket.gethostname()}",
-            hint="choose another run; clusterrun list shows them",
-        )
-    return records.read(paths)
-
-
-def _not_ours(job_id: str, user: str) -> JobNotFoundError:
-    return JobNotFoundError(
-        f"Slurm has job {job_id} of user {user or 'unknown'}, but no run here has this id",
-        hint=(
-            "pass the run directory if clusterrun started it",
-            f"otherwise run: clusterrun logs {job_id}, or scontrol show job {job_id}",
-        ),
-    )
 
 
 def is_elsewhere(record: JobRecord) -> bool:

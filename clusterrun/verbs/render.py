@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,10 +29,6 @@ from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding
 from clusterrun.shared.installed import installed_version
 from clusterrun.verbs.check import find_pitfalls
-
-# A script that reports its steps names our package, or a Trainer that reports them in a run.
-_REPORTS_STEPS = rb"\bclusterrun\b|Trainer\b|\btrl\b|lightning"
-_SOURCE_BYTES = 1 << 20
 
 Wanted = JobSpec | Resolved
 """A job to submit: a spec, or one that was loaded with its origins."""
@@ -83,7 +77,12 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
     host_bytes, estimates = _estimated(job)
     plan = dataclasses.replace(make_plan(job.spec, facts), host_bytes=host_bytes)
-    bundle = _rendered(plan, job)
+    bundle = render_bundle(
+        plan,
+        resolved_yaml=job.to_yaml(),
+        template_dirs=_template_dirs(job),
+        compiled=_compiled_dir(os.environ),
+    )
     notes = (*job.notes, *_notes(job, plan, is_again=is_again), *estimates)
     problem, is_sure = _problem(job, facts, plan.strategy, source, may_run=may_run)
     if problem and not is_sure:
@@ -98,15 +97,6 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
         notes=notes,
         pitfalls=() if is_again else find_pitfalls(job, plan, source),
         problem=problem,
-    )
-
-
-def _rendered(plan: Plan, job: Resolved) -> Bundle:
-    return render_bundle(
-        plan,
-        resolved_yaml=job.to_yaml(),
-        template_dirs=_template_dirs(job),
-        compiled=_compiled_dir(os.environ),
     )
 
 
@@ -188,8 +178,6 @@ def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
         from clusterrun.estimates.gpus import lacks_bf16  # slow to import
 
         yield from filter(None, [lacks_bf16(spec.gpu_type or spec.gpu)])
-    if not is_again or job.origins["launch.hang_timeout"].is_of_user:
-        yield from _unfed_hang_watch(job)
     if not is_again:
         yield from _notes_on_places(plan)
     for name in plan.pass_env:
@@ -222,17 +210,3 @@ def _estimated(job: Resolved) -> tuple[int, tuple[str, ...]]:
     from clusterrun.advice.question import estimated  # slow to import
 
     return estimated(job)
-
-
-def _unfed_hang_watch(job: Resolved) -> Iterator[str]:
-    """Yield a note if the script seems to report no steps, which the hang timeout needs."""
-    spec = job.spec
-    is_asked = job.origins["launch.hang_timeout"] != BUILT_IN and spec.hang_timeout_s
-    if not is_asked or spec.silence_timeout_s or spec.script is None:
-        return
-    with contextlib.suppress(OSError), (job.cwd / spec.script).open("rb") as file:
-        if not re.search(_REPORTS_STEPS, file.read(_SOURCE_BYTES)):
-            yield (
-                "--hang-timeout needs step reports (clusterrun.runtime or a Trainer), but "
-                f"{spec.script} makes none, it seems; launch.silence_timeout watches its output"
-            )

@@ -10,7 +10,7 @@ import pytest
 from submitit.core import utils
 
 from clusterrun.backends.base import PerhapsSubmittedError, Submission
-from clusterrun.backends.environment import sbatch_variables, scrubbed
+from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.select import submit_or_remove
 from clusterrun.backends.slurm import backend as slurm
 from clusterrun.backends.slurm.backend import SlurmBackend, parse_submission
@@ -187,20 +187,6 @@ def test_what_the_user_passes_on_by_name_is_kept() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "3", "RANK": "1", "HF_TOKEN": "x"}
     kept = scrubbed(environ, keep=["CUDA_VISIBLE_DEVICES"])
     assert kept == {"CUDA_VISIBLE_DEVICES": "3", "HF_TOKEN": "x"}
-
-
-def test_variables_of_sbatch_name_what_they_would_override(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, directives=(Directive(name="partition", value="gpu"),))
-    environ = {"SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "nlp", "SBATCH_MEM": "9", "A": "b"}
-    found = {
-        var.name: (var.value, var.option, var.planned) for var in sbatch_variables(plan, environ)
-    }
-    assert found == {
-        "SBATCH_PARTITION": ("debug", "partition", "gpu"),
-        "SBATCH_ACCOUNT": ("nlp", "account", None),
-        "SBATCH_MEM": ("9", "", None),  # sbatch ignores it, its owner may not know
-    }
-    assert sbatch_variables(plan, {"SBATCH_PARTITION": "gpu"}) == ()
 
 
 # Refusals: the words are those of sbatch 22.05

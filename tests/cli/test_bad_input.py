@@ -317,30 +317,6 @@ def test_scheduler_that_is_silent_is_not_an_unknown_job(
     assert "UNKNOWN" in listed.out
 
 
-@pytest.mark.parametrize("verb", ["status", "cancel", "logs", "resume"])
-def test_an_unknown_job_is_looked_up_in_slurm(here: CommandLine, verb: str) -> None:
-    here.slurm()
-    here.program("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert here(verb, "99999").code == 4
-    here.program("scontrol", "echo 'error: cannot stat file /etc/slurm.conf' >&2; exit 1")
-    said = here(verb, "99999")
-    assert said.code == 5
-    assert said.err.startswith("error: scontrol failed: error: cannot stat file")
-    assert here(verb, "L99").code == 4  # no job of Slurm's
-
-
-def test_a_job_of_another_tool_is_named_as_such(here: CommandLine) -> None:
-    here.slurm()
-    here.program("scontrol", "echo 'JobId=99999 JobName=x UserId=me(1) GroupId=g(1)'")
-    said = here("status", "99999")
-    assert said.code == 4
-    assert said.err == (
-        "error: Slurm has job 99999 of user me, but no run here has this id\n"
-        "  hint: pass the run directory if clusterrun started it; "
-        "otherwise run: clusterrun logs 99999, or scontrol show job 99999\n"
-    )
-
-
 def test_several_jobs_are_not_cancelled_without_a_yes(here: CommandLine) -> None:
     here.slurm()
     here.program("squeue", "printf '%s|RUNNING|n1|1:00|UNLIMITED|N/A|N/A|None\\n' 4711 4712")

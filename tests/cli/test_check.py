@@ -110,7 +110,7 @@ def test_variables_that_submit_removes_are_notes(
     monkeypatch.setenv("SBATCH_PARTITION", "debug")
     said = here("check", "--json", *MANY, "train.py")
     assert said.code == 0
-    assert "SBATCH_PARTITION=debug is set in your shell" in said.err
+    assert "set in your shell for sbatch: SBATCH_PARTITION=debug" in said.err
     assert "SBATCH_PARTITION=debug" in json.loads(said.out)["notes"]
 
 

@@ -159,24 +159,6 @@ def test_a_description_does_nothing_to_the_terminal(here: CommandLine, root: Pat
         assert "\x9b" not in out
 
 
-REPORTS = ("from clusterrun import runtime", "import transformers\nTrainer()", "import lightning")
-
-
-@pytest.mark.parametrize("source", ["import accelerate", *REPORTS])
-def test_a_hang_timeout_that_nothing_feeds_is_noted(here: CommandLine, source: str) -> None:
-    (here.path / "train.py").write_text(f"{source}\n")
-    render = ("render", "--cluster", "slurm", "-N2")
-    note = "note: --hang-timeout needs step reports (clusterrun.runtime or a Trainer), but train.py"
-    is_unfed = source not in REPORTS
-    assert (note in here(*render, "--hang-timeout", "5m", "train.py").err) == is_unfed
-    for argv in (
-        (),
-        ("--hang-timeout", "0"),
-        ("--hang-timeout=5m", "--set", "launch.silence_timeout=9m"),
-    ):
-        assert note not in here(*render, *argv, "train.py").err
-
-
 def test_the_fullest_memory_is_shown_and_at_the_end_the_peaks(
     here: CommandLine, root: Path
 ) -> None:

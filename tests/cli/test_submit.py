@@ -154,8 +154,7 @@ def test_variables_of_sbatch_are_told_and_removed(
     said = here("submit", "-p", "gpu", "train.py")
     assert (here.bin / "seen").read_text() == "\n"
     assert (
-        "warning: SBATCH_PARTITION=debug is set in your shell and would override"
-        " partition 'gpu'\n"
+        "warning: set in your shell for sbatch: SBATCH_PARTITION=debug\n"
         "  note: clusterrun removes it for this submission; pass the option itself instead\n"
     ) in said.err
     warnings = json.loads(here("submit", "--json", "-p", "gpu", "train.py").out)["warnings"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -31,20 +30,10 @@ def identity(pid: int) -> str | None:
 
 def send_signal(pid: int, known_as: str, number: int) -> bool:
     """Signal a process if its identity is still `known_as`; return whether it was."""
-    try:
-        descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
-    except OSError:
+    if identity(pid) != known_as:
         return False
     try:
-        if identity(pid) != known_as:
-            return False
-        if descriptor is None:
-            os.kill(pid, number)
-        else:  # a pid may be reused, a descriptor refers to one process
-            signal.pidfd_send_signal(descriptor, number)
+        os.kill(pid, number)
     except ProcessLookupError:
         return False
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
     return True

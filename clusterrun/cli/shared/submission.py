@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from clusterrun.backends.environment import SbatchVariable, sbatch_variables
+from clusterrun.backends.environment import SBATCH
 from clusterrun.cli.shared import output
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ElsewhereError, UsageError
@@ -61,23 +61,19 @@ def print_notes(prepared: Prepared) -> Warnings:
     return [
         *({"code": "note", "message": text} for text in prepared.notes),
         *({"code": code, "message": text} for code, text in pitfalls),
-        *({"code": "sbatch_env_removed", "message": f"{e.name}={e.value}"} for e in removed),
+        *({"code": "sbatch_env_removed", "message": text} for text in removed),
     ]
 
 
-def warn_of_sbatch_variables(prepared: Prepared) -> tuple[SbatchVariable, ...]:
+def warn_of_sbatch_variables(prepared: Prepared) -> list[str]:
     """Print, and return, the SBATCH_* variables that would override a job's options."""
     is_slurm = prepared.plan.cluster.scheduler.reads_sbatch
-    variables = sbatch_variables(prepared.plan, os.environ) if is_slurm else ()
-    for found in variables:
-        what = found.option or "an option of sbatch"
-        if found.planned is not None:
-            what = f"{found.option} '{found.planned}'"
-        output.warn(
-            f"{found.name}={found.value} is set in your shell and would override {what}",
-            notes=("clusterrun removes it for this submission; pass the option itself instead",),
-        )
-    return variables
+    items = sorted(os.environ.items()) if is_slurm else ()
+    removed = [f"{name}={value}" for name, value in items if name.startswith(SBATCH)]
+    if removed:
+        note = "clusterrun removes it for this submission; pass the option itself instead"
+        output.warn(f"set in your shell for sbatch: {', '.join(removed)}", notes=(note,))
+    return removed
 
 
 def print_check(answer: str) -> None:
