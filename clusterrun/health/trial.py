@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -23,7 +23,7 @@ from clusterrun.health.examine import examine
 from clusterrun.health.facts import facts
 from clusterrun.health.gpu_answer import LONG_S, gpu_facts
 from clusterrun.health.node import Needs, all_looks
-from clusterrun.health.reports import GroupReport, NodeReport, Share
+from clusterrun.health.reports import NodeReport
 from clusterrun.health.site import site_verdict
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
@@ -33,12 +33,10 @@ from clusterrun.shared.finding import Finding
 CHECKS_S: Final = 4.0
 SITE_S: Final = 10.0
 COMPUTE_S: Final = 40.0  # torch may be imported from a busy file system
-ANSWER_S: Final = 12.0
 REDUCE_S: Final = gemm.TIMEOUT_S + 3.0
 JOIN_S: Final = 15.0  # for the first report of a node, after the first rank's products
 SPARE_S: Final = 3.0
 PAUSE_S: Final = 0.05
-Known = dict[int, dict[str, Any]]  # what each rank found so far
 
 
 def main() -> None:
@@ -58,7 +56,10 @@ def main() -> None:
         report = replace(report, computed=computed)
         reports.write_node(root, report)
     with suppress(ImportError, RuntimeError):  # without torch, or the first rank: they do not meet
-        _Meeting(root, plan, rank).hold(report.node if report else "", device, computed)
+        found = _measure(root, plan, rank, {"node": report and report.node, "computed": computed})
+        if report:
+            report = replace(report, has_measured=True, **found)
+            reports.write_node(root, report)
     if report:
         asking.join(SITE_S)
         checks = (*report.checks, *verdict)
@@ -77,128 +78,71 @@ def _alone(plan: Plan, rank: int) -> NodeReport:
     return NodeReport(node=os.environ["CLUSTERRUN_NODE"], rank=rank, checks=checks, facts=own)
 
 
-class _Meeting:
-    """The ranks that are there, in rounds: each hands in what it found, and learns it of all.
+def _measure(root: Path, plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[str, Any]:
+    """Meet the other ranks, and reduce with those that can; return fields of the node's report.
 
     The first rank hosts their store, and waits for the others; a late one is left out.
+    Raises ImportError, RuntimeError.
     """
+    from torch.distributed import TCPStore
 
-    def __init__(self, root: Path, plan: Plan, rank: int) -> None:
-        """Join the first rank's store. Raises ImportError, RuntimeError."""
-        from torch.distributed import TCPStore
-
-        self._root, self._rank = root, rank
-        self._host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        patience = timedelta(seconds=COMPUTE_S)
-        self._store = TCPStore(
-            self._host, port, is_master=rank == 0, timeout=patience, wait_for_workers=False
-        )
-        self._of_node = plan.procs_per_node
-        self._ranks = tuple(range(plan.world_size))
-        self._known: Known = {}
-
-    def hold(self, node: str, device: str, computed: Mapping[str, Any]) -> None:
-        """Take part in all rounds; `node` is set for its first rank. Raises RuntimeError."""
-        self._round("ready", {"node": node, "computed": computed}, COMPUTE_S, self._expected)
-        mine: dict[str, Any] = {"clock_s": time.time()}  # all ranks leave a round at once
-        if node:
-            names = filter(None, (self._known[rank]["node"] for rank in self._ranks))
-            mine["unseen"] = reports.unseen(self._root, [*names])
-        self._round("look", mine)
-        fit = [rank for rank in self._ranks if "error" not in _product(self._known[rank])]
-        self._round("reduce", self._reduced(device, fit) if self._rank in fit else {}, 2 * REDUCE_S)
-        if self._rank == 0:
-            reports.write_group(self._root, _group(self._known, self._ranks))
-            self._store.set("written", "")
-        self._store.wait(["written"], timedelta(seconds=ANSWER_S))  # the store ends with its host
-
-    def _round(
-        self,
-        name: str,
-        found: Mapping[str, Any],
-        within_s: float = ANSWER_S,
-        expected: Callable[[float], set[int]] | None = None,
-    ) -> None:
-        """Hand in, and learn what those found that did so in time. Raises RuntimeError if late."""
-        self._store.set(f"{name}/{self._rank}", json.dumps(found))
-        if self._rank == 0:
-            self._store.set(name, json.dumps(self._gathered(name, within_s, expected)))
-        self._store.wait([name], timedelta(seconds=within_s + SPARE_S))
-        gathered = {int(rank): each for rank, each in json.loads(self._store.get(name)).items()}
-        for rank, each in gathered.items():
-            self._known.setdefault(rank, {}).update(each)
-        if self._rank not in gathered:
-            raise RuntimeError("this rank was late")
-        self._ranks = tuple(gathered)
-
-    def _gathered(
-        self, name: str, within_s: float, expected: Callable[[float], set[int]] | None
-    ) -> Known:
-        began, here = time.monotonic(), set[int]()
-        while (passed_s := time.monotonic() - began) < within_s:
-            here |= {n for n in self._ranks if n not in here and self._has(f"{name}/{n}")}
-            if not (expected(passed_s) if expected else set(self._ranks)) - here:
-                break
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    patience, is_first = timedelta(seconds=COMPUTE_S), rank == 0
+    store = TCPStore(host, port, is_master=is_first, timeout=patience, wait_for_workers=False)
+    store.set(f"ready/{rank}", json.dumps(mine))
+    if is_first:
+        store.set("ready", json.dumps(_gathered(store, root, plan)))
+    store.wait(["ready"], timedelta(seconds=COMPUTE_S + SPARE_S))
+    known = {int(each): found for each, found in json.loads(store.get("ready")).items()}
+    if rank not in known:
+        raise RuntimeError("this rank was late")
+    fit = [each for each, found in known.items() if "error" not in _product(found)]
+    device = next(iter(mine["computed"]))
+    reduced = _reduced(store, device, fit.index(rank), len(fit)) if rank in fit else {}
+    store.set(f"done/{rank}", "")
+    if is_first:  # the store ends with it
+        until = time.monotonic() + 2 * REDUCE_S
+        while time.monotonic() < until and not all(store.check([f"done/{n}"]) for n in known):
             time.sleep(PAUSE_S)
-        return {n: json.loads(self._store.get(f"{name}/{n}")) for n in sorted(here)}
+        reports.write_group(root, filter(None, (found["node"] for found in known.values())))
+    of_node = [known[n] for n in range(rank, rank + plan.procs_per_node) if n in known]
+    return {"computed": {k: v for each in of_node for k, v in each["computed"].items()}, **reduced}
 
-    def _has(self, key: str) -> bool:
-        return bool(self._store.check([key]))
 
-    def _expected(self, passed_s: float) -> set[int]:
-        """Return the ranks of the nodes that may still come: torch may not start on one."""
-        if passed_s < JOIN_S:
-            return set(self._ranks)
-        found = reports.read_nodes(self._root).values()
-        fit = [each.rank for each in found if "error" not in _product(vars(each))]
-        return {first + local for first in fit for local in range(self._of_node)}
+def _gathered(store: Any, root: Path, plan: Plan) -> dict[int, dict[str, Any]]:
+    """Wait for the ranks that may still come: torch may not start on a node."""
+    began, here, ranks = time.monotonic(), set[int](), set(range(plan.world_size))
+    while (passed_s := time.monotonic() - began) < COMPUTE_S:
+        here |= {n for n in ranks - here if store.check([f"ready/{n}"])}
+        expected = ranks
+        if passed_s >= JOIN_S:
+            found = reports.read_nodes(root).values()
+            fit = [each.rank for each in found if "error" not in _product(vars(each))]
+            expected = {first + local for first in fit for local in range(plan.procs_per_node)}
+        if not expected - here:
+            break
+        time.sleep(PAUSE_S)
+    return {n: json.loads(store.get(f"ready/{n}")) for n in sorted(here)}
 
-    def _reduced(self, device: str, fit: list[int]) -> dict[str, Any]:
-        from torch.distributed import PrefixStore
 
-        store, found = PrefixStore("group", self._store), dict[str, Any]()
-        place = fit.index(self._rank)
+def _reduced(store: Any, device: str, place: int, world: int) -> dict[str, Any]:
+    from torch.distributed import PrefixStore
 
-        def reduce() -> None:
-            found.update(gemm.all_reduced(device, store, place, len(fit)))
+    group, found = PrefixStore("group", store), dict[str, Any]()
 
-        # A rank that is in the group may wait for others that are not, without a time limit.
-        reducing = threading.Thread(target=reduce, daemon=True)
-        reducing.start()
-        reducing.join(REDUCE_S)
-        return dict(found) or {"reduce_error": f"no answer within {REDUCE_S:g} s"}
+    def reduce() -> None:
+        found.update(gemm.all_reduced(device, group, place, world))
+
+    # A rank that is in the group may wait for others that are not, without a time limit.
+    reducing = threading.Thread(target=reduce, daemon=True)
+    reducing.start()
+    reducing.join(REDUCE_S)
+    return dict(found) or {"reduce_error": f"no answer within {REDUCE_S:g} s"}
 
 
 def _product(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the result of a rank's matrix products."""
     return next(iter((found["computed"] or {}).values()), {})
-
-
-def _group(known: Known, left: tuple[int, ...]) -> GroupReport:
-    """Merge what ranks found into one share for each node."""
-    shares: dict[str, Share] = {}
-    name, lost = "", list[str]()
-    for rank, found in sorted(known.items()):
-        name = found["node"] or name
-        if rank not in left and name not in lost:
-            lost.append(name)
-        fields = {each: found[each] for each in Share.__dataclass_fields__ if each in found}
-        if found["node"]:
-            shares[name] = Share(**fields)
-        elif name in shares:
-            shares[name] = _merged(shares[name], Share(**fields))
-    return GroupReport(shares=shares, lost=tuple(lost))
-
-
-def _merged(first: Share, other: Share) -> Share:
-    """Add another rank of the node."""
-    times = [each.reduced_s for each in (first, other) if each.reduced_s is not None]
-    return replace(
-        first,
-        computed={**first.computed, **other.computed},
-        reduced_s=max(times, default=None),
-        reduce_error=first.reduce_error or other.reduce_error,
-    )
 
 
 if __name__ == "__main__":

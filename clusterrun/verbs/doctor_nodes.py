@@ -46,8 +46,8 @@ def findings(smoke: Smoke) -> tuple[list[Finding], str]:
         hint = f"read its output: clusterrun logs {smoke.job_id} --stream batch"
         return _without_nodes(smoke, text, hint)
     said = {node: reason_of(output, node) for node in smoke.nodes if node not in smoke.found}
-    by_node = of_nodes(smoke.nodes, smoke.found, smoke.group, smoke.unstarted, said, smoke.waited_s)
-    group = of_group(smoke.nodes, smoke.found, smoke.group)
+    by_node = of_nodes(smoke.nodes, smoke.found, smoke.met, smoke.unstarted, said, smoke.waited_s)
+    group = of_group(smoke.nodes, smoke.found, smoke.met)
     reports = {node: found[:1] for node, found in by_node.items()}
     others = {node: found[1:] for node, found in by_node.items() if node in smoke.found}
     own = {node: [each for each in found if each.id != OF_ALL] for node, found in by_node.items()}

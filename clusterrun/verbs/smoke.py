@@ -19,7 +19,7 @@ from clusterrun.config.choices import Launcher, MixedPrecision, Preflight, Stage
 from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import reports
-from clusterrun.health.reports import GroupReport, NodeReport
+from clusterrun.health.reports import NodeReport
 from clusterrun.launch.sbatch_header import END_OTHERS, KEEP_OTHERS
 from clusterrun.node.base.identity import local_node
 from clusterrun.node.recovery.printed import LAST_BYTES
@@ -58,7 +58,7 @@ class Smoke:
     run_dir: Path
     nodes: tuple[str, ...] = ()
     found: dict[str, NodeReport] = field(default_factory=dict)
-    group: GroupReport | None = None
+    met: tuple[str, ...] | None = None
     waited_s: float = 0.0
     unstarted: tuple[str, ...] = ()
     blocked: str = ""
@@ -166,7 +166,7 @@ class _Gathering:
         found, number = reports.read_nodes(self._root), self._record.nodes
         self._tell(f"job {self._record.job_id}: {len(found)} of {number} nodes reported")
         done = [each for each in found.values() if each.is_done]
-        if found and (len(done) == len(found) or reports.read_group(self._root)):
+        if found and (len(done) == len(found) or reports.has_group(self._root)):
             self._done_at = self._done_at or time.monotonic()
             self._ends_now = len(done) == number
             if self._ends_now or time.monotonic() - self._done_at > LATE_S:
@@ -233,7 +233,7 @@ class _Gathering:
             run_dir=self._root,
             nodes=self._nodes or tuple(found),
             found=found,
-            group=reports.read_group(self._root),
+            met=reports.read_group(self._root),
             waited_s=self._waited_s,
             unstarted=self._unstarted,
             blocked=self._blocked,

@@ -25,7 +25,6 @@ from clusterrun.health import (
     machine,
     network,
     paths,
-    reports,
     together,
     trial,
 )
@@ -92,10 +91,8 @@ NUMBERS: Final = {
     "slurm.client": [*slurm.NEEDED, *slurm.USEFUL],
     "slurm.version": ["{}.{:02}".format(*slurm.OLDEST)],
     "node.compute": [seconds(trial.COMPUTE_S), share(LEAST), share(together._LEAST_OF_TWO)],
-    "path.visible": [seconds(reports.SEEN_S)],
     "net.reduce": [seconds(gemm.TIMEOUT_S)],
     "same.hardware": [share(compare._CLOSE)],
-    "same.clock": [seconds(together.CLOCK_S)],
 }
 
 

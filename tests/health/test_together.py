@@ -11,33 +11,25 @@ import pytest
 
 from clusterrun.health import gemm
 from clusterrun.health.compare import merged, to_exclude
-from clusterrun.health.reports import GroupReport, NodeReport, Share
+from clusterrun.health.reports import NodeReport
 from clusterrun.health.together import OF_ALL, of_group, of_nodes
-from clusterrun.shared.finding import BAD, Finding, Severity, fail, ok
+from clusterrun.shared.finding import BAD, Finding, Severity, ok
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.doctor_nodes import findings
 from clusterrun.verbs.smoke import Smoke
 
 NODES = ("n1", "n2", "n3", "n4")
-SHARES = {node: Share(clock_s=7.0, unseen=(), reduced_s=0.02) for node in NODES}
 REPORTS = {
     node: NodeReport(
         node=node,
         checks=(ok("node.shm", "fine"),),
         facts={"versions.torch": "2.6.0"},
         computed={"cuda:0": {"tflops": 100.0}, "cuda:1": {"tflops": 100.0}},
+        has_measured=True,
+        reduced_s=0.02,
     )
     for node in NODES
 }
-
-
-def group(changed: Mapping[str, Mapping[str, Any]] | None = None, **fields: Any) -> GroupReport:
-    """Return what a group found in which some nodes' shares differ."""
-    shares = {
-        node: dataclasses.replace(share, **(changed or {}).get(node, {}))
-        for node, share in SHARES.items()
-    }
-    return GroupReport(**{"shares": shares, **fields})
 
 
 def reports(**changed: Mapping[str, Any]) -> dict[str, NodeReport]:
@@ -49,7 +41,7 @@ def reports(**changed: Mapping[str, Any]) -> dict[str, NodeReport]:
 
 def lines(
     found: Mapping[str, NodeReport] | None = None,
-    met: GroupReport | None = None,
+    met: tuple[str, ...] | None = NODES,
     unstarted: str = "",
     said: Mapping[str, str] | None = None,
 ) -> tuple[list[str], str]:
@@ -75,20 +67,17 @@ def hint_of(name: str, checks: Mapping[str, list[Finding]], node: str) -> str:
 
 
 def test_nothing_is_noted_on_healthy_nodes() -> None:
-    assert lines(met=group()) == ([], "")
-    checks = of_nodes(NODES, REPORTS, group(), (), {}, 12.3)
+    assert lines() == ([], "")
+    checks = of_nodes(NODES, REPORTS, NODES, (), {}, 12.3)
     assert [each.id for each in checks["n1"]] == [
-        *("node.report", "node.shm", "node.compute"),
-        *("net.meet", "path.visible", "net.reduce"),
+        *("node.report", "node.shm", "node.compute", "net.meet", "net.reduce")
     ]
 
 
 def test_a_loaded_machine_is_no_fault() -> None:
-    """CPUs that share a machine differ; so do clocks a little."""
+    """CPUs that share a machine differ."""
     cpu = [{"computed": {"cpu": {"tflops": rate}}} for rate in (0.01, 0.2, 0.2, 0.2)]
-    found = reports(**dict(zip(NODES, cpu, strict=True)))
-    changed = {"n2": {"clock_s": 7.9}}
-    assert lines(found, group(changed)) == ([], "")
+    assert lines(reports(**dict(zip(NODES, cpu, strict=True)))) == ([], "")
 
 
 # Nodes that do not report
@@ -109,9 +98,7 @@ def test_a_node_without_report(
     unstarted: str, said: str, has_met: bool, text: str, hint: str
 ) -> None:
     found = {node: report for node, report in REPORTS.items() if node != "n2"}
-    met = group()
-    shares = {node: each for node, each in met.shares.items() if has_met or node != "n2"}
-    met = dataclasses.replace(met, shares=shares)
+    met = NODES if has_met else tuple(found)
     bad, exclude = lines(found, met, unstarted, {"n2": said})
     assert len(bad) == 1
     assert bad[0].startswith(f"fail node.report n2: {text}")
@@ -126,7 +113,7 @@ def test_the_first_node_did_not_report() -> None:
     bad, exclude = lines(found, None)
     assert bad == [
         f"fail node.report n1: {SILENT}",
-        "skip net.meet the first node did not report",
+        "skip net.meet no report from the first node",
     ]
     assert exclude == "n1"
 
@@ -142,26 +129,21 @@ def test_torch_does_not_start_on_the_first_node() -> None:
     )
 
 
-# Nodes that are not in the group
+# Nodes that do not measure with the others
 
 
 def test_a_node_that_did_not_meet_the_others() -> None:
-    met = group()
-    met = dataclasses.replace(met, shares={node: met.shares[node] for node in NODES[:3]})
-    bad, left_out = lines(met=met)
+    bad, left_out = lines(met=NODES[:3])
     assert left_out == ""
     assert bad == [
-        f"skip {name} n4: its ranks did not meet the others"
-        for name in ("net.meet", "path.visible", "net.reduce")
+        f"skip {name} n4: its ranks did not meet the others" for name in ("net.meet", "net.reduce")
     ]
 
 
 def test_a_node_that_was_lost_while_all_measured() -> None:
-    gone = {"clock_s": None, "unseen": None, "reduced_s": None}
-    bad, exclude = lines(met=group({"n3": gone}, lost=["n3"]))
+    bad, exclude = lines(reports(n3={"has_measured": False, "reduced_s": None}))
     assert bad == [
         "fail net.meet n3: it met the others, then it stopped answering",
-        "skip path.visible n3: it did not look",
         "skip net.reduce n3: not measured",
     ]
     assert exclude == "n3"
@@ -171,20 +153,20 @@ def test_a_node_that_was_lost_while_all_measured() -> None:
 
 
 def test_torch_that_does_not_start_on_one_node() -> None:
-    error = {"error": "ImportError: libcudart.so.12"}
-    bad, exclude = lines(met=group({"n4": {"computed": {"cuda:1": error}, "reduced_s": None}}))
+    error = {"cuda:1": {"error": "ImportError: libcudart.so.12"}}
+    bad, exclude = lines(reports(n4={"computed": error, "reduced_s": None}))
     assert bad == [
         "fail node.compute n4: cuda:1: ImportError: libcudart.so.12",
         "skip net.reduce n4: its matrix product failed",
     ]
     assert exclude == "n4"
-    bad, _ = lines(reports(n4={"computed": None}), group())
+    bad, _ = lines(reports(n4={"computed": None}))
     assert bad == ["fail node.compute n4: torch did not answer in time"]
 
 
 def test_a_slow_gpu_is_compared_with_the_other_nodes() -> None:
     slow = {"cuda:0": {"tflops": 100.0}, "cuda:1": {"tflops": 50.0}}
-    bad, exclude = lines(reports(n2={"computed": slow}), group())
+    bad, exclude = lines(reports(n2={"computed": slow}))
     assert bad == [
         "note node.compute n2: a matrix product on 2 devices: 50 TFLOP/s, "
         "50% of the median of the other nodes"
@@ -192,57 +174,26 @@ def test_a_slow_gpu_is_compared_with_the_other_nodes() -> None:
     assert exclude == ""
 
 
-# The directory of the runs
-
-
-def test_a_node_with_a_directory_of_its_own() -> None:
-    changed = {node: {"unseen": ["n3"]} for node in NODES}
-    changed["n3"] = {"unseen": ["n1", "n2", "n4"]}
-    text = "it does not see what n[1-2,4] wrote in the directory of the runs"
-    assert lines(met=group(changed)) == ([f"fail path.visible n3: {text}"], "n3")
-
-
 def test_an_all_reduce_that_fails_is_one_finding_and_leaves_out_no_node() -> None:
     late = {"reduced_s": None, "reduce_error": "no answer within 15 s"}
     gloo = "RuntimeError: [/build/gloo/pair.cc:537] Read error: Connection reset by peer"
-    changed = {"n1": late, "n2": {"reduced_s": None, "reduce_error": gloo}, "n3": late}
-    bad, exclude = lines(met=group(changed))
+    bad, exclude = lines(reports(n1=late, n2={"reduced_s": None, "reduce_error": gloo}, n3=late))
     text = "an all-reduce failed: Read error: Connection reset by peer"
     assert bad == [f"fail net.reduce n[1-3]: {text}"]
     assert exclude == ""
-    bad, _ = lines(met=group(dict.fromkeys(NODES, late)))
-    assert bad == ["fail net.reduce n[1-4]: an all-reduce failed: no answer within 15 s"]
-
-
-# The nodes side by side
-
-
-@pytest.mark.parametrize(
-    ("clocks", "text"),
-    [
-        ({"n2": 5.0}, "n2: 5.0 s ahead of the other nodes"),
-        ({"n2": -5.0}, "n2: 5.0 s behind the other nodes"),
-        ({"n2": -5.0, "n3": -5.0, "n4": -5.0}, "n1: 5.0 s ahead of the other nodes"),
-        ({"n2": 3.0, "n3": 5.0}, "n[2-3]: up to 5.0 s ahead of the other nodes"),
-    ],
-)
-def test_a_clock_that_is_off(clocks: dict[str, float], text: str) -> None:
-    bad, exclude = lines(met=group({node: {"clock_s": 7.0 + off} for node, off in clocks.items()}))
-    assert (bad, exclude) == ([f"note same.clock {text}"], "")
 
 
 def test_a_version_on_one_node() -> None:
-    bad, _ = lines(reports(n2={"facts": {"versions.torch": "2.5.1"}}), group())
+    bad, _ = lines(reports(n2={"facts": {"versions.torch": "2.5.1"}}))
     assert bad == ["fail same.versions torch: n2 has 2.5.1, the other 3 have 2.6.0"]
 
 
 def test_one_node_is_compared_with_none() -> None:
-    met = GroupReport(shares={"n1": SHARES["n1"]})
     found = {"n1": REPORTS["n1"]}
-    checks = of_nodes(["n1"], found, met, (), {}, 12.3)["n1"] + of_group(["n1"], found, met)
+    checks = of_nodes(["n1"], found, ["n1"], (), {}, 12.3)["n1"] + of_group(["n1"], found, ["n1"])
     skipped = {each.id for each in checks if each.severity.value == "skip"}
     assert {each.severity.value for each in checks} == {"ok", "skip"}
-    assert skipped == {"net.meet", "path.visible", "same.clock", "same.versions"}
+    assert skipped == {"net.meet", "same.versions"}
 
 
 # What `doctor --nodes` concludes from a run
@@ -275,27 +226,10 @@ def test_a_job_that_does_not_start(tmp_path: Path) -> None:
 
 
 def test_a_node_that_could_not_take_part_says_why(tmp_path: Path) -> None:
-    report = NodeReport(node="n1", checks=(), facts={}, computed={"cpu": {"tflops": 1.0}})
+    report = dataclasses.replace(REPORTS["n1"], facts={})
     printed = "clusterrun: n1: old\nclusterrun: n2: no module\nclusterrun: n2: no python\n"
-    found = dataclasses.replace(
-        smoke(tmp_path, printed), found={"n1": report}, group=GroupReport(shares={"n1": Share()})
-    )
+    found = dataclasses.replace(smoke(tmp_path, printed), found={"n1": report}, met=("n1",))
     assert bad(found) == (["node.report n2: no python"], "n2")
-
-
-def test_an_all_reduce_that_failed_leaves_out_no_node(tmp_path: Path) -> None:
-    shares = {"n1": Share(reduce_error="timed out"), "n2": Share(reduced_s=0.1)}
-    checks = {"n1": (ok("node.tmp", "fine"),), "n2": (fail("node.tmp", "full", "empty it"),)}
-    own_reports = {
-        node: NodeReport(node=node, checks=own, facts={}, computed={"cpu": {"tflops": 1.0}})
-        for node, own in checks.items()
-    }
-    found = dataclasses.replace(
-        smoke(tmp_path), found=own_reports, group=GroupReport(shares=shares)
-    )
-    texts, exclude = bad(found)
-    assert texts == ["node.tmp n2: full", "net.reduce n1: an all-reduce failed: timed out"]
-    assert exclude == "n2"
 
 
 # What a rank computes

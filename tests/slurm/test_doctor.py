@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.health.reports import reported
+from clusterrun.health.reports import read_nodes
 from tests.cluster.cluster import Cluster
 from tests.namespaces import small_disk
 from tests.patience import patience, wait_for
@@ -100,12 +100,12 @@ def test_four_healthy_nodes(cluster: Cluster, here: Project) -> None:
     bad = {name: each for name, each in found.items() if each[0]["status"] not in ("ok", "skip")}
     assert bad.keys() <= {"path.runs"}, bad  # of this test's directory, in /tmp
     nodes = list(cluster.shape.node_names)
-    for name in ("node.report", "node.compute", "path.visible", "net.reduce"):
+    for name in ("node.report", "node.compute", "net.reduce"):
         assert [each["status"] for each in found[name]] == ["ok"], found[name]
         assert found[name][0]["nodes"] == nodes
-    assert {"net.meet", "same.versions", "same.clock"} <= found.keys()
+    assert {"net.meet", "same.versions"} <= found.keys()
     assert answer["exclude"] is None
-    assert reported(Path(answer["run_dir"])) == set(nodes)
+    assert read_nodes(Path(answer["run_dir"])).keys() == set(nodes)
 
 
 def test_a_node_that_is_stuck_is_named_and_the_others_are_judged(
@@ -151,12 +151,6 @@ def modules(path: Path, **files: str) -> Path:
     return path
 
 
-# A clock that is off: only this node's Python sees it.
-FAST_CLOCK = """
-import time
-now, now_ns = time.time, time.time_ns
-time.time, time.time_ns = lambda: now() + 5, lambda: now_ns() + 5_000_000_000
-"""
 NO_TORCH = "raise ImportError('libcudart.so.12: cannot open shared object file')"
 
 
@@ -168,7 +162,6 @@ def test_each_node_is_broken_in_its_own_way(
     about = tmp_path / "old" / "accelerate-0.1.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 0.1\n")
-    modules(about.parent, sitecustomize=FAST_CLOCK)
     broken = modules(tmp_path / "broken", torch=NO_TORCH)
     with small_disk(tmp_path / "small", 1) as disk:
         disk.fill()
@@ -184,7 +177,6 @@ def test_each_node_is_broken_in_its_own_way(
         ("note", "same.limits", "open files"),
         ("note", "node.tmp", third),
         ("fail", "node.compute", fourth),
-        ("note", "same.clock", second),
     }
     texts = {name: checks[0]["text"] for name, checks in found.items()}
     assert f"accelerate: {second} has 0.1, the other 3 have" in texts["same.versions"]
@@ -210,17 +202,12 @@ def test_a_node_that_does_not_reach_the_first(cluster: Cluster, here: Project) -
     assert answer["exclude"] == fourth
 
 
-# It stops when all look at the directory of the runs.
+# It stops when all reduce.
 STOPS = """
 import os, signal, sys
 if "clusterrun.health.trial" in sys.orig_argv:
-    from clusterrun.health import reports
-    reports.unseen = lambda run_dir, nodes: os.kill(os.getpid(), signal.SIGSTOP)
-"""
-# After its report, the node has a directory of its own in the place of the others'.
-HIDES = """
-until grep -q tflops $D/health/$SLURMD_NODENAME.json; do sleep 0.05; done 2> /dev/null
-mount -t tmpfs none $D/health
+    from clusterrun.health import gemm
+    gemm.all_reduced = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
@@ -229,23 +216,16 @@ def test_nodes_that_leave_while_all_measure(
     cluster: Cluster, here: Project, tmp_path: Path
 ) -> None:
     settle(cluster)
-    _, second, third, fourth = cluster.shape.node_names
-    (tmp_path / "hide").write_text(HIDES)
-    again = f'bash -c \'(. {tmp_path}/hide) & exec bash "$@"\' bash "$0" "$@"'
+    _, second, _, fourth = cluster.shape.node_names
     setup = by_node(
         f"{second}) export PYTHONPATH={modules(tmp_path / 'stops', sitecustomize=STOPS)};;",
-        f"{third}) [[ -n $D ]] || {'{'} export D=$clusterrun_dir; exec unshare -m {again}; {'}'};;",
         f"{fourth}) no_such_command || exit 3;;",
     )
     found, answer = checked(here, *setup)
-    assert bad_of(found) == {
-        ("fail", "net.meet", second),
-        ("fail", "path.visible", third),
-        ("fail", "node.report", fourth),
-    }
+    assert ("fail", "net.meet", second) in bad_of(found)
+    assert ("fail", "node.report", fourth) in bad_of(found)
     assert found["node.report"][0]["text"] == "a setup line exited the shell"
-    assert "ok" in {each["status"] for each in found["net.reduce"]}
-    assert answer["exclude"] == f"{second[:-1]}[2-4]"
+    assert answer["exclude"] == f"{second[:-1]}[2,4]"
     settle(cluster)
 
 
