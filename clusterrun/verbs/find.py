@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from clusterrun.backends.environment import working_directory
-from clusterrun.backends.slurm import query
 from clusterrun.errors import ElsewhereError, JobNotFoundError, UsageError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.known_roots import adopted, remembered_roots
@@ -29,7 +28,7 @@ FORWARDED: Final[dict[str, str]] = {}
 
 
 def find_record(job: Which | None = None) -> JobRecord:
-    """Find a run by job id, SLUID, name, run id or a path in it; None is this project's newest.
+    """Find a run by job id, name, run id or a path in it; None is this project's newest.
 
     Raises JobNotFoundError, and ElsewhereError if its run directory is on another host.
     """
@@ -69,13 +68,7 @@ def locate(job: Which | None) -> JobRecord:
         return records.read(paths)
     if record := at_path(job):
         return record
-    places = places_of_runs()
-    try:
-        return records.resolve_job(job, places)
-    except JobNotFoundError:
-        if number := query.job_of_sluid(job or ""):
-            return records.resolve_job(number, places)
-        raise
+    return records.resolve_job(job, places_of_runs())
 
 
 def at_path(job: str | None) -> JobRecord | None:

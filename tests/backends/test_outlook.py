@@ -11,7 +11,6 @@ from clusterrun.backends.slurm.outlook import (
     node_groups,
     of_nodes,
     of_reservations,
-    parse_reservations,
     parse_sinfo,
     request_of,
 )
@@ -25,17 +24,16 @@ from clusterrun.shared.state import JobState
 from .builders import make_plan
 from .conftest import Stubs
 
-# A site with H100 and A100 nodes, a partition of short jobs, one for a group and one for root.
+# A site with H100 and A100 nodes, a partition of short jobs, and one for root.
 SITE = """\
-gpu*|up|1-00:00:00|1-infinite|all|no|1|idle|gpu:h100:8(S:0-1)|64|512000|ib,h100|node1|none
-gpu*|up|1-00:00:00|1-infinite|all|no|2|mixed|gpu:h100:8(S:0-1)|64|512000|ib,h100|node[2-3]|none
-gpu*|up|1-00:00:00|1-infinite|all|no|1|allocated|gpu:h100:8|64|512000|ib,h100|node4|none
-gpu*|up|1-00:00:00|1-infinite|all|no|4|idle|gpu:a100:4|64|512000|ib|node[11-14]|none
-short|up|1:00:00|1-4|all|no|6|idle~|gpu:h100:8|64|512000|ib,h100|node[21-26]|none
-long|up|infinite|1-infinite|all|no|3|idle|gpu:h100:8|32|256000|h100|node[31-33]|none
-labs|up|infinite|1-infinite|labs|no|9|idle|gpu:h100:8|64|512000|ib,h100|node[41-49]|none
-root|up|infinite|1-infinite|all|yes|9|idle|gpu:h100:8|64|512000|ib,h100|node[41-49]|none
-off|down|infinite|1-infinite|all|no|9|idle|gpu:h100:8|64|512000|ib,h100|node[51-59]|none
+gpu*|up|1-00:00:00|1-infinite|no|1|idle|gpu:h100:8(S:0-1)|64|512000|ib,h100|node1|none
+gpu*|up|1-00:00:00|1-infinite|no|2|mixed|gpu:h100:8(S:0-1)|64|512000|ib,h100|node[2-3]|none
+gpu*|up|1-00:00:00|1-infinite|no|1|allocated|gpu:h100:8|64|512000|ib,h100|node4|none
+gpu*|up|1-00:00:00|1-infinite|no|4|idle|gpu:a100:4|64|512000|ib|node[11-14]|none
+short|up|1:00:00|1-4|no|6|idle~|gpu:h100:8|64|512000|ib,h100|node[21-26]|none
+long|up|infinite|1-infinite|no|3|idle|gpu:h100:8|32|256000|h100|node[31-33]|none
+root|up|infinite|1-infinite|yes|9|idle|gpu:h100:8|64|512000|ib,h100|node[41-49]|none
+off|down|infinite|1-infinite|no|9|idle|gpu:h100:8|64|512000|ib,h100|node[51-59]|none
 """
 GROUPS = parse_sinfo(SITE)
 ASKED = NodeRequest(partitions=("gpu",), nodes=3, limit_s=7200, gpus=8, gpu_type="h100")
@@ -92,12 +90,6 @@ def test_what_would_start_sooner() -> None:
     ] == []
 
 
-def test_a_partition_of_other_groups_is_offered_to_its_members_only() -> None:
-    assert partition("labs", 9) in of_nodes("Resources", ASKED, GROUPS, mine={"labs"}).sooner
-    offered = {one.partition for one in of_nodes("Resources", ASKED, GROUPS, mine={"x"}).sooner}
-    assert offered == {"", "long", "short"}
-
-
 def test_behind_other_jobs_fewer_nodes_and_its_own_idle_nodes_do_not_count() -> None:
     alias = [replace(group, partition="alias") for group in GROUPS if group.partition == "gpu"]
     assert look("Priority", [*GROUPS, *alias], gpus=4, gpu_type="", nodes=3).sooner == (LONG, SHORT)
@@ -124,9 +116,9 @@ def test_a_request_within_the_limits_gets_no_such_fact() -> None:
 
 def test_nodes_that_are_down_are_named_if_they_are_missing() -> None:
     rows = """\
-main|up|infinite|1-infinite|all|no|2|drained|(null)|64|512000|(null)|n[1-2]|bad | DIMM
-main|up|infinite|1-infinite|all|no|1|down*|(null)|64|512000|(null)|n3|Not responding
-main|up|infinite|1-infinite|all|no|1|idle|(null)|64|512000|(null)|n4|none
+main|up|infinite|1-infinite|no|2|drained|(null)|64|512000|(null)|n[1-2]|bad | DIMM
+main|up|infinite|1-infinite|no|1|down*|(null)|64|512000|(null)|n3|Not responding
+main|up|infinite|1-infinite|no|1|idle|(null)|64|512000|(null)|n4|none
 """
     request = NodeRequest(partitions=("main",), nodes=2, limit_s=60)
     found = of_nodes("PartitionNodeLimit", request, parse_sinfo(rows))
@@ -155,8 +147,8 @@ def test_only_nodes_that_can_take_a_job_now_are_idle() -> None:
 
 HOSTILE = """\
 CLUSTER: tuxA
-gpu*|up|n/a||all|no|two|idle|gpu:8|64|1|(null)|n1|none
-gpu*|up|n/a|?|all|no|2|idle|(null)|64+|x|(null)|n[1-|a\x1b[31m|b
+gpu*|up|n/a||no|two|idle|gpu:8|64|1|(null)|n1|none
+gpu*|up|n/a|?|no|2|idle|(null)|64+|x|(null)|n[1-|a\x1b[31m|b
 the rest of a reason
 ||||||||||||||||
 gpu*|up
@@ -185,18 +177,17 @@ No reservations in the system
 
 
 def test_a_reservation_ahead_is_named_with_a_limit_that_ends_before_it() -> None:
-    found = parse_reservations(RESERVATIONS)
-    assert [one.name for one in found] == ["maint", "class", "over"]
-    outlook = of_reservations(replace(ASKED, limit_s=7200), found, now=4000.0)
+    outlook = of_reservations(replace(ASKED, limit_s=7200), RESERVATIONS, now=4000.0)
     (fact,) = outlook.facts
     assert (fact.kind, fact.detail, fact.state) == (FactKind.RESERVATION, "maint", "maintenance")
     assert (fact.nodes, fact.start, fact.end) == ("node[3-4]", 10000.0, 13600.0)
     assert outlook.sooner == (Sooner(kind=ChangeKind.TIME, limit_s=5700),)
-    assert of_reservations(replace(ASKED, limit_s=5000), found, now=4000.0) == Outlook()
-    active = of_reservations(replace(ASKED, partitions=("short",), limit_s=60), found, now=4000.0)
+    assert of_reservations(replace(ASKED, limit_s=5000), RESERVATIONS, now=4000.0) == Outlook()
+    short = replace(ASKED, partitions=("short",), limit_s=60)
+    active = of_reservations(short, RESERVATIONS, now=4000.0)
     assert [fact.detail for fact in active.facts] == ["class"]
     assert active.sooner == ()
-    soon = of_reservations(ASKED, found, now=9800.0)
+    soon = of_reservations(ASKED, RESERVATIONS, now=9800.0)
     assert (len(soon.facts), soon.sooner) == (1, ())
 
 

@@ -285,20 +285,6 @@ def test_squeue_is_asked_for_one_job_or_one_user_where_that_is_all(stubs: Stubs)
         assert names_the_user is (own and len(ids) > 1)
 
 
-def test_more_ids_than_an_argument_holds_are_asked_about_in_pieces(
-    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(query, "IDS_BYTES", 4)
-    running = RUNNING.replace("7|", "$id|", 1)
-    stubs.add(
-        "squeue", f'for id in 1 2 3; do [[ $* == *--jobs=*$id* ]] && echo "{running}"; done; :'
-    )
-    stubs.add("sacct")
-    assert sorted(query.ask(["1", "2", "3", "4"])) == ["1", "2", "3"]
-    asked = [word for call in stubs.calls() for word in call if word.startswith("--jobs")]
-    assert asked == ["--jobs=1,2", "--jobs=3,4", "--jobs=4"]
-
-
 def test_a_silent_slurmctld_is_no_obstacle_for_jobs_that_accounting_saw_end(stubs: Stubs) -> None:
     words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     stubs.add("squeue", f"echo '{words}' >&2; exit 1")

@@ -27,7 +27,7 @@ OFFLOAD = ("--strategy", "zero2-offload", "train.py")
 UP = 'echo "Slurmctld(primary) at login1 is UP"'
 CONFIG = "printf 'SLURM_VERSION = 24.11.5\\nAccountingStorageType = accounting_storage/slurmdbd\\n'"
 ROWS = "main*|2|gpu:h100:4|64|512000|1:00:00"
-GROUPS = "main*|up|1:00:00|1-infinite|all|no|2|idle|gpu:h100:4|64|512000|(null)|n[1-2]|none"
+GROUPS = "main*|up|1:00:00|1-infinite|no|2|idle|gpu:h100:4|64|512000|(null)|n[1-2]|none"
 SLURM = ("--cluster", "slurm", "-N", "2", "--gpus-per-node", "4", "--time", "30")
 
 Found = dict[str, dict[str, Any]]
@@ -266,7 +266,7 @@ def test_a_partition_that_is_down(well: CommandLine) -> None:
 def test_nodes_that_are_drained(
     well: CommandLine, drained: int, wanted: str, status: str, hint: str
 ) -> None:
-    rows = "main*|up|1:00:00|1-infinite|all|no|{}|{}|gpu:h100:4|64|512000|(null)|n[{}]|{}"
+    rows = "main*|up|1:00:00|1-infinite|no|{}|{}|gpu:h100:4|64|512000|(null)|n[{}]|{}"
     reason = "NHC: check_fs_mount:  /scratch not mounted"
     out = rows.format(drained, "drained", f"{4 - drained}-3", reason)
     up = [rows.format(3 - drained, "idle", f"1-{3 - drained}", "none")] if drained < 3 else []

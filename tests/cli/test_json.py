@@ -150,7 +150,7 @@ FAILED_LOG = """\
 
 
 WAITING = "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources|main|2"
-IDLE = "main*|up|infinite|1-infinite|all|no|1|idle|(null)|64|512000|(null)|node1|none"
+IDLE = "main*|up|infinite|1-infinite|no|1|idle|(null)|64|512000|(null)|node1|none"
 
 
 def test_jobs(here: CommandLine) -> None:

@@ -18,10 +18,10 @@ from tests.patience import wait_for
 from tests.terminals import Terminal, terminal
 
 SINFO = """\
-main*|up|1-00:00:00|1-infinite|all|no|2|idle|gpu:h100:8|64|512000|(null)|node[1-2]|none
-main*|up|1-00:00:00|1-infinite|all|no|5|allocated|gpu:h100:8|64|512000|(null)|node[3-7]|none
-main*|up|1-00:00:00|1-infinite|all|no|2|drained|gpu:h100:8|64|512000|(null)|node[8-9]|Xid 79
-a b|up|1:00:00|1-infinite|all|no|8|idle|gpu:h100:8|64|512000|(null)|node[11-18]|none"""
+main*|up|1-00:00:00|1-infinite|no|2|idle|gpu:h100:8|64|512000|(null)|node[1-2]|none
+main*|up|1-00:00:00|1-infinite|no|5|allocated|gpu:h100:8|64|512000|(null)|node[3-7]|none
+main*|up|1-00:00:00|1-infinite|no|2|drained|gpu:h100:8|64|512000|(null)|node[8-9]|Xid 79
+a b|up|1:00:00|1-infinite|no|8|idle|gpu:h100:8|64|512000|(null)|node[11-18]|none"""
 RESERVATION = (
     "ReservationName=maint StartTime=4000000000 EndTime=4000003600 Nodes=node[1-9] "
     "PartitionName=(null) Flags=MAINT,IGNORE_JOBS"

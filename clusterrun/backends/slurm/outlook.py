@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import grp
-import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,7 +34,6 @@ from clusterrun.rundir.plan import read_plan
 from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.sizes import parse_bytes
 
-MOST_PARTITIONS: Final = 3
 MOST_REASONS: Final = 3
 MOST_CHANGES: Final = 4
 STEP_S: Final = 300  # a suggested time limit ends on five minutes, and leaves as much to spare
@@ -54,9 +51,9 @@ _FEATURES: Final = re.compile(r"[\w.-]+(?:&[\w.-]+)*\Z")
 _HARMLESS: Final = (
     *("--licenses", "-L", "--comment", "--mail", "--nice", "--wckey", "--account", "--qos"),
 )
-# What sinfo prints. The reason comes last: it is free text.
+# What sinfo prints of the partitions that the user may see. The reason comes last: it is free text.
 _FIELDS: Final = {
-    **{"partition": "%P", "availability": "%a", "limit": "%l", "size": "%s", "groups": "%g"},
+    **{"partition": "%P", "availability": "%a", "limit": "%l", "size": "%s"},
     **{"root_only": "%r", "count": "%D", "state": "%T", "gres": "%G", "cpus": "%c"},
     **{"memory": "%m", "features": "%f", "nodes": "%N", "reason": "%E"},
 }
@@ -78,15 +75,13 @@ _USES: Final = (
 class NodeGroup:
     """Nodes of a partition with one configuration and state; None means no limit, or unknown.
 
-    `nodes` is a host list, `reason` is why they are down or drained. `groups` may use the
-    partition; it is empty if all may.
+    `nodes` is a host list, `reason` is why they are down or drained.
     """
 
     partition: str
     is_up: bool
     limit_s: int | None
     most_nodes: int | None
-    groups: tuple[str, ...]
     count: int
     state: str
     gpus: tuple[tuple[str, int], ...]
@@ -110,18 +105,6 @@ class NodeGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """Nodes that Slurm keeps for somebody or for maintenance; `partition` may be empty."""
-
-    name: str
-    start: float
-    end: float
-    nodes: str
-    partition: str
-    is_maintenance: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class NodeRequest:
     """What a job requests; None and 0 mean nothing or unknown.
 
@@ -139,6 +122,36 @@ class NodeRequest:
     exclude: frozenset[str] = frozenset()
     spare_nodes: int = 0
     is_exact: bool = True
+
+    def exceeds(self, limit_s: int | None) -> bool:
+        """Return whether the job may run for longer than a limit."""
+        return limit_s is not None and (self.limit_s is None or self.limit_s > limit_s)
+
+    def fits(self, group: NodeGroup) -> bool:
+        """Return whether empty nodes of this kind could run the job, as far as is known."""
+        gpus = sum(number for name, number in group.gpus if self.gpu_type in ("", name))
+        return not self.is_exact or (
+            gpus >= self.gpus
+            and (group.cpus is None or group.cpus >= self.cpus)
+            and (group.memory_mb is None or group.memory_mb >= self.memory_mb)
+            and group.features.issuperset(self.features)
+        )
+
+    def count(self, groups: Iterable[NodeGroup], without: Collection[str] = ()) -> int:
+        """Return how many nodes of these groups it could use."""
+        groups, leave = filter(self.fits, groups), self.exclude.union(without)
+        if not leave:
+            return sum(group.count for group in groups)
+        return len({host for group in groups for host in group.hosts} - leave)
+
+    def idle(self, groups: Iterable[NodeGroup], without: Collection[str] = ()) -> int:
+        """Return how many nodes of these groups it could use now."""
+        return self.count((group for group in groups if group.use is Use.IDLE), without)
+
+    def most(self, here: Sequence[NodeGroup]) -> int:
+        """Return how many nodes of a partition it may have."""
+        limits = (group.most_nodes for group in here[:1] if group.most_nodes is not None)
+        return min((self.count(here), *limits))
 
 
 def explained(job: JobStatus) -> JobStatus:
@@ -158,9 +171,10 @@ def explained(job: JobStatus) -> JobStatus:
         return job
     cluster = job.record.slurm_cluster
     if is_of_nodes:
-        found = of_nodes(pending.code, request, node_groups(cluster), _own_groups())
+        found = of_nodes(pending.code, request, node_groups(cluster))
     else:
-        found = of_reservations(request, reservations(cluster), time.time())
+        text = _text(cluster, "scontrol", "--oneliner", "show", "reservation")
+        found = of_reservations(request, text, time.time())
     if found.is_out:
         pending = dataclasses.replace(pending, text=WAITS_FOR_REPAIR, can_start=None)
     # A checkpoint may be of shards, which other worlds can't read.
@@ -168,15 +182,6 @@ def explained(job: JobStatus) -> JobStatus:
     changes = tuple(one for one in found.sooner if one.nodes is None or not keeps_nodes)
     outlook = dataclasses.replace(found, sooner=changes)
     return dataclasses.replace(job, pending=pending, outlook=outlook)
-
-
-def _own_groups() -> frozenset[str]:
-    """Return the names of this user's groups."""
-    names = set()
-    for number in {os.getegid(), *os.getgroups()}:
-        with contextlib.suppress(KeyError):
-            names.add(grp.getgrgid(number).gr_name)
-    return frozenset(names)
 
 
 def request_of(job: JobStatus, plan: Plan) -> NodeRequest:
@@ -206,9 +211,6 @@ def request_of(job: JobStatus, plan: Plan) -> NodeRequest:
     )
 
 
-# What Slurm answers
-
-
 def node_groups(slurm_cluster: str | None) -> list[NodeGroup]:
     """Ask sinfo once about all partitions; reuse an answer of the last 10 s.
 
@@ -217,12 +219,6 @@ def node_groups(slurm_cluster: str | None) -> list[NodeGroup]:
     """
     wanted = ("--noheader", "--exact", f"--format={SEPARATOR.join(_FIELDS.values())}")
     return parse_sinfo(_text(slurm_cluster, "sinfo", *wanted))
-
-
-def reservations(slurm_cluster: str | None) -> list[Reservation]:
-    """Ask scontrol once about all reservations, as `node_groups`."""
-    text = _text(slurm_cluster, "scontrol", "--oneliner", "show", "reservation")
-    return parse_reservations(text)
 
 
 def _text(slurm_cluster: str | None, program: str, *words: str) -> str:
@@ -241,33 +237,31 @@ def _text(slurm_cluster: str | None, program: str, *words: str) -> str:
 def parse_sinfo(text: str) -> list[NodeGroup]:
     """Parse sinfo's lines.
 
-    >>> line = "gpu*|up|1:00:00|4|all|no|2|idle|gpu:h100:4(S:0)|64|512000|(null)|n[1-2]|none"
+    >>> line = "gpu*|up|1:00:00|4|no|2|idle|gpu:h100:4(S:0)|64|512000|(null)|n[1-2]|none"
     >>> (group,) = parse_sinfo(line)
     >>> group.partition, group.limit_s, group.most_nodes, group.gpus, group.use.value
     ('gpu', 3600, 4, (('h100', 4),), 'idle')
     """
     rows = (line.split(SEPARATOR, len(_FIELDS) - 1) for line in text.splitlines())
     found = (dict(zip(_FIELDS, row, strict=True)) for row in rows if len(row) == len(_FIELDS))
-    return [_group(row) for row in found if row["count"].isdecimal()]
-
-
-def _group(row: Mapping[str, str]) -> NodeGroup:
-    groups, features, reason = row["groups"], row["features"], row["reason"]
-    return NodeGroup(
-        partition=row["partition"].removesuffix("*"),
-        is_up=row["availability"] == "up" and row["root_only"] != "yes",
-        limit_s=parse_clock(row["limit"]),
-        most_nodes=_number(row["size"].rpartition("-")[2]),
-        groups=() if groups == "all" else tuple(groups.split(",")),
-        count=int(row["count"]),
-        state=row["state"],
-        gpus=gpus_of(row["gres"]),
-        cpus=_number(row["cpus"]),
-        memory_mb=_number(row["memory"]),
-        features=frozenset() if features == "(null)" else frozenset(features.split(",")),
-        nodes=row["nodes"],
-        reason="" if reason in ("none", "(null)") else reason,
-    )
+    return [
+        NodeGroup(
+            partition=row["partition"].removesuffix("*"),
+            is_up=row["availability"] == "up" and row["root_only"] != "yes",
+            limit_s=parse_clock(row["limit"]),
+            most_nodes=_number(row["size"].rpartition("-")[2]),
+            count=int(row["count"]),
+            state=row["state"],
+            gpus=gpus_of(row["gres"]),
+            cpus=_number(row["cpus"]),
+            memory_mb=_number(row["memory"]),
+            features=frozenset(row["features"].replace("(null)", "").split(",")),
+            nodes=row["nodes"],
+            reason="" if row["reason"] in ("none", "(null)") else row["reason"],
+        )
+        for row in found
+        if row["count"].isdecimal()
+    ]
 
 
 def _number(text: str) -> int | None:
@@ -275,44 +269,14 @@ def _number(text: str) -> int | None:
     return int(digits) if digits.isdecimal() and digits.isascii() else None
 
 
-def parse_reservations(text: str) -> list[Reservation]:
-    """Parse `scontrol --oneliner show reservation`; skip what has no times."""
-    rows = (dict(_PAIR.findall(line.replace("=(null)", "="))) for line in text.splitlines())
-    times = [
-        (row, parse_time(row.get("StartTime", "")), parse_time(row.get("EndTime", "")))
-        for row in rows
-    ]
-    return [
-        Reservation(
-            name=row["ReservationName"],
-            start=start,
-            end=end,
-            nodes=row.get("Nodes", ""),
-            partition=row.get("PartitionName", ""),
-            is_maintenance="MAINT" in row.get("Flags", "").split(","),
-        )
-        for row, start, end in times
-        if "ReservationName" in row and start is not None and end is not None
-    ]
-
-
-# Facts
-
-
-def of_nodes(
-    code: str, request: NodeRequest, groups: Sequence[NodeGroup], mine: Collection[str] = ()
-) -> Outlook:
-    """Explain a wait from sinfo's answer; `mine` are the groups of the user."""
-    own = [name for name in request.partitions if _of(name, groups)]
-    facts = [fact for name in own[:MOST_PARTITIONS] for fact in _facts(request, _of(name, groups))]
-    usable = [
-        group
-        for group in groups
-        if group.is_up and (not group.groups or not set(group.groups).isdisjoint(mine))
-    ]
+def of_nodes(code: str, request: NodeRequest, groups: Sequence[NodeGroup]) -> Outlook:
+    """Explain a wait from sinfo's answer."""
+    own = {name: _of(name, groups) for name in request.partitions if _of(name, groups)}
+    facts = tuple(fact for here in own.values() for fact in _facts(request, here))
     is_out = code == "PartitionNodeLimit" and any(f.kind is FactKind.NODES_OUT for f in facts)
-    sooner = [*_sooner(code, request, own, usable)][:MOST_CHANGES] if own else ()
-    return Outlook(facts=tuple(facts), sooner=tuple(sooner), is_out=is_out)
+    usable = [group for group in groups if group.is_up]
+    sooner = [*_sooner(code, request, [*own], usable)][:MOST_CHANGES] if own else ()
+    return Outlook(facts=facts, sooner=tuple(sooner), is_out=is_out)
 
 
 def _of(partition: str, groups: Iterable[NodeGroup]) -> list[NodeGroup]:
@@ -321,13 +285,12 @@ def _of(partition: str, groups: Iterable[NodeGroup]) -> list[NodeGroup]:
 
 def _facts(request: NodeRequest, here: Sequence[NodeGroup]) -> Iterator[Fact]:
     partition, limit_s, asked = here[0].partition, here[0].limit_s, request.nodes
-    if _exceeds(request, limit_s):
+    if request.exceeds(limit_s):
         yield Fact(
             kind=FactKind.TOO_LONG, partition=partition, asked=request.limit_s, limit=limit_s
         )
-    fitting = [group for group in here if _fits(group, request)]
-    uses = {use: _count([g for g in fitting if g.use is use], request) for use in Use}
-    total, limit = _count(fitting, request), _limit(here, request)
+    uses = {use: request.count(g for g in here if g.use is use) for use in Use}
+    total, limit = request.count(here), request.most(here)
     about = Fact(
         kind=FactKind.NODES,
         partition=partition,
@@ -341,7 +304,7 @@ def _facts(request: NodeRequest, here: Sequence[NodeGroup]) -> Iterator[Fact]:
     if about.uses:
         yield about
     if asked <= limit and total - uses[Use.OUT] < asked:
-        out = [group for group in fitting if group.use is Use.OUT]
+        out = [group for group in here if group.use is Use.OUT and request.fits(group)]
         for group in sorted(out, key=lambda group: -group.count)[:MOST_REASONS]:
             yield Fact(
                 kind=FactKind.NODES_OUT,
@@ -352,38 +315,6 @@ def _facts(request: NodeRequest, here: Sequence[NodeGroup]) -> Iterator[Fact]:
             )
 
 
-def _fits(group: NodeGroup, request: NodeRequest) -> bool:
-    """Return whether empty nodes of this kind could run the job, as far as is known."""
-    gpus = sum(number for name, number in group.gpus if request.gpu_type in ("", name))
-    return not request.is_exact or (
-        gpus >= request.gpus
-        and (group.cpus is None or group.cpus >= request.cpus)
-        and (group.memory_mb is None or group.memory_mb >= request.memory_mb)
-        and group.features.issuperset(request.features)
-    )
-
-
-def _count(groups: Iterable[NodeGroup], request: NodeRequest, without: Collection[str] = ()) -> int:
-    leave = request.exclude.union(without)
-    if not leave:
-        return sum(group.count for group in groups)
-    return len({host for group in groups for host in group.hosts} - leave)
-
-
-def _limit(here: Sequence[NodeGroup], request: NodeRequest) -> int:
-    """Return how many nodes of a partition the job may have."""
-    total = _count([group for group in here if _fits(group, request)], request)
-    most = here[0].most_nodes if here else 0
-    return total if most is None else min(total, most)
-
-
-def _exceeds(request: NodeRequest, limit_s: int | None) -> bool:
-    return limit_s is not None and (request.limit_s is None or request.limit_s > limit_s)
-
-
-# What would start sooner
-
-
 def _sooner(
     code: str, request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup]
 ) -> Iterator[Sooner]:
@@ -391,65 +322,56 @@ def _sooner(
 
     Nodes of its own partitions that are idle do not help behind other jobs: those get them.
     """
-    limits = [group.limit_s for group in groups if group.partition in own]
-    most_s = None if None in limits else max((s for s in limits if s is not None), default=None)
-    allowed_s = most_s if _exceeds(request, most_s) else None
-    if allowed_s and any(request.nodes <= _limit(_of(name, groups), request) for name in own):
+    mine = [group for group in groups if group.partition in own]
+    limits = [group.limit_s for group in mine if group.limit_s is not None]
+    most_s = max(limits) if mine and len(limits) == len(mine) else None
+    allowed_s = most_s if request.exceeds(most_s) else None
+    if allowed_s and any(request.nodes <= request.most(_of(name, groups)) for name in own):
         yield Sooner(kind=ChangeKind.TIME, limit_s=allowed_s)
     if not request.is_exact:
         return
-    idle = max((_idle(_of(name, groups), request) for name in own), default=0)
-    most = min((g.most_nodes for g in groups if g.partition in own and g.most_nodes), default=idle)
+    idle = max(request.idle(_of(name, groups)) for name in own)
+    most = min((group.most_nodes for group in mine if group.most_nodes), default=idle)
     nodes = min(idle, most) - request.spare_nodes
     is_fewer = 0 < nodes < request.nodes - request.spare_nodes
     if is_fewer and code in ("Resources", "PartitionNodeLimit"):
         yield Sooner(kind=ChangeKind.NODES, idle=idle, nodes=nodes, limit_s=allowed_s)
-    behind = code == "Priority"
-    shared = {host for g in groups if behind and g.partition in own for host in g.hosts}
-    yield from _elsewhere(request, own, groups, shared)
-
-
-def _idle(groups: Iterable[NodeGroup], request: NodeRequest, without: Collection[str] = ()) -> int:
-    idle = [group for group in groups if group.use is Use.IDLE and _fits(group, request)]
-    return _count(idle, request, without)
-
-
-def _elsewhere(
-    request: NodeRequest, own: Sequence[str], groups: Sequence[NodeGroup], without: Collection[str]
-) -> list[Sooner]:
-    """Offer two other partitions with enough idle nodes, first those that need no other limit."""
+    shared = {host for group in mine if code == "Priority" for host in group.hosts}
     found = []
-    for name in dict.fromkeys(group.partition for group in groups):
+    for name in dict.fromkeys(group.partition for group in groups if group not in mine):
         here = _of(name, groups)
-        idle, most, limit_s = _idle(here, request, without), here[0].most_nodes, here[0].limit_s
-        if name in own or min(idle, idle if most is None else most) < request.nodes:
-            continue
-        shorter_s = limit_s if _exceeds(request, limit_s) else None
-        one = Sooner(kind=ChangeKind.PARTITION, partition=name, idle=idle, limit_s=shorter_s)
-        found.append(one)
-    return sorted(found, key=lambda one: (one.limit_s is not None, -(one.idle or 0)))[:2]
+        idle, limit_s = request.idle(here, shared), here[0].limit_s
+        if request.nodes <= min(idle, request.most(here)):
+            shorter_s = limit_s if request.exceeds(limit_s) else None
+            kind = ChangeKind.PARTITION
+            found.append(Sooner(kind=kind, partition=name, idle=idle, limit_s=shorter_s))
+    yield from sorted(found, key=lambda one: (one.limit_s is not None, -(one.idle or 0)))[:2]
 
 
-def of_reservations(
-    request: NodeRequest, reservations: Sequence[Reservation], now: float
-) -> Outlook:
-    """Explain a wait by the reservations that are in its way; they may be of other nodes."""
+def of_reservations(request: NodeRequest, text: str, now: float) -> Outlook:
+    """Explain a wait by the reservations that are in its way; they may be of other nodes.
+
+    `text` is what `scontrol --oneliner show reservation` prints.
+    """
     horizon = float("inf") if request.limit_s is None else now + request.limit_s
-    near = [one for one in reservations if one.end > now and one.start < horizon]
-    own = [one for one in near if one.partition in ("", *request.partitions)]
-    ahead = sorted(own, key=lambda one: one.start)[:MOST_REASONS]
-    facts = tuple(
-        Fact(
-            kind=FactKind.RESERVATION,
-            detail=one.name,
-            state="maintenance" if one.is_maintenance else "",
-            nodes=one.nodes,
-            start=one.start,
-            end=one.end,
-        )
-        for one in ahead
-    )
-    future = [one.start for one in ahead if one.start > now]
+    facts = []
+    for line in text.splitlines():
+        row = dict(_PAIR.findall(line.replace("=(null)", "=")))
+        start, end = parse_time(row.get("StartTime", "")), parse_time(row.get("EndTime", ""))
+        is_own = row.get("PartitionName", "") in ("", *request.partitions)
+        if is_own and start and end and start < horizon and end > now:
+            facts.append(
+                Fact(
+                    kind=FactKind.RESERVATION,
+                    detail=row.get("ReservationName", ""),
+                    state="maintenance" if "MAINT" in row.get("Flags", "").split(",") else "",
+                    nodes=row.get("Nodes", ""),
+                    start=start,
+                    end=end,
+                )
+            )
+    ahead = sorted(facts, key=lambda one: one.start or 0)[:MOST_REASONS]
+    future = [one.start for one in ahead if one.start and one.start > now]
     limit_s = (int(min(future) - now) // STEP_S - 1) * STEP_S if future else 0
     shorter = (Sooner(kind=ChangeKind.TIME, limit_s=limit_s),) if limit_s > 0 else ()
-    return Outlook(facts=facts, sooner=shorter)
+    return Outlook(facts=tuple(ahead), sooner=shorter)

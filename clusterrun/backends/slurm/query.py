@@ -30,7 +30,6 @@ SACCT_FIELDS = (
     "Reason",
 )
 SEPARATOR = "|"
-IDS_BYTES = 120_000  # of one argument; Linux limits it to 128 KiB
 FEW = 16
 CLOCK_SKEW_S = 3600.0
 YEAR_S = 365 * 86400  # what Slurm gives a job without a time limit at its start
@@ -38,7 +37,6 @@ YEAR_S = 365 * 86400  # what Slurm gives a job without a time limit at its start
 WAITING = frozenset({"Priority", "Resources", "BeginTime", "JobHeldUser", "JobHeldAdmin"})
 
 _EXIT = r"([0-9]{1,9}):([0-9]{1,9})\Z"
-_SLUID = r"s[0-9A-Z]{13}\Z"
 _CLOCK = r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})\Z"
 _PAIR = r"(?:^| )(\w+)=(\S*)"
 _REQUEST = r"(?P<reason>.*?)(?:\|(?P<partition>[^|]*)\|(?P<nodes>[0-9]+))?\Z"
@@ -127,13 +125,10 @@ def _ask_squeue(
     job_ids: Sequence[str], slurm_cluster: str | None, *, own: bool
 ) -> dict[str, SchedulerJob]:
     """Query one job, or jobs of one user: otherwise squeue loads the jobs of all users."""
-    jobs: dict[str, SchedulerJob] = {}
-    for some in _in_pieces(job_ids):
-        user = [f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []
-        fields = SEPARATOR.join((*SQUEUE_FIELDS, *REQUEST_FIELDS))
-        options = (*user, f"--jobs={','.join(some)}", f"--format={fields}")
-        jobs |= parse_squeue(_squeue(slurm_cluster, *options))
-    return jobs
+    user = [f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []
+    fields = SEPARATOR.join((*SQUEUE_FIELDS, *REQUEST_FIELDS))
+    options = (*user, f"--jobs={','.join(job_ids)}", f"--format={fields}")
+    return parse_squeue(_squeue(slurm_cluster, *options))
 
 
 def _squeue(slurm_cluster: str | None, *options: str) -> str:
@@ -152,15 +147,6 @@ def pending_reason(job_id: str, slurm_cluster: str | None) -> str:
     except SchedulerUnreachableError:
         return ""
     return done.stdout.strip() if done.rc == 0 else ""
-
-
-def _in_pieces(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield pieces of a list that each fit into one argument."""
-    if not job_ids:
-        return
-    most = max(1, IDS_BYTES // (max(map(len, job_ids)) + 1))
-    for start in range(0, len(job_ids), most):
-        yield job_ids[start : start + most]
 
 
 def parse_squeue(text: str) -> dict[str, SchedulerJob]:
@@ -232,21 +218,18 @@ def _ask_sacct(
     """Return what accounting knows, and why it doesn't answer (empty if it does)."""
     if shell.find("sacct") is None:
         return {}, "sacct was not found"
-    jobs: dict[str, SchedulerJob] = {}
-    for some in _in_pieces(job_ids):
-        argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(some)}"]
-        argv.append(f"--format={','.join(SACCT_FIELDS)}")
-        if since is not None:  # without it some sites search years of jobs, others refuse
-            day = datetime.fromtimestamp(since - CLOCK_SKEW_S)
-            argv.append(f"--starttime={day:%Y-%m-%dT%H:%M:%S}")
-        try:
-            done = call(slurm_cluster, *argv, tries=1)
-        except SchedulerUnreachableError as error:
-            return jobs, error.cause or error.message
-        if done.rc != 0:
-            return jobs, (done.stderr.strip().splitlines() or ["sacct failed"])[-1]
-        jobs |= parse_sacct(done.stdout)
-    return jobs, ""
+    argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(job_ids)}"]
+    argv.append(f"--format={','.join(SACCT_FIELDS)}")
+    if since is not None:  # without it some sites search years of jobs, others refuse
+        day = datetime.fromtimestamp(since - CLOCK_SKEW_S)
+        argv.append(f"--starttime={day:%Y-%m-%dT%H:%M:%S}")
+    try:
+        done = call(slurm_cluster, *argv, tries=1)
+    except SchedulerUnreachableError as error:
+        return {}, error.cause or error.message
+    if done.rc != 0:
+        return {}, (done.stderr.strip().splitlines() or ["sacct failed"])[-1]
+    return parse_sacct(done.stdout), ""
 
 
 def parse_sacct(text: str) -> dict[str, SchedulerJob]:
@@ -319,24 +302,6 @@ def find_by_command(
     ids = [int(job_id) for job_id, _, command in rows if f"{command} ".startswith(script)]
     new = [job_id for job_id in ids if str(job_id) not in known]
     return JobId(str(max(new))) if new else None
-
-
-def job_of_sluid(text: str) -> str:
-    """Return the id of the job with this SLUID, a second id that jobs have since Slurm 26.05.
-
-    Return "" for any other text, and if Slurm does not know the job.
-    """
-    if not re.match(_SLUID, text):
-        return ""
-    for program, *words in (
-        ("squeue", "--states=all", "--format=%A"),
-        ("sacct", "--allocations", "--format=JobIDRaw%20"),
-    ):
-        argv = (program, "--noheader", *words, f"--jobs={text}")
-        done = call(None, *argv) if shell.find(program) else None
-        if done and done.rc == 0 and done.stdout.strip().isdecimal():
-            return done.stdout.strip()
-    return ""
 
 
 # Values

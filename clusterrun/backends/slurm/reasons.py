@@ -11,12 +11,6 @@ QOS_FULL = "your limit in this QOS is reached; it starts when your other jobs en
 ACCOUNT_FULL = "the account's limit is reached"
 # A limit on one job, or on its share of one node: waiting does not help.
 _OF_ONE = re.compile(r"(QOS|Assoc)Max(\w{1,40}?)Per(Job|Node)(?:Limit)?$")
-# Slurm gives this sentence in the place of AccountNotAllowed or QOSNotAllowed.
-_CLOSED = re.compile(
-    r"Job's (account|QOS) not permitted to use this partition "
-    r"\((\S+) (allows|denies) (\S+) (?:not|including) (\S+)\)"
-)
-_NOT_ALLOWED = {"account": "AccountNotAllowed", "QOS": "QOSNotAllowed"}
 _WHAT = {"Cpu": "CPUs", "GRES": "GPUs", "Mem": "memory", "Memory": "memory", "Node": "nodes"}
 WAITS_FOR_REPAIR = "nodes that it needs are down or drained"
 NEVER_NODES = "requests more nodes than the partition allows; it will not start"
@@ -31,10 +25,6 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "BeginTime": ("its start time has not come yet", True),
     "Licenses": ("waiting for a license", True),
     "Prolog": ("the nodes are being prepared", True),
-    "NvidiaImexChannels": ("waiting for a free NVIDIA IMEX channel", True),
-    "MpiPortsBusy": ("waiting for free MPI ports", True),
-    "MaxPoweredUpNodes": ("the cluster's limit on powered-up nodes is reached", True),
-    "SchedDefer": ("the scheduler will consider it in its next full cycle", True),
     "Constraints": ("waiting for nodes with the requested features", None),
     "Cleaning": ("its previous attempt is being cleaned up", True),
     "ReqNodeNotAvail": (
@@ -46,6 +36,8 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "ReservationDeleted": ("its reservation was deleted; it will not start", False),
     "PartitionTimeLimit": ("--time exceeds the partition's limit; it will not start", False),
     "PartitionNodeLimit": (NEVER_NODES, False),
+    "Job's account not permitted": ("the account may not use this partition", False),
+    "Job's QOS not permitted": ("the QOS is not allowed here", False),
     "PartitionConfig": ("requests what the partition does not allow", False),
     "PartitionDown": ("the partition is down: it starts no jobs", None),
     "PartitionInactive": ("the partition is inactive: it starts no jobs", None),
@@ -59,8 +51,6 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "JobHeldAdmin": ("held by an administrator", False),
     "JobHoldMaxRequeue": ("held after too many requeues; release it: scontrol release JOB", False),
     "launch failed requeued held": ("its launch failed; release it: scontrol release JOB", False),
-    "JobArrayTaskLimit": ("its array's limit of running tasks is reached", True),
-    "FrontEndDown": ("the front end is down", None),
     "AccountNotAllowed": ("the account may not use this partition", False),
     "QOSNotAllowed": ("the QOS is not allowed here", False),
     "InvalidAccount": ("the account is not valid", False),
@@ -181,26 +171,15 @@ def explain(reason: str, job_id: str) -> PendingReason:
     >>> explain("ReqNodeNotAvail, UnavailableNodes:node[1-2]", "7").text
     'nodes down, drained or reserved: node[1-2]'
     """
-    if closed := _CLOSED.match(reason):
-        kind, partition, verb, names, own = closed.groups()
-        text = f"the {kind} {own} may not use partition {partition}, which {verb} {names}"
-        return PendingReason(code=_NOT_ALLOWED[kind], text=text, can_start=False)
     code, _, detail = (part.strip() for part in reason.partition(","))
     nodes = detail.removeprefix(UNAVAILABLE).strip() if detail.startswith(UNAVAILABLE) else ""
     if nodes:
         text = f"nodes down, drained or reserved: {nodes}"
         return PendingReason(code=code, text=text, can_start=None, names_nodes=True)
-    text, can_start = _known(code or "None")
-    return PendingReason(code=code, text=text.replace("JOB", job_id), can_start=can_start)
-
-
-def _known(code: str) -> tuple[str, bool | None]:
+    matches = [known for known in REASONS if (code or "None").startswith(known)]
+    text, can_start = REASONS[max(matches, key=len)] if matches else (reason, None)
     if code not in REASONS and (limit := _OF_ONE.match(code)):
-        owner, what, scope = limit[1], _WHAT.get(limit[2], limit[2]), limit[3].lower()
-        source = "QOS" if owner == "QOS" else "account"
-        return (
-            f"requests more {what} per {scope} than the {source} allows; it will not start",
-            False,
-        )
-    matches = [known for known in REASONS if code.startswith(known)]
-    return REASONS[max(matches, key=len)] if matches else (code, None)
+        what, source = _WHAT.get(limit[2], limit[2]), "QOS" if limit[1] == "QOS" else "account"
+        scope, can_start = limit[3].lower(), False
+        text = f"requests more {what} per {scope} than the {source} allows; it will not start"
+    return PendingReason(code=code, text=text.replace("JOB", job_id), can_start=can_start)
