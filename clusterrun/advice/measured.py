@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from clusterrun.config import Resolved
 from clusterrun.errors import ClusterrunError
-from clusterrun.estimates.speed import Point, Scaling
+from clusterrun.estimates.speed import Scaling
 from clusterrun.rundir.events import EventType, read
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared import checkpoint_files, files
@@ -87,18 +87,8 @@ SCHEMA: Final = "clusterrun.scaling/1"
 
 def to_object(scaling: Scaling) -> dict[str, Any]:
     """Return a result as JSON values, each point with its gain over the first."""
-    return {"schema": SCHEMA, **dataclasses.asdict(scaling)} | {
-        "points": [_point(scaling, point) for point in scaling.points]
-    }
-
-
-def _point(scaling: Scaling, point: Point) -> dict[str, Any]:
-    gain = scaling.gain(point)
-    return {
-        **dataclasses.asdict(point),
-        **dataclasses.asdict(gain),
-        "communication": gain.communication,
-    }
+    points = [{**dataclasses.asdict(x), **scaling.gain(x)._asdict()} for x in scaling.points]
+    return {"schema": SCHEMA, **dataclasses.asdict(scaling), "points": points}
 
 
 def store(path: Path, scaling: Scaling) -> None:

@@ -13,11 +13,10 @@ from typing import Any, Final
 
 from clusterrun.advice.counted import counted
 from clusterrun.advice.measured import stored_scaling
-from clusterrun.backends.machine_facts import choose_cluster, gather_facts, usable_cpus
+from clusterrun.backends.machine_facts import choose_cluster, usable_cpus
 from clusterrun.config import Resolved
 from clusterrun.config.choices import LrRule, Optimizer
 from clusterrun.config.parallel import Parallel
-from clusterrun.config.settings import BUILT_IN
 from clusterrun.config.spec import Cluster, Device, JobSpec, MixedPrecision, Strategy
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.estimates import gpus, models, parts, speed
@@ -28,9 +27,7 @@ from clusterrun.estimates.recommend import Choice, recommend
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.make import check_strategy, fp16_without_gpu
 from clusterrun.launch.parallel import check_sizes
-from clusterrun.launch.plan import Precision
 from clusterrun.launch.script_args import named_json
-from clusterrun.launch.user_files import read_own_files, take_world
 from clusterrun.launch.world_shape import World, check_sharing
 from clusterrun.shared.sizes import parse_bytes
 
@@ -46,7 +43,8 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
     model whose parameters were never counted is unknown: counting takes seconds.
     Raises UsageError if the model's size is unknown or the question makes no sense.
     """
-    spec = settled(resolved.spec, resolved.cwd, is_open=is_open)
+    spec = resolved.spec
+    _refuse_own_files(spec, is_open=is_open)
     _refuse(spec, is_open=is_open)
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
     setup = _setup(spec, _model(resolved, may_count=may_count), gpu, is_open=is_open)
@@ -135,21 +133,6 @@ def planned(resolved: Resolved, *, strategy: Strategy | None = None) -> Choice:
 def effective_batch(question: Question) -> int:
     """Return the samples of a step: the requested number, else the product of its parts."""
     return question.wanted_batch or question.setup.effective_batch
-
-
-def inherited_of(resolved: Resolved) -> tuple[str, ...]:
-    """Return notes on facts that files add to a model named on the command line."""
-    origins = resolved.origins
-    named = (origins[f"training.{name}"] for name in ("model", "params", "hidden"))
-    if all(origin.where is not None or origin == BUILT_IN for origin in named):
-        return ()
-    found: dict[str, list[str]] = {}
-    for row in resolved.rows():
-        section, _, name = row.key.partition(".")
-        if section == "training" and row.text is not None and origins[row.key].where is not None:
-            source = row.origin.rpartition(":")[0] or row.origin
-            found.setdefault(source, []).append(f"{name} {row.text}")
-    return tuple(f"also from {source}: {', '.join(facts)}" for source, facts in found.items())
 
 
 def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
@@ -412,30 +395,11 @@ def _free_bytes(path: Path) -> int | None:
     return None
 
 
-def settled(spec: JobSpec, cwd: Path, *, is_open: bool) -> JobSpec:
-    """Return the spec with the world, strategy and precision of the accelerate YAML, as submitted.
-
-    Raises UsageError for a file of DeepSpeed or FSDP, and for any if the strategy is open.
-    """
+def _refuse_own_files(spec: JobSpec, *, is_open: bool) -> None:
+    """Refuse the user's files of accelerate and DeepSpeed, which may set anything."""
     is_adopted = not is_open and not spec.strategy.is_deepspeed and named_json(spec.args)
-    if not (spec.accelerate_config or spec.deepspeed_config or is_adopted):
-        return spec
-    refusal = UsageError(
-        "plan cannot read your own configuration file",
-        hint="omit it, and describe the setup with --strategy, --nodes and --gpus-per-node",
-    )
-    if is_open or spec.deepspeed_config or is_adopted:
-        raise refusal
-    facts = gather_facts(spec, cwd=cwd, environ=os.environ)
-    own = read_own_files(spec, facts)
-    if own.strategy is None or own.strategy.stage or own.accelerate.get("parallelism_config"):
-        raise refusal
-    asked = take_world(spec, own, facts)
-    stated = MixedPrecision((own.stated or Precision.NO).value)
-    is_auto = asked.mixed_precision is MixedPrecision.AUTO
-    return dataclasses.replace(
-        asked,
-        strategy=own.strategy,
-        device=Device.CPU if own.use_cpu and asked.device is Device.AUTO else asked.device,
-        mixed_precision=stated if is_auto else asked.mixed_precision,
-    )
+    if spec.accelerate_config or spec.deepspeed_config or is_adopted:
+        raise UsageError(
+            "plan cannot read your own configuration file",
+            hint="omit it, and describe the setup with --strategy, --nodes and --gpus-per-node",
+        )

@@ -13,7 +13,6 @@ from clusterrun.advice.measured import Measured, measure
 from clusterrun.advice.question import (
     assumptions_of,
     effective_batch,
-    inherited_of,
     question_of,
 )
 from clusterrun.cli import plan_json, plan_view
@@ -32,7 +31,6 @@ from clusterrun.estimates.estimate import (
     counts_activations,
     estimate,
     unknown_speed,
-    usual_speedup,
 )
 from clusterrun.estimates.inputs import Fit, total
 from clusterrun.estimates.memory import CONTEXT, checkpoint_bytes
@@ -44,7 +42,6 @@ from clusterrun.estimates.recommend import (
     recommend,
     smallest,
 )
-from clusterrun.shared.wording import count
 from clusterrun.verbs.changes import configuration
 from clusterrun.verbs.find import find_record
 
@@ -147,7 +144,7 @@ def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
 
 
 def _question(resolved: Resolved, *, is_open: bool) -> Question:
-    for text in (*resolved.notes, *inherited_of(resolved)):
+    for text in resolved.notes:
         output.note(text)
     question = question_of(resolved, is_open=is_open)
     for text in assumptions_of(resolved):
@@ -209,7 +206,6 @@ def _compare(job: str | None, *, as_json: bool) -> None:
             hint="call clusterrun.runtime.step in the script to measure steps; memory is measured "
             "when the ranks end",
         )
-    pairs += _scaling(answer)
     if as_json:
         names = ("predicted", "measured", "ratio")
         rows = {pair.name: {name: getattr(pair, name) for name in names} for pair in pairs}
@@ -226,9 +222,6 @@ def _notes(answer: Estimate, step_s: float | None) -> Iterator[str]:
         if answer.time is None:
             yield f"the step time is not estimated: {unknown_speed(answer.question)}"
         yield f"pass --step-time {step_s:.4g}s to plan with the measured time"
-    if (speedup := answer.speedup) is not None and speedup.measured_at:
-        when, base = speedup.measured_at[:10], count(speedup.base, "rank")
-        yield f"the speed-up is relative to {base}, measured by clusterrun scaling on {when}"
 
 
 def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
@@ -246,19 +239,6 @@ def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
         Pair("allocated per GPU", _gib, allocated, found.gpu_bytes),
         Pair("host memory", _gib, host.total_bytes, found.host_bytes),
         Pair("checkpoint", plan_view.gigabytes, saved, found.checkpoint_bytes),
-    ]
-
-
-def _scaling(answer: Estimate) -> list[Pair]:
-    """Return what `clusterrun scaling` measured for a world of this size, if it did."""
-    found, world = answer.speedup, answer.question.setup.world
-    if found is None or not found.measured_at:
-        return []
-    usual = usual_speedup(answer.question) if found.base == 1 else None
-    told, times = (usual.low + usual.high) / 2 if usual else None, "{:.3g}".format
-    return [
-        Pair("speed-up", times, told, found.low),
-        Pair("efficiency", times, told and told / world, found.low * found.base / world),
     ]
 
 

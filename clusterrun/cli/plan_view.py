@@ -15,7 +15,6 @@ from clusterrun.estimates.inputs import GIB, Fit, Setup
 from clusterrun.estimates.memory import checkpoint_bytes, symbols_of
 from clusterrun.estimates.recommend import Choice, changed
 from clusterrun.estimates.speed import Cost, Duration, assumption
-from clusterrun.estimates.steps import schedule_steps
 from clusterrun.shared.durations import clock
 from clusterrun.shared.wording import count
 
@@ -54,8 +53,6 @@ def show(
     for text in answer.notes:
         output.note(text)
     output.note("estimated from formulas; to compare with a run: clusterrun plan --compare JOB")
-    if output.is_on_terminal():  # the first line may have left the screen
-        output.answer(first)
 
 
 # The first lines
@@ -192,7 +189,7 @@ def _batch(answer: Estimate) -> Iterator[str]:
     if line := _steps(answer):
         yield _row("steps", line)
     if answer.steps.total and setup.world > 1:
-        length = schedule_steps(answer.steps.total, setup.world)
+        length = answer.steps.total * setup.world  # also of a warmup
         text = f"accelerate steps a scheduler once per process: set its length to {length:,}"
         yield _row("", text)
     if (rates := answer.rates) is not None:
@@ -280,13 +277,12 @@ def _speedup(answer: Estimate) -> Iterator[str]:
     found = answer.speedup
     if found is None or answer.lacks_memory:
         return
-    note = f" ({found.note})" if found.note else ""
     if found.measured_at:
         share = 100 * found.low * found.base / answer.question.setup.world
-        over = f"{found.low:.3g} times {count(found.base, 'rank')}{note}, efficiency {share:.0f} %"
+        over = f"{found.low:.3g} times {count(found.base, 'rank')}, efficiency {share:.0f} %"
         yield _row("speed-up", f"{over}: measured by clusterrun scaling, {found.measured_at[:10]}")
     else:
-        band = f"{found.low:.3g} to {found.high:.3g} times one GPU{note}"
+        band = f"{found.low:.3g} to {found.high:.3g} times one GPU"
         yield _row("speed-up", f"{band}: a rule of thumb; measure yours with clusterrun scaling")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -230,24 +231,25 @@ def estimate(question: Question) -> Estimate:
 
 
 def measured_speedup(question: Question) -> Speedup | None:
-    """Return the measured speed-up over the smallest world; None outside the measured range."""
+    """Return the measured speed-up over the smallest world; None if this world was not measured."""
     setup, found = question.setup, question.scaling
     if found is None or not found.is_of(setup, is_cpu=question.is_cpu):
         return None
-    gains = {point.ranks: found.gain(point).speedup for point in found.points}
-    base = min(gains)
-    answer = speed.speedup(setup.world, {ranks: (x, x) for ranks, x in gains.items()})
-    if answer is None or setup.world == base:
+    base = found.points[0].ranks
+    gains = (found.gain(point).speedup for point in found.points if point.ranks == setup.world)
+    gain = next(gains, None)
+    if gain is None or setup.world == base:
         return None
-    return replace(answer, base=base, measured_at=found.measured_at)
+    return Speedup(low=gain, high=gain, base=base, measured_at=found.measured_at)
 
 
 def usual_speedup(question: Question) -> Speedup | None:
-    """Return the usual speed-up of the GPUs of one node; None for any other world."""
+    """Return the usual speed-up of 2, 4 or 8 GPUs of one node; None for any other world."""
     setup = question.setup
     if setup.nodes > 1 or setup.data_parallel == 1 or question.is_cpu or setup.parallel.model > 1:
         return None
-    return speed.speedup(setup.world)
+    band = speed.SCALING.get(setup.world)
+    return Speedup(low=band[0], high=band[1]) if band else None
 
 
 def gpu_need(question: Question) -> Need | None:
@@ -288,7 +290,7 @@ def disk_need(question: Question) -> Need:
     whole = tuple(
         replace(
             term,
-            bytes=memory.run_bytes(term.bytes, question.keep),
+            bytes=term.bytes * (question.keep + 1),
             formula=f"{question.keep + 1} x ({term.formula})",
         )
         for term in memory.checkpoint_terms(question.setup)
@@ -307,9 +309,10 @@ def count_steps(question: Question) -> Steps:
     ran = steps.accelerate_steps(
         samples, setup.micro_batch, setup.accumulation, setup.data_parallel
     )
-    whole = steps.total_steps(ran, question.epochs) if question.epochs else None
+    # A part of an epoch is rounded up, as in the HF Trainer.
+    whole = math.ceil(ran * question.epochs) if question.epochs else None
     return Steps(
-        full_per_epoch=steps.full_steps(samples, setup.effective_batch),
+        full_per_epoch=samples // setup.effective_batch,
         accelerate_per_epoch=ran,
         repeated=steps.repeated_samples(samples, setup.micro_batch, setup.data_parallel),
         total=question.max_steps or whole,
@@ -319,7 +322,8 @@ def count_steps(question: Question) -> Steps:
 def step_duration(question: Question) -> Duration | None:
     """Return how long an optimizer step takes; None if it can't be estimated."""
     if question.step_time_s is not None:
-        return speed.measured_time(1, question.step_time_s)
+        took = question.step_time_s
+        return Duration(low_s=took, mid_s=took, high_s=took, basis="measured")
     gpu = _timed_gpu(question)
     if gpu is None:
         return None
@@ -371,10 +375,6 @@ def _notes(question: Question, counted: Steps) -> Iterator[str]:
             f"samples of {setup.seq_len:,} tokens are longer than the model's maximum of "
             f"{positions:,}"
         )
-    if question.lr is not None and question.base_batch is None:
-        yield "pass --base-batch to scale --lr to this batch"
-    if question.samples is None and question.epochs and question.epochs != 1:
-        yield "pass --samples to count the steps of --epochs"
     if counted.repeated:
         each = setup.micro_batch * setup.data_parallel
         yield (
@@ -398,10 +398,6 @@ def _model_notes(setup: Setup) -> Iterator[str]:
         yield f"the activations of '{model.family}' models are assumed to be those of {like}"
     if model.active_params:
         yield "the time assumes a dense model's MFU; to set yours, pass --mfu"
-    if setup.lora and model.experts_met:
-        yield "LoRA is counted without the routed experts: peft's all-linear skips them"
-    if setup.load_in_4bit:
-        yield "the time leaves out the dequantization of 4-bit weights in each pass"
 
 
 def unknown_speed(question: Question) -> str:

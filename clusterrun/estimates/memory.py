@@ -221,11 +221,6 @@ def best_terms(setup: Setup, kept: int) -> tuple[Term, ...]:
     return (term("weights of the best", size, formula, "safetensors"),) if kept else ()
 
 
-def run_bytes(each: int, keep: int) -> int:
-    """Return the space that a run needs: what it keeps, and one checkpoint being written."""
-    return each * (keep + 1)
-
-
 def _weight_bytes(setup: Setup) -> int:
     """Return the bytes of each saved parameter outside the optimizer's files."""
     if not setup.strategy.is_deepspeed:

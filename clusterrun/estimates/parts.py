@@ -80,8 +80,6 @@ def notes(setup: Setup) -> Iterator[str]:
             f"{sizes.tensor}: the matrices of the "
             "blocks are divided, embeddings and norms are whole"
         )
-    if sizes.context * sizes.sequence > 1:
-        yield f"s is a GPU's part of a sample: {part_of_gpu(setup).seq_len:,} tokens"
     if sizes.model > 1:
         yield (
             "times leave out the traffic of tensor, context and sequence parallelism: measure a "

@@ -19,7 +19,7 @@ BATCH: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Settings to start a training with; `why` maps each setting to its reason.
+    """Settings to start a training with.
 
     All presets have the same effective batch on one device, so they can share a learning rate.
     """
@@ -29,52 +29,21 @@ class Preset:
     accumulation: int
     precision: MixedPrecision
     grad_ckpt: bool
-    why: Mapping[str, str]
 
 
-def _preset(name: str, micro_batch: int, *, grad_ckpt: bool, why: tuple[str, str, str]) -> Preset:
-    reasons = dict(zip(("micro_batch", "precision", "grad_ckpt"), why, strict=True))
+def _preset(name: str, micro_batch: int, *, grad_ckpt: bool = False) -> Preset:
     return Preset(
         name=name,
         micro_batch=micro_batch,
         accumulation=BATCH // micro_batch,
         precision=MixedPrecision.NO if name == "cpu" else MixedPrecision.AUTO,
         grad_ckpt=grad_ckpt,
-        why={**reasons, "accumulation": f"makes the effective batch {BATCH}, as in every preset"},
     )
 
 
-_HALF: Final = "16 bits halve the activations; bf16 from compute capability 8.0, else fp16"
-_CPU: Final = _preset(
-    "cpu",
-    4,
-    grad_ckpt=False,
-    why=(
-        "larger passes gain nothing on a CPU",
-        "fp32: most CPUs have no fast 16-bit arithmetic",
-        "recomputing costs time, which is scarce on a CPU; memory is not",
-    ),
-)
-_SMALL: Final = _preset(
-    "small-gpu",
-    2,
-    grad_ckpt=True,
-    why=(
-        "activations grow with it, and there is little memory",
-        _HALF,
-        "keeps one activation per block, for a third more work",
-    ),
-)
-_LARGE: Final = _preset(
-    "large-gpu",
-    8,
-    grad_ckpt=False,
-    why=(
-        "larger passes keep the GPU busy",
-        _HALF,
-        "there is memory for the activations, and recomputing takes time",
-    ),
-)
+_CPU: Final = _preset("cpu", 4)  # larger passes gain nothing there
+_SMALL: Final = _preset("small-gpu", 2, grad_ckpt=True)
+_LARGE: Final = _preset("large-gpu", 8)  # larger passes keep the GPU busy
 PRESETS: Final[Mapping[str, Preset]] = {preset.name: preset for preset in (_CPU, _SMALL, _LARGE)}
 
 

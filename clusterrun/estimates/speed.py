@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from clusterrun.config.spec import Network
 from clusterrun.errors import UsageError
@@ -29,7 +29,6 @@ LAUNCH_S: Final = 10e-6
 GRADIENT_TRAFFIC: Final = 12  # bytes per parameter and pass to add the gradient to the sum
 # Speed-up over one GPU, lowest and highest, on GPUs of one node: a rule of thumb.
 SCALING: Final[Mapping[int, tuple[float, float]]] = {
-    1: (1.0, 1.0),
     2: (1.8, 1.9),
     4: (3.5, 3.8),
     8: (6.5, 7.0),
@@ -61,14 +60,13 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """The speed-up over one GPU; `note` mentions an interpolation.
+    """The speed-up over one GPU.
 
     A measured one has `measured_at` (ISO 8601), and is relative to `base` ranks.
     """
 
     low: float
     high: float
-    note: str
     base: int = 1
     measured_at: str = ""
 
@@ -107,7 +105,10 @@ def pass_seconds(setup: Setup, gpu: Gpu, mfu: float) -> float:
     """
     if not 0 < mfu <= 1:
         raise UsageError(f"an MFU of {mfu:g} is impossible", hint="pass a share, such as --mfu 0.4")
-    work_s, waves = _work_seconds(setup, gpu, mfu), _waves(setup, gpu)
+    work_s = _work_seconds(setup, gpu, mfu)
+    # Of a matrix product that is as wide as the hidden size.
+    tokens = setup.micro_batch * setup.seq_len
+    waves = tokens * setup.model.hidden / (TILE * gpu.processors)
     tiled_s = work_s * (1 + LAST_WAVE / waves) if waves else work_s
     launched_s = LAUNCH_S * setup.model.layers * (LORA_KERNELS if setup.lora else KERNELS)
     return recomputing(setup) * max(tiled_s, launched_s) + _summing_seconds(setup, gpu)
@@ -150,41 +151,6 @@ def _summing_seconds(setup: Setup, gpu: Gpu) -> float:
     is_shard = setup.strategy.is_deepspeed and setup.strategy.stage > 1
     summed = trainable_params(setup) / (setup.shards if is_shard else 1)
     return GRADIENT_TRAFFIC * summed / gpu.bandwidth
-
-
-def _waves(setup: Setup, gpu: Gpu) -> float:
-    """Return the waves of tiles in a matrix product as wide as the hidden size."""
-    return setup.micro_batch * setup.seq_len * setup.model.hidden / (TILE * gpu.processors)
-
-
-def measured_time(steps: int, step_s: float) -> Duration:
-    """Return the duration of `steps` steps from a measured step.
-
-    >>> [round(measured_time(52_083, step_s).mid_s / 3600, 1) for step_s in (0.5, 0.8)]
-    [7.2, 11.6]
-    """
-    seconds = steps * step_s
-    return Duration(low_s=seconds, mid_s=seconds, high_s=seconds, basis="measured")
-
-
-def speedup(gpus: int, known: Mapping[int, tuple[float, float]] = SCALING) -> Speedup | None:
-    """Return the speed-up of several GPUs over one; None outside the known counts.
-
-    >>> speedup(8)
-    Speedup(low=6.5, high=7.0, note='', base=1, measured_at='')
-    >>> speedup(16) is None
-    True
-    """
-    if gpus in known:
-        low, high = known[gpus]
-        return Speedup(low=low, high=high, note="")
-    below = max((count for count in known if count < gpus), default=None)
-    above = min((count for count in known if count > gpus), default=None)
-    if below is None or above is None:
-        return None
-    part = (gpus - below) / (above - below)
-    low, high = (a + part * (b - a) for a, b in zip(known[below], known[above], strict=True))
-    return Speedup(low=low, high=high, note=f"interpolated between {below} and {above}")
 
 
 def segments(seconds: float, limit_s: int) -> int:
@@ -360,22 +326,15 @@ class Point:
     run_dir: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gain:
+class Gain(NamedTuple):
     """The gain of a world over the smallest one.
 
-    >>> gain = Gain(speedup=6.6, efficiency=6.6 / 8)
-    >>> round(gain.communication, 3)
-    0.175
+    `communication` is the share of time lost to it and to waiting for the slowest rank.
     """
 
     speedup: float
     efficiency: float
-
-    @property
-    def communication(self) -> float:
-        """Return the share of time lost to communication and waiting for the slowest rank."""
-        return max(0.0, 1 - self.efficiency)
+    communication: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,14 +356,13 @@ class Scaling:
     def gain(self, point: Point) -> Gain:
         """Compare a world with the smallest one."""
         base = self.points[0]
-        speedup = self._rate(point) / self._rate(base)
-        return Gain(speedup=speedup, efficiency=speedup * base.ranks / point.ranks)
+        # In units of a rank's batch, or of the fixed batch.
+        rates = [(1 if self.is_fixed_batch else x.ranks) / x.step_s for x in (point, base)]
+        speedup = rates[0] / rates[1]
+        efficiency = speedup * base.ranks / point.ranks
+        return Gain(speedup, efficiency, max(0.0, 1 - efficiency))
 
     def is_of(self, setup: Setup, *, is_cpu: bool) -> bool:
         """Return whether it applies to a setup on any number of nodes; False if it is divided."""
         asked = (setup.strategy.value, setup.procs_per_node * setup.parallel.model, is_cpu)
         return asked == (self.strategy, self.procs_per_node, self.is_cpu)
-
-    def _rate(self, point: Point) -> float:
-        """Return samples a second, in units of a rank's batch, or of the fixed batch."""
-        return (1 if self.is_fixed_batch else point.ranks) / point.step_s

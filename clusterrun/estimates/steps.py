@@ -13,24 +13,6 @@ from typing import Final
 from clusterrun.config.choices import Optimizer
 
 
-def effective_batch(micro_batch: int, accumulation: int, world: int) -> int:
-    """Return the samples of one optimizer step.
-
-    >>> effective_batch(32, 3, 2)
-    192
-    """
-    return micro_batch * accumulation * world
-
-
-def full_steps(samples: int, effective: int) -> int:
-    """Count the steps of an epoch that have a whole batch; 0 if the data is smaller.
-
-    >>> full_steps(10_000_000, 192)
-    52083
-    """
-    return samples // effective
-
-
 def batches_per_rank(samples: int, micro_batch: int, world: int) -> int:
     """Count the batches that each rank gets in an epoch.
 
@@ -65,27 +47,6 @@ def repeated_samples(samples: int, micro_batch: int, world: int) -> int:
     if world == 1:
         return 0
     return batches_per_rank(samples, micro_batch, world) * micro_batch * world - samples
-
-
-def total_steps(steps_per_epoch: int, epochs: float) -> int:
-    """Count the steps of a training; a part of an epoch is rounded up, as in the HF Trainer.
-
-    >>> total_steps(40, 3), total_steps(40, 0.51)
-    (120, 21)
-    """
-    return math.ceil(steps_per_epoch * epochs)
-
-
-def schedule_steps(steps: int, world: int) -> int:
-    """Return the length of a schedule that is passed to `Accelerator.prepare`.
-
-    AcceleratedScheduler steps it once per process at each optimizer step; the HF Trainer steps its
-    schedule once. Multiply the length of a warmup in the same way.
-
-    >>> schedule_steps(1844, 4)
-    7376
-    """
-    return steps * world
 
 
 def _ceil(count: int, size: int) -> int:

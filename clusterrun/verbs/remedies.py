@@ -21,7 +21,7 @@ from clusterrun.diagnosis.kinds import Advice, Retry
 from clusterrun.errors import ClusterrunError, Exit
 from clusterrun.estimates.inputs import GIB
 from clusterrun.estimates.speed import segments
-from clusterrun.estimates.steps import effective_batch, smaller_passes
+from clusterrun.estimates.steps import smaller_passes
 from clusterrun.launch.plan import Plan
 from clusterrun.launch.script_args import batch_of, number_in, with_number
 from clusterrun.rundir.outcome import Cause, Outcome, ShortVerdict, VerdictRule
@@ -181,7 +181,7 @@ def _smaller_batch(run: Run) -> list[Advice]:
         for (name, _), number in zip(options, smaller, strict=True):
             args = with_number(args, name, number)
         command = run.resume(args=args)
-    batch = effective_batch(micro, accumulation, run.plan.data_parallel)
+    batch = micro * accumulation * run.plan.data_parallel
     text = (
         f"lower the micro-batch from {micro} to {smaller[0]} and raise the accumulation from "
         f"{accumulation} to {smaller[1]}: the effective batch stays {batch}"

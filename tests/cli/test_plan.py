@@ -397,9 +397,6 @@ def test_files_of_the_project_are_read_and_give_way(here: CommandLine) -> None:
         said = asked(here, "--model llama-3.1-9b", more)
         assert (said.code, said.out) == (2, "")
         assert "hint: use 'llama-3.1-8b'" in said.err
-    note = "note: also from ./clusterrun.yaml: micro_batch 8, accumulation 4\n"
-    assert note in asked(here, "--model gpt2 --max-steps 10").err
-    assert "also from" not in asked(here).err  # all of it is from there
 
 
 @pytest.mark.parametrize("recommend", ["", "--recommend --effective-batch 32"])
@@ -562,8 +559,6 @@ def test_a_known_model_with_experts_has_a_verdict_and_a_recommendation(here: Com
     assert any("a dense model's MFU" in note for note in answer["notes"])
     (first, *_) = told(here, words, "--recommend --effective-batch 256")["recommended"]
     assert first["verdict"] == "fits"
-    adapters = told(here, words, "--strategy fsdp --lora 16")
-    assert any("without the routed experts" in note for note in adapters["notes"])
 
 
 def test_weights_in_4_bits_take_a_quarter_but_for_the_words(here: CommandLine) -> None:
@@ -696,33 +691,8 @@ def test_submit_plan_sets_what_is_recommended_and_hands_it_to_the_ranks(
     assert len(here.asked("sbatch")) == before
 
 
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ("num_machines: 3\nnum_processes: 6\n", ""),
-        ("num_machines: 3\nnum_processes: 6\n", "-N 2 --device cpu"),
-        ("num_machines: 3\nnum_processes: 6\nuse_cpu: true\n", "--mixed-precision no"),
-        ("num_processes: 8\n", "-N 4 --gpus-per-node 1"),
-        ("num_machines: 2\n", ""),
-    ],
-)
-def test_a_yaml_of_ddp_is_estimated_as_it_would_be_submitted(
-    here: CommandLine, counts: str, words: str
-) -> None:
-    text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\n"
-    (here.path / "acc.yaml").write_text(f"{text}{counts}")
-    more = f"--cluster slurm --accelerate-config acc.yaml {words}"
-    inputs = told(here, more, "--model gpt2 --seq-len 128")["inputs"]
-    files = json.loads(here("render", "--json", *more.split(), "train.py").out)["files"]
-    plan = json.loads(files["plan.json"])
-    shape = ("nodes", "procs_per_node", "strategy")
-    assert [inputs[key] for key in shape] == [plan[key] for key in shape]
-    assert inputs["precision"] == ("fp32" if "no" in words.split() else "bf16")
-
-
 def test_a_yaml_that_may_say_anything_is_not_estimated(here: CommandLine) -> None:
     words = f"--cluster slurm --accelerate-config acc.yaml {LLAMA}"
-    (here.path / "acc.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\n")
-    assert "error: plan cannot read your own" in asked(here, words).err
     (here.path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
-    assert "plan cannot read your own" in asked(here, words, "--recommend").err
+    for more in ("", "--recommend"):
+        assert "error: plan cannot read your own" in asked(here, words, more).err

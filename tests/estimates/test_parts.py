@@ -38,25 +38,21 @@ def terms(given: Setup) -> dict[str, int]:
     return {term.name: term.bytes for term in memory.gpu_terms(given)}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "sizes", "batch", "shards"),
-    [
-        (Strategy.FSDP, {}, 128, 16),
-        (Strategy.FSDP, {"tensor": 4}, 32, 4),
-        (Strategy.FSDP, {"context": 4}, 32, 16),
-        (Strategy.FSDP, {"tensor": 2, "context": 4}, 16, 8),
-        (Strategy.FSDP, {"replicate": 4}, 128, 4),
-        (Strategy.FSDP_HYBRID, {}, 128, 8),
-        (Strategy.FSDP_HYBRID, {"tensor": 2}, 64, 4),
-        (Strategy.ZERO3, {"sequence": 8}, 16, 16),
-        (Strategy.DDP, {"tensor": 16}, 8, 1),
-    ],
-)
-def test_the_batch_counts_data_parallel_ranks_and_the_state_its_shards(
-    strategy: Strategy, sizes: dict[str, int], batch: int, shards: int
-) -> None:
-    asked = setup(strategy, **sizes)
-    assert (asked.effective_batch, asked.shards) == (batch, shards)
+def test_the_batch_counts_data_parallel_ranks_and_the_state_its_shards() -> None:
+    cases: list[tuple[str, dict[str, int], int, int]] = [
+        ("fsdp", {}, 128, 16),
+        ("fsdp", {"tensor": 4}, 32, 4),
+        ("fsdp", {"context": 4}, 32, 16),
+        ("fsdp", {"tensor": 2, "context": 4}, 16, 8),
+        ("fsdp", {"replicate": 4}, 128, 4),
+        ("fsdp-hybrid", {}, 128, 8),
+        ("fsdp-hybrid", {"tensor": 2}, 64, 4),
+        ("zero3", {"sequence": 8}, 16, 16),
+        ("ddp", {"tensor": 16}, 8, 1),
+    ]
+    for strategy, sizes, batch, shards in cases:
+        asked = setup(Strategy(strategy), **sizes)
+        assert (asked.effective_batch, asked.shards) == (batch, shards), (strategy, sizes)
 
 
 def test_tensor_parallel_divides_the_matrices_of_the_blocks_alone() -> None:
@@ -105,29 +101,19 @@ def test_a_larger_size_never_takes_more_of_a_gpu_at_the_same_batch(tensor: int, 
     assert needed(min(8, tensor * more)) <= needed(tensor)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"parallel": Parallel(tensor=16), "nodes": 4},
-            "divide the 8 key-value heads",
-        ),
+def test_a_model_that_cannot_be_divided_so_is_refused() -> None:
+    zero3 = {"parallel": Parallel(sequence=4), "strategy": Strategy.ZERO3}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"parallel": Parallel(tensor=16), "nodes": 4}, "divide the 8 key-value heads"),
         ({"parallel": Parallel(context=2), "seq_len": 8190}, "not divisible by 4"),
-        (
-            {"parallel": Parallel(sequence=4), "seq_len": 8190, "strategy": Strategy.ZERO3},
-            "not divisible by 4",
-        ),
+        ({**zero3, "seq_len": 8190}, "not divisible by 4"),
         ({"parallel": Parallel(tensor=3)}, "does not divide 16 ranks"),
-    ],
-)
-def test_a_model_that_cannot_be_divided_so_is_refused(changes: dict[str, Any], words: str) -> None:
-    assert words in parts.mistake(replace(setup(), **changes))
+    ]
+    for changes, words in wrong:
+        assert words in parts.mistake(replace(setup(), **changes))
     assert parts.mistake(setup()) == ""
-
-
-def test_ulysses_copies_heads_of_keys_that_are_too_few() -> None:
-    few = replace(LLAMA, kv_heads=2)
-    assert parts.mistake(replace(setup(Strategy.ZERO3, sequence=4), model=few)) == ""
+    # Ulysses copies heads of keys that are too few.
+    assert parts.mistake(replace(setup(), **zero3, model=replace(LLAMA, kv_heads=2))) == ""
 
 
 LINKS = Links(within_node=400e9, between_nodes=50e9, to_host=30e9)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from clusterrun.config.spec import Strategy
 from clusterrun.estimates import gpus
 from clusterrun.estimates.estimate import Question, estimate, gpu_need, step_duration
-from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import GIB, Fit, Setup
 from clusterrun.estimates.models import BUILT_IN
 from clusterrun.estimates.recommend import (
@@ -68,7 +67,9 @@ asked = st.builds(
 @given(asked)
 @example((question(), 256))
 @settings(deadline=None, max_examples=40)
-def test_what_is_recommended_is_never_unfit(case: tuple[Question, int]) -> None:
+def test_what_is_recommended_fits_and_the_fastest_comes_first(
+    case: tuple[Question, int],
+) -> None:
     found, effective = case
     choices = recommend(found, effective)
     assume(choices)
@@ -77,36 +78,23 @@ def test_what_is_recommended_is_never_unfit(case: tuple[Question, int]) -> None:
         assert verdict is choice.verdict
         assert verdict in (Fit.FITS, Fit.TIGHT)
         assert choice.setup.effective_batch == effective
-
-
-@given(asked)
-@example((question(), 256))
-@settings(deadline=None, max_examples=40)
-def test_of_what_fits_the_fastest_comes_first(case: tuple[Question, int]) -> None:
-    found, effective = case
-    choices = recommend(found, effective)
-    assume(len(choices) > 1)
     fitting = [c for c in choices if c.verdict is Fit.FITS] or choices
-    for choice in fitting:
-        assert choices[0].step_s <= AS_FAST * choice.step_s
+    assert choices[0].step_s <= AS_FAST * min(choice.step_s for choice in fitting)
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 4, 16])
-@pytest.mark.parametrize(
-    "gpu", [x for x in gpus.ALL if x.fabric >= 200e9], ids=lambda gpu: gpu.name
-)
-def test_whole_nodes_with_nvlink_offload_only_what_fits_no_other_way(gpu: Gpu, nodes: int) -> None:
-    compared = set()
-    for name, batch in product(("gpt2-xl", "llama-3.1-8b", "llama-2-13b", "llama-2-70b"), (1, 16)):
-        asked_for = question(
-            model=BUILT_IN[name], gpu=gpu, nodes=nodes, precision=gpus.precision_of(gpu)
-        )
-        choices = recommend(asked_for, 8 * nodes * batch)
-        fitting = [c.setup for c in choices if c.verdict is Fit.FITS]
-        if len({setup.offloads_optimizer for setup in fitting}) == 2:
-            compared.add(name)
-            assert not fitting[0].offloads_optimizer, (name, batch)
-    assert "gpt2-xl" in compared
+@pytest.mark.parametrize("nodes", [1, 16])
+def test_whole_nodes_with_nvlink_offload_only_what_fits_no_other_way(nodes: int) -> None:
+    names = ("gpt2-xl", "llama-3.1-8b", "llama-2-13b", "llama-2-70b")
+    for gpu in (x for x in gpus.ALL if x.fabric >= 200e9):
+        precision, compared = gpus.precision_of(gpu), set()
+        for name, batch in product(names, (1, 16)):
+            asked_for = question(model=BUILT_IN[name], gpu=gpu, nodes=nodes, precision=precision)
+            choices = recommend(asked_for, 8 * nodes * batch)
+            fitting = [c.setup for c in choices if c.verdict is Fit.FITS]
+            if len({setup.offloads_optimizer for setup in fitting}) == 2:
+                compared.add(name)
+                assert not fitting[0].offloads_optimizer, (gpu.name, name, batch)
+        assert "gpt2-xl" in compared, gpu.name
 
 
 def test_of_what_is_about_as_fast_the_simplest_comes_first() -> None:
@@ -127,21 +115,18 @@ def adapters_on(card: str, **changes: Any) -> Question:
     return replace(asked, **changes)
 
 
-@pytest.mark.parametrize(
-    ("card", "wanted", "strategy", "micro_batch"),
-    [
+def test_adapters_fill_a_card_with_few_passes() -> None:
+    for card, wanted, strategy, micro_batch in [
         ("rtx3090", True, Strategy.ZERO2_OFFLOAD, 2),
         ("v100-32g", True, Strategy.NONE, 4),
         ("a100-40g", True, Strategy.NONE, 8),
         ("a100-80g", True, Strategy.NONE, 32),
         ("a100-80g", None, Strategy.NONE, 4),
-    ],
-)
-def test_adapters_fill_a_card_with_few_passes(
-    card: str, wanted: bool | None, strategy: Strategy, micro_batch: int
-) -> None:
-    best = recommend(adapters_on(card, wanted_ckpt=wanted), 64)[0].setup
-    assert (best.strategy, best.micro_batch) == (strategy, micro_batch)
+    ]:
+        choices = recommend(adapters_on(card, wanted_ckpt=wanted), 64)
+        best = choices[0].setup
+        assert (best.strategy, best.micro_batch) == (strategy, micro_batch), card
+        assert {choice.setup.grad_ckpt for choice in choices} == ({wanted} if wanted else {0, 1})
 
 
 def test_four_samples_of_a_7b_model_do_not_fit_into_24_gib() -> None:
@@ -152,12 +137,6 @@ def test_four_samples_of_a_7b_model_do_not_fit_into_24_gib() -> None:
     assert told == [(18.9, Fit.FITS), (20.3, Fit.TIGHT), (23.0, Fit.NO)]
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_checkpointing_that_was_chosen_stays(wanted: bool) -> None:
-    choices = recommend(adapters_on("a100-80g", wanted_ckpt=wanted), 64)
-    assert {choice.setup.grad_ckpt for choice in choices} == {wanted}
-
-
 def test_of_one_strategy_the_largest_micro_batch_that_fits_comes_first() -> None:
     choices = recommend(adapters_on("a100-80g", wanted_ckpt=True), 64, strategy=Strategy.NONE)
     fitting = [c.setup.micro_batch for c in choices if c.verdict is Fit.FITS]
@@ -165,16 +144,14 @@ def test_of_one_strategy_the_largest_micro_batch_that_fits_comes_first() -> None
     assert choices[fitting.index(1)].step_s > 1.3 * choices[0].step_s
 
 
-@pytest.mark.parametrize("what", [what for what in WHAT_IF if what != "gpu"])
-def test_what_if_changes_one_thing(what: str) -> None:
-    asked_for = question(micro_batch=2)
-    name = what.replace("-", "_")
-    values = [getattr(found.setup, name) for found in neighbours(asked_for, what)]
-    now = getattr(asked_for.setup, name)
-    assert values
-    assert now not in values
-    for found, value in zip(neighbours(asked_for, what), values, strict=True):
-        assert found.setup == replace(asked_for.setup, **{name: value})
+def test_what_if_changes_one_thing() -> None:
+    for what in WHAT_IF[:-1]:
+        asked_for, name = question(micro_batch=2), what.replace("-", "_")
+        values = [getattr(found.setup, name) for found in neighbours(asked_for, what)]
+        assert values
+        assert getattr(asked_for.setup, name) not in values
+        for found, value in zip(neighbours(asked_for, what), values, strict=True):
+            assert found.setup == replace(asked_for.setup, **{name: value})
 
 
 def test_what_if_gpu_asks_the_same_of_every_other_card_the_fastest_first() -> None:
@@ -205,13 +182,13 @@ def test_a_measured_step_is_scaled_to_other_cards() -> None:
     assert all(each.step_time_s is None for each in neighbours(of_unknown_card, "gpu"))
 
 
-@pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP, Strategy.ZERO2, Strategy.ZERO3])
-def test_one_node_is_faster_than_several_of_as_many_gpus(strategy: Strategy) -> None:
-    def seconds(nodes: int) -> float:
+def test_one_node_is_faster_than_several_of_as_many_gpus() -> None:
+    def seconds(strategy: Strategy, nodes: int) -> float:
         asked = question(
             model=BUILT_IN["gpt2-xl"], seq_len=1024, nodes=nodes, procs_per_node=8 // nodes
         )
         return min(choice.step_s for choice in recommend(asked, 64, strategy=strategy))
 
-    one, two, four = seconds(1), seconds(2), seconds(4)
-    assert one < two < four  # a node of fewer GPUs has fewer network cards
+    for strategy in (Strategy.DDP, Strategy.FSDP, Strategy.ZERO2, Strategy.ZERO3):
+        one, two, four = (seconds(strategy, nodes) for nodes in (1, 2, 4))
+        assert one < two < four  # a node of fewer GPUs has fewer network cards

@@ -235,11 +235,7 @@ def _batch(spec: JobSpec, ranks: int) -> int | None:
     """Return the samples of a step over `ranks` data-parallel ranks; None if nothing sets them."""
     if spec.micro_batch is None:
         return spec.effective_batch
-    from clusterrun.estimates import steps
-
-    return spec.effective_batch or steps.effective_batch(
-        spec.micro_batch, spec.accumulation or 1, ranks
-    )
+    return spec.effective_batch or spec.micro_batch * (spec.accumulation or 1) * ranks
 
 
 def changes_object(changes: Sequence[Change]) -> list[dict[str, str | None]]:
