@@ -53,17 +53,6 @@ def test_outside_a_run_nothing_is_known_and_nothing_happens(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_that_is_reported_at_the_end_has_the_time_of_its_own_end(
-    spool: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for now in (100.0, 100.5):
-        monkeypatch.setattr(runtime.time, "time", lambda now=now: now)
-        runtime.step(int(now * 2), 999)
-    monkeypatch.setattr(runtime.time, "time", lambda: 160.0)  # after the last save
-    runtime._steps.flush()
-    assert [(event["step"], event["ts"]) for event in events(spool)] == [(200, 100.0), (201, 100.5)]
-
-
 @pytest.mark.usefixtures("spool")
 def test_inside_a_run_everything_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "5")
@@ -86,25 +75,24 @@ def test_a_step_is_an_event(spool: Path) -> None:
     assert event["metrics"] == {"loss": 2.25, "lr": 1e-3, "note": "warm-up"}
 
 
-def test_steps_are_at_most_one_a_second_and_the_last_is_kept(
+def test_steps_are_at_most_one_a_second_and_the_last_is_kept_with_its_time(
     spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(runtime.time, "monotonic", lambda: now)
+    for clock in ("monotonic", "time"):
+        monkeypatch.setattr(runtime.time, clock, lambda: now)
     for step in range(1, 1001):
         now += 0.01
         runtime.step(step)
     steps = [event["step"] for event in events(spool)]
     assert steps[0] == 1
     assert 10 <= len(steps) <= 11
+    ended, now = now, 160.0  # after the last save
     runtime._steps.flush()
-    assert events(spool)[-1]["step"] == 1000
-
-
-def test_the_final_step_is_written_at_once(spool: Path) -> None:
-    runtime.step(1, 2)
-    runtime.step(2, 2)
-    assert [event["step"] for event in events(spool)] == [1, 2]
+    assert (events(spool)[-1]["step"], events(spool)[-1]["ts"]) == (1000, round(ended, 6))
+    runtime.step(1001)
+    runtime.step(1002, 1002)
+    assert events(spool)[-1]["step"] == 1002, "the final step is written at once"
 
 
 def test_a_step_that_was_held_back_is_written_at_exit(spool: Path) -> None:
@@ -113,11 +101,21 @@ def test_a_step_that_was_held_back_is_written_at_exit(spool: Path) -> None:
     assert [event["step"] for event in events(spool)] == [0, 4]
 
 
-def test_only_rank_0_speaks(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_reports_a_checkpoint_with_its_whole_path(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "1")
     runtime.step(1)
     runtime.checkpoint("x", 1)
     assert events(spool, rank=1) == []
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.chdir(spool)
+    runtime.checkpoint(Path("ckpt/step-20"), 20)
+    (event,) = events(spool)
+    path = str(spool / "ckpt" / "step-20")
+    assert (event["type"], event["path"], event["step"]) == ("checkpoint", path, 20)
+    monkeypatch.setenv("CLUSTERRUN_SPOOL", str(spool / "gone"))
+    runtime.checkpoint("x", 1)  # it must not end a training
 
 
 class Tensor:
@@ -160,24 +158,6 @@ def test_any_metric_becomes_json_and_nothing_is_raised(
     assert events(spool)[0]["metrics"]["loss"] == written
 
 
-def test_a_checkpoint_is_an_event_with_its_whole_path(
-    spool: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(spool)
-    runtime.checkpoint(Path("ckpt/step-20"), 20)
-    (event,) = events(spool)
-    assert (event["type"], event["path"]) == ("checkpoint", str(spool / "ckpt" / "step-20"))
-    assert event["step"] == 20
-
-
-def test_a_spool_that_is_gone_does_not_end_a_training(
-    spool: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLUSTERRUN_SPOOL", str(spool / "gone"))
-    runtime.step(1)
-    runtime.checkpoint("x", 1)
-
-
 def test_what_was_planned_is_told_to_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runtime.planned() is None
     monkeypatch.setenv("CLUSTERRUN_MICRO_BATCH", "4")
@@ -213,16 +193,9 @@ def test_a_loss_that_never_changes() -> None:
     found = summary(*fresh("2.5", 30))
     assert found == {"count": 30, "last": 2.5, "is_constant": True, "is_finite": True}
     assert not summary(*fresh("2.5", 30), 2.4)["is_constant"]
-
-
-def test_a_loss_that_is_only_reported_again_is_not_new() -> None:
-    assert summary(*[float("2.5")] * 30)["count"] == 1
-
-
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_a_last_loss_that_is_not_finite(value: str) -> None:
-    assert summary(2.5, float(value))["is_finite"] is False
-    assert summary(float(value), 2.5)["is_finite"] is True
+    assert summary(*[float("2.5")] * 30)["count"] == 1, "it is only reported again"
+    for bad in (float("nan"), float("inf")):
+        assert [summary(2.5, bad)["is_finite"], summary(bad, 2.5)["is_finite"]] == [False, True]
     assert summary(2.5, None, "-")["is_finite"] is True
 
 

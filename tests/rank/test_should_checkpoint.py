@@ -128,13 +128,6 @@ def test_a_rank_waits_for_the_decision(page: ControlPage) -> None:
     agent.join()
 
 
-def test_a_decision_to_do_nothing_lets_all_go_on(page: ControlPage) -> None:
-    page.hold(1)
-    page.decide(SavePoint(1, 0))
-    assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
-    assert not runtime.should_stop()
-
-
 def test_a_request_that_nobody_decides_is_given_up_and_said_once(
     page: ControlPage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,9 +136,12 @@ def test_a_request_that_nobody_decides_is_given_up_and_said_once(
     assert [runtime.should_checkpoint() for _ in range(3)] == [False] * 3
     text = "clusterrun: no save point was chosen within 0 s; training continues\n"
     assert capsys.readouterr().err == text
+    page.decide(SavePoint(1, 0))  # to do nothing
+    assert not runtime.should_checkpoint()
     page.hold(2)
-    page.decide(SavePoint(2, 5))
+    page.decide(SavePoint(2, 6))
     assert [runtime.should_checkpoint() for _ in range(2)] == [False, True]
+    assert runtime.should_stop()
 
 
 def test_a_forked_child_has_no_calls_of_its_own(page: ControlPage) -> None:
@@ -159,55 +155,29 @@ def test_a_forked_child_has_no_calls_of_its_own(page: ControlPage) -> None:
     assert page.calls(1) == 1
 
 
-def test_outside_a_run_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CLUSTERRUN_SPOOL", raising=False)
+@pytest.mark.parametrize("page_is", ["of no run", "missing", "a directory"])
+def test_without_a_page_that_can_be_mapped_nothing_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_is: str
+) -> None:
+    if page_is == "a directory":
+        (tmp_path / "control").mkdir()
+    monkeypatch.setenv("CLUSTERRUN_SPOOL", "" if page_is == "of no run" else str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "0")
     runtime._save_point.cache_clear()
     assert not runtime.should_checkpoint()
     assert not runtime.should_stop()
     runtime._save_point.cache_clear()
 
 
-@pytest.mark.parametrize("page_is", ["missing", "a directory"])
-def test_without_a_page_that_can_be_mapped_nothing_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_is: str
-) -> None:
-    if page_is == "a directory":
-        (tmp_path / "control").mkdir()
-    monkeypatch.setenv("CLUSTERRUN_SPOOL", str(tmp_path))
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    runtime._save_point.cache_clear()
-    assert not runtime.should_checkpoint()
-    there = {"rank_0.events", *(["control"] if page_is == "a directory" else [])}
-    assert {path.name for path in tmp_path.iterdir()} == there
-    runtime._save_point.cache_clear()
-
-
-LARGEST = (1 << REQUEST_BITS) - 1, (1 << AT_BITS) - 1
-
-
-@pytest.mark.parametrize(
-    "decision",
-    [
-        SavePoint(0, 0),
-        SavePoint(1, 7),
-        SavePoint(LARGEST[0], 1),
-        SavePoint(1, LARGEST[1]),
-        SavePoint(*LARGEST),
-    ],
-)
-def test_a_decision_is_read_as_it_was_written(page: ControlPage, decision: SavePoint) -> None:
-    page.decide(decision)
-    assert page.save_point == decision
-
-
-def test_a_decision_is_one_word() -> None:
-    assert SavePoint(*LARGEST).to_word() == (1 << 64) - 1
-
-
-@pytest.mark.parametrize(("request_", "at"), [(LARGEST[0] + 1, 1), (1, LARGEST[1] + 1), (-1, 1)])
-def test_a_decision_that_fits_no_word_is_refused(request_: int, at: int) -> None:
-    with pytest.raises(ValueError, match="does not fit in a word"):
-        SavePoint(request_, at)
+def test_a_decision_is_read_as_it_was_written(page: ControlPage) -> None:
+    request, at = (1 << REQUEST_BITS) - 1, (1 << AT_BITS) - 1
+    for decision in [SavePoint(0, 0), SavePoint(1, 7), SavePoint(request, at)]:
+        page.decide(decision)
+        assert page.save_point == decision
+    assert SavePoint(request, at).to_word() == (1 << 64) - 1
+    for unfit in [(request + 1, 1), (1, at + 1), (-1, 1)]:
+        with pytest.raises(ValueError, match="does not fit in a word"):
+            SavePoint(*unfit)
 
 
 READER = """
