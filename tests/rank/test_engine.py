@@ -111,10 +111,13 @@ def test_the_check_of_a_step_can_be_switched_off_and_ddp_has_none(world: World) 
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", ["fully_shard", pytest.param("FSDP", marks=pytest.mark.long)])
-def test_a_model_that_is_sharded_is_what_was_asked_for(world: World, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "launch"),
+    [("fully_shard", "fsdp"), pytest.param("FSDP", "ddp", marks=pytest.mark.long)],
+)
+def test_a_model_may_always_be_sharded(world: World, kind: str, launch: str) -> None:
     script = MEET + IDLE_STEP + SHARD[kind] + TRAIN
-    assert world.both(script, CLUSTERRUN_ENGINE="fsdp") == [0, 0]
+    assert world.both(script, CLUSTERRUN_ENGINE=launch) == [0, 0]
     assert world.out() == "stepped 0\n"  # the step costs nothing
     assert [event["engine"] for event in world.events("engine")] == ["fsdp"]
     assert world.events("engine", 1) == []
@@ -130,14 +133,6 @@ def test_plain_ddp_under_a_launch_of_fsdp_ends_at_its_first_step(world: World) -
 
 @pytest.mark.torch
 @pytest.mark.long
-def test_a_script_may_shard_by_itself_under_a_launch_of_ddp(world: World) -> None:
-    script = MEET + SHARD["fully_shard"] + TRAIN
-    assert world.both(script, CLUSTERRUN_ENGINE="ddp") == [0, 0]
-    assert [event["engine"] for event in world.events("engine")] == ["fsdp"]
-
-
-@pytest.mark.torch
-@pytest.mark.long
 @pytest.mark.parametrize(("dim", "ends"), [("dp", [0, 0]), ("tp", [120, 120])])
 def test_parameters_spread_over_all_ranks_are_sharded_and_over_fewer_are_not(
     world: World, dim: str, ends: list[int]
@@ -147,31 +142,18 @@ def test_parameters_spread_over_all_ranks_are_sharded_and_over_fewer_are_not(
     assert engines == (["fsdp"] if dim == "dp" else [])
 
 
-def told(world: World, given: str, **changes: str) -> str:
-    """Make an Accelerator in both ranks, neither of which may go on, and return what was said."""
-    ended = world.both(ACCELERATE.format(port=str(free_port()), given=given), **changes)
-    assert set(ended) <= {120, 1}, world.err(0)  # one may meet the other's end first
-    assert "accelerates" not in world.out(0) + world.out(1)
-    return world.err(ended.index(120))
-
-
 @pytest.mark.torch
 @pytest.mark.long
 @pytest.mark.parametrize("own", [True, False])
 def test_accelerate_that_leaves_fsdp_out_on_a_cpu_is_caught(world: World, own: bool) -> None:
     given = "fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)" if own else ""
     engine = "ddp" if own else "fsdp"
-    said = told(world, given, CLUSTERRUN_ENGINE=engine, ACCELERATE_USE_CPU="true")
+    script = ACCELERATE.format(port=str(free_port()), given=given)
+    ended = world.both(script, CLUSTERRUN_ENGINE=engine, ACCELERATE_USE_CPU="true")
+    assert set(ended) <= {120, 1}, world.err(0)  # one may meet the other's end first
+    assert "accelerates" not in world.out(0) + world.out(1)
+    said = world.err(ended.index(120))
     who = "the script itself" if own else "the launch"
     assert f"{who} requested FSDP, but plain DDP would train instead" in said
     assert "cause: accelerate shards with FSDP on GPUs only" in said
     assert "hint: use --strategy zero2, which also shards on a CPU" in said
-
-
-@pytest.mark.torch
-@pytest.mark.long
-def test_a_script_that_says_cpu_itself_leaves_deepspeed_out_and_is_told_so(world: World) -> None:
-    launch = {"CLUSTERRUN_BACKEND": "gloo", "ACCELERATE_USE_DEEPSPEED": "true"}
-    said = told(world, "cpu=True", CLUSTERRUN_ENGINE="deepspeed", **launch)
-    assert "the launch requested DeepSpeed, but plain DDP would train instead" in said
-    assert "cause: the script probably sets cpu=True or use_cpu=True" in said

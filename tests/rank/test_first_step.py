@@ -10,7 +10,6 @@ import pytest
 from clusterrun.rank import children
 from clusterrun.shared.control_page import ControlPage, Joining
 from tests.rank.place import JOIN, ONE, REAL, World
-from tests.rank.test_engine import ALONE
 
 STEP = """
 from torch.optim.optimizer import Optimizer, Parameter, _global_optimizer_pre_hooks
@@ -159,13 +158,6 @@ def test_torchs_own_spawn_and_optimizer_are_watched(world: World) -> None:
     assert CHILD in world.err()
     assert "stepped" not in world.out()
     assert world.events("rank_exit", 1)[0]["code"] == 120
-
-
-@pytest.mark.torch
-@pytest.mark.long
-def test_torchs_own_loop_is_watched(world: World) -> None:
-    assert world.run(ALONE, **REAL) == 120
-    assert "this rank trains alone" in world.err()
 
 
 def test_a_spawned_process_runs_also_if_the_checks_fail(monkeypatch: pytest.MonkeyPatch) -> None:

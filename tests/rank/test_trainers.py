@@ -95,7 +95,7 @@ def state(step: int, total: int = 9) -> SimpleNamespace:
 
 
 def test_each_trainer_gets_a_callback_that_reports_its_steps(
-    spool: Path, transformers: ModuleType
+    spool: Path, transformers: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(transformers.DEFAULT_CALLBACKS) == 2
     callback, control = transformers.DEFAULT_CALLBACKS[1], SimpleNamespace()
@@ -120,6 +120,10 @@ def test_each_trainer_gets_a_callback_that_reports_its_steps(
         ("alive", False),
     ]
     assert vars(control) == {}  # it asks the Trainer for nothing
+    monkeypatch.setenv("RANK", "1")
+    callback.on_train_begin(ARGS, state(0), None)
+    callback.on_step_end(None, state(1), None)
+    assert [path.name for path in spool.iterdir()] == ["rank_0.events"], "only rank 0 reports"
     assert type(pickle.loads(pickle.dumps(callback))).__name__ == "StepCallback"
 
 
@@ -169,47 +173,9 @@ def test_an_evaluation_or_an_export_is_not_a_hang(
         callback.on_train_end(None, state(ends_at), None)
     callback.on_prediction_step(None, state(ends_at or 5), None)
     assert is_hang() == (ends_at is None)
-
-
-def test_a_second_training_is_watched_again(
-    spool: Path, transformers: ModuleType, is_hang: Callable[[], bool]
-) -> None:
-    callback = transformers.DEFAULT_CALLBACKS[1]
-    for step in (4, 5):
-        callback.on_step_end(None, state(step), None)
-        callback.on_train_end(None, state(step), None)
-    assert not is_hang()
-    callback.on_step_end(None, state(1), None)
-    assert is_hang()
-
-
-def test_a_training_without_a_step_reports_none(spool: Path, transformers: ModuleType) -> None:
-    callback = transformers.DEFAULT_CALLBACKS[1]
-    callback.on_train_begin(ARGS, state(0), None)
-    callback.on_train_end(None, state(0), None)
-    assert reported(spool) == [("resumed", 0, 9), ("alive", False)]
-
-
-def test_a_fast_evaluation_reports_at_most_once_a_second(
-    spool: Path, transformers: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = TickingClock()
-    monkeypatch.setattr(runtime, "time", clock)
-    for clock.now in (5.0, 5.5, 5.9, 6.0, 6.5):
-        transformers.DEFAULT_CALLBACKS[1].on_prediction_step(None, state(5), None)
-    assert reported(spool) == [("alive",)] * 2
-
-
-def test_only_rank_0_reports(
-    spool: Path, transformers: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    callback = transformers.DEFAULT_CALLBACKS[1]
-    callback.on_train_begin(ARGS, state(0), None)
-    callback.on_step_end(None, state(1), None)
-    callback.on_prediction_step(None, state(1), None)
-    callback.on_train_end(None, state(1), None)
-    assert list(spool.iterdir()) == []
+    if ends_at and not has_own:
+        callback.on_step_end(None, state(1), None)
+        assert is_hang(), "a second training is watched again"
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])

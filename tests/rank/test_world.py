@@ -24,17 +24,13 @@ def _world(tmp_path: Path) -> World:
 
 
 def test_a_rank_that_joins_its_world_ends_well_and_takes_its_group_down(world: World) -> None:
-    assert world.run(JOIN) == 0
-    assert world.out().splitlines() == ["init backend=gloo timeout=None", "joined", "destroyed"]
+    assert (
+        world.run(f"import atexit, sys\natexit.register(print, 'mine')\n{JOIN}\nsys.exit(0)") == 0
+    )
+    init = "init backend=gloo timeout=None"
+    assert world.out().splitlines() == [init, "joined", "mine", "destroyed"]
     assert world.err() == ""
-
-
-def test_the_group_is_taken_down_also_at_sys_exit_and_after_the_scripts_own_end(
-    world: World,
-) -> None:
-    script = "import atexit, sys\natexit.register(print, 'mine')\n" + JOIN + "\nsys.exit(0)"
-    assert world.run(script) == 0
-    assert world.out().splitlines()[-3:] == ["joined", "mine", "destroyed"]
+    assert world.run(JOIN + "\ndist.destroy_process_group()") == 0
 
 
 def test_a_failing_rank_does_not_wait_for_its_group(world: World) -> None:
@@ -84,9 +80,6 @@ def test_ranks_that_meet_by_remote_calls_have_joined(world: World, size: str) ->
     assert world.run(meet, rank=0) == 0, world.err(0)
     (ready,) = world.events("world_ready")
     assert (ready["world_size"], ready["backend"]) == (2, "rpc")
-
-
-def test_remote_calls_in_a_world_of_another_size_end_the_rank(world: World) -> None:
     assert world.run("import torch.distributed.rpc as r; r.init_rpc('w', world_size=3)") == 120
     assert "init_rpc() has a world of 3, but the job requested 2" in world.err()
     assert "rpc w" not in world.out()
@@ -98,12 +91,9 @@ def test_accelerate_that_keeps_a_rank_to_itself_is_caught_with_the_reason(world:
     assert "no GPU is usable here and ACCELERATE_USE_CPU is not true" in world.err()
 
 
-def test_a_bare_partial_state_reads_what_accelerator_reads(world: World) -> None:
-    assert world.run(STATE, ACCELERATE_USE_CPU="true") == 0
-    assert "given (True, {}) size 2" in world.out()
-
-
 def test_the_backend_of_the_job_reaches_accelerate(world: World) -> None:
+    assert world.run(STATE, ACCELERATE_USE_CPU="true") == 0, "a bare PartialState reads it, too"
+    assert "given (True, {}) size 2" in world.out()
     assert world.run(STATE, CLUSTERRUN_BACKEND="gloo") == 0
     assert "given (False, {'backend': 'gloo'})" in world.out()
     none = STATE.replace("PartialState()", "PartialState(backend=None)")
@@ -125,10 +115,6 @@ def test_a_rank_that_never_joined_and_ends_well_has_broken_the_contract(world: W
     assert world.run("import sys; sys.exit(0)") == 120
     assert world.run("import sys; sys.exit(5)") == 5
     assert world.run("1 / 0") == 1
-
-
-def test_a_group_that_the_script_took_down_itself_counts(world: World) -> None:
-    assert world.run(JOIN + "\ndist.destroy_process_group()") == 0
 
 
 @pytest.mark.parametrize(("switch", "seen"), [("FSDP", "0"), ("DEEPSPEED", "0"), ("CPU", "None")])
@@ -184,13 +170,10 @@ def test_two_ranks_in_one_place_break_the_contract(world: World) -> None:
     assert "2 ranks have LOCAL_RANK=0 on n0" in world.err(0)
 
 
-def test_the_jobs_timeout_is_given_where_the_script_gives_none(world: World) -> None:
-    assert world.run(JOIN, rank=1, CLUSTERRUN_TIMEOUT_S="90") == 0
-    assert "timeout=0:01:30" in world.out()
-    assert world.err() == ""
-
-
 def test_the_jobs_timeout_beats_the_scripts_and_says_so_once(world: World) -> None:
+    odd = JOIN.replace("'gloo'", "'gloo', colour='red'")
+    assert world.run(odd, CLUSTERRUN_TIMEOUT_S="90") == 1, "torch itself refuses it"
+    assert "init_process_group() got an unexpected keyword argument 'colour'" in world.err()
     script = """
 from datetime import timedelta
 import torch.distributed as dist
@@ -202,11 +185,6 @@ for _ in range(2):
     assert world.out(0).count("timeout=0:01:30") == 2
     note = "clusterrun: --timeout 90 s replaces the script's 0:10:00\n"
     assert world.err(0) == note
-
-
-def test_a_call_that_torch_refuses_is_torchs_to_refuse(world: World) -> None:
-    assert world.run(JOIN.replace("'gloo'", "'gloo', colour='red'"), CLUSTERRUN_TIMEOUT_S="90") == 1
-    assert "init_process_group() got an unexpected keyword argument 'colour'" in world.err()
 
 
 def test_a_torch_that_was_there_first_is_watched_too(world: World) -> None:
