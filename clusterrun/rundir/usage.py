@@ -82,9 +82,10 @@ class Sample:
     """What an attempt uses on one node; `at` is in epoch seconds by the head's clock.
 
     Host memory is that of the cgroup with the smallest limit, or of the machine if no limit is
-    smaller than its memory; `cache_bytes`, which the kernel can take back, is apart. `cpu` is a
-    number of CPUs, of `cpus`. Rates are bytes per second of the machine. `ranks` has pairs of a
-    rank and the memory that is its own and its processes' own. `lost` samples could not be written.
+    smaller than its memory; `cache_bytes`, which the kernel can take back, is apart. It is full in
+    `host_full_s` if it grows as in the last ten minutes. `cpu` is a number of CPUs, of `cpus`.
+    Rates are bytes per second of the machine. `ranks` has pairs of a rank and the memory that is
+    its own and its processes' own. `lost` samples could not be written.
     """
 
     at: float
@@ -94,6 +95,7 @@ class Sample:
     host_limit_bytes: int | None = None
     host_peak_bytes: int | None = None
     cache_bytes: int | None = None
+    host_full_s: float | None = None
     cpu: float | None = None
     cpus: int | None = None
     disk_read: int | None = None
@@ -138,7 +140,9 @@ def alert_texts(alerts: Iterable[Alert], sample: Sample) -> list[str]:
 
 def _text(kind: AlertKind, gpus: Sequence[GpuSample], sample: Sample) -> str:
     if kind is AlertKind.HOST_MEMORY:
-        return f"host memory {share_text(sample.host_bytes, sample.host_limit_bytes)}"
+        soon = sample.host_full_s
+        full = "" if soon is None else f", full in {max(1, round(soon / 60)):,} min"
+        return f"host memory {share_text(sample.host_bytes, sample.host_limit_bytes)}{full}"
     which = f"GPU{'s' if len(gpus) > 1 else ''} {fold_ranks(gpu.index for gpu in gpus)}"
     if kind is AlertKind.GPU_MEMORY:
         most = max(gpus, key=lambda gpu: gpu.memory_percent or 0, default=GpuSample(index=0))

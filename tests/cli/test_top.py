@@ -87,14 +87,15 @@ def test_a_snapshot_says_first_that_all_is_well(here: CommandLine, root: Path) -
 def test_alerts_and_silent_nodes_come_first(here: CommandLine, root: Path) -> None:
     full = Alert(kind=AlertKind.HOST_MEMORY, at=1.0)
     idle = tuple(Alert(kind=AlertKind.GPU_IDLE, at=1.0, gpu=gpu) for gpu in (2, 5))
-    high = {"host_bytes": 1491 * GIB}
+    high = {"host_bytes": 1491 * GIB, "host_full_s": 2400.0}
     write(root, node17=node(alerts=(full, *idle), **high), node18=node(alerts=(full,)))
     write(root, node19=node(1190))
     silent, *others = here("top").out.splitlines()[1:5]
     assert re.match(r"node19: no sample for 00:(19|20):", silent)
     assert others == [
         "2 of 24 GPUs idle",
-        "node17: host memory 74 % of 2,015 GiB; GPUs 2,5: idle for 0 min while others work",
+        "node17: host memory 74 % of 2,015 GiB, full in 40 min; "
+        "GPUs 2,5: idle for 0 min while others work",
         "node18: host memory 31 % of 2,015 GiB",
     ]
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from clusterrun.health.cgroup import OWN, MemoryGroup, cpu_seconds, own_group
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.watch import usage
-from clusterrun.node.watch.usage import Sampler, following, holding
+from clusterrun.node.watch.usage import Sampler, following, full_in_s, holding
 from clusterrun.rundir import usage as files
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import Alert, AlertKind, GpuSample, Sample, alert_texts
@@ -181,6 +181,15 @@ def test_gpus_that_are_full_hot_or_idle() -> None:
     ]
     state = following(state, sample(2, 50, idle))
     assert AlertKind.GPU_IDLE not in {alert.kind for alert in holding(state)}, "all are idle"
+
+
+@given(st.floats(10, 1e6), st.integers(0, 1 << 40))
+def test_growth_tells_when_memory_is_full(rate: float, first: int) -> None:
+    points = [(float(at), first + int(rate * at)) for at in range(0, 601, 5)]
+    limit = points[-1][1] + int(rate * 2400)
+    assert full_in_s(points, limit) == pytest.approx(2400, rel=0.05)
+    assert full_in_s(points[:40], limit) is None, "too short"
+    assert full_in_s([(at, -used) for at, used in points], limit) is None
 
 
 class Driver:

@@ -24,9 +24,8 @@ def _world(tmp_path: Path) -> World:
 
 
 def test_a_rank_that_joins_its_world_ends_well_and_takes_its_group_down(world: World) -> None:
-    assert (
-        world.run(f"import atexit, sys\natexit.register(print, 'mine')\n{JOIN}\nsys.exit(0)") == 0
-    )
+    own = "import atexit, sys\natexit.register(print, 'mine')"
+    assert world.run(f"{own}\n{JOIN}\nsys.exit(0)") == 0
     init = "init backend=gloo timeout=None"
     assert world.out().splitlines() == [init, "joined", "mine", "destroyed"]
     assert world.err() == ""
@@ -168,6 +167,11 @@ def test_two_ranks_in_one_place_break_the_contract(world: World) -> None:
     ranks = [world.start(rank, JOIN) for rank in range(2)]
     assert sorted(rank.wait(60 * patience()) for rank in ranks) == [0, 120]
     assert "2 ranks have LOCAL_RANK=0 on n0" in world.err(0)
+
+
+def test_the_jobs_timeout_is_given_where_the_script_gives_none(world: World) -> None:
+    assert world.run(JOIN, CLUSTERRUN_TIMEOUT_S="90") == 0
+    assert "timeout=0:01:30" in world.out()
 
 
 def test_the_jobs_timeout_beats_the_scripts_and_says_so_once(world: World) -> None:

@@ -8,7 +8,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,8 +38,11 @@ LIMITS: Final = {
     AlertKind.GPU_IDLE: 10.0,  # minutes, while another GPU of the node works
 }
 IDLE_PERCENT: Final = 5.0
+GROWTH_S: Final = 600.0  # the time over which growth is measured
 SAMPLES: Final = 3
 _POINTS: Final = 5.0
+_LEAST_S: Final = GROWTH_S / 2  # a shorter time, such as a script's start, tells nothing
+_MOST_S: Final = 24 * 3600.0  # what is full later is not said
 
 Key = tuple[AlertKind, int | None]
 State = Mapping[Key, Alert | int]  # an alert that holds, or how many samples were at the limit
@@ -78,6 +82,16 @@ def _values(sample: Sample) -> Iterator[tuple[Key, float]]:
         yield from (((kind, gpu.index), each) for kind, each in found.items() if each is not None)
 
 
+def full_in_s(points: Sequence[tuple[float, int]], limit: int) -> float | None:
+    """Return when memory is full if it grows as in the points of time and bytes, None if never."""
+    from statistics import linear_regression
+
+    if points[-1][0] - points[0][0] < _LEAST_S:
+        return None
+    slope, left = linear_regression(*zip(*points, strict=True)).slope, limit - points[-1][1]
+    return round(left / slope, 1) if 0 < left < slope * _MOST_S else None
+
+
 INTERVAL_S: Final = 5.0
 LONG_S: Final = 10.0  # in jobs of more than MANY nodes
 MANY: Final = 100
@@ -104,8 +118,8 @@ class Sampler:
     _ending: threading.Event = field(default_factory=threading.Event)
     _gpus: dict[int, GpuSample] = field(default_factory=dict)
     _counts: Mapping[str, float] = field(default_factory=dict)
+    _points: deque[tuple[float, int]] = field(default_factory=deque)  # of time and memory
     _begun: float = 0.0
-    _looked_at: float = 0.0
     _peak: int = 0
     _number: int = 0
     _lost: int = 0
@@ -150,8 +164,11 @@ class Sampler:
 
     def _sample(self) -> Sample:
         memory, before, at = self._group.memory(), self._counts, time.monotonic()
-        self._begun, elapsed_s = self._begun or at, at - (self._looked_at or at)
-        self._looked_at = at
+        elapsed_s = at - self._points[-1][0] if self._points else 0.0
+        self._points.append((at, memory.used))
+        while at - self._points[0][0] > GROWTH_S:
+            self._points.popleft()
+        self._begun = self._begun or at
         self._counts, self._peak = counts(), max(self._peak, memory.used)
         return Sample(
             at=round(self.now_s(), 3),
@@ -161,6 +178,7 @@ class Sampler:
             host_limit_bytes=memory.limit,
             host_peak_bytes=self._peak,
             cache_bytes=memory.cache,
+            host_full_s=full_in_s(self._points, memory.limit),
             cpus=allocated_cpus(os.environ),
             ranks=tuple(sorted(self._ranks())),
             gpus=tuple(self._of_gpus(elapsed_s, at - self._begun)),
