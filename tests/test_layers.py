@@ -333,7 +333,7 @@ def test_only_the_command_line_knows_click() -> None:
         ("cli.x", "from clusterrun.verbs import cancel\nfrom clusterrun.logs import files", []),
         ("logs.x", "from clusterrun.cli import list", ["cli", "cli.list"]),
         ("node.base.x", "from clusterrun.node.agent import agent", ["node.agent.agent"]),
-        ("node.agent.x", "from clusterrun.node.base import facts", []),
+        ("node.agent.x", "from clusterrun.node.base import ports", []),
         ("backends.x", "from clusterrun.node.conductor import host", []),
     ],
 )

@@ -16,7 +16,8 @@ import pytest
 
 from clusterrun.health.gpu_answer import Answer, GpuAnswer
 from clusterrun.health.nvml import NvmlGpu
-from clusterrun.node.base import facts, processes
+from clusterrun.node.agent import preparation
+from clusterrun.node.base import processes
 from clusterrun.node.base.causes import (
     Cause,
     Ending,
@@ -162,21 +163,21 @@ def answer(*gpus: dict[str, Any], **fields: str) -> GpuAnswer:
 )
 def test_visible_devices_are_counted_as_cuda_does(visible: str, count: int) -> None:
     env = {"CUDA_VISIBLE_DEVICES": visible, "SLURM_GPUS_ON_NODE": "8"}
-    assert facts.visible_gpus(env, answer()) == count
-    assert count or facts.gpu_capabilities(env, answer(H100)) == ()
+    assert preparation.visible_gpus(env, answer()) == count
+    assert count or preparation.gpu_capabilities(env, answer(H100)) == ()
 
 
 def test_slurms_number_counts_where_no_device_is_named_and_then_the_drivers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert facts.visible_gpus({"SLURM_GPUS_ON_NODE": "8"}, answer()) == 8
-    assert facts.visible_gpus({}, answer(H100, T4)) == 2
-    assert facts.visible_gpus({}, answer(absent="no driver")) is None
-    assert facts.gpu_capabilities({}, answer(H100, T4)) == ((9, 0), (7, 5))
+    assert preparation.visible_gpus({"SLURM_GPUS_ON_NODE": "8"}, answer()) == 8
+    assert preparation.visible_gpus({}, answer(H100, T4)) == 2
+    assert preparation.visible_gpus({}, answer(absent="no driver")) is None
+    assert preparation.gpu_capabilities({}, answer(H100, T4)) == ((9, 0), (7, 5))
     done = SimpleNamespace(stdout=b"a warning\n[[9, 0], [8, 0]]\n")  # of torch in another process
-    monkeypatch.setattr(facts.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(preparation.subprocess, "run", lambda *_, **__: done)
     for unknown in (answer(absent="no driver"), answer(H100, {}), answer(H100, problem="it hangs")):
-        assert facts.gpu_capabilities({}, unknown) == ((9, 0), (8, 0))
+        assert preparation.gpu_capabilities({}, unknown) == ((9, 0), (8, 0))
 
 
 def test_cpus_are_those_of_the_task() -> None:

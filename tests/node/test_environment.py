@@ -10,18 +10,14 @@ import pytest
 
 from clusterrun.config.spec import Device, Strategy
 from clusterrun.launch.plan import Plan
-from clusterrun.node.agent.environment import NodeFacts, rank_environment
+from clusterrun.node.agent import environment as module
+from clusterrun.node.agent.environment import rank_environment
 from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import on_slurm
 
-FACTS = NodeFacts(
-    cpus=16,
-    torch="2.13.0+cpu",
-    deepspeed="0.19.8",
-    cache_home=Path("/home/ada/.cache/clusterrun"),
-)
+VERSIONS = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8"}
 WHO = Identity(
     job_id="4711",
     node="n2",
@@ -33,16 +29,21 @@ WHO = Identity(
 MET = LaunchParameters(address="10.0.0.1", port=21000, interface="ib0", precision="bf16")
 
 
+@pytest.fixture(autouse=True)
+def _node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "installed_version", VERSIONS.__getitem__)
+    monkeypatch.setattr(module, "allocated_cpus", lambda env: 16)
+
+
 def environment(
     base: dict[str, str] | None = None,
     plan: Plan | None = None,
     who: Identity = WHO,
     parameters: LaunchParameters = MET,
-    facts: NodeFacts = FACTS,
 ) -> dict[str, str]:
     plan = plan or on_slurm(nodes=2, gpus_per_node=4)
     attempt = Attempt(plan=plan, paths=RunPaths(root=Path("/runs/job/r1")), number=2, who=who)
-    return rank_environment(base or {}, attempt, parameters, Path("/tmp/spool"), facts)
+    return rank_environment(base or {}, attempt, parameters, Path("/tmp/spool"))
 
 
 def test_the_contract_of_a_rank() -> None:
@@ -92,8 +93,6 @@ def test_the_threads_of_a_login_shell_lose_whether_the_cpus_are_known_or_not(
     cpus_per_task: int | None,
 ) -> None:
     plan = on_slurm(nodes=2, gpus_per_node=4, cpus_per_task=cpus_per_task)
-    few = NodeFacts(**{**vars(FACTS), "cpus": 2})
-    assert environment(facts=few)["OMP_NUM_THREADS"] == "1"
     shell = {"OMP_NUM_THREADS": "1"}
     exported = {variable.name: variable.value for variable in plan.env}
     assert environment({**shell, **exported}, plan)["OMP_NUM_THREADS"] == "4"
@@ -103,18 +102,20 @@ def test_the_threads_of_a_login_shell_lose_whether_the_cpus_are_known_or_not(
 
 
 def test_caches_are_the_jobs_but_for_what_takes_long_to_build() -> None:
-    env = environment({"TRITON_CACHE_DIR": "/mine"})
+    env = environment({"TRITON_CACHE_DIR": "/mine", "XDG_CACHE_HOME": "/ada"})
     assert env["TRITON_CACHE_DIR"] == "/mine"
     assert env["TORCHINDUCTOR_CACHE_DIR"].startswith("/tmp/spool/")
     python = f"py{sys.version_info.major}.{sys.version_info.minor}"
-    kept = f"{FACTS.cache_home}/torch_extensions/{python}-torch2.13.0+cpu-deepspeed0.19.8"
+    kept = f"/ada/clusterrun/torch_extensions/{python}-torch2.13.0+cpu-deepspeed0.19.8"
     assert env["TORCH_EXTENSIONS_DIR"] == kept
 
 
-def test_traces_stay_on_the_node_in_the_installed_spelling() -> None:
+def test_traces_stay_on_the_node_in_the_installed_spelling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     env = environment()
     assert env["NCCL_DEBUG_FILE"] == "/tmp/spool/nccl.%h.%p"
     assert env["TORCH_FR_DUMP_TEMP_FILE"] == "/tmp/spool/flight_rank_"
     assert "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in env
-    old = environment(facts=NodeFacts(**{**vars(FACTS), "torch": "2.5.1"}))
-    assert old["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/tmp/spool/flight_rank_"
+    monkeypatch.setitem(VERSIONS, "torch", "2.5.1")
+    assert environment()["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/tmp/spool/flight_rank_"

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from clusterrun.node.base.processes import die_with_parent
 from clusterrun.node.forge.ranks import leave_to_agent
@@ -37,10 +36,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     except ChildFailedError as error:
         failures = error.failures.items()
-        entries = [_entry(n, f.local_rank, f.exitcode, str(f.error_file)) for n, f in failures]
+        entries = [{"rank": rank, "exitcode": each.exitcode} for rank, each in failures]
         write_whole(failures_file, json.dumps(entries))
     except subprocess.CalledProcessError as error:  # from its launcher for one process
-        write_whole(failures_file, json.dumps([_entry(0, 0, error.returncode, "")]))
+        write_whole(failures_file, json.dumps([{"rank": 0, "exitcode": error.returncode}]))
     except SignalException as error:
         print(error, file=sys.stderr)  # noqa: T201 - into the launcher's stream
     return 1
@@ -60,16 +59,6 @@ def _keep_torch_quiet() -> None:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _entry(rank: int, local_rank: int, exitcode: int, error_file: str) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "local_rank": local_rank,
-        "exitcode": exitcode,
-        "signal": max(0, -exitcode),
-        "error_file": error_file,
-    }
 
 
 if __name__ == "__main__":

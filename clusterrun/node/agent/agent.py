@@ -18,10 +18,10 @@ from clusterrun.node.agent.journal import Journal
 from clusterrun.node.agent.launcher import LauncherResult, NodeLauncher
 from clusterrun.node.agent.preparation import (
     check_descriptors,
+    join_s,
     launcher_of,
+    link_place,
     node_report,
-    open_head,
-    open_member,
 )
 from clusterrun.node.base.causes import (
     Cause,
@@ -85,17 +85,16 @@ class Agent:
         self._checks = NodeChecks(attempt.plan, is_head=attempt.who.is_head)
         self._notes = NodeNotes(attempt, self._checks)
         self._answers = NodeAnswers(attempt, spool, page, self._disk)
-        self._leader = self._lead() if attempt.who.is_head else None
+        self._leader: Leader | None = None
+        if attempt.who.is_head:
+            from clusterrun.node.agent.leader import Leader  # other nodes start without it
+
+            shared = (self._disk, self._journal, self._answers, self._account)
+            self._leader = Leader(attempt, spool, forge, *shared)
         self._member: Member | None = None  # once the nodes have met
         self.was_warned = self._was_signalled = self._is_resting = self._is_stuck = False
         self.next_attempt, self.may_rest = 0, True
         self.has_lost_node = self.has_lost_head = False
-
-    def _lead(self) -> Leader:
-        from clusterrun.node.agent.leader import Leader  # other nodes start without it
-
-        shared = (self._disk, self._journal, self._answers, self._account)
-        return Leader(self._attempt, self._spool, self._forge, *shared)
 
     @property
     def unawaited(self) -> list[int]:
@@ -172,19 +171,27 @@ class Agent:
         report = await self._disk.do(partial(node_report, self._plan, self._who))
         link: Head | Member
         if self._leader:
-            link = open_head(self._attempt, self._disk, self._leader.decide, self._leader.prepare)
+            who, realm, ports, timeout_s = link_place(self._attempt)
+            is_smoke = self._plan.is_smoke
+            timeout_s = join_s(self._attempt) if is_smoke else timeout_s
+            link = Head(
+                who,
+                realm,
+                ports,
+                timeout_s,
+                self._leader.decide,
+                self._disk,
+                self._leader.prepare,
+                waits_for_all=not is_smoke,
+            )
         else:
-            answerers = self._answers.answerers(self._be_patient)
-            link = open_member(self._attempt, self._disk, self._journal, answerers)
+            clock, compared = self._journal.clock, self._journal.clock_compared
+            place = link_place(self._attempt)
+            link = Member(*place, clock, compared, self._answers.answerers(), self._disk)
         checks = await checking
         if self._leader:
             self._journal.event("checked")
         return link, await link.meet(replace(report, checks=checks, facts=self._checks.facts))
-
-    def _be_patient(self) -> None:
-        """Let ranks save in their own handlers: the head waits for them."""
-        if self._member is not None:
-            self._member.is_patient = True
 
     async def _train(self, link: Head | Member, parameters: LaunchParameters) -> int:
         ranks = self._answers.ranks = Ranks(
@@ -194,7 +201,7 @@ class Agent:
             failed=partial(self._rank_failed, link),
         )
         if isinstance(link, Member):
-            self._member = link
+            self._member = self._answers.member = link
         elif self._leader:
             self._leader.watch(link, self._tasks, self._cancelled.set)
             if self.was_warned:

@@ -10,6 +10,7 @@ from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.forward.leftovers import pack
 from clusterrun.node.forward.spool import Spool
+from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.node.watch import dumps, joins, stacks
 from clusterrun.node.watch.own_signals import OwnSignals
@@ -24,13 +25,14 @@ class NodeAnswers:
     def __init__(self, attempt: Attempt, spool: Spool, page: Page, disk: SharedDisk) -> None:
         self._attempt, self._spool, self._disk, self.page = attempt, spool, disk, page
         self.ranks: Ranks | None = None
+        self.member: Member | None = None
         scheduler = attempt.plan.cluster.scheduler
         self.own = OwnSignals(
             page=page, pids=self._pids_by_local_rank, is_in_step=bool(scheduler.signals_ranks)
         )
 
-    def answerers(self, warned: Callable[[], None]) -> dict[str, Answerer]:
-        """Return the answers by question; `warned` is called before ranks get a signal."""
+    def answerers(self) -> dict[str, Answerer]:
+        """Return the answers by question."""
 
         async def found(message: Mapping[str, Any]) -> dict[str, Any]:
             return stacks.to_data(await self.places())
@@ -39,7 +41,8 @@ class NodeAnswers:
             return {"dumped": await self.dumped(is_live=bool(message.get("live")))}
 
         async def warn(message: Mapping[str, Any]) -> dict[str, Any]:
-            warned()
+            if self.member is not None:  # ranks save in their own handlers: the head waits for them
+                self.member.is_patient = True
             return await self.own.warn(message)
 
         async def look(message: Mapping[str, Any]) -> dict[str, Any]:

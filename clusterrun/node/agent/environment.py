@@ -5,63 +5,49 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.config.choices import Device
 from clusterrun.launch.environment import spellings
 from clusterrun.launch.plan import LOOPBACK, Precision
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.base.processes import openmp
+from clusterrun.node.base.processes import allocated_cpus, openmp
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import FLIGHT, NCCL, Spool
 from clusterrun.shared.given import noting_changes
+from clusterrun.shared.installed import installed_version
 from clusterrun.shared.wording import parse_version
 
 # They stand for what other nodes may have otherwise, or what is secret.
 _RUN_DIR, _WORKDIR, _PATH, _COPY = "<run dir>", "<working directory>", "<PYTHONPATH>", "<copy of> "
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeFacts:
-    """Facts about this node; `cpus` is the number that this task may use."""
-
-    cpus: int
-    torch: str
-    deepspeed: str
-    cache_home: Path
+_KINDS = ("", "LOCAL_", "GROUP_", "ROLE_")  # of ranks, as torchrun names them
 
 
 def rank_environment(
-    base: Mapping[str, str],
-    attempt: Attempt,
-    parameters: LaunchParameters,
-    spool: Path,
-    facts: NodeFacts,
+    base: Mapping[str, str], attempt: Attempt, parameters: LaunchParameters, spool: Path
 ) -> dict[str, str]:
     """Return `base`, the plan's variables from env.sh, with this node's variables added.
 
     Keep what the plan or the user has set, except for the contract with our ranks.
     """
+    plan, who = attempt.plan, attempt.who
+    run_id = f"{who.job_id}-{attempt.number}"
     suggested = {
         **_sockets(attempt, parameters),
-        **_caches(spool, facts),
-        **_traces(spool, facts),
+        **_files(base, spool),
         # accelerate has no --rdzv_id; with "none" for all, two jobs could share one store.
-        "PET_RDZV_ID": f"{attempt.who.job_id}-{attempt.number}",
+        "PET_RDZV_ID": run_id,
     }
-    required = {**_threads(attempt, facts), **_contract(attempt, spool)}
-    if attempt.plan.world_size == 1:
-        required |= _of_torchrun(attempt, parameters)
-    return noting_changes(base, {**suggested, **base, **required})
-
-
-def _contract(attempt: Attempt, spool: Path) -> dict[str, str]:
-    plan, paths, who = attempt.plan, attempt.paths, attempt.who
+    # The node's CPUs are divided among its ranks unless env.sh did; a login shell's value goes.
+    names = [variable.name for variable in plan.env]
+    nodes = len(who.nodes) if who.is_local else 1
+    cpus = allocated_cpus(os.environ)
+    threads = openmp(names, cpus, ranks=plan.procs_per_node, simulated_nodes=nodes)
     needs_gloo = plan.strategy.is_deepspeed and plan.device is Device.CPU
-    return {
-        "CLUSTERRUN_RUN_DIR": str(paths.root),
+    required = {
+        **threads,
+        "CLUSTERRUN_RUN_DIR": str(attempt.paths.root),
         "CLUSTERRUN_ATTEMPT": str(attempt.number),
         "CLUSTERRUN_JOB_ID": who.job_id,
         "CLUSTERRUN_NODE": who.node,
@@ -73,24 +59,21 @@ def _contract(attempt: Attempt, spool: Path) -> dict[str, str]:
         "CLUSTERRUN_TIMEOUT_S": str(plan.timeout_s),
         "CLUSTERRUN_BACKEND": "gloo" if needs_gloo else "",
         "CLUSTERRUN_ENGINE": plan.strategy.engine,
-        "CLUSTERRUN_CHECKPOINT_DIR": str(paths.checkpoints_dir),
+        "CLUSTERRUN_CHECKPOINT_DIR": str(attempt.paths.checkpoints_dir),
         "CLUSTERRUN_AGENT_PID": str(os.getpid()),
         "PET_SIGNALS_TO_HANDLE": "SIGQUIT",  # torch's handler of SIGTERM would end the ranks
     }
-
-
-def _of_torchrun(attempt: Attempt, parameters: LaunchParameters) -> dict[str, str]:
-    """Set what torchrun sets for one rank, but no store: accelerate's launcher sets nothing."""
-    kinds = ("", "LOCAL_", "GROUP_", "ROLE_")
-    return {
-        **{f"{kind}RANK": "0" for kind in kinds},
-        **{f"{kind}WORLD_SIZE": "1" for kind in kinds},
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": parameters.address,
-        "MASTER_PORT": str(parameters.port),
-        **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
-        "TORCHELASTIC_RUN_ID": f"{attempt.who.job_id}-{attempt.number}",
-    }
+    if plan.world_size == 1:  # accelerate's launcher sets nothing, and hosts no store
+        required |= {
+            **{f"{kind}RANK": "0" for kind in _KINDS},
+            **{f"{kind}WORLD_SIZE": "1" for kind in _KINDS},
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": parameters.address,
+            "MASTER_PORT": str(parameters.port),
+            **dict.fromkeys(("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
+            "TORCHELASTIC_RUN_ID": run_id,
+        }
+    return noting_changes(base, {**suggested, **base, **required})
 
 
 def _sockets(attempt: Attempt, parameters: LaunchParameters) -> dict[str, str]:
@@ -104,30 +87,25 @@ def _sockets(attempt: Attempt, parameters: LaunchParameters) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
-def _caches(spool: Path, facts: NodeFacts) -> dict[str, str]:
-    """Keep the caches of jobs and nodes apart; only slow builds outlive the job."""
-    python = f"py{sys.version_info.major}.{sys.version_info.minor}"
-    libraries = f"{python}-torch{facts.torch}-deepspeed{facts.deepspeed}"
+def _files(base: Mapping[str, str], spool: Path) -> dict[str, str]:
+    """Keep the files of jobs and nodes apart; only slow builds outlive the job.
+
+    The agent collects the traces of this node's ranks in one file.
+    """
+    torch, python = (
+        installed_version("torch"),
+        f"py{sys.version_info.major}.{sys.version_info.minor}",
+    )
+    libraries = f"{python}-torch{torch}-deepspeed{installed_version('deepspeed')}"
+    cache = Path(base.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    names = spellings("TORCH_FR_DUMP_TEMP_FILE", parse_version(torch))
     return {
         "TRITON_CACHE_DIR": str(spool / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(spool / "inductor"),
-        "TORCH_EXTENSIONS_DIR": str(facts.cache_home / "torch_extensions" / libraries),
+        "TORCH_EXTENSIONS_DIR": str(cache / "clusterrun" / "torch_extensions" / libraries),
+        "NCCL_DEBUG_FILE": str(spool / f"{NCCL}.%h.%p"),
+        **dict.fromkeys(names, str(spool / f"{FLIGHT}_rank_")),  # torch appends the rank
     }
-
-
-def _traces(spool: Path, facts: NodeFacts) -> dict[str, str]:
-    """Write each rank's traces on this node; the agent collects them in one file."""
-    dumps = str(spool / f"{FLIGHT}_rank_")  # torch appends the rank
-    names = spellings("TORCH_FR_DUMP_TEMP_FILE", parse_version(facts.torch))
-    return {"NCCL_DEBUG_FILE": str(spool / f"{NCCL}.%h.%p"), **dict.fromkeys(names, dumps)}
-
-
-def _threads(attempt: Attempt, facts: NodeFacts) -> dict[str, str]:
-    """Divide the node's CPUs among its ranks unless env.sh did; override a login shell's value."""
-    plan, who = attempt.plan, attempt.who
-    names = [variable.name for variable in plan.env]
-    nodes = len(who.nodes) if who.is_local else 1
-    return openmp(names, facts.cpus, ranks=plan.procs_per_node, simulated_nodes=nodes)
 
 
 def of_rank(

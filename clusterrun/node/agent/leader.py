@@ -24,13 +24,12 @@ from clusterrun.node.agent.journal import Journal
 from clusterrun.node.agent.launcher import NOT_FORKED
 from clusterrun.node.agent.preparation import (
     decided_parameters,
-    failed_preflight,
     host_store,
     is_store_used,
     launch_variables,
     prepare_run_dir,
 )
-from clusterrun.node.base.causes import Ending, lost_node
+from clusterrun.node.base.causes import Cause, Ending, NodeError, NodeExit, lost_node
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.report import LaunchParameters, Report, unfit
 from clusterrun.node.base.stderr import say_on_stderr
@@ -122,7 +121,9 @@ class Leader:
             data = [{**each.to_data(), "nodes": named(each.nodes)} for each in failed]
             self._journal.event("preflight", findings=data)
         if failed and self._plan.preflight is Preflight.ENFORCE:
-            raise failed_preflight(failed)
+            names = ", ".join(f"{each.id} on {named(each.nodes)}" for each in failed)
+            text = f"preflight failed: {names}"
+            raise NodeError(NodeExit.NODE_UNFIT, text, cause=Cause.PREFLIGHT)
         decided = decided_parameters(self._attempt, reports, address, self._store_port)
         return replace(decided, variables=self._variables or decided.variables)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from clusterrun.config.choices import Device, Launcher
 from clusterrun.health.facts import versions
@@ -15,8 +17,7 @@ from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.health.reports import has_group
 from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
 from clusterrun.launch.plan import LOOPBACK, Plan, Precision
-from clusterrun.node.agent.environment import NodeFacts, of_rank, portable, rank_environment
-from clusterrun.node.agent.journal import Journal
+from clusterrun.node.agent.environment import of_rank, portable, rank_environment
 from clusterrun.node.agent.launcher import (
     AccelerateLauncher,
     DirectLauncher,
@@ -24,29 +25,28 @@ from clusterrun.node.agent.launcher import (
     NodeLauncher,
     Start,
 )
-from clusterrun.node.base import facts
-from clusterrun.node.base.causes import Cause, NodeError, NodeExit
+from clusterrun.node.base.causes import NodeError, NodeExit
 from clusterrun.node.base.identity import Attempt, Identity
-from clusterrun.node.base.ports import Ports, candidate_ports, free_port
-from clusterrun.node.base.processes import allocated_cpus
+from clusterrun.node.base.ports import Ports, candidate_ports, free_port, interface_of
 from clusterrun.node.base.report import LaunchParameters, Report
-from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.forge.handle import Forge
 from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.handshake import Realm
-from clusterrun.node.link.head import Decide, Head, Prepare
-from clusterrun.node.link.member import Member
-from clusterrun.node.link.questions import Answerer
 from clusterrun.rundir.world import write_world
 from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
-from clusterrun.shared.finding import Finding
-from clusterrun.shared.hostlist import named
-from clusterrun.shared.installed import installed_version, own_version
+from clusterrun.shared.installed import own_version
 from clusterrun.shared.wording import count, missing_text
 
 JOIN_S, JOIN_NODE_S = 15.0, 0.03  # for nodes that are checked, and more for each node
 START_MOST_S = 60.0  # the longest start that is taken into account
+TORCH_ANSWER_S = 300  # a cold import from a busy shared file system
+_ASK_TORCH = """
+import sys; sys.path[:] = filter(None, sys.path)
+import json, torch
+print(json.dumps([torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]))
+"""
+Capabilities = tuple[tuple[int, int], ...]
 
 
 def node_report(plan: Plan, who: Identity) -> Report:
@@ -60,7 +60,7 @@ def node_report(plan: Plan, who: Identity) -> Report:
         node=who.node,
         node_rank=who.node_rank,
         versions=versions(),
-        capabilities=facts.gpu_capabilities(os.environ, asked) if is_asked else (),
+        capabilities=gpu_capabilities(os.environ, asked) if is_asked else (),
         problem=missing_packages(plan) or (gpu_problem(plan, os.environ, asked) if is_cuda else ""),
     )
 
@@ -89,41 +89,60 @@ def check_descriptors(attempt: Attempt) -> None:
 
 def gpu_problem(plan: Plan, env: Mapping[str, str], asked: GpuAnswer) -> str:
     """Return why the node has too few GPUs for its ranks; empty if it has enough."""
-    found, ranks = facts.visible_gpus(env, asked), plan.procs_per_node
+    found, ranks = visible_gpus(env, asked), plan.procs_per_node
     if found is None or found >= ranks:
         return ""
     return f"only {count(found, 'GPU')} for {ranks} ranks; each rank needs one"
 
 
-def open_head(
-    attempt: Attempt, disk: SharedDisk, decide: Decide, prepare: Prepare | None = None
-) -> Head:
-    """Return the head's end of the link.
+def visible_gpus(env: Mapping[str, str], asked: GpuAnswer) -> int | None:
+    """Count the GPUs that the scheduler or the user gave this node; None if unknown."""
+    if "CUDA_VISIBLE_DEVICES" in env:
+        return len(device_names(env))
+    text = env.get("SLURM_GPUS_ON_NODE", "")
+    if text.isdigit():
+        return int(text)
+    return None if asked.any.absent or asked.any.problem else len(asked.any.gpus)
 
-    It awaits `prepare`, and calls `decide` with the reports of all nodes.
+
+def gpu_capabilities(env: Mapping[str, str], asked: GpuAnswer) -> Capabilities:
+    """Return the compute capability of each GPU that the ranks will see; empty if unknown."""
+    if visible_gpus(env, asked) == 0:
+        return ()
+    found = [(gpu.capability or (0, 0)) for gpu in asked.any.gpus]
+    if not found or (0, 0) in found or asked.any.problem:
+        return _torch_capabilities()
+    return tuple((major, minor) for major, minor in found)
+
+
+def _torch_capabilities() -> Capabilities:
+    """Ask torch in a child process: the agent must never hold a CUDA context.
+
+    Raises NodeError if that takes too long; the node may still be fit.
     """
-    waits = not attempt.plan.is_smoke
-    who, realm, ports, timeout_s = _place(attempt)
-    timeout_s = timeout_s if waits else _join_s(attempt)
-    return Head(who, realm, ports, timeout_s, decide, disk, prepare, waits_for_all=waits)
+    argv = [sys.executable, "-c", _ASK_TORCH]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, timeout=TORCH_ANSWER_S, check=True, stdin=subprocess.DEVNULL
+        )
+        rows = json.loads(done.stdout.splitlines()[-1])
+        return tuple((int(major), int(minor)) for major, minor in rows)
+    except subprocess.TimeoutExpired as error:
+        text = f"{socket.gethostname()}: importing torch took more than {TORCH_ANSWER_S} s"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return ()
 
 
-def open_member(
-    attempt: Attempt, disk: SharedDisk, journal: Journal, answerers: Mapping[str, Answerer]
-) -> Member:
-    """Return a member's end of the link; it answers the head's questions with `answerers`."""
-    clock, compared = journal.clock, journal.clock_compared
-    return Member(*_place(attempt), clock, compared, answerers, disk)
-
-
-def _place(attempt: Attempt) -> tuple[Identity, Realm, tuple[int, ...], float]:
+def link_place(attempt: Attempt) -> tuple[Identity, Realm, tuple[int, ...], float]:
+    """Return where and for how long the agents meet."""
     over = partial(has_group, attempt.paths.root) if attempt.plan.is_smoke else None
     realm = Realm(paths=attempt.paths, attempt=attempt.number, over=over)
     timeout_s = float(attempt.plan.rendezvous_timeout_s)
     return attempt.who, realm, attempt_ports(attempt).link, timeout_s
 
 
-def _join_s(attempt: Attempt) -> float:
+def join_s(attempt: Attempt) -> float:
     """Return how long to wait for nodes that are checked: a busy one may start half as fast."""
     try:
         took_s = time.time() - attempt.paths.owner(attempt.number).stat().st_mtime
@@ -139,26 +158,18 @@ def decided_parameters(
 
     `port` already has the ranks' store, if not 0. Another was free when it was checked.
     """
+    variables: dict[str, str] = {}
+    if (plan := attempt.plan).is_smoke:  # accelerate may not start on a node that is checked
+        own = ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+        sizes = {"WORLD_SIZE": plan.world_size, "LOCAL_WORLD_SIZE": plan.procs_per_node}
+        variables = {**dict.fromkeys(own, ""), **{name: str(n) for name, n in sizes.items()}}
     return LaunchParameters(
         precision=decided_precision(attempt.plan.precision, reports),
         address=address,
         port=port or _rendezvous_port(attempt),
-        interface=facts.interface_of(address),
-        variables=_of_trial(attempt.plan) if attempt.plan.is_smoke else {},
+        interface=interface_of(address),
+        variables=variables,
     )
-
-
-def _of_trial(plan: Plan) -> dict[str, str]:
-    """Return what accelerate would add: it may not start on a node that is checked."""
-    own = ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-    sizes = {"WORLD_SIZE": str(plan.world_size), "LOCAL_WORLD_SIZE": str(plan.procs_per_node)}
-    return {**dict.fromkeys(own, ""), **sizes}
-
-
-def failed_preflight(failed: Sequence[Finding]) -> NodeError:
-    """Return the error that ends an attempt before the launch."""
-    names = ", ".join(f"{each.id} on {named(each.nodes)}" for each in failed)
-    return NodeError(NodeExit.NODE_UNFIT, f"preflight failed: {names}", cause=Cause.PREFLIGHT)
 
 
 def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
@@ -221,20 +232,6 @@ def launch_arguments(attempt: Attempt, parameters: LaunchParameters) -> tuple[st
     return launch_argv(plan, where, python=sys.executable)
 
 
-def node_environment(
-    attempt: Attempt, parameters: LaunchParameters, spool: Spool
-) -> dict[str, str]:
-    """Return the environment of this node's launcher."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    facts = NodeFacts(
-        cpus=allocated_cpus(os.environ),
-        torch=installed_version("torch"),
-        deepspeed=installed_version("deepspeed"),
-        cache_home=Path(cache) / "clusterrun",
-    )
-    return rank_environment(os.environ, attempt, parameters, spool.root, facts)
-
-
 def host_store(attempt: Attempt, forge: Forge) -> int:
     """Have the forge host the ranks' store before they are started; return its port.
 
@@ -264,7 +261,7 @@ async def launch_variables(attempt: Attempt, spool: Spool, forge: Forge) -> tupl
     )
     kept = ("--log_dir", str(spool.launcher_dir))
     words = (*kept, *launch_arguments(attempt, asked))
-    env = node_environment(attempt, asked, spool)
+    env = rank_environment(os.environ, attempt, asked, spool.root)
     found, why = await forge.variables(env, words)
     return portable(found, env, attempt.paths.root, os.getcwd()), why
 
@@ -277,7 +274,7 @@ def launcher_of(
     say: Callable[[str], None],
 ) -> NodeLauncher:
     """Return what starts this node's ranks."""
-    env = node_environment(attempt, parameters, spool)
+    env = rank_environment(os.environ, attempt, parameters, spool.root)
     if not parameters.variables:
         if forge is not None:
             forge.close("accelerate launch starts the ranks")

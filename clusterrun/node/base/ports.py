@@ -1,4 +1,4 @@
-"""Choose ports that differ between jobs on one node."""
+"""Choose ports that differ between jobs on one node, and find the interface of an address."""
 
 from __future__ import annotations
 
@@ -59,3 +59,13 @@ def free_port(ports: tuple[int, ...]) -> int:
         except OSError as error:
             last = error
     raise last
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has an address; empty if none has."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(known.address.split("%", 1)[0] == address for known in addresses):
+            return name
+    return ""

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from clusterrun.node.base.causes import Ending, Failure, NodeError, NodeExit, lost_node
-from clusterrun.node.base.facts import interface_of
 from clusterrun.node.base.identity import Identity
+from clusterrun.node.base.ports import interface_of
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk, Tasks, guarded
 from clusterrun.node.link.clock import Clock, Offset
