@@ -35,6 +35,7 @@ import json, os
 path = [p for p in sys.path if os.path.isdir(p)]
 print(json.dumps({"version": sys.version_info[:2], "path": path}))
 """
+_CLASSES: Final = ("BaseConfig", "ClusterConfig")  # of accelerate: the fields are the keys
 _IMPORT: Final = ("import ", "import\t")  # what site.py executes in a .pth file
 # Lines of this kind that every environment may have; they hide no package.
 _KNOWN_PTH: Final = r"distutils-precedence|_virtualenv|__editable__.*|.*-nspkg"
@@ -73,6 +74,23 @@ def look_at(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpre
     if path and may_run and (answer := _asked(path, environ)) is not None:
         return answer
     return _read(Path(path), environ) if path else Interpreter()
+
+
+def accelerate_keys(interpreter: Interpreter) -> frozenset[str]:
+    """Return the keys that accelerate accepts in its YAML, by its source; empty if not found."""
+    import ast  # only for a job with such a file
+
+    for place in interpreter.places:
+        file = Path(place, "accelerate/commands/config/config_args.py")
+        with contextlib.suppress(OSError, ValueError, SyntaxError):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            wanted = (node for node in tree.body if isinstance(node, ast.ClassDef))
+            nodes = [n for c in wanted if c.name in _CLASSES for n in ast.walk(c)]
+            fields = {ast.unparse(n.target) for n in nodes if isinstance(n, ast.AnnAssign)}
+            compared = (n.left for n in nodes if isinstance(n, ast.Compare))  # "fp16" in config
+            old = {str(c.value) for c in compared if isinstance(c, ast.Constant)}
+            return frozenset(fields | old if "distributed_type" in fields else ())
+    return frozenset()
 
 
 def mistake_in(source: bytes, name: str, path: str) -> tuple[int, str] | None:

@@ -61,6 +61,9 @@ def gather_facts(
         own_python=sys.executable,
         missing=frozenset(path for path in paths_to_look_for(spec) if not _exists(cwd / path)),
         accelerate_config_text=_own_text(spec.accelerate_config, cwd, "accelerate configuration"),
+        accelerate_keys=interpreters.accelerate_keys(interpreter)
+        if spec.accelerate_config and not runs_in_container(spec)
+        else frozenset(),
         deepspeed_config_text=_own_text(spec.deepspeed_config, cwd, "DeepSpeed configuration"),
         script_deepspeed_text=_script_json(spec, cwd, cluster),
         hosts=_host_list(spec, cluster, cwd, environ) if scheduler.has_hosts else HostList(),

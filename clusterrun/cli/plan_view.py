@@ -53,6 +53,8 @@ def show(
     for text in answer.notes:
         output.note(text)
     output.note("estimated from formulas; to compare with a run: clusterrun plan --compare JOB")
+    if output.is_on_terminal():  # the first line may have left the screen
+        output.answer(first)
 
 
 # The first lines

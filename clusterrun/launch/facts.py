@@ -36,6 +36,7 @@ class Facts:
     `versions` are those of the packages of `interpreter`, the file that `python` resolves to;
     `oldest` are the oldest supported versions, including Python's.
     `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
+    `accelerate_keys` are those that the job's accelerate accepts in its YAML, empty if unknown.
     The three texts are the user's files, empty if there is none; the last is the DeepSpeed JSON in
     the script's arguments (`launch.script_args`). `hosts` and `starter` are those of a job over ssh
     or in an allocation.
@@ -54,6 +55,7 @@ class Facts:
     own_python: str = ""
     missing: frozenset[str] = frozenset()
     accelerate_config_text: str = ""
+    accelerate_keys: frozenset[str] = frozenset()
     deepspeed_config_text: str = ""
     script_deepspeed_text: str = ""
     hosts: HostList = field(default_factory=HostList)

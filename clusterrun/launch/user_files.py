@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -252,8 +253,17 @@ _REPLACED: Final = {
 def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
     """Return the spec with the nodes, ranks and GPUs that only the YAML sets.
 
-    Raises ConfigError for an impossible count.
+    Raises ConfigError for an impossible count and for a key that accelerate does not know.
     """
+    known = facts.accelerate_keys
+    unknown = [key for key in map(str, own.accelerate) if known and key not in known]
+    if unknown:
+        near = {key: difflib.get_close_matches(key, known, 1) for key in unknown}
+        hints = [f"write {names[0]} for {key}" for key, names in near.items() if names]
+        # accelerate would say so on the nodes, after the queue; in sections it accepts any key.
+        text = f"has no key {' or '.join(map(repr, unknown))}"
+        text = f"accelerate {facts.versions.get('accelerate', '')} {text}"
+        raise yaml_error(spec, text, "; ".join(hints) or "remove it, or upgrade accelerate")
     machines, each = _shape(spec, own)
     taken: dict[str, Any] = {"nodes": spec.nodes or machines}
     if each and not (spec.nproc_per_node or spec.gpus_per_node):

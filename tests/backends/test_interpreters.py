@@ -92,6 +92,23 @@ def test_packages_of_pth_files_and_pythonpath_count(root: Path, tmp_path: Path) 
     assert found.packages == {"clusterrun": "?", "torch": "", "accelerate": "?", "deepspeed": ""}
 
 
+@pytest.mark.parametrize("may_run", [True, False])
+def test_keys_of_a_yaml_are_those_of_the_jobs_own_accelerate(
+    root: Path, tmp_path: Path, *, may_run: bool
+) -> None:
+    assert interpreters.accelerate_keys(look(root, tmp_path, may_run=may_run)) == frozenset()
+    file = root / "lib/python3.12/site-packages/accelerate/commands/config/config_args.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "import torch_that_is_missing\nclass BaseConfig:\n    distributed_type: str\n"
+        "    def load(config):\n        if 'fp16' in config: del config['fp16']\n"
+        "class ClusterConfig(BaseConfig):\n    newest: int = -1\n"
+        "class SageMakerConfig(BaseConfig):\n    region: str = ''\n"
+    )
+    found = interpreters.accelerate_keys(look(root, tmp_path, may_run=may_run))
+    assert found == {"distributed_type", "fp16", "newest"}
+
+
 @pytest.mark.parametrize(
     ("file", "text", "is_known"),
     [

@@ -296,3 +296,15 @@ def test_what_clusterrun_replaces_is_named_in_one_note() -> None:
         "rdzv_backend c10d, gpu_ids 0,1",
     )
     assert slurm({**counts(2, 4), "main_process_port": 29500}, main_process_port=29500).notes == ()
+
+
+def test_a_key_that_the_installed_accelerate_lacks_is_refused_with_the_nearest() -> None:
+    facts = {"accelerate_config_text": "distributed_type: NO\nnum_machine: 2\nx: 1\n"}
+    keys = frozenset(("distributed_type", "num_machines"))
+    asked: dict[str, Any] = {"accelerate_config": "acc.yaml", "gpus_per_node": 1}
+    assert on_slurm(slurm_facts(**facts), **asked).strategy is Strategy.NONE
+    message = r"accelerate 1\.15\.0 has no key 'num_machine' or 'x'"
+    with pytest.raises(ConfigError, match=message) as refused:
+        on_slurm(slurm_facts(**facts, accelerate_keys=keys), **asked)
+    assert refused.value.where == "acc.yaml"
+    assert refused.value.hints == ("write num_machines for num_machine",)
