@@ -56,13 +56,6 @@ def test_the_newest_complete_checkpoint_is_taken_with_all_that_was_said_of_it(
     assert checkpoint_files.listed(tmp_path)[0] == (100_000_000, newest)
 
 
-def test_the_directories_of_hugging_face_are_checkpoints(tmp_path: Path) -> None:
-    for name in ("checkpoint-9", "checkpoint-10"):
-        save(tmp_path, name)
-    save(tmp_path, "checkpoint-final", complete=False)
-    assert newest_name(tmp_path) == ("checkpoint-10", [])
-
-
 def test_the_marker_lists_every_file_and_names_its_schema(tmp_path: Path) -> None:
     path = save(tmp_path, "step-00000020")
     marker = json.loads((path / ".complete").read_text())
@@ -175,15 +168,6 @@ def test_a_checkpoint_that_can_not_be_replaced_stays(tmp_path: Path) -> None:
     assert newest_name(tmp_path) == ("step-00000020", [])
 
 
-def test_one_process_that_looks_for_the_newest_need_not_read_it(tmp_path: Path) -> None:
-    save(tmp_path, "step-00000010")
-    flip_a_bit(save(tmp_path, "step-00000020"))
-    cut_a_file(save(tmp_path, "step-00000030"))
-    found, notes = checkpoint_files.newest(tmp_path, contents=False)
-    assert found is not None
-    assert (found.step, len(notes)) == (20, 1)
-
-
 def names(directory: Path) -> list[str]:
     return sorted(str(step) for step, _ in checkpoint_files.listed(directory))
 
@@ -210,19 +194,6 @@ def test_pruning_counts_only_complete_checkpoints(tmp_path: Path) -> None:
         save(tmp_path, f"step-{step:08d}", complete=False)
     checkpoint_files.prune(tmp_path, keep=2)
     assert names(tmp_path) == ["20", "30", "40", "50"]
-
-
-def test_pruning_looks_at_no_more_than_it_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for step in (10, 20, 30, 40):
-        save(tmp_path, f"step-{step:08d}")
-    looked: list[Path] = []
-    monkeypatch.setattr(checkpoint_files, "check_sizes", lambda path, _: looked.append(path))
-    checkpoint_files.prune(tmp_path, keep=4)
-    assert looked == []
-    checkpoint_files.prune(tmp_path, keep=2)
-    assert (len(looked), names(tmp_path)) == (2, ["30", "40"])
 
 
 def test_pruning_after_a_set_back_never_removes_what_was_just_saved(tmp_path: Path) -> None:

@@ -31,21 +31,6 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert names(tmp_path) == ["taken"]
 
 
-def fail_half_way(path: Path) -> None:
-    with files.replacing(path) as temporary:
-        temporary.write_text("half")
-        raise OSError("full")
-
-
-def test_a_writer_that_raises_keeps_the_old_file(tmp_path: Path) -> None:
-    target = tmp_path / "a"
-    target.write_text("old")
-    with pytest.raises(OSError, match="full"):
-        fail_half_way(target)
-    assert target.read_text() == "old"
-    assert names(tmp_path) == ["a"]
-
-
 def test_the_first_to_create_a_file_wins(tmp_path: Path) -> None:
     files.create(tmp_path / "claim", "node1\n")
     with pytest.raises(FileExistsError):

@@ -12,7 +12,6 @@ from clusterrun.health import cgroup, machine, network
 from clusterrun.health.checks import clock as checks_clock
 from clusterrun.health.node import Needs
 from clusterrun.shared.finding import Finding, Severity
-from tests.launch.samples import on_slurm
 
 GIB = 1 << 30
 
@@ -67,26 +66,6 @@ def _devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pat
     monkeypatch.setattr(network, "INTERFACES", places[0])
     monkeypatch.setattr(network, "INFINIBAND", places[1])
     return places
-
-
-def test_interfaces_and_their_speed(devices: tuple[Path, Path]) -> None:
-    interfaces(devices[0], lo="0x9", eth0="0x1003", eth1="0x1002", ib0="0x1003")
-    ports(devices[1], "4: ACTIVE")
-    found = network.interface(2)
-    assert (found.severity, found.text) == (
-        Severity.OK,
-        "up: eth0 (25,000 Mbit/s), ib0, mlx5_0/1",
-    )
-
-
-def test_hardware_is_named_before_the_interfaces_of_containers(
-    devices: tuple[Path, Path],
-) -> None:
-    interfaces(devices[0], eth0="0x1003", **{f"cali{n}": "0x1003" for n in range(8)})
-    (devices[0] / "eth0" / "device").mkdir()
-    text = network.interface(2).text
-    assert text.startswith("up: eth0 (25,000 Mbit/s), cali0, ")
-    assert text.endswith(", cali4, 3 more")
 
 
 def test_a_port_that_is_down_beside_one_that_is_active(devices: tuple[Path, Path]) -> None:
@@ -150,9 +129,3 @@ def test_only_the_heads_node_opens_a_file_for_each_node_and_rank(
 ) -> None:
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (hard, hard))
     assert machine.open_files(2, of_head).severity is status
-
-
-def test_the_files_of_a_node_depend_on_whether_it_is_the_heads() -> None:
-    plan = on_slurm(nodes=1000, gpus_per_node=2)
-    assert Needs.of(plan).files == 0
-    assert Needs.of(plan, is_head=True).files == 4000

@@ -37,18 +37,6 @@ def test_packages_that_are_listed_are_those_on_the_disk(
     assert sorted(_words(setup_cfg["options"]["packages"])) == sorted(on_disk)
 
 
-def test_every_package_of_code_says_so() -> None:
-    folders = {path.parent for path in (ROOT / "clusterrun").rglob("*.py")}
-    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
-
-
-@pytest.mark.parametrize("name", DATA)
-def test_data_has_no_subdirectory_that_the_wheel_would_leave_out(name: str) -> None:
-    entries = [path for path in (ROOT / name).iterdir() if path.name != "__pycache__"]
-    assert entries
-    assert [path.name for path in entries if path.is_dir()] == []
-
-
 def test_data_beside_the_code_is_shipped(setup_cfg: configparser.ConfigParser) -> None:
     shipped = setup_cfg["options.package_data"]
     for path in (ROOT / "clusterrun").rglob("*.*"):
@@ -141,12 +129,3 @@ def test_wheel_renders_where_there_is_no_torch(clean: Path, tmp_path: Path) -> N
     (tmp_path / "job.sbatch").write_text(script)
     _ran("bash", "-n", "job.sbatch", cwd=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.sbatch", "train.py"]
-
-
-@pytest.mark.install
-def test_every_verb_of_the_installed_command_explains_itself(clean: Path, tmp_path: Path) -> None:
-    told = _ran(clean / "clusterrun", "--help", cwd=tmp_path)
-    for verb in ("submit", "render", "logs", "completion"):
-        assert verb in told
-        told_more = _ran(clean / "clusterrun", verb, "--help", cwd=tmp_path)
-        assert told_more.startswith(f"Usage: clusterrun {verb} ")

@@ -64,11 +64,6 @@ def test_a_python_for_an_old_glibc_passes_input_too(monkeypatch: pytest.MonkeyPa
     assert shell.run_once(["cat"], 60, input="text").stdout == "text"
 
 
-def test_without_input_a_command_reads_nothing(stub: Stub) -> None:
-    stub("squeue", "cat")
-    assert shell.run(["squeue"], timeout_s=5).stdout == ""
-
-
 def test_a_silent_controller_is_tried_three_times_and_told_verbatim(stub: Stub) -> None:
     for number, words in enumerate(
         (
@@ -93,16 +88,6 @@ def test_a_controller_that_comes_back_is_not_told(stub: Stub, tmp_path: Path) ->
     calls = stub("squeue", body)
     assert shell.run(["squeue"]).stdout == "ok\n"
     assert count(calls) == 3
-
-
-def test_tries_end_when_the_patience_ends(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = stub("squeue", "sleep 0.1; echo 'Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(SchedulerUnreachableError, match="1 try"):
-        shell.run(["squeue"], tries=1)
-    monkeypatch.setattr(shell, "PATIENCE_S", 0.05)
-    with pytest.raises(SchedulerUnreachableError, match="1 try"):
-        shell.run(["squeue"])
-    assert count(calls) == 2
 
 
 def test_a_broken_configuration_is_told_at_once(stub: Stub) -> None:
@@ -158,29 +143,3 @@ def test_a_command_that_does_not_die_is_not_waited_for(
     (process,) = alive
     process.kill()
     process.wait()
-
-
-def test_what_a_hanging_command_said_last_is_the_cause(stub: Stub) -> None:
-    # Its child left the process group: it survives the kill, holds the pipe, and is not waited for.
-    stub("squeue", "echo first >&2; echo 'slurm.conf: retrying' >&2; setsid sleep 20 & sleep 60")
-    begin = time.monotonic()
-    with pytest.raises(SchedulerUnreachableError) as silent:
-        shell.run(["squeue"], timeout_s=1, tries=1)
-    assert silent.value.cause == "slurm.conf: retrying"
-    assert time.monotonic() - begin < 10 * patience()
-
-
-def test_a_command_that_is_not_there_is_unreachable_not_a_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # a user may have a directory in PATH without access
-    with pytest.raises(SchedulerUnreachableError) as missing:
-        shell.run(["no-such-scheduler"])
-    assert missing.value.message == "cannot start no-such-scheduler"
-    assert "No such file" in str(missing.value.cause)
-
-
-def test_find_looks_on_path(stub: Stub, tmp_path: Path) -> None:
-    stub("sbatch", "true")
-    assert shell.find("sbatch") == str(tmp_path / "sbatch")
-    assert shell.find("no-such-scheduler") is None

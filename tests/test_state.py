@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-from clusterrun.shared import state
 from clusterrun.shared.state import JobState, parse_slurm_state
 
 # As Slurm writes them, and ours, by name.
@@ -22,19 +16,8 @@ WORDS = {
 }
 
 
-def test_examples_in_the_docstrings_hold() -> None:
-    result = doctest.testmod(state)
-    assert result.attempted >= 1
-    assert result.failed == 0
-
-
 def test_states_are_read_in_each_form_that_slurm_writes() -> None:
     assert {text: parse_slurm_state(text).name for text in WORDS} == WORDS
-
-
-@given(st.text())
-def test_no_text_raises(text: str) -> None:
-    assert isinstance(parse_slurm_state(text), JobState)
 
 
 def test_states_split_into_ended_and_active() -> None:

@@ -42,12 +42,6 @@ def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (found["checks"], found["gpus"]) == ([], {})
 
 
-def test_a_directory_that_cannot_be_one_fails(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    found = gather(ask(tmp_path, own_dir=str(tmp_path / "file" / "r1")))
-    assert [each["id"] for each in found["checks"]] == ["path.runs"]
-
-
 def test_a_stuck_file_system_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "DEADLINE_S", 1.0)
     monkeypatch.setattr(facts, "_missing", lambda _: time.sleep(30))

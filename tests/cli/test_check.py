@@ -71,11 +71,6 @@ def test_nothing_is_claimed_of_a_size_that_nobody_gave(here: CommandLine) -> Non
     assert found == {"lightning-size", "fixed-world-size"}
 
 
-def test_json(fixed: CommandLine) -> None:
-    found = json.loads(fixed("check", "--json", *MANY, "train.py").out)["findings"]
-    assert [(each["id"], each["line"]) for each in found] == [("fixed-port", 2)]
-
-
 def test_a_setting_of_the_job_has_no_line(here: CommandLine) -> None:
     said = here("check", *MANY, "train.py", "--save-dir", "/tmp/out")
     assert said.code == 3
@@ -112,26 +107,6 @@ def test_variables_that_submit_removes_are_notes(
     assert said.code == 0
     assert "set in your shell for sbatch: SBATCH_PARTITION=debug" in said.err
     assert "SBATCH_PARTITION=debug" in json.loads(said.out)["notes"]
-
-
-@pytest.mark.parametrize(
-    ("path", "found"),
-    [("ds.json", set()), ("gone.json", {"missing-file"}), ("elsewhere/ds.json", set())],
-)
-def test_the_file_that_the_trainer_names_is_looked_for(
-    here: CommandLine, path: str, found: set[str]
-) -> None:
-    (here.path / "ds.json").write_text("{}")
-    (here.path / "train.py").write_text(
-        "from transformers import TrainingArguments\n"
-        f'TrainingArguments("out", deepspeed="{path}")\n'
-    )
-    assert _findings(here("check", "--json", *MANY, "train.py")) == found
-
-
-def test_a_module_is_checked_by_its_arguments(here: CommandLine) -> None:
-    words = ("-m", "mypackage.train", "--", "--output_dir", "/dev/shm/out")
-    assert _findings(here("check", "--json", *MANY, *words)) == {"saves-on-one-machine"}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import socket
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends import cache, interpreters, machine_facts
-from clusterrun.health import cuda, machine, paths, python
+from clusterrun.health import cuda, paths, python
 from clusterrun.launch.facts import Interpreter
 from clusterrun.verbs import doctor
 from tests.cli.conftest import INSTALLED, CommandLine
@@ -158,11 +157,6 @@ def test_a_torch_without_cuda_for_a_job_with_gpus(
     assert look(well, *SLURM, "--device", "cpu", "train.py")["python.torch"]["status"] == "ok"
 
 
-def test_several_prefixes_in_one_option(well: CommandLine) -> None:
-    found = look(well, "--only", "config,net.name", "train.py")
-    assert list(found) == ["config.files", "config.job", "net.name"]
-
-
 BREAKS: list[tuple[str, str, str, Break]] = [
     ("config.job", "fail", "", text_of("train.py", "print(\n")),
     ("env.left_over", "note", "unset WORLD_SIZE", environ("WORLD_SIZE", "4")),
@@ -244,12 +238,6 @@ def test_a_request_beyond_the_site(
     found = look(well, *SLURM, *args, *OFFLOAD)
     assert [each for each in found if found[each]["status"] == "fail"] == [name]
     assert hint in found[name]["hint"]
-
-
-def test_a_cluster_without_its_commands(here: CommandLine) -> None:
-    found = look(here, "--cluster", "slurm", "--only", "slurm")
-    assert [each for each in found if found[each]["status"] == "fail"] == ["slurm.client"]
-    assert {each["status"] for each in found.values()} == {"fail", "skip"}
 
 
 def test_a_partition_that_is_down(well: CommandLine) -> None:
@@ -355,23 +343,6 @@ def test_what_another_interpreter_lacks(tmp_path: Path) -> None:
     assert python.package(wanted, "accelerate", needed_by="clusterrun").severity == "fail"
 
 
-@pytest.mark.parametrize(("cluster", "status"), [("local", "fail"), ("slurm", "note")])
-def test_a_driver_that_hangs(
-    well: CommandLine, monkeypatch: pytest.MonkeyPatch, cluster: str, status: str
-) -> None:
-    driver = stand_in(well.path.parent / "nvml", well.path.parent / "says", monkeypatch)
-    job = ("--cluster", cluster, "--device", "cpu", "--only", "cuda.driver")
-    found = look(well, *job)["cuda.driver"]
-    assert (found["status"], found["text"]) == (
-        "ok",
-        "driver 560.35.03, 2 GPUs (NVIDIA H100 80GB HBM3)",
-    )
-    driver.answer(gpu1_reasons="hang")
-    found = look(well, *job)["cuda.driver"]
-    assert found["status"] == status
-    assert "nvidia-smi -q" in found["hint"]
-
-
 def test_what_does_not_answer_is_left_behind(
     well: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,15 +355,6 @@ def test_what_does_not_answer_is_left_behind(
 
 
 # This machine
-
-
-def test_many_variables_of_another_job(well: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(9):
-        monkeypatch.setenv(f"SLURM_X{number}", "1")
-    found = look(well, "--only", "env")["env.left_over"]
-    assert found["text"].startswith("set in your shell: SLURM_X0, SLURM_X1,")
-    assert "SLURM_X5, 3 more;" in found["text"]
-    assert found["hint"] == "use a new shell"
 
 
 def test_offload_of_the_users_own_file(well: CommandLine) -> None:
@@ -423,17 +385,6 @@ def test_a_range_of_ports_in_use(well: CommandLine, taken: int) -> None:
     after = look(well, *local, "--set", f"network.port_range={taken}-{taken + 1}")
     assert changed(before, after) == {"net.ports": "fail"}
     assert "network.port_range" in after["net.ports"]["hint"]
-
-
-def test_a_low_limit_of_locked_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
-    assert machine.memlock().severity in ("skip", "note")
-    (tmp_path / "mlx5_0").mkdir()
-    monkeypatch.setattr(machine, "INFINIBAND", tmp_path)
-    found = machine.memlock()
-    assert (found.severity, "administrator" in found.fix) == ("note", True)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, resource.RLIM_INFINITY))
-    assert machine.memlock().fix.endswith("ulimit -l unlimited")
 
 
 @pytest.mark.parametrize(("cluster", "status"), [("local", "fail"), ("slurm", "note")])

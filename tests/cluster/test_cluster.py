@@ -65,33 +65,6 @@ def _eventually(fact: Callable[[], bool], timeout_s: float = 20) -> None:
     wait_for(fact, timeout_s=timeout_s)
 
 
-def test_processes_on_a_node_are_seen_and_gone_after_cancel(cluster: Cluster) -> None:
-    nap = "sleep 298.75"
-    two = cluster.nodes[:2]
-    job_id = cluster.sbatch("-w", ",".join(two), "-o", "/dev/null", f"--wrap=srun {nap}")
-
-    def napping(node: str) -> bool:
-        found = cluster.processes_on(node)
-        return any(p.name == "sleep" and p.cmdline.endswith(nap) for p in found)
-
-    try:
-        cluster.wait_job(job_id, "RUNNING")
-        _eventually(lambda: all(map(napping, two)))
-    finally:
-        cluster.run(["scancel", job_id], check=False)
-    cluster.wait_job(job_id, "CANCELLED")
-    _eventually(lambda: not any(map(napping, two)))
-    assert "slurmd" not in {process.name for process in cluster.processes_on(two[0])}
-
-
-def test_sacct_fails_while_slurmdbd_is_stopped(cluster: Cluster) -> None:
-    with cluster.slurmdbd_stopped():
-        done = cluster.run(["sacct"], check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "Connection refused" in done.stderr
-    assert cluster.run(["sacct", "-n"]).stderr == ""
-
-
 def test_a_cut_cable_is_cut_until_it_is_restored(spare: Cluster) -> None:
     node = spare.nodes[1]
     assert _reaches_head(spare, node)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.cluster import __main__ as program
 from tests.cluster.cluster import Cluster
-from tests.cluster.newer import VERSION, NewerSlurm
-from tests.namespaces import ClusterError, run
+from tests.cluster.newer import VERSION
+from tests.namespaces import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,29 +23,6 @@ def test_commands_and_jobs_of_the_newer_cluster_use_the_newer_slurm(newer_cluste
     assert len([line for line in lines if f" {VERSION}." in line]) == 2
     controller = newer_cluster.run(["scontrol", "show", "config"]).stdout
     assert f"SLURM_VERSION           = {VERSION}." in controller
-
-
-@pytest.mark.slurm
-def test_what_is_installed_is_not_downloaded_again(
-    newer_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no apt-get there
-    assert newer_cluster.shape.newer is not None
-    assert newer_cluster.shape.newer.install() is False
-
-
-def test_another_distribution_gives_a_reason_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    apt = tmp_path / "bin" / "apt-get"
-    apt.parent.mkdir()
-    apt.write_text("#!/bin/sh\necho http://archive.example.org/ubuntu Ubuntu Ubuntu main\n")
-    apt.chmod(0o755)
-    monkeypatch.setenv("PATH", str(apt.parent), prepend=":")
-    newer = NewerSlurm(prefix=tmp_path / "cache" / "slurm")
-    with pytest.raises(ClusterError, match="no mirror of Debian"):
-        newer.install()
-    assert [path.name for path in newer.prefix.parent.iterdir()] == ["slurm.lock"]
 
 
 def test_what_up_prints_can_be_evaluated(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
-from clusterrun.config import environments
 from clusterrun.config.environments import Tool, read_step
 from clusterrun.errors import ConfigError, UsageError
 from tests.config.conftest import Workplace
@@ -82,4 +79,3 @@ def test_bash_stays_bash() -> None:
     for line in ("conda activate llm", "module load cuda", "source venv/bin/activate", "venv=1"):
         assert read_step(line).tool is None
     assert read_step("conda:llm").tool is Tool.CONDA
-    assert doctest.testmod(environments).failed == 0

@@ -8,15 +8,12 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from clusterrun.health import gpus
 from clusterrun.health.examine import examine
-from clusterrun.health.gpu_answer import ANSWER_S, LONG_S, GpuAnswer, gpu_facts, read
+from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, gpu_facts, read
 from clusterrun.health.gpus import gpu_checks
-from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, Severity
 from tests.health.stand_in import StandIn, stand_in
@@ -174,17 +171,6 @@ def test_links_that_a_board_does_not_use(driver: StandIn) -> None:
     assert statuses(looked(asked())) == {"gpu.links": "note"}, "all lead to a switch"
 
 
-def test_an_old_driver_counts_what_it_reserves(driver: StandIn) -> None:
-    driver.answer(gpu0_used=-13, gpu0_used1=300, gpu0_recovery=0, gpu1_recovery=0)
-    assert "at most 300 MiB in use" in looked(asked())["gpu.foreign"].text
-
-
-def test_a_job_without_gpus_asks_nobody() -> None:
-    found = looked(None)
-    assert {check.severity for check in found.values()} == {Severity.SKIP}
-    assert {check.text for check in found.values()} == {"this job uses no GPU"}
-
-
 @pytest.mark.parametrize("says", [{"init": -12}, {"init": -9}])
 def test_a_machine_without_a_driver(driver: StandIn, says: dict[str, int]) -> None:
     driver.answer(**says)
@@ -219,18 +205,6 @@ def test_a_driver_that_fails_is_one_failure(
         assert not Path(f"/proc/{answer.pid}").exists(), "it was ended, and has left no zombie"
 
 
-def test_a_driver_that_is_only_slow_is_no_failure_before_the_launch(
-    driver: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver.answer(init="hang")
-    assert ANSWER_S < LONG_S
-    monkeypatch.setattr(gpus, "LONG_S", 4.0)
-    found = looked(asked(within_s=3.0))
-    assert found["gpu.count"].severity is Severity.NOTE
-    assert "asked for NVML" in found["gpu.count"].text
-    assert "persistence mode" in found["gpu.count"].fix
-
-
 def test_nobody_waits_for_a_process_that_cannot_be_killed(tmp_path: Path) -> None:
     """As one that the driver blocks: a process of another session that holds its pipes."""
     note = tmp_path / "pid"
@@ -253,25 +227,3 @@ def test_a_python_that_starts_slowly_says_nothing_about_the_driver() -> None:
     )
     cut = shell.Completed(rc=shell.TIMED_OUT, stdout='{"asks": "NVML"}\n{"syst', stderr="")
     assert "did not answer within 1.5 s" in read(cut, 1.5).problem
-
-
-def test_the_quick_checks_of_a_node_ask_once(
-    driver: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, run_once = [], shell.run_once
-
-    def counted(*args: Any, **options: Any) -> shell.Completed:
-        calls.append(args)
-        return run_once(*args, **options)
-
-    monkeypatch.setattr(shell, "run_once", counted)
-    looks = quick_looks(Needs(runs=tmp_path, gpus=("1",)), asked("1"))
-    found = examine({name: look for name, look in looks.items() if "gpu." in name}, 20 * patience())
-    assert [check.severity for check in found][:4] == [Severity.OK] * 4
-    assert len(calls) == 1
-
-
-def test_nodes_of_a_job_with_gpus_also_look_at_cuda(tmp_path: Path) -> None:
-    with_gpus, without = (all_looks(Needs(runs=tmp_path, gpus=names)) for names in ((), None))
-    assert with_gpus.keys() - without.keys() == {"cuda.driver"}
-    assert with_gpus["cuda.driver"]().id == "cuda.driver"

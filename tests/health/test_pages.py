@@ -6,8 +6,6 @@ import ast
 import inspect
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -108,10 +106,6 @@ def test_the_numbers_of_a_page_are_those_of_the_code() -> None:
     assert wrong == {}
 
 
-def test_the_pages_are_in_the_order_of_the_checks() -> None:
-    assert [name for name in pages() if name in OF_THIS_MACHINE] == OF_THIS_MACHINE
-
-
 def test_each_check_of_nodes_has_a_page() -> None:
     """The code has the ids as literals, but for those of compared facts."""
     trees = (ast.parse(path.read_text()) for path in SOURCES)
@@ -135,23 +129,6 @@ def test_each_page_is_complete() -> None:
         is_plain = all(text == " ".join(text.split()) for text in texts)
         wrong += [] if is_whole and has_place and are_parts and is_plain else [name]
     assert wrong == []
-
-
-def test_where_a_check_runs() -> None:
-    words = {name: " ".join(doctor.places(name)) for name in pages()}
-    before = {name for name, text in words.items() if "preflight" in text}
-    assert {"node.shm", "gpu.xid", "path.disk"} <= before
-    assert {"node.clock", "net.name", "node.site", "path.runs"}.isdisjoint(before)
-    nodes = {name for name, text in words.items() if "doctor --nodes" in text}
-    assert {"node.clock", "node.site", "same.gpu", "net.meet"} <= nodes
-    assert {"path.runs", "slurm.nodes", "python.torch"}.isdisjoint(nodes)
-
-
-@pytest.mark.parametrize("module", ["clusterrun.cli.main", "clusterrun.node.agent.agent"])
-def test_agents_do_not_load_the_pages(module: str) -> None:
-    program = f"import sys, {module}; print('clusterrun.health.pages' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
-    assert done.stdout == b"False\n"
 
 
 def test_a_file_adds_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,11 +183,6 @@ def test_an_all_reduce_that_fails_is_one_finding_and_leaves_out_no_node() -> Non
     assert exclude == ""
 
 
-def test_a_version_on_one_node() -> None:
-    bad, _ = lines(reports(n2={"facts": {"versions.torch": "2.5.1"}}))
-    assert bad == ["fail same.versions torch: n2 has 2.5.1, the other 3 have 2.6.0"]
-
-
 def test_one_node_is_compared_with_none() -> None:
     found = {"n1": REPORTS["n1"]}
     checks = of_nodes(["n1"], found, ["n1"], (), {}, 12.3)["n1"] + of_group(["n1"], found, ["n1"])

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from clusterrun.logformat import lines
-from clusterrun.logformat import literals as module
 from clusterrun.logformat.lines import STAMPED, LogLine, parse_line
 from clusterrun.logformat.literals import required_literals
-from clusterrun.logs import text
 from clusterrun.logs.blocks import find_stretches
 from tests.logs.corpus import line, raw
 from tests.logs.reading import contents
-
-
-@pytest.mark.parametrize("module", [lines, text])
-def test_examples_in_the_docstrings_hold(module: object) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted >= 1
-    assert result.failed == 0
 
 
 def parse(content: bytes) -> LogLine:
@@ -73,11 +62,6 @@ def test_no_bytes_raise(content: bytes) -> None:
 def test_an_empty_text_is_a_line_with_and_without_its_space() -> None:
     assert parse(b"1700000000000000 3 o ") == parse(b"1700000000000000 3 o")
     assert parse(b"1700000000000000 3 o").text == b""
-
-
-def test_the_example_in_the_docstring_holds() -> None:
-    result = doctest.testmod(module)
-    assert (result.attempted, result.failed) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from clusterrun.config.spec import Device, Preflight
 from clusterrun.health.compare import MOST as MOST_FINDINGS
@@ -55,11 +53,6 @@ def checks(asked: Preflight = Preflight.WARN) -> NodeChecks:
 
 def reported(*, of: NodeChecks | None = None) -> tuple[Finding, ...]:
     return asyncio.run((of or checks()).report())
-
-
-def test_notes_and_failures_are_reported_the_worst_first(answer: Answer) -> None:
-    answer(ok("node.files", "4096"), SMALL, skip("node.memlock", "no device"), FULL)
-    assert reported() == (FULL, SMALL)
 
 
 def test_nothing_is_checked_if_it_is_off(answer: Answer) -> None:
@@ -149,13 +142,6 @@ def test_the_longest_report_fits_into_the_first_message(answer: Answer, letter: 
     assert all(each.text.startswith(f"a {letter}") for each in one.checks)
 
 
-@given(st.text(max_size=900), st.integers(40, 900))
-def test_a_text_is_cut_to_its_bytes(text: str, most: int) -> None:
-    fitted = preflight._fitted(text, most)
-    assert len(json.dumps(fitted)) <= most
-    assert fitted == text or len(json.dumps(text)) > most or len(text) > most
-
-
 def test_what_became_worse_is_a_line(answer: Answer) -> None:
     found = checks()
     answer(
@@ -176,11 +162,6 @@ def test_what_became_worse_is_a_line(answer: Answer) -> None:
     ]
 
 
-def test_a_node_that_was_not_checked_before_has_not_changed(answer: Answer) -> None:
-    answer(FULL)
-    assert asyncio.run(checks().changes()) == []
-
-
 # The head
 
 
@@ -190,14 +171,6 @@ def report(rank: int, *found: Finding) -> Report:
 
 def lines(*reports: Report) -> list[str]:
     return [str(each) for each in findings({each.node: each.checks for each in reports})]
-
-
-def test_one_finding_of_many_nodes_is_one_line_failures_first() -> None:
-    other = dataclasses.replace(FULL, text="only 0.1 GiB are free")
-    assert lines(report(1, SMALL), report(2, FULL, SMALL), report(3), report(4, other)) == [
-        "n[2,4]: node.tmp: only 0.0 GiB are free (on n2); hint: delete files",
-        "n[1-2]: node.shm: 64 MiB; hint: --shm-size=16g",
-    ]
 
 
 def test_the_reports_of_a_thousand_nodes_are_a_few_lines_at_once() -> None:
@@ -221,11 +194,6 @@ def test_what_differs_between_nodes_is_a_line() -> None:
     facts["n7"] = {**facts["n7"], "system.kernel": "5.4"}
     (found,) = map(str, differing(facts))
     assert found.startswith("n[0-999]: same.system: kernel: n7 has 5.4, the other 999 have 6.1")
-
-
-def test_findings_survive_the_file() -> None:
-    (one,) = findings({"n1": [FULL]})
-    assert Finding.from_data(json.loads(json.dumps(one.to_data()))) == one
 
 
 def test_a_node_is_unfit_by_what_is_its_own() -> None:

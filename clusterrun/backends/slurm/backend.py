@@ -278,7 +278,7 @@ def parse_submission(stdout: str) -> Submission:
     """Parse what `sbatch --parsable` printed.
 
     >>> parse_submission("53;tuxA")
-    Submission(job_id='53', slurm_cluster='tuxA', held=None)
+    Submission(job_id='53', slurm_cluster='tuxA', held=None, home=None)
 
     Raises NoJobIdError for anything else: a site's wrapper may print other numbers.
     """
