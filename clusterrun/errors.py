@@ -139,7 +139,7 @@ def shortened(text: str, letters: int = MESSAGE_LETTERS) -> str:
     """Return a text for another process; only the beginning and end if it is long.
 
     >>> shortened("a tensor of 100 numbers", 19)
-    'a ten ... numbers'
+    'a tenso ... numbers'
     """
     half = (letters - 5) // 2
     return text if len(text) <= letters else f"{text[:half]} ... {text[-half:]}"

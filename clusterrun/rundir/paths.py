@@ -167,7 +167,7 @@ def directory_name(name: str) -> str:
     """Return a directory name for a job name: the same if it is plain, else similar with a hash.
 
     >>> directory_name("llama3-sft"), directory_name("../a b")
-    ('llama3-sft', 'a-b-adb82b')
+    ('llama3-sft', 'a-b-2c2c79')
     """
     if re.match(_SAFE_NAME, name) and len(name) <= NAME_BYTES and name != "by-job":
         return name
