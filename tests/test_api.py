@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import pkgutil
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +15,13 @@ import submitit
 
 import clusterrun
 from clusterrun import ClusterrunError, JobSpec
-from clusterrun.config.spec import Cluster, Strategy
+from clusterrun.config.spec import Cluster
 from clusterrun.errors import JobNotFoundError, SubmissionError, UsageError
 from clusterrun.rundir import record
 from clusterrun.shared.state import JobState
 from clusterrun.verbs import status as status_verb
 from clusterrun.verbs.render import prepare
-from tests.patience import patience, wait_for
+from tests.patience import patience
 
 
 @pytest.fixture(name="project")
@@ -81,22 +80,6 @@ def test_render_gives_every_file_and_writes_none(project: Path) -> None:
     assert list(project.iterdir()) == [project / "train.py"]
 
 
-def test_a_spec_of_python_leaves_the_counts_to_an_accelerate_yaml(project: Path) -> None:
-    text = "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 8\n"
-    (project / "acc.yaml").write_text(text)
-    plan = prepare(spec(cluster="slurm", accelerate_config="acc.yaml")).plan
-    assert (plan.nodes, plan.procs_per_node, plan.gpus_per_node) == (2, 4, 4)
-    plan = prepare(spec(cluster="slurm", accelerate_config="acc.yaml", nodes=1)).plan
-    assert (plan.nodes, plan.procs_per_node, plan.gpus_per_node) == (1, 4, 4)
-
-
-def test_plain_texts_stand_for_the_members_of_enums(project: Path) -> None:
-    plain = spec(cluster="slurm", strategy="zero2", device="cpu", nproc_per_node=2)
-    typed = spec(cluster=Cluster.SLURM, strategy=Strategy.ZERO2, device="cpu", nproc_per_node=2)
-    assert prepare(plain).plan == prepare(typed).plan
-    assert prepare(plain).plan.strategy is Strategy.ZERO2
-
-
 @pytest.mark.parametrize(
     ("fields", "message", "hint"),
     [
@@ -111,13 +94,6 @@ def test_a_text_that_stands_for_none_names_the_nearest(
         clusterrun.render(spec(**fields))
     assert raised.value.message == message
     assert raised.value.hints[0].startswith(hint)
-
-
-def test_every_field_of_a_spec_has_an_origin(project: Path) -> None:
-    text = clusterrun.render(spec(env={"LOG": "1"}, network_env={"NCCL_X": "2"})).files[
-        "resolved.yaml"
-    ]
-    assert re.search(r"^{script: train.py,.* env: {LOG: .*},  # Python\n", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -231,24 +207,6 @@ def test_logs_are_merged_and_selected(project: Path) -> None:
     assert texts(attempt=2) == []
 
 
-def test_two_submissions_at_once_get_a_run_and_an_id_each(project: Path) -> None:
-    fake_node(project, "exit 0")
-    program = (
-        "import clusterrun; print(clusterrun.submit(clusterrun.load_spec("
-        "{'cluster': 'local'})).job_id)"
-    )
-    both = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    assert sorted(process.communicate(timeout=60 * patience())[0] for process in both) == [
-        "L1\n",
-        "L2\n",
-    ]
-    wait_for(lambda: len(list(project.glob("runs/*/*/end.json"))) >= 2)
-    assert len(clusterrun.list_jobs()) == 2
-
-
 def slurm(project: Path, monkeypatch: pytest.MonkeyPatch, sbatch: str) -> None:
     """Put programs of a login node on PATH."""
     programs = project.parent / "bin"
@@ -345,13 +303,3 @@ def test_a_job_is_found_by_the_second_name_that_newer_slurm_gives_it(
     assert clusterrun.find_job("sCB5M822GESB00").run_dir == job.run_dir
     with pytest.raises(JobNotFoundError, match="no job or run 'sCB5M822GESB01'"):
         clusterrun.find_job("sCB5M822GESB01")
-
-
-def test_a_variable_to_pass_on_that_is_not_set_is_told_before_the_job_waits(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HERE_TOKEN", "x")
-    monkeypatch.delenv("GONE_TOKEN", raising=False)
-    notes = prepare(spec(pass_env=("HERE_TOKEN", "GONE_TOKEN"))).notes
-    assert "--pass-env GONE_TOKEN: the variable is not set here" in notes
-    assert not any("HERE_TOKEN" in note for note in notes)

@@ -116,22 +116,6 @@ def test_a_failure_with_a_checkpoint_is_followed_by_another_attempt(site: Restar
     assert site.end(job_id) == (JobState.COMPLETED, 0)
 
 
-def test_a_failure_without_a_checkpoint_is_the_end(site: RestartingSite) -> None:
-    site.ends(1, KILLED)
-    job_id, paths = site.start()
-    assert site.end(job_id) == (JobState.FAILED, 137)
-    assert attempts(paths) == ["1"]
-    assert "attempt 1: stop: clusterrun knows of no checkpoint" in paths.batch_output.read_text()
-
-
-def test_agents_that_die_without_a_word_do_not_go_on_for_ever(site: RestartingSite) -> None:
-    site.ends(1, KILLED, checkpoint=100)
-    job_id, paths = site.start(NODE.replace("exit 0", "kill -KILL $$"))
-    assert site.end(job_id) == (JobState.FAILED, 137)
-    assert attempts(paths) == ["1", "2", "3"]
-    assert outcome(paths, 2).reason == "the agents exited with status 137 and reported no reason"
-
-
 def test_what_the_nodes_of_an_attempt_leave_behind_does_not_run_beside_the_next(
     site: RestartingSite,
 ) -> None:
@@ -143,13 +127,6 @@ def test_what_the_nodes_of_an_attempt_leave_behind_does_not_run_beside_the_next(
     wait = f"until [[ -e {lock}.held ]]; do sleep 0.05; done"
     job_id, _ = site.start("\n".join(["", is_free, hold, wait, NODE]))
     assert site.end(job_id) == (JobState.COMPLETED, 0)
-
-
-def test_ranks_that_left_on_a_wish_to_cancel_are_not_started_again(site: RestartingSite) -> None:
-    site.ends(1, CANCELLED, checkpoint=100)
-    job_id, paths = site.start()
-    assert site.end(job_id) == (JobState.CANCELLED, 124)
-    assert attempts(paths) == ["1"]
 
 
 def test_a_job_that_is_cancelled_is_not_started_again(site: RestartingSite) -> None:
@@ -173,9 +150,3 @@ def test_a_request_is_passed_on_to_the_heads_agent(site: RestartingSite) -> None
     wait_for((site.root / "done.1").exists)
     assert site.end(job_id) == (JobState.COMPLETED, 0)
     assert (paths.root / "heard.1").read_text() == "cancel\n"
-
-
-def test_the_agents_are_warned_of_the_time_limit(site: RestartingSite) -> None:
-    job_id, paths = site.start(ASKED, time_minutes=1, warning_s=55)
-    assert site.end(job_id) == (JobState.COMPLETED, 0)
-    assert (paths.root / "heard.1").read_text() == "time-limit\n"

@@ -94,11 +94,6 @@ def test_hosts_with_different_versions_are_refused(other: dict[str, Any], text: 
     assert found.id == "host.packages"
 
 
-def test_good_hosts_have_neither_problem_nor_note() -> None:
-    facts = {"h1": host(), "h2": host(python="3.11.9")}
-    assert problems(plan(), facts, {"h2": 0.2}) == notes(plan(), facts, {"h2": -0.2}) == []
-
-
 def test_clocks_far_apart_are_refused_and_others_noted() -> None:
     facts = {"h1": host(), "h2": host()}
     for ahead_s, expected in ((-61, 1), (61, 1), (59, 0), (-2, 0)):
@@ -131,10 +126,6 @@ def test_gpus_that_are_unknown_are_locked_by_number() -> None:
     facts = host(gpus={"unknown": "no pynvml"})
     assert gpus_to_lock(plan(cluster=Cluster.SSH), facts) == ["0", "1"]
     assert gpus_to_lock(plan(cluster=Cluster.ALLOCATION), facts) == []
-
-
-def test_a_job_without_gpus_ignores_them() -> None:
-    assert problems(plan(device=Device.CPU), {"h1": host(gpus={})}, {}) == []
 
 
 def test_a_lock_of_the_job_is_the_same_host_twice() -> None:

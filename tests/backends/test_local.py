@@ -23,7 +23,7 @@ from clusterrun.backends.local.host import LocalStep
 from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.backends.select import submit_or_remove
 from clusterrun.config.spec import Device
-from clusterrun.errors import ClusterrunError, JobNotFoundError, SubmissionError
+from clusterrun.errors import ClusterrunError, SubmissionError
 from clusterrun.rundir import record
 from clusterrun.rundir.known_roots import remember_root, state_dir
 from clusterrun.rundir.paths import RunPaths, RunsDir
@@ -122,16 +122,6 @@ def test_every_node_runs_once_with_its_rank_in_the_users_directory(
     for each, at in ((job_id, paths), (second, second_paths)):
         assert site.runs.job_link(each).resolve() == at.root.resolve()
     site.wait(second)
-
-
-def test_the_exit_status_is_that_of_the_failing_rank(site: LocalSite) -> None:
-    # The other node leaves with the agents' own status for a lost node, first.
-    script = '[ "$CLUSTERRUN_LOCAL_NODE_RANK" = 0 ] && exit 123\nsleep 0.3\nexit 3\n'
-    job_id, paths = site.submit(script)
-    job = site.wait(job_id)
-    assert (job.state, job.exit_code) == (JobState.FAILED, 3)
-    end = json.loads(paths.end.read_text())
-    assert (end["schema"], end["state"], end["exit_code"]) == ("clusterrun.end/1", "FAILED", 3)
 
 
 def test_one_failing_node_ends_one_that_would_wait_for_ever(site: LocalSite, hasty: None) -> None:
@@ -252,28 +242,6 @@ def test_a_pid_that_belongs_to_another_program_is_left_alone(site: LocalSite) ->
         )
 
 
-def test_the_shells_slurm_and_rank_variables_do_not_reach_the_nodes(
-    site: LocalSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leaks = dict.fromkeys(
-        (
-            *("SLURM_CPU_BIND", "SLURM_NODEID", "SBATCH_PARTITION", "PET_NNODES", "MASTER_PORT"),
-            *("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"),
-        ),
-        "5",
-    )
-    for name, value in leaks.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("A_TOKEN", "kept, for it is the user's")
-    job_id, paths = site.submit('env > "$1/env"\n', nodes=1)
-    site.wait(job_id)
-    seen = dict(
-        line.split("=", 1) for line in (paths.root / "env").read_text().splitlines() if "=" in line
-    )
-    assert leaks.keys() & seen.keys() == set()
-    assert seen["A_TOKEN"] == "kept, for it is the user's"
-
-
 GPUS: list[tuple[tuple[str, ...], str | None, list[str]]] = [
     (("4", "5", "6", "7"), None, ["4,5", "6,7"]),
     ((), "3,1,2,0", ["3,1", "2,0"]),
@@ -361,12 +329,6 @@ def test_a_job_whose_controller_never_came_is_not_pending_for_ever(site: LocalSi
     os.utime(paths.root, (1, 1))
     assert site.job(job_id).state is JobState.FAILED
     assert site.job(job_id).reason == "its controller never started"
-
-
-def test_a_job_that_nobody_knows(site: LocalSite) -> None:
-    assert site.backend.query(["L7"]) == {}
-    with pytest.raises(JobNotFoundError):
-        site.backend.cancel(["L7"])
 
 
 def test_a_controller_on_another_machine_is_not_called_dead(site: LocalSite) -> None:

@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import stat
-import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.backends.hosts import mirror
-from clusterrun.backends.hosts.frames import DATA_BYTES, Frame
+from clusterrun.backends.hosts.frames import Frame
 from clusterrun.backends.hosts.mirror import HOME, Chunk, Receiver, RefusedError, Sender, sizes
 from clusterrun.node.forward.logfile import NodeLog
 from clusterrun.node.forward.stamp import Piece
@@ -248,47 +247,6 @@ def test_a_link_on_the_host_is_not_read(pair: Pair, tmp_path: Path) -> None:
     os.mkfifo(pair.host.outcome(1))
     pair.finish()
     assert copied(pair.home.root) == {}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
-def test_a_full_home_is_reported_once_and_loses_nothing(tmp_path: Path) -> None:
-    (disk := tmp_path / "home").mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this container cannot mount")
-    try:
-        pair = Pair(tmp_path)
-        (ballast := disk / "ballast").write_bytes(bytes(100_000))
-        data = random.Random(1).randbytes(240_000)
-        for start in range(0, len(data), 60_000):
-            pair.append(pair.host.log(1, NODE), data[start : start + 60_000])
-            pair.append(pair.host.log_errors(1, NODE), b"%16d" % start)
-            pair.move()
-            assert pair.receiver.again() == (None if pair.said else {})
-        assert pair.said == [
-            f"cannot write {pair.home.log(1, NODE)}: No space left on device; retrying"
-        ]
-        ballast.unlink()
-        pair.finish()
-        assert copied(pair.home.root) == copied(pair.host.root)
-        assert len(pair.said) == 1
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
-def test_a_flood_in_one_file_does_not_hold_up_the_others(pair: Pair) -> None:
-    with (path := pair.host.nccl_log(1, NODE)).parent.mkdir(parents=True) or path.open(
-        "wb"
-    ) as file:
-        file.truncate(64 << 20)
-    pair.append(pair.host.events(NODE), b"{}\n")
-    sent = list(pair.sender.chunks(3 << 20))
-    assert sum(len(chunk.data) for chunk in sent) <= 3 << 20
-    assert max(len(chunk.data) for chunk in sent) <= DATA_BYTES
-    assert f"events/{NODE}.jsonl" in {chunk.path for chunk in sent}
-    pair.take(sent)
-    pair.finish()
-    assert pair.home.nccl_log(1, NODE).stat().st_size == 64 << 20
 
 
 def test_no_error_line_points_beyond_the_log_while_it_grows(pair: Pair) -> None:

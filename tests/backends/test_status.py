@@ -144,14 +144,6 @@ def test_the_time_of_a_job_counts_its_restarts_in_place(runs: RunsDir) -> None:
         assert status(made, None).elapsed_s == elapsed_s
 
 
-def test_start_and_elapsed_time_are_of_one_source(runs: RunsDir) -> None:
-    made = make(runs)
-    events(made.paths, "n1", {"type": "started", "host": "n1", "ts": T0 + 6})
-    end(made.paths, "FAILED", 1, at=T0 + 22)
-    found = status(made, said(JobState.FAILED, start=T0, end=T0 + 22, elapsed_s=22))
-    assert (found.start, found.end, found.elapsed_s) == (T0, T0 + 22, 22)
-
-
 def test_a_silent_scheduler_is_told_and_files_still_speak(runs: RunsDir) -> None:
     running, ended = make(runs, "7"), make(runs, "8")
     events(running.paths, "n1", {"type": "step", "step": 5, "total": 10})
@@ -252,25 +244,6 @@ def test_without_an_end_the_exit_status_is_slurms(runs: RunsDir) -> None:
 # Waiting
 
 
-def test_a_waiting_job_says_why_and_when(runs: RunsDir) -> None:
-    job = said(JobState.PENDING, reason="Resources", expected_start=T0 + 600)
-    found = status(make(runs), job)
-    assert found.pending is not None
-    assert (found.pending.text, found.pending.can_start) == ("waiting for free nodes", True)
-    assert (found.expected_start, found.limit_s, found.elapsed_s) == (T0 + 600, 3600, None)
-    job = said(JobState.PENDING, reason="InvalidAccount", expected_start=T0 + 600)
-    assert status(make(runs, "8"), dataclasses.replace(job, job_id="8")).expected_start is None
-
-
-def test_a_requeued_job_that_slurm_holds_back_is_not_stuck(runs: RunsDir) -> None:
-    made = make(runs)
-    events(made.paths, "n1", {"type": "started"})
-    found = status(made, said(JobState.PENDING, reason="BeginTime", expected_start=T0 + 120))
-    assert found.pending is not None
-    assert found.pending.text.startswith("requeued; Slurm holds it")
-    assert found.attempt == 1
-
-
 def test_reasons_are_put_in_plain_words() -> None:
     never = "it will not start"
     reserved = "nodes are reserved, perhaps for maintenance; a shorter --time may let it start"
@@ -352,16 +325,6 @@ def test_a_script_that_does_not_hear_that_it_is_to_save_is_noted(runs: RunsDir) 
     assert status(made, said(JobState.COMPLETED)).notes == ()
 
 
-def test_a_save_that_failed_before_the_ranks_were_asked_is_no_answer(runs: RunsDir) -> None:
-    made = make(runs)
-    events(made.paths, "n1", {"type": "unsaved", "step": 40, "reason": "no room"})
-    asked = {"type": "interrupted", "reason": "cancel", "heard": True, "ts": T0 + 1}
-    events(made.paths, "n1", asked)
-    assert status(made, said(JobState.RUNNING)).notes == ()
-    events(made.paths, "n1", {"type": "unsaved", "step": 50, "reason": "no room", "ts": T0 + 2})
-    assert status(made, said(JobState.RUNNING)).notes == ("step 50 was not saved: no room",)
-
-
 def ends(made: JobRecord, attempt: int = 1, **values: Any) -> Outcome:
     """Write how an attempt ended."""
     about = {"attempt": attempt, "job_id": "7", "started_at": T0, "ended_at": T0 + 9}
@@ -386,24 +349,6 @@ def test_being_cancelled_or_interrupted_is_no_failure(runs: RunsDir) -> None:
     for cause in (Cause.CANCELLED, Cause.INTERRUPTED, Cause.EXIT):
         ends(made, code=124, cause=cause)
         assert (status(made, None).failure is None) is (cause is not Cause.EXIT)
-
-
-def test_a_failure_of_an_earlier_attempt_is_none_of_the_newest(runs: RunsDir) -> None:
-    made = make(runs)
-    ends(made)
-    made.paths.attempt(2).mkdir()
-    assert status(made, said(JobState.RUNNING)).failure is None
-
-
-def test_a_script_that_could_not_conclude_is_heard(runs: RunsDir) -> None:
-    made = make(runs)
-    made.paths.attempt(1).mkdir(parents=True)
-    made.paths.batch_output.parent.mkdir(exist_ok=True)
-    made.paths.batch_output.write_text("clusterrun: python cannot start\nsrun: error: no\n")
-    end(made.paths, "FAILED", 1)
-    failure = status(made, None).failure
-    assert failure is not None
-    assert (failure.code, failure.reason) == (1, "python cannot start")
 
 
 def test_a_job_that_died_before_it_could_write_shows_what_was_printed(runs: RunsDir) -> None:
@@ -469,15 +414,6 @@ def test_a_job_that_was_requeued_instead_of_followed_says_so(runs: RunsDir) -> N
     assert attempt.outcome.next is Next.SUCCESSOR
 
 
-def test_a_remark_of_slurms_that_says_nothing_more_is_left_out(runs: RunsDir) -> None:
-    made = make(runs)
-    end(made.paths, "CANCELLED", 124)
-    assert (
-        status(made, said(JobState.FAILED, reason="NonZeroExitCode", source="sacct")).reason == ""
-    )
-    assert status(made, said(JobState.CANCELLED, reason="Limits")).reason == "Limits"
-
-
 def test_only_the_heads_events_are_read(runs: RunsDir) -> None:
     made = make(runs)
     for node in ("n1", "n2"):
@@ -515,26 +451,3 @@ def test_the_world_of_a_restarted_run_is_found_far_into_a_long_file(runs: RunsDi
     found = read_evidence(made.paths)
     assert (found.world_size, found.progress.step) == (8, many - 1)
     assert found.progress.rate_per_s == pytest.approx(1.0)
-
-
-def test_a_long_file_is_read_at_its_ends(runs: RunsDir) -> None:
-    made = make(runs)
-    events(made.paths, "n1", {"type": "started", "host": "n1"})
-    many = (FIRST_BYTES + LAST_BYTES) // 60
-    rows = [{"type": "step", "step": step, "ts": T0 + step} for step in range(many)]
-    events(made.paths, "n1", *rows)
-    assert made.paths.events("n1").stat().st_size > FIRST_BYTES + LAST_BYTES
-    found = read_evidence(made.paths)
-    assert found.nodes == ("n1",)
-    assert found.progress.step == many - 1
-    assert found.progress.rate_per_s == pytest.approx(1.0)
-
-
-def test_lines_that_are_no_events_harm_nothing(runs: RunsDir) -> None:
-    made = make(runs)
-    events(made.paths, "n1", {"type": "step", "step": 1, "total": None})
-    with made.paths.events("n1").open("ab") as file:
-        file.write(b'\n\xff\xfe\n[1]\n{"ts": "x"}\n{"type": "step", "ts": 5}\n{"ts": 17')
-    assert read_evidence(made.paths).progress == TrainingProgress(step=1, reported_at=T0)
-    empty = read_evidence(make(runs, "8").paths)
-    assert (empty.attempt, empty.nodes, empty.progress) == (0, (), TrainingProgress())

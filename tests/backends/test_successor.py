@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import subprocess
@@ -12,14 +11,11 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends import cache
-from clusterrun.backends.base import Submission
-from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.config.spec import Cluster
 from clusterrun.launch.plan import Directive
 from clusterrun.rundir import record
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared import locks
 from tests.patience import patience
 
 from .builders import make_bundle, make_plan, make_run
@@ -137,31 +133,6 @@ def test_a_job_that_cannot_be_recorded_is_taken_back(
         module.submit_successor(Path(made.run_dir), "", {"SLURM_JOB_ID": "52"})
     assert site.calls("scancel") == [["scancel", "53"]]
     assert made.paths.record.read_bytes() == before
-
-
-def test_a_job_whose_record_is_locked_for_good_is_taken_back(
-    site: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from clusterrun.backends.slurm import successor as module
-    from clusterrun.errors import ClusterrunError
-
-    made = run_of(tmp_path)
-    monkeypatch.setattr(cache, "through", lambda *_: {})
-    monkeypatch.setattr(locks, "WAIT_S", 0.1)
-    submit_again = SlurmBackend.submit_again
-
-    with contextlib.ExitStack() as stopped:
-
-        def locks_it(*args: object, **how: object) -> Submission:
-            submission = submit_again(*args, **how)  # type: ignore[arg-type]  # handed on
-            stopped.enter_context(locks.locked(made.paths.record_lock))
-            return submission
-
-        monkeypatch.setattr(SlurmBackend, "submit_again", locks_it)
-        with pytest.raises(ClusterrunError, match=r"cannot write .*job\.json"):
-            module.submit_successor(Path(made.run_dir), "", {"SLURM_JOB_ID": "52"})
-    assert site.calls("scancel") == [["scancel", "53"]]
-    assert record.read(made.paths).job_id == "52"
 
 
 def test_outside_of_a_job_there_is_nothing_to_succeed(site: Stubs, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.attempts import bad_nodes, read_attempts
-from clusterrun.rundir.outcome import Cause, Next
+from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import write_world
 from clusterrun.verbs.status import Release, status
@@ -71,14 +71,6 @@ def test_a_run_that_ended_early_and_has_saved_says_how_to_continue(
     assert says == ([] if state == "COMPLETED" else ["clusterrun resume 4711"])
 
 
-def test_a_chain_is_told_while_it_goes_on(here: CommandLine) -> None:
-    root = submitted(here)
-    data = json.loads((root / "job.json").read_text()) | {"chained_job_ids": ["4712", "4713"]}
-    (root / "job.json").write_text(json.dumps(data))
-    queue(here, running())
-    assert lines(here("status", "4711").out, "chain") == ["continues as 4712, 4713"]
-
-
 def test_an_attempt_that_left_no_word_has_no_times(here: CommandLine) -> None:
     root = came_back(here)
     outcome(root, 1, started_at=0.0, ended_at=0.0, step=None, reason="it left no report")
@@ -100,20 +92,6 @@ def test_an_attempt_that_was_cancelled_before_it_could_report_says_so(here: Comm
     told = json.loads(here("status", "4711", "--json").out)
     assert (told["attempts"][1]["cause"], told["attempts"][1]["code"]) == ("cancelled", 124)
     assert told["verdict"] is None
-
-
-def test_nothing_is_lost_where_the_ranks_saved_before_they_left(here: CommandLine) -> None:
-    root = submitted(here)
-    outcome(root, 1, cause=Cause.INTERRUPTED, reason="time limit", step=140, checkpoint=140)
-    ended(root, "TIMEOUT", 125)
-    assert lines(here("status", "4711").out, "lost") == []
-
-
-def test_an_attempt_that_slurm_ended_is_no_stop_while_the_job_waits(here: CommandLine) -> None:
-    outcome(submitted(here), 1, cause=Cause.CANCELLED, reason="node17: cancelled")
-    queue(here, HELD)
-    (line,) = lines(here("status", "4711").out, "attempts")
-    assert line.endswith("checkpoint 100; lost 40 steps (about 00:00:40)")
 
 
 def test_an_attempt_that_saved_nothing_lost_all_that_it_did(tmp_path: Path) -> None:
@@ -165,16 +143,6 @@ def test_a_node_is_bad_without_a_sign_of_life_or_where_ranks_halted_twice(tmp_pa
         for attempt, (cause, node, exclude) in enumerate(outcomes, 1):
             outcome(root, attempt, cause=cause, node=node, exclude=exclude)
         assert bad_nodes(RunPaths(root=root)) == bad, outcomes
-
-
-def test_a_successor_says_which_job_it_waits_for(here: CommandLine) -> None:
-    root = came_back(here)
-    data = json.loads((root / "job.json").read_text())
-    (root / "job.json").write_text(
-        json.dumps(data | {"job_id": "4712", "earlier_job_ids": ["4711"]})
-    )
-    queue(here, "4712|PENDING||0:00|1:00:00|N/A|N/A|Dependency")
-    assert "waits      it continues the run once job 4711 has ended\n" in here("status", "4711").out
 
 
 # Released by who watches

@@ -178,14 +178,6 @@ def test_what_a_script_saved_in_a_directory_of_its_own_is_found(
     assert f"checkpoint {place} written after 00:00:" in said.err
 
 
-def test_a_request_of_somebody_else_stays(here: CommandLine, clock: Clock) -> None:
-    root = at_work(here)
-    (root / "attempts/1/request").write_text("time-limit\n")
-    clock.deeds += they_save(root)
-    assert here("cancel", "--checkpoint", "4711").code == 0
-    assert (root / "attempts/1/request").read_text() == "time-limit\n"
-
-
 def test_a_job_that_waits_has_nothing_to_save(here: CommandLine) -> None:
     root = submitted(here)
     queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|Resources")

@@ -126,12 +126,6 @@ def test_only_numbers_are_attempts(here: CommandLine, name: str) -> None:
     assert here("status", "4711").out == before
 
 
-def test_attempts_are_the_directories_that_exist(here: CommandLine) -> None:
-    (finished(here, "4711") / "attempts/999999").mkdir()
-    for verb in ("logs", "diagnose"):
-        assert "choose from 1-2,999999" in here(verb, "4711", "--attempt", "3").err
-
-
 @pytest.mark.parametrize(
     "text", ['["../../x"], "procs_per_node": 1', '["n1"], "procs_per_node": 5000']
 )

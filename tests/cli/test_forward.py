@@ -24,7 +24,7 @@ from clusterrun.rundir.paths import RunsDir, directory_name
 from clusterrun.rundir.record import Home, JobRecord
 from tests.backends.builders import make_bundle, make_plan
 from tests.logs.corpus import T0, raw, write_log
-from tests.patience import patience, wait_for
+from tests.patience import patience
 
 SSH = r"""#!/usr/bin/env python3
 import os, sys
@@ -129,17 +129,6 @@ def start(made: JobRecord) -> subprocess.Popen[bytes]:
     made.paths.attempt(1).mkdir(parents=True, exist_ok=True)
     made.paths.controller.write_text(json.dumps(controller))
     return sleeper
-
-
-def test_a_record_keeps_its_home(here: Here) -> None:
-    made = here.run("gpu1", "L1")
-    (found,) = record.list_records(here.runs)
-    assert found.home == Home(host="gpu1", run_dir=made.run_dir, python=sys.executable)
-    assert record.read(made.paths).home is None
-    text = json.loads(made.paths.record.read_text())
-    del text["home"]  # as an earlier version wrote it
-    made.paths.record.write_text(json.dumps(text))
-    assert record.read(made.paths).home is None
 
 
 COUNTER = ".local/state/clusterrun/local-job-id"
@@ -247,20 +236,6 @@ def test_job_ids_are_used_once_on_both_machines(here: Here) -> None:
     assert counters[1].read_text() == "20\n"
 
 
-def test_a_command_that_dies_here_ends_there(here: Here) -> None:
-    made = here.run("gpu1", "L1")
-    sleeper = start(made)
-    try:
-        waiting = here.popen("status", "--wait", "L1", stdin=subprocess.DEVNULL)
-        wait_for(lambda: others(made.run_dir))
-        waiting.kill()
-        waiting.wait()
-        wait_for(lambda: not others(made.run_dir))
-    finally:
-        sleeper.kill()
-        sleeper.wait()
-
-
 def others(word: str) -> list[str]:
     """List the processes that this run's directory was handed to."""
     found = []
@@ -272,19 +247,6 @@ def others(word: str) -> list[str]:
         if b"CLUSTERRUN_FORWARDED" in text and word.encode() in text:
             found.append(place.parent.name)
     return found
-
-
-def test_a_reader_that_has_enough_ends_it(here: Here) -> None:
-    made = here.run("gpu1", "L1")
-    write_log(made.paths, 1, "gpu1", [raw(T0 + n, 0, "o", f"line {n}") for n in range(50_000)])
-    end(made)
-    reading = here.popen("logs", "-n", "all", "L1", stdin=subprocess.DEVNULL)
-    assert reading.stdout
-    assert reading.stderr
-    reading.stdout.readline()
-    reading.stdout.close()
-    assert reading.wait(20 * patience()) == 141
-    assert reading.stderr.read() == b""
 
 
 def test_cancel_takes_several_jobs_of_one_host(here: Here) -> None:
@@ -367,46 +329,6 @@ def test_a_project_names_no_host_and_no_program_until_the_user_trusts_it(here: H
         assert ("from now on, gpu1 is asked about this run" in err) == ("--adopt" in words)
     assert here("list")[0] == 0
     assert here.asked == ["gpu1 -T"] * 3
-
-
-WAIT = """
-import click, sys
-from pathlib import Path
-from clusterrun.cli.shared.submission import answer_and_wait
-from clusterrun.rundir import record
-from clusterrun.rundir.paths import RunsDir
-
-@click.command()
-@click.pass_context
-def command(ctx):
-    (made,) = record.list_records(RunsDir(root=Path("runs")))
-    options = {name: name in sys.argv for name in ("as_json", "parsable", "wait", "follow")}
-    answer_and_wait(ctx, made, {"job_id": "L1", "state": None}, **options)
-
-command([])
-"""
-
-
-@pytest.mark.parametrize("options", [("wait",), ("wait", "as_json"), ("follow",)])
-def test_submit_waits_there_and_exits_with_the_jobs_status(
-    here: Here, options: tuple[str, ...]
-) -> None:
-    made = here.run("gpu1", "L1")
-    write_log(made.paths, 1, "gpu1", [raw(T0, 0, "o", "hello")])
-    end(made, "FAILED", 7)
-    argv = [sys.executable, "-c", WAIT, *options]
-    done = subprocess.run(
-        argv, cwd=here.root / "project", env=here.environ, capture_output=True, check=False
-    )
-    assert done.returncode == 7, done.stderr
-    if "as_json" in options:
-        answer = json.loads(done.stdout)
-        assert (answer["job_id"], answer["state"]) == ("L1", "FAILED")
-        assert answer["exit"]["code"] == 7
-    else:
-        assert b"Submitted batch job L1" in done.stdout
-        assert (b"hello" in done.stdout) is ("follow" in options)
-        assert b"job L1 FAILED" in done.stderr
 
 
 def test_a_terminal_is_passed_on(here: Here) -> None:

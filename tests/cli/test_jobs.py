@@ -12,7 +12,7 @@ import pytest
 from clusterrun.cli.list import HEAD
 from clusterrun.cli.shared import progress_text
 from clusterrun.diagnosis.kinds import Advice, Certainty, Retry
-from clusterrun.rundir.outcome import Cause, Next, ShortVerdict, VerdictRule
+from clusterrun.rundir.outcome import Cause, ShortVerdict, VerdictRule
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, events, queue, running, submitted
@@ -66,14 +66,6 @@ def test_status_of_a_running_job(here: CommandLine) -> None:
     assert said.err == ""
 
 
-def test_a_failure_gives_way_to_why_the_job_waits_now(here: CommandLine) -> None:
-    outcome(submitted(here), next=Next.REQUEUE)
-    queue(here, "4711|PENDING||0:00|1:00:00|N/A|N/A|BeginTime")
-    said = here("list").out
-    assert "requeued; Slurm holds it for two minutes" in said
-    assert "killed" not in said
-
-
 def test_what_a_job_says_does_nothing_to_the_terminal(here: CommandLine) -> None:
     root = submitted(here)
     words = "a\x1b]52;c;ZWNobw==\x07b\x1b[2J\x1b]0;title\x07c\x9bd"
@@ -103,14 +95,6 @@ def test_status_of_several_jobs_asks_once_and_the_worst_decides(here: CommandLin
     assert here.asked("squeue").count("--jobs=4711,4712") == 1
     answer = json.loads(here("status", "4711", "4712", "--json").out)
     assert [job["state"] for job in answer["jobs"]] == ["FAILED", "RUNNING"]
-
-
-@pytest.mark.parametrize("by", ["4711", "train", "run id", "directory", "file"])
-def test_a_job_is_found_by_any_of_its_names(here: CommandLine, by: str) -> None:
-    root = submitted(here)
-    queue(here, running())
-    names = {"run id": root.name, "directory": str(root), "file": str(root / "job.sbatch")}
-    assert here("status", names.get(by, by)).out.startswith("job        4711  train\n")
 
 
 def test_a_name_of_several_runs_says_which(here: CommandLine) -> None:
@@ -178,22 +162,6 @@ def test_status_of_a_failed_job_names_the_first_failure(here: CommandLine) -> No
     assert answer["verdict"] == {"node": "node18", "signal": None, **failure, **cause}
 
 
-def test_status_shows_an_exception_of_another_process_without_its_traceback(
-    here: CommandLine,
-) -> None:
-    root = submitted(here)
-    message = (
-        "RuntimeError: Caught KeyError in DataLoader worker process 1.\n"
-        'Original Traceback (most recent call last):\n  File "dl.py", line 8, in get\n'
-        "    return self.rows[5]\nKeyError: 5"
-    )
-    outcome(root, cause=Cause.EXCEPTION, node="node18", rank=3, code=1, message=message)
-    ended(root, "FAILED", 1)
-    told = here("status", "4711").out
-    assert "exit 1: RuntimeError: Caught KeyError in DataLoader worker process 1.\n" in told
-    assert "process 1.\n           KeyError: 5\n" in told
-
-
 def test_status_and_list_name_the_cause_of_a_failure(here: CommandLine) -> None:
     root, rule = submitted(here), VerdictRule.WOULD_REPEAT
     outcome(root, cause=Cause.EXIT, node="node18", code=1, verdict=OOM, rule=rule, why="no")
@@ -242,24 +210,6 @@ run dir    {root}
     assert told.endswith("".join(f"  {line}\n" for line in block.splitlines()))
 
 
-def test_a_long_failure_stands_once_in_full_and_is_cut_in_tables(here: CommandLine) -> None:
-    root = submitted(here)
-    fact = f"world contract broken: {'2 ranks share a GPU, ' * 5}on node18"
-    message = f"{fact}\nhint: request one GPU per rank"
-    reason = f"rank 3 on node18: {message}"
-    outcome(
-        root, rank=3, code=120, cause=Cause.WORLD, node="node18", message=message, reason=reason
-    )
-    ended(root, "FAILED", 120)
-    out = here("status", "4711").out
-    assert f"failed     rank 3 on node18: exit 120: {fact}\n           hint: request" in out
-    assert (out.count(fact), out.count("hint:")) == (1, 1)
-    row = here("list").out.splitlines()[1]
-    assert row.endswith(" …")
-    assert "rank 3 on node18: exit 120: world contract broken: 2 ranks" in row
-    assert "hint:" not in row
-
-
 def test_status_says_after_two_minutes_that_no_rank_has_joined(here: CommandLine) -> None:
     root = submitted(here)
     queue(here, running())
@@ -298,38 +248,6 @@ def test_status_shows_what_failed_in_preflight(here: CommandLine) -> None:
     assert answer["preflight"] == [{**check, "nodes": "node18", "ranks": [], "line": None}]
     events(root, {"type": "preflight", "findings": [{"nodes": 7}]})  # as a rank may write
     assert json.loads(here("status", "4711", "--json").out)["preflight"] == []
-
-
-def test_status_names_ranks_that_wait_for_others(here: CommandLine) -> None:
-    root = submitted(here)
-    queue(here, running())
-    events(root, {"type": "unjoined", "running": 2, "waiting": 1})
-    said = here("status", "4711")
-    assert "none has joined a process group; 1 in init_process_group()\n" in said.out
-    assert "see what the ranks outside init_process_group() are doing" in said.err
-    ended(root, "CANCELLED", None)
-    queue(here, "4711|CANCELLED||0:00|1:00:00|N/A|N/A|None")
-    said = here("status", "4711")
-    assert "world      2 nodes x 1 rank, never joined a process group\n" in said.out
-    assert "init_process_group" not in said.err
-
-
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETED", "CANCELLED"])
-def test_one_rank_has_no_world_to_form(here: CommandLine, state: str) -> None:
-    root = submitted(here, "4711", "-N1", "train.py")
-    queue(here, running().replace("RUNNING", state))
-    events(root, {"type": "started"})
-    if state != "RUNNING":
-        ended(root, state, 0)
-    assert "world      1 node x 1 rank\n" in here("status", "4711").out
-
-
-def test_a_job_that_does_not_run_has_no_time_to_go(here: CommandLine) -> None:
-    root = submitted(here)
-    steps = ({"type": "step", "step": n, "total": 1100, "ts": float(n)} for n in (100, 200))
-    events(root, *steps)
-    ended(root, "FAILED", 1)
-    assert "step       200/1100  1 steps/s\n" in here("status", "4711").out
 
 
 def test_wait_returns_when_the_job_has_ended(
@@ -399,15 +317,6 @@ def test_cancel_ends_a_job_and_says_how_it_stood(here: CommandLine) -> None:
     assert here.asked("scancel") == ["4711"]
 
 
-def test_what_was_cancelled_no_longer_runs(here: CommandLine) -> None:
-    events(submitted(here), {"type": "started", "host": "node17"})
-    queue(here, running())
-    assert "state      RUNNING" in here("status", "4711").out
-    assert here("cancel", "4711").code == 0
-    said = here("status", "4711").out  # squeue still shows it as running
-    assert "state      COMPLETING  05:10:40 / 1-00:00:00  (its processes are being stopped)" in said
-
-
 def test_cancelling_what_has_ended_is_no_mistake(here: CommandLine) -> None:
     ended(submitted(here), "COMPLETED", 0)
     said = here("cancel", "4711")
@@ -431,33 +340,3 @@ def test_cancel_with_one_unknown_job_ends_none(here: CommandLine) -> None:
     queue(here, running())
     assert here("cancel", "-y", "4711", "99").code == 4
     assert here.asked("scancel") == []
-
-
-def test_scancel_that_fails_is_quoted(here: CommandLine) -> None:
-    submitted(here)
-    queue(here, running())
-    here.program(
-        "scancel", "echo 'scancel: error: Kill job error on 4711: Access denied' >&2; exit 1"
-    )
-    said = here("cancel", "4711")
-    assert said.code == 1
-    assert said.err == (
-        "error: scancel failed: scancel: error: Kill job error on 4711: Access denied\n"
-    )
-
-
-def test_a_job_that_was_cancelled_before_it_ran_shows_no_exit_0(here: CommandLine) -> None:
-    submitted(here)
-    queue(here)
-    row = "4711|CANCELLED by 0|0:0|None assigned|0|UNLIMITED|None|1700000000|None"
-    here.program("sacct", f"echo '{row}'")
-    assert "state      CANCELLED\n" in here("status", "4711").out
-
-
-def test_nodes_stand_in_their_order_whichever_started_first(here: CommandLine) -> None:
-    root = submitted(here)
-    ended(root, "COMPLETED", 0)
-    for start, node in enumerate(("node18", "node17")):
-        events(root, {"type": "started", "host": node, "ts": start}, node=node)
-    assert "nodes      node[17-18]\n" in here("status", "4711").out
-    assert json.loads(here("status", "4711", "--json").out)["nodelist"] == "node[17-18]"

@@ -150,15 +150,6 @@ def test_only_the_end_of_a_log_is_read_also_after_the_end(
     assert "60/100" not in here("list", "--all").out  # hundreds of logs
 
 
-def test_a_description_does_nothing_to_the_terminal(here: CommandLine, root: Path) -> None:
-    printed(root, (1, "0 E", bar(50).replace("Epoch", "\x1b]0;title\x07\x1b[2J\x9bEpoch")))
-    for command in (("status", "4711"), ("list",), ("status", "4711", "--json")):
-        out = here(*command).out
-        assert "\x1b" not in out
-        assert "\x07" not in out
-        assert "\x9b" not in out
-
-
 def test_the_fullest_memory_is_shown_and_at_the_end_the_peaks(
     here: CommandLine, root: Path
 ) -> None:

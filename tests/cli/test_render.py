@@ -136,17 +136,6 @@ def test_templates_beside_no_configuration_are_somebody_elses(here: CommandLine)
     assert here("render", "--cluster", "local", "train.py").out.startswith("#!/bin/bash\n")
 
 
-def test_templates_of_a_relative_config_home_are_ignored_like_its_configuration(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    templates = here.path / "config/clusterrun/templates"
-    templates.mkdir(parents=True)
-    (templates / "job.sbatch.j2").write_text("#!/bin/bash\n# foreign\n")
-    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
-    monkeypatch.setenv("HOME", str(here.path.parent))
-    assert "# foreign" not in here("render", "--cluster", "local", "train.py").out
-
-
 def test_the_script_passes_bash(here: CommandLine, tmp_path: Path) -> None:
     assert shutil.which("bash")
     assert (
@@ -174,25 +163,12 @@ def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: C
     assert "conf/ds.json, from the script's arguments, sets the strategy to zero3" in said.err
 
 
-def test_ddp_that_a_file_of_ones_own_replaces_is_told(here: CommandLine) -> None:
-    (here.path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
-    argv = ("render", "--cluster", "local", "--device", "cpu", "--deepspeed-config", "ds.json")
-    assert "not what runs" not in here(*argv, "train.py").err
-    said = here(*argv, "--strategy", "ddp", "train.py").err
-    assert "--strategy ddp has no effect: your own file sets zero2" in said
-
-
 @pytest.mark.parametrize(("gpu", "is_told"), [("v100", True), ("a100", False), ("unknown", False)])
 def test_bf16_on_a_gpu_without_it_is_told(here: CommandLine, gpu: str, is_told: bool) -> None:
     cluster = ("--cluster", "slurm", "--gpus-per-node", "1", "--set", f"slurm.gpu_type={gpu}")
     said = here("render", *cluster, "--mixed-precision", "bf16", "train.py").err
     assert ("emulates bf16, slowly" in said) is is_told
     assert "no bf16" not in here("render", *cluster, "train.py").err
-
-
-def test_plan_tells_of_bf16_on_a_gpu_without_it(here: CommandLine) -> None:
-    asked = ("plan", "--params", "1B", "--gpu", "v100-32g", "--mixed-precision", "bf16")
-    assert "the V100-32G emulates bf16, slowly" in here(*asked).err
 
 
 def test_quiet_prints_no_notes_and_q_stays_the_quality_of_service(here: CommandLine) -> None:

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +31,6 @@ from tests.backends.builders import make_plan
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, queue, running, submitted
-from tests.patience import patience
 
 FAILED = "4711|FAILED|node[17-18]|0:31:09|1-00:00:00|1000|2000|NonZeroExitCode"
 
@@ -249,19 +246,6 @@ def test_the_configuration_of_today_does_not_count(
     assert "partition" not in (root / "job.sbatch").read_text().split("END_OF_FILE")[0]
 
 
-def test_paths_count_from_where_they_are_typed(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failed(here)
-    elsewhere = here.path.parent / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "a.yaml").write_text("distributed_type: MULTI_GPU\n")
-    monkeypatch.chdir(elsewhere)
-    said = here("resume", "4711", "--accelerate-config", "a.yaml")
-    assert said.code == 0, said.err
-    assert f"launch.accelerate_config: (none) -> {elsewhere}/a.yaml" in said.err
-
-
 @pytest.mark.parametrize("has_end", [True, False])
 def test_a_refusal_of_sbatch_leaves_all_as_it_was(here: CommandLine, has_end: bool) -> None:
     root = failed(here)
@@ -361,27 +345,6 @@ def test_files_of_another_version_are_rendered_anew(here: CommandLine) -> None:
     assert json.loads((root / "plan.json").read_text()) == plan
 
 
-def test_of_two_that_resume_a_run_one_is_refused(here: CommandLine) -> None:
-    failed(here)
-    rows = "4714|PENDING||0:00|1:00:00|N/A|N/A|Resources"
-    here.program("sbatch", f"sleep 1; echo 4714 | tee {here.bin}/sent")
-    here.program("tee", 'read -r id; echo "$id" > "$1"; echo "$id"')
-    here.program("squeue", f"[[ -e {here.bin}/sent ]] && echo '{rows}' || echo '{FAILED}'")
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-m", "clusterrun", "resume", "4711"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = [process.communicate(timeout=60 * patience()) for process in both]
-    assert sorted(process.returncode for process in both) == [0, 2]
-    assert sorted(out for out, _ in said) == ["", "Submitted batch job 4714\n"]
-    assert sum("job 4714 is still PENDING" in err for _, err in said) == 1
-
-
 def test_a_run_is_locked_while_its_files_are_replaced(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,18 +378,6 @@ def test_a_job_that_cannot_be_released_is_taken_back_and_nothing_changes(here: C
     assert record_of(root).job_id == "4711"
 
 
-def test_a_job_that_can_be_neither_released_nor_cancelled_is_recorded(here: CommandLine) -> None:
-    root = failed(here, "--set", "slurm.hold=true", "train.py")
-    for name in ("scontrol", "scancel"):
-        here.program(name, "echo 'no' >&2; exit 1")
-    said = here("resume", "4711", "--time", "60")
-    assert said.code == 1
-    assert "error: job 4714 is queued but held" in said.err
-    assert "scontrol release 4714" in said.err
-    assert record_of(root).job_id == "4714"
-    assert json.loads((root / "plan.json").read_text())["time_minutes"] == 60
-
-
 def test_a_run_that_cannot_be_written_is_told(here: CommandLine) -> None:
     root = failed(here)
     (root / "attempts/1/config").write_text("in the way")
@@ -447,13 +398,6 @@ def test_resubmit_makes_a_new_run_of_the_frozen_configuration(here: CommandLine)
     assert "partition" not in (new / "job.sbatch").read_text().split("END_OF_FILE")[0]
     assert not (new / "attempts").exists()
     assert record_of(root).job_id == "4711"
-
-
-def test_resubmit_leaves_out_bad_nodes_too(here: CommandLine) -> None:
-    outcome(failed(here), 1, cause=Cause.NODE_LOST, node="node18", exclude=("node18",))
-    answer = json.loads(here("resubmit", "4711", "--exclude-bad", "--json").out)
-    assert answer["schema"] == "clusterrun.resubmit/1"
-    assert answer["changes"] == [{"key": "slurm.exclude", "old": None, "new": "node18"}]
 
 
 def test_a_complete_run_without_a_checkpoint_is_submitted_anew(here: CommandLine) -> None:

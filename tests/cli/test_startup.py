@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from clusterrun.rundir.outcome import Cause, Next
+from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase, startup_of
+from clusterrun.rundir.startup import Phase
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, started, submitted
-from tests.cli.test_attempts import HELD, lines
+from tests.cli.test_attempts import lines
 
 SUBMITTED = 1000.0
 FIRST = {
@@ -58,17 +58,6 @@ def test_the_phases_add_up_to_the_time_since_the_submission(here: CommandLine) -
 
 
 @pytest.mark.parametrize(
-    ("last", "text"),
-    [(Phase.LAUNCHER, "37 s until the ranks started"), (Phase.RENDEZVOUS, "41 s until all ranks")],
-)
-def test_a_start_is_shown_as_far_as_it_is(here: CommandLine, last: Phase, text: str) -> None:
-    known = list(Phase)[: list(Phase).index(last) + 1]
-    start(submitted(here), {phase: FIRST[phase] for phase in known if phase in FIRST})
-    queue(here, running())
-    assert lines(here("status", "4711").out, "start")[0].startswith(text)
-
-
-@pytest.mark.parametrize(
     ("how", "failed_at", "ends", "phases"),
     [
         (
@@ -105,16 +94,6 @@ def test_a_restart_counts_from_the_failure_or_end_of_the_attempt_before(
     named = [each["phase"] for each in told[1]["startup"]["phases"]]
     assert ("queue" in named, "decision" in named) == (not failed_at, bool(failed_at))
     assert "stage" not in named
-
-
-def test_a_cancellation_is_no_failure(here: CommandLine) -> None:
-    root = submitted(here)
-    cancelled = {"cause": Cause.CANCELLED, "failed_at": 1229.0, "ended_at": 1230.0}
-    outcome(root, 1, next=Next.REQUEUE, **cancelled)
-    start(root, AGAIN, 2)
-    queue(here, running())
-    (said,) = lines(here("status", "4711").out, "restart")
-    assert said.startswith("12 s from the end of attempt 1 to the first step: queue")
 
 
 @pytest.mark.parametrize(("resumed_at", "phase"), [(1220.0, "queue"), (9999.0, "setup")])
@@ -157,18 +136,6 @@ def test_slow_imports_get_a_hint_and_a_slow_queue_none(here: CommandLine) -> Non
     assert "prolog 1.2 s, stage 0.2 s, setup 0.4 s" in found_again
 
 
-def test_a_requeued_job_that_waits_shows_no_start_but_what_a_site_can_set(
-    here: CommandLine,
-) -> None:
-    root = submitted(here)
-    start(root, FIRST)
-    outcome(root, 1, next=Next.REQUEUE)
-    queue(here, HELD)
-    said = here("status", "4711")
-    assert lines(said.out, "start") == []
-    assert "SchedulerParameters=requeue_delay=" in said.err
-
-
 def test_status_says_why_ranks_were_not_forked(here: CommandLine) -> None:
     root, why = submitted(here), "the ranks start as new interpreters, not as forks: \x1b no"
     start(root, {phase: end for phase, end in FIRST.items() if phase is not Phase.FIRST_STEP})
@@ -181,10 +148,3 @@ def test_status_says_why_ranks_were_not_forked(here: CommandLine) -> None:
     assert out[place + 1].split(maxsplit=1)[0] == "the"
     assert "not as forks" in out[place + 1]
     assert "\x1b" not in out[place + 1]
-
-
-def test_clocks_that_differ_make_no_phase_negative() -> None:
-    ends = {Phase.QUEUE: 9.0, Phase.PROLOG: 8.0, Phase.SETUP: 10.0}
-    assert [seconds for _, seconds in startup_of(ends, 9.5).phases] == [0.0, 0.0, 0.5]
-    assert [seconds for _, seconds in startup_of(ends, None).phases] == [0.0, 1.0]
-    assert startup_of({}, 9.5).total_s == 0

@@ -81,19 +81,6 @@ def test_json_is_one_object_and_nothing_else(
     assert f"note: {note}\n" in said.err
 
 
-@pytest.mark.parametrize(
-    ("told", "samples"),
-    [("micro_batch: 4, accumulation: 2", 48), ("micro_batch: 4", 24), ("effective_batch: 96", 96)],
-)
-def test_json_tells_the_samples_of_a_step_that_the_configuration_speaks_of(
-    here: CommandLine, told: str, samples: int
-) -> None:
-    here.slurm()
-    (here.path / "clusterrun.yaml").write_text(f"script: train.py\ntraining: {{{told}}}\n")
-    said = here("submit", "--json", "-N2", "--nproc-per-node", "3")
-    assert json.loads(said.out)["effective_batch"] == samples
-
-
 def test_the_run_is_private_and_remembers_what_was_asked(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,33 +106,6 @@ def test_render_prints_exactly_what_submit_sends(here: CommandLine) -> None:
     assert here.asked("sbatch")[-2:] == [str(run_dir(here) / "job.sbatch"), str(run_dir(here))]
 
 
-def test_a_script_of_the_configuration_is_enough(here: CommandLine) -> None:
-    here.slurm()
-    (here.path / "clusterrun.yaml").write_text("script: train.py\nargs: [--epochs, '3']\n")
-    assert here("submit", "--nodes", "2", "--gpus-per-node", "4").code == 0
-    plan = json.loads((run_dir(here) / "plan.json").read_text())
-    assert plan["entry"] == ["train.py", "--epochs", "3"]
-
-
-def test_from_a_directory_below_the_project_runs_are_in_the_project(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here.slurm()
-    (here.path / "clusterrun.yaml").write_text("script: train.py\n")
-    (here.path / "sub").mkdir()
-    monkeypatch.chdir(here.path / "sub")
-    assert here("submit").code == 0
-    assert run_dir(here).parent == here.path / "runs" / "train"
-    assert here("list", "--ids-only").out == "4711\n"
-
-
-def test_a_module_is_run_as_one(here: CommandLine) -> None:
-    here.slurm()
-    assert here("submit", "-m", "my.training", "--", "--lr", "1").code == 0
-    plan = json.loads((run_dir(here) / "plan.json").read_text())
-    assert plan["entry"] == ["-m", "my.training", "--lr", "1"]
-
-
 def test_variables_of_sbatch_are_told_and_removed(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,14 +119,6 @@ def test_variables_of_sbatch_are_told_and_removed(
     ) in said.err
     warnings = json.loads(here("submit", "--json", "-p", "gpu", "train.py").out)["warnings"]
     assert {"code": "sbatch_env_removed", "message": "SBATCH_PARTITION=debug"} in warnings
-
-
-def test_without_sbatch_the_job_is_for_this_machine_and_that_is_told(here: CommandLine) -> None:
-    said = here("submit", "--dry-run", "train.py")
-    assert said.code == 0
-    assert said.err.startswith(
-        "note: sbatch was not found: the job runs on this machine (--cluster local)\n"
-    )
 
 
 def looks(said: Said) -> dict[str, str]:
@@ -278,20 +230,6 @@ def test_arguments_that_are_not_utf8_stay_the_same_bytes(here: CommandLine) -> N
     assert here("submit", "train.py", os.fsdecode(b"caf\xe9 \n '$HOME'")).code == 0
     plan = json.loads((run_dir(here) / "plan.json").read_text())
     assert os.fsencode(plan["entry"][1]) == b"caf\xe9 \n '$HOME'"
-
-
-def test_follow_shows_the_logs_and_gives_the_status_of_the_job(here: CommandLine) -> None:
-    ended = '{"state": "FAILED", "exit_code": 3, "ended_at": 1}'
-    here.slurm(
-        'run="${@: -1}"; mkdir -p "$run/attempts/1" "$run/logs/a1"\n'
-        'echo "1700000000000000 0 o loss 1.5" > "$run/logs/a1/n1.log"\n'
-        f"sleep 0.1; echo '{ended}' > \"$run/end.json\"; echo 4711"
-    )
-    said = here("submit", "--follow", "train.py")
-    assert said.code == 3
-    assert said.out.startswith("Submitted batch job 4711\n")
-    assert "loss 1.5\n" in said.out
-    assert "job 4711 FAILED" in said.err
 
 
 @pytest.mark.parametrize("option", ["--follow", "--wait"])
@@ -427,18 +365,6 @@ def test_a_chain_goes_on_with_its_next_job_and_nothing_else(here: CommandLine, h
     said = here("submit", "-N2", "--chain", "2", "--on-interrupt", how, "train.py")
     assert (said.code, here.asked("sbatch")) == (2, [])
     assert f"error: a chain and --on-interrupt {how} contradict each other\n" in said.err
-
-
-@pytest.mark.parametrize("count", ["0", "many"])
-def test_a_chain_has_a_number_of_jobs(here: CommandLine, count: str) -> None:
-    here.slurm()
-    assert here("submit", "-N2", "--chain", count, "train.py").code == 2
-
-
-def test_a_chain_on_this_machine_is_refused(here: CommandLine) -> None:
-    said = here("submit", "--cluster", "local", "--chain", "2", "train.py")
-    assert said.code == 2
-    assert "error: a chain needs a queue: this machine has no queue\n" in said.err
 
 
 def test_parallel_sizes_are_shown_and_the_batch_counts_data_parallel_ranks(

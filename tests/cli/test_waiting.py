@@ -107,21 +107,6 @@ def test_what_keeps_a_job_from_starting_is_told_with_numbers(
         assert asked(here) == 2 * calls
 
 
-def test_nodes_that_are_only_drained_do_not_keep_a_job_out_for_ever(
-    here: CommandLine, waits: Waits
-) -> None:
-    waits("PartitionNodeLimit")
-    reason = json.loads(here("status", "4711", "--json").out)["reason"]
-    assert (reason["can_start"], reason["text"]) == (
-        None,
-        "nodes that it needs are down or drained",
-    )
-    waits("PartitionNodeLimit", nodes=10)
-    reason = json.loads(here("status", "4711", "--json").out)["reason"]
-    assert (reason["can_start"], reason["facts"][0]["kind"]) == (False, "too_many_nodes")
-    assert (reason["facts"][0]["asked"], reason["facts"][0]["limit"]) == (10, 9)
-
-
 def test_a_reservation_ahead(here: CommandLine, waits: Waits) -> None:
     waits("ReqNodeNotAvail, May be reserved for other job", limit="UNLIMITED")
     said = here("status", "4711").out
@@ -141,14 +126,6 @@ def test_a_run_with_a_checkpoint_is_resumed_and_not_started_again(
     said = here("status", "4711").out
     assert "clusterrun cancel 4711 && clusterrun resume 4711 --nodes 2\n" in said
     assert "resubmit" not in said
-
-
-def test_a_checkpoint_of_shards_keeps_its_nodes(here: CommandLine, waits: Waits) -> None:
-    outcome(submitted(here, "4711", *ASKED[:-1], "--strategy", "zero3", "train.py"), checkpoint=100)
-    waits("Resources")
-    said = here("status", "4711").out
-    assert "clusterrun resume 4711 --partition" in said
-    assert "resume 4711 --nodes" not in said
 
 
 def test_other_reasons_cost_no_second_call(here: CommandLine, waits: Waits) -> None:
@@ -176,16 +153,6 @@ def test_without_an_answer_the_status_is_as_before(here: CommandLine, waits: Wai
         said = here("status", "4711")
         assert (said.code, said.err) == (Exit.OK, "")
         assert "waits      waiting for free nodes\nworld      8 nodes x 8 ranks\n" in said.out
-
-
-def test_what_administrators_write_reaches_the_terminal_as_text(
-    here: CommandLine, waits: Waits
-) -> None:
-    waits("Resources")
-    here.program("sinfo", "printf '%b' '" + SINFO.replace("Xid 79", "a\\033]0;x\\007|b") + "'")
-    said = here("status", "4711").out
-    assert "\x1b" not in said
-    assert "|b\n" in said
 
 
 WAITS = (

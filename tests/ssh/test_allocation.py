@@ -58,4 +58,3 @@ def test_the_hosts_of_an_allocation_form_one_world(
     assert f'"starter":"{program or "ssh"}"' in plan
     kept = (" file /shared/(proj|bin|nodes)", r" file /home/\w+/\.local/state/")
     assert hosts.leftovers(*kept) == []
-    assert ".call-" not in first.run(["ls", "-RA", "/shared/proj"]).stdout

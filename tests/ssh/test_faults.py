@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -205,16 +204,6 @@ def test_a_run_that_waits_for_a_host_says_so_and_can_be_cancelled(hosts: Hosts) 
 
 
 @pytest.mark.long
-def test_a_run_stops_if_a_host_does_not_come_back(hosts: Hosts) -> None:
-    job = submit(hosts, PAIR, *RESTARTS, "--set", "wait_for_hosts=15s", command=WAIT)
-    job.wait_for_ranks(2)
-    hosts.crash("h2")
-    assert job.end() == "FAILED"
-    (reason,) = re.findall("only 1 host of 2 can be used: (.*)", job.batch_output())
-    assert "h2" in reason
-
-
-@pytest.mark.long
 def test_a_host_that_is_cut_off_stops_and_its_spare_trains(hosts: Hosts) -> None:
     """The host sees the shared directory: it must not end the run that others continue."""
     job = submit(hosts, TRIO, *RESTARTS, "--set", "slurm.spare_nodes=1", command=WAIT)
@@ -223,15 +212,6 @@ def test_a_host_that_is_cut_off_stops_and_its_spare_trains(hosts: Hosts) -> None
     assert job.end() == "COMPLETED"
     assert job.training.world(2) == ["h1", "h3"]
     wait_for(lambda: not running(hosts, "h2", "waiter"), "the ranks of h2 to end")
-
-
-@pytest.mark.long
-def test_the_agent_of_the_first_host_is_no_host_that_is_lost(hosts: Hosts) -> None:
-    job = submit(hosts, PAIR, *RESTARTS, command=WAIT)
-    job.wait_for_ranks(2)
-    job.kill_agent("h1")
-    assert job.end() == "COMPLETED"
-    assert job.training.newest_attempt == 2
 
 
 @pytest.mark.long

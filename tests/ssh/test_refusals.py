@@ -12,7 +12,7 @@ import pytest
 
 from clusterrun.backends.hosts.refusals import Refusal
 from tests.hosts import LAPTOP, Hosts
-from tests.hosts.machine import PYTHON, ROOT
+from tests.hosts.machine import PYTHON
 from tests.patience import patience, wait_for
 from tests.ssh.submitting import (
     QUICK_S,
@@ -58,32 +58,6 @@ def test_logins_that_fail_are_named(hosts: Hosts) -> None:
 
 
 @pytest.mark.long
-def test_all_other_logins_that_fail(hosts: Hosts) -> None:
-    hosts.revoke(LAPTOP, "h4")
-    hosts.forget("h1", "h2")
-    hosts.change_host_key("h3")
-    hosts.close_ports("h3", "22", silently=False)
-    refusals(
-        hosts,
-        {
-            "h4,h1": (5, f"h4: {DENIED}"),
-            "h1,h2": (5, f"h1 cannot log in to h2: {NO_KEY}"),
-            "h3,h1": (5, f"h3: {REFUSED}"),
-            "h1,h3": (5, f"h1 cannot log in to h3: {REFUSED}"),
-            "h1,h1:22": (2, "--hosts lists the same host twice: h1 and h1:22"),
-            "h1,localhost": (2, "localhost: the same machine as h1"),
-        },
-    )
-    hosts.open_ports("h3")
-    refusals(hosts, {"h3,h1": (5, f"h3: {CHANGED}")})
-    refused = submit(hosts, "--hosts", "h1,h9", machine="h1")
-    assert refusal(refused)[0] == 5
-    refused = submit(hosts, "--hosts", "h1,localhost", machine="h1")
-    assert refusal(refused)[:2] == (2, "localhost: the same machine as h1")
-    nothing_left(hosts)
-
-
-@pytest.mark.long
 def test_a_silent_host_is_named_soon(hosts: Hosts) -> None:
     hosts.cut("h2")
     hosts["h3"].freeze()
@@ -107,24 +81,6 @@ def test_closed_ports_are_named(hosts: Hosts) -> None:
     nothing_left(hosts)
 
 
-@pytest.mark.long
-def test_a_firewall_that_drops_is_named_with_all_hosts_before_it(hosts: Hosts) -> None:
-    hosts.close_ports("h1", "1024-65535")
-    code, error, _ = refusal(
-        submit(hosts, "--hosts", "h1,h2,h3", "--set", "network.port_range=5000-5010")
-    )
-    assert code == 1
-    assert error.startswith("h[2-3]: port 50")
-    assert error.endswith(" of h1 cannot be reached (timed out)")
-    nothing_left(hosts)
-    hosts.open_ports("h1")
-    for closed in ("1024-4999", "5011-65535"):
-        hosts.close_ports("h1", closed)
-    assert (
-        submit(hosts, "--hosts", "h1,h2", "--set", "network.port_range=5000-5010").returncode == 0
-    )
-
-
 def test_software_that_differs_is_named(hosts: Hosts) -> None:
     wrap(hosts, ("h1",), f'exec {PYTHON} "$@"')
     other = "import platform\nplatform.python_version = lambda: '3.12.1'\n"
@@ -141,31 +97,6 @@ def test_software_that_differs_is_named(hosts: Hosts) -> None:
     assert re.fullmatch(f"h2: {NO_CLUSTERRUN}", error), error
     assert "--python" in hint
     nothing_left(hosts)
-
-
-@pytest.mark.long
-def test_all_other_software_that_differs(hosts: Hosts) -> None:
-    metadata = "Metadata-Version: 2.1\nName: torch\nVersion: 2.0.1\n"
-    hosts["h2"].write("fake/torch-2.0.1.dist-info/METADATA", metadata)
-    wrap(hosts, ("h1", "h3"), f'exec {PYTHON} "$@"')
-    wrap(hosts, ("h2",), f'PYTHONPATH=$HOME/fake exec {PYTHON} "$@"')
-    option = ("--python", "~/py")
-    refusals(hosts, {"h1,h2": (1, r"h\[1-2\]: torch: h2 has 2\.0\.1, h1 has 2\..*")}, *option)
-    without = metadata.replace("Version: 2.0.1\n", "")
-    hosts["h2"].write("fake/torch-2.0.1.dist-info/METADATA", without)
-    refusals(hosts, {"h1,h2": (1, r"h2: .*/python has no torch")}, *option)
-    for line, names, error in (
-        (f'PYTHONPATH={ROOT} exec /usr/bin/python3 -S "$@"', "h2,h1", NO_CLUSTERRUN),
-        ("exit 3", "h1,h2", ENDED),
-        ("exec python9", "h1,h2", NO_PYTHON),
-    ):
-        wrap(hosts, ("h2",), line)
-        refusals(hosts, {names: (1, f"h2: {error}")}, *option)
-    hosts["h2"].run(["rm", "py"], check=True)
-    refusals(hosts, {"h1,h2": (1, f"h2: {NO_PYTHON}")}, *option)
-    line = '[ "$HOSTNAME" = h1 ]'
-    error = f"h2: {Refusal.SETUP.value}: .*setup line 1 failed with status 1.*"
-    refusals(hosts, {"h1,h2": (1, error)}, "--setup", line)
 
 
 @pytest.mark.long
@@ -186,19 +117,6 @@ def test_a_full_disk_is_named(hosts: Hosts) -> None:
     assert error.startswith("h2: only ")
     assert hint == "free space there, or name another directory: --set hosts_dir=DIR"
     nothing_left(hosts)
-
-
-@pytest.mark.long
-def test_a_full_disk_of_the_first_host_is_named(hosts: Hosts) -> None:
-    hosts.share(LAPTOP)
-    hosts["h1"].small_disk("/home/ann1/clusterrun", 1)
-    refusals(hosts, {"h1,h2": (1, "h1: only .*")})
-    hosts["h1"].run(["dd", "if=/dev/zero", "of=clusterrun/full", "bs=1k", "count=2000"])
-    code, error, hint = refusal(submit(hosts, "--hosts", "h1,h2"))
-    assert code == 1
-    assert error.startswith("h1: cannot create the run directory /home/ann1/clusterrun/runs/")
-    assert "hosts_dir" in hint
-    nothing_left(hosts, "/clusterrun/full$")
 
 
 @pytest.mark.long

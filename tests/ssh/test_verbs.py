@@ -166,24 +166,6 @@ def test_a_run_resumes_on_hosts_that_have_it(bench: Bench) -> None:
 
 
 @pytest.mark.long
-def test_two_projects_run_on_the_same_hosts(bench: Bench) -> None:
-    other = bench.project.replace("proj", "two")
-    bench.hosts.laptop.run(["mkdir", other], check=True)
-    bench.hosts.laptop.write(f"{other}/idle.py", IDLE)
-    jobs = [bench.submit(*TWO, "idle.py", cwd=cwd) for cwd in (bench.project, other)]
-    assert len({*jobs}) == 2
-    home = bench.hosts.laptop.accounts["ann"].home
-    rows = json.loads(bench.do("list", "--json", cwd=home))["jobs"]
-    assert sorted(row["job_id"] for row in rows) == sorted(jobs)
-    for job_id in jobs:
-        wait_for(lambda j=job_id: "begun" in bench.do("logs", j, cwd=home), f"{job_id} to begin")
-    bench.do("cancel", "-y", *jobs, on="h2", cwd="/")
-    assert {bench.wait_for_end(job_id) for job_id in jobs[:1]} == {"CANCELLED"}
-    wait_for(lambda: not bench.hosts.processes(), "both runs to end")
-    assert bench.leftovers() == []
-
-
-@pytest.mark.long
 def test_what_needs_a_queue_or_a_shared_directory(bench: Bench) -> None:
     chain = bench.try_to("submit", *TWO, "--chain", "2", "idle.py")
     assert (chain.returncode, "a chain needs a queue" in chain.stderr) == (2, True)
@@ -205,23 +187,3 @@ def test_what_needs_a_queue_or_a_shared_directory(bench: Bench) -> None:
     assert again != first
     bench.do("cancel", again)
     assert bench.wait_for_end(again) == "CANCELLED"
-
-
-@pytest.mark.long
-def test_a_home_that_does_not_answer(bench: Bench) -> None:
-    job_id = bench.submit(*TWO, "idle.py")
-    wait_for(lambda: "begun" in bench.do("logs", job_id), "the ranks")
-    bench.hosts.cut("h1")
-    if bench.is_shared:
-        assert bench.status(job_id)["state"] == "RUNNING"  # its newest sign of life is recent
-        assert bench.try_to("cancel", job_id).returncode == 5
-    else:
-        for verb in ("status", "cancel"):
-            done = bench.try_to(verb, job_id)
-            assert (done.returncode, "h1 does not answer" in done.stderr) == (5, True)
-        listed = bench.try_to("list", "--json")
-        assert listed.returncode == 5
-        assert [job["state"] for job in json.loads(listed.stdout)["jobs"]] == ["UNKNOWN"]
-    bench.hosts.heal("h1")
-    bench.do("cancel", job_id)
-    assert bench.wait_for_end(job_id) == "CANCELLED"
