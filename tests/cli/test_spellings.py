@@ -36,7 +36,7 @@ def test_a_wrong_command_gets_the_right_hint(here: CommandLine) -> None:
         is_right = (said.code, said.out, rest) == (2, "", [f"  hint: {hint}"])
         if not (is_right and first.startswith("error: ")):
             wrong.append((line, said))
-    assert wrong == []
+    assert wrong == [], "\n".join(map(str, wrong))
     assert here.files() == files
 
 

@@ -9,20 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
     FishComplete,
-    ShellComplete,
     ZshComplete,
     add_completion_class,
 )
-
-if TYPE_CHECKING:
-    from clusterrun.config.fields import Field
 
 NEWEST_JOBS: Final = 20  # each is a small file to read
 _PLAIN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.+/=-]*\Z"
@@ -56,12 +52,9 @@ def keys(_: click.Context, __: click.Parameter, incomplete: str) -> list[Complet
 
 
 def assignments(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer `KEY=`, and after it the words that the key takes."""
+    """Offer `KEY=`."""
     from clusterrun.config.keys import BY_KEY
 
-    field = BY_KEY.get(incomplete.partition("=")[0])
-    if field is not None and "=" in incomplete:
-        return _matching(((f"{field.key}={word}", "") for word in _words(field)), incomplete)
     offered = (
         (f"{key}." if each.kind == "mapping" else f"{key}=", each.help)
         for key, each in BY_KEY.items()
@@ -101,12 +94,6 @@ BY_FIELD: Final[dict[str, Completer]] = {"gpu": gpus, "model": models}
 """The completers of settings that are not enums, by the field of JobSpec."""
 
 
-def _words(field: Field) -> list[str]:
-    if field.kind == "flag":
-        return ["true", "false"]
-    return [str(member.value) for member in field.choices or ()]
-
-
 def _matching(offered: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
     found = {word: text for word, text in offered if word.startswith(incomplete)}.items()
     return [CompletionItem(w, help=text or None) for w, text in found if re.match(_PLAIN, w)]
@@ -132,58 +119,15 @@ def _jobs(*, only_active: bool) -> Iterator[tuple[str, str]]:
 
 
 class _Bash(BashComplete):
-    """Bash splits words at `=`: join them, and answer with the last part."""
+    """Bash adds a space after each word: not after `KEY=`."""
 
     source_template = BashComplete.source_template.replace(
         "COMPREPLY+=($value)",
         'COMPREPLY+=("$value")\n            [[ $value == *[=.] ]] && compopt -o nospace',
     )
-    _head = ""
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the one at it."""
-        args, incomplete = super().get_completion_args()
-        *before, typed = _joined([*args, incomplete])
-        if typed != incomplete:
-            value = typed.partition("=")[2] if typed.startswith("-") else typed
-            self._head = "".join(value.rpartition("=")[:2])
-        return before, typed
-
-    def format_completion(self, item: CompletionItem) -> str:
-        """Drop everything up to the last `=`."""
-        return f"{item.type},{item.value.removeprefix(self._head)}"
 
 
-def _joined(words: list[str]) -> list[str]:
-    """Join `a`, `=`, `b` to `a=b`."""
-    found: list[str] = []
-    for word in words:
-        if found and (word == "=" or found[-1].endswith("=")):
-            found[-1] += word
-        else:
-            found.append(word)
-    return found
-
-
-class _WholeWord(ShellComplete):
-    """These shells replace the whole word: `--option=` must be in the answer."""
-
-    _head = ""
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the one at it."""
-        args, incomplete = super().get_completion_args()
-        option, mark, _ = incomplete.partition("=")
-        self._head = option + mark if mark and option.startswith("-") else ""
-        return args, incomplete
-
-    def format_completion(self, item: CompletionItem) -> str:
-        """Put the option before its value."""
-        whole = CompletionItem(self._head + item.value, type=item.type, help=item.help)
-        return super().format_completion(whole)
-
-
-class _Zsh(_WholeWord, ZshComplete):
+class _Zsh(ZshComplete):
     """Zsh adds a space after each word: not after `KEY=`."""
 
     source_template = ZshComplete.source_template.replace(
@@ -194,7 +138,7 @@ class _Zsh(_WholeWord, ZshComplete):
     )
 
 
-class _Fish(_WholeWord, FishComplete):
+class _Fish(FishComplete):
     """Help texts have commas."""
 
     source_template = FishComplete.source_template.replace('split ","', 'split -m 1 ","')

@@ -24,7 +24,6 @@ from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
 from clusterrun.cli.shared.spellings import (
     refuse_launcher_module,
     refuse_other_program,
-    refuse_single_dash,
 )
 from clusterrun.config import Given, Resolved
 from clusterrun.config.fields import Field, Kind
@@ -131,7 +130,6 @@ class JobCommand(GroupedCommand):
         """Keep the words as typed, since origins name the spelling."""
         ctx.meta[_TYPED] = list(args)
         refuse_launcher_module(args, ctx)
-        refuse_single_dash(args, ctx)
         return super().parse_args(ctx, args)
 
 

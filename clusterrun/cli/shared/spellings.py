@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +34,6 @@ _TORCHRUN_WORDS: Final = ("auto", "cpu", "gpu")  # for --nproc-per-node: one ran
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _NUMBERS: Final = {"--node-rank", "--machine-rank"}
 _MODULE: Final = r"(?:--module(?:=|\Z)|-m)(.*)"
-_SINGLE_DASH: Final = r"-[a-z][a-z-]{2,}\Z"
 
 
 def normalized(name: str) -> str:
@@ -47,7 +46,7 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     """Return the error for an option that a command does not have; `words` were typed."""
     ctx = error.ctx
     verb = (ctx.info_name or "") if ctx else ""
-    flag = _dashed(error.option_name)
+    flag = error.option_name.replace("_", "-")
     at = next((n for n, word in enumerate(words) if _names(word, flag)), len(words))
     value = _value(words, at, flag)
     typed = words[at].partition("=")[0] if at < len(words) and flag.startswith("--") else flag
@@ -57,34 +56,40 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     if "--set" in known and flag in FORMER:
         own = itertools.takewhile(lambda word: word != "--" and not word.endswith(".py"), words)
         return UsageError(f"no option '{typed}'", hint=f"pass {shlex.join(renewed([*own])[0])}")
-    hints = _hints(flag, words, at, verb, known)
     fallback = "--help-all" if verb in JOB_VERBS else "--help"
     command = ctx.command_path if ctx else "clusterrun"
+    hints = _hints(flag, words, at, verb, known)
     hint = next(hints, f"run '{command} {fallback}' for the options")
-    hint = _filled(hint, value=value or "VALUE", verb=verb)
-    return UsageError(f"no option '{typed}'", hint=hint)
+    return UsageError(f"no option '{typed}'", hint=_filled(hint, value or "VALUE", verb))
 
 
 def _hints(
     flag: str, words: Sequence[str], at: int, verb: str, known: Sequence[str]
 ) -> Iterator[str]:
     """Yield hints, the most certain first."""
-    typed = words[at] if at < len(words) else flag
-    if re.match(_SINGLE_DASH, typed) and f"-{typed}" in known:
+    typed = (words[at] if at < len(words) else flag).partition("=")[0]
+    if f"-{typed}" in known:
         yield f"use '-{typed}'"
     if verb in JOB_VERBS and "," in _value(words, at, flag):
         yield from _entry("listed", flag)
-    for section in (*_no_slurm(words, at, flag), verb, "job") if verb in JOB_VERBS else (verb,):
-        yield from _entry(section, typed.partition("=")[0], flag)
-    if verb in JOB_VERBS:
-        for program in ("sbatch", "srun"):
-            if flag in _table()[program].split():
-                whole = typed if "=" in typed else _joined(words, at)
-                yield f"pass it to {program}: --{program}-arg={shlex.quote(whole)}"
-    near = _nearest(flag, known)
-    if near:
-        yield f"use '{near}'"
-    yield from _behind(words, at, verb)
+    for section in (verb, "job") if verb in JOB_VERBS else (verb,):
+        yield from _entry(section, typed, flag)
+    for program in ("sbatch", "srun") if verb in JOB_VERBS else ():
+        if flag in _table()[program].split():
+            whole = "=".join(filter(None, (typed, _value(words, at, flag))))
+            yield f"pass it to {program}: --{program}-arg={shlex.quote(whole)}"
+    if flag.startswith("--"):
+        begun = [name for name in known if name.startswith(flag) and len(flag) > 4]
+        long = [name for name in known if name.startswith("--")]
+        near = difflib.get_close_matches(flag, long, n=1, cutoff=_SIMILAR)
+        yield from (f"use '{name}'" for name in (begun if len(begun) == 1 else near))
+    if verb in CONTINUING or {"-m", "--module"} & {*words[:at]}:
+        line = _line([*words[:at], "--", *words[at:]])
+        yield f"put arguments of the script after --: {line}"
+    elif verb in ("submit", "render", "scaling") and at < len(words):
+        script = next((word for word in words[at:] if word.endswith(".py")), "train.py")
+        rest = " ".join(word for word in words[at : at + 2] if word != script)
+        yield f"put arguments of the script after it: clusterrun {verb} {script} {rest}"
 
 
 def renewed(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -99,9 +104,11 @@ def renewed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     texts: dict[str, list[str]] = {}
     others, left = list[str](), list(words)
     while left:
-        name = _option_name(left[0])
+        word = left[0]
+        is_long = word.startswith("--")
+        name = f"--{normalized(word[2:].partition('=')[0])}" if is_long else word[:2]
         field, value = FORMER.get(name), _value(left, 0, name)
-        word = left.pop(0)
+        left = left[1:]
         if field is None:
             others.append(word)
         elif field.kind is Kind.FLAG:
@@ -114,63 +121,14 @@ def renewed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return [word for key, text in values.items() for word in ("--set", f"{key}={text}")], others
 
 
-def _option_name(word: str) -> str:
-    return f"--{normalized(word[2:].partition('=')[0])}" if word.startswith("--") else word[:2]
-
-
-def _no_slurm(words: Sequence[str], at: int, flag: str) -> Iterator[str]:
-    is_chosen = any(word.startswith("--cluster") for word in words)
-    if not is_chosen and _value(words, at, flag) not in _LOCAL and shell.find("sbatch") is None:
-        yield "job_without_slurm"
-
-
 def _entry(section: str, *flags: str) -> Iterator[str]:
     for names, hint in _table().get(section, {}).items():
-        if any(flag in names.split() for flag in flags):
+        if not {*flags}.isdisjoint(names.split()):
             yield hint
 
 
-def _behind(words: Sequence[str], at: int, verb: str) -> Iterator[str]:
-    """Yield where an argument of the script belongs."""
-    if verb in CONTINUING:
-        yield f"put arguments of the script after --: {_line([*words[:at], '--', *words[at:]])}"
-    elif hints := [*_behind_module(words, at)]:
-        yield from hints
-    elif verb in ("submit", "render", "scaling") and at < len(words):
-        script = next((word for word in words[at:] if word.endswith(".py")), "train.py")
-        rest = " ".join(word for word in words[at : at + 2] if word != script)
-        yield f"put arguments of the script after it: clusterrun {verb} {script} {rest}"
-
-
-def _behind_module(words: Sequence[str], at: int) -> Iterator[str]:
-    if any(word in ("-m", "--module") for word in words[:at]):
-        yield f"put arguments of a module after --: {_line([*words[:at], '--', *words[at:]])}"
-
-
-def _joined(words: Sequence[str], at: int) -> str:
-    """Write an option and its value as one word."""
-    value = _value(words, at, words[at]) if at < len(words) else ""
-    return f"{words[at]}={value}" if value else words[at]
-
-
-def _nearest(flag: str, known: Sequence[str]) -> str | None:
-    """Return the option that was meant: a close spelling, or the only one with this beginning."""
-    if not flag.startswith("--"):
-        return None
-    begun = [name for name in known if name.startswith(flag)]
-    if len(begun) == 1 and len(flag) > 4:
-        return begun[0]
-    long = [name for name in known if name.startswith("--")]
-    found = difflib.get_close_matches(flag, long, n=1, cutoff=_SIMILAR)
-    return found[0] if found else None
-
-
-def _dashed(flag: str) -> str:
-    return flag.replace("_", "-")
-
-
 def _names(word: str, flag: str) -> bool:
-    name = _dashed(word.partition("=")[0])
+    name = word.partition("=")[0]
     if flag.startswith("--"):
         return name.startswith("--") and f"--{normalized(name[2:])}" == flag
     return word.startswith(flag) and not word.startswith("--")
@@ -178,19 +136,16 @@ def _names(word: str, flag: str) -> bool:
 
 def _value(words: Sequence[str], at: int, flag: str) -> str:
     """Return what was typed as the value of an option; "" if nothing was."""
-    if at >= len(words):
-        return ""
-    word, following = words[at], words[at + 1] if at + 1 < len(words) else ""
+    word, following = (*words[at : at + 2], "", "")[:2]
     if "=" in word:
         return word.partition("=")[2]
-    if not flag.startswith("--") and len(word) > len(flag) and not re.match(_SINGLE_DASH, word):
+    if not flag.startswith("--") and len(word) > len(flag):
         return word[len(flag) :]
     return "" if following.startswith("-") or following.endswith(".py") else following
 
 
-def _filled(hint: str, *, value: str, verb: str) -> str:
+def _filled(hint: str, value: str, verb: str = "") -> str:
     fields = {"value": value, "gpus": value.removeprefix("gpu:"), "verb": verb}
-    fields |= {str(n): part for n, part in enumerate(value.split("x"))}  # 2x4
     return re.sub(r"\{(\w+)\}", lambda found: fields.get(found[1], found[0]), hint)
 
 
@@ -202,62 +157,22 @@ def hint_for_command(name: str, words: Sequence[str], verbs: Sequence[str]) -> s
         return f"use 'status {name}', or 'logs {name}'"
     if _is_program(name):
         return f"start the ranks with: {translated(words, 'submit')}"
-    for names, hint in _table()["commands"].items():
-        if name in names.split():
-            return str(hint)
     near = difflib.get_close_matches(name, verbs, n=1)
-    return f"use '{near[0]}'" if near else "run 'clusterrun --help' for the commands"
-
-
-def refuse_single_dash(words: Sequence[str], ctx: click.Context) -> None:
-    """Refuse `-time 30`, which a parser would read as `-t ime`. Raises UsageError."""
-    known = {name for each in ctx.command.params for name in each.opts}
-    for at in _own_options(words, ctx.command):
-        word = words[at]
-        if not re.match(_SINGLE_DASH, word):
-            continue
-        hints = [f"use '-{word}'"] if f"-{word}" in known else [*_entry("job", word)][:1]
-        if hints:
-            verb = ctx.info_name or ""
-            hints += _behind_module([verb, *words], at + 1)
-            raise UsageError(f"no option '{word}'", hint=tuple(hints))
-
-
-def _own_options(words: Sequence[str], command: click.Command) -> Iterator[int]:
-    """Yield the places of a command's options, up to the script."""
-    with_value = {
-        name
-        for each in command.params
-        if isinstance(each, click.Option) and not (each.is_flag or each.count)
-        for name in each.opts
-    }
-    is_value = False
-    for at, word in enumerate(words):
-        is_option = len(word) > 1 and word.startswith("-")
-        if is_value:
-            is_value = False
-        elif word == "--" or not (is_option or command.allow_interspersed_args):
-            return
-        elif is_option:
-            yield at
-            is_value = _awaits_value(word, with_value)
-
-
-def _awaits_value(word: str, with_value: Set[str]) -> bool:
-    """Whether the value of an option is the next word: `--nodes`, `-N`, or `-N` after flags."""
-    if word.startswith("--"):
-        return f"--{normalized(word[2:])}" in with_value
-    first = next((n for n, letter in enumerate(word) if f"-{letter}" in with_value), None)
-    return first == len(word) - 1
+    guess = f"use '{near[0]}'" if near else "run 'clusterrun --help' for the commands"
+    return next(_entry("commands", name), guess)
 
 
 def refuse_launcher_module(words: Sequence[str], ctx: click.Context) -> None:
     """Refuse a launcher as the module, `-m torch.distributed.run`. Raises UsageError."""
-    for at in _own_options(words, ctx.command):
-        if found := re.match(_MODULE, words[at]):
+    for at, word in enumerate(words):
+        if found := re.match(_MODULE, word):
             module, *rest = [word for word in (found[1], *words[at + 1 :]) if word] or [""]
-            if _is_launcher(module):
+            if _is_launcher(module) and not any(map(_ends_options, words[:at])):
                 raise _not_the_script(module, rest, ctx.info_name or "", words[:at])
+
+
+def _ends_options(word: str) -> bool:
+    return word == "--" or word.endswith(".py") or _is_program(word)
 
 
 def _is_launcher(module: str) -> bool:
@@ -284,10 +199,8 @@ def refuse_other_program(words: Sequence[str], verb: str, own: Sequence[str] = (
     name = os.path.basename(first)
     if _is_program(name) and ("/" in first or not os.path.isfile(first)):
         raise _not_the_script(name, words, verb, own)
-    for endings, hint in _table()["files"].items():
-        if os.path.splitext(name)[1] in endings.split():
-            hint = _filled(hint, value=first, verb=verb)
-            raise UsageError(f"'{first}' is not a Python script", hint=hint)
+    for hint in _entry("files", os.path.splitext(name)[1]):
+        raise UsageError(f"'{first}' is not a Python script", hint=_filled(hint, first, verb))
 
 
 def _is_program(name: str) -> bool:
@@ -301,36 +214,24 @@ def translated(words: Sequence[str], verb: str, own: Sequence[str] = ()) -> str:
     'clusterrun submit -N 2 --gpus-per-node 4 train.py --lr 1'
     """
     at, entry = _entry_point(words)
-    options: dict[str, str] = {}
-    for number, word in enumerate(words[:at]):
-        name = _dashed(word.partition("=")[0])
-        for hint in _entry("translated", name) if word.startswith("-") else ():
-            value = _value(words[:at], number, name)
-            if (value and value not in _TORCHRUN_WORDS) or "{" not in hint:
-                options[hint] = _filled(hint, value=value, verb=verb)
     given = {
-        _dashed(word.partition("=")[0]): _value(words[:at], number, "--")
+        word.partition("=")[0].replace("_", "-"): _value(words[:at], number, "--")
         for number, word in enumerate(words[:at])
+        if word.startswith("-")
     }
-    _divide(given, options)
-    is_free = not _is_given("--cluster", own) and shell.find("sbatch") is None
-    if is_free and (hosts := _hosts(given)):
-        options = {"hosts": hosts, **options, "-N {value}": ""}
-    added = [each for each in options.values() if each and not _is_given(each.split()[0], own)]
-    parts = ("clusterrun", verb, shlex.join(own), *added, shlex.join(entry))
-    return " ".join(filter(None, parts))
-
-
-def _is_given(flag: str, own: Sequence[str]) -> bool:
-    flags = (flag, "--nodes", "--nnodes") if flag == "-N" else (flag,)
-    return any(word.startswith(flags) for word in own)
-
-
-def _divide(given: Mapping[str, str], options: dict[str, str]) -> None:
-    """Add the ranks per node; accelerate counts those of all machines."""
-    total, nodes = (given.get(f"--num-{name}", "") for name in ("processes", "machines"))
-    if total.isdigit() and (nodes or "1").isdigit() and int(nodes or 1):
+    options: dict[str, str] = {}
+    for name, value in given.items():
+        for hint in _entry("translated", name):
+            if (value and value not in _TORCHRUN_WORDS) or "{" not in hint:
+                options[hint] = _filled(hint, value)
+    total, nodes = (given.get(f"--num-{each}", "") for each in ("processes", "machines"))
+    if total.isdigit() and (nodes or "1").isdigit() and int(nodes or 1):  # of all machines
         options["total"] = f"--gpus-per-node {int(total) // int(nodes or 1)}"
+    is_free = not any(word.startswith("--cluster") for word in own)
+    if is_free and shell.find("sbatch") is None and (hosts := _hosts(given)):
+        options = {"hosts": hosts, **options, "-N {value}": ""}
+    parts = ("clusterrun", verb, shlex.join(own), *options.values(), shlex.join(entry))
+    return " ".join(filter(None, parts))
 
 
 def _hosts(given: Mapping[str, str]) -> str:
