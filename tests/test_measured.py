@@ -48,12 +48,8 @@ def test_a_counter_that_repeats_or_restarts_is_passed_over(tmp_path: Path) -> No
     assert measure(paths).step_s == 2.0
     write(paths, "n1", step(0.0, 5), step(1.0, 1))
     assert measure(paths).step_s is None
-
-
-def test_the_time_between_two_attempts_is_no_step(tmp_path: Path) -> None:
-    paths = RunPaths(root=tmp_path)
     write(paths, "n1", step(0.0, 1), step(1.0, 2), step(100.0, 3, 2), step(101.0, 4, 2))
-    assert measure(paths).step_s == 1.0
+    assert measure(paths).step_s == 1.0, "the time between two attempts is no step"
 
 
 def test_peaks_are_added_up_within_a_node_and_the_largest_is_told(tmp_path: Path) -> None:

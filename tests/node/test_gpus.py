@@ -61,16 +61,6 @@ WORSE = [
 ]
 
 
-def test_slices_of_a_divided_gpu_have_the_numbers_of_the_ranks(
-    driver: StandIn, start: Start
-) -> None:
-    driver.answer(gpu0_mig=1)
-    found = start()
-    listed = found.ask(30 * patience())
-    assert listed is not None
-    assert [(gpu.name, found.number(gpu)) for gpu in listed] == [("MIG-a", 0), ("1", 1)]
-
-
 @pytest.mark.parametrize(("change", "text", "cause"), WORSE)
 def test_what_became_worse_is_a_sign_of_one_cause(
     driver: StandIn, start: Start, change: dict[str, int], text: str, cause: str
@@ -127,6 +117,11 @@ def test_the_work_of_gpus_by_the_counters_that_they_have(driver: StandIn, start:
     assert (gpu.activity, gpu.is_of_sms, gpu.watts) == (80.0, True, None)
     driver.answer(gpu0_sms=-1)  # it is then no number
     assert [gpu.activity for gpu in start("0").ask(30 * patience()) or ()] == [None]
+    driver.answer(gpu0_mig=1)
+    made = start()
+    assert made.ask(0.0) is None, "a late answer is that to the next question"
+    listed = made.ask(30 * patience()) or []
+    assert [(gpu.name, made.number(gpu)) for gpu in listed] == [("MIG-a", 0), ("1", 1)]
 
 
 def test_a_driver_that_hangs_is_left_alone(driver: StandIn, start: Start) -> None:
@@ -139,15 +134,6 @@ def test_a_driver_that_hangs_is_left_alone(driver: StandIn, start: Start) -> Non
         assert roles(note.text) == {"gpu_hang": Role.CONFIRMATION}
     assert time.monotonic() - begun < 30 * patience()
     assert len(found.pids) == 1
-
-
-def test_a_late_answer_is_that_to_the_next_question(driver: StandIn, start: Start) -> None:
-    found = start()
-    assert found.ask(0.0) is None
-    answer = found.ask(30 * patience())
-    assert answer is not None
-    assert len(answer) == 2
-    assert found.is_open
 
 
 def test_a_process_that_is_killed_answers_nothing(start: Start) -> None:

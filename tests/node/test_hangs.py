@@ -167,13 +167,6 @@ def test_each_sign_of_life_is_enough(play: Play, sign: str) -> None:
         assert play(live, silence_s=90) == []
 
 
-def test_a_training_that_tells_of_no_step_is_left_alone(play: Play) -> None:
-    async def silent(scene: HangingRanks) -> None:
-        await scene.idle(10_000)
-
-    assert play(silent) == []
-
-
 async def fall_silent(scene: HangingRanks) -> None:
     """Print once, then nothing for a long time."""
     await scene.idle(1000)  # nothing was printed yet: a start may take any time

@@ -106,10 +106,3 @@ def test_requests_are_found_by_their_names(tmp_path: Path) -> None:
     answer_path(made[0]).touch()
     (tmp_path / "outcome.json").touch()
     assert requests(tmp_path) == made
-
-
-def test_a_directory_that_is_gone_is_no_request(tmp_path: Path) -> None:
-    async def run() -> None:
-        await Nodes(tmp_path / "none", {}).looks.look()
-
-    asyncio.run(run())

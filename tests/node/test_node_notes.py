@@ -87,9 +87,3 @@ def test_an_error_while_noting_is_a_line(made: NodeNotes, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(notes.KernelLog, "notes", torn)
     assert lines(made, killed()) == ["agents: cannot note what the node knows: ValueError('torn')"]
-
-
-def test_only_a_training_on_nvidia_gpus_asks_for_them(made: NodeNotes) -> None:
-    made.gpus = None
-    made.launching()
-    assert (made.gpus, made.pids) == (None, [])
