@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +16,8 @@ import pytest
 
 from clusterrun.config.spec import Launcher
 from clusterrun.errors import NodeExit
-from clusterrun.node.forge import preload, ranks, script
+from clusterrun.node.forge import ranks, script
 from clusterrun.node.forge.preload import Closed
-from clusterrun.node.forge.project import first_on_path
 from clusterrun.rundir.startup import read_start
 from tests.health.stand_in import stand_in
 from tests.node.jobs import ROOT, STUB, AgentJob
@@ -32,9 +31,6 @@ is_forked = "clusterrun.node.forge.process" in sys.modules
 print("rank", os.environ["RANK"], sys.argv[1:], "ready" in sys.modules, "forked:", is_forked)
 """
 FRESH = "the ranks start as new interpreters, not as forks: "
-LEAVE_OUT = "; hint: leave {} out of launch.preload"
-HURRIED = "import clusterrun.node.forge.handle as handle; handle.PRELOAD_S = 1.0"
-THREAD = "import _thread, time; _thread.start_new_thread(time.sleep, (99,))"
 # Found where they are imported, and in the process that imports them.
 REFUSED = {
     "raise ValueError('not\\nhere')": "cannot import bad: ValueError: not",
@@ -67,24 +63,6 @@ def test_what_does_not_survive_a_fork_is_refused(tmp_path: Path) -> None:
     assert wrong == []
 
 
-BAD = {
-    "missing_name": ("", "cannot import no_such_module: ModuleNotFoundError"),
-    "dies": (
-        "import os; os.kill(os.getpid(), 9)",
-        "it was killed by SIGKILL while it imported bad",
-    ),
-    "leaves": (
-        "import os; os._exit(7)",
-        "it exited with status 7 while it imported bad",
-    ),
-    "environment": (
-        "import os, clusterrun.node.forge.ranks as r; r.READ_LATE = ('PATH',)",
-        "the ranks' environment differs before an import: ",
-    ),
-}
-HINTS = {"environment": "--set launch.launcher=direct does the same without this line"}
-
-
 def lib(path: Path, **sources: str) -> str:
     """Write modules that agents and ranks can import; return PYTHONPATH."""
     (path / "lib").mkdir()
@@ -93,58 +71,72 @@ def lib(path: Path, **sources: str) -> str:
     return f"{STUB}:{ROOT}:{path / 'lib'}"
 
 
+# The module that is preloaded, those that can be imported, and the reason that is told.
+BAD = {
+    "missing name": ("none", {}, "cannot import none: ModuleNotFoundError: No module named 'none'"),
+    "dies": (
+        "bad",
+        {"bad": "import os; os.kill(os.getpid(), 9)"},
+        "it was killed by SIGKILL while it imported bad",
+    ),
+    "leaves": (
+        "bad",
+        {"bad": "import os; os._exit(7)"},
+        "it exited with status 7 while it imported bad",
+    ),
+    "slow": (
+        "bad",
+        {
+            "bad": "import time; time.sleep(1000)",
+            "sitecustomize": "import clusterrun.node.forge.handle as h; h.PRELOAD_S = 1.0",
+        },
+        "importing bad takes longer than 1 s",
+    ),
+    "environment": (
+        "bad",
+        {"bad": "import os, clusterrun.node.forge.ranks as r; r.READ_LATE = ('PATH',)"},
+        "the ranks' environment differs before an import: ",
+    ),
+    "threads": (
+        "bad",
+        {
+            "bad": "",
+            "sitecustomize": "import _thread, time; _thread.start_new_thread(time.sleep, (99,))",
+        },
+        "Python starts threads before any import",
+    ),
+}
+HINTS = {
+    "environment": "--set launch.launcher=direct does the same without this line",
+    "threads": "remove them from sitecustomize or a .pth file",
+}
+
+
 @pytest.mark.agents
 @pytest.mark.parametrize("what", BAD)
 def test_ranks_start_as_usual_after_a_bad_preload(
     stub_job: Make, tmp_path: Path, what: str
 ) -> None:
-    source, why = BAD[what]
-    name = "bad" if source else "no_such_module"
+    name, sources, why = BAD[what]
     job = stub_job(HELLO, "a b", preload=(name,))
-    job.start(PYTHONPATH=lib(tmp_path, bad=source))
+    job.start(PYTHONPATH=lib(tmp_path, **sources))
     assert job.wait() == [0, 0], job.text() + job.errors()
     for rank in range(4):
         assert f"rank {rank} ['a b'] False forked: False" in job.text()
-    lines = [line for line in job.errors().splitlines() if "not as forks" in line]
-    assert len(lines) == 1, job.errors()
-    assert lines[0].startswith(f"clusterrun: local0: {FRESH}{why}")
-    assert lines[0].endswith(HINTS.get(what, LEAVE_OUT.format(name)))
-    assert lines[0].endswith(read_start(job.paths, 1)[1]), "status shows it"
-    assert read_start(job.paths, 1)[1].startswith(FRESH)
+    (line,) = [line for line in job.errors().splitlines() if "not as forks" in line]
+    assert line.startswith(f"clusterrun: local0: {FRESH}{why}")
+    assert HINTS.get(what, f"; hint: leave {name} out of launch.preload") in line
+    assert line.endswith(read_start(job.paths, 1)[1]), "status shows it"
     job.assert_clean()
 
 
 @pytest.mark.agents
-def test_ranks_are_forks_that_have_imported_what_is_listed(stub_job: Make, tmp_path: Path) -> None:
-    job = stub_job(HELLO, preload=("ready",))
-    job.start(PYTHONPATH=lib(tmp_path, ready=""))
-    assert job.wait() == [0, 0], job.text() + job.errors()
-    for rank in range(4):
-        assert f"rank {rank} [] True forked: True" in job.text()
-    assert job.errors() == ""
-    job.assert_clean()
-
-
-@pytest.mark.agents
-def test_a_module_that_takes_too_long_is_given_up(stub_job: Make, tmp_path: Path) -> None:
-    job = stub_job(HELLO, preload=("bad",), nodes=1)
-    job.start(
-        PYTHONPATH=lib(
-            tmp_path,
-            bad="import time; time.sleep(1000)",
-            sitecustomize="import clusterrun.node.forge.handle as handle; handle.PRELOAD_S = 1.0",
-        )
-    )
-    assert job.wait() == [0], job.text() + job.errors()
-    slow = f"{FRESH}importing bad takes longer than 1 s{LEAVE_OUT.format('bad')}"
-    assert slow in job.errors()
-    job.assert_clean()
-
-
-@pytest.mark.agents
-def test_forks_lose_nothing_that_waits_in_a_buffer(stub_job: Make, tmp_path: Path) -> None:
+def test_ranks_are_forks_that_have_imported_what_is_listed_and_lose_no_output(
+    stub_job: Make, tmp_path: Path
+) -> None:
     script = f"""
 import gc, os, ready
+print("held:", os.path.exists("/proc/self/fd/9"))
 ready.file.write(os.environ["RANK"])
 first = open({str(tmp_path)!r} + "/first" + os.environ["RANK"], "w")
 first.write("frozen")
@@ -153,47 +145,30 @@ second = open({str(tmp_path)!r} + "/second" + os.environ["RANK"], "wb")
 second.write(b"new")
 print("no end of line", end="")
 """
-    job = stub_job(script, preload=("ready",), nodes=1)
-    job.start(PYTHONPATH=lib(tmp_path, ready=f"file = open({str(tmp_path / 'ready')!r}, 'a')"))
+    job = stub_job(HELLO + script, preload=("ready",), nodes=1)
+    env_script = job.paths.env_script  # whose descriptor the ranks must not inherit
+    env_script.write_text(f"exec 9> {tmp_path / 'lock'}\n{env_script.read_text()}")
+    warns = "import warnings; warnings.warn('deprecated')"
+    file = f"file = open({str(tmp_path / 'ready')!r}, 'a')"
+    job.start(PYTHONPATH=lib(tmp_path, ready=f"{warns}\n{file}"))
     assert job.wait() == [0], job.text() + job.errors()
     assert sorted((tmp_path / "ready").read_text()) == ["0", "1"]
     for rank in range(2):
+        assert f"rank {rank} [] True forked: True" in job.text()
         assert (tmp_path / f"first{rank}").read_text() == "frozen"
         assert (tmp_path / f"second{rank}").read_text() == "new"
-    assert job.text().count("no end of line") == 2
-
-
-@pytest.mark.agents
-def test_forks_do_not_hold_what_a_setup_line_has_left_open(stub_job: Make, tmp_path: Path) -> None:
-    job = stub_job("import os; print('held:', os.path.exists('/proc/self/fd/9'))", nodes=1)
-    script = job.paths.env_script
-    script.write_text(f"exec 9> {tmp_path / 'lock'}\n{script.read_text()}")
-    job.start()
-    assert job.wait() == [0], job.text() + job.errors()
-    assert job.text().count("held: False") == 2
-    assert (tmp_path / "lock").exists()
-
-
-@pytest.mark.agents
-def test_no_rank_is_a_fork_that_lacks_a_thread_of_the_interpreter(
-    stub_job: Make, tmp_path: Path
-) -> None:
-    job = stub_job(HELLO, nodes=1)
-    job.start(
-        PYTHONPATH=lib(
-            tmp_path,
-            sitecustomize="import _thread, time; _thread.start_new_thread(time.sleep, (99,))",
-        )
-    )
-    assert job.wait() == [0], job.text() + job.errors()
-    why = "Python starts threads before any import; hint: remove them from sitecustomize"
-    assert f"{FRESH}{why}" in job.errors()
-    assert "forked: False" in job.text()
+    counts = {"no end of line": 2, "held: False": 2, "UserWarning: deprecated": 1}
+    assert {text: job.text().count(text) for text in counts} == counts
+    assert (job.errors(), (tmp_path / "lock").exists()) == ("", True)
     job.assert_clean()
 
 
-OLD_PYTHON = "import os; del os.memfd_create, os.pidfd_open"
-OLD_KERNEL = "import clusterrun.node.base.processes as p; p.SYS_PIDFD_OPEN = -1"
+OLD = """
+import os
+import clusterrun.node.base.processes as processes
+del os.memfd_create, os.pidfd_open
+processes.SYS_PIDFD_OPEN = -1
+"""
 ENDS_AT_ONCE = """
 import os
 import clusterrun.rank.worker as worker
@@ -208,13 +183,12 @@ main, worker.main = worker.main, end_at_once
 
 
 @pytest.mark.agents
-@pytest.mark.parametrize("site", [OLD_PYTHON, f"{OLD_PYTHON}; {OLD_KERNEL}"])
-def test_an_old_python_or_kernel_forks_ranks_and_notices_their_ends(
-    stub_job: Make, tmp_path: Path, site: str
+def test_an_old_python_and_kernel_fork_ranks_and_notice_their_ends(
+    stub_job: Make, tmp_path: Path
 ) -> None:
     """The forge alone can notice the end of a rank that has not yet written its first event."""
     job = stub_job("import time; time.sleep(1000)", nodes=1, preload=("ends",))
-    job.start(PYTHONPATH=lib(tmp_path, sitecustomize=site, ends=ENDS_AT_ONCE))
+    job.start(PYTHONPATH=lib(tmp_path, sitecustomize=OLD, ends=ENDS_AT_ONCE))
     assert job.wait() == [5], job.text() + job.errors()
     assert "not as forks" not in job.text()
     job.assert_clean()
@@ -245,18 +219,6 @@ def test_no_rank_begins_twice_if_not_all_can_be_forked(stub_job: Make, tmp_path:
     assert [job.text().count(f"rank {rank} [] False forked: False") for rank in (0, 1)] == [1, 1]
     assert len(job.events("rank_start")) == 2
     job.assert_clean()
-
-
-@pytest.mark.agents
-def test_what_imports_print_is_in_the_log(stub_job: Make, tmp_path: Path) -> None:
-    job = stub_job(HELLO, nodes=1, preload=("warns",))
-    job.start(PYTHONPATH=lib(tmp_path, warns="import warnings; warnings.warn('deprecated')"))
-    assert job.wait() == [0], job.text() + job.errors()
-    assert (
-        len([row for row in job.log() if row[2] == "l" and "UserWarning: deprecated" in row[3]])
-        == 1
-    )
-    assert job.text().count("forked: True") == 2
 
 
 @pytest.mark.agents
@@ -338,13 +300,6 @@ def test_a_forge_that_is_killed_takes_its_ranks_along(stub_job: Make) -> None:
     job.assert_clean()
 
 
-def test_an_open_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert preload.open_device() == ""
-    monkeypatch.setattr(preload, "DEVICES", ("/dev/zero",))
-    with open("/dev/zero", "rb"):
-        assert preload.open_device() == "/dev/zero"
-
-
 ASKS_NVML = """
 import contextlib, ctypes, os, sys, types
 
@@ -385,46 +340,21 @@ def test_what_an_import_asks_nvml_leaves_it_to_the_ranks(
     assert done.stdout == "forge: 2 untouched\nrank: 2, pynvml: 2 loaded\n", done.stderr
 
 
-def test_threads_that_outlive_a_trial_fork_close_the_forge() -> None:
-    wait = threading.Event()
-    thread = threading.Thread(target=wait.wait)
-    thread.start()
-    try:
-        with pytest.raises(Closed, match="json starts threads"):
-            preload.preload(["json"], lambda _: None)
-    finally:
-        wait.set()
-        thread.join()
+MAY_DIFFER = [
+    ({}, {"RANK": "1", "MASTER_PORT": "2", "CLUSTERRUN_SPOOL": "x", "NCCL_DEBUG": "INFO"}, ""),
+    ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2", "SECRET": "s3"}, "OMP_NUM_THREADS, SECRET"),
+    ({"MKL_CBWR": "AVX2"}, {}, "MKL_CBWR"),
+    ({"no_proxy": "a"}, {"no_proxy": "a", "NO_PROXY": "a", "CUDA_VISIBLE_DEVICES": "0"}, ""),
+    ({"no_proxy": "a"}, {"no_proxy": "a", "NO_PROXY": "b"}, "NO_PROXY"),
+]
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "names"),
-    [
-        ({}, {"RANK": "1", "MASTER_PORT": "2", "CLUSTERRUN_SPOOL": "x", "NCCL_DEBUG": "INFO"}, ""),
-        (
-            {"OMP_NUM_THREADS": "1"},
-            {"OMP_NUM_THREADS": "2", "SECRET": "s3"},
-            "OMP_NUM_THREADS, SECRET",
-        ),
-        ({"MKL_CBWR": "AVX2"}, {}, "MKL_CBWR"),
-        ({"no_proxy": "a"}, {"no_proxy": "a", "NO_PROXY": "a", "CUDA_VISIBLE_DEVICES": "0"}, ""),
-        ({"no_proxy": "a"}, {"no_proxy": "a", "NO_PROXY": "b"}, "NO_PROXY"),
-    ],
-)
-def test_only_variables_that_are_read_late_may_differ(
-    ours: dict[str, str], theirs: dict[str, str], names: str
-) -> None:
-    if not names:
-        ranks.check_environment(ours, theirs)
-        return
-    with pytest.raises(Closed) as caught:
-        ranks.check_environment(ours, theirs)
-    assert str(caught.value).endswith(f": {names}")
-
-
-def test_accelerate_may_only_append_to_the_path() -> None:
+def test_only_variables_that_are_read_late_may_differ() -> None:
+    for ours, theirs, names in MAY_DIFFER:
+        differ = pytest.raises(Closed, match=f": {names}$") if names else contextlib.nullcontext()
+        with differ:
+            ranks.check_environment(ours, theirs)
     assert ranks.added_path({"PYTHONPATH": "/a:"}, {"PYTHONPATH": "/a:/b"}) == ["/b"]
-    assert ranks.added_path({}, {}) == []
     with pytest.raises(Closed):
         ranks.added_path({"PYTHONPATH": "/a"}, {"PYTHONPATH": "/b:/a"})
 
@@ -438,17 +368,6 @@ def test_a_directory_shadows_modules_and_packages(tmp_path: Path) -> None:
     imported = {"calendar", "fast.part", "pack.x", "notes", "data", "wandb"}
     found = script.shadowing([tmp_path.as_posix(), "/no/such"], imported)
     assert found == ["calendar", "fast", "pack"]
-
-
-def test_python_looks_first_beside_the_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "s.py").write_text("")
-    (tmp_path / "link.py").symlink_to(tmp_path / "s.py")
-    monkeypatch.chdir("/")
-    assert first_on_path(["-m", "x"]) == ["/"]
-    assert first_on_path([str(tmp_path / "link.py")]) == [str(tmp_path)]
-    assert first_on_path([str(tmp_path)]) == [str(tmp_path)]
 
 
 SIGNALS = """

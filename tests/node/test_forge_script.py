@@ -11,7 +11,7 @@ import pytest
 from clusterrun.node.forge import preload
 from clusterrun.node.forge.project import Changes, ProjectFiles
 from clusterrun.node.forge.script import RankStart, directories, read_early
-from tests.node.jobs import STUB, AgentJob
+from tests.node.jobs import STUB
 from tests.node.test_forge import FRESH, HELLO, ROOT, Make
 
 SETS = {
@@ -55,6 +55,8 @@ def test_variables_that_libraries_read_when_they_are_imported(
     found = {source: changes(tmp_path, source) for source in SETS}
     early = {source: read_early(each.names, ("transformers",)) for source, each in found.items()}
     assert early == SETS
+    assert read_early(["HF_HOME"], ()) == []
+    assert read_early(["HF_HOME", "TQDM_X"], ("huggingface_hub.x",)) == ["HF_HOME", "TQDM_X"]
     assert {each.place for each in found.values()} == {""}
 
 
@@ -90,33 +92,23 @@ def test_our_examples_stay_forks() -> None:
     assert [script for script in scripts if Changes(ProjectFiles([script])).place] == []
 
 
-def test_a_preloaded_module_reads_more() -> None:
-    assert read_early(["HF_HOME"], ()) == []
-    assert read_early(["HF_HOME"], ("transformers",)) == ["HF_HOME"]
-    assert read_early(["HF_HOME", "TQDM_DISABLE"], ("huggingface_hub.constants",)) == [
-        "HF_HOME",
-        "TQDM_DISABLE",
-    ]
+PUTS_FIRST = [
+    'sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "third"))',
+    'sys.path = ["../third"] + sys.path',
+    'sys.path[:0] = ["../third"]',
+    'sys.path.insert(0, str(Path(__file__).parents[1] / "third"))',
+]
+PUTS_NOTHING_FIRST = ['sys.path.append("../third")', 'names.insert(0, "../third")']
 
 
-@pytest.mark.parametrize(
-    ("source", "is_found"),
-    [
-        ('sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "third"))', True),
-        ('sys.path = ["../third"] + sys.path', True),
-        ('sys.path[:0] = ["../third"]', True),
-        ('sys.path.insert(0, str(Path(__file__).parents[1] / "third"))', True),
-        ('sys.path.append("../third")', False),  # installed packages are found first
-        ('names.insert(0, "../third")', False),
-    ],
-)
-def test_directories_that_a_script_may_put_first(
-    tmp_path: Path, source: str, is_found: bool
-) -> None:
+def test_directories_that_a_script_may_put_first(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "train.py").write_text(source)
-    found = directories(ProjectFiles([str(tmp_path / "jobs" / "train.py")]))
-    assert (str(tmp_path / "third") in found) is is_found
+    found = []
+    for source in (*PUTS_FIRST, *PUTS_NOTHING_FIRST):
+        (tmp_path / "jobs" / "train.py").write_text(source)
+        project = ProjectFiles([str(tmp_path / "jobs" / "train.py")])
+        found += [source] * (str(tmp_path / "third") in directories(project))
+    assert found == PUTS_FIRST
 
 
 def test_what_a_rank_has_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +151,7 @@ def test_a_script_that_sets_variables_first_gets_new_interpreters(stub_job: Make
     why = "script.py:2 may set any variable, also one that an import reads"
     hint = "pass the variables with --env NAME=VALUE, and remove this line"
     assert job.errors().count(f"{FRESH}{why}; hint: {hint}") == 1
-    assert _forked(job) == 0
+    assert "forked: True" not in job.text()
 
 
 @pytest.mark.agents
@@ -173,11 +165,7 @@ def test_a_helper_that_sets_variables_first_is_named(stub_job: Make, tmp_path: P
         "clusterrun: the script changes TORCH_LOGS too late: the forge has imported what reads it"
     )
     assert job.text().count(line) == 1
-    assert _forked(job) == 4
-
-
-def _forked(job: AgentJob) -> int:
-    return job.text().count("forked: True")
+    assert job.text().count("forked: True") == 4
 
 
 @pytest.fixture(name="project")
@@ -209,13 +197,9 @@ def test_installed_modules_are_found_in_the_order_of_the_script(project: Path) -
     )
     expected = ["alpha", "alpha.Trainer", "alpha.tools", "beta.part", "gamma", "delta"]
     assert ProjectFiles([str(script), "--lr", "1"]).installed == expected
-
-
-def test_a_script_that_cannot_be_read_imports_nothing(project: Path) -> None:
-    (project / "train.py").write_text("import alpha\nnot = 1\n")
-    assert ProjectFiles([str(project / "train.py")]).installed == []
-    assert ProjectFiles(["-m", "no_such_module"]).installed == []
-    assert ProjectFiles([str(project / "none.py")]).installed == []
+    script.write_text("import alpha\nnot = 1\n")
+    for entry in ([str(script)], ["-m", "no_such_module"], [str(project / "none.py")]):
+        assert ProjectFiles(entry).installed == [], "it cannot be read"
 
 
 @pytest.mark.parametrize("entry", [["-m", "model.run"], ["-m", "model"], ["model"]])
