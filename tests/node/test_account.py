@@ -44,7 +44,6 @@ def account(paths: RunPaths, number: int = 1, rank: int = 0) -> Account:
         node_rank=rank,
         nodes=("n1", "n2"),
         head_host="127.0.0.1",
-        is_local=False,
     )
     plan = here(nodes=2, nproc_per_node=2)
     return Account(Attempt(plan=plan, paths=paths, number=number, who=who))

@@ -24,7 +24,6 @@ WHO = Identity(
     node_rank=1,
     nodes=("n1", "n2"),
     head_host="n1",
-    is_local=False,
 )
 MET = LaunchParameters(address="10.0.0.1", port=21000, interface="ib0", precision="bf16")
 
@@ -51,6 +50,8 @@ def test_the_contract_of_a_rank() -> None:
     assert environment(plan=cpu)["CLUSTERRUN_BACKEND"] == "gloo"
     env = environment(plan=on_slurm(nodes=2, gpus_per_node=4, timeout_s=1800))
     assert env["PET_RDZV_ID"] == "4711-2"
+    one = environment(plan=on_slurm(nodes=1, nproc_per_node=1, device=Device.CPU))  # as torchrun
+    assert (one["RANK"], one["WORLD_SIZE"], one["MASTER_PORT"]) == ("0", "1", "21000")
     assert {name: text for name, text in env.items() if name.startswith("CLUSTERRUN_")} == {
         "CLUSTERRUN_RUN_DIR": "/runs/job/r1",
         "CLUSTERRUN_ATTEMPT": "2",
@@ -79,9 +80,7 @@ def test_an_interface_of_the_users_choice_stays() -> None:
 
 
 def test_one_node_leaves_nccl_alone() -> None:
-    who = Identity(
-        job_id="1", node="n1", node_rank=0, nodes=("n1",), head_host="n1", is_local=False
-    )
+    who = Identity(job_id="1", node="n1", node_rank=0, nodes=("n1",), head_host="n1")
     met = LaunchParameters(address="127.0.0.1", port=21000, interface="lo", precision="no")
     env = environment(who=who, parameters=met)
     assert env["GLOO_SOCKET_IFNAME"] == "lo"

@@ -53,7 +53,6 @@ class Heirs:
             node_rank=rank,
             nodes=NODES,
             head_host="n1",
-            is_local=False,
         )
         if not self.paths.outcome(attempt).exists():
             write_outcome(self.paths, lost_head(attempt))

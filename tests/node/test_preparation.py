@@ -35,7 +35,6 @@ def attempt(nodes: int = 2, **asked: Any) -> Attempt:
         node_rank=0,
         nodes=tuple(f"n{rank}" for rank in range(nodes)),
         head_host="n0",
-        is_local=False,
     )
     plan = on_slurm(nodes=nodes, gpus_per_node=2, **asked)
     return Attempt(plan=plan, paths=RunPaths(root=Path("/runs/job/r1")), number=1, who=who)

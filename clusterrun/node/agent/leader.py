@@ -31,7 +31,7 @@ from clusterrun.node.agent.preparation import (
 )
 from clusterrun.node.base.causes import Cause, Ending, NodeError, NodeExit, lost_node
 from clusterrun.node.base.identity import Attempt
-from clusterrun.node.base.report import LaunchParameters, Report, unfit
+from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.forge.handle import Forge
@@ -109,7 +109,14 @@ class Leader:
 
     def decide(self, reports: Sequence[Report], address: str) -> LaunchParameters:
         """Decide how to launch. Raises NodeError if a node may not take part."""
-        self._account.unfit = unfit(reports)
+        self._account.unfit = tuple(  # all nodes share the run directory
+            report.node
+            for report in reports
+            if any(
+                each.severity is Severity.FAIL and not each.id.startswith("path.")
+                for each in report.checks
+            )
+        )
         found = findings({report.node: report.checks for report in reports})
         failed = [each for each in found if each.severity is Severity.FAIL]
         differences = differing({report.node: report.facts for report in reports})

@@ -176,6 +176,8 @@ def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
     """Return the planned precision, else bf16 or fp16 by the head's GPUs. Raises NodeError."""
     if planned is not Precision.HEAD:
         return str(planned.value)
+    from clusterrun.estimates.gpus import has_bf16  # slow to import; asked only for GPUs
+
     head = reports[0]
     if not head.capabilities:
         text = (
@@ -183,9 +185,10 @@ def decided_precision(planned: Precision, reports: Sequence[Report]) -> str:
             " set --mixed-precision"
         )
         raise NodeError(NodeExit.NODE_UNFIT, text)
-    if not head.has_bf16:
+    if not has_bf16(min(head.capabilities)):
         return Precision.FP16.value
-    if unable := [report.node for report in reports if not report.has_bf16]:
+    able = [each.node for each in reports if each.capabilities and has_bf16(min(each.capabilities))]
+    if unable := [report.node for report in reports if report.node not in able]:
         text = f"the head chose bf16, which the GPUs of {', '.join(unable)} do not support"
         raise NodeError(NodeExit.NODE_UNFIT, f"{text}; set --mixed-precision fp16")
     return Precision.BF16.value

@@ -21,7 +21,7 @@ class Identity:
     node_rank: int
     nodes: tuple[str, ...]
     head_host: str
-    is_local: bool
+    is_local: bool = False
 
     @property
     def is_head(self) -> bool:
@@ -46,35 +46,33 @@ def identity(env: Mapping[str, str], nodes: int) -> Identity:
     fallback to this host: every node would train alone.
     """
     if "CLUSTERRUN_LOCAL_NODE_RANK" in env:
-        rank = _number(env, "CLUSTERRUN_LOCAL_NODE_RANK")
+        rank, names = (
+            _number(env, "CLUSTERRUN_LOCAL_NODE_RANK"),
+            tuple(map(local_node, range(nodes))),
+        )
         return Identity(
             job_id=env.get("CLUSTERRUN_LOCAL_JOB_ID", "L0"),
             node=local_node(rank),
             node_rank=rank,
-            nodes=tuple(map(local_node, range(nodes))),
+            nodes=names,
             head_host=LOOPBACK,
             is_local=True,
         )
     if "CLUSTERRUN_HOSTS_NODE_RANK" in env:
-        return _of_hosts(env)
+        rank = _number(env, "CLUSTERRUN_HOSTS_NODE_RANK")
+        names = tuple(env["CLUSTERRUN_HOSTS_NODES"].split(","))
+        return Identity(
+            job_id=env["CLUSTERRUN_HOSTS_JOB_ID"],
+            node=names[rank],
+            node_rank=rank,
+            nodes=names,
+            head_host=env["CLUSTERRUN_HOSTS_HEAD"],
+        )
     if "SLURM_JOB_ID" in env:
         return _slurm(env, nodes)
     raise NodeError(
         NodeExit.RENDEZVOUS_FAILED,
         "this is not a task of a job: neither SLURM_JOB_ID nor CLUSTERRUN_LOCAL_NODE_RANK is set",
-    )
-
-
-def _of_hosts(env: Mapping[str, str]) -> Identity:
-    rank, names = _number(env, "CLUSTERRUN_HOSTS_NODE_RANK"), env["CLUSTERRUN_HOSTS_NODES"]
-    hosts = tuple(names.split(","))
-    return Identity(
-        job_id=env["CLUSTERRUN_HOSTS_JOB_ID"],
-        node=hosts[rank],
-        node_rank=rank,
-        nodes=hosts,
-        head_host=env["CLUSTERRUN_HOSTS_HEAD"],
-        is_local=False,
     )
 
 
@@ -104,7 +102,6 @@ def _slurm(env: Mapping[str, str], nodes: int) -> Identity:
         node_rank=rank,
         nodes=hosts,
         head_host=hosts[0],
-        is_local=False,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clusterrun.health.compare import differences
@@ -26,13 +26,6 @@ class Report:
     problem: str = ""
     checks: tuple[Finding, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def has_bf16(self) -> bool:
-        """Return whether every GPU of the node supports bf16 natively."""
-        from clusterrun.estimates.gpus import has_bf16  # slow to import; asked only for GPUs
-
-        return bool(self.capabilities) and has_bf16(min(self.capabilities))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +54,3 @@ def problems(reports: Sequence[Report]) -> list[str]:
     }
     broken = [each.text for each in differences(versions) if each.severity is Severity.FAIL]
     return [*unfit, *(f"versions differ between nodes: {text}" for text in broken)]
-
-
-def unfit(reports: Iterable[Report]) -> tuple[str, ...]:
-    """Return the nodes that failed a check of what is theirs: all nodes share the run directory."""
-    return tuple(
-        report.node
-        for report in reports
-        if any(
-            each.severity is Severity.FAIL and not each.id.startswith("path.")
-            for each in report.checks
-        )
-    )

@@ -41,7 +41,8 @@ class Channel:
         self._is_trusted = False
         own, peer = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
         self.own_address, self.peer_address = plain_address(own), plain_address(peer)
-        self.own_end, self.peer_end = _end(own), _end(peer)
+        self.own_end = f"{self.own_address} {own[1]}" if own else ""
+        self.peer_end = f"{self.peer_address} {peer[1]}" if peer else ""
         _keep_alive(writer.get_extra_info("socket"))
 
     def trust(self) -> None:
@@ -93,10 +94,6 @@ def _cut(value: Any, size: int) -> Any:
     if isinstance(value, Mapping):
         return {name: _cut(part, size) for name, part in value.items()}
     return [_cut(part, size) for part in value] if isinstance(value, (list, tuple)) else value
-
-
-def _end(name: Any) -> str:
-    return f"{plain_address(name)} {name[1]}" if name else ""
 
 
 def _keep_alive(connection: socket.socket) -> None:

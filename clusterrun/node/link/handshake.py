@@ -83,17 +83,6 @@ class Realm:
         return self.secret_file.read_bytes()
 
 
-def nonce() -> str:
-    """Return a new random text."""
-    return secrets.token_hex(16)
-
-
-def nonce_in(message: Mapping[str, Any]) -> str:
-    """Return the peer's nonce; empty if a stranger sent something else."""
-    given = message.get("nonce")
-    return given if isinstance(given, str) else ""
-
-
 def proof(secret: bytes, *parts: str) -> str:
     """Return the HMAC of `parts`."""
     return hmac.new(secret, _bytes("\x00".join(parts)), hashlib.sha256).hexdigest()

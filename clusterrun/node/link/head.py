@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from clusterrun.node.link.connection import (
     Channel,
     StopDecision,
 )
-from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
+from clusterrun.node.link.handshake import Realm, is_proof, proof
 from clusterrun.node.link.questions import Questions
 from clusterrun.shared.typed import decoded
 
@@ -72,7 +73,7 @@ class Head:
     ) -> None:
         self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
         self._timeout_s, self._decide = timeout_s, decide
-        self._prepare, self._waits_for_all = prepare or _nothing, waits_for_all
+        self._prepare, self._waits_for_all = prepare, waits_for_all
         self._peers: dict[int, Peer] = {}
         self._left: dict[int, float] = {}  # by node rank: when it disconnected before the launch
         self._is_launched = False
@@ -89,8 +90,7 @@ class Head:
     async def meet(self, report: Report) -> LaunchParameters:
         """Wait for all nodes, decide by their reports, and welcome them. Raises NodeError."""
         if len(self._who.nodes) == 1:
-            await self._prepare()
-            return self._welcome([report])
+            return await self._agree(report)
         self._secret = await self._shared_secret()
         server = await self._listen()
         try:
@@ -120,7 +120,8 @@ class Head:
 
     async def _agree(self, report: Report) -> LaunchParameters:
         """Wait for all nodes, then welcome them before one can disconnect unnoticed."""
-        await self._prepare()
+        if self._prepare is not None:
+            await self._prepare()
         deadline = time.monotonic() + self._timeout_s
         while not self._is_complete:
             self._changed.clear()
@@ -130,7 +131,9 @@ class Head:
                 text = f"{', '.join(gone)} disconnected before the launch"
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
             if now > deadline and self._waits_for_all:
-                raise NodeError(NodeExit.RENDEZVOUS_FAILED, self._missing())
+                absent = [n for i, n in enumerate(self._who.nodes) if i and i not in self._peers]
+                text = f"{', '.join(absent)} did not join within {self._timeout_s:.0f} s"
+                raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
             if now > deadline:
                 break
             with contextlib.suppress(asyncio.TimeoutError):
@@ -146,7 +149,10 @@ class Head:
     def _welcome(self, reports: Sequence[Report]) -> LaunchParameters:
         if found := problems(reports):
             raise NodeError(NodeExit.NODE_UNFIT, "; ".join(found))
-        parameters = self._decide(reports, self._address())
+        # At this address most nodes reached this one.
+        reached = Counter(peer.channel.own_address for peer in self._peers.values())
+        address = max(reached, key=reached.__getitem__, default=LOOPBACK)
+        parameters = self._decide(reports, address)
         self._is_launched = True
         about = {"port": parameters.port, "precision": parameters.precision}
         self._send_all("welcome", **about, variables=dict(parameters.variables))
@@ -164,15 +170,6 @@ class Head:
             )
         text = f"{self._who.node}: no free port for the agents ({self._ports[0]}, …)"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}; set network.port_range")
-
-    def _missing(self) -> str:
-        absent = [n for i, n in enumerate(self._who.nodes) if i and i not in self._peers]
-        return f"{', '.join(absent)} did not join within {self._timeout_s:.0f} s"
-
-    def _address(self) -> str:
-        """Return the address at which most nodes reached this one."""
-        reached = Counter(peer.channel.own_address for peer in self._peers.values())
-        return max(reached, key=reached.__getitem__, default=LOOPBACK)
 
     def _knocked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._handshakes.start(self._admit(reader, writer))
@@ -192,12 +189,12 @@ class Head:
 
     async def _handshake(self, channel: Channel) -> Peer | None:
         """Admit a missing node that can prove it knows the attempt's secret."""
-        challenge = nonce()
+        challenge = secrets.token_hex(16)
         channel.send("challenge", nonce=challenge, **self._realm.label)
         hello = await channel.receive(ANSWER_S)
         if hello is None or hello.get("type") != "hello" or not self._realm.is_named_in(hello):
             return None
-        own_end, theirs = channel.own_end, nonce_in(hello)
+        own_end, theirs = channel.own_end, str(hello.get("nonce"))
         if not is_proof(hello.get("proof"), self._secret, "member", challenge, theirs, own_end):
             return None
         try:
@@ -205,7 +202,6 @@ class Head:
         except (KeyError, ValueError):
             return None
         if not 0 < report.node_rank < len(self._who.nodes) or report.node_rank in self._peers:
-            channel.send("refused", reason=f"node rank {report.node_rank} has already joined")
             return None
         channel.send("joined", proof=proof(self._secret, "head", theirs, own_end))
         channel.trust()
@@ -298,17 +294,15 @@ class Head:
     async def all_rest(self) -> bool:
         """Wait until all members have written their logs; return whether all of them rest."""
         until = time.monotonic() + REST_S
-        while (left_s := until - time.monotonic()) > 0 and self._are_awaited:
+        while (left_s := until - time.monotonic()) > 0:
+            peers = self._peers.values()
+            is_refused = any(peer.is_gone or peer.rests is False for peer in peers)
+            if is_refused or all(peer.rests for peer in peers):
+                break
             self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left_s)
         return self.is_whole
-
-    @property
-    def _are_awaited(self) -> bool:
-        peers = self._peers.values()
-        is_refused = any(peer.is_gone or peer.rests is False for peer in peers)
-        return not is_refused and any(peer.rests is None for peer in peers)
 
     @property
     def is_whole(self) -> bool:
@@ -332,10 +326,6 @@ class Head:
     async def _close(self) -> None:
         await asyncio.gather(*(peer.channel.close() for peer in self._peers.values()))
         self._readers.cancel()
-
-
-async def _nothing() -> None:
-    """Have nothing to prepare."""
 
 
 def _failure_in(message: Mapping[str, Any], node: str) -> Failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.tasks import SharedDisk, Tasks, guarded
 from clusterrun.node.link.clock import Clock, Offset
 from clusterrun.node.link.connection import ANSWER_S, LEAVE_S, STRANGER_BYTES, Channel, StopDecision
-from clusterrun.node.link.handshake import Realm, is_proof, nonce, nonce_in, proof
+from clusterrun.node.link.handshake import Realm, is_proof, proof
 from clusterrun.node.link.questions import Answerer, answer
 from clusterrun.node.recovery import reach
 from clusterrun.shared.typed import decoded
@@ -125,13 +126,14 @@ class Member:
         """
         self._host = await self._disk.do(partial(reach.known_address, self._who.head_host))
         knocks: dict[int, asyncio.Task[Channel | None]] = {}
-        pause_s = RETRY_S
+        pause_s, is_over = RETRY_S, self._realm.over or (lambda: False)
         try:
-            while time.monotonic() < deadline and not await self._disk.do(self._is_over):
+            while time.monotonic() < deadline and not await self._disk.do(is_over):
                 for port in self._ports:
                     if port not in knocks:
                         knocks[port] = asyncio.ensure_future(self._enter(port, report))
-                        knocks[port].add_done_callback(_pass_over)
+                        # asyncio reports an exception that nobody retrieves.
+                        knocks[port].add_done_callback(lambda k: k.cancelled() or k.exception())
                     left_s = deadline - time.monotonic()
                     if channel := await self._answered(knocks, min(self._patience_s, left_s)):
                         return channel
@@ -144,9 +146,6 @@ class Member:
         head = self._who.nodes[0]
         text = f"{self._who.node}: cannot reach the head {head} within {self._timeout_s:.0f} s"
         raise NodeError(NodeExit.RENDEZVOUS_FAILED, f"{text}: {self.last_problem}")
-
-    def _is_over(self) -> bool:
-        return self._realm.over is not None and self._realm.over()
 
     async def _answered(
         self, knocks: dict[int, asyncio.Task[Channel | None]], timeout_s: float
@@ -187,7 +186,8 @@ class Member:
             secret = await self._disk.do(self._realm.read_secret)
         except OSError:
             return False
-        ours, theirs, head_end = nonce(), nonce_in(challenge), channel.peer_end
+        ours, theirs = secrets.token_hex(16), str(challenge.get("nonce"))
+        head_end = channel.peer_end
         channel.send(
             "hello",
             nonce=ours,
@@ -283,9 +283,3 @@ class Member:
         self._tasks.cancel()
         if self._channel is not None:
             await self._channel.close()
-
-
-def _pass_over(knock: asyncio.Task[Channel | None]) -> None:
-    """Retrieve a knock's exception: asyncio reports unretrieved ones."""
-    if not knock.cancelled():
-        knock.exception()
