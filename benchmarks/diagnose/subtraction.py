@@ -20,7 +20,7 @@ from clusterrun.diagnosis.lines import read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import built_in
 from clusterrun.diagnosis.weigh import verdict_of
-from clusterrun.verbs.usual import UsualLog, doubtful, kind_of
+from clusterrun.verbs.usual import doubtful, kind_of, usual_among
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXAMPLES: Final = ROOT / "tests" / "diagnosis" / "examples"
@@ -85,11 +85,9 @@ def _row(name: str, cases: Sequence[tuple[str, str, str]]) -> dict[str, Value]:
 
 def _judged(failed: str, earlier: str, cause: str) -> str:
     scanner = _scanned(failed)
-    findings = doubtful(scanner)
-    log = UsualLog(findings=findings, run_id="", other_run_id="")
-    for number, text in enumerate(earlier.splitlines(), 1):
-        log.feed(read_line(text, number=number, file=""))
-    scanner.leave_out(each for each in findings if kind_of(each, "") in log.usual)
+    found = {each: kind_of(each, "") for each in doubtful(scanner)}
+    usual = usual_among(found, ((text, "") for text in earlier.splitlines()))
+    scanner.leave_out(each for each, kind in found.items() if kind in usual)
     verdict = verdict_of(scanner)
     if verdict is None:
         return "silent"

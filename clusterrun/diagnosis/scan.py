@@ -20,10 +20,8 @@ _STEPS_IN_GRACE: Final = 100  # Slurm's KillWait is 30 seconds
 _PART: Final = 4  # letters of a literal by which signs are looked up
 _MOST_FORMS: Final = 2_000
 _MOST_KEPT: Final = 64  # findings of a sign
-_MOST_PROCESSES: Final = 50_000  # a number before a colon may be a step and no rank
-_MOST_BYTES: Final = 64_000_000  # of the last lines of all processes
-_bytes_of: Final = str.__sizeof__  # as sys.getsizeof, which a pure module must not import
-_WAITING_BYTES: Final = 1_000  # of a sign that waits
+_MOST_RANKS: Final = 50_000
+_MOST_PROCESSES: Final = 5_000  # a number before a colon may be a step and no rank
 _DIGITS: Final = str.maketrans("123456789", "0" * 9)
 
 UNCAUGHT: Final = "user_code_exception"
@@ -116,7 +114,6 @@ class Scanner:
     )
     _counted: dict[str, int] = field(default_factory=dict)  # the newest line of each cause
     _processes: dict[str, _Process] = field(default_factory=dict)
-    _held: int = 0  # bytes of their lines
     _ignored: set[int] = field(default_factory=set)  # exceptions that stopped nothing
     _waiting: dict[str, list[_Waiting]] = field(default_factory=dict)
     _forms: dict[str, tuple[tuple[KnownCause, Sign], ...]] = field(default_factory=dict)
@@ -135,11 +132,11 @@ class Scanner:
     def feed(self, line: PrintedLine) -> None:
         """Take the next line."""
         self.lines += 1
-        if line.rank is not None and len(self.ranks) < _MOST_PROCESSES:
+        if line.rank is not None and len(self.ranks) < _MOST_RANKS:
             self.ranks.add(line.rank)
         process = self._process_of(line.source)
         process.after += 1
-        self._hold(line.text, process)
+        process.recent = [*process.recent[1 - _AROUND :], line.text]
         for waiting in self._waiting.get(line.source, ()):
             waiting.left -= 1
         self._settle(line.source, at_end=False)
@@ -157,23 +154,8 @@ class Scanner:
         if len(self._processes) > _MOST_PROCESSES:
             silent = next(iter(self._processes))
             self._settle(silent, at_end=True)
-            self._held -= _size(self._processes.pop(silent))
+            del self._processes[silent]
         return process
-
-    def _hold(self, text: str, process: _Process) -> None:
-        """Keep a line; if all lines are too much, forget them, and decide on signs that wait."""
-        is_much = self._held > _MOST_BYTES
-        if is_much:  # counted with frames and signs that are gone
-            self._held = sum(map(_size, self._processes.values()))
-        if is_much and self._held > _MOST_BYTES // 2:
-            for source in list(self._waiting):
-                self._settle(source, at_end=True)
-            for each in self._processes.values():
-                each.recent, each.frames = [], []
-            self._held = 0
-        process.recent.append(text)
-        gone = process.recent.pop(0) if len(process.recent) > _AROUND else ""
-        self._held += _bytes_of(text) - _bytes_of(gone)
 
     def findings(self) -> list[FoundSign]:
         """Return what was found, in order; call it when all lines were fed."""
@@ -243,7 +225,6 @@ class Scanner:
             if sign.near or sign.unless:
                 waiting = _Waiting(finding=finding, sign=sign)
                 self._waiting.setdefault(line.source, []).append(waiting)
-                self._held += _WAITING_BYTES
             else:
                 self._keep(finding)
                 is_matched |= sign.role not in (Role.NOISE, Role.ADVICE)
@@ -286,7 +267,6 @@ class Scanner:
             if not process.in_traceback:
                 self._begin_traceback("", process)
             process.frames = [*process.frames[-7:], text.strip("│| \t")]
-            self._held += _bytes_of(text)
         elif _CHAINED.match(text):
             process.is_ignored, process.others = process.was_ignored, 0
             process.is_chained = True
@@ -318,7 +298,7 @@ class Scanner:
         found = _EXCEPTION.match(text) or (is_after_frame and _AFTER_FRAME.match(text))
         is_raised = process.in_traceback and not (process.is_ignored or is_matched)
         ignored = hash((line.source, text))
-        if found and process.is_ignored and ": " in text and len(self._ignored) < _MOST_PROCESSES:
+        if found and process.is_ignored and ": " in text and len(self._ignored) < _MOST_RANKS:
             self._ignored.add(ignored)
         is_known = process.is_explained or ignored in self._ignored
         if found and is_raised and not is_known and not _LOGGED.search(text[:40]):
@@ -392,16 +372,12 @@ class Scanner:
         else:
             more, like = self._more.setdefault(key, {}), _like(finding)
             places = more.get(like, set())
-            if len(places) < _MOST_PROCESSES and (places or len(more) < _MOST_KEPT):
+            if len(places) < _MOST_RANKS and (places or len(more) < _MOST_KEPT):
                 more.setdefault(like, places).add((finding.line.rank, finding.line.node))
 
     def more_places(self, finding: FoundSign) -> set[tuple[int | None, str]]:
         """Return ranks and nodes of findings like this one that are not among the kept ones."""
         return self._more.get((finding.cause.id, finding.role), {}).get(_like(finding), set())
-
-
-def _size(process: _Process) -> int:
-    return sum(map(_bytes_of, (*process.recent, *process.frames)))
 
 
 def _like(finding: FoundSign) -> str:

@@ -6,14 +6,15 @@ import dataclasses
 import re
 import signal
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from clusterrun.backends.status import JobStatus
-from clusterrun.diagnosis.lines import MOST_LETTERS, PrintedLine, read_line
-from clusterrun.diagnosis.scan import UNCAUGHT, FoundSign, Scanner
+from clusterrun.diagnosis.lines import PrintedLine, read_line
+from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import Verdict, by_numbers, verdict_of
 from clusterrun.errors import UsageError
@@ -44,8 +45,7 @@ REPORTED: Final = (AGENTS, SLURM, RANKS, *notes.SOURCES, hangs.RECORDER)
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024
-_PIECE_BYTES: Final = 64 * 1024
-_MOST_LINE_BYTES: Final = 4 * MOST_LETTERS
+_PIECE_BYTES: Final = 256 * 1024  # a longer line counts as several
 _SHOWN_LINES: Final = 20_000  # after so many a reader hears of them
 _MOST_MISSING: Final = 1 / 3  # of the ranks that timed out
 _LAST_S: Final = 600  # of the rank that failed first, everything
@@ -148,8 +148,12 @@ def diagnose_attempt(
     loud: set[int | None] = set()
     for line in chain(_batch_output(paths, number, outcome), _printed(newest, loud)):
         scanner.feed(line)
-    scanner.leave_out(each for each in scanner.causal() if _is_of_foreign_world(each))
-    subtracted = subtract(scanner, record, number, _all_printed)
+    scanner.leave_out(  # guesses at the size of a world; that of a run was checked
+        each
+        for each in scanner.causal()
+        if each.cause.id == "world_size_mismatch" and each.role is Role.CONFIRMATION
+    )
+    subtracted = subtract(scanner, record, _all_printed)
     _add_missing(scanner, files, record.world_size)
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
     hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
@@ -227,20 +231,12 @@ def _add_outcome(
     if outcome.cause is Cause.EXIT and is_unexplained:
         silent = "" if outcome.rank in loud else " and printed no error"
         scanner.add(UNCAUGHT, Role.EITHER, line._replace(text=text + silent))
-    for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
-        for node in _unfit(outcome) or (line.node,):
-            scanner.add(name, role, line._replace(node=node))
-
-
-def _is_of_foreign_world(finding: FoundSign) -> bool:
-    """Return whether a finding guesses at the size of a world; that of a run was checked."""
-    return finding.cause.id == "world_size_mismatch" and finding.role is Role.CONFIRMATION
-
-
-def _unfit(outcome: Outcome) -> tuple[str, ...]:
-    """Return the nodes to blame for a failed preflight; none if they share what failed."""
+    # Blame no node for a failed preflight if they share what failed.
     is_before = outcome.cause is Cause.PREFLIGHT
-    return tuple(node for node in outcome.unfit if is_before and node in outcome.exclude)
+    unfit = [node for node in outcome.unfit if is_before and node in outcome.exclude]
+    for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
+        for node in unfit or (line.node,):
+            scanner.add(name, role, line._replace(node=node))
 
 
 def _by_signal(outcome: Outcome, memory: Mapping[str, Memory]) -> tuple[str, Role] | None:
@@ -359,34 +355,11 @@ def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
     for name in names:
         found = _RANK_OF_FILE.search(Path(name).name)
         rank = int(found[1]) if found else None
-        for at, raw in enumerate(_raw(name, stdin), 1):
-            text = raw.decode("utf-8", "replace")
-            file = name if len(names) > 1 else ""
-            yield read_line(text, number=at, file=file, rank=rank)
-
-
-def _raw(name: str, stdin: BinaryIO) -> Iterator[bytes]:
-    if name == STDIN:
-        yield from cut_lines(stdin)
-        return
-    try:
-        with Path(name).open("rb") as file:
-            yield from cut_lines(file)
-    except OSError as error:
-        raise UsageError(f"cannot read the log '{name}'", cause=error.strerror or "") from error
-
-
-def cut_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines; of a long one the beginning of what a terminal shows in the end."""
-    line = b""
-    while piece := file.readline(_PIECE_BYTES):
-        line += piece
-        if piece.endswith(b"\n"):
-            yield line
-            line = b""
-        elif len(line) > _MOST_LINE_BYTES:
-            shown = line.rstrip(b"\r")
-            is_left = len(shown) < len(line)  # the next letters replace it, if any follow
-            line = shown.rpartition(b"\r")[2][:_MOST_LINE_BYTES] + b"\r" * is_left
-    if line:
-        yield line
+        own = name if len(names) > 1 else ""
+        try:
+            with nullcontext(stdin) if name == STDIN else Path(name).open("rb") as file:
+                pieces = iter(lambda file=file: file.readline(_PIECE_BYTES), b"")  # type: ignore[misc]
+                for at, raw in enumerate(pieces, 1):
+                    yield read_line(raw.decode("utf-8", "replace"), number=at, file=own, rank=rank)
+        except OSError as error:
+            raise UsageError(f"cannot read the log '{name}'", cause=error.strerror or "") from error
