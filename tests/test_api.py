@@ -288,18 +288,3 @@ def test_wait_ends_for_a_job_that_nobody_knows_any_more(
     monkeypatch.setattr(status_verb, "FORGOTTEN_S", 0.0)
     job = clusterrun.submit(spec(cluster="slurm"))
     assert clusterrun.wait(job, timeout_s=60).state is JobState.UNKNOWN
-
-
-@pytest.mark.parametrize("knows", ["squeue", "sacct"])
-def test_a_job_is_found_by_the_second_name_that_newer_slurm_gives_it(
-    project: Path, monkeypatch: pytest.MonkeyPatch, knows: str
-) -> None:
-    slurm(project, monkeypatch, "echo 7")
-    for name in ("squeue", "sacct"):
-        body = "[[ $* == *--jobs=sCB5M822GESB00* ]] && echo '   7'" if name == knows else "exit 1"
-        (project.parent / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
-        (project.parent / "bin" / name).chmod(0o755)
-    job = clusterrun.submit(spec(cluster="slurm"))
-    assert clusterrun.find_job("sCB5M822GESB00").run_dir == job.run_dir
-    with pytest.raises(JobNotFoundError, match="no job or run 'sCB5M822GESB01'"):
-        clusterrun.find_job("sCB5M822GESB01")
