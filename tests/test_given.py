@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from clusterrun.backends.environment import scrubbed
-from clusterrun.config.spec import Network
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.shared import given
@@ -87,18 +86,3 @@ def test_what_says_nothing_of_a_start_is_no_environment_of_a_rank() -> None:
     environ = {"CLUSTERRUN_GIVEN": "HOME", "HOME": "/h", "CLUSTERRUN_STARTED": "{", "X": "1"}
     assert given.as_given(environ) == {"HOME": "/h"}
     assert given.as_given({"HOME": "/h", "X": "1"}) == {"HOME": "/h", "X": "1"}
-
-
-def test_every_variable_of_the_plan_is_undone(tmp_path: Path) -> None:
-    plan = on_slurm(nodes=2, gpus_per_node=4, network=Network.ETHERNET)
-    assert "NCCL_NET" in {variable.name for variable in plan.env}
-    env = in_the_job(plan, tmp_path)
-    assert {variable.name for variable in plan.env} <= env.keys()
-    assert given.as_given(env) == SHELL
-
-
-def test_a_host_without_a_run_directory_records_no_end(tmp_path: Path) -> None:
-    script = tmp_path / "env.sh"
-    script.write_text(render_bundle(plan_with_setup("false"), resolved_yaml="").files["env.sh"])
-    assert subprocess.run(["bash", "-c", f"source {script}"], check=False).returncode == 122
-    assert not Path("/end.json").exists()

@@ -149,11 +149,3 @@ def test_batch_hosts_that_vanish_again_and_again_end_the_run(paths: RunPaths) ->
     account(paths, LOSSES).open()
     with pytest.raises(NodeError, match=f"{LOSSES} attempts in a row left no report"):
         account(paths, LOSSES + 2).open()
-
-
-def test_a_disk_that_takes_nothing_does_not_end_the_agent(paths: RunPaths) -> None:
-    paths.attempt(1).rmdir()
-    book = account(paths)
-    book.open()
-    book.close(Ending.completed())
-    assert not paths.attempt(1).exists()

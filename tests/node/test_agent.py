@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -16,8 +14,7 @@ import psutil
 import pytest
 
 from clusterrun.config.spec import Device, Launcher, MixedPrecision, Preflight
-from clusterrun.errors import MESSAGE_LETTERS, NodeExit
-from clusterrun.rank.ending import STACK_LETTERS
+from clusterrun.errors import NodeExit
 from clusterrun.rundir.usage import read_latest
 from tests.health.stand_in import stand_in
 from tests.node.jobs import ROOT, STUB, AgentJob
@@ -276,20 +273,6 @@ def test_what_could_not_be_written_is_counted_in_the_last_words(
     assert (kept / "rank_0.out").read_text() == "rank 0 of 1 []\n"
 
 
-def test_ranks_may_open_as_many_files_as_the_host_allows(stub_job: Make) -> None:
-    """Rank 0 of a large job needs a connection to every other rank."""
-    script = "import resource; print('limits', *resource.getrlimit(resource.RLIMIT_NOFILE))"
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    job = stub_job(script, nodes=1, nproc_per_node=1)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
-    try:
-        job.start()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert job.wait() == [0]
-    assert f"limits {min(hard, 1 << 20)} {hard}" in job.text()
-
-
 def test_a_node_with_fewer_ranks_breaks_the_world_contract(stub_job: Make) -> None:
     job = stub_job(HELLO, world_contract=True, launcher=Launcher.ACCELERATE)
     job.start_node(0, STUB_WORLD="3")
@@ -342,21 +325,6 @@ def test_modules_of_the_project_replace_no_others_but_in_the_script(
     assert "ImportError: secrets" in str(job.events("failed"))
 
 
-def test_a_script_below_the_projects_root_runs_as_under_plain_python(stub_job: Make) -> None:
-    job = stub_job("")
-    root = Path(job.plan.workdir)
-    (root / "script.py").unlink()
-    (root / "src").mkdir()
-    script = "import json, logging, secrets, sys, threading; print('path', sys.path[0])"
-    (root / "src" / "train.py").write_text(script)
-    for name in SHADOWS:
-        (root / f"{name}.py").write_text("raise ImportError('a module of the project')")
-    plan = dataclasses.replace(job.plan, entry=("src/train.py",))
-    job.paths.plan.write_text(plan.to_json())
-    assert job.start().wait() == [0, 0], job.text() + job.errors()
-    assert f"path {root}/src" in job.text()
-
-
 def test_a_script_may_call_its_metrics_as_it_likes(stub_job: Make) -> None:
     """Signs of life are not kept: a long evaluation reports thousands."""
     names = ["self", "kind", "type", "ts", "node", "attempt", "rank", "code"]
@@ -378,17 +346,6 @@ print("went on")
     events = job.events("evaluated")
     assert [event["attempt"] for event in events] == [1] * 4 * len(names)
     assert {event["node"] for event in events} == {"local0", "local1"}
-
-
-def test_a_message_of_megabytes_is_a_failure_of_the_script(stub_job: Make) -> None:
-    job = stub_job(victim("raise ValueError('x' * (2 << 20) + ' the end')")).start()
-    assert job.wait() == [1, 1]
-    [failed] = job.events("failed")
-    assert (failed["rank"], failed["cause"]) == (3, "exception")
-    assert failed["message"].startswith("ValueError: xxx")
-    assert failed["message"].endswith("x the end")
-    assert len(failed["message"]) <= MESSAGE_LETTERS
-    assert job.paths.rank_errors(1, "local1").stat().st_size < 3 * STACK_LETTERS
 
 
 def test_what_outlived_its_parent_in_a_rank_is_reaped(stub_job: Make) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -20,7 +19,6 @@ from clusterrun.node.agent import preparation
 from clusterrun.node.base import processes
 from clusterrun.node.base.causes import (
     Cause,
-    Ending,
     Failure,
     NodeError,
     first_failure,
@@ -60,13 +58,6 @@ def test_the_first_failure_is_the_earliest_that_is_no_consequence() -> None:
     by_slurm = failure(at=1.0, rank=None, cause=Cause.CANCELLED, code=124)
     assert first_failure([by_slurm, lost]) is lost  # Slurm cancels what is left
     assert first_failure([by_slurm, late]) is by_slurm
-
-
-def test_a_rank_that_lost_another_one_at_its_line_did_not_fail_alike() -> None:
-    train = failure(where="train.py:18", rank=0)
-    alike = failure(where="train.py:18")
-    assert Ending.of_first([train, alike]).alike == 2
-    assert Ending.of_first([train, dataclasses.replace(alike, has_lost_peer=True)]).alike == 1
 
 
 async def test_a_rank_that_has_reported_its_failure_is_not_waited_for_if_one_looks_closely(
@@ -178,13 +169,6 @@ def test_slurms_number_counts_where_no_device_is_named_and_then_the_drivers(
     monkeypatch.setattr(preparation.subprocess, "run", lambda *_, **__: done)
     for unknown in (answer(absent="no driver"), answer(H100, {}), answer(H100, problem="it hangs")):
         assert preparation.gpu_capabilities({}, unknown) == ((9, 0), (8, 0))
-
-
-def test_cpus_are_those_of_the_task() -> None:
-    allowed = len(os.sched_getaffinity(0))
-    assert processes.allocated_cpus({}) == allowed
-    assert processes.allocated_cpus({"SLURM_CPUS_PER_TASK": "1"}) == 1
-    assert processes.allocated_cpus({"SLURM_CPUS_PER_TASK": "100000"}) == allowed
 
 
 TREE = "sleep 60 & (sleep 61 & exec sleep 62) & wait"

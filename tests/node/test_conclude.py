@@ -206,9 +206,6 @@ NO_MODULE = """Traceback (most recent call last):
 ModuleNotFoundError: No module named 'psutil'
 srun: error: n1: task 0: Exited with exit code 1
 """
-OF_SLURM = """slurmstepd-n1: error: Exceeded job memory limit
-srun: error: n1: task 0: Killed
-"""
 
 
 @pytest.mark.parametrize(
@@ -249,16 +246,6 @@ def test_a_signal_with_time_left_is_not_the_time_limit(
     decision, outcome = run.conclude(1, 125, SLURM_JOB_END_TIME=str(5000 + left_s))
     assert (outcome.interruption, outcome.reason) == (reason, reason.text)
     assert decision.next is Next.REQUEUE
-
-
-def test_a_node_that_is_lost_after_a_warning_is_left_out_of_the_next_job(
-    run: EndedAttempts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reachable(monkeypatch, "n1", "n3")
-    run.attempt(1, {**LOST, "checkpoint": 100})
-    run.paths.request(1).write_text("time-limit\n")
-    decision, _ = run.conclude(1, 123)
-    assert (decision.next, decision.exclude) == (Next.SUCCESSOR, ("n2",))
 
 
 def reachable(monkeypatch: pytest.MonkeyPatch, *nodes: str) -> None:

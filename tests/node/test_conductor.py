@@ -196,23 +196,6 @@ def scene(tmp_path: Path) -> Scene:
 # One attempt
 
 
-def test_a_training_that_completes_is_the_end(scene: Scene) -> None:
-    assert scene.run() == 0
-    assert scene.end() == (JobState.COMPLETED, 0)
-    assert [what for what in scene.asked if what[0] == "decide"] == []
-
-
-def test_every_job_is_an_attempt_of_its_own_and_removes_the_end_before(scene: Scene) -> None:
-    scene.decisions = [STOP]
-    assert scene.fails(3).run() == 3
-    assert scene.end() == (JobState.FAILED, 3)
-    scene.at(0.5, lambda: scene.asked.append(("end", scene.paths.end.exists())))
-    scene.attempts = [(1.0, 0)]
-    assert scene.run() == 0
-    assert ("end", False) in scene.asked
-    assert scene.taken() == ["1", "2"]
-
-
 @pytest.mark.parametrize(
     ("code", "agreed", "status"),
     [(143, "3", 3), (143, None, 143), (1, "nonsense", 1), (0, "3", 0), (1, "0", 1)],
@@ -611,29 +594,6 @@ def test_what_follows_is_claimed_before_it_is_decided(scene: Scene) -> None:
     assert "" in scene.asked
 
 
-def test_a_node_that_is_quicker_by_a_moment_continues_the_run(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def late(paths: RunPaths, attempt: int) -> bool:
-        paths.followed(attempt).write_text("n2\n")
-        return False
-
-    monkeypatch.setattr(module, "claim", late)
-    assert scene.fails(LOST).run() == INTERRUPTED
-    assert "n2 could not reach this node" in capfd.readouterr().err
-
-
-def test_a_claim_that_a_full_disk_refuses_is_nobodys(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> bool:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(module, "claim", full)
-    assert scene.run() == 0
-    assert scene.end() == (JobState.COMPLETED, 0)
-
-
 def test_an_attempt_that_another_job_has_taken_is_not_jumped_over(scene: Scene) -> None:
     """Its ranks would see the next one, and save no more."""
     scene.decisions = [RELAUNCH]
@@ -655,13 +615,6 @@ def test_nothing_is_decided_while_slurmctld_is_silent(
     assert scene.fails(137, 0).run() == 0
     assert ("claimed", False) in scene.asked
     assert capfd.readouterr().err.count("waits until slurmctld answers") == 1
-
-
-def test_a_job_that_is_ended_while_slurmctld_is_silent_waits_no_more(scene: Scene) -> None:
-    scene.silent_until = STAYS
-    scene.at(20, signal.SIGTERM)
-    assert scene.fails(137).run() == CANCELLED
-    assert scene.end() == (JobState.CANCELLED, CANCELLED)
 
 
 # The end of the job from outside
@@ -737,22 +690,3 @@ def test_a_run_that_left_at_its_limit_gets_a_new_one_and_a_restart_shares_it(her
     assert here.run() == 0
     assert read_request(here.paths.request(3)) is Reason.TIME_LIMIT  # its own warning
     assert here.end() == (JobState.COMPLETED, 0)
-
-
-def test_the_last_word_waits_for_room_though_the_job_was_cancelled(
-    here: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    refusals = [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "full")]
-    write = module.write_end
-
-    def full(*given: Any) -> None:
-        if refusals:
-            raise refusals.pop()
-        write(*given)
-
-    monkeypatch.setattr(module, "write_end", full)
-    here.attempts = [(60.0, 143)]
-    here.at(1, signal.SIGTERM)
-    here.run()
-    assert here.end() == (JobState.CANCELLED, 143)
-    assert capfd.readouterr().err.count("retrying for up to 10 minutes") == 1

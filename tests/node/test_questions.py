@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterrun.node.link import questions as module
-from clusterrun.node.link.questions import Questions, answer
+from clusterrun.node.link.questions import Questions
 
 ANSWER_S = 0.2
 
@@ -64,17 +64,3 @@ def test_a_late_answer_is_none_to_the_next_question() -> None:
         return await asking
 
     assert asyncio.run(scene()).silent == {1}
-
-
-def test_a_member_answers_what_it_knows_and_nothing_else() -> None:
-    sent: list[tuple[str, dict[str, Any]]] = []
-
-    async def where(message: Any) -> dict[str, Any]:
-        return {"place": message["of"]}
-
-    def send(kind: str, **fields: Any) -> None:
-        sent.append((kind, fields))
-
-    for what in ("where", "unheard of", None):
-        asyncio.run(answer({"question": 4, "what": what, "of": 9}, {"where": where}, send))
-    assert sent == [("answer", {"question": 4, "place": 9})]

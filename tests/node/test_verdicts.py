@@ -12,18 +12,12 @@ from typing import Any
 import pytest
 
 from clusterrun.diagnosis.kinds import Certainty, Retry
-from clusterrun.diagnosis.lines import read_line
-from clusterrun.diagnosis.scan import Scanner
-from clusterrun.diagnosis.table import built_in
-from clusterrun.diagnosis.weigh import verdict_of
 from clusterrun.node.base.processes import fork_answer
 from clusterrun.node.recovery import verdicts
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.rundir import record
 from clusterrun.rundir.outcome import Cause, Next, Outcome, ShortVerdict, VerdictRule
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.verbs.diagnose import Diagnosis
-from clusterrun.verbs.judge import short
 from tests.launch.samples import here, on_slurm
 from tests.patience import patience
 
@@ -155,18 +149,6 @@ def test_a_faulty_node_is_excluded() -> None:
 )
 def test_no_node_is_excluded_for_less(found: ShortVerdict) -> None:
     assert after(failed(found, step=7)).exclude == ()
-
-
-def test_a_fault_of_a_hundred_nodes_is_no_fault_of_some_of_them() -> None:
-    scanner = Scanner(table=built_in())
-    nodes = tuple(f"n{number}" for number in range(100))
-    for node in nodes:
-        text = "NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus"
-        scanner.feed(read_line(text, number=1, file="", node=node))
-    found = short(Diagnosis(verdict=verdict_of(scanner), lines=0))
-    assert found is not None
-    assert (found.cause, found.nodes) == ("gpu_xid", tuple(sorted(nodes)))
-    assert verdicts.faulty_nodes(failed(found, nodes=nodes)) == ()
 
 
 def test_a_verdict_that_takes_too_long_delays_nothing(
