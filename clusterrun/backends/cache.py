@@ -29,21 +29,12 @@ Answer = dict[str, SchedulerJob]
 T = TypeVar("T")
 
 
-def through(key: Sequence[str], max_age_s: float, ask: Callable[[], Answer]) -> Answer:
+def through(key: Sequence[str], max_age_s: float, ask: Callable[[], T], kind: Any = Answer) -> T:
     """Return an answer that is at most `max_age_s` old; call `ask` if there is none.
 
     The process that asks holds a lock, and the others wait for its answer. Nothing is cached if
     the directory can't be written.
     """
-    return _through(key, max_age_s, ask, Answer)
-
-
-def text_through(key: Sequence[str], max_age_s: float, ask: Callable[[], str]) -> str:
-    """Return a program's output, as `through`."""
-    return _through(key, max_age_s, ask, str)
-
-
-def _through(key: Sequence[str], max_age_s: float, ask: Callable[[], T], kind: Any) -> T:
     with contextlib.ExitStack() as stack:
         try:
             whole = json.dumps([os.environ.get("SLURM_CONF", ""), *key])
@@ -58,11 +49,13 @@ def _through(key: Sequence[str], max_age_s: float, ask: Callable[[], T], kind: A
                 return found
         answer = ask()
         with contextlib.suppress(OSError):
-            text = json.dumps(
-                {"asked_at": time.time(), "answer": answer}, default=dataclasses.asdict
-            )
-            write_whole(file, text)
-            _forget_old(file.parent)
+            now = {"asked_at": time.time(), "answer": answer}
+            write_whole(file, json.dumps(now, default=dataclasses.asdict))
+            oldest = time.time() - FORGET_S
+            for entry in os.scandir(file.parent):
+                with contextlib.suppress(OSError):
+                    if entry.stat().st_mtime < oldest:
+                        os.unlink(entry.path)
         return answer
 
 
@@ -78,11 +71,3 @@ def _directory() -> Path:
     directory = Path(runtime) / "clusterrun" if runtime else state_dir() / "cache"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory
-
-
-def _forget_old(directory: Path) -> None:
-    oldest = time.time() - FORGET_S
-    for entry in os.scandir(directory):
-        with contextlib.suppress(OSError):
-            if entry.stat().st_mtime < oldest:
-                os.unlink(entry.path)

@@ -79,8 +79,12 @@ def command(
     clusterrun submit --cluster local -N 2 --nproc-per-node 2 -m my.training -- --lr 1e-4
     """
     output.expect_json(as_json)
-    _refuse_contradictions(as_json=as_json, parsable=parsable, follow=follow, dry_run=dry_run)
-    job = _chained(job) if chain else job
+    submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
+    if parsable and dry_run:
+        raise UsageError("--dry-run submits no job, so --parsable has no id", hint="keep one")
+    if chain:  # the next job continues the run, unless --on-interrupt was given
+        flags = {"on_interrupt": Given(value="successor", flag="--chain"), **job.flags}
+        job = job._replace(flags=flags)
     prepared = _prepare_planned(job) if plans else prepare(job.load())
     prepared.refuse_problem()
     warnings = submission.print_notes(prepared)
@@ -92,12 +96,6 @@ def command(
     record = submit_prepared(prepared, argv=argv, chain=chain or 0)
     data = submission.submission_object(record, prepared, warnings)
     answer_and_wait(ctx, record, data, as_json=as_json, parsable=parsable, wait=wait, follow=follow)
-
-
-def _chained(job: JobOptions) -> JobOptions:
-    """Let the next job of the chain continue the run, unless --on-interrupt was given."""
-    flags = {"on_interrupt": Given(value="successor", flag="--chain"), **job.flags}
-    return job._replace(flags=flags)
 
 
 def _prepare_planned(job: JobOptions) -> Prepared:
@@ -128,8 +126,14 @@ def _prepare_planned(job: JobOptions) -> Prepared:
 
 def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool) -> Exit:
     """Print what each look before the queue found, a line each, and return the exit status."""
-    found: list[Finding] = []
-    for look in (_world, _pitfalls, _machine, _estimate, _queue):
+    ids = dict.fromkeys(each.id for each in prepared.pitfalls)
+    pitfalls = ok("check", "no pitfall found")
+    if ids:
+        pitfalls = note("check", ", ".join(ids), f"clusterrun explain {next(iter(ids))}")
+    found = [ok("job", "; ".join(submission.plan_in_words(prepared.plan))), pitfalls]
+    for each in () if as_json else found:
+        show(each)
+    for look in (_machine, _estimate, _queue):
         found.append(look(prepared))
         if not as_json:
             show(found[-1])
@@ -140,18 +144,6 @@ def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool
     if any(each.severity is Severity.FAIL for each in found):
         return Exit.NO
     return Exit.UNREACHABLE if found[-1].severity is Severity.SKIP else Exit.OK
-
-
-def _world(prepared: Prepared) -> Finding:
-    world, launcher = submission.plan_in_words(prepared.plan)
-    return ok("job", f"{world}; {launcher}")
-
-
-def _pitfalls(prepared: Prepared) -> Finding:
-    ids = dict.fromkeys(each.id for each in prepared.pitfalls)
-    if not ids:
-        return ok("check", "no pitfall found")
-    return note("check", ", ".join(ids), f"clusterrun explain {next(iter(ids))}")
 
 
 def _machine(prepared: Prepared) -> Finding:
@@ -191,9 +183,3 @@ def _queue(prepared: Prepared) -> Finding:
     except ClusterrunError as error:
         return fail("sbatch", describe(error), "; ".join(error.hints))
     return ok("sbatch", answer or "bash finds no errors; this job does not run on Slurm")
-
-
-def _refuse_contradictions(*, as_json: bool, parsable: bool, follow: bool, dry_run: bool) -> None:
-    submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
-    if parsable and dry_run:
-        raise UsageError("--dry-run submits no job, so --parsable has no id", hint="keep one")

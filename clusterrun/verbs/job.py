@@ -97,7 +97,11 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
         if ended.state.is_success:
             return None
         job_id = ended.record.job_id
-        error = FailedJobError(f"job {job_id} is {ended.state.value}: {_why(ended)}")
+        known = {JobState.CANCELLED: "the job was cancelled", JobState.TIMEOUT: "the time limit"}
+        why = known.get(ended.state) or ended.reason or "no reason is known"
+        if ended.failure:
+            why = ended.failure.message or ended.failure.reason
+        error = FailedJobError(f"job {job_id} is {ended.state.value}: {why}")
         error.hint = f"read its logs: clusterrun logs {job_id}"
         return error
 
@@ -111,13 +115,6 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
     def _get_logs_string(self, name: str) -> str | None:
         lines = [line.text for line in self.logs() if line.stream is _STREAMS[name]]
         return b"".join(line + b"\n" for line in lines).decode(errors="replace")
-
-
-def _why(ended: JobStatus) -> str:
-    if ended.failure:
-        return ended.failure.message or ended.failure.reason
-    known = {JobState.CANCELLED: "the job was cancelled", JobState.TIMEOUT: "the time limit"}
-    return known.get(ended.state) or ended.reason or "no reason is known"
 
 
 def find_job(job: Which | None = None) -> Job:

@@ -229,7 +229,7 @@ def _text(slurm_cluster: str | None, program: str, *words: str) -> str:
         return done.stdout
 
     try:
-        return cache.text_through((slurm_cluster or "", program, *words), cache.TTL_S, ask)
+        return cache.through((slurm_cluster or "", program, *words), cache.TTL_S, ask, str)
     except SchedulerUnreachableError:
         return ""
 
