@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from clusterrun.config import load_spec
 from clusterrun.config.environments import read_step
 from tests.readme import BLOCK, ROOT
@@ -14,23 +12,16 @@ PAGE = (ROOT / "docs/environments.md").read_text()
 CONFIGS = [text for name, _, text in BLOCK.findall(PAGE) if name == "config"]
 
 
-@pytest.mark.parametrize(
-    ("profile", "tools"),
-    [
-        ("conda", ["conda"]),
-        ("venv", ["venv"]),
-        ("uv", ["venv"]),
-        ("modules", ["modules"]),
-        ("mixed", ["modules", "conda", None]),
-    ],
-)
-def test_each_profile_names_its_environment(
-    tmp_path: Path, profile: str, tools: list[str | None]
-) -> None:
+def test_each_profile_names_its_environment(tmp_path: Path) -> None:
     (tmp_path / "clusterrun.yaml").write_text(CONFIGS[0])
-    resolved = load_spec({}, environ={"HOME": "/home/ada"}, cwd=tmp_path, profile=profile)
-    assert [step.tool for step in map(read_step, resolved.spec.setup)] == tools
-    assert resolved.notes == ()
+    tools: dict[str, list[str | None]] = {
+        **{"conda": ["conda"], "venv": ["venv"], "uv": ["venv"], "modules": ["modules"]},
+        "mixed": ["modules", "conda", None],
+    }
+    for profile, expected in tools.items():
+        resolved = load_spec({}, environ={"HOME": "/home/ada"}, cwd=tmp_path, profile=profile)
+        assert [step.tool for step in map(read_step, resolved.spec.setup)] == expected
+        assert resolved.notes == ()
 
 
 def test_the_toolkit_comes_after_the_environment(tmp_path: Path) -> None:
@@ -40,17 +31,13 @@ def test_the_toolkit_comes_after_the_environment(tmp_path: Path) -> None:
     assert len(CONFIGS) == 2
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"setup": ("conda:llm",)}, "conda:llm"),
-        ({"setup": ("venv:~/venvs/llm",)}, "venv: /home/ada/venvs/llm"),
-        ({"setup": ("modules: cuda/12.4 gcc/12",)}, "modules: cuda/12.4 gcc/12"),
-    ],
-)
-def test_the_options_of_the_page_are_understood(
-    tmp_path: Path, given: dict[str, tuple[str, ...]], line: str
-) -> None:
-    assert f"`--setup {given['setup'][0]}`" in PAGE.replace("'", "")
-    assert load_spec(given, environ={"HOME": "/home/ada"}, cwd=tmp_path).spec.setup == (line,)
-    assert read_step(line).tool is not None
+def test_the_options_of_the_page_are_understood(tmp_path: Path) -> None:
+    for word, line in {
+        "conda:llm": "conda:llm",
+        "venv:~/venvs/llm": "venv: /home/ada/venvs/llm",
+        "modules: cuda/12.4 gcc/12": "modules: cuda/12.4 gcc/12",
+    }.items():
+        assert f"`--setup {word}`" in PAGE.replace("'", "")
+        spec = load_spec({"setup": (word,)}, environ={"HOME": "/home/ada"}, cwd=tmp_path).spec
+        assert spec.setup == (line,)
+        assert read_step(line).tool is not None

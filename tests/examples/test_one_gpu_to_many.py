@@ -41,7 +41,7 @@ def test_steps_and_repeats_are_those_of_the_plan(
     samples: int, batch: int, ranks: int, passes: int
 ) -> None:
     stage = scaling.Stage(samples=samples, batch=batch, ranks=ranks, accumulation=passes)
-    assert stage.effective_batch == steps.effective_batch(batch, passes, ranks)
+    assert stage.effective_batch == batch * passes * ranks
     assert stage.full_steps == samples // stage.effective_batch
     assert stage.steps == steps.accelerate_steps(samples, batch, passes, ranks)
     assert stage.repeated == steps.repeated_samples(samples, batch, ranks)

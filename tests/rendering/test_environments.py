@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,52 +73,34 @@ def test_conda_is_found_on_the_path_and_in_the_home(site: BatchSite) -> None:
     assert run(site, "conda: it's; touch canary") == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("conda: other", "conda can't activate other on this node; list its environments"),
-        (
-            "modules: cuda/12 nccl",
-            "cannot load these modules on this node: cuda/12 nccl; list",
-        ),
-        (
-            "venv: /no/venv",
-            "there is no virtual environment /no/venv on this node; put it where all",
-        ),
-        ("uv: /no", "there is no virtual environment /no/.venv on this node"),
-    ],
-)
-def test_an_environment_that_is_not_there_ends_the_job_with_a_line(
-    site: BatchSite, line: str, said: str
-) -> None:
+def test_an_environment_that_is_not_there_ends_the_job_with_a_line(site: BatchSite) -> None:
     places = {"CONDA_EXE": str(site.root / "conda"), "MODULESHOME": str(site.root)}
-    status, err = run(site, line, "touch canary", **places)
-    assert status == UNFIT
-    assert f"clusterrun: n7: {said}" in err
-    assert site.canaries() == []
-    assert not (site.stubs / "python.agent.0.args").exists()
+    for line, said in {
+        "conda: other": "conda can't activate other on this node; list its environments",
+        "modules: cuda/12 nccl": "cannot load these modules on this node: cuda/12 nccl; list",
+        "venv: /no/venv": "there is no virtual environment /no/venv on this node; put it where all",
+        "uv: /no": "there is no virtual environment /no/.venv on this node",
+    }.items():
+        status, err = run(site, line, "touch canary", **places)
+        assert status == UNFIT
+        assert f"clusterrun: n7: {said}" in err
+        assert site.canaries() == []
+        assert not (site.stubs / "python.agent.0.args").exists()
+        shutil.rmtree(site.root / "a run")
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("conda: llm", "there is no conda on this node; put it on PATH in an earlier setup line"),
-        (
-            "modules: cuda",
-            "there is no module command on this node; define it in an earlier setup line",
-        ),
-        ("conda activate llm", "failed with status 127: conda activate llm; a job's shell has no"),
-        ("module load cuda", "write setup: {modules: [NAME]}"),
-        ("ml cuda", "write setup: {modules: [NAME]}"),
-        ("no-such-command", "add 'source /etc/profile' before it"),
-    ],
-)
-def test_a_shell_without_conda_or_modules_says_what_to_write(
-    site: BatchSite, line: str, said: str
-) -> None:
-    status, err = run(site, line)
-    assert status == UNFIT
-    assert said in err
+def test_a_shell_without_conda_or_modules_says_what_to_write(site: BatchSite) -> None:
+    for line, said in {
+        "conda: llm": "there is no conda on this node; put it on PATH in an earlier setup line",
+        "modules: cuda": "there is no module command on this node; define it in an earlier setup",
+        "conda activate llm": "status 127: conda activate llm; a job's shell has no",
+        "module load cuda": "write setup: {modules: [NAME]}",
+        "ml cuda": "write setup: {modules: [NAME]}",
+        "no-such-command": "add 'source /etc/profile' before it",
+    }.items():
+        status, err = run(site, line)
+        assert (status, said in err) == (UNFIT, True), line
+        shutil.rmtree(site.root / "a run")
 
 
 def test_conda_that_was_not_initialised_says_what_to_write(site: BatchSite) -> None:

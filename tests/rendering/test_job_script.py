@@ -52,12 +52,6 @@ def test_with_a_run_directory_nothing_is_unpacked_or_registered(site: BatchSite)
     assert f": {site.workdir} is not a run directory: it has no node.sh\n" in done.stderr
 
 
-def test_outside_of_a_job_it_says_how_to_submit(site: BatchSite) -> None:
-    done = site.run(rendered(site.plan()), SLURM_JOB_ID="")
-    assert (done.returncode, site.runs.exists()) == (1, False)
-    assert "sbatch job.sbatch" in done.stderr
-
-
 def test_every_node_runs_the_agent_in_the_working_directory(site: BatchSite) -> None:
     bundle = rendered(site.plan(nodes=2))
     run_dir = site.run_dir(bundle)
@@ -71,9 +65,7 @@ def test_every_node_runs_the_agent_in_the_working_directory(site: BatchSite) -> 
         assert (site.stubs / f"python.agent.{node}.stdin").read_text() == "/dev/null\n"
 
 
-@pytest.mark.parametrize(
-    ("status", "state"), [(0, "COMPLETED"), (1, "FAILED"), (137, "FAILED"), (124, "FAILED")]
-)
+@pytest.mark.parametrize(("status", "state"), [(0, "COMPLETED"), (137, "FAILED")])
 def test_the_end_says_how_it_ended(site: BatchSite, status: int, state: str) -> None:
     bundle = rendered(site.plan())
     run_dir = site.run_dir(bundle)
@@ -85,12 +77,10 @@ def test_the_end_says_how_it_ended(site: BatchSite, status: int, state: str) -> 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("false", "setup line 2 failed with status 1: false"),
         ("(exit 7)", "setup line 2 failed with status 7: (exit 7)"),
         ("no-such-command x", "setup line 2 failed with status 127: no-such-command x"),
         ("echo 'unclosed", "setup line 2 failed with status 2: echo 'unclosed"),
         ("exit 0", "a setup line exited the shell\n"),
-        ("exit 5", "a setup line exited the shell\n"),
     ],
 )
 def test_a_failing_setup_line_ends_the_job_and_is_named(
@@ -148,22 +138,6 @@ def test_a_missing_working_directory_or_interpreter_is_named(site: BatchSite) ->
     assert (done.returncode, "cannot enter the working directory" in done.stderr) == (UNFIT, True)
 
 
-def test_leftovers_of_other_launchers_are_scrubbed(site: BatchSite) -> None:
-    leaked = {
-        **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "PET_STANDALONE"), "9"),
-        **dict.fromkeys(("TORCHELASTIC_RUN_ID", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"), "9"),
-        **dict.fromkeys(("ACCELERATE_USE_FSDP", "FSDP_VERSION", "SRUN_CPUS_PER_TASK"), "9"),
-        **dict.fromkeys(("SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_MEM_BIND"), "9"),
-    }
-    bundle = rendered(site.plan(nodes=2))
-    site.run(bundle, str(site.run_dir(bundle)), SLURM_CONF="/etc/slurm.conf", **leaked)
-    found = site.env_of("python.agent.1.env")
-    assert sorted(name for name in leaked if name.encode() in found) == []
-    # what tells a node who it is stays
-    kept = {b"SLURM_NODEID": b"1", b"SLURM_JOB_ID": b"4711", b"SLURM_CONF": b"/etc/slurm.conf"}
-    assert kept.items() <= found.items()
-
-
 def test_a_secret_travels_by_name_and_a_missing_one_is_pointed_out(site: BatchSite) -> None:
     bundle = rendered(site.plan(pass_env=("HF_TOKEN", "WANDB_API_KEY")))
     run_dir = site.run_dir(bundle)
@@ -214,9 +188,11 @@ def test_a_node_whose_python_lacks_clusterrun_says_so_and_leaves_the_status(
     )
 
 
-def test_a_heterogeneous_job_is_refused_not_trained_in_part(tmp_path: Path) -> None:
-    site = make_site(tmp_path)
-    done = site.run(rendered(site.plan()), SLURM_HET_SIZE="2")
-    assert done.returncode == 2
-    assert "heterogeneous" in done.stderr
-    assert not list(site.runs.glob("*/*/attempts/*"))
+def test_a_job_that_is_none_or_heterogeneous_is_refused(site: BatchSite) -> None:
+    for code, said, variables in (
+        (1, "sbatch job.sbatch", {"SLURM_JOB_ID": ""}),
+        (2, "heterogeneous", {"SLURM_HET_SIZE": "2"}),
+    ):
+        done = site.run(rendered(site.plan()), **variables)
+        assert (done.returncode, said in done.stderr) == (code, True)
+        assert not list(site.runs.glob("*/*/attempts/*"))

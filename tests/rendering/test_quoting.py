@@ -69,16 +69,13 @@ def test_the_sbatch_installed_reads_the_same(values: list[str], tmp_path: Path) 
     assert read_by_sbatch(script, tmp_path) == expected
 
 
-@pytest.mark.parametrize("value", LINES + BYTES)
-def test_what_no_directive_can_hold_is_refused(value: str) -> None:
-    for quote in (sbatch_word, comment_text):
+def test_what_no_directive_can_hold_is_refused() -> None:
+    for value in LINES + BYTES:
+        for quote in (sbatch_word, comment_text):
+            with pytest.raises(ValueError, match="cannot contain"):
+                quote(value)
         with pytest.raises(ValueError, match="cannot contain"):
-            quote(value)
-    with pytest.raises(ValueError, match="cannot contain"):
-        directive_line(Directive(name="comment", value=value))
-
-
-def test_a_hash_in_a_directive_is_quoted_and_a_flag_is_bare() -> None:
+            directive_line(Directive(name="comment", value=value))
     assert directive_line(Directive(name="job-name", value="run #1")) == "--job-name='run #1'"
     assert directive_line(Directive(name="exclusive")) == "--exclusive"
 
