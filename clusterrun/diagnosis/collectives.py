@@ -112,13 +112,19 @@ class Recordings:
         """Add a rank's dump; return False if it cannot be read."""
         try:
             dump = _Plain(io.BytesIO(data)).load()
-            config = {key: _members(value) for key, value in dump.get("pg_config", {}).items()}
+            config = {
+                key: tuple(map(int, re.findall(r"\d+", str(value.get("ranks", "")))))
+                for key, value in dump.get("pg_config", {}).items()
+            }
             traces: dict[tuple[str, str], Trace] = {}
             for entry in dump.get("entries", ()):
                 if not entry.get("is_p2p"):
                     group = entry["process_group"]
-                    if group not in traces:
-                        traces[group] = self._trace(rank, group, config.get(group[0], ()))
+                    if group not in traces:  # groups of one name may have other members
+                        members = config.get(group[0], ())
+                        key = f"{group[0]}{members or ''}", group[1]
+                        ranks = self._groups.setdefault(key, {})
+                        traces[group] = ranks.setdefault(rank, Trace(members=members))
                     number = int(entry["collective_seq_id"])
                     traces[group].add(number, self._call(entry))
                     traces[group].entered_at = entry["time_created_ns"] / 1e9
@@ -128,18 +134,6 @@ class Recordings:
             return False
         self.ranks.add(rank)
         return True
-
-    def merge(self, other: Recordings) -> None:
-        """Add the dumps of other ranks."""
-        self.ranks |= other.ranks
-        for key, traces in other._groups.items():
-            self._groups.setdefault(key, {}).update(traces)
-
-    def _trace(self, rank: int, group: tuple[str, str], members: tuple[int, ...]) -> Trace:
-        """Return a rank's trace of a group; groups of one name may have other members."""
-        name, about = group
-        ranks = self._groups.setdefault((f"{name}{members or ''}", about), {})
-        return ranks.setdefault(rank, Trace(members=members))
 
     def _call(self, entry: Mapping[str, Any]) -> Call:
         op = entry["profiling_name"].partition(":")[2].partition(" ")[0]
@@ -179,12 +173,9 @@ class Recordings:
 
     def _stuck(self, group: str, ranks: Mapping[int, Trace]) -> Stuck | None:
         members = self._expected(group, ranks)
-        newest, oldest = (
-            max(t.last for t in ranks.values()),
-            min(t.last for t in ranks.values()),
-        )
-        mismatch = self._mismatch(group, ranks, oldest)
-        if mismatch is not None:
+        lasts = [trace.last for trace in ranks.values()]
+        newest, oldest = max(lasts), min(lasts)
+        if mismatch := self._mismatch(group, ranks, oldest):
             return mismatch
         absent = tuple(sorted(members - ranks.keys() - (self._excused - self.ranks)))
         if newest > oldest:
@@ -215,7 +206,8 @@ class Recordings:
         if not inside:
             return None
         most = Counter(calls[rank] for rank in inside).most_common(1)[0][0]
-        others = {rank: _described(ranks[rank]) for rank in odd if rank in ranks}
+        last = {rank: (ranks[rank].last, ranks[rank]) for rank in odd if rank in ranks}
+        others = {rank: _text(trace.call(at), at) for rank, (at, trace) in last.items()}
         since = max((ranks[r].entered_at for r in inside if ranks[r].last == number), default=0.0)
         return Stuck(
             kind=kind,
@@ -253,12 +245,9 @@ class Recordings:
         return None
 
 
-def _described(trace: Trace) -> str:
-    call = trace.call(trace.last)
-    return _text(call, trace.last) if call else ""
-
-
-def _text(call: Call, number: int) -> str:
+def _text(call: Call | None, number: int) -> str:
+    if call is None:
+        return ""
     where = f" at {call.where}" if call.where else ""
     shape = f" {call.shape}" if call.shape else ""
     return f"{call.op} #{number}{shape}{where}"
@@ -276,10 +265,6 @@ def wording(stuck: Stuck) -> str:
     ranks = "1 rank waits" if number == 1 else f"{number:,} ranks wait"
     group = "" if stuck.group == DEFAULT_GROUP else f" of the group '{stuck.group}'"
     return f"{ranks} in {_text(stuck.call, stuck.number)}{group}"
-
-
-def _members(config: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", str(config.get("ranks", ""))))
 
 
 class _Plain(pickle.Unpickler):

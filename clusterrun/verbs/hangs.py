@@ -8,15 +8,11 @@ import re
 import tarfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
-from clusterrun.backends.machine_facts import usable_cpus
 from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis.collectives import Recordings, Stuck, StuckKind, wording
 from clusterrun.diagnosis.lines import PrintedLine
@@ -36,7 +32,6 @@ LASTING_S: Final = 10.0  # a wait of a healthy training is shorter
 SAMPLES_S: Final = 10.0  # between two samples of the stacks
 ANSWER_S: Final = 40.0  # the agents wait for silent nodes for 20 s
 _POLL_S: Final = 0.1
-_MOST_WORKERS, _NODES_OF_WORKER = 4, 8  # processes that read dumps
 _MOST_NAMED: Final = 8  # ranks, each with its own line
 _RANK: Final = re.compile(r"(?:^|_)rank_(\d+)$")
 _CAUSES: Final = {StuckKind.MISSING: "hang_rank_missing", StuckKind.MISMATCH: "collective_desync"}
@@ -158,27 +153,9 @@ def _waiting(places: Iterable[RankPlace]) -> list[int]:
 
 
 def _read(
-    archives: Iterable[Path], recordings: Recordings, only: set[int] | None = None
+    paths: Iterable[Path], recordings: Recordings, only: set[int] | None = None
 ) -> Recordings:
-    """Read the dumps of all nodes, of many nodes in several processes."""
-    paths = list(archives)
-    workers = min(usable_cpus(), _MOST_WORKERS, len(paths) // _NODES_OF_WORKER)
-    parts = [paths[number::workers] for number in range(workers)]
-    if workers > 1:
-        with (
-            suppress(OSError, BrokenExecutor),
-            ProcessPoolExecutor(workers, get_context("fork")) as pool,
-        ):
-            for part in list(pool.map(_read_part, parts, repeat(only))):
-                recordings.merge(part)
-            return recordings
-    recordings.merge(_read_part(paths, only))
-    return recordings
-
-
-def _read_part(paths: Iterable[Path], only: set[int] | None) -> Recordings:
     """Read dumps one by one: all of them would not fit in memory."""
-    recordings = Recordings()
     gc.disable()  # a dump has 50,000 small objects and no cycle; collecting takes a third
     try:
         for path in paths:

@@ -13,7 +13,7 @@ from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.logformat.notes import ChangedCheck, Memory, Note, NoteSource
-from clusterrun.rundir.events import Event, EventType, read_last
+from clusterrun.rundir.events import EventType, read_last
 from clusterrun.rundir.outcome import Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import read_world
@@ -46,14 +46,11 @@ def read_notes(paths: RunPaths, attempt: int) -> list[NodeNote]:
     """Return what the agents of an attempt noted, node by node."""
     nodes = read_world(paths, attempt) or [file.stem for file in paths.events_dir.glob("*.jsonl")]
     files = (paths.events(node) for node in sorted(nodes))
-    events = (event for file in files for event in read_last(file, attempt, EventType.NOTE))
-    return [found for event in events if (found := _note(event))]
-
-
-def _note(event: Event) -> NodeNote | None:
-    with contextlib.suppress(ValueError):  # a rank may write any event
-        return NodeNote(event.node, event.at, decoded(Note, event.note))
-    return None
+    found = []
+    for event in (each for file in files for each in read_last(file, attempt, EventType.NOTE)):
+        with contextlib.suppress(ValueError):  # a rank may write any event
+            found.append(NodeNote(event.node, event.at, decoded(Note, event.note)))
+    return found
 
 
 def memory_of(noted: Iterable[NodeNote]) -> dict[str, Memory]:
@@ -127,9 +124,6 @@ def add_notes(scanner: Scanner, noted: Iterable[NodeNote], outcome: Outcome | No
 
 def _ran_out(scanner: Scanner, node: str, gpu: int) -> bool:
     """Return whether this GPU ran out of memory, as far as the messages name GPU and node."""
-    for each in scanner.causal():
-        named = _GPU.search(each.line.text)
-        is_here = each.line.node in ("", node) and (named is None or int(named[1]) == gpu)
-        if each.cause.id == "cuda_oom" and is_here:
-            return True
-    return False
+    lines = [each.line for each in scanner.causal() if each.cause.id == "cuda_oom"]
+    named = [_GPU.search(line.text) for line in lines if line.node in ("", node)]
+    return any(found is None or int(found[1]) == gpu for found in named)

@@ -108,24 +108,19 @@ def to_do(verdict: ShortVerdict, run: Run | None) -> list[Advice]:
 
 
 def retry_of(verdict: ShortVerdict, run: Run | None) -> Retry:
-    """Return whether another try helps, as far as this run shows."""
-    return _retry(run) if run else verdict.retry
+    """Return whether another try helps, as far as this run shows.
 
-
-def _retry(run: Run) -> Retry:
-    is_stopped = run.outcome is not None and run.outcome.rule in _REPEATS
-    is_cut = run.verdict.cause == "slurm_time_limit" and run.checkpoint is None
-    return Retry.NO if is_stopped or is_cut or _is_certain(run) else run.verdict.retry
-
-
-def _is_certain(run: Run) -> bool:
-    """Return whether the script refused its arguments, or failed at one line on all ranks."""
-    last = run.outcome
-    if last is None or not run.verdict.generic:
-        return False
-    is_usage = last.cause is Cause.EXIT and last.code == Exit.USAGE
-    is_shared = last.alike >= run.plan.world_size and (last.alike > 1 or last.step is None)
-    return last.cause in (Cause.EXIT, Cause.EXCEPTION) and (is_usage or is_shared)
+    None does if the script refused its arguments, or failed at one line on all ranks.
+    """
+    if run is None:
+        return verdict.retry
+    last, is_over = run.outcome, verdict.cause == "slurm_time_limit" and run.checkpoint is None
+    if last is not None:
+        is_usage = last.cause is Cause.EXIT and last.code == Exit.USAGE
+        is_shared = last.alike >= run.plan.world_size and (last.alike > 1 or last.step is None)
+        is_own = verdict.generic and last.cause in (Cause.EXIT, Cause.EXCEPTION)
+        is_over |= last.rule in _REPEATS or (is_own and (is_usage or is_shared))
+    return Retry.NO if is_over else verdict.retry
 
 
 def _is_of_use(advice: Advice, run: Run) -> bool:
@@ -135,7 +130,7 @@ def _is_of_use(advice: Advice, run: Run) -> bool:
         return False
     if not run.plan.cluster.scheduler.reads_sbatch and words[0] in _SLURM:
         return False
-    return not (advice.again and _retry(run) is Retry.NO)
+    return not (advice.again and retry_of(run.verdict, run) is Retry.NO)
 
 
 def _filled_in(advice: Advice, run: Run) -> Advice:
@@ -144,7 +139,10 @@ def _filled_in(advice: Advice, run: Run) -> Advice:
     if run.checkpoint is None and "--from" not in command:  # resume would refuse
         command = command.replace("resume JOB", "resume JOB --from scratch")
         text = "start it again" if advice.again else text
-    command = command.replace("--exclude NODE", _exclude(run))
+    if run.verdict.nodes:  # with those that are excluded already
+        known = parse_hostlist(run.spec.exclude) if run.spec.exclude else []
+        nodes = fold_hosts(dict.fromkeys((*known, *run.verdict.nodes)))
+        command = command.replace("--exclude NODE", f"--exclude {shlex.quote(nodes)}")
     if not run.verdict.ranks:
         command = command.replace("--rank RANKS", "--all-ranks")
     return replace(advice, text=text, run=_WORD.sub(lambda word: _VALUES[word[0]](run), command))
@@ -152,13 +150,6 @@ def _filled_in(advice: Advice, run: Run) -> Advice:
 
 def _name(job: JobStatus) -> str:
     return job.record.job_id or job.record.run_dir
-
-
-def _exclude(run: Run) -> str:
-    """Return the option that excludes the nodes, and those that are excluded already."""
-    known = parse_hostlist(run.spec.exclude) if run.spec.exclude else []
-    nodes = dict.fromkeys((*known, *run.verdict.nodes))
-    return f"--exclude {shlex.quote(fold_hosts(nodes))}" if run.verdict.nodes else "--exclude NODE"
 
 
 def _smaller_batch(run: Run) -> list[Advice]:
@@ -171,7 +162,7 @@ def _smaller_batch(run: Run) -> list[Advice]:
         return []
     smaller = smaller_passes(micro, accumulation)
     if smaller is None:
-        return _other_strategy(run, micro, accumulation)
+        return []
     keys = ("micro_batch", "accumulation")
     if spec.planned or options is None:
         sets = [f"training.{key}={n}" for key, n in zip(keys, smaller, strict=True)]
@@ -187,27 +178,6 @@ def _smaller_batch(run: Run) -> list[Advice]:
         f"{accumulation} to {smaller[1]}: the effective batch stays {batch}"
     )
     return [Advice(text=text, run=command)]
-
-
-def _other_strategy(run: Run, micro: int, accumulation: int) -> list[Advice]:
-    """Propose plan's fastest setup that fits at this micro-batch."""
-    spec = replace(run.spec, micro_batch=micro, accumulation=accumulation, effective_batch=None)
-    from clusterrun.advice.question import question_of  # slow to import
-    from clusterrun.estimates.recommend import recommend
-
-    try:
-        question = question_of(run.resolved._replace(spec=spec), may_count=False)
-        choices = recommend(question, question.setup.effective_batch)
-    except ClusterrunError:
-        return []
-    for choice in choices:
-        setup = choice.setup
-        if setup.micro_batch == micro and setup.strategy is not run.plan.strategy:
-            command = run.resume("--strategy", setup.strategy.value, from_scratch=True)
-            ckpt = " with gradient checkpointing" if setup.grad_ckpt else ""
-            text = f"the micro-batch is {micro}: shard more{ckpt}, {choice.gpu_bytes / GIB:.1f} GiB"
-            return [Advice(text=f"{text} of a GPU are estimated", run=command)]
-    return []
 
 
 def _longer(run: Run) -> list[Advice]:
@@ -236,19 +206,13 @@ def _longer(run: Run) -> list[Advice]:
 
 def _more_memory(run: Run) -> list[Advice]:
     spec, found = run.spec, list[Advice]()
-    for name in ("mem", "mem_per_gpu", "mem_per_cpu"):
-        text = getattr(spec, name)
-        if hit := re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", text or ""):
-            more, is_flag = f"{2 * int(hit[1])}{hit[2]}", name == "mem"
-            command = run.resume(
-                *(("--mem", more) if is_flag else ("--set", f"slurm.{name}={more}"))
-            )
-            what = f"ask for more than {'--' if is_flag else 'slurm.'}{name} {text}, twice as much"
-            found.append(Advice(text=what, run=command))
-    if run.verdict.allowed and not found and run.plan.cluster.scheduler.reads_sbatch:
+    if hit := re.fullmatch(r"0*([1-9]\d*)([KMGTkmgt]?)", spec.mem or ""):
+        what = f"ask for more than --mem {spec.mem}, twice as much"
+        found = [Advice(text=what, run=run.resume("--mem", f"{2 * int(hit[1])}{hit[2]}"))]
+    elif run.verdict.allowed and run.plan.cluster.scheduler.reads_sbatch:
         twice = format_bytes(math.ceil(2 * run.verdict.allowed / MIB) * MIB).removesuffix("iB")
         what = f"ask for more than {run.verdict.allowed / GIB:.3g} GiB a node, twice as much"
-        found.append(Advice(text=what, run=run.resume("--mem", twice)))
+        found = [Advice(text=what, run=run.resume("--mem", twice))]
     workers = number_in(spec.args, _WORKERS)
     if workers and workers[1] > 1:
         name, number = workers
@@ -267,11 +231,6 @@ def _timeout(run: Run) -> str:
     return format_seconds(2 * now) if now else "TIMEOUT"
 
 
-def _port(run: Run) -> str:
-    port = run.spec.main_process_port
-    return "PORT" if port is None else str(port + 1 if port < 65535 else port - 1)
-
-
 def _installed(run: Run) -> list[Advice]:
     """Return where Python should look for a module of the project, or where to install it."""
     found = _MODULE.search(run.verdict.text)
@@ -288,19 +247,11 @@ def _installed(run: Run) -> list[Advice]:
 
 
 def _mended(run: Run) -> list[Advice]:
-    """Return how to correct the arguments, or an exit without a message."""
-    text = run.verdict.text
-    if _REFUSED.search(text):
-        command = run.resume(from_scratch=True, args=("ARGS",))
-        return [Advice(text="pass arguments that the script accepts", run=command)]
-    if run.verdict.is_reported and run.outcome and run.outcome.cause is Cause.EXIT:
-        logs = f"clusterrun logs {shlex.quote(_name(run.job))} --rank {run.outcome.rank}"
-        text = "look for sys.exit and os._exit in the script, then start it again"
-        return [
-            Advice(text="read what it printed last", run=logs),
-            Advice(text=text, run=run.resume()),
-        ]
-    return []
+    """Return how to correct the arguments."""
+    if not _REFUSED.search(run.verdict.text):
+        return []
+    command = run.resume(from_scratch=True, args=("ARGS",))
+    return [Advice(text="pass arguments that the script accepts", run=command)]
 
 
 def _earlier(run: Run) -> str:
@@ -326,7 +277,7 @@ _VALUES: Final[Mapping[str, Callable[[Run], str]]] = {  # of the words to fill i
     "NODE": lambda run: shlex.quote(fold_hosts(run.verdict.nodes)) or "NODE",
     "RANKS": lambda run: fold_ranks(run.verdict.ranks),
     "EARLIER": _earlier,
-    "PORT": _port,
+    "PORT": lambda run: str(port + 1) if (port := run.spec.main_process_port) else "PORT",
     "TIMEOUT": _timeout,
 }
 _WORD: Final = re.compile(rf"\b(?:{'|'.join(_VALUES)})\b")

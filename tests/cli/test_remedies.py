@@ -131,16 +131,6 @@ def test_nodes_that_are_excluded_stay_so(here: CommandLine) -> None:
     assert any(text.endswith("clusterrun resume 4711 --exclude 'node[03,18]'") for text in texts)
 
 
-def test_a_micro_batch_of_one_is_sharded_as_plan_estimates(here: CommandLine) -> None:
-    model = ("--set", "training.model=llama-3.1-8b", "--set", "training.seq_len=4096")
-    gpu = ("--set", "training.gpu=h100-80g")
-    script = ("train.py", "--batch-size", "1", "--accumulation", "4")
-    root = submitted(here, "4711", "-N2", "--gpus-per-node", "4", *model, *gpu, *script)
-    text = proposed(here, root, OOM)[0]
-    assert re.match(r"the micro-batch is 1: shard more.*, \d+\.\d GiB of a GPU are estimated", text)
-    assert "clusterrun resume 4711 --from scratch --strategy zero" in text
-
-
 def test_a_run_without_a_checkpoint_starts_over(here: CommandLine) -> None:
     root = submitted(here, "4711", *TRAIN, "--mem", "64G", "train.py")
     texts = proposed(here, root, "std::bad_alloc", is_saved=False)

@@ -172,14 +172,3 @@ def test_the_culprit_of_512_ranks() -> None:
     late, others = dump(history(60, is_done=True)), dump(history(61))
     dumps = {rank: late if rank == 137 else others for rank in range(512)}
     assert blamed(found(dumps, 512))[:2] == (StuckKind.MISSING, (137,))
-
-
-def test_dumps_that_are_read_in_parts_are_those_of_one_training() -> None:
-    dumps = {0: dump(history(5)), 1: dump(history(4, is_done=True)), 2: dump(history(5))}
-    whole, parts = Recordings(3), (Recordings(), Recordings())
-    for rank, data in dumps.items():
-        assert parts[rank % 2].add(rank, data)
-    for part in parts:
-        whole.merge(part)
-    assert whole.ranks == {0, 1, 2}
-    assert blamed(whole.stuck()) == blamed(found(dumps, 3)) == (StuckKind.MISSING, (1,), (0, 2), 5)
