@@ -173,42 +173,25 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
     minors = [re.fullmatch(r"python3\.([0-9]+)", path.parent.name) for path in own]
     version = (3, int(minors[0][1])) if len(minors) == 1 and minors[0] else None
     directories = [Path(name) for name in environ.get("PYTHONPATH", "").split(":") if name]
-    if version and not (root / "pyvenv.cfg").exists():  # conda also uses the user's packages
-        home = Path(os.path.expanduser("~/.local/lib"))
-        own.insert(0, home / f"python3.{version[1]}" / "site-packages")
-    places = tuple(map(str, [*directories, *own, *_added(own)]))  # in the order of sys.path
-    is_known = version is not None and _is_isolated(root) and not _runs_code(root, own)
-    return Interpreter(str(python), version, versions_in(places, PACKAGES), is_known, places)
-
-
-def _is_isolated(root: Path) -> bool:
-    """Return whether an environment has all its packages in its own directories."""
-    try:
-        text = (root / "pyvenv.cfg").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return (root / "conda-meta").is_dir()
-    return not re.search(r"(?im)^include-system-site-packages\s*=\s*true", text)
-
-
-def _runs_code(root: Path, directories: Sequence[Path]) -> bool:
-    """Return whether code of the environment, which is only read, may add packages."""
-    hooks = ("etc/conda/activate.d/*", "conda-meta/state")  # the latter sets variables
-    return (
-        any(any(root.glob(hook)) for hook in hooks)
-        or "PYTHONPATH" in _text_of(root / "bin/activate")
-        or any((directory / "sitecustomize.py").exists() for directory in directories)
+    lines = list(_pth_lines(own))
+    added = [
+        file.parent / line.strip()  # such as those of editable installations
+        for file, line in lines
+        if line.strip() and not line.startswith(("#", *_IMPORT))
+    ]
+    places = tuple(map(str, [*directories, *own, *added]))  # in the order of sys.path
+    runs_code = (
+        "PYTHONPATH" in _text_of(root / "bin/activate")
+        or any((directory / "sitecustomize.py").exists() for directory in own)
         or any(
             line.startswith(_IMPORT) and not re.fullmatch(_KNOWN_PTH, file.stem)
-            for file, line in _pth_lines(directories)
+            for file, line in lines
         )
     )
-
-
-def _added(directories: Sequence[Path]) -> Iterator[Path]:
-    """Yield the directories that `.pth` files add, such as those of editable installations."""
-    for file, line in _pth_lines(directories):
-        if line.strip() and not line.startswith(("#", *_IMPORT)):
-            yield file.parent / line.strip()
+    settings, shares = root / "pyvenv.cfg", r"(?im)^include-system-site-packages\s*=\s*true"
+    is_isolated = settings.exists() and not re.search(shares, _text_of(settings))
+    is_known = version is not None and is_isolated and not runs_code
+    return Interpreter(str(python), version, versions_in(places, PACKAGES), is_known, places)
 
 
 def _pth_lines(directories: Sequence[Path]) -> Iterator[tuple[Path, str]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from clusterrun.errors import shortened
 from clusterrun.shared.finding import BAD, Finding, Severity, fail, note, ok, skip
 from clusterrun.shared.hostlist import fold_hosts, named
 from clusterrun.shared.wording import count
@@ -33,7 +34,6 @@ _MOST_VALUES: Final = 4
 _MOST_FACTS: Final = 5
 _VALUE: Final = 100
 _Kind = tuple[Severity, str, str]
-_Group = tuple[_Kind, list[tuple[str, Finding]]]
 
 
 def differences(facts: Mapping[str, Mapping[str, str]]) -> list[Finding]:
@@ -44,13 +44,9 @@ def differences(facts: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     'driver: n1 has 550, the other 2 have 560'
     """
     names = {name for found in facts.values() for name in found}
-    groups = sorted({name.partition(".")[0] for name in names}, key=_place)
-    return [_compared(group, facts, sorted(names)) for group in groups]
-
-
-def _place(group: str) -> tuple[int, str]:
-    known = list(HINTS)
-    return (known.index(group) if group in known else len(known)), group
+    groups = {name.partition(".")[0] for name in names}
+    ordered = [each for each in HINTS if each in groups] + sorted(groups - HINTS.keys())
+    return [_compared(group, facts, sorted(names)) for group in ordered]
 
 
 def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequence[str]) -> Finding:
@@ -60,19 +56,13 @@ def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequenc
     by_fact = {each.partition(".")[2]: _holders(each, facts) for each in mine}
     differing = {fact: holders for fact, holders in by_fact.items() if len(holders) > 1}
     if not differing:
-        return ok(name, f"{count(len(facts), 'node')} agree: {some(_values(by_fact), 3)}")
+        values = [f"{fact} {next(iter(holders))}" for fact, holders in by_fact.items()]
+        return ok(name, f"{count(len(facts), 'node')} agree: {some(values, 3)}")
     hint = HINTS.get(group, HINTS["system"])
     broken = [fact for fact, holders in differing.items() if _breaks(fact, holders)]
-    text = some([f"{fact}: {values_text(differing[fact])}" for fact in _first(broken, differing)])
+    ordered = sorted(differing, key=lambda fact: fact not in broken)
+    text = some([f"{fact}: {values_text(differing[fact])}" for fact in ordered])
     return fail(name, text, hint) if broken else note(name, text, hint)
-
-
-def _values(by_fact: Mapping[str, Mapping[str, object]]) -> list[str]:
-    return [f"{fact} {next(iter(holders))}" for fact, holders in by_fact.items()]
-
-
-def _first(broken: Sequence[str], differing: Iterable[str]) -> list[str]:
-    return [*broken, *(each for each in differing if each not in broken)]
 
 
 def some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
@@ -82,9 +72,7 @@ def some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
 
 
 def _breaks(fact: str, holders: Mapping[str, object]) -> bool:
-    if fact not in MUST_AGREE:
-        return False
-    parts = MUST_AGREE[fact]
+    parts = MUST_AGREE.get(fact, 0)
     return len({tuple(value.split(".")[:parts]) for value in holders}) > 1
 
 
@@ -92,26 +80,16 @@ def _holders(name: str, facts: Mapping[str, Mapping[str, str]]) -> dict[str, lis
     """Return the nodes of each value; sizes that are close count as one value."""
     holders: dict[str, list[str]] = defaultdict(list)
     for node, found in facts.items():
-        holders[_short(found.get(name) or MISSING)].append(node)
-    return _joined(holders) if all(map(_SIZE.fullmatch, holders)) else dict(holders)
-
-
-def _joined(holders: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        holders[shortened(" ".join((found.get(name) or MISSING).split()), _VALUE)].append(node)
+    if not all(map(_SIZE.fullmatch, holders)):
+        return dict(holders)
+    sizes = {value: float(value.removesuffix(" GiB")) for value in holders}
     common = max(holders, key=lambda value: len(holders[value]))
-    found: dict[str, list[str]] = defaultdict(list)
+    joined: dict[str, list[str]] = defaultdict(list)
     for value, nodes in holders.items():
-        is_close = abs(_size(value) - _size(common)) <= _CLOSE * _size(common)
-        found[common if is_close else value] += nodes
-    return dict(found)
-
-
-def _size(text: str) -> float:
-    return float(text.removesuffix(" GiB"))
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _VALUE else f"{line[: _VALUE - 3]}..."
+        is_close = abs(sizes[value] - sizes[common]) <= _CLOSE * sizes[common]
+        joined[common if is_close else value] += nodes
+    return dict(joined)
 
 
 def values_text(holders: Mapping[str, Sequence[str]]) -> str:
@@ -121,17 +99,15 @@ def values_text(holders: Mapping[str, Sequence[str]]) -> str:
     'n3 has 550, the other 3 have 560'
     """
     *rare, (common, most) = sorted(holders.items(), key=lambda each: (len(each[1]), each[0]))
-    parts = [f"{named(nodes)} {_has(nodes)} {value}" for value, nodes in rare[-_MOST_VALUES:]]
+    verbs = ("have", "has")
+    shown = rare[-_MOST_VALUES:]
+    parts = [f"{named(nodes)} {verbs[len(nodes) == 1]} {value}" for value, nodes in shown]
     if len(rare) > _MOST_VALUES:
         hidden = sum(len(nodes) for _, nodes in rare[:-_MOST_VALUES])
         parts.append(f"{hidden} have {len(rare) - _MOST_VALUES} other values")
     if len(most) == 1:
         return ", ".join([*parts, f"{most[0]} has {common}"])
     return ", ".join([*parts, f"the other {len(most)} have {common}"])
-
-
-def _has(nodes: Sequence[str]) -> str:
-    return "has" if len(nodes) == 1 else "have"
 
 
 def findings(checks: Mapping[str, Sequence[Finding]]) -> list[Finding]:
@@ -167,25 +143,18 @@ def _merged(name: str, by_node: Mapping[str, Mapping[str, Finding]]) -> Iterator
     is_found = any(status in BAD for status, *_ in groups)
     shown = [each for each in groups.items() if not (is_found and each[0][0] is Severity.OK)]
     shown.sort(key=lambda each: (_ORDER.index(each[0][0]), -len(each[1])))
-    for (status, *_), members in [*shown[:_MOST_VALUES], *_rest(shown[_MOST_VALUES:])]:
+    rest: dict[Severity, list[tuple[str, Finding]]] = defaultdict(list)
+    for (status, *_), members in shown[_MOST_VALUES:]:  # rare ones: one of each status
+        rest[status] += members
+    common = [(status, members) for (status, *_), members in shown[:_MOST_VALUES]]
+    for status, members in [*common, *rest.items()]:
         node, first = members[0]
         where = "" if all(each.text == first.text for _, each in members) else f" (on {node})"
         nodes = tuple(each for each, _ in members)
-        fix, text = _for_all(first.fix, node, nodes), f"{first.text}{where}"
+        of_node = rf"(?<![\w.-]){re.escape(node)}(?![\w.-])"
+        fix = re.sub(of_node, lambda _: named(nodes), first.fix)  # noqa: B023 - used at once
+        text = f"{first.text}{where}"
         yield Finding(id=name, severity=status, text=text, fix=fix, nodes=nodes)
-
-
-def _for_all(hint: str, node: str, nodes: Sequence[str]) -> str:
-    """Return a hint of a node that names all of `nodes`."""
-    return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w.-])", lambda _: named(nodes), hint)
-
-
-def _rest(groups: Sequence[_Group]) -> list[_Group]:
-    """Return rare findings of a check as one of each status."""
-    found: dict[Severity, list[tuple[str, Finding]]] = defaultdict(list)
-    for (status, *_), members in groups:
-        found[status] += members
-    return [((status, "", ""), members) for status, members in found.items()]
 
 
 def _kind(node: str, check: Finding) -> _Kind:

@@ -13,9 +13,8 @@ from clusterrun.health.gpu_answer import GpuAnswer
 from clusterrun.health.nvml import NO_DRIVER
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, bad, fail, note, ok, skip
-from clusterrun.shared.wording import count, parse_version
+from clusterrun.shared.wording import count, dotted, parse_version
 
-DRIVER: Final = Path("/proc/driver/nvidia/version")
 TOOLKIT: Final = Path("/usr/local/cuda")
 ANSWER_S: Final = 3.0
 # The oldest driver that runs programs of a major version of CUDA on Linux.
@@ -27,31 +26,16 @@ def driver(cuda: str | None, asked: GpuAnswer) -> Finding:
     name, found = "cuda.driver", asked.any
     if found.problem:
         return fail(name, found.problem, "ask the administrator to look at it: nvidia-smi -q")
-    loaded = re.search(r"\s([0-9]+\.[0-9.]+)\s", _loaded())
-    version = found.system.get("driver") or (loaded[1] if loaded else "")
+    version = found.system.get("driver", "")
     if not version:
         return skip(name, found.absent or NO_DRIVER)
+    least, numbers = _OLDEST.get((cuda or "").split(".")[0]), parse_version(version)
+    if least and numbers and numbers < least:
+        text = f"driver {version} is too old for torch's CUDA {cuda}: it needs {dotted(least)}"
+        return fail(name, text, "install a torch for an older CUDA: pytorch.org/get-started")
     models = sorted({gpu.model for gpu in found.gpus if gpu.model})
     gpus = f"{count(len(found.gpus), 'GPU')} ({', '.join(models) or 'none'})"
-    return _new_enough(version, found.absent or gpus, cuda)
-
-
-def _loaded() -> str:
-    try:
-        return DRIVER.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _new_enough(version: str, what: str, cuda: str | None) -> Finding:
-    least, found = _OLDEST.get((cuda or "").split(".")[0]), parse_version(version)
-    if least and found and found < least:
-        return fail(
-            "cuda.driver",
-            f"driver {version} is too old for torch's CUDA {cuda}: it needs {least[0]}.{least[1]}",
-            "install a torch for an older CUDA: pytorch.org/get-started",
-        )
-    return ok("cuda.driver", f"driver {version}, {what}")
+    return ok(name, f"driver {version}, {gpus}")
 
 
 def toolkit(
@@ -73,32 +57,14 @@ def toolkit(
     found = _release(program)
     if not found:
         return skip(name, f"{program} does not print its version")
-    return _compared(
-        found,
-        cuda,
-        hint,
-        _settings(environ),
-        fails=builds_operators and is_sure and not _is_off(environ),
-    )
-
-
-def _compared(found: str, cuda: str, hint: str, settings: str, *, fails: bool) -> Finding:
-    text = f"nvcc is of CUDA {found}, torch of CUDA {cuda}{settings}"
+    text = f"nvcc is of CUDA {found}, torch of CUDA {cuda}"
     if found.split(".")[0] != cuda.split(".")[0]:
-        return (fail if fails else note)("cuda.toolkit", text, hint)
+        is_off = environ.get("DS_SKIP_CUDA_CHECK") == "1"
+        fails = builds_operators and is_sure and not is_off
+        return bad(name, f"{text}{', DS_SKIP_CUDA_CHECK=1' * is_off}", hint, is_sure=fails)
     if parse_version(found) != parse_version(cuda):
-        return note("cuda.toolkit", f"{text}; this usually works", hint)
-    return ok("cuda.toolkit", text)
-
-
-def _is_off(environ: Mapping[str, str]) -> bool:
-    return environ.get("DS_SKIP_CUDA_CHECK") == "1"
-
-
-def _settings(environ: Mapping[str, str]) -> str:
-    names = ("DS_BUILD_OPS", "DS_SKIP_CUDA_CHECK")
-    found = [f"{name}={environ[name]}" for name in names if name in environ]
-    return f" ({', '.join(found)})" if found else ""
+        return note(name, f"{text}; this usually works", hint)
+    return ok(name, text)
 
 
 def _nvcc(environ: Mapping[str, str]) -> str | None:

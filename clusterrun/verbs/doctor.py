@@ -47,7 +47,6 @@ ALONE: Final = ("slurm.submit", "net.name", "node.site")  # each may be slow
 _OF_THIS_MACHINE: Final = ("cuda.driver", "gpu.", "node.", "net.")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
 _EXPECTED: Final = re.compile(r"Job \d+ to start at (\S+) using .{0,200} nodes (\S+)")
-_NAMED: Final = 6  # variables, of those in the shell
 
 
 @dataclass
@@ -205,10 +204,8 @@ def _left_over(_: Subject) -> Finding:
     found = [each for each in sorted(os.environ) if each not in kept or each == "NCCL_TIMEOUT"]
     if not found:
         return ok(name, "no variables of another job or launcher are set")
-    is_many = len(found) > _NAMED
-    shown = [*found[:_NAMED], *([f"{len(found) - _NAMED} more"] * is_many)]
-    text = f"set in your shell: {', '.join(shown)}; submit removes them or reads them as options"
-    return note(name, text, "use a new shell" if is_many else f"unset {' '.join(found)}")
+    text = f"set in your shell: {', '.join(found)}; submit removes them or reads them as options"
+    return note(name, text, f"unset {' '.join(found)}, or use a new shell")
 
 
 def _package(name: str, job: Subject, source: str = "") -> Finding:
@@ -233,10 +230,6 @@ def _deepspeed(job: Subject) -> Finding:
         return found
     hint = f"for a Hugging Face model: {job.wanted.python.path} -m pip install transformers"
     return note(found.id, f"{found.text}, without transformers", hint)
-
-
-def _compiler(job: Subject) -> Finding:
-    return python.compiler(_operators(job), is_sure=job.has_own_programs)
 
 
 def _ninja(job: Subject) -> Finding:
@@ -329,7 +322,7 @@ _LOOKS: Final[dict[str, Probe]] = {
     "python.torch": _torch,
     "python.accelerate": partial(_package, "accelerate"),
     "python.deepspeed": _deepspeed,
-    "python.compiler": _compiler,
+    "python.compiler": lambda job: python.compiler(_operators(job), is_sure=job.has_own_programs),
     "python.ninja": _ninja,
     "cuda.driver": lambda job: cuda.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
     "cuda.toolkit": _toolkit,

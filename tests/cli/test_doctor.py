@@ -71,8 +71,6 @@ def _well(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     monkeypatch.setattr(python, "cuda_of_torch", lambda *_: "12.4")
     monkeypatch.setattr(python, "lacks", lambda *_: False)
     monkeypatch.setattr(cuda, "TOOLKIT", Path("/nowhere"))
-    (here.path.parent / "driver").write_text("NVRM version: Kernel Module  560.35.03  Fri\n")
-    monkeypatch.setattr(cuda, "DRIVER", here.path.parent / "driver")
     monkeypatch.setattr(paths, "PLACES_OF_ONE_MACHINE", ())  # tests run in /tmp
     for name in doctor.scrubbed({}).keys() ^ os.environ.keys():
         if name == "NCCL_TIMEOUT" or name not in doctor.scrubbed(os.environ):
@@ -84,7 +82,7 @@ def test_on_a_healthy_machine_nothing_fails(well: CommandLine) -> None:
     found = look(well, *SLURM, *OFFLOAD)
     assert {each["status"] for each in found.values()} <= {"ok", "note", "skip"}
     sure = {name for name in found if name.split(".")[0] in ("config", "env", "python", "slurm")}
-    assert {found[name]["status"] for name in sure | {"cuda.driver", "cuda.toolkit"}} == {"ok"}
+    assert {found[name]["status"] for name in sure | {"cuda.toolkit"}} == {"ok"}
     assert list(found) == [*doctor.probes()]
     assert well.files() == ["train.py"], "nothing is written"
 
@@ -93,7 +91,6 @@ def test_without_slurm_torch_and_gpu_the_rest_is_checked(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interpreters, "own_version", {**INSTALLED, "torch": ""}.__getitem__)
-    monkeypatch.setattr(cuda, "DRIVER", Path("/nowhere"))
     monkeypatch.setattr(cuda, "TOOLKIT", Path("/nowhere"))
     found = look(here)
     assert here("doctor").code == 0
@@ -171,7 +168,6 @@ BREAKS: list[tuple[str, str, str, Break]] = [
     ("python.deepspeed", "note", "pip install transformers", lacking("transformers")),
     ("python.compiler", "fail", "install g++", gone("c++")),
     ("python.ninja", "fail", "pip install ninja", lacking("ninja")),
-    ("cuda.driver", "note", "older CUDA", text_of("../driver", "Module  470.1  Fri")),
     ("cuda.toolkit", "fail", "load CUDA 12.4", program("nvcc", "echo release 11.8,")),
     ("cuda.toolkit", "note", "load CUDA 12.4", program("nvcc", "echo release 12.6,")),
     ("cuda.toolkit", "fail", "load CUDA 12.4", gone("nvcc")),

@@ -147,7 +147,6 @@ BREAKS = [
     Break("python.accelerate", "fail", "'acc", stale("accelerate", "0.1")),
     Break("net.interface", "note", "ip -brief link", "ip link del eth0"),
     Break("net.name", "note", "/etc/hosts: 127.0.1.1 node2", "hostname node2"),
-    Break("net.name", "note", "/etc/hosts: 10.0.0.2 10.0.0.2", "hostname 10.0.0.2"),
 ]
 FILL = {
     "full": "fallocate -l 64m runs/full",
