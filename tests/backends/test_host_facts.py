@@ -44,8 +44,8 @@ def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_stuck_file_system_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(facts, "_missing", lambda _: time.sleep(30))
-    assert "missing" in gather(ask(tmp_path))["late"]
+    monkeypatch.setattr(facts, "packages", lambda: time.sleep(30))
+    assert "versions" in gather(ask(tmp_path))["late"]
 
 
 def test_gpus_name_the_processes_that_use_them(

@@ -21,7 +21,7 @@ from clusterrun.health import paths
 from clusterrun.health.examine import Look, examine
 from clusterrun.health.facts import packages
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
-from clusterrun.health.nvml import NO_DRIVER, NvmlGpu
+from clusterrun.health.nvml import NO_DRIVER
 from clusterrun.node.base.processes import allocated_cpus
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user, user_name
@@ -44,7 +44,9 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
     is_seen = partial(_sees, RunPaths(root=Path(ask["home"])).nonce(ask["nonce"]))
     sees_home = bool(_side_by_side({"sees_home": is_seen}).get("sees_home"))
     parts: dict[str, Callable[[], Any]] = {
-        "missing": partial(_missing, [*ask.get("paths", ())] if sees_home else []),
+        "missing": lambda: [
+            name for name in ask.get("paths", ()) if sees_home and not os.path.exists(name)
+        ],
         "versions": packages,
         "checks": partial(_checks, Path(ask["home"] if sees_home else ask["own_dir"]).expanduser()),
         "gpus": partial(_gpus, ask),
@@ -96,10 +98,6 @@ def _sees(file: Path) -> bool:
     return True
 
 
-def _missing(names: list[str]) -> list[str]:
-    return [name for name in names if not os.path.exists(name)]
-
-
 def _checks(run_dir: Path) -> list[dict[str, str]]:
     """Return what would fail with this host's directories, as JSON of findings."""
     looks: dict[str, Look] = {
@@ -119,18 +117,17 @@ def _gpus(ask: Mapping[str, Any]) -> dict[str, Any]:
     answer = GpuAnswer(ask.get("gpus") or device_names(os.environ), LONG_S).any
     if answer.absent and (answer.absent != NO_DRIVER or _AMD.exists()):
         return {"unknown": answer.absent}
-    return {"problem": answer.problem or answer.absent, "all": [_gpu(gpu) for gpu in answer.gpus]}
-
-
-def _gpu(gpu: NvmlGpu) -> dict[str, Any]:
-    holder = holder_of(gpu_lock(gpu.uuid or gpu.name))
-    held = zip(gpu.pids or (), gpu.held or (), strict=True)
-    return {
-        **{"name": gpu.name, "uuid": gpu.uuid or "", "problem": gpu.problem, "model": gpu.model},
-        **{"used": gpu.used or 0, "total": gpu.total or 0},
-        "holder": dataclasses.asdict(holder) if holder else None,
-        "processes": [{**_process(pid), "pid": pid, "bytes": size or 0} for pid, size in held],
-    }
+    found = []
+    for gpu in answer.gpus:
+        holder = holder_of(gpu_lock(gpu.uuid or gpu.name))
+        held = zip(gpu.pids or (), gpu.held or (), strict=True)
+        about = {
+            **{"name": gpu.name, "uuid": gpu.uuid or "", "problem": gpu.problem},
+            "holder": dataclasses.asdict(holder) if holder else None,
+            "processes": [{**_process(pid), "pid": pid, "bytes": size or 0} for pid, size in held],
+        }
+        found.append(about)
+    return {"problem": answer.problem or answer.absent, "all": found}
 
 
 def _process(pid: int) -> dict[str, str]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections import defaultdict
@@ -119,26 +118,23 @@ def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[JobStatus |
     """
     argv = ssh(host, module(python, __name__))
     done = shell.run_once(argv, ANSWER_S, input=json.dumps(run_dirs), most=ANSWER_BYTES)
-    if done.rc == shell.TIMED_OUT:
+    if done.rc in (shell.TIMED_OUT, refusals.SSH_FAILED):
         raise silent(host, done.stderr or f"no answer within {ANSWER_S:.0f} s")
-    if done.rc == refusals.SSH_FAILED:
-        raise silent(host, done.stderr)
     try:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-        return [_status(each) for each in decoded(list[Any], json.loads(line.removeprefix(MARK)))]
+        found: list[JobStatus | None] = []
+        for each in decoded(list[Any], json.loads(line.removeprefix(MARK))):
+            try:
+                found.append(decoded(JobStatus, each))
+            except ValueError:
+                found.append(None)
     except (ValueError, RecursionError) as error:
         raise ClusterrunError(
             f"clusterrun does not run on {host}, or is of another version",
             cause=(done.stderr.strip().splitlines() or [str(error)])[-1],
             hint=f"its Python is {python}",
         ) from error
-
-
-def _status(data: Any) -> JobStatus | None:
-    with contextlib.suppress(ValueError):
-        found: JobStatus = decoded(JobStatus, data)
-        return found
-    return None
+    return found
 
 
 # At the other end

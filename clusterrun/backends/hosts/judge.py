@@ -23,7 +23,6 @@ ELSEWHERE: Final = "free space there, or name another directory: --set hosts_dir
 SMALL_BYTES: Final = 1 << 30
 _SCREENS: Final = frozenset({"Xorg", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "sddm"})
 _SAME: Final = "install the same versions on all hosts, or name another interpreter with --python"
-_FREE_GPUS: Final = "end them, or leave the host out"
 
 
 # What is reported first. Notes come last, and the run starts anyway.
@@ -138,16 +137,11 @@ def _gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
         silent = [f"GPU {gpu['name']}: {gpu['problem']}" for gpu in known if gpu["problem"]]
         why = "; ".join(filter(None, [driver, *silent]))
         text = f"{count(len(usable), 'GPU')}, but {needed} are needed{f' ({why})' if why else ''}"
-        hint = "lower --gpus-per-node, leave the host out, or pass --device cpu to use no GPU"
-        yield fail("host.gpus", text, hint)
+        yield fail("host.gpus", text, "lower --gpus-per-node, or leave the host out")
     elif len(free) < needed:
         users = "; ".join(f"GPU {gpu['name']}: {_user(gpu)}" for gpu in usable if _user(gpu))
         text = f"{len(free)} of {count(len(usable), 'GPU')} free, but {needed} are needed: {users}"
-        yield fail("host.busy", text, _FREE_GPUS)
-    for gpu in free:
-        for process in gpu["processes"]:
-            text = f"GPU {gpu['name']} also serves a screen: {_described(process)}"
-            yield note("host.busy", text, _FREE_GPUS)
+        yield fail("host.busy", text, "end them, or leave the host out")
 
 
 def gpus_needed(plan: Plan) -> int:
@@ -159,37 +153,28 @@ def _user(gpu: Facts) -> str:
     """Return who uses a GPU; "" if it is free."""
     if gpu["holder"]:
         return str(Holder(**gpu["holder"]))
-    return ", ".join([_described(each) for each in gpu["processes"] if not _is_screen(each)])
-
-
-def _is_screen(process: Facts) -> bool:
-    return process["command"] in _SCREENS and process["bytes"] < SMALL_BYTES
-
-
-def _described(process: Facts) -> str:
-    owner = f"{process['command']} of {process['user']}" if process["user"] else "not visible there"
-    return f"process {process['pid']} ({owner}, {gib(process['bytes'])})"
+    return ", ".join(
+        f"process {each['pid']} ({each['command'] or '?'} of {each['user'] or '?'}, "
+        f"{gib(each['bytes'])})"
+        for each in gpu["processes"]
+        if each["command"] not in _SCREENS or each["bytes"] >= SMALL_BYTES
+    )
 
 
 def _mixed(facts: Mapping[str, Facts]) -> Iterator[tuple[Finding, list[str]]]:
     """Yield what differs between hosts; those that lack a package are left out."""
     has_all = [host for host in facts if all(map(facts[host]["versions"].get, NEEDED))]
-    known = {host: _compared(facts[host]) for host in has_all}
+    known = {
+        host: {
+            "versions.python": facts[host]["python"],
+            **{f"versions.{name}": facts[host]["versions"][name] for name in NEEDED},
+        }
+        for host in has_all
+    }
     for each in differences(known):
         if each.severity is Severity.FAIL:  # an attempt does not start with different versions
             yield fail("host.packages", each.text, _SAME), [*known]
-        elif each.severity is Severity.NOTE and each.id == "same.gpu":
-            yield note("host.gpus", each.text, "the slowest one sets the pace"), [*known]
     apart = [host for host, each in facts.items() if not each["sees_home"]]
     if apart and len(apart) < len(facts) - 1:
         text = "the run directory is not shared there, so checkpoints stay there"
         yield note("host.files", text, ""), apart
-
-
-def _compared(facts: Facts) -> dict[str, str]:
-    models = {gpu["model"] or "" for gpu in facts["gpus"].get("all", [])}
-    return {
-        "gpu.GPUs": ", ".join(sorted(models)) or "unknown",
-        "versions.python": facts["python"],
-        **{f"versions.{name}": facts["versions"][name] for name in NEEDED},
-    }

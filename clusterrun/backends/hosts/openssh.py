@@ -74,22 +74,17 @@ def run(host: str, words: Sequence[str], *, is_terminal: bool) -> int:
         argv = ssh(host, words, terminal=is_terminal)
         place = f"/proc/{os.getpid()}/fd/{log.fileno()}"
         argv[1:1] = ["-E", place, "-oLogLevel=ERROR"]  # its own messages, not the command's
-        status = _status(_started(argv, is_terminal), is_terminal)
+        given = None if is_terminal else subprocess.PIPE
+        try:
+            process = subprocess.Popen(argv, stdin=given, start_new_session=not is_terminal)
+        except OSError as error:
+            raise ClusterrunError("ssh cannot be started", cause=str(error)) from error
+        status = _status(process, is_terminal)
         log.seek(0)
         said = log.read().decode("utf-8", "replace").strip()
     if status == SSH_FAILED and said:
         raise silent(host, said)
     return status if status >= 0 else 128 - status
-
-
-def _started(argv: Sequence[str], is_terminal: bool) -> subprocess.Popen[bytes]:
-    given = None if is_terminal else subprocess.PIPE
-    try:
-        return subprocess.Popen(argv, stdin=given, start_new_session=not is_terminal)
-    except OSError as error:
-        raise ClusterrunError(
-            "ssh cannot be started", cause=str(error), hint="install the OpenSSH client"
-        ) from error
 
 
 def _status(process: subprocess.Popen[bytes], is_terminal: bool) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterrun.backends.base import SchedulerJob, Submission, Where
+from clusterrun.backends.base import Backend, SchedulerJob, Submission, Where
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.local import process
 from clusterrun.backends.local.job_ids import take_job_id
@@ -50,7 +50,7 @@ class Controlling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalBackend:
+class LocalBackend(Backend):
     """The jobs of one directory of runs, on this machine."""
 
     runs_dir: RunsDir
@@ -108,11 +108,6 @@ class LocalBackend:
     def interrupt(self, job_id: str) -> None:
         """Signal the controller, which signals the agents."""
         self.signal(job_id, signal.SIGUSR2, f"clusterrun cancel --checkpoint {job_id}")
-
-    def release(self, job_id: str) -> bool:
-        """Return False: no job is held here."""
-        del job_id
-        return False
 
     def signal(self, job_id: str, number: int, command: str = "") -> None:
         """Signal the controller of a job that has not ended; `command` is for the hint."""
