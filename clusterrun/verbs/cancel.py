@@ -148,37 +148,26 @@ def wait_until_left(
     Wait at most `unheard_s` for a job if none of its ranks has called should_checkpoint. `watch`
     gets the jobs that have not ended, at each check.
     """
-    deadline = time.monotonic() + timeout_s
-    looks = [_Look(job, unheard_s) for job in asked]
-    while time.monotonic() < deadline:
-        looks = [look for look in looks if not look.has_left()]
-        watch([look.job for look in looks])
-        if not looks:
-            return
-        time.sleep(POLL_S)
-
-
-class _Look:
-    """Checks whether one job has ended: by its files, and now and then by its scheduler."""
-
-    def __init__(self, job: JobStatus, unheard_s: float) -> None:
-        self.job = job
-        self._unheard_until = time.monotonic() + unheard_s
-        self._ask_at = time.monotonic() + ASK_S
-        self._end_by = float("inf")
-
-    def has_left(self) -> bool:
-        paths, now = self.job.record.paths, time.monotonic()
-        if read_end(paths) is not None:
-            return True
-        if now > self._unheard_until and read_evidence(paths).is_unheard:
-            return True
-        if paths.outcome(self.job.attempt).exists():
-            self._end_by = min(self._end_by, now + END_S)
-        if now < self._ask_at:
-            return now > self._end_by
-        self._ask_at = now + ASK_S
-        return now > self._end_by or status(self.job.record).state.is_terminal
+    begin = time.monotonic()
+    waiting, ask_at = list(asked), begin + ASK_S
+    end_by: dict[str, float] = {}  # of jobs whose attempt has ended
+    while waiting and (now := time.monotonic()) < begin + timeout_s:
+        is_due = now >= ask_at
+        ask_at = now + ASK_S if is_due else ask_at
+        for job in tuple(waiting):
+            paths, run_dir = job.record.paths, job.record.run_dir
+            if paths.outcome(job.attempt).exists():
+                end_by.setdefault(run_dir, now + END_S)
+            if (
+                read_end(paths) is not None
+                or now > end_by.get(run_dir, now)
+                or (now > begin + unheard_s and read_evidence(paths).is_unheard)
+                or (is_due and status(job.record).state.is_terminal)
+            ):
+                waiting.remove(job)
+        watch(waiting)
+        if waiting:
+            time.sleep(POLL_S)
 
 
 @dataclass(frozen=True, kw_only=True)
