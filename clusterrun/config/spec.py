@@ -194,7 +194,6 @@ logs.spool = log_spool_bytes | bytes | | |
   buffer this much output per node while the run directory is not writable
 logs.max_lines_per_s = log_lines_per_s | count | | |
   keep up to this many lines per rank and second  [default: all; 2000 above 64 nodes]
-logs.max_line = log_line_bytes | bytes | | | keep up to this many bytes of each line  [default: all]
 [env]
 env | mapping NAME=VALUE | --env | common | set a variable for the ranks (repeatable)
 pass_env | texts NAME | --pass-env | common |
@@ -342,7 +341,6 @@ class JobSpec:
     network_env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     log_spool_bytes: int = 1 << 30
     log_lines_per_s: int | None = None
-    log_line_bytes: int | None = None
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     model: str | None = None

@@ -47,7 +47,7 @@ _SAME = (
     *("max_restarts", "hang_timeout_s", "silence_timeout_s", "preflight", "preload"),
     *("trainer_resume", "log_spool_bytes"),
 )
-_OR_ZERO = ("timeout_s", "main_process_port", "time_minutes", "log_line_bytes")
+_OR_ZERO = ("timeout_s", "main_process_port", "time_minutes")
 _OF_WORLD = ("nodes", "procs_per_node", "gpus_per_node", "device", "gpu_ids")
 
 

@@ -120,7 +120,6 @@ class Plan:
     preload: tuple[str, ...] = ()
     log_spool_bytes: int
     log_lines_per_s: int
-    log_line_bytes: int
     accelerate_text: str = ""
     health_command: str = ""
     parallel: Parallel = field(default_factory=Parallel)

@@ -49,7 +49,6 @@ def make_plan(root: Path, **changes: Any) -> Plan:
         "world_contract": True,
         "log_spool_bytes": 1 << 30,
         "log_lines_per_s": 0,
-        "log_line_bytes": 0,
         "spare_nodes": 0,
         "max_restarts": None,
         "on_interrupt": OnInterrupt.REQUEUE,

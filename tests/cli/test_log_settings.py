@@ -12,7 +12,6 @@ from tests.cli.conftest import CommandLine
 KEYS = [
     ("spool", "2GiB", "log_spool_bytes", 2 << 30, 1 << 30),
     ("max_lines_per_s", "500", "log_lines_per_s", 500, 0),
-    ("max_line", "4KiB", "log_line_bytes", 4096, 0),
 ]
 LEAST = "write 1 or more, or leave it out"
 
@@ -55,7 +54,6 @@ def test_each_setting_is_read_from_a_file_and_a_variable(
     [
         ("spool: 1 zb", 10, "'1 zb' is not a size", "write 4096 (bytes), 64KiB, 200M or 1GiB"),
         ("spool: 0", 10, "logs.spool must be at least 1, not 0", LEAST),
-        ("max_line: long", 13, "'long' is not a size", "write 4096 (bytes), 64KiB, 200M or 1GiB"),
         (
             "max_lines_per_s: 0",
             20,
@@ -68,7 +66,12 @@ def test_each_setting_is_read_from_a_file_and_a_variable(
             "logs.max_lines_per_s must be a whole number, not 'few'",
             "write a number, e.g. 4",
         ),
-        ("max_lines: 5", 3, "unknown key 'max_lines' in section [logs]", "use 'max_line'"),
+        (
+            "max_lines: 5",
+            3,
+            "unknown key 'max_lines' in section [logs]",
+            "use 'max_lines_per_s'",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_line(

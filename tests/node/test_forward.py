@@ -361,18 +361,6 @@ def test_more_than_may_wait_is_dropped_from_the_largest_and_counted(tmp_path: Pa
     assert 60_000 < len(large) - lost <= 70_000
 
 
-def test_the_line_behind_what_was_dropped_is_none_that_was_too_long(tmp_path: Path) -> None:
-    thread = forwarder(tmp_path, limits=Limits(spool_bytes=10_000, line_bytes=10))
-    with (tmp_path / "spool" / "rank_0.out").open("ab", buffering=0) as file:
-        file.write(b"x" * 100)
-        thread.start()
-        wait_until(lambda: log_path(tmp_path).exists())  # the beginning of a line, cut
-        file.write(b"x\n" + b"y\n" * 10_000)
-        assert thread.finish(20)
-    gaps = [text.split(b" ", 2) for _, _, stream, text in read_log(tmp_path) if stream == "g"]
-    assert {int(size) for _, size, reason in gaps if reason.startswith(b"lines longer")} == {90}
-
-
 def test_the_reason_of_a_gap_is_that_of_the_disk(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -408,8 +396,8 @@ def test_what_is_given_and_what_is_lost_add_up_on_a_disk_that_was_full(
     is_capped: bool,
 ) -> None:
     root = tmp_path_factory.mktemp("node")
-    caps = {"line_bytes": 1000, "lines_per_s": 50} if is_capped else {}
-    thread, log = forwarder(root, limits=Limits(spool_bytes=limit, **caps)), make_full(root)
+    limits = Limits(spool_bytes=limit, lines_per_s=50 if is_capped else 0)
+    thread, log = forwarder(root, limits=limits), make_full(root)
     written: dict[str, bytes] = defaultdict(bytes)
     thread.start()
     for i, (name, data) in enumerate(writes):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LINE_BYTES
-from clusterrun.node.forward.stamp import Caps, Loss, Piece, split_pieces, stamp, whole_characters
+from clusterrun.node.forward.stamp import Loss, Piece, Rate, split_pieces, stamp, whole_characters
 
 NOW_US = 1_700_000_000_123_456
 
@@ -97,69 +96,21 @@ def test_bytes_that_are_no_utf8_are_cut_near_by(data: bytes, end: int) -> None:
     assert max(0, end - 3) <= whole_characters(data, end) <= end
 
 
-# Caps
-
-
-def allowed(caps: Caps, *pieces: Piece, now: float = 100.0) -> list[Piece | Loss]:
-    return [given for piece in pieces for given in caps.allow(piece, "0", "o", now)]
-
-
-def test_without_caps_everything_is_allowed() -> None:
-    piece = Piece(b"a\n" * 10_000, is_cut=False)
-    assert allowed(Caps(0, 0), piece) == [piece]
+# The cap on lines
 
 
 def test_lines_beyond_the_rate_are_lost_until_the_next_second() -> None:
-    caps = Caps(2, 0)
-    piece = Piece(b"a\nb\nc\n", is_cut=False)
-    assert allowed(caps, piece) == [Piece(b"a\nb\n", is_cut=False), Loss(2, "more than 2 lines/s")]
-    assert allowed(caps, piece, now=100.5) == [Loss(6, "more than 2 lines/s")]
-    assert allowed(caps, piece, now=101.0)[0] == Piece(b"a\nb\n", is_cut=False)
+    rate, piece = Rate(2), Piece(b"a\nb\nc\n", is_cut=False)
+    lost = "more than 2 lines/s"
+    assert list(rate.allow(piece, 100.0)) == [Piece(b"a\nb\n", is_cut=False), Loss(2, lost)]
+    assert list(rate.allow(piece, 100.5)) == [Loss(6, lost)]
+    assert next(rate.allow(piece, 101.0)) == Piece(b"a\nb\n", is_cut=False)
+    assert list(rate.allow(Piece(b"d", is_cut=True), 101.0)) == [Loss(1, lost)]
 
 
-def test_the_rate_is_that_of_a_rank_not_of_the_launcher() -> None:
-    caps, piece = Caps(1, 0), Piece(b"a\n", is_cut=False)
-    assert list(caps.allow(piece, "0", "o", 100.0)) == [piece]
-    assert list(caps.allow(piece, "0", "e", 100.0)) == [Loss(2, "more than 1 lines/s")]
-    assert list(caps.allow(piece, "1", "o", 100.0)) == [piece]
-    assert list(caps.allow(piece, "-", "l", 100.0)) == [piece]
-    assert list(caps.allow(piece, "-", "l", 100.0)) == [piece]
-
-
-def test_the_end_of_a_line_that_is_too_long_is_lost_with_its_newline() -> None:
-    piece = Piece(b"a\n123456789\nb\n", is_cut=False)
-    assert allowed(Caps(0, 4), piece) == [
-        Piece(b"a\n", is_cut=False),
-        Piece(b"1234", is_cut=True),
-        Loss(6, "lines longer than 4 bytes"),
-        Piece(b"b\n", is_cut=False),
-    ]
-
-
-def test_a_line_is_too_long_also_in_pieces() -> None:
-    pieces = [
-        Piece(b"123", is_cut=True),
-        Piece(b"456", is_cut=True),
-        Piece(b"7\nb\n", is_cut=False),
-    ]
-    assert allowed(Caps(0, 4), *pieces) == [
-        Piece(b"123", is_cut=True),
-        Piece(b"4", is_cut=True),
-        Loss(2, "lines longer than 4 bytes"),
-        Loss(2, "lines longer than 4 bytes"),
-        Piece(b"b\n", is_cut=False),
-    ]
-
-
-@pytest.mark.parametrize(("lines_per_s", "line_bytes"), [(3, 0), (0, 5), (3, 5)])
 @given(data=st.lists(st.text(max_size=8) | st.just("\n"), max_size=30).map("".join))
-def test_what_is_given_and_what_is_lost_add_up(
-    data: str, lines_per_s: int, line_bytes: int
-) -> None:
-    pieces = split_pieces(data.encode(), with_rest=True)
-    parts = allowed(Caps(lines_per_s, line_bytes), *pieces)
+def test_what_is_given_and_what_is_lost_add_up(data: str) -> None:
+    rate, pieces = Rate(3), split_pieces(data.encode(), with_rest=True)
+    parts = [part for piece in pieces for part in rate.allow(piece, 100.0)]
     assert sum(p.size if isinstance(p, Loss) else len(p.text) for p in parts) == len(data.encode())
-    texts = [p.text for p in parts if isinstance(p, Piece)]
-    assert all(texts)
-    if line_bytes:
-        assert all(len(line) <= line_bytes for text in texts for line in text.split(b"\n"))
+    assert all(p.text for p in parts if isinstance(p, Piece))

@@ -66,7 +66,6 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
     limits = Limits(
         spool_bytes=plan.log_spool_bytes,
         lines_per_s=plan.log_lines_per_s,
-        line_bytes=plan.log_line_bytes,
         poll_s=max(POLL_S, plan.nodes / 1000),  # all nodes flush at most a thousand times a second
     )
     forwarder = Forwarder(spool, paths, number, who.node, limits=limits, clock=post.clock)

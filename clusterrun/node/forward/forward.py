@@ -11,16 +11,18 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from clusterrun.logformat.lines import OF_NO_RANK
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.forward.appended import AppendedFile
 from clusterrun.node.forward.leftovers import Leftovers
 from clusterrun.node.forward.logfile import NodeLog
 from clusterrun.node.forward.source import SpoolReader, water_level
 from clusterrun.node.forward.spool import Output, Spool
-from clusterrun.node.forward.stamp import Caps, Loss, Piece
+from clusterrun.node.forward.stamp import Loss, Piece, Rate
 from clusterrun.node.link.clock import Clock
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import size_of
@@ -38,7 +40,6 @@ class Limits:
 
     spool_bytes: int = 1 << 30
     lines_per_s: int = 0
-    line_bytes: int = 0
     poll_s: float = POLL_S
 
 
@@ -60,7 +61,7 @@ class Forwarder(threading.Thread):
         self._log = NodeLog(paths.log(attempt, node), paths.log_errors(attempt, node))
         self._events = AppendedFile(paths.events(node))
         self._leftovers = Leftovers(spool, paths, attempt, node)
-        self._caps = Caps(limits.lines_per_s, limits.line_bytes)
+        self._rates: dict[str, Rate] = {}
         self._lanes: dict[Output, _Lane] = {}
         self._listed = (0, 0)  # the spool's mtime when it was listed, and when that was
         self._own_lines: deque[tuple[int, bytes]] = deque()
@@ -232,7 +233,7 @@ class Forwarder(threading.Thread):
                 self._drop(lane, source.unread, str(error.strerror))
                 return
             for piece in pieces:
-                for given in self._caps.allow(piece, source.rank, source.stream, now):
+                for given in self._allowed(piece, source.rank, now):
                     if isinstance(given, Loss):
                         self._lose(lane, given)
                     else:
@@ -241,6 +242,12 @@ class Forwarder(threading.Thread):
                         lane.waiting += len(given.text)
             if self._log.problem or not source.is_due(now, is_last=is_last):
                 return
+
+    def _allowed(self, piece: Piece, rank: str, now: float) -> Iterable[Piece | Loss]:
+        limit = self._limits.lines_per_s
+        if rank == OF_NO_RANK or not limit:
+            return (piece,)
+        return self._rates.setdefault(rank, Rate(limit)).allow(piece, now)
 
     def _time_of(self, source: SpoolReader, now_us: int) -> int:
         """Return when a rank wrote the unread bytes: the mtime of its file, if plausible."""
@@ -254,7 +261,6 @@ class Forwarder(threading.Thread):
 
     def _drop(self, lane: _Lane, count: int, reason: str) -> None:
         """Skip the oldest bytes of an output."""
-        self._caps.forget(lane.source.rank, lane.source.stream)
         self._lose(lane, Loss(lane.source.drop(count), reason))
 
     def _lose(self, lane: _Lane, loss: Loss) -> None:

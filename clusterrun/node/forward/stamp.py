@@ -67,36 +67,8 @@ class Loss(NamedTuple):
     reason: str
 
 
-class Caps:
-    """The caps of all ranks of a node; 0 means no cap. Launcher and agent have none."""
-
-    def __init__(self, lines_per_s: int, line_bytes: int) -> None:
-        self._lines_per_s, self._line_bytes = lines_per_s, line_bytes
-        self._rates: dict[str, Rate] = {}
-        self._lengths: dict[tuple[str, str], LineLength] = {}
-
-    def allow(self, piece: Piece, rank: str, stream: str, now: float) -> Iterator[Piece | Loss]:
-        """Yield the pieces to forward and the losses, in order; `now` in seconds of any clock."""
-        if rank == "-" or not (self._lines_per_s or self._line_bytes):
-            yield piece
-            return
-        some: Iterator[Piece | Loss] = iter((piece,))
-        if self._lines_per_s:  # first: a line that is left out must not be counted twice
-            some = self._rates.setdefault(rank, Rate(self._lines_per_s)).allow(piece, now)
-        length = self._lengths.setdefault((rank, stream), LineLength(self._line_bytes))
-        for part in some:
-            if isinstance(part, Loss) or not self._line_bytes:
-                yield part
-            else:
-                yield from length.allow(part)
-
-    def forget(self, rank: str, stream: str) -> None:
-        """Treat the next bytes as the beginning of a line: bytes before them were dropped."""
-        self._lengths.pop((rank, stream), None)
-
-
 class Rate:
-    """How many lines one rank may still write in the current second."""
+    """How many lines a rank may still write in the current second."""
 
     def __init__(self, lines_per_s: int) -> None:
         self.lines_per_s = lines_per_s
@@ -117,38 +89,3 @@ class Rate:
             yield Piece(piece.text[:end], piece.is_cut)
         if end < len(piece.text):
             yield Loss(len(piece.text) - end, f"more than {self.lines_per_s} lines/s")
-
-
-class LineLength:
-    """The limit on the length of one stream's lines."""
-
-    def __init__(self, line_bytes: int) -> None:
-        self._line_bytes = line_bytes
-        self._given = 0  # of an unfinished line
-        self._is_over = False
-
-    def allow(self, piece: Piece) -> Iterator[Piece | Loss]:
-        """Yield the lines, long ones cut; the end of a long line is lost with its newline."""
-        run = b""
-        for line in _lines(piece.text):
-            is_ended = line.endswith(b"\n")
-            room = 0 if self._is_over else self._line_bytes - self._given
-            if not self._is_over and len(line) - is_ended <= room:
-                run += line
-                self._given = 0 if is_ended else self._given + len(line)
-                continue
-            if run:
-                yield Piece(run, is_cut=False)
-                run = b""
-            end = whole_characters(line, room)
-            if end:
-                yield Piece(line[:end], is_cut=True)
-            yield Loss(len(line) - end, f"lines longer than {self._line_bytes} bytes")
-            self._given, self._is_over = 0, not is_ended
-        if run:
-            yield Piece(run, piece.is_cut)
-
-
-def _lines(text: bytes) -> list[bytes]:
-    *whole, rest = text.split(b"\n")
-    return [line + b"\n" for line in whole] + ([rest] if rest else [])
