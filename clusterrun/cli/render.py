@@ -49,19 +49,26 @@ def command(job: JobOptions, *, output_dir: str | None, checks: bool, as_json: b
 
 
 def _write_files(prepared: Prepared, directory: Path) -> None:
-    """Write every file into a directory that is new or empty."""
+    """Write every file into a directory that is new or empty; all of them or none."""
+    made = not directory.exists()
+    written: list[Path] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise UsageError(f"the directory '{directory}' is not empty", hint="choose a new one")
         for name, text in prepared.bundle.files.items():
-            is_script = name.endswith((".sh", ".sbatch"))
+            written.append(directory / name)
+            is_script = written[-1].suffix in (".sh", ".sbatch")
             mode = 0o777 if is_script else files.BY_UMASK  # the umask is applied to both
-            files.write_whole(directory / name, text, mode=mode)
+            files.write_whole(written[-1], text, mode=mode)
     except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        if made and directory.is_dir():
+            directory.rmdir()
         raise ClusterrunError(
             f"cannot write into '{directory}'", cause=str(error), hint="choose another directory"
         ) from error
-    output.detail("wrote", f"{len(prepared.bundle.files)} files to {directory}")
+    output.detail("wrote", f"{len(written)} files to {directory}")
     if not prepared.plan.hosts:
         output.detail("submit", shlex.join(["sbatch", str(directory / "job.sbatch")]))

@@ -47,6 +47,9 @@ _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 @click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=complete.jobs)
 @click.option("--wait", "waiting", is_flag=True, help="wait until the job ends")
 @click.option(
+    "-f", "--follow", is_flag=True, help="on a terminal, show the screen of top until the job ends"
+)
+@click.option(
     "--exit-status", is_flag=True, help="exit with 3 if the job did not complete or is suspect"
 )
 @click.option("--adopt", is_flag=True, help="believe job.json that the run is on another host")
@@ -59,6 +62,7 @@ def command(
     adopt: bool,
     as_json: bool,
     exit_status: bool,
+    follow: bool,
     waiting: bool,
 ) -> None:
     """Show the state of jobs.
@@ -72,6 +76,7 @@ def command(
 
     \b
     clusterrun status
+    clusterrun status -f 4711
     clusterrun status 4711 --wait --exit-status && echo trained
     clusterrun status 4711 4712
     """
@@ -81,8 +86,8 @@ def command(
         _adopt(find.locate(name))
     records = find_all_announced(wanted)
     shown: list[JobStatus] = []
-    ended = partial(wait, released=say_released, stuck=warn_stuck, rest=WaitLine().rest)
-    for job in map(ended, records) if waiting else statuses_explained(records):
+    look = partial(_look, follow=follow, waiting=waiting)
+    for job in map(look, records) if follow or waiting else statuses_explained(records):
         if not as_json:
             output.answer_rows((*[("", "")] * bool(shown), *_lines(job)))
         _say_notes(job)
@@ -93,7 +98,7 @@ def command(
         several = {"schema": "clusterrun.list/1", "jobs": objects}
         output.answer_json(several if objects[1:] else one)
     failed = any(job.state.is_terminal and not job.state.is_success for job in shown)
-    if waiting and failed and not exit_status:
+    if (waiting or follow) and failed and not exit_status:
         output.note("pass --exit-status to exit with 3 if the job did not complete")
     # The answer above comes from the files, and is already on stdout.
     for error in {str(job.error): job.error for job in shown if job.error}.values():
@@ -101,6 +106,17 @@ def command(
     codes = [job.error.exit_code if job.error else Exit.OK for job in shown]
     bad = exit_status and any(job.state.is_terminal and not job.is_good for job in shown)
     ctx.exit(max(*codes, Exit.NO if bad else Exit.OK))
+
+
+def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
+    if follow:
+        from clusterrun.cli.shared.screen import watch  # imports rich and the estimate
+
+        if seen := watch(record):
+            return seen
+    if not waiting:
+        return statuses_explained([record])[0]
+    return wait(record, released=say_released, stuck=warn_stuck, rest=WaitLine().rest)
 
 
 def _say_notes(job: JobStatus) -> None:

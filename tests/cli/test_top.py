@@ -1,4 +1,4 @@
-"""`top`: the screen of a job, on a terminal and as text."""
+"""`top` and `status -f`: the screen of a job, on a terminal and as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import Alert, AlertKind, GpuSample, Sample, to_line
 from tests.cli.conftest import CommandLine
-from tests.cli.runs import GIB, events, queue, running, submitted
+from tests.cli.runs import GIB, ended, events, queue, running, submitted
 from tests.terminals import columns_of, terminal
 
 HOSTILE = b"\x1b[2J\x1b]0;owned\x07[red]\xe2\x80\xaemarkup[/red]\t\xf0\x9f\x94\xa5 step 9"
@@ -129,3 +129,12 @@ def test_a_key_runs_a_command_and_a_signal_leaves_the_terminal_as_it_was(root: P
         shown.wait_for("all well", keys=b"n")
         shown.process.send_signal(signal.SIGTERM)
         assert shown.ended() == 143
+
+
+def test_status_f_ends_with_the_job_and_prints_its_end(here: CommandLine, root: Path) -> None:
+    with terminal("status", "-f", "--exit-status") as shown:
+        shown.wait_for("all well")
+        queue(here)
+        ended(root, "COMPLETED", 0)
+        assert shown.ended() == 0
+    assert b"COMPLETED" in shown.shown.rpartition(b"\x1b[?1049l")[2]

@@ -1,4 +1,4 @@
-"""The screen of `top`: what a job does now, until it ends or a key is pressed."""
+"""The screen of `top` and `status -f`: what a job does now, until it ends or a key is pressed."""
 
 from __future__ import annotations
 
