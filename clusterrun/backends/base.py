@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from clusterrun.errors import ClusterrunError, SchedulerUnreachableError
+from clusterrun.errors import SchedulerUnreachableError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.shared.job_id import JobId
@@ -24,12 +24,10 @@ class Submission(NamedTuple):
     """A submitted job; `slurm_cluster` is set only at sites that have several.
 
     `home` is where the run's directory is if this machine does not see it.
-    If the job should start but is held, `held` is the error to raise once it is recorded.
     """
 
     job_id: JobId
     slurm_cluster: str | None = None
-    held: ClusterrunError | None = None
     home: Home | None = None
 
 

@@ -148,8 +148,6 @@ def resume_prepared(resumption: Resumption) -> JobRecord:
             record = remember(paths, submission.job_id, goes_on)
     except OSError as error:
         raise ClusterrunError(f"cannot write in {paths.root}", cause=str(error)) from error
-    if submission.held:
-        raise submission.held
     return record
 
 

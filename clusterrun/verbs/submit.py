@@ -122,8 +122,6 @@ def _chain(scheduler: Backend, plan: Plan, record: JobRecord, length: int) -> Jo
             new = scheduler.submit_again(plan, record, after=ids[-1], chained=True)
             ids.append(new.job_id)
             record = remember(paths, ids[-1], lambda now: records.chained_by(now, ids[-1]))
-            if new.held:
-                raise new.held
     except BaseException:
         with contextlib.suppress(ClusterrunError):
             scheduler.cancel(ids)

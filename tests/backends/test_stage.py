@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,6 @@ class Node:
 
     tmp: Path
     env: Path
-    sent: bool = True
     job: str = "7"
     home: Path = field(init=False)
 
@@ -41,15 +41,10 @@ class Node:
         self.home = self.tmp / "disk" / "clusterrun-stage-0"
         self.home.parent.mkdir(exist_ok=True)
 
-    @property
-    def script(self) -> Path:
-        return self.run_dir / "stage.sh"
-
     def prepare(self) -> stage.Pack:
         """Pack, and write the script, as the batch host does."""
-        key = stage.key_of(self.env)
-        pack = stage.ensure_pack(self.tmp / "runs" / ".stage-0", self.env, key)
-        stage._write_script(RunPaths(root=self.run_dir), str(self.home), key, pack)
+        pack = stage.ensure_pack(self.tmp / "runs" / ".stage-0", self.env)
+        stage.write_script(RunPaths(root=self.run_dir), str(self.home), pack)
         self.home.mkdir(mode=0o700, exist_ok=True)
         return pack
 
@@ -63,9 +58,6 @@ class Node:
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.strip()
 
-    def unpack(self) -> str:
-        return self.look("unpack")
-
     def start(self, then: str = IMPORT) -> tuple[str, str]:
         """Return the module's file that a rank would import, and what the node prints."""
         done = self._bash(START.format(python=self.env / "bin" / "python", then=then))
@@ -73,7 +65,7 @@ class Node:
 
     def _bash(self, text: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "SLURM_JOB_ID": self.job, "SLURMD_NODENAME": "n1"}
-        argv = ["bash", "-c", text, "bash", str(self.script)]
+        argv = ["bash", "-c", text, "bash", str(self.run_dir / "stage.sh")]
         return subprocess.run(
             argv, env=environ, capture_output=True, text=True, timeout=60 * patience()
         )
@@ -98,7 +90,7 @@ def test_a_rank_imports_the_same_module_from_the_nodes_disk_and_later_jobs_reuse
     pack = node.prepare()
     assert node.look() == "lacks"
     tar = node.send(pack)
-    assert node.unpack() == ""
+    assert node.look("unpack") == ""
     assert not tar.exists()
     found, said = node.start()
     (copy,) = node.copies()
@@ -126,7 +118,7 @@ def test_the_path_is_the_same_and_nothing_is_read_from_the_original(node: Node) 
     argv = [str(node.env / "bin" / "python"), "-c", show]
     before = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
     node.send(node.prepare())
-    node.unpack()
+    node.look("unpack")
     (copy,) = node.copies()
     (node.env / "lib").rename(node.env / "gone")
     assert node.start(f"-c '{show}'")[0] == before.replace(str(node.env), str(copy / "env"))
@@ -140,7 +132,7 @@ def test_a_changed_file_makes_another_copy_and_two_are_kept(node: Node) -> None:
         (node.env / MODULE).write_text(f"SIZE = {number}\n")
         os.utime(node.env / MODULE, (number, number))
         node.send(node.prepare())
-        assert node.unpack() == ""
+        assert node.look("unpack") == ""
         size, said = node.start("-c 'import weights; print(weights.SIZE)'")
         assert (size, said) == (str(number), "")
         (newest,) = set(node.copies()) - set(found)
@@ -161,59 +153,35 @@ def test_packs_are_kept_for_the_environments_used_last(node: Node) -> None:
     packs[-1].write_bytes(b"short")  # a damaged one is made again
     pack = node.prepare()
     assert os.path.getsize(pack.path) == pack.size > 5
+    packs[-1].parent.chmod(0o770)
+    with pytest.raises(ClusterrunError, match="is not a private directory of this user"):
+        node.prepare()
 
 
-def _truncate(node: Node, tar: Path) -> None:
-    os.truncate(tar, tar.read_bytes().index(b"SIZE = 1"))  # after the header of this file
+def test_a_file_that_did_not_arrive_whole_is_not_used(node: Node) -> None:
+    def flip(tar: Path) -> None:
+        tar.write_bytes(tar.read_bytes().replace(b"SIZE = 1", b"SIZE = 2"))
+
+    cut = f"cannot unpack the copy; check the space in {node.home}"
+    harms: dict[str, Callable[[Path], None]] = {
+        cut: lambda tar: os.truncate(tar, tar.read_bytes().index(b"SIZE = 1")),
+        "its copy is damaged": flip,
+        "the file did not arrive": Path.unlink,
+    }
+    for why, harm in harms.items():
+        harm(node.send(node.prepare()))
+        assert node.look("unpack") == f"unfit: n1: {why}"
+        assert list(node.home.iterdir()) == []
+        found, said = node.start()
+        assert found == str(node.env / MODULE)
+        prefix = "clusterrun: n1: uses the environment on the shared file system: "
+        assert said.startswith(f"{prefix}it has no sound copy in {node.home}/")
+        assert said.count("\n") == 1
 
 
-def _flip(node: Node, tar: Path) -> None:
-    data = bytearray(tar.read_bytes())
-    at = data.index(b"SIZE = 1")
-    data[at : at + 8] = b"SIZE = 2"
-    tar.write_bytes(data)
-
-
-def _lose(node: Node, tar: Path) -> None:
-    tar.unlink()
-
-
-@pytest.mark.parametrize(
-    ("harm", "why"),
-    [
-        (_truncate, "cannot unpack the copy; check the space in {home}"),
-        (_flip, "its copy is damaged"),
-        (_lose, "the file did not arrive"),
-    ],
-)
-def test_a_node_without_a_sound_file_uses_the_shared_file_system(
-    node: Node, harm: Callable[[Node, Path], None], why: str
-) -> None:
-    harm(node, node.send(node.prepare()))
-    assert node.unpack() == f"unfit: n1: {why.format(home=node.home)}"
-    assert list(node.home.iterdir()) == []
-    found, said = node.start()
-    assert found == str(node.env / MODULE)
-    prefix = "clusterrun: n1: uses the environment on the shared file system: "
-    assert said.startswith(f"{prefix}it has no sound copy in {node.home}/")
-    assert said.count("\n") == 1
-
-
-def test_another_interpreter_is_not_replaced(node: Node) -> None:
+def test_a_damaged_copy_is_replaced_unless_a_job_uses_it(node: Node) -> None:
     node.send(node.prepare())
-    assert node.unpack() == ""
-    other = node.tmp / "other"
-    shutil.copytree(node.env, other, symlinks=True)
-    whole, node.env = node.env, other
-    found, said = node.start()
-    assert found == str(other / MODULE)
-    assert said.endswith(f": its interpreter is not {whole}/bin/python\n")
-
-
-@pytest.mark.parametrize("harm", ["truncate", "remove"])
-def test_a_damaged_copy_is_replaced_unless_a_job_uses_it(node: Node, harm: str) -> None:
-    node.send(node.prepare())
-    node.unpack()
+    node.look("unpack")
     (copy,) = node.copies()
     user = subprocess.Popen(
         ["flock", "-s", str(copy), "sh", "-c", "echo held; read end"],
@@ -223,20 +191,20 @@ def test_a_damaged_copy_is_replaced_unless_a_job_uses_it(node: Node, harm: str) 
     assert user.stdout is not None
     assert user.stdout.readline() == b"held\n"
     damaged = copy / "env" / MODULE
-    damaged.write_text("") if harm == "truncate" else damaged.unlink()
+    damaged.write_text("")
     assert node.look() == "lacks"
     node.send(node.prepare())
-    assert node.unpack() == "unfit: n1: its copy is damaged and another job uses it"
+    assert node.look("unpack") == "unfit: n1: its copy is damaged and another job uses it"
     assert node.start()[0] == str(node.env / MODULE)
     user.communicate(b"\n")
     node.send(node.prepare())
-    assert node.unpack() == ""
+    assert node.look("unpack") == ""
     assert node.start() == (str(damaged), "")
 
 
 def test_an_agent_holds_its_copy_until_it_exits(node: Node) -> None:
     node.send(node.prepare())
-    node.unpack()
+    node.look("unpack")
     held = "import subprocess, sys; p = sys.prefix[:-4]; " + (
         "print(subprocess.run(['flock', '-n', '-x', p, 'true']).returncode)"
     )
@@ -251,7 +219,7 @@ def test_two_jobs_at_once_unpack_one_copy(node: Node) -> None:
     shutil.copy(pack.path, node.home / f"{Path(pack.path).stem}.8.tar")
     jobs = [
         subprocess.Popen(
-            ["bash", str(node.script), "unpack"],
+            ["bash", str(node.run_dir / "stage.sh"), "unpack"],
             env={**environ, "SLURM_JOB_ID": job},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -265,28 +233,11 @@ def test_two_jobs_at_once_unpack_one_copy(node: Node) -> None:
     assert [path.name for path in node.home.iterdir()] == [copy.name]
 
 
-@pytest.fixture(name="full")
-def _full(node: Node) -> Iterator[Node]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_node_without_room_refuses_the_file(node: Node) -> None:
     with small_disk(node.home.parent, 16):
-        yield node
-
-
-def test_a_node_without_room_refuses_the_file(full: Node) -> None:
-    full.home.mkdir(mode=0o700)
-    pack = full.prepare()
-    why = f"n1: {full.home} has no room for {pack.kib // 1024} MiB"
-    assert full.look() == f"unfit: {why}"
-    assert stage._answers(f"{full.look()}\nlacks\nunfit: n2: it\n") == (1, f"{why} (and 1 more)")
-
-
-def test_a_disk_that_is_full_while_it_unpacks_leaves_nothing(full: Node) -> None:
-    (full.env / "large").write_bytes(os.urandom(9 << 20))
-    full.home.mkdir(mode=0o700)
-    full.send(full.prepare())
-    assert full.unpack() == f"unfit: n1: cannot unpack the copy; check the space in {full.home}"
-    assert list(full.home.iterdir()) == []
+        node.prepare()
+        assert re.match(rf"unfit: n1: {node.home} has no room for \d+ MiB", node.look())
 
 
 def test_what_is_not_staged(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,16 +251,6 @@ def test_what_is_not_staged(node: Node, monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
-def test_the_key_changes_with_a_file_and_not_with_bytecode(node: Node) -> None:
-    key = stage.key_of(node.env)
-    cached = (node.env / MODULE).parent / "__pycache__"
-    cached.mkdir()
-    (cached / "weights.pyc").touch()
-    assert stage.key_of(node.env) == key
-    (node.env / MODULE).write_text("SIZE = 2\n")  # an edit in place, of the same length
-    assert stage.key_of(node.env) != key
-
-
 def test_copies_go_to_a_disk_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = on_slurm(stage_dir=str(tmp_path))
     assert stage.node_directory(given, {}) == f"{tmp_path}/clusterrun-stage-{os.getuid()}"
@@ -320,11 +261,3 @@ def test_copies_go_to_a_disk_of_the_node(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(stage, "file_system", lambda _: "nfs4")
     with pytest.raises(ClusterrunError, match=f"{tmp_path} is on nfs4"):
         stage.node_directory(given, {})
-
-
-def test_a_directory_that_others_can_write_is_not_used(node: Node) -> None:
-    cache = node.tmp / "runs" / ".stage-0"
-    cache.mkdir()
-    cache.chmod(0o770)
-    with pytest.raises(ClusterrunError, match="is not a private directory of this user"):
-        node.prepare()

@@ -258,7 +258,7 @@ def test_sbatch_that_prints_no_job_id_is_no_success(here: CommandLine) -> None:
     said = here("submit", "train.py")
     assert (said.code, said.out) == (5, "")
     assert said.err[said.err.index("error:") :].startswith(
-        "error: sbatch printed no job id; the job may or may not be in the queue: "
+        "error: sbatch printed no plain job id; the job may or may not be in the queue: "
         "welcome\n"
         "  hint: look for it with 'squeue --me' before you submit again; "
         "its run directory was kept: "

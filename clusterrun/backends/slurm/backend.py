@@ -45,12 +45,7 @@ _PARSABLE = re.compile(r"([0-9]+)(?:;(\S+))?\Z")
 
 
 class NoJobIdError(SubmissionError):
-    """sbatch printed more than a job id, or none; `candidates` may be the job."""
-
-    def __init__(self, printed: str, candidates: tuple[Submission, ...]) -> None:
-        what = "more than a job id" if candidates else "no job id"
-        super().__init__(f"sbatch printed {what}", cause=printed or None)
-        self.candidates = candidates
+    """sbatch printed more than a job id, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +60,9 @@ class SlurmBackend:
         Raises SubmissionError with sbatch's message or without srun, SchedulerUnreachableError
         (PerhapsSubmittedError if the job may be in the queue).
         """
-        _refuse_missing_srun()
+        if shell.find("srun") is None:
+            text = "this is not a Slurm cluster: srun was not found"
+            raise SubmissionError(text, hint="run here with --cluster local")
         return self._once(plan, paths)
 
     def submit_again(
@@ -124,29 +121,26 @@ class SlurmBackend:
         except NoJobIdError as error:  # sbatch submitted the job, whatever it printed
             return self._looked_up(paths, known, error.message, error)
         except SchedulerUnreachableError as error:
-            if _never_reached(error):
+            was_started = not isinstance(error.__cause__, OSError)
+            if not was_started or any(words in (error.cause or "") for words in NEVER_REACHED):
                 raise
             return self._looked_up(paths, known, "sbatch got no answer", error)
 
     def _released(self, submission: Submission) -> Submission:
         """Release a job whose script holds it: no option of sbatch undoes --hold.
 
-        Cancel a job that can't be released. If that also fails, `held` is the error to raise.
+        Cancel a job that can't be released.
         """
         at, job_id = self._on(submission.slurm_cluster or self.slurm_cluster), submission.job_id
         try:
             at._scontrol("release", job_id)
-        except ClusterrunError as error:
-            try:
-                at.cancel([job_id])
-            except ClusterrunError:
-                return submission._replace(held=_held(job_id, error.cause))
+        except BaseException as error:
+            at.cancel([job_id])
+            if not isinstance(error, ClusterrunError):
+                raise
             raise SubmissionError(
                 f"job {job_id} could not be released and was cancelled", cause=error.cause
             ) from error
-        except BaseException:
-            at.cancel([job_id])
-            raise
         return submission
 
     def query(
@@ -228,8 +222,6 @@ class SlurmBackend:
                 break
             if job_id is not None:
                 return Submission(job_id=job_id, slurm_cluster=self.slurm_cluster)
-        if isinstance(error, NoJobIdError) and len(error.candidates) == 1:
-            return error.candidates[0]
         raise _uncertain(what, paths, error.cause) from error
 
     def _find(self, paths: RunPaths, known: Collection[str]) -> JobId | None:
@@ -278,23 +270,14 @@ def parse_submission(stdout: str) -> Submission:
     """Parse what `sbatch --parsable` printed.
 
     >>> parse_submission("53;tuxA")
-    Submission(job_id='53', slurm_cluster='tuxA', held=None, home=None)
+    Submission(job_id='53', slurm_cluster='tuxA', home=None)
 
     Raises NoJobIdError for anything else: a site's wrapper may print other numbers.
     """
-    lines = [line.strip() for line in stdout.splitlines() if line.strip()]
-    matches = [match for line in lines if (match := _PARSABLE.match(line))]
-    found = tuple(Submission(job_id=JobId(match[1]), slurm_cluster=match[2]) for match in matches)
-    if len(found) != 1 or len(lines) != 1:
-        raise NoJobIdError(stdout.strip(), found)
-    return found[0]
-
-
-def _refuse_missing_srun() -> None:
-    """Raise SubmissionError if srun is not found, as submitit does."""
-    if shell.find("srun") is None:
-        text = "this is not a Slurm cluster: srun was not found"
-        raise SubmissionError(text, hint="run here with --cluster local")
+    match = _PARSABLE.match(stdout.strip())
+    if match is None:
+        raise NoJobIdError("sbatch printed no plain job id", cause=stdout.strip() or None)
+    return Submission(job_id=JobId(match[1]), slurm_cluster=match[2])
 
 
 def _uncertain(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmittedError:
@@ -306,16 +289,3 @@ def _uncertain(what: str, paths: RunPaths, cause: str | None) -> PerhapsSubmitte
             f"its run directory was kept: {paths.root}",
         ),
     )
-
-
-def _held(job_id: str, cause: str | None) -> ClusterrunError:
-    return ClusterrunError(
-        f"job {job_id} is queued but held: it could be neither released nor cancelled",
-        cause=cause,
-        hint=f"release it: scontrol release {job_id}",
-    )
-
-
-def _never_reached(error: SchedulerUnreachableError) -> bool:
-    was_started = not isinstance(error.__cause__, OSError)
-    return not was_started or any(words in (error.cause or "") for words in NEVER_REACHED)

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import NoReturn
 
 from clusterrun.config.choices import Stage
 from clusterrun.errors import ClusterrunError, NodeExit, describe
@@ -58,11 +58,6 @@ class Pack:
     sha: str
     size: int
     files: int
-
-    @property
-    def kib(self) -> int:
-        """Return the space that a node needs: the file, what it contains, and some spare."""
-        return (2 * self.size + 4096 * self.files) // 1024 + SPARE_KIB
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -101,21 +96,16 @@ def _stage(paths: RunPaths, plan: Plan, srun: Sequence[str]) -> None:
         raise _UnstagedError(why)
     root = node_directory(plan, os.environ)
     begin = time.monotonic()
-    key = key_of(prefix)
-    pack = ensure_pack(paths.root.parents[1] / f".stage-{os.getuid()}", prefix, key)
+    pack = ensure_pack(paths.root.parents[1] / f".stage-{os.getuid()}", prefix)
     packed = time.monotonic()
-    _write_script(paths, root, key, pack)
-    lacking, unfit = _answers(_on_nodes(srun, paths, "look", ASK_S))
+    write_script(paths, root, pack)
+    lacking, unfit = _on_nodes(srun, paths, "look", ASK_S)
     if unfit:
         raise _UnstagedError(unfit)
     if lacking:
-        target = f"{root}/{key}.{os.environ['SLURM_JOB_ID']}.tar"
-        try:
-            _output(["sbcast", "--force", pack.path, target], SEND_S)
-        except _UnstagedError:
-            _on_nodes(srun, paths, "unpack", SEND_S)  # some nodes have the file
-            raise
-        _, unfit = _answers(_on_nodes(srun, paths, "unpack", SEND_S))
+        target = f"{root}/{Path(pack.path).stem}.{os.environ['SLURM_JOB_ID']}.tar"
+        _output(["sbcast", "--force", pack.path, target], SEND_S)
+        _, unfit = _on_nodes(srun, paths, "unpack", SEND_S)
     what = f"staged {prefix} ({pack.size >> 20} MiB) in {root}; {count(lacking, 'node')} lacked it"
     took = f"{packed - begin:.1f} s to pack, {time.monotonic() - packed:.1f} s to send and unpack"
     say_on_stderr(f"{what}; {took}{unfit and f'; not on {unfit}'}")
@@ -127,6 +117,8 @@ def unstageable(prefix: Path, stage: Stage) -> str:
         return f"{prefix} is neither a virtual environment nor one of conda"
     if not Path(sys.executable).is_relative_to(prefix):
         return f"{sys.executable} is not in {prefix}"
+    if (prefix / "conda-meta").exists() and any((prefix / "envs").glob("*")):
+        return f"{prefix} contains other environments of conda"
     kind = file_system(prefix)
     if stage is Stage.AUTO and kind in LOCAL:
         return f"{prefix} is on {kind}, a local file system ('stage: tar' copies it anyway)"
@@ -146,20 +138,21 @@ def node_directory(plan: Plan, environ: Mapping[str, str]) -> str:
     return f"{place}/clusterrun-stage-{os.getuid()}"
 
 
-# The environment
+def key_of(prefix: Path) -> tuple[str, int]:
+    """Return how many files there are, and a hash of the names, sizes and times of all of them.
 
-
-def key_of(prefix: Path) -> str:
-    """Return a hash of the names, sizes and times of all files but those that imports write."""
-    digest = hashlib.sha256(f"1 {prefix}".encode(errors="surrogateescape"))
+    Bytecode that imports write does not count.
+    """
+    digest, number = hashlib.sha256(f"1 {prefix}".encode(errors="surrogateescape")), 0
     level = [str(prefix)]
     with ThreadPoolExecutor(THREADS) as pool:
         while level:
             found = list(pool.map(_read_directory, level))
             for lines, _ in found:
+                number += len(lines)
                 digest.update("\n".join(lines).encode(errors="surrogateescape"))
             level = [below for _, directories in found for below in directories]
-    return digest.hexdigest()[:24]
+    return digest.hexdigest()[:24], number
 
 
 def _read_directory(path: str) -> tuple[list[str], list[str]]:
@@ -167,125 +160,83 @@ def _read_directory(path: str) -> tuple[list[str], list[str]]:
     lines, directories = [path], []
     with os.scandir(path) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.is_dir(follow_symlinks=False):
-                if not _is_left_out(path, entry.name):
-                    directories.append(entry.path)
-                continue
-            found = entry.stat(follow_symlinks=False)
-            lines.append(f"{entry.name} {found.st_mode} {found.st_size} {found.st_mtime_ns}")
+            if not entry.is_dir(follow_symlinks=False):
+                found = entry.stat(follow_symlinks=False)
+                lines.append(f"{entry.name} {found.st_mode} {found.st_size} {found.st_mtime_ns}")
+            elif entry.name != "__pycache__":
+                directories.append(entry.path)
     return lines, directories
 
 
-def _is_left_out(directory: str, name: str) -> bool:
-    """Return whether a directory is no part of the key: bytecode, or conda's other environments."""
-    is_conda = name in ("envs", "pkgs") and os.path.isdir(f"{directory}/conda-meta")
-    return name == "__pycache__" or is_conda
-
-
-# The file
-
-
-def ensure_pack(cache: Path, prefix: Path, key: str) -> Pack:
+def ensure_pack(cache: Path, prefix: Path) -> Pack:
     """Return the packed environment, and make it if needed. Raises ClusterrunError and OSError."""
     cache.mkdir(mode=0o700, exist_ok=True)
     found = cache.lstat()  # in a directory of several users
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise _UnstagedError(f"{cache} is not a private directory of this user")
+    key, number = key_of(prefix)
+    path, record = cache / f"{key}.tar", cache / f"{key}.json"
     with locked(cache / "lock", PACK_S):
-        return _kept(cache / f"{key}.json") or _make(cache, prefix, key)
+        known = files.read_json(record) or {}
+        if path.exists() and known.get("size") == files.size_of(path):
+            os.utime(record)  # the packs that were used last are kept
+            return Pack(**known)
+        say_on_stderr(
+            f"packing {prefix} for the nodes, once for all jobs of this directory of runs"
+        )
+        old = sorted(cache.glob("*.json"), key=lambda each: each.stat().st_mtime)[: 1 - KEPT_PACKS]
+        # The last ones are of a job that was killed while it held the lock.
+        for left in (*old, *(each.with_suffix(".tar") for each in old), *cache.glob(".*.tmp")):
+            left.unlink(missing_ok=True)
+        with files.replacing(path) as temporary:
+            sha = _write_tar(temporary, prefix)
+            if key_of(prefix)[0] != key:
+                raise _UnstagedError(f"{prefix} changed while it was packed")
+        pack = Pack(path=str(path), sha=sha, size=files.size_of(path), files=number)
+        files.write_whole(record, json.dumps(asdict(pack)))
+        return pack
 
 
-def _kept(record: Path) -> Pack | None:
-    """Return a pack that is there and has its size, and note that it is used."""
-    try:
-        pack = Pack(**(files.read_json(record) or {}))
-    except TypeError:
-        return None
-    if files.size_of(Path(pack.path)) != pack.size:
-        return None
-    os.utime(record)
-    return pack
+def _write_tar(path: Path, prefix: Path) -> str:
+    """Write the environment, with its bytecode; return the file's hash."""
+    tar_format = tarfile.GNU_FORMAT
+    with (
+        files.open_new(path) as file,
+        tarfile.open(fileobj=file, mode="w", format=tar_format) as tar,
+    ):
+        tar.add(prefix, "env")
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
-def _make(cache: Path, prefix: Path, key: str) -> Pack:
-    say_on_stderr(f"packing {prefix} for the nodes, once for all jobs of this directory of runs")
-    for left in cache.glob(".*.tmp"):  # of a job that was killed while it held the lock
-        left.unlink()
-    # Make room for another pack: keep those that were used last.
-    records = sorted(cache.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for record in records[KEPT_PACKS - 1 :]:
-        record.unlink()
-        record.with_suffix(".tar").unlink(missing_ok=True)
-    path = cache / f"{key}.tar"
-    with files.replacing(path) as temporary:
-        with files.open_new(temporary) as file:
-            stream = _Hashed(file)
-            number = _write_tar(stream, prefix)
-        if key_of(prefix) != key:
-            raise _UnstagedError(f"{prefix} changed while it was packed")
-    size = files.size_of(path)
-    pack = Pack(path=str(path), sha=stream.digest.hexdigest(), size=size, files=number)
-    files.write_whole(path.with_suffix(".json"), json.dumps(asdict(pack)))
-    return pack
-
-
-class _Hashed:
-    """A file that is hashed while it is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest = file, hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        return self._file.write(data)
-
-
-def _write_tar(stream: _Hashed, prefix: Path) -> int:
-    """Write the environment, with its bytecode; return how many files it has."""
-    number = 0
-
-    def counted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        nonlocal number
-        number += 1
-        above, name = os.path.split(entry.name)
-        is_other = above == "env" and _is_left_out(str(prefix), name)
-        return None if is_other and entry.isdir() else entry
-
-    with tarfile.open(fileobj=cast(Any, stream), mode="w|", format=tarfile.GNU_FORMAT) as tar:
-        tar.add(prefix, "env", filter=counted)
-    return number
-
-
-# The nodes
-
-
-def _write_script(paths: RunPaths, root: str, key: str, pack: Pack) -> None:
+def write_script(paths: RunPaths, root: str, pack: Pack) -> None:
+    """Write stage.sh, with the values of this pack. A node needs the file, what is in it, more."""
     values = {
         "root": root,
-        "key": key,
+        "key": Path(pack.path).stem,
         "python": sys.executable,
         "inside": os.path.relpath(sys.executable, sys.prefix),
         "sha": pack.sha,
-        "kib": str(pack.kib),
+        "kib": str((2 * pack.size + 4096 * pack.files) // 1024 + SPARE_KIB),
     }
     lines = [f"clusterrun_stage_{name}={quote(value)}\n" for name, value in values.items()]
     text = "".join(lines) + (assets.template_directories()[0] / "stage.sh").read_text()
     files.write_whole(paths.stage_script, text)
 
 
-def _on_nodes(srun: Sequence[str], paths: RunPaths, act: str, within_s: float) -> str:
-    """Run stage.sh on all nodes of the job, spares included; return what it prints."""
+def _on_nodes(srun: Sequence[str], paths: RunPaths, act: str, within_s: float) -> tuple[int, str]:
+    """Run stage.sh on all nodes of the job, spares included.
+
+    Return how many nodes lack the file, and which node is unfit and why; "" if none is.
+    """
     nodes = os.environ["SLURM_JOB_NUM_NODES"]
     whole = [*srun[:-STEP_WORDS], f"--nodes={nodes}", f"--ntasks={nodes}"]
-    return _output([*whole, "bash", str(paths.stage_script), act], within_s)
-
-
-def _answers(text: str) -> tuple[int, str]:
-    """Return how many nodes lack the file, and which node is unfit and why; "" if none is."""
-    lines = text.splitlines()
-    unfit = [line for line in lines if line.startswith("unfit: ")]
-    more = f" (and {len(unfit) - 1} more)" if len(unfit) > 1 else ""
-    return lines.count("lacks"), unfit[0].removeprefix("unfit: ") + more if unfit else ""
+    lines = _output([*whole, "bash", str(paths.stage_script), act], within_s).splitlines()
+    unfit = [line.removeprefix("unfit: ") for line in lines if line.startswith("unfit: ")]
+    return lines.count("lacks"), next(iter(unfit), "")
 
 
 def _output(argv: Sequence[str], within_s: float) -> str:
