@@ -6,11 +6,8 @@ from clusterrun.shared.state import JobState, parse_slurm_state
 
 # As Slurm writes them, and ours, by name.
 WORDS = {
-    **{"CD": "COMPLETED", "R": "RUNNING", "PD": "PENDING", " RUNNING \n": "RUNNING"},
-    **{"CANCELLED by 60001": "CANCELLED", "CANCELLED+": "CANCELLED", "OOM": "OUT_OF_MEMORY"},
-    **{"OUT_OF_ME+": "OUT_OF_MEMORY", "COMPLETIN+": "COMPLETING", "CONFIGURI+": "CONFIGURING"},
-    **{"REQUEUE_H+": "PENDING", "SPECIAL_E+": "PENDING", "RESV_DEL_+": "PENDING"},
-    **{"NF": "NODE_FAIL", "ST": "SUSPENDED", "SO": "COMPLETING"},
+    **{" RUNNING \n": "RUNNING", "CANCELLED by 60001": "CANCELLED", "CANCELLED+": "CANCELLED"},
+    **{"REQUEUE_HOLD": "PENDING", "STOPPED": "SUSPENDED", "STAGE_OUT": "COMPLETING"},
     **dict.fromkeys(("", " ", "+", "COMPLET+", "HIBERNATING", "LAUNCH_FAILED", "0"), "UNKNOWN"),
     **{each.value: each.value for each in JobState},
 }

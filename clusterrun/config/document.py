@@ -303,12 +303,7 @@ class _Reader:
         text = f"{self.file.origin_name}:{key.start_mark.line + 1}"
         if self.profile:
             text += f" (profile {self.profile})"
-        return Origin(
-            text=text,
-            where=self.at(at or key),
-            is_of_user=self.file.is_of_user,
-            is_of_site=self.file.is_of_site,
-        )
+        return Origin(text=text, where=self.at(at or key), is_of_user=self.file.is_of_user)
 
 
 # Phrases of PyYAML's errors, and how to correct the file; the first match is used.

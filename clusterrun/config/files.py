@@ -49,8 +49,7 @@ def find_files(
         if is_named or os.path.lexists(path):
             shown = _below_home(path, home)
             file = read_file(path, shown=shown, cwd=cwd, home=home, strict=False)
-            is_of_site = path == site[0]
-            found.append(file._replace(is_of_user=not is_of_site, is_of_site=is_of_site))
+            found.append(file._replace(is_of_user=path != site[0]))
     directory = project.parent if project is not None else cwd
     return FoundFiles(files=tuple(found), project_dir=directory, notes=notes)
 

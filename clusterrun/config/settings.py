@@ -20,14 +20,12 @@ _TYPED_GPUS: Final = r"([A-Za-z][A-Za-z0-9_.-]*):([0-9]+)\Z"
 class Origin(NamedTuple):
     """The source of a value: `text` for people, `where` is `file:line:column` for errors.
 
-    `is_of_user`: the user's own command line, environment or configuration, not a project's file;
-    `is_of_site`: the site's configuration.
+    `is_of_user`: the user's own command line, environment or configuration, not a project's file.
     """
 
     text: str
     where: str | None = None
     is_of_user: bool = False
-    is_of_site: bool = False
 
     @property
     def is_typed(self) -> bool:
@@ -51,7 +49,7 @@ class Anchor(NamedTuple):
 class ConfigFile(NamedTuple):
     """A file that was found; `shown` is its name in messages, `strict` refuses unknown keys.
 
-    `is_of_user`: the user's own configuration; `is_of_site`: the site's.
+    `is_of_user`: the user's own configuration.
     """
 
     shown: str
@@ -59,7 +57,6 @@ class ConfigFile(NamedTuple):
     anchor: Anchor
     strict: bool
     is_of_user: bool = False
-    is_of_site: bool = False
 
     @property
     def origin_name(self) -> str:

@@ -10,9 +10,7 @@ from typing import Final
 from clusterrun.errors import UsageError
 
 _CLOCK: Final = (
-    r"(?:(?P<days>[0-9]{1,6})-(?P<hours>[0-9]{1,6})(?::(?P<minutes>[0-9]{1,6}))?"
-    r"(?::(?P<seconds>[0-9]{1,6}))?"
-    r"|(?P<fields>[0-9]{1,9}(?::[0-9]{1,9}){1,2}))\Z"
+    r"(?:(?P<days>[0-9]{1,6})-(?=[0-9]{1,6}(?:\Z|:)))?(?P<fields>[0-9]{1,9}(?::[0-9]{1,9}){0,2})\Z"
 )
 _BARE: Final = r"[0-9]{1,12}(?:\.[0-9]{1,9})?\Z"
 _PART: Final = (
@@ -38,38 +36,20 @@ def parse_span(text: str, *, bare_s: int = 1) -> Decimal | None:
     if re.match(_BARE, stripped):
         return Decimal(stripped) * bare_s
     if clock := re.match(_CLOCK, stripped):
-        return None if _overflows(clock) else Decimal(_clock_seconds(clock))
+        first, *behind = map(int, clock["fields"].split(":"))
+        if any(field > 59 for field in behind):  # as in 25:99
+            return None
+        parts = (first, *behind, 0, 0)[:3] if clock["days"] or behind[1:] else (0, first, *behind)
+        hours = int(clock["days"] or 0) * 24 + parts[0]
+        return Decimal((hours * 60 + parts[1]) * 60 + parts[2])
     if not re.match(SPAN, stripped):
         return None
-    return sum(map(_part_seconds, re.finditer(f"(?ai){_PART}", stripped)), Decimal(0))
-
-
-def _part_seconds(part: re.Match[str]) -> Decimal:
-    unit = next(filter(None, part.groups()[1:]))
-    number = Decimal(part[1])
-    return number / 1000 if part[2] else number * _UNIT_SECONDS[unit.lower()]
-
-
-def _overflows(match: re.Match[str]) -> bool:
-    """Return whether minutes or seconds after another field exceed 59, as in 25:99."""
-    behind = (match["fields"] or "").split(":")[1:]
-    return any(int(field or 0) > 59 for field in (*behind, match["minutes"], match["seconds"]))
-
-
-def _clock_seconds(match: re.Match[str]) -> int:
-    if match["days"] is None:
-        return _colon_seconds([int(field) for field in match["fields"].split(":")])
-    days, hours, minutes, seconds = (
-        int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds")
-    )
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def _colon_seconds(fields: list[int]) -> int:
-    """Add up `minutes:seconds` or `hours:minutes:seconds`."""
-    if len(fields) == 3:
-        return (fields[0] * 60 + fields[1]) * 60 + fields[2]
-    return fields[0] * 60 + fields[1]
+    seconds = Decimal(0)
+    for part in re.finditer(f"(?ai){_PART}", stripped):
+        unit = next(filter(None, part.groups()[1:])).lower()
+        number = Decimal(part[1])
+        seconds += number / 1000 if unit == "ms" else number * _UNIT_SECONDS[unit]
+    return seconds
 
 
 def parse_slurm_minutes(text: str) -> int:

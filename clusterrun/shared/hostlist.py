@@ -20,6 +20,7 @@ _TOKEN = r"(?P<gap>[,\s]+)|\[(?P<ranges>[^\[\]]*)\]|(?P<text>[^\[\],\s]+)|(?P<st
 _RANGE = r"(?P<low>[0-9]+)(?:-(?P<high>[0-9]+))?"
 _DIGITS = r"([0-9]+)"
 _HOST = r"[^\[\],\s]+"
+_LAST_NUMBER = r"(?s)(.*?)([0-9]{0,18})([^0-9]*)"
 _RANKS = r"(?P<low>[0-9]+)(?:-(?P<high>[0-9]+))?|(?P<slice>[0-9]*:[0-9]*(?::[0-9]*)?)"
 
 
@@ -63,22 +64,17 @@ def _items(text: str) -> Iterator[list[list[str]]]:
 def _choices(text: str, ranges: str, position: int) -> list[str]:
     numbers: list[str] = []
     for part in ranges.split(","):
-        numbers += _numbers(text, part, position, room=MAX_HOSTS - len(numbers))
+        match = re.fullmatch(_RANGE, part)
+        if match is None or len(part) > 2 * _MAX_DIGITS:
+            _refuse(text, f"{part!r} is neither a number nor a range", position)
+        low, high = match["low"], match["high"] or match["low"]
+        if int(high) < int(low):
+            _refuse(text, f"range {part!r} runs backwards", position)
+        if int(high) - int(low) >= MAX_HOSTS - len(numbers):
+            _refuse(text, f"more than {MAX_HOSTS:,} hosts", position)
+        numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
         position += len(part) + 1
     return numbers
-
-
-def _numbers(text: str, part: str, position: int, *, room: int) -> list[str]:
-    match = re.fullmatch(_RANGE, part)
-    if match is None or len(part) > 2 * _MAX_DIGITS:
-        _refuse(text, f"{part!r} is neither a number nor a range", position)
-    low, high = match["low"], match["high"] or match["low"]
-    first, last = int(low), int(high)
-    if last < first:
-        _refuse(text, f"range {part!r} runs backwards", position)
-    if last - first >= room:
-        _refuse(text, f"more than {MAX_HOSTS:,} hosts", position)
-    return [str(number).zfill(len(low)) for number in range(first, last + 1)]
 
 
 def _refuse(text: str, reason: str, position: int) -> NoReturn:
@@ -92,13 +88,24 @@ def _refuse(text: str, reason: str, position: int) -> NoReturn:
 def fold_hostlist(names: Iterable[str]) -> str:
     """Return host names in Slurm's short form; parse_hostlist returns the same list.
 
-    Neighbours that differ in one number share a bracket. Raises UsageError for text that can't be a
-    host name.
+    Neighbours that differ in their last number share a bracket. Raises UsageError for text that
+    can't be a host name.
 
     >>> fold_hostlist(["n09", "n10", "n12", "gpu-1-ib", "gpu-2-ib"])
     'n[09-10,12],gpu-[1-2]-ib'
     """
-    return ",".join(_written(group, field) for group, field in _groups(names))
+    split = []
+    for name in names:
+        if not re.fullmatch(_HOST, name):
+            raise UsageError(f"{name!r} is not a host name")
+        split.append(re.fullmatch(_LAST_NUMBER, name).groups())  # type: ignore[union-attr]
+    found = []
+    for (before, after), group in itertools.groupby(split, lambda part: (part[0], part[2])):
+        numbers = [part[1] for part in group]
+        if numbers[1:] and numbers[0]:
+            numbers = [f"[{','.join(_ranges(numbers))}]"]
+        found += [f"{before}{number}{after}" for number in numbers]
+    return ",".join(found)
 
 
 def fold_hosts(names: Iterable[str]) -> str:
@@ -122,45 +129,6 @@ def named(nodes: Sequence[str]) -> str:
 def natural_key(name: str) -> tuple[str, str]:
     """Return a key that sorts node2 before node10."""
     return re.sub(_DIGITS, lambda digits: digits[0].zfill(_MAX_DIGITS), name), name
-
-
-def _groups(names: Iterable[str]) -> Iterator[tuple[list[list[str]], int]]:
-    """Yield groups of neighbours that differ in one number, split at numbers, with its index.
-
-    The index is -1 for a single name.
-    """
-    group: list[list[str]] = []
-    field = -1
-    for name in names:
-        if not re.fullmatch(_HOST, name):
-            raise UsageError(f"{name!r} is not a host name")
-        parts = re.split(_DIGITS, name)
-        differing = _differing_field(group[-1], parts) if group else -1
-        if group and (differing == -1 or field not in (-1, differing)):
-            yield group, field
-            group, differing = [], -1
-        group.append(parts)
-        field = differing
-    if group:
-        yield group, field
-
-
-def _differing_field(left: list[str], right: list[str]) -> int:
-    """Return the index of the only part that differs if it is a number; else -1."""
-    if len(left) != len(right):
-        return -1
-    fields = [index for index, pair in enumerate(zip(left, right, strict=True)) if len({*pair}) > 1]
-    if len(fields) != 1 or fields[0] % 2 == 0:
-        return -1
-    field = fields[0]
-    return field if max(len(left[field]), len(right[field])) <= _MAX_DIGITS else -1
-
-
-def _written(group: list[list[str]], field: int) -> str:
-    if field == -1:
-        return "".join(group[0])
-    numbers = ",".join(_ranges([parts[field] for parts in group]))
-    return "".join(group[0][:field]) + f"[{numbers}]" + "".join(group[0][field + 1 :])
 
 
 def _ranges(numbers: list[str]) -> Iterator[str]:

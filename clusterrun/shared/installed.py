@@ -45,9 +45,7 @@ def _version(metadata: str) -> str:
 def metadata_of(package: str) -> str:
     """Return the metadata of an installed package; empty if there is none."""
     found = _own_directories(tuple(sys.path)).get(_plain(package))
-    if found:
-        return _text_in(found)
-    return _of_an_archive(package) if any(map(os.path.isfile, sys.path)) else ""
+    return _text_in(found) if found else ""
 
 
 @functools.cache
@@ -76,12 +74,4 @@ def _text_in(path: str) -> str:
     for file in (os.path.join(path, "METADATA"), os.path.join(path, "PKG-INFO"), path):
         with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as text:
             return text.read()
-    return ""
-
-
-def _of_an_archive(package: str) -> str:
-    from importlib import metadata
-
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return str(metadata.metadata(package))
     return ""

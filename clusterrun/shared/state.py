@@ -44,54 +44,30 @@ _ACTIVE = (
     *(JobState.COMPLETING, JobState.UNKNOWN),
 )
 
-# (long form, short form, ours), from the man pages of squeue and sacct, Slurm 22.05 to 25.05.
-# The table has the flags that squeue shows instead of the base state. It leaves out those shown
-# only for debugging (LAUNCH_FAILED, RECONFIG_FAIL, UPDATE_DB): they say nothing about the state.
-_SLURM_STATES: tuple[tuple[str, str, JobState], ...] = (
-    ("BOOT_FAIL", "BF", JobState.BOOT_FAIL),
-    ("CANCELLED", "CA", JobState.CANCELLED),
-    ("COMPLETED", "CD", JobState.COMPLETED),
-    ("COMPLETING", "CG", JobState.COMPLETING),
-    ("CONFIGURING", "CF", JobState.CONFIGURING),
-    ("DEADLINE", "DL", JobState.DEADLINE),
-    ("EXPEDITING", "EX", JobState.PENDING),
-    ("FAILED", "F", JobState.FAILED),
-    ("NODE_FAIL", "NF", JobState.NODE_FAIL),
-    ("OUT_OF_MEMORY", "OOM", JobState.OUT_OF_MEMORY),
-    ("PENDING", "PD", JobState.PENDING),
-    ("POWER_UP_NODE", "PU", JobState.CONFIGURING),
-    ("PREEMPTED", "PR", JobState.PREEMPTED),
-    ("REQUEUED", "RQ", JobState.PENDING),
-    ("REQUEUE_FED", "RF", JobState.PENDING),
-    ("REQUEUE_HOLD", "RH", JobState.PENDING),
-    ("RESIZING", "RS", JobState.RUNNING),
-    ("RESV_DEL_HOLD", "RD", JobState.PENDING),
-    ("REVOKED", "RV", JobState.CANCELLED),
-    ("RUNNING", "R", JobState.RUNNING),
-    ("SIGNALING", "SI", JobState.RUNNING),
-    ("SPECIAL_EXIT", "SE", JobState.PENDING),
-    ("STAGE_OUT", "SO", JobState.COMPLETING),
-    ("STOPPED", "ST", JobState.SUSPENDED),
-    ("SUSPENDED", "S", JobState.SUSPENDED),
-    ("TIMEOUT", "TO", JobState.TIMEOUT),
-)
-_BY_NAME = {name: state for long, short, state in _SLURM_STATES for name in (long, short)}
+# Other states, from the man pages of squeue and sacct, Slurm 22.05 to 25.05: the flags that squeue
+# shows instead of the base state. It leaves out those shown only for debugging (LAUNCH_FAILED,
+# RECONFIG_FAIL, UPDATE_DB): they say nothing about the state.
+_OTHERS = {
+    JobState.PENDING: "EXPEDITING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
+    JobState.CONFIGURING: "POWER_UP_NODE",
+    JobState.RUNNING: "RESIZING SIGNALING",
+    JobState.CANCELLED: "REVOKED",
+    JobState.COMPLETING: "STAGE_OUT",
+    JobState.SUSPENDED: "STOPPED",
+}
+_BY_NAME = {
+    **{state.value: state for state in JobState},
+    **{name: state for state, names in _OTHERS.items() for name in names.split()},
+}
 
 
 def parse_slurm_state(text: str) -> JobState:
-    """Parse a state as squeue, sacct and scontrol print it, possibly truncated or with a remark.
+    """Parse a state as squeue, sacct and scontrol print it, perhaps with a remark.
 
     A state that is not in the table becomes UNKNOWN, never an error.
 
-    >>> parse_slurm_state("CANCELLED by 0"), parse_slurm_state("OUT_OF_ME+")
-    (<JobState.CANCELLED: 'CANCELLED'>, <JobState.OUT_OF_MEMORY: 'OUT_OF_MEMORY'>)
+    >>> parse_slurm_state("CANCELLED by 0"), parse_slurm_state("HIBERNATING")
+    (<JobState.CANCELLED: 'CANCELLED'>, <JobState.UNKNOWN: 'UNKNOWN'>)
     """
-    words = text.split(maxsplit=1)
-    word = words[0].upper() if words else ""
-    if word.endswith("+"):
-        start = word.rstrip("+")  # sacct truncated the state to the width of its column
-        if start in _BY_NAME:
-            return _BY_NAME[start]
-        states = {state for long, _, state in _SLURM_STATES if long.startswith(start)}
-        return states.pop() if len(states) == 1 else JobState.UNKNOWN
-    return _BY_NAME.get(word, JobState.UNKNOWN)
+    words = text.upper().split(maxsplit=1)
+    return _BY_NAME.get(words[0].rstrip("+"), JobState.UNKNOWN) if words else JobState.UNKNOWN

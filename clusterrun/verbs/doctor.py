@@ -30,8 +30,6 @@ from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.health.pages import pages
-from clusterrun.health.site import NAME as SITE
-from clusterrun.health.site import site_verdict
 from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
 from clusterrun.rundir.record import current_user
 from clusterrun.shared import shell
@@ -42,8 +40,7 @@ from clusterrun.verbs.render import Prepared, check, prepare
 DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks is left behind
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
 _OFFLOADS: Final = re.compile(r'"offload_optimizer": *\{[^}]{0,400}"device": *"(?:cpu|nvme)"')
-SITE_S: Final = 3.5
-ALONE: Final = ("slurm.submit", "net.name", "node.site")  # each may be slow
+ALONE: Final = ("slurm.submit", "net.name")  # each may be slow
 _OF_THIS_MACHINE: Final = ("cuda.driver", "gpu.", "node.", "net.")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
 _EXPECTED: Final = re.compile(r"Job \d+ to start at (\S+) using .{0,200} nodes (\S+)")
@@ -272,22 +269,6 @@ def _quick(name: str, job: Subject) -> Finding:
     return all_looks(job.needs, job.gpus if of_gpus else None)[name]()
 
 
-def _site(job: Subject) -> Finding:
-    """Run the site's command. Raises UnknownError if the job runs elsewhere, or a project named it.
-
-    A file of a project must not run commands of its own on this machine.
-    """
-    plan = job.ready.plan
-    if not plan.health_command:
-        raise UnknownError("the configuration names no launch.health_command")
-    if not plan.cluster.scheduler.is_this_machine:
-        raise UnknownError("the command is for nodes, not for this machine")
-    origin = job.ready.resolved.origins["launch.health_command"]
-    if not (origin.is_of_user or origin.is_of_site):
-        raise UnknownError(f"{origin} names the command: only you or the site may")
-    return site_verdict(plan.health_command, SITE_S)
-
-
 def _client(job: Subject) -> Finding:
     job.refuse_other_cluster()
     return slurm.client()
@@ -331,11 +312,9 @@ _LOOKS: Final[dict[str, Probe]] = {
     "path.disk": partial(_quick, "path.disk"),
     "path.inodes": partial(_quick, "path.inodes"),
     **_of_machine("node.shm node.memory node.files node.memlock node.processes node.tmp"),
-    "node.site": _site,
     **_of_machine("net.interface net.ports net.name"),
     "slurm.client": _client,
     "slurm.controller": lambda job: job.controller,
-    "slurm.version": lambda job: slurm.version(job.site),
     "slurm.accounting": lambda job: slurm.accounting(job.site),
     "slurm.partition": lambda job: slurm.partition(job.site),
     "slurm.nodes": lambda job: slurm.nodes(job.site),
@@ -358,7 +337,7 @@ def places(name: str) -> Iterator[str]:
         is_guess = name.startswith(_OF_THIS_MACHINE)
         but = "; if the job runs on Slurm, a failure here is a note" if is_guess else ""
         yield f"this machine: clusterrun doctor{but}"
-    if not is_here or name in all_looks(needs) or name == SITE:
+    if not is_here or name in all_looks(needs):
         yield "the nodes: clusterrun doctor --nodes N"
     if name in quick_looks(needs):
         yield "the nodes of each job, before the ranks start and after a failure: the preflight"

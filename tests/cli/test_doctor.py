@@ -103,13 +103,13 @@ def test_without_slurm_torch_and_gpu_the_rest_is_checked(
 
 def test_what_is_printed(well: CommandLine) -> None:
     scontrol(well, ping="echo 'Slurmctld(primary) at login1 is DOWN'")
-    said = well("doctor", *SLURM, "--only", "slurm.c", "--only", "slurm.v", "train.py")
+    said = well("doctor", *SLURM, "--only", "slurm.c,slurm.acco", "train.py")
     assert said.code == 3
     assert said.out.splitlines() == [
         f"ok    slurm.client        {well.bin}/sbatch and the other commands were found",
         "FAIL  slurm.controller    Slurmctld(primary) at login1 is DOWN",
         "      hint: try again later; look at it with: scontrol ping",
-        "skip  slurm.version       slurmctld does not answer",
+        "skip  slurm.accounting    slurmctld does not answer",
     ]
     assert said.err == "1 ok, 0 noted, 1 failed, 1 skipped\nfailed: slurm.controller\n"
 
@@ -179,12 +179,6 @@ BREAKS: list[tuple[str, str, str, Break]] = [
         "note",
         "sacctmgr show cluster",
         program("sacctmgr", "case $* in *assoc*) echo 'nlp|';; *) exit 1;; esac"),
-    ),
-    (
-        "slurm.version",
-        "note",
-        "login node",
-        program("sbatch", "case $* in *version*) echo slurm 22.05.1;; *) exit 0;; esac"),
     ),
     (
         "slurm.submit",
@@ -264,27 +258,6 @@ def test_nodes_that_are_drained(
         f"check_fs_mount: /scratch not mounted ({nodes})"
     )
     assert found["slurm.limits"]["status"] == "ok"
-
-
-def test_the_command_of_the_site(well: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs here for a local job, unless only a file of the project names it."""
-    well.program("nodecheck", "echo 'GPU 3 is lost'; exit 7")
-    local = ("--cluster", "local", "train.py")
-    before = look(well, *local)
-    assert before["node.site"]["status"] == "skip"
-    text = "launch: {health_command: nodecheck}\n"
-    (well.path / "clusterrun.yaml").write_text(text)
-    assert changed(before, look(well, *local)) == {}
-    (well.path / "clusterrun.yaml").unlink()
-    (well.path / "site.yaml").write_text(text)
-    monkeypatch.setenv("CLUSTERRUN_SITE_CONFIG", str(well.path / "site.yaml"))
-    found = look(well, *local)
-    assert changed(before, found) == {"node.site": "fail"}
-    assert "status 7: GPU 3 is lost" in found["node.site"]["text"]
-    assert look(well, *SLURM, *OFFLOAD)["node.site"]["status"] == "skip"
-    monkeypatch.delenv("CLUSTERRUN_SITE_CONFIG")
-    found = look(well, "--set", "launch.health_command=nodecheck", *local)
-    assert changed(before, found) == {"node.site": "fail"}
 
 
 def test_a_file_with_an_unknown_key(well: CommandLine) -> None:

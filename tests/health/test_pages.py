@@ -87,7 +87,6 @@ NUMBERS: Final = {
     "node.site": ["another status than 0"],
     "net.ports": [f"{network.TRIED} ports"],
     "slurm.client": [*slurm.NEEDED, *slurm.USEFUL],
-    "slurm.version": ["{}.{:02}".format(*slurm.OLDEST)],
     "node.compute": [seconds(trial.COMPUTE_S), share(LEAST), share(together._LEAST_OF_TWO)],
     "net.reduce": [seconds(gemm.TIMEOUT_S)],
     "same.hardware": [share(compare._CLOSE)],

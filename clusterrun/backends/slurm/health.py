@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from clusterrun.shared.wording import count
 ANSWER_S: Final = 3.0
 NEEDED: Final = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 USEFUL: Final = ("sinfo", "sacct", "sacctmgr")
-OLDEST: Final = (22, 5)
 NHC: Final = "NHC:"
 REASON_LETTERS: Final = 100
 _LIST: Final = "list the partitions: sinfo -s"
@@ -65,17 +63,14 @@ class Site:
 
 def client() -> Finding:
     """Look for Slurm's commands."""
-    name, needed, useful = "slurm.client", *map(_absent, (NEEDED, USEFUL))
+    name = "slurm.client"
+    needed, useful = ([x for x in names if not shell.find(x)] for names in (NEEDED, USEFUL))
     hint = "add Slurm's bin directory to PATH, or use a login node"
     if needed:
         return fail(name, f"not found: {', '.join(needed)}", hint)
     if useful:
         return note(name, f"not found: {', '.join(useful)}; status and init know less", hint)
     return ok(name, f"{shell.find('sbatch')} and the other commands were found")
-
-
-def _absent(names: tuple[str, ...]) -> list[str]:
-    return [name for name in names if shell.find(name) is None]
 
 
 def controller(site: Site) -> Finding:
@@ -106,26 +101,6 @@ def accounting(site: Site) -> Finding:
         text = f"slurmdbd does not answer: {error.cause}"
         return note(name, text, "jobs still run; look at it with: sacctmgr show cluster")
     return ok(name, "slurmdbd answers")
-
-
-def version(site: Site) -> Finding:
-    """Compare the versions of slurmctld, of the commands, and the oldest that is supported."""
-    name, found = "slurm.version", site.config.get("SLURM_VERSION", "")
-    commands = shell.run(["sbatch", "--version"], timeout_s=ANSWER_S, tries=1).stdout.split()
-    numbers = _numbers(found)
-    if not numbers:
-        return skip(name, "slurmctld does not report its version")
-    if numbers < OLDEST:
-        return note(name, f"Slurm {found} is older than 22.05", "see docs/compatibility.md")
-    if commands and (mine := _numbers(commands[-1])) and mine != numbers:
-        text = f"slurmctld is {found}, the commands here are {commands[-1]}"
-        return note(name, text, "use a login node with the version of the cluster")
-    return ok(name, f"Slurm {found}")
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    match = re.match(r"([0-9]+)\.([0-9]+)", text)
-    return (int(match[1]), int(match[2])) if match else ()
 
 
 def partition(site: Site) -> Finding:
@@ -174,19 +149,18 @@ def _hosts(groups: Iterable[NodeGroup]) -> set[str]:
 
 
 def _reasons(groups: Iterable[NodeGroup]) -> str:
-    """Return why nodes are down or drained, the reason of most nodes first."""
+    """Return why nodes are down or drained, the reason of most nodes first.
+
+    That of the site's health check (LBNL NHC) is named as such.
+    """
     found: dict[str, set[str]] = defaultdict(set)
     for group in groups:
         if group.use is Use.OUT:
-            found[" ".join(group.reason.split()) or group.state].update(group.hosts)
+            origin = "the site's health check: " * group.reason.startswith(NHC)
+            text = " ".join(group.reason.removeprefix(NHC).split()) or group.state
+            found[f"{origin}{shortened(text, REASON_LETTERS)}"].update(group.hosts)
     ordered = sorted(found.items(), key=lambda each: (-len(each[1]), each[0]))
-    return some([f"{_reason(text)} ({named([*hosts])})" for text, hosts in ordered], 3)
-
-
-def _reason(text: str) -> str:
-    """Return a reason, shortened; that of the site's health check (LBNL NHC) with its origin."""
-    origin = "the site's health check: " * text.startswith(NHC)
-    return f"{origin}{shortened(text.removeprefix(NHC).strip(), REASON_LETTERS)}"
+    return some([f"{text} ({named([*hosts])})" for text, hosts in ordered], 3)
 
 
 def limits(site: Site) -> Finding:
