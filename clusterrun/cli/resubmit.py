@@ -10,15 +10,12 @@ from clusterrun.cli.shared import complete, output, submission
 from clusterrun.cli.shared.job_text import locate_announced
 from clusterrun.cli.shared.options import (
     ContinueCommand,
+    HowToAnswer,
     JobOptions,
+    answer_options,
     dry_run_option,
     exclude_bad_option,
-    follow_option,
     job_options,
-    json_option,
-    parsable_option,
-    wait_option,
-    yes_option,
 )
 from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.verbs.resubmit import prepare_resubmit
@@ -29,12 +26,8 @@ from clusterrun.verbs.submit import submit_prepared
 @click.argument("run", metavar="JOB", shell_complete=complete.jobs)
 @job_options(script=False, files=False)
 @exclude_bad_option
-@follow_option
-@wait_option
 @dry_run_option
-@yes_option
-@parsable_option
-@json_option
+@answer_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -43,11 +36,7 @@ def command(
     *,
     exclude_bad: bool,
     dry_run: bool,
-    parsable: bool,
-    as_json: bool,
-    yes: bool,
-    wait: bool,
-    follow: bool,
+    answer: HowToAnswer,
 ) -> None:
     """Start a new run like an earlier one.
 
@@ -60,8 +49,6 @@ def command(
     clusterrun resubmit 4711 -- --lr 3e-5
     clusterrun resubmit 4711 -N 4 --exclude-bad
     """
-    output.expect_json(as_json)
-    submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
     prepared, changed = prepare_resubmit(
         locate_announced(run), flags=job.flags, overrides=job.overrides, exclude_bad=exclude_bad
     )
@@ -73,14 +60,14 @@ def command(
     submission.print_plan(prepared.plan)
     if dry_run:
         output.note("--dry-run: nothing was submitted")
-        if as_json:
+        if answer.as_json:
             submission.print_files(prepared, as_json=True)
         return
-    submission.confirm_size(prepared.plan, yes=yes)
+    submission.confirm_size(prepared.plan, yes=answer.yes)
     record = submit_prepared(prepared, argv=("clusterrun", *sys.argv[1:]))
     data = {
         **submission.submission_object(record, prepared, warnings, verb="resubmit"),
         "changes": submission.changes_object(changed.changes),
         "excluded": list(changed.excluded),
     }
-    answer_and_wait(ctx, record, data, as_json=as_json, parsable=parsable, wait=wait, follow=follow)
+    answer_and_wait(ctx, record, data, answer)

@@ -10,16 +10,13 @@ from clusterrun.cli.shared import complete, output, submission
 from clusterrun.cli.shared.job_text import brief, failure_text, find_announced
 from clusterrun.cli.shared.options import (
     ContinueCommand,
+    HowToAnswer,
     JobOptions,
+    answer_options,
     dry_run_option,
     exclude_bad_option,
-    follow_option,
     job_options,
-    json_option,
-    parsable_option,
     submission_option,
-    wait_option,
-    yes_option,
 )
 from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.rundir.record import JobRecord
@@ -39,12 +36,8 @@ from clusterrun.verbs.resume import Resumption, prepare_resume, resume_prepared
 )
 @exclude_bad_option
 @submission_option("--force", is_flag=True, help="resume even if the run seems to be active")
-@follow_option
-@wait_option
 @dry_run_option
-@yes_option
-@parsable_option
-@json_option
+@answer_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -55,11 +48,7 @@ def command(
     exclude_bad: bool,
     force: bool,
     dry_run: bool,
-    parsable: bool,
-    as_json: bool,
-    yes: bool,
-    wait: bool,
-    follow: bool,
+    answer: HowToAnswer,
 ) -> None:
     """Continue a run that has ended.
 
@@ -73,8 +62,6 @@ def command(
     clusterrun resume 4711 --time 2-0 --partition long
     clusterrun resume 4711 -- --max-steps 400
     """
-    output.expect_json(as_json)
-    submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
     plan = prepare_resume(
         find_announced(run),
         start=start,
@@ -84,7 +71,7 @@ def command(
         force=force,
     )
     if plan.is_complete:
-        _say_complete(plan, as_json=as_json, parsable=parsable)
+        _say_complete(plan, answer)
         return
     plan.prepared.refuse_problem()
     warnings = submission.print_notes(plan.prepared)
@@ -93,24 +80,24 @@ def command(
     _print_steps(plan)
     if dry_run:
         output.note("--dry-run: nothing was submitted")
-        if as_json:
+        if answer.as_json:
             output.answer_json(_object(plan, plan.record, []))
         return
-    submission.confirm_size(plan.prepared.plan, yes=yes)
+    submission.confirm_size(plan.prepared.plan, yes=answer.yes)
     record = resume_prepared(plan)
     data = _object(plan, record, warnings)
-    answer_and_wait(ctx, record, data, as_json=as_json, parsable=parsable, wait=wait, follow=follow)
+    answer_and_wait(ctx, record, data, answer)
 
 
-def _say_complete(plan: Resumption, *, as_json: bool, parsable: bool) -> None:
+def _say_complete(plan: Resumption, answer: HowToAnswer) -> None:
     name = plan.record.job_id or plan.record.run_id
     advice = f"to train further, pass new arguments: clusterrun resume {name} -- ARGS"
     if plan.start.checkpoint is None:
         advice = f"it has no checkpoint; to train again, run: clusterrun resubmit {name}"
     output.note(f"run {plan.record.run_id} is complete; {advice}")
-    if as_json:
+    if answer.as_json:
         output.answer_json(_object(plan, plan.record, []))
-    elif parsable:
+    elif answer.parsable:
         output.answer(plan.record.job_id)
 
 

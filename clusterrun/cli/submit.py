@@ -9,16 +9,13 @@ import click
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.findings import show
 from clusterrun.cli.shared.options import (
+    HowToAnswer,
     JobOptions,
     SubmitCommand,
+    answer_options,
     as_options,
-    follow_option,
     job_options,
-    json_option,
-    parsable_option,
     submission_option,
-    wait_option,
-    yes_option,
 )
 from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.config import Given
@@ -38,8 +35,6 @@ from clusterrun.verbs.submit import submit_prepared
 
 @click.command(cls=SubmitCommand)
 @job_options()
-@follow_option
-@wait_option
 @submission_option("--plan", "plans", is_flag=True, help="train with the setup that plan chooses")
 @submission_option(
     "--dry-run", is_flag=True, help="check script, machine, memory and queue, and submit nothing"
@@ -50,9 +45,7 @@ from clusterrun.verbs.submit import submit_prepared
     type=click.IntRange(min=1),
     help="queue N jobs that continue the run one after another",
 )
-@yes_option
-@parsable_option
-@json_option
+@answer_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -60,12 +53,8 @@ def command(
     *,
     plans: bool,
     dry_run: bool,
-    parsable: bool,
-    as_json: bool,
-    wait: bool,
-    follow: bool,
-    yes: bool,
     chain: int | None,
+    answer: HowToAnswer,
 ) -> None:
     """Submit a training script to N nodes.
 
@@ -78,9 +67,7 @@ def command(
     clusterrun submit --profile a100 --follow
     clusterrun submit --cluster local -N 2 --nproc-per-node 2 -m my.training -- --lr 1e-4
     """
-    output.expect_json(as_json)
-    submission.refuse_two_answers(as_json=as_json, parsable=parsable, follow=follow)
-    if parsable and dry_run:
+    if answer.parsable and dry_run:
         raise UsageError("--dry-run submits no job, so --parsable has no id", hint="keep one")
     if chain:  # the next job continues the run, unless --on-interrupt was given
         flags = {"on_interrupt": Given(value="successor", flag="--chain"), **job.flags}
@@ -89,13 +76,13 @@ def command(
     prepared.refuse_problem()
     warnings = submission.print_notes(prepared)
     if dry_run:
-        ctx.exit(_dry_run(prepared, warnings, as_json=as_json))
-    submission.confirm_size(prepared.plan, yes=yes)
+        ctx.exit(_dry_run(prepared, warnings, as_json=answer.as_json))
+    submission.confirm_size(prepared.plan, yes=answer.yes)
     submission.print_plan(prepared.plan)
     argv = ("clusterrun", *sys.argv[1:])
     record = submit_prepared(prepared, argv=argv, chain=chain or 0)
     data = submission.submission_object(record, prepared, warnings)
-    answer_and_wait(ctx, record, data, as_json=as_json, parsable=parsable, wait=wait, follow=follow)
+    answer_and_wait(ctx, record, data, answer)
 
 
 def _prepare_planned(job: JobOptions) -> Prepared:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -104,27 +100,6 @@ def test_files_with_credentials_are_named_and_not_copied(root: Path) -> None:
     assert sorted(found.names) == sorted(plain)
     notes = [f"{name} is not copied: it may hold a secret" for name in secret]
     assert sorted(found.notes) == sorted(notes)
-
-
-def test_a_directory_that_cannot_be_read_is_named(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(root, "a.py", "shut/b.py")
-
-    def refuse(real: Callable[..., object], place: Any, *args: Any, **options: Any) -> object:
-        if str(place).endswith("shut") or "shut/" in str(place):
-            raise PermissionError(errno.EACCES, "Permission denied", place)
-        return real(place, *args, **options)
-
-    monkeypatch.setattr(os, "scandir", partial(refuse, os.scandir))
-    monkeypatch.setattr(os, "stat", partial(refuse, os.stat))
-    found = find_project(root)
-    assert found.names == ("a.py",)
-    assert found.notes == ("shut is not copied: it can't be read (Permission denied)",)
-    answer = subprocess.CompletedProcess((), 0, b"a.py\0", b"warning: could not open 'shut'\n")
-    monkeypatch.setattr(module.subprocess, "run", lambda *_, **__: answer)
-    (root / ".git").mkdir()
-    assert "not everything is copied: warning: could not open 'shut'" in find_project(root).notes
 
 
 def test_a_project_that_is_too_large_names_its_largest_files(
@@ -232,15 +207,3 @@ def test_a_hostile_or_cut_stream_leaves_nothing(root: Path, tmp_path: Path) -> N
             unpack(io.BytesIO(data), tmp_path / "in" / "project")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "work"]
         assert not any((tmp_path / "in").iterdir())
-
-
-def test_a_file_that_shrinks_while_it_is_packed_is_named(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(root, "a.py")
-    found = find_project(root)
-    real = os.fstat
-    longer = os.stat_result((*real(0)[:6], 100, *real(0)[7:]))
-    monkeypatch.setattr(module.os, "fstat", lambda fd: longer)
-    with pytest.raises(ClusterrunError, match=r"cannot copy a\.py"):
-        pack(found, io.BytesIO())

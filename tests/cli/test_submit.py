@@ -367,20 +367,6 @@ def test_a_chain_goes_on_with_its_next_job_and_nothing_else(here: CommandLine, h
     assert f"error: a chain and --on-interrupt {how} contradict each other\n" in said.err
 
 
-def test_parallel_sizes_are_shown_and_the_batch_counts_data_parallel_ranks(
-    here: CommandLine,
-) -> None:
-    here.slurm()
-    (here.path / "clusterrun.yaml").write_text(
-        "launch: {strategy: fsdp-hybrid, tensor_parallel: 4}\n"
-        "training: {micro_batch: 4, accumulation: 2}\n"
-    )
-    said = here("submit", "--json", "-N2", "--gpus-per-node", "8", "train.py")
-    assert said.code == 0, said.err
-    assert "  parallel   replicate 2 x shard 2 x tensor 4; 4 data-parallel ranks\n" in said.err
-    assert json.loads(said.out)["effective_batch"] == 4 * 2 * 4
-
-
 def test_what_is_easily_meant_otherwise_is_noted(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,35 @@ parsable_option = rare_output(
     "--parsable", is_flag=True, help="print only the job id, as sbatch --parsable does"
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
+
+
+class HowToAnswer(NamedTuple):
+    """How a verb that submits a job answers; `wait` and `follow`: also with the job's end."""
+
+    as_json: bool
+    parsable: bool
+    yes: bool
+    wait: bool
+    follow: bool
+
+
+def answer_options(function: _Function) -> _Function:
+    """Give a verb the options of an answer; it receives them as `answer: HowToAnswer`."""
+
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> Any:
+        answer = HowToAnswer(*(kwargs.pop(name) for name in HowToAnswer._fields))
+        output.expect_json(answer.as_json)
+        for name in ("parsable", "follow"):
+            if answer.as_json and getattr(answer, name):
+                raise UsageError(f"--json and --{name} cannot be combined", hint="pass one of them")
+        return function(*args, answer=answer, **kwargs)
+
+    for option in (json_option, parsable_option, yes_option, wait_option, follow_option):
+        option(command)
+    return cast(_Function, command)
+
+
 exclude_bad_option = submission_option(
     "--exclude-bad",
     is_flag=True,

@@ -14,7 +14,7 @@ import click
 from clusterrun.backends.environment import SBATCH
 from clusterrun.cli.shared import output
 from clusterrun.config.spec import JobSpec
-from clusterrun.errors import ElsewhereError, UsageError
+from clusterrun.errors import ElsewhereError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
@@ -22,6 +22,7 @@ from clusterrun.verbs.check import place
 from clusterrun.verbs.render import Prepared
 
 if TYPE_CHECKING:
+    from clusterrun.cli.shared.options import HowToAnswer
     from clusterrun.verbs.changes import Change
 
 Warnings = list[dict[str, str]]
@@ -35,17 +36,6 @@ _PRECISIONS: Final = {
 _FEW_NODES: Final = 2  # hardly a partition has fewer: Slurm is not asked whether they can start
 
 # Before it
-
-
-def refuse_two_answers(*, as_json: bool, parsable: bool, follow: bool) -> None:
-    """Refuse options that cannot be combined. Raises UsageError."""
-    if as_json and parsable:
-        raise UsageError("--json and --parsable cannot be combined", hint="keep one of them")
-    if as_json and follow:
-        raise UsageError(
-            "--json and --follow cannot be combined",
-            hint="drop --follow, then run: clusterrun logs -f JOB --json",
-        )
 
 
 def print_notes(prepared: Prepared) -> Warnings:
@@ -142,33 +132,21 @@ def confirm_size(plan: Plan, *, yes: bool) -> None:
 # After it
 
 
-def answer(record: JobRecord, data: dict[str, Any], *, as_json: bool, parsable: bool) -> None:
-    """Print the job id, or `data` as JSON, and how to watch the job."""
-    if as_json:
-        output.answer_json(data)
-    elif parsable:
-        output.answer(";".join(filter(None, (record.job_id, record.slurm_cluster))))
-    else:
-        output.answer(f"Submitted batch job {record.job_id}")
-    print_where(record)
-
-
 def answer_and_wait(
     ctx: click.Context,
     record: JobRecord,
     data: dict[str, Any],
-    *,
-    as_json: bool,
-    parsable: bool,
-    wait: bool,
-    follow: bool,
+    asked: HowToAnswer,
 ) -> None:
     """Print the submission; with `wait` or `follow`, exit with the job's status after its end."""
-    if as_json and wait:
-        print_where(record)
-    else:
-        answer(record, data, as_json=as_json, parsable=parsable)
-    if not (wait or follow):
+    if asked.parsable and not asked.as_json:
+        output.answer(";".join(filter(None, (record.job_id, record.slurm_cluster))))
+    elif not asked.as_json:
+        output.answer(f"Submitted batch job {record.job_id}")
+    elif not asked.wait:
+        output.answer_json(data)
+    print_where(record)
+    if not (asked.wait or asked.follow):
         if not record.cluster.scheduler.outlives_shell and not sys.stdin.isatty():
             output.note("the job ends with this allocation; at the end of a script, use --wait")
         if record.cluster.scheduler.reads_sbatch and record.nodes > _FEW_NODES:
@@ -182,9 +160,9 @@ def answer_and_wait(
     except ElsewhereError as there:
         from clusterrun.cli.shared import forward
 
-        options = ["--follow"] * follow + ["--json", json.dumps(data)] * as_json
+        options = ["--follow"] * asked.follow + ["--json", json.dumps(data)] * asked.as_json
         ctx.exit(forward.forward(["await-end", *options], there))
-    await_end(ctx, record, data if as_json else None, follow=follow)
+    await_end(ctx, record, data if asked.as_json else None, follow=asked.follow)
 
 
 def _warn_if_stuck(record: JobRecord) -> None:
