@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(240)]
 SOON = """
 import sys
 if "clusterrun.node" in sys.orig_argv:
-    from clusterrun.node.watch import joins
-    joins.AFTER_S = 2
+    from clusterrun.node.watch import hangs
+    hangs.JOINING_S = 2
 """
 LATE = """
 import sys, time

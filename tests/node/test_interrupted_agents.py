@@ -166,7 +166,9 @@ dist.init_process_group("gloo")
 def test_ranks_that_run_and_do_not_join_are_reported_once(stub_job: Make, tmp_path: Path) -> None:
     go = tmp_path / "go"
     job = stub_job(NEVER_JOINS, str(go), world_contract=True)
-    job.start(**changed_agents(job, "from clusterrun.node.watch import joins; joins.AFTER_S = 0.3"))
+    job.start(
+        **changed_agents(job, "from clusterrun.node.watch import hangs; hangs.JOINING_S = 0.3")
+    )
     job.wait_for("hint: wait if the script is still preparing its data")
     go.touch()
     assert job.wait() == [0, 0]

@@ -12,7 +12,7 @@ from clusterrun.node.forward.leftovers import pack
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
-from clusterrun.node.watch import dumps, joins, stacks
+from clusterrun.node.watch import stacks
 from clusterrun.node.watch.own_signals import OwnSignals
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.node.watch.saving import Page
@@ -56,7 +56,7 @@ class NodeAnswers:
             "dump": dump,
             "warn": warn,
             "signs": _at_once(lambda: {"signs": self.signs()}),
-            "joins": _at_once(lambda: vars(self.joins())),
+            "joins": _at_once(self.joins),
             "silence": _at_once(lambda: {"silent_s": self._spool.silent_s()}),
             "look": look,
         }
@@ -72,7 +72,7 @@ class NodeAnswers:
 
     async def dumped(self, *, is_live: bool) -> list[int]:
         """Have the ranks dump their flight recorders; of a running attempt, pack them now."""
-        dumped = await dumps.collect(self.pids, self._spool)
+        dumped = await stacks.dump(self.pids, self._spool)
         if is_live:
             target = self._attempt.paths.live_dumps(self._attempt.number, self._attempt.who.node)
             await self._disk.do(partial(pack, self._spool, target, is_moved=True))
@@ -82,11 +82,11 @@ class NodeAnswers:
         """Return a count, without a unit, that grows while any rank makes progress."""
         return self.page.calls() + stacks.bytes_moved(self.pids.values())
 
-    def joins(self) -> joins.Joins:
+    def joins(self) -> dict[str, int]:
         """Return how many ranks run, wait in init_process_group(), and have joined."""
         states = self.page.joining()
         waiting, joined = states.count(Joining.WAITS), states.count(Joining.JOINED)
-        return joins.Joins(running=len(self.pids), waiting=waiting, joined=joined)
+        return {"running": len(self.pids), "waiting": waiting, "joined": joined}
 
     def look_closely(self) -> None:
         """Find failures that ranks have reported just now."""
@@ -99,8 +99,8 @@ class NodeAnswers:
         return {rank % self._attempt.plan.procs_per_node: pid for rank, pid in self.pids.items()}
 
 
-def _at_once(answer: Callable[[], dict[str, Any]]) -> Answerer:
+def _at_once(answer: Callable[[], Mapping[str, Any]]) -> Answerer:
     async def answered(message: Mapping[str, Any]) -> dict[str, Any]:
-        return answer()
+        return dict(answer())
 
     return answered

@@ -40,7 +40,7 @@ from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.head import Head
 from clusterrun.node.recovery.account import Account
 from clusterrun.node.recovery.rules import may_be_shared
-from clusterrun.node.watch import dumps, joins, stacks
+from clusterrun.node.watch import stacks
 from clusterrun.node.watch.own_signals import named_signals
 from clusterrun.rundir.claims import pass_on, passed_on
 from clusterrun.shared import files, wording
@@ -223,7 +223,9 @@ class Leader:
 
     async def _watch_joins(self, head: Head) -> None:
         """Report if no rank has joined a process group after two minutes."""
-        found = await joins.unjoined(head.questions, self._answers.joins)
+        from clusterrun.node.watch.hangs import unjoined
+
+        found = await unjoined(head.questions, self._answers.joins)
         if found is not None:
             self._journal.event("unjoined", running=found.running, waiting=found.waiting)
             self._journal.say(found.text(self._plan.world_size))
@@ -235,7 +237,7 @@ class Leader:
         written = self._disk.do(partial(write_whole, path, json.dumps(stacks.to_data(found))))
         await asyncio.gather(self._answers.dumped(is_live=False), head.questions.ask("dump"))
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(written, dumps.ANSWER_S)
+            await asyncio.wait_for(written, stacks.DUMP_S)
 
     def say_where(self, parameters: LaunchParameters) -> None:
         """Log where the ranks meet."""

@@ -17,11 +17,13 @@ from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import stacks
 from clusterrun.node.watch.saving import Page
 from clusterrun.shared.files import size_of
+from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.wording import count
 
 STEPS_MEASURED = 50
 PATIENCE = 10  # times a usual step
 EXTENSIONS = 3  # of the limit, for ranks that work without a step, such as an evaluation
+JOINING_S = 120.0  # importing torch, and the setup of most scripts, take less
 LOOK_MOST_S = 10.0  # a longer time between looks means that the whole job was suspended
 
 
@@ -226,3 +228,15 @@ class HangWatch:
                 where=suspect.where.partition(" ")[0] if suspect else "",
             )
         )
+
+
+async def unjoined(questions: Questions, own: Callable[[], dict[str, int]]) -> Unjoined | None:
+    """Ask all nodes after two minutes, once ranks run; return None if a rank has joined a group."""
+    while True:
+        await asyncio.sleep(JOINING_S)
+        answers = await questions.ask("joins")
+        found = [own(), *answers.given.values()]
+        if any(each["joined"] for each in found):
+            return None
+        if running := sum(each["running"] for each in found):
+            return Unjoined(running=running, waiting=sum(each["waiting"] for each in found))

@@ -65,19 +65,18 @@ class NodeNotes:
             ]
 
     async def _found(self, ending: Ending, ranks: Mapping[int, int | None]) -> list[Note]:
-        found = [*self._of_memory(ending), *self._kernel.notes(self._own(ranks))]
-        slow = await asyncio.gather(self._of_gpus(ending), self._of_checks(ending))
-        return [*found, *chain(*slow)]
-
-    async def _of_gpus(self, ending: Ending) -> list[Note]:
-        is_asked = self.gpus and ending.cause is not Cause.NODE_LOST
-        return await self.gpus.notes() if self.gpus and is_asked else []
-
-    async def _of_checks(self, ending: Ending) -> list[Note]:
-        """Check the node that failed; with GPUs all, as another node may notice a fault first."""
+        pids = {} if is_container() else {**dict.fromkeys(descendants()), **ranks}
+        is_all = self.gpus is not None and is_node_ours(self._plan.procs_per_node)
+        before = self.gpus.before if self.gpus else ()
+        own = Own(pids=pids, job=self._memory.job, gpus=None if is_all else frozenset(before))
+        found = [*self._of_memory(ending), *self._kernel.notes(own)]
         is_here = ending.failure is not None and ending.failure.node == self._node
-        is_asked = is_here or (self.gpus and ending.cause is not Cause.NODE_LOST)
-        return await self._checks.changes() if is_asked else []
+        slow = []
+        if self.gpus and ending.cause is not Cause.NODE_LOST:
+            slow.append(self.gpus.notes())
+        if slow or is_here:  # with GPUs on all nodes, as another may notice a fault first
+            slow.append(self._checks.changes())
+        return [*found, *chain(*await asyncio.gather(*slow))]
 
     def _of_memory(self, ending: Ending) -> list[Note]:
         """Note OOM kills, or that there was none if SIGKILL ended a rank."""
@@ -88,9 +87,3 @@ class NodeNotes:
         if not (found.kills or is_killed_here):
             return []
         return [Note(source=NoteSource.CGROUP, text=str(found), memory=found)]
-
-    def _own(self, ranks: Mapping[int, int | None]) -> Own:
-        pids = {} if is_container() else {**dict.fromkeys(descendants()), **ranks}
-        is_all = self.gpus is not None and is_node_ours(self._plan.procs_per_node)
-        before = self.gpus.before if self.gpus else ()
-        return Own(pids=pids, job=self._memory.job, gpus=None if is_all else frozenset(before))

@@ -56,19 +56,15 @@ class NodeChecks:
 
     async def changes(self) -> list[Note]:
         """Run the checks again; return those with a worse result than at the start."""
-        found = map(_short, await self._look()) if self._before else ()
-        return [self._change(each) for each in found if self._is_worse(each)]
-
-    def _change(self, now: Finding) -> Note:
-        found = ChangedCheck(now.id, self._before[now.id].value, now.severity.value, now.text)
-        text = f"{found.id}: {found.before} at the start; now {found.now}: {found.text}"
-        return Note(source=NoteSource.PREFLIGHT, text=text, change=found)
-
-    def _is_worse(self, now: Finding) -> bool:
-        before = self._before.get(now.id)
-        if before not in (Severity.OK, Severity.NOTE) or now.id in _OF_RANKS:
-            return False
-        return _WORSE.index(now.severity) > _WORSE.index(before)
+        notes = []
+        for now in map(_short, await self._look() if self._before else ()):
+            before = self._before.get(now.id)
+            is_known = before in (Severity.OK, Severity.NOTE) and now.id not in _OF_RANKS
+            if before and is_known and _WORSE.index(now.severity) > _WORSE.index(before):
+                found = ChangedCheck(now.id, before.value, now.severity.value, now.text)
+                text = f"{now.id}: {found.before} at the start; now {found.now}: {now.text}"
+                notes.append(Note(source=NoteSource.PREFLIGHT, text=text, change=found))
+        return notes
 
     def _gather(self) -> Finding:
         """Read the facts in a thread of their own: a fault of the system must not end the job."""

@@ -1,4 +1,7 @@
-"""Find where the ranks of a node are when no step ends: process states and Python stacks."""
+"""Find where the ranks of a node are when no step ends: process states and Python stacks.
+
+Their flight recorders, which they write when they are asked, tell more.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import re
+import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +24,8 @@ from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import size_of
 
 ANSWER_S = 2.0
+DUMP_S = 5.0  # a rank needs 50 ms, unless its main thread holds the GIL
+_LOOK_S = 0.05
 NAMED_GROUPS = 4
 _STACK = "Stack (most recent call first):"
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
@@ -153,3 +159,33 @@ def to_data(found: Iterable[RankPlace]) -> dict[str, Any]:
 def from_data(message: Mapping[str, Any]) -> list[RankPlace]:
     """Read a member's answer."""
     return [RankPlace(**row) for row in message.get("places", ())]
+
+
+async def dump(ranks: Iterable[int], spool: Spool, within_s: float = DUMP_S) -> list[int]:
+    """Have the ranks write their dumps into the spool; return those that did in time."""
+    before = {rank: _version(spool.dump(rank)) for rank in ranks}  # a rank needs only 1 ms
+    waiting = {rank: old for rank, old in before.items() if _ask(spool.pipe(rank))}
+    asked, deadline = sorted(waiting), time.monotonic() + within_s
+    while waiting and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_S)
+        waiting = {r: old for r, old in waiting.items() if _version(spool.dump(r)) == old}
+    return [rank for rank in asked if rank not in waiting]
+
+
+def _ask(pipe: Path) -> bool:
+    """Wake the rank's thread; return False if there is none."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            return os.write(descriptor, b"?") == 1
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
