@@ -248,9 +248,7 @@ def test_each_decision_has_its_reason() -> None:
 def test_more_reports_are_awaited_only_if_no_restart_follows(
     alike: int, reports: int, checkpoint: int | None, asked: dict[str, Any], may_be: bool
 ) -> None:
-    plan = slurm(**asked)
-    found = may_be_shared(plan, alike=alike, reports=reports, checkpoint=checkpoint)
-    assert found is may_be
+    assert may_be_shared(slurm(**asked), alike, reports, checkpoint) is may_be
 
 
 SPARE, ON_UNFIT = (*NODES, "n3"), {"unfit": ("n2",), "node": "n2"}

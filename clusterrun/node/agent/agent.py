@@ -18,7 +18,6 @@ from clusterrun.node.agent.journal import Journal
 from clusterrun.node.agent.launcher import LauncherResult, NodeLauncher
 from clusterrun.node.agent.preparation import (
     check_descriptors,
-    join_s,
     launcher_of,
     link_place,
     node_report,
@@ -155,9 +154,10 @@ class Agent:
         about = {"node_rank": who.node_rank, "host": host, "pid": pid, **self._notes.missing()}
         if not who.is_head:
             return about
-        # Slurm 22.05 does not set the first variable.
-        times = {"job_start": _time("SLURM_JOB_START_TIME"), "staged_at": _time(STAGED_AT)}
-        return {**about, "nodelist": fold_hostlist(who.nodes), **times}
+        for name, variable in (("job_start", "SLURM_JOB_START_TIME"), ("staged_at", STAGED_AT)):
+            with contextlib.suppress(KeyError, ValueError):  # Slurm 22.05 does not set the first
+                about[name] = float(os.environ[variable])
+        return {**about, "nodelist": fold_hostlist(who.nodes)}
 
     async def _raise_when_cancelled(self) -> None:
         await self._cancelled.wait()
@@ -170,23 +170,11 @@ class Agent:
             await self._disk.do(self._account.open)
         report = await self._disk.do(partial(node_report, self._plan, self._who))
         link: Head | Member
+        place = link_place(self._attempt)
         if self._leader:
-            who, realm, ports, timeout_s = link_place(self._attempt)
-            is_smoke = self._plan.is_smoke
-            timeout_s = join_s(self._attempt) if is_smoke else timeout_s
-            link = Head(
-                who,
-                realm,
-                ports,
-                timeout_s,
-                self._leader.decide,
-                self._disk,
-                self._leader.prepare,
-                waits_for_all=not is_smoke,
-            )
+            link = Head(*place, self._leader.decide, self._disk, self._leader.prepare)
         else:
             clock, compared = self._journal.clock, self._journal.clock_compared
-            place = link_place(self._attempt)
             link = Member(*place, clock, compared, self._answers.answerers(), self._disk)
         checks = await checking
         if self._leader:
@@ -304,8 +292,14 @@ class Agent:
         if result.code == 0 and not is_short:
             link.report_done()
             return
-        short = f" after {count} of {planned} ranks had started" if is_short else ""
-        link.report_failure(_launcher_failure(self._who.node, result, short))
+        when = f" after {count} of {planned} ranks had started" if is_short else ""
+        number = max(0, -result.code)
+        how = f"was killed by signal {number}" if number else f"exited with status {result.code}"
+        ended = f"the launcher {how}{when}" if result.was_started else "cannot start the launcher"
+        why = f": {result.last_line}" if result.last_line else ""
+        code = 128 + number if number else result.code or 1
+        about: Any = {"code": code, "signal": number, "cause": Cause.LAUNCHER}
+        link.report_failure(Failure(node=self._who.node, message=f"{ended}{why}", **about))
 
     # At the end
 
@@ -381,29 +375,5 @@ class Agent:
         elif is_well:
             from clusterrun.node.agent.leader import rest
 
-            is_over = lambda: self._was_signalled  # noqa: E731
-            following = await rest(link, self._attempt, self._disk, is_over)
+            following = await rest(link, self._attempt, self._disk, lambda: self._was_signalled)
         return 0 if self._was_signalled else following
-
-
-def _time(name: str) -> float | None:
-    """Return the time in a variable; None if it has none."""
-    with contextlib.suppress(ValueError):
-        return float(os.environ.get(name, ""))
-    return None
-
-
-def _launcher_failure(node: str, result: LauncherResult, when: str) -> Failure:
-    number = max(0, -result.code)
-    how = f"was killed by signal {number}" if number else f"exited with status {result.code}"
-    ended = f"the launcher {how}{when}" if result.was_started else "cannot start the launcher"
-    why = f": {result.last_line}" if result.last_line else ""
-    return Failure(
-        at=time.time(),
-        node=node,
-        rank=None,
-        code=128 + number if number else result.code or 1,
-        signal=number,
-        cause=Cause.LAUNCHER,
-        message=f"{ended}{why}",
-    )

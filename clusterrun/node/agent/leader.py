@@ -29,7 +29,7 @@ from clusterrun.node.agent.preparation import (
     launch_variables,
     prepare_run_dir,
 )
-from clusterrun.node.base.causes import Cause, Ending, NodeError, NodeExit, lost_node
+from clusterrun.node.base.causes import Cause, NodeError, NodeExit, lost_node
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.report import LaunchParameters, Report
 from clusterrun.node.base.stderr import say_on_stderr
@@ -82,14 +82,13 @@ class Leader:
 
     async def prepare(self) -> None:
         """Prepare the launch while the other nodes join."""
-        await asyncio.gather(self._prepare_run_dir(), self._ask_accelerate())
-
-    async def _prepare_run_dir(self) -> None:
+        asked = asyncio.ensure_future(self._ask_accelerate())
         try:
             await self._disk.do(partial(prepare_run_dir, self._attempt))
         except OSError as error:  # log readers work without it
             world = self._attempt.paths.world(self._attempt.number)
             self._journal.say(f"cannot write {world}: {error}")
+        await asked
 
     async def _ask_accelerate(self) -> None:
         """Ask for the variables of the ranks, and have their store hosted meanwhile."""
@@ -143,7 +142,9 @@ class Leader:
         from clusterrun.node.watch.looks import Looks
 
         plan, answers = self._plan, self._answers
-        head.decision.is_open = self._is_open
+        head.decision.is_open = lambda ending, reports: may_be_shared(
+            plan, ending.alike, reports, self._account.checkpoint
+        )
         head.look = answers.look_closely
         self.interruption = Interruption(
             request=self._attempt.paths.request(self._attempt.number),
@@ -191,11 +192,6 @@ class Leader:
             self.interruption.saved()
         if self._hangs is not None:
             self._hangs.heard(event)
-
-    def _is_open(self, ending: Ending, reports: int) -> bool:
-        """Return whether the ranks that have not failed could show that the script is to blame."""
-        saved = self._account.checkpoint
-        return may_be_shared(self._plan, alike=ending.alike, reports=reports, checkpoint=saved)
 
     async def _watch_run(self, head: Head, interruption: Interruption, looks: Looks) -> None:
         """Watch for requests and for a later attempt on other nodes.

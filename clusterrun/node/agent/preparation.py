@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -136,19 +137,16 @@ def _torch_capabilities() -> Capabilities:
 
 def link_place(attempt: Attempt) -> tuple[Identity, Realm, tuple[int, ...], float]:
     """Return where and for how long the agents meet."""
-    over = partial(has_group, attempt.paths.root) if attempt.plan.is_smoke else None
-    realm = Realm(paths=attempt.paths, attempt=attempt.number, over=over)
-    timeout_s = float(attempt.plan.rendezvous_timeout_s)
-    return attempt.who, realm, attempt_ports(attempt).link, timeout_s
-
-
-def join_s(attempt: Attempt) -> float:
-    """Return how long to wait for nodes that are checked: a busy one may start half as fast."""
-    try:
-        took_s = time.time() - attempt.paths.owner(attempt.number).stat().st_mtime
-    except OSError:
-        took_s = 0.0
-    return JOIN_S + JOIN_NODE_S * attempt.plan.nodes + min(max(took_s, 0.0), START_MOST_S)
+    plan, paths, who = attempt.plan, attempt.paths, attempt.who
+    over, timeout_s = None, float(plan.rendezvous_timeout_s)
+    if plan.is_smoke:  # of nodes that are checked, a busy one may start half as fast
+        over = partial(has_group, paths.root)
+        with contextlib.suppress(OSError):
+            took_s = time.time() - paths.owner(attempt.number).stat().st_mtime
+            extra_s = min(max(took_s, 0.0), START_MOST_S)
+            timeout_s = JOIN_S + JOIN_NODE_S * plan.nodes + extra_s if who.is_head else timeout_s
+    realm = Realm(paths=paths, attempt=attempt.number, over=over)
+    return who, realm, attempt_ports(attempt).link, timeout_s
 
 
 def decided_parameters(

@@ -21,18 +21,14 @@ _STATE, _EXIT_CODE = 0, 49  # fields of /proc/<pid>/stat, counted after the name
 
 def adopt_orphans() -> None:
     """Become the parent of each descendant whose own parent dies."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when `parent` dies; exit now if it is gone."""
-    _prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def wait_status(pid: int) -> int | None:
@@ -117,7 +113,7 @@ def kill_descendants(unawaited: Collection[int] = (), spared: Collection[int] = 
     while left := [pid for pid in _kill_all(spared) if pid not in unawaited]:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+                continue
         if time.monotonic() > deadline:
             return left
         time.sleep(0.02)

@@ -176,9 +176,10 @@ class Conductor:
         """Run the attempt, in a new step unless the agents that rested have taken it."""
         is_relaunch, is_taken = self.step is not None, self.agents_rest
         try:
-            if is_taken:
-                code = self._await_step()
-            if not is_taken or self._has_not_begun(code):
+            code = self._await_step() if is_taken else None
+            signs = (self.paths.head_pid(self.attempt), self.paths.status(self.attempt))
+            has_begun = code is None or self.terminated or any(sign.exists() for sign in signs)
+            if not (is_taken and has_begun):
                 self.step = self.host.start(
                     self.attempt, is_relaunch=is_relaunch, excluded=self.excluded
                 )
@@ -201,12 +202,6 @@ class Conductor:
                 break
             self._wait(LOOK_S)
         return code
-
-    def _has_not_begun(self, code: int | None) -> bool:
-        """Return whether the step ended before its agents began the attempt."""
-        signs = (self.paths.head_pid(self.attempt), self.paths.status(self.attempt))
-        is_over = code is not None and not self.terminated
-        return is_over and not any(sign.exists() for sign in signs)
 
     def _relaunch(self, decision: Decision) -> None:
         self.excluded = decision.exclude
@@ -231,21 +226,20 @@ class Conductor:
 
         If only this node cannot reach it, others continue the run meanwhile.
         """
-        is_reported = False
+        says = f"the decision after attempt {self.attempt} waits until slurmctld answers"
         while not self.host.answers():
             self._leave_if_followed()
             self._check()
-            if not is_reported:
-                is_reported, what = True, f"the decision after attempt {self.attempt}"
-                say_on_stderr(f"{what} waits until slurmctld answers")
+            if says:
+                say_on_stderr(says)
+            says = ""
             self._pause(SILENCE_S)
 
     def _claim(self) -> None:
         self._leave_if_followed()
         with contextlib.suppress(OSError):  # on a full disk continue without a claim
-            if claim(self.paths, self.attempt):
-                return
-        self._leave_if_followed()
+            if not claim(self.paths, self.attempt):
+                self._leave_if_followed()
 
     def _leave_if_followed(self) -> None:
         if who := followed_by(self.paths, self.attempt, self.owner):
@@ -293,7 +287,14 @@ class Conductor:
         self.continues_elsewhere = True
         if decision.next is Next.REQUEUE and self._requeue():
             return ELSEWHERE
-        if job_id := self._successor(decision.exclude):
+        try:
+            with held(signal.SIGTERM):  # an unrecorded job could not be cancelled
+                job_id = self.host.submit_successor(decision.exclude)
+        except (ClusterrunError, OSError, ValueError) as error:
+            job_id = ""
+            say_on_stderr(f"cannot submit a successor: {describe(error)}")
+        self._wait(0)
+        if job_id:
             say_on_stderr(f"job {job_id} continues the run")
             self.host.stay_down()
             return Finish(state=None, code=(self.terminated or ELSEWHERE).code)
@@ -319,17 +320,6 @@ class Conductor:
         if refusal:
             say_on_stderr(f"Slurm does not requeue this job: {refusal}")
         return not refusal
-
-    def _successor(self, excluded: tuple[str, ...]) -> str:
-        """Submit the next job; block SIGTERM, since an unrecorded job could not be cancelled."""
-        try:
-            with held(signal.SIGTERM):
-                return self.host.submit_successor(excluded)
-        except (ClusterrunError, OSError, ValueError) as error:
-            say_on_stderr(f"cannot submit a successor: {describe(error)}")
-        finally:
-            self._wait(0)
-        return ""
 
     def _leave(self, who: str) -> NoReturn:
         self.continues_elsewhere = True

@@ -82,17 +82,8 @@ class Host(Protocol):
 
 
 NO_QUEUE = "this machine has no queue"
-
-
-HEARD = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGURG,
-    signal.SIGCHLD,
-    signal.SIGHUP,
-)
+_NAMES = ("TERM", "INT", "USR1", "USR2", "URG", "CHLD", "HUP")
+HEARD = tuple(signal.Signals[f"SIG{name}"] for name in _NAMES)
 
 
 class Signals:

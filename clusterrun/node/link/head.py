@@ -54,7 +54,7 @@ class Head:
     """Node 0: welcome the members, if any, and decide how the attempt ends.
 
     It awaits `prepare` while they join, and calls `decide` once all have.
-    Without `waits_for_all`, it begins with those that have joined in time. `look` finds failures
+    If the realm may be `over`, it begins with those that have joined in time. `look` finds failures
     on this node.
     `left_behind`: a member did not report that all its processes are gone, or left alone.
     """
@@ -68,12 +68,10 @@ class Head:
         decide: Decide,
         disk: SharedDisk,
         prepare: Prepare | None = None,
-        *,
-        waits_for_all: bool = True,
     ) -> None:
         self._who, self._realm, self._ports, self._disk = who, realm, ports, disk
         self._timeout_s, self._decide = timeout_s, decide
-        self._prepare, self._waits_for_all = prepare, waits_for_all
+        self._prepare = prepare
         self._peers: dict[int, Peer] = {}
         self._left: dict[int, float] = {}  # by node rank: when it disconnected before the launch
         self._is_launched = False
@@ -130,7 +128,7 @@ class Head:
             if gone:
                 text = f"{', '.join(gone)} disconnected before the launch"
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
-            if now > deadline and self._waits_for_all:
+            if now > deadline and self._realm.over is None:
                 absent = [n for i, n in enumerate(self._who.nodes) if i and i not in self._peers]
                 text = f"{', '.join(absent)} did not join within {self._timeout_s:.0f} s"
                 raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)

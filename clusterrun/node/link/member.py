@@ -54,7 +54,7 @@ class Member:
         self._channel: Channel | None = None
         self._decision = StopDecision()
         self._closed = asyncio.Event()
-        self._is_done = False
+        self._is_done = self._has_met = False
         self._next_attempt = 0
         self.decided_alone = False
         self.is_patient = False  # ranks may save in their own handlers: the head waits for them
@@ -70,12 +70,13 @@ class Member:
         self._channel = channel
         # From now on the head enforces the timeout: it may have started later.
         self._ping(channel)
-        message = await guarded(self._welcome(channel), self._give_up(channel))
+        message = await guarded(self._welcome(channel), self._watch_head(channel))
         if message.get("type") != "welcome":
             await channel.close()  # the head waits for this
             code = int(message.get("code", NodeExit.RENDEZVOUS_FAILED))
             reason = str(message.get("reason", "the head sent no welcome"))
             raise NodeError(code, reason, is_told=True)
+        self._has_met = True
         self._tasks.start(self._listen(channel))
         self._tasks.start(self._watch_head(channel))
         return LaunchParameters(
@@ -98,14 +99,8 @@ class Member:
         text = f"{self._who.node}: the head {self._who.nodes[0]} {how}"
         return NodeError(NodeExit.RENDEZVOUS_FAILED, text)
 
-    async def _give_up(self, channel: Channel) -> None:
-        raise self._lost(await self._silence(channel))
-
     async def _watch_head(self, channel: Channel) -> None:
-        self._head_is_lost(f"its agent {await self._silence(channel)}")
-
-    async def _silence(self, channel: Channel) -> str:
-        """Wait until the head no longer answers heartbeats; return a description.
+        """Wait until the head no longer answers heartbeats. Raises NodeError before the welcome.
 
         Count heartbeats, not seconds: Slurm may suspend a job for hours.
         """
@@ -113,7 +108,10 @@ class Member:
             channel.send("alive")
             self._unanswered += 1
             await asyncio.sleep(ALIVE_S)
-        return f"has not answered for {ALIVE_S * UNANSWERED:.0f} s"
+        how = f"has not answered for {ALIVE_S * UNANSWERED:.0f} s"
+        if not self._has_met:
+            raise self._lost(how)
+        self._head_is_lost(f"its agent {how}")
 
     def _head_is_lost(self, text: str) -> None:
         self._decision.make(Ending.of(lost_node(self._who.nodes[0], text)))

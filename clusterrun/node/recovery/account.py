@@ -82,29 +82,20 @@ class Account:
 
         srun's own exit status is that of the task that it killed last.
         """
-        paths, number = self._attempt.paths, self._attempt.number
-        outcome = self._outcome(ending)
+        paths, number, who = self._attempt.paths, self._attempt.number, self._attempt.who
+        failure, code = ending.failure, ending.code
         with contextlib.suppress(OSError):
-            files.create(paths.status(number), f"{ending.code}\n")
-        if self._attempt.who.is_head:
+            files.create(paths.status(number), f"{code}\n")
+        if who.is_head:
             with contextlib.suppress(OSError, ValueError):  # another node may be writing it
                 code = int(paths.status(number).read_text(encoding="ascii"))
-                outcome = dataclasses.replace(outcome, code=code)
-            with contextlib.suppress(OSError):
-                write_outcome(paths, outcome)
-        else:
-            with contextlib.suppress(OSError):  # FileExistsError: the head or another was first
-                files.create(paths.outcome(number), outcome.to_json())
-
-    def _outcome(self, ending: Ending) -> Outcome:
-        who, failure = self._attempt.who, ending.failure
-        return Outcome(
-            attempt=self._attempt.number,
+        outcome = Outcome(
+            attempt=number,
             job_id=who.job_id,
             started_at=self._started_at,
             ended_at=time.time(),
             nodes=who.nodes,
-            code=ending.code,
+            code=code,
             cause=ending.cause,
             reason=ending.reason,
             interruption=ending.interruption,
@@ -120,3 +111,8 @@ class Account:
             checkpoint=self.checkpoint,
             unfit=self.unfit,
         )
+        with contextlib.suppress(OSError):  # FileExistsError: the head or another was first
+            if who.is_head:
+                write_outcome(paths, outcome)
+            else:
+                files.create(paths.outcome(number), outcome.to_json())

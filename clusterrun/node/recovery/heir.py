@@ -16,7 +16,6 @@ from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery.conclude import conclude
 from clusterrun.node.recovery.reach import unreachable
-from clusterrun.node.recovery.rules import Decision
 from clusterrun.rundir.claims import claim
 from clusterrun.rundir.outcome import Next, write_end
 from clusterrun.rundir.paths import RunPaths
@@ -60,7 +59,13 @@ def inherit(attempt: Attempt, say: Callable[[str], None]) -> None:
             code = 0 if decision.state is JobState.COMPLETED else LOST
             write_end(attempt.paths, decision.state, code)
         else:
-            say(f"job {_successor(attempt, decision)} continues the run")
+            root, excluded = str(attempt.paths.root), ",".join(decision.exclude)
+            argv = [sys.executable, "-m", "clusterrun.backends.slurm.successor", root, excluded]
+            # Not in the working directory: the user's modules may shadow ours.
+            done = shell.run(argv, timeout_s=SUBMIT_S, cwd=attempt.paths.root)
+            if done.rc:
+                raise ClusterrunError(" ".join(done.stderr.split()) or f"exit status {done.rc}")
+            say(f"job {done.stdout.strip()} continues the run")
     except (ClusterrunError, OSError) as error:
         attempt.paths.followed(attempt.number).unlink(missing_ok=True)
         say(f"cannot carry out this decision: {error}")
@@ -124,16 +129,6 @@ def _is_ended(attempt: Attempt) -> bool:
         return attempt.paths.request(attempt.number).read_text().strip() in ENDING
     except FileNotFoundError:
         return False
-
-
-def _successor(attempt: Attempt, decision: Decision) -> str:
-    argv = [sys.executable, "-m", "clusterrun.backends.slurm.successor", str(attempt.paths.root)]
-    # Not in the working directory: the user's modules may shadow ours.
-    cwd = attempt.paths.root
-    done = shell.run([*argv, ",".join(decision.exclude)], timeout_s=SUBMIT_S, cwd=cwd)
-    if done.rc:
-        raise ClusterrunError(" ".join(done.stderr.split()) or f"exit status {done.rc}")
-    return done.stdout.strip()
 
 
 def _scheduler(say: Callable[[str], None], *argv: str) -> None:

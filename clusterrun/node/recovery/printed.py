@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from clusterrun.logformat.symptoms import TRACEBACK, Classifier
@@ -20,7 +20,14 @@ def last_reason(output: Path, since: int, nodes: Iterable[str]) -> str:
     """Return clusterrun's last line for a node after byte `since`, the last error, or ""."""
     lines = _lines(output, since)
     own = _own(lines, tuple(f"{PREFIX}{node}: " for node in nodes))
-    return next((found[-1] for found in (own, _errors(lines), _of_slurm(lines)[:1]) if found), "")
+    classifier = Classifier()
+    errors = [
+        line
+        for line in lines
+        if not line.startswith((PREFIX, *SLURM))
+        and classifier.classify("", line.encode()) not in ("", TRACEBACK)
+    ]
+    return next((found[-1] for found in (own, errors, _of_slurm(lines)[:1]) if found), "")
 
 
 def reason_of(output: Path, node: str) -> str:
@@ -44,16 +51,6 @@ def _of_slurm(lines: Iterable[str]) -> list[str]:
 
 def _own(lines: Iterable[str], marks: tuple[str, ...]) -> list[str]:
     return [line.removeprefix(PREFIX) for line in lines if line.startswith(marks)]
-
-
-def _errors(lines: Sequence[str]) -> list[str]:
-    classifier = Classifier()
-    return [
-        line
-        for line in lines
-        if not line.startswith((PREFIX, *SLURM))
-        and classifier.classify("", line.encode()) not in ("", TRACEBACK)
-    ]
 
 
 def _lines(path: Path, since: int) -> list[str]:

@@ -178,7 +178,7 @@ def _is_same_error(history: Sequence[Outcome]) -> bool:
     return first == second
 
 
-def may_be_shared(plan: Plan, *, alike: int, reports: int, checkpoint: int | None) -> bool:
+def may_be_shared(plan: Plan, alike: int, reports: int, checkpoint: int | None) -> bool:
     """Return whether to wait for the reports of more ranks: no restart follows in any case.
 
     `alike` ranks have failed at one place of the script, of `reports` that have failed.
