@@ -24,9 +24,8 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_field() -> None:
         ({"mem": 200}, "mem must be a str, not int"),
         ({"strategy": 2}, "strategy must be one of its values, not int"),
         ({"args": "--lr 1"}, "args must be a list of str, not str"),
-        ({"args": ("--lr", 1e-4)}, "args must contain str only, not 0.0001"),
-        ({"env": {"A": 1}}, "env: the value of A must be a str, not int"),
-        ({"env": {1: "a"}}, "env: 1 is not a variable name"),
+        ({"args": ("--lr", 1e-4)}, "args must be a list of str"),
+        ({"env": {"A": 1}}, "env must be a mapping of str to str"),
         ({"env": "A=1"}, "env must be a mapping of str to str, not str"),
         ({"network_env": (("A", "1"),)}, "network_env must be a mapping of str to str, not tuple"),
     ]

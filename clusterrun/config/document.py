@@ -6,7 +6,7 @@ the number 5400.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +21,7 @@ from clusterrun.config.values import Raw, unexpanded_variable
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.bounded_yaml import MERGE, MOST_VALUES, BoundedLoader
 
+_BROKEN: Final = "this is not valid YAML"
 HINTS: Final = 100  # for so many mistakes; a hint takes a search
 _NULL: Final = "tag:yaml.org,2002:null"
 _TEXT_TAGS: Final = frozenset(
@@ -88,16 +89,14 @@ class _Reader:
             raise self._marked(error) from error
         except yaml.reader.ReaderError as error:
             line = self.file.text.count("\n", 0, error.position) + 1
-            raise self._broken(error.reason, f"{self.file.shown}:{line}") from error
+            where = f"{self.file.shown}:{line}"
+            raise ConfigError(_BROKEN, cause=error.reason, where=where) from error
 
     def _marked(self, error: yaml.MarkedYAMLError) -> ConfigError:
         mark = error.problem_mark or error.context_mark
         where = f"{self.file.shown}:{mark.line + 1}:{mark.column + 1}" if mark else None
         cause = " ".join(filter(None, (error.context, error.problem)))
-        return self._broken(cause, where or self.file.shown, _way_out(error))
-
-    def _broken(self, cause: str, where: str, hint: str | tuple[str, ...] = ()) -> ConfigError:
-        return ConfigError("this is not valid YAML", cause=cause, hint=hint, where=where)
+        return ConfigError(_BROKEN, cause=cause, where=where or self.file.shown)
 
     def read_root(self, root: Node) -> None:
         """Read the top level: plain keys, sections, profiles."""
@@ -107,18 +106,10 @@ class _Reader:
             if name == "profiles":
                 self.read_profiles(value)
             elif name == "profile":
-                self.read_profile_choice(value)
+                if not _is_empty(value):
+                    self.document.profile = (self.text(value, name), self.origin(value))
             else:
                 self.read_key(name, key, value)
-
-    def read_profile_choice(self, value: Node) -> None:
-        """Read the name of the profile that this file selects."""
-        if not isinstance(value, ScalarNode):
-            self.document.errors.append(
-                self.wrong(value, "profile must be a single name", "write profile: NAME")
-            )
-        elif value.tag != _NULL:
-            self.document.profile = (value.value, self.origin(value))
 
     def read_profiles(self, node: Node) -> None:
         """Read each profile like a separate file."""
@@ -136,11 +127,8 @@ class _Reader:
         if self.only not in ("", full):
             return
         if not section and name in SECTIONS:
-            message, hint = (
-                f"[{name}] must contain 'key: value' lines",
-                f"write {name}: {{KEY: value}}",
-            )
-            for inner, inner_key, child in self.entries(value, message, hint):
+            message = f"[{name}] must contain 'key: value' lines"
+            for inner, inner_key, child in self.entries(value, message, "write KEY: value"):
                 self.read_key(inner, inner_key, child, name)
         elif full in BY_KEY and (section or "." not in name):
             self.read_value(BY_KEY[full], key, value)
@@ -250,8 +238,10 @@ class _Reader:
         if field.name == "setup" and not isinstance(node, ScalarNode):
             return tuple(self.setup_lines(node))
         if isinstance(node, SequenceNode):
-            return self.texts(node)
-        return self.texts_by_name(node) if isinstance(node, MappingNode) else self.text(node, "")
+            return tuple(self.text(item, "an item") for item in node.value)
+        if isinstance(node, MappingNode):
+            return {name: self.text(value, name) for name, _key, value in self.pairs(node)}
+        return self.text(node, "")
 
     def setup_lines(self, node: Node) -> Iterator[str]:
         """Yield the lines of a list; a mapping, in or instead of a list, names environments."""
@@ -259,24 +249,13 @@ class _Reader:
             if not isinstance(item, MappingNode):
                 yield self.text(item, "an item")
                 continue
-            yield from (self.environment(kind, key, value) for kind, key, value in self.pairs(item))
-
-    def environment(self, kind: str, key: Node, value: Node) -> str:
-        """Return the line that names an environment."""
-        one_or_more = value.value if isinstance(value, SequenceNode) else [value]
-        names = [self.text(node, kind) for node in one_or_more]
-        try:
-            return setup_line(kind, names)
-        except UsageError as error:
-            raise self.wrong(key, error.message, error.hints) from error
-
-    def texts(self, node: SequenceNode) -> tuple[str, ...]:
-        """Return the items of a list of scalars."""
-        return tuple(self.text(item, "an item") for item in node.value)
-
-    def texts_by_name(self, node: MappingNode) -> Mapping[str, str]:
-        """Return the values of a mapping of scalars."""
-        return {name: self.text(value, name) for name, _key, value in self.pairs(node)}
+            for kind, key, value in self.pairs(item):
+                one_or_more = value.value if isinstance(value, SequenceNode) else [value]
+                names = [self.text(node, kind) for node in one_or_more]
+                try:
+                    yield setup_line(kind, names)
+                except UsageError as error:
+                    raise self.wrong(key, error.message, error.hints) from error
 
     def text(self, node: Node, what: str) -> str:
         """Return the text of a scalar as written in the file."""
@@ -304,26 +283,6 @@ class _Reader:
         if self.profile:
             text += f" (profile {self.profile})"
         return Origin(text=text, where=self.at(at or key), is_of_user=self.file.is_of_user)
-
-
-# Phrases of PyYAML's errors, and how to correct the file; the first match is used.
-_WAYS_OUT: Final = (
-    ("'\\t'", "indent with spaces"),
-    ("flow sequence", "close the list that begins on line {line} with ]"),
-    ("flow mapping", "close the mapping that begins on line {line} with }}"),
-    ("flow node", "close the list or mapping with ] or }}"),
-    ("quoted scalar", "close the quotation mark on line {line}"),
-    ("cannot start any token", "put the value in quotation marks"),
-    ("mapping values are not allowed", "put a value with ': ' in quotation marks"),
-    ("expected <block end>", "indent all keys of a level by the same number of spaces"),
-)
-
-
-def _way_out(error: yaml.MarkedYAMLError) -> str | tuple[str, ...]:
-    """Return how to correct a syntax error; () if unknown."""
-    words = f"{error.context} {error.problem}"
-    line = error.context_mark.line + 1 if error.context_mark else 0
-    return next((way.format(line=line) for part, way in _WAYS_OUT if part in words), ())
 
 
 def _is_empty(node: Node) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 import re
 from collections.abc import Callable, Sequence
@@ -13,12 +12,6 @@ from clusterrun.errors import UsageError
 
 _NAMED: Final = r"(conda|venv|uv|modules): *(.*)\Z"
 _CONTROL: Final = r"[\x00-\x1f\x7f]"
-_LIKE_NAMED: Final = r"([A-Za-z_]+):(?!//) *(\S.*)\Z"
-# Other words for the four.
-_ALIASES: Final = {
-    **{"module": "modules", "conda_env": "conda", "mamba": "conda", "virtualenv": "venv"},
-    **{word: word for word in ("conda", "venv", "uv", "modules")},
-}
 _HINT: Final = "write conda: NAME, venv: DIR, uv: DIR, modules: [NAME, ...], or a line of bash"
 
 
@@ -48,7 +41,6 @@ def read_step(text: str) -> SetupStep:
     """
     found = re.match(_NAMED, text)
     if found is None:
-        _refuse_misspelling(text)
         return SetupStep(text=text)
     kind, value = found[1], found[2].strip()
     names = tuple(value.split()) if kind == "modules" else (value,)
@@ -59,22 +51,9 @@ def read_step(text: str) -> SetupStep:
     return SetupStep(text=text, tool=Tool(kind), names=names)
 
 
-def _refuse_misspelling(text: str) -> None:
-    """Refuse `conad:llm`, which bash would read as a command."""
-    found = re.match(_LIKE_NAMED, text)
-    near = difflib.get_close_matches(found[1].lower(), _ALIASES, n=1) if found else ()
-    if found and near:
-        raise UsageError(
-            f"setup: '{text}' is neither an environment nor a line of bash",
-            hint=f"write {_ALIASES[near[0]]}: {found[2]}",
-        )
-
-
 def setup_line(kind: str, names: Sequence[str]) -> str:
     """Return the line for one key of a mapping. Raises UsageError for another key or no name."""
     text = f"{kind}: {' '.join(names)}"
-    if not re.match(_NAMED, text):
-        _refuse_misspelling(text)
     if not re.match(_NAMED, text) or any(re.search(_CONTROL, name) for name in names):
         raise UsageError(f"setup: '{kind}' has no environment name", hint=_HINT)
     if kind != "modules" and len(names) != 1:

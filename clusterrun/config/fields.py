@@ -5,11 +5,9 @@ Values that Slurm or the file system would refuse later are refused here.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -91,35 +89,12 @@ def check_type(field: Field, value: Any) -> None:
     if (value is None and field.default is None) or value == () == field.default:
         return
     types, what = _TYPES[field.kind]
-    is_other = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
-    if is_other:
-        is_one_text = field.kind is Kind.TEXTS and isinstance(value, str)
-        hint = f"write {list_of(field.name, value)}" if is_one_text else ()
-        raise UsageError(f"{field.name} must be {what}, not {_type(value)}", hint=hint)
-    if field.kind is Kind.TEXTS:
-        for text in value:
-            if not isinstance(text, str):
-                raise UsageError(
-                    f"{field.name} must contain str only, not {text!r}",
-                    hint=f"write it as '{text}'",
-                )
-    if field.kind is Kind.MAPPING:
-        _check_variable_types(field, value)
-
-
-def _check_variable_types(field: Field, variables: Mapping[Any, Any]) -> None:
-    for name, text in variables.items():
-        if not isinstance(name, str):
-            raise UsageError(f"{field.name}: {name!r} is not a variable name", hint=_NAME)
-        if not isinstance(text, str):  # may be a secret, so the message does not repeat it
-            raise UsageError(
-                f"{field.name}: the value of {name} must be a str, not {_type(text)}",
-                hint="pass it as a str",
-            )
-
-
-def _type(value: object) -> str:
-    return "None" if value is None else type(value).__name__
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        found = "None" if value is None else type(value).__name__
+        raise UsageError(f"{field.name} must be {what}, not {found}")
+    items: Any = (*value, *value.values()) if isinstance(value, Mapping) else value
+    if not isinstance(items, str | int | float) and not all(isinstance(x, str) for x in items):
+        raise UsageError(f"{field.name} must be {what}")  # an item may be a secret
 
 
 def check_value(field: Field, value: Any, *, label: str) -> None:
@@ -134,17 +109,20 @@ def check_value(field: Field, value: Any, *, label: str) -> None:
         if not value:
             raise UsageError(f"{label} is empty", hint=_LEFT_OUT)
         _refuse_control(label, value)
-        check_text(field.name, label, value)
-    if field.kind is Kind.TEXTS:
-        _check_texts(field, label, value)
-    if field.kind is Kind.MAPPING:
-        for name, text in value.items():
-            if not re.match(_VARIABLE, name):
-                raise UsageError(f"{label}: {name!r} is not a variable name", hint=_NAME)
-            if "\x00" in text:
-                raise UsageError(
-                    f"{label}: the value of {name} contains a NUL byte", hint="remove it"
-                )
+        _check_text(field.name, label, value)
+    texts = value if field.kind is Kind.TEXTS else ()
+    texts = tuple(value.values()) if field.kind is Kind.MAPPING else texts
+    if "\x00" in "".join(texts):
+        raise UsageError(f"{label} contains a NUL byte", hint="remove it")
+    for text in texts if field.kind is Kind.TEXTS else ():
+        _check_text(field.name, label, text)
+        if field.name == "setup":
+            read_step(text)
+        if field.name in ("sbatch_args", "srun_args"):
+            _refuse_control(label, text)
+    for name in value if field.kind is Kind.MAPPING or field.name == "pass_env" else ():
+        if not re.match(_VARIABLE, name):
+            raise UsageError(f"{label}: {name!r} is not a variable name", hint=_NAME)
 
 
 def _check_number(field: Field, label: str, value: Any) -> None:
@@ -154,27 +132,9 @@ def _check_number(field: Field, label: str, value: Any) -> None:
     if least is not None and not least <= value <= most:
         bound = f"at least {least}" if value < least else f"at most {most}"
         valid = f"{least} or more" if value < least else f"{most} or less"
-        valid += " (Slurm's maximum)" if value > most == SLURM_MOST else ""
         raise UsageError(
             f"{label} must be {bound}, not {value}", hint=f"write {valid}, or leave it out"
         )
-
-
-def _check_texts(field: Field, label: str, values: tuple[str, ...]) -> None:
-    for text in values:
-        if "\x00" in text:
-            raise UsageError(f"{label} contains a NUL byte: {text!r}", hint="remove it")
-    for text in values:
-        check_text(field.name, label, text)
-        if field.name == "setup":
-            read_step(text)
-        if field.name in ("sbatch_args", "srun_args"):
-            _refuse_control(label, text)
-        if field.name == "pass_env" and not re.match(_VARIABLE, text):
-            raise UsageError(
-                f"{label}: {text!r} is not a variable name",
-                hint="list names of variables of your shell, without values",
-            )
 
 
 def _refuse_control(label: str, value: str) -> None:
@@ -197,23 +157,44 @@ MOST: Final[Mapping[str, int]] = {
     ),
     "main_process_port": 65_535,
 }
-RESERVED_NAMES: Final = ("", ".", "..", "by-job")
 
-_MEMORY: Final = r"(?i)[0-9]+(?:[KMGT]B?)?\Z"
-_PORT_RANGE: Final = r"([0-9]{1,5})-([0-9]{1,5})"
-_WAIT_FOR: Final = (
-    *("after", "afterany", "afterburstbuffer", "aftercorr", "afternotok", "afterok"),
-    *("expand", "singleton"),
-)
+RESERVED_NAMES: Final = ("", ".", "..", "by-job")  # of runs
 _JOB: Final = r"[0-9]+(?:_(?:[0-9]+|\*))?(?:\+[0-9]+)?"
-_DEPENDENCY: Final = rf"(?i)(?:([a-z]+)(?::{_JOB})+|singleton|{_JOB})\Z"
-
-
-def check_text(name: str, label: str, value: str) -> None:
-    """Refuse a text that is invalid for the field; `label` names the setting. Raises UsageError."""
-    check = _CHECKS.get(name)
-    if check is not None:
-        check(label, value)
+_AFTER: Final = rf"after(?:any|burstbuffer|corr|notok|ok)?(?::{_JOB})+"
+_WAIT: Final = rf"\s*(?:{_AFTER}|expand(?::{_JOB})+|singleton|{_JOB})\s*"
+_MEMORY: Final = (
+    r"(?i)\s*[0-9]+(?:[KMGT]B?)?\s*\Z",
+    "must be an amount of memory, not",
+    "write a whole number with K, M, G or T, e.g. 200G",
+)
+# A setting's pattern, what another value is told, and a hint.
+_PATTERNS: Final[Mapping[str, tuple[str, str, str]]] = {
+    **dict.fromkeys(("mem", "mem_per_gpu", "mem_per_cpu"), _MEMORY),
+    **dict.fromkeys(
+        ("nodelist", "exclude"),
+        (r"\S+\Z", "must not contain spaces:", "separate nodes with commas"),
+    ),
+    "dependency": (
+        rf"(?i){_WAIT}(?:[,?]{_WAIT})*\Z",
+        "is not a dependency:",
+        "write afterok:JOBID, or singleton",
+    ),
+    "name": (
+        r"(?!(?:\.|\.\.|by-job)\Z)[^/]+\Z",
+        "cannot be the name of a run directory:",
+        "leave out slashes; '.', '..' and 'by-job' are reserved",
+    ),
+    "preload": (
+        r"[^\W\d]\w*(?:\.[^\W\d]\w*)*\Z",
+        "must list names of modules, not",
+        "list installed modules, such as [transformers, datasets]",
+    ),
+    "stage_dir": (
+        r"/[^$]*\Z",
+        "must be an absolute path, not",
+        "name a directory on the disk of each node, without variables: /local/scratch",
+    ),
+}
 
 
 def port_range(text: str, label: str = "port_range") -> tuple[int, int]:
@@ -222,7 +203,7 @@ def port_range(text: str, label: str = "port_range") -> tuple[int, int]:
     >>> port_range("20000-29999")
     (20000, 29999)
     """
-    match = re.fullmatch(_PORT_RANGE, text)
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1024 <= low < high <= 65535:  # the agents need one port, the rendezvous another
         raise UsageError(
@@ -232,111 +213,17 @@ def port_range(text: str, label: str = "port_range") -> tuple[int, int]:
     return low, high
 
 
-def list_of(name: str, text: str) -> list[str]:
-    """Return the list that one text stands for: arguments are split into words.
-
-    >>> list_of("args", "--lr 1"), list_of("setup", "module load cuda")
-    (['--lr', '1'], ['module load cuda'])
-    """
+def _check_text(name: str, label: str, value: str) -> None:
+    """Refuse a text that is invalid for the field; `label` names the setting. Raises UsageError."""
+    pattern, says, hint = _PATTERNS.get(name, ("", "", ""))
+    if not re.match(pattern, value):
+        raise UsageError(f"{label} {says} '{value}'", hint=hint)
+    if name == "port_range":
+        port_range(value, label)
     try:
-        return shlex.split(text) if name == "args" else [text]
-    except ValueError:
-        return [text]
-
-
-def _memory(label: str, value: str) -> None:
-    if not re.match(_MEMORY, value.strip()):
-        raise UsageError(
-            f"{label} must be an amount of memory, not '{value}'",
-            hint="write a whole number with K, M, G or T, e.g. 200G",
-        )
-
-
-def _hosts(label: str, value: str) -> None:
-    if "/" in value:  # sbatch reads the names from a file
-        return
-    if re.search(r"\s", value):
-        raise UsageError(
-            f"{label} must not contain spaces: '{value}'", hint="separate nodes with commas"
-        )
-    try:
-        parse_hostlist(value)
+        if name in ("nodelist", "exclude") and "/" not in value:  # else sbatch reads the file
+            parse_hostlist(value)
+        elif name == "hosts":
+            parse_host(value)
     except UsageError as error:
         raise UsageError(f"{label}: {error.message}", hint=error.hints) from error
-
-
-def _dependency(label: str, value: str) -> None:
-    for part in re.split("[,?]", value):
-        found = re.match(_DEPENDENCY, part.strip())
-        if found is None or (found[1] and found[1].lower() not in _WAIT_FOR):
-            raise UsageError(f"{label}: '{part}' is not a dependency", hint=_how_to_wait(part))
-
-
-def _how_to_wait(part: str) -> str:
-    kind, colon, jobs = part.partition(":")
-    near = difflib.get_close_matches(kind.lower(), _WAIT_FOR, n=1)
-    if near and colon:
-        return f"write {near[0]}:{jobs or 'JOBID'}"
-    return "write afterok:JOBID, or singleton"
-
-
-def _run_name(label: str, value: str) -> None:
-    if "/" in value or value in RESERVED_NAMES:
-        raise UsageError(
-            f"{label} {value!r} cannot be the name of a run directory",
-            hint="leave out slashes; '.', '..' and 'by-job' are reserved",
-        )
-    if len(value.encode(errors="surrogateescape")) > 200:
-        raise UsageError(
-            f"{label} is longer than 200 bytes",
-            hint="shorten it: it becomes the name of a directory",
-        )
-
-
-def _host(label: str, value: str) -> None:
-    try:
-        parse_host(value)
-    except UsageError as error:
-        raise UsageError(f"{label}: {error.message}", hint=error.hints) from error
-
-
-def _ports(label: str, value: str) -> None:
-    port_range(value, label)
-
-
-def _command(label: str, value: str) -> None:
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        raise UsageError(f"{label} {value!r}: {error}", hint="close each quote") from error
-    if not words:
-        raise UsageError(f"{label} is empty", hint="leave it out")
-
-
-def _module(label: str, value: str) -> None:
-    if not all(part.isidentifier() for part in value.split(".")):
-        raise UsageError(
-            f"{label}: '{value}' is not the name of a module",
-            hint="list installed modules, such as [transformers, datasets]",
-        )
-
-
-def _node_directory(label: str, value: str) -> None:
-    if not value.startswith("/") or "$" in value:
-        raise UsageError(
-            f"{label}: '{value}' is not an absolute path",
-            hint="name a directory on the disk of each node, without variables: /local/scratch",
-        )
-
-
-_CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
-    **dict.fromkeys(("mem", "mem_per_gpu", "mem_per_cpu"), _memory),
-    **dict.fromkeys(("nodelist", "exclude"), _hosts),
-    "dependency": _dependency,
-    "hosts": _host,
-    "name": _run_name,
-    "port_range": _ports,
-    "health_command": _command,
-    "preload": _module,
-    "stage_dir": _node_directory,
-}

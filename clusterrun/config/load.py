@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -50,16 +51,9 @@ _OTHERS: Final = (
 )
 Layer = Sequence[Setting]
 
-_NUMBERS: Final = [
-    "params",
-    "active_params",
-    "hidden",
-    "layers",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "vocab",
-]
+_NUMBERS: Final = (
+    *("params", "active_params", "hidden", "layers", "heads", "kv_heads", "ffn", "vocab"),
+)
 _OF_A_MODEL: Final = ("lora", "load_in_4bit", "step_time_s")  # true of that model only
 # What a setting replaces in lower layers: other forms of the same fact, and dependent facts. One
 # layer may set both.
@@ -142,13 +136,9 @@ def adopt_spec(spec: JobSpec, *, cwd: Path) -> Resolved:
     given = {
         field.name: Given(value=value, speaker="Python")
         for field in FIELDS
-        if (value := getattr(spec, field.name)) != _default(field)
+        if (value := getattr(spec, field.name)) != field.default
     }
     return resolve(FoundFiles(files=(), project_dir=cwd), given, environ={}, cwd=cwd)
-
-
-def _default(field: Field) -> Any:
-    return {} if field.kind is Kind.MAPPING else field.default
 
 
 def resolve(
@@ -167,16 +157,22 @@ def resolve(
     Paths on the command line are relative to `typed_in`, or to `cwd`. Of files, `only` that key is
     read.
     """
-    documents = _documents(found.files, only)
+    documents: list[Document] = []
+    if found.files:
+        from clusterrun.config.document import parse_document  # imports YAML
+
+        documents = [parse_document(file, only=only) for file in found.files]
     refuse_mistakes(documents)
     chosen = chosen_profile(profile, environ, documents)
     anchor = Anchor(home=environ.get("HOME") or None, directory=str(typed_in) if typed_in else None)
+    lowest_first = documents[::-1]
     merged = merge(
-        (
-            *_file_layers(documents, chosen),
+        [
+            *(document.settings for document in lowest_first),
+            *(document.profiles.get(chosen, []) for document in lowest_first if chosen),
             list(environment_settings(environ, anchor)),
             [*override_settings(overrides, anchor), *flag_settings(flags, anchor)],
-        )
+        ]
     )
     merged.take_timeout()
     merged.warn_of_secrets()
@@ -232,16 +228,11 @@ def environment_settings(environ: Mapping[str, str], anchor: Anchor) -> Iterator
     """Read the `CLUSTERRUN_<SECTION>_<KEY>` variables that are not empty."""
     for field in FIELDS:
         text = environ.get(field.env)
-        if not text or _belongs_to_a_run(field, environ):
-            continue
-        origin = Origin(text=f"env {field.env}", where=f"env {field.env}", is_of_user=True)
-        raw = _flow(field, text, field.env)
-        yield from settings_of(field, raw, origin, anchor, label=field.env)
-
-
-def _belongs_to_a_run(field: Field, environ: Mapping[str, str]) -> bool:
-    # Inside a job, CLUSTERRUN_RUN_DIR is the run of the rank itself.
-    return field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ
+        is_of_rank = field.name == "run_dir" and "CLUSTERRUN_ATTEMPT" in environ  # inside a job
+        if text and not is_of_rank:
+            origin = Origin(text=f"env {field.env}", where=f"env {field.env}", is_of_user=True)
+            raw = _flow(field, text, field.env)
+            yield from settings_of(field, raw, origin, anchor, label=field.env)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
@@ -279,18 +270,10 @@ def _field_of(key: str) -> tuple[Field, str]:
     home, _, item = key.rpartition(".")
     if home in BY_KEY and BY_KEY[home].kind is Kind.MAPPING:
         return BY_KEY[home], item
-    raise unknown_key(key)
-
-
-def unknown_key(key: str) -> UsageError:
-    """Return the error for a dotted key that is not a setting."""
-    if key.partition(".")[0] in ("profile", "profiles"):
-        return UsageError(f"unknown key '{key}'", hint="use --profile NAME")
+    section = key.partition(".")[0]
     near = nearest(key, BY_KEY)
-    if near is not None:
-        return UsageError(f"unknown key '{key}'", hint=f"use '{near}'")
-    section = key.partition(".")[0] if key.partition(".")[0] in SECTIONS else ""
-    return UsageError(f"unknown key '{key}'", hint=hint_for_key(key, section))
+    hint = hint_for_key(key, section * (section in SECTIONS))
+    raise UsageError(f"unknown key '{key}'", hint=f"use '{near}'" if near else hint)
 
 
 def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]:
@@ -317,25 +300,18 @@ def flag_settings(flags: Mapping[str, Any], anchor: Anchor) -> Iterator[Setting]
 
 def _raw(value: Any) -> Raw:
     if isinstance(value, Mapping):
-        return {str(name): _raw_text(text) for name, text in value.items()}
+        return {str(name): str(text) for name, text in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(_raw_text(item) for item in value)
-    return _raw_text(value)
-
-
-def _raw_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+        return tuple(map(str, value))
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 
 def _flow(field: Field, text: str, label: str) -> Raw:
     """Read a list or a mapping from one text: YAML's flow form, or a single item."""
-    opening = {Kind.TEXTS: "[", Kind.MAPPING: "{"}.get(field.kind)
-    if opening is None:
+    if field.kind not in (Kind.TEXTS, Kind.MAPPING):
         return text
-    names_environments = field.name == "setup" and text.lstrip().startswith("{")
-    if text.lstrip().startswith(opening) or names_environments:
+    opening = "{" if field.kind is Kind.MAPPING else ("[", "{") if field.name == "setup" else "["
+    if text.lstrip().startswith(opening):
         from clusterrun.config.document import parse_flow  # imports YAML
 
         return parse_flow(field, text, label=label)
@@ -381,21 +357,20 @@ class Merged:
 
     def take_timeout(self) -> None:
         """Read NCCL_TIMEOUT as the process group's timeout."""
-        for name in ("network_env", "env"):
-            for item in TIMEOUT_NAMES:
-                if item in self.values.get(name, {}):
-                    self._take_timeout(name, item)
-
-    def _take_timeout(self, name: str, item: str) -> None:
-        text, origin = self.values[name].pop(item), self.origins.pop(f"{BY_NAME[name].key}.{item}")
-        ignored = f"neither NCCL nor torch reads {item} ({origin})"
-        if "timeout_s" in self.values:
-            self.notes.append(f"{ignored}; launch.timeout is used")
-            return
-        seconds = interpret_at(origin, BY_NAME["timeout_s"], text, label=item)
-        self.values["timeout_s"] = seconds
-        self.origins["launch.timeout"] = Origin(text=f"{origin} ({item})", where=origin.where)
-        self.notes.append(f"{ignored}; it is used as launch.timeout: {format_seconds(seconds)}")
+        for name, item in itertools.product(("network_env", "env"), TIMEOUT_NAMES):
+            if (text := self.values.get(name, {}).pop(item, None)) is None:
+                continue
+            origin = self.origins.pop(f"{BY_NAME[name].key}.{item}")
+            note = f"neither NCCL nor torch reads {item} ({origin}); "
+            if "timeout_s" not in self.values:
+                seconds = interpret_at(origin, BY_NAME["timeout_s"], text, label=item)
+                self.values["timeout_s"] = seconds
+                read = Origin(text=f"{origin} ({item})", where=origin.where)
+                self.origins["launch.timeout"] = read
+                note += f"it is used as launch.timeout: {format_seconds(seconds)}"
+            else:
+                note += "launch.timeout is used"
+            self.notes.append(note)
 
     def warn_of_secrets(self) -> None:
         """Warn of an argument that looks like a secret: `ps` and the run directory show it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -190,47 +190,28 @@ class Resolved(NamedTuple):
         Values of one section and origin share a line, which ends with the origin. Equal specs and
         origins give equal bytes; unprintable characters are escaped.
         """
+        groups: dict[tuple[str, str], list[str]] = {}
+        for field in sorted(FIELDS, key=lambda field: field.key.rpartition(".")[0]):
+            home, _, leaf = field.key.rpartition(".")
+            if (value := getattr(self.spec, field.name)) is None:
+                continue
+            raw = written(field, value)
+            names = [f"{field.key}.{name}" for name in raw] if isinstance(raw, dict) else []
+            origin = ", ".join({str(self.origins[key]): None for key in names or [field.key]})
+            text = raw if field.kind in _BARE else _flow_text(raw)
+            groups.setdefault((home, origin), []).append(f"{leaf}: {text}")
+        rows, section = list[tuple[str, str]](), ""
+        for (home, origin), texts in groups.items():
+            start = "" if home == section else f"{'}, ' * bool(section)}{home}: {{"
+            text, section = f"{start}{', '.join(texts)},", home
+            if rows and rows[-1][1] == origin:
+                text = f"{rows.pop()[0]} {text}"
+            rows.append((text, origin))
         what = "# The configuration, with origins. Relative paths are relative to"
-        lines = [f"{what} {_comment(str(self.cwd))}"]
-        lines += [f"# profile {_comment(self.profile)}"] if self.profile else []
-        top: dict[str, list[str]] = {}
-        parted: list[str] = []
-        for section, fields in _by_section().items():
-            own = self._by_origin(fields)
-            if not section:
-                top = own
-            elif len(own) == 1:
-                text = ", ".join(own[next(iter(own))])
-                top.setdefault(next(iter(own)), []).append(f"{section}: {{{text}}}")
-            else:
-                parted += _rows(own, f"{section}: {{", "}")
-        return "\n".join((*lines, *_rows(top, "{"), *parted, "}")) + "\n"
-
-    def _by_origin(self, fields: Sequence[Field]) -> dict[str, list[str]]:
-        groups: dict[str, list[str]] = {}
-        for field in fields:
-            if (value := getattr(self.spec, field.name)) is not None:
-                text = f"{field.key.rpartition('.')[2]}: {_flow_text(field, value)}"
-                groups.setdefault(_comment(self._origin(field, value)), []).append(text)
-        return groups
-
-    def _origin(self, field: Field, value: Any) -> str:
-        names = [f"{field.key}.{name}" for name in value] if field.kind is Kind.MAPPING else []
-        return ", ".join(dict.fromkeys(str(self.origins[key]) for key in names or [field.key]))
-
-
-def _rows(groups: Mapping[str, Sequence[str]], start: str, end: str = "") -> Iterator[str]:
-    """Yield a line for each origin; `end` is after the last value."""
-    for left, (origin, texts) in enumerate(groups.items(), 1 - len(groups)):
-        yield f"{start}{', '.join(texts)}{'' if left else end},  # {origin}"
-        start = "  "
-
-
-def _by_section() -> Mapping[str, Sequence[Field]]:
-    sections: dict[str, list[Field]] = {"": []}
-    for field in FIELDS:
-        sections.setdefault(field.key.rpartition(".")[0], []).append(field)
-    return sections
+        head = [f"{what} {_comment(str(self.cwd))}"]
+        head += [f"# profile {_comment(self.profile)}"] if self.profile else []
+        lines = "\n  ".join(f"{text}  # {_comment(origin)}" for text, origin in rows)
+        return "\n".join([*head, "{" + lines, "}}"]) + "\n"
 
 
 def _plain_value(field: Field, value: Any) -> Plain:
@@ -245,21 +226,18 @@ def _plain_value(field: Field, value: Any) -> Plain:
 
 def _one_line(value: str | float | bool | list[str]) -> str:
     if isinstance(value, list):
-        return "[" + ", ".join(yaml_text(text) for text in value) + "]"
+        return _flow_text(tuple(value))
     if isinstance(value, bool):
         return "true" if value else "false"
     return _comment(str(value)) or '""'
 
 
-def _flow_text(field: Field, value: Any) -> str:
+def _flow_text(raw: Raw) -> str:
     """Return a value as YAML on one line."""
-    raw = written(field, value)
     if isinstance(raw, Mapping):
         pairs = (f"{yaml_text(key)}: {yaml_text(text)}" for key, text in sorted(raw.items()))
         return "{" + ", ".join(pairs) + "}"
-    if isinstance(raw, tuple):
-        return "[" + ", ".join(yaml_text(text) for text in raw) + "]"
-    return raw if field.kind in _BARE else yaml_text(raw)
+    return yaml_text(raw) if isinstance(raw, str) else f"[{', '.join(map(yaml_text, raw))}]"
 
 
 def yaml_text(text: str) -> str:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Final
 
 from clusterrun.config.environments import in_place
-from clusterrun.config.fields import Field, Kind, check_value, list_of
+from clusterrun.config.fields import Field, Kind, check_value
 from clusterrun.config.hosts import split_hosts
 from clusterrun.config.secrets import is_secret, is_secret_value, named_secrets
 from clusterrun.errors import UsageError
@@ -135,16 +135,6 @@ def _integer(field: Field, text: str, label: str) -> int:
     value = parse_count(text)
     if value is not None and value < _LARGEST and value == int(value):
         return int(value)
-    if field.name == "nodes" and re.match(r"[0-9]+[-:][0-9]+\Z", text):
-        raise UsageError(
-            f"{label} must be one number, not '{text}'",
-            hint="write one number; a run has a fixed number of nodes",
-        )
-    if field.name == "nproc_per_node" and text in ("auto", "gpu", "cpu"):  # torchrun's words
-        raise UsageError(
-            f"{label} must be a number, not '{text}'",
-            hint="leave it out for one rank per GPU",
-        )
     raise UsageError(f"{label} must be a whole number, not '{text}'", hint="write a number, e.g. 4")
 
 
@@ -183,10 +173,8 @@ def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
     if field.name == "hosts" and not isinstance(raw, Mapping):
         return tuple(host for text in _texts(raw) for host in split_hosts(text))
     if isinstance(raw, str | Mapping):
-        leaf = field.key.rpartition(".")[2]
-        items = list_of(field.name, raw) if isinstance(raw, str) and raw else ["first", "second"]
-        hint = f"write {leaf}: {items}"
-        hint += ", or an environment as setup: {conda: NAME}" if leaf == "setup" else ""
+        hint = f"write {field.key.rpartition('.')[2]}: [first, second]"
+        hint += ", or an environment as setup: {conda: NAME}" if field.name == "setup" else ""
         raise UsageError(f"{label} must be a list", hint=hint)
     return raw
 
@@ -194,52 +182,32 @@ def _list(field: Field, raw: Raw, label: str) -> tuple[str, ...]:
 def _mapping(_field: Field, raw: Raw, label: str) -> dict[str, str]:
     if isinstance(raw, Mapping):
         return dict(raw)
-    return dict(_pair(text, label) for text in ((raw,) if isinstance(raw, str) else raw))
-
-
-def _pair(text: str, label: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if equals:
-        return name, value
-    raise UsageError(
-        f"{label}: '{text}' has no value",
-        hint=f"write {text}=VALUE, or --pass-env {text} to pass your shell's value",
-    )
+    pairs = [text.partition("=") for text in ((raw,) if isinstance(raw, str) else raw)]
+    for name, equals, _ in pairs:
+        if not equals:
+            hint = f"write {name}=VALUE, or --pass-env {name} to pass your shell's value"
+            raise UsageError(f"{label}: '{name}' has no value", hint=hint)
+    return {name: value for name, _, value in pairs}
 
 
 def _refuse_secrets(field: Field, value: Any, label: str) -> None:
-    """Refuse secrets, since others can read the files of a run."""
-    name = _secret_in(field, value)
-    if name:
+    """Refuse secrets, since others can read the files of a run; arguments are only warned of."""
+    names: list[str] = []
+    if field.kind is Kind.MAPPING:
+        names = [n for n, text in value.items() if is_secret(n, text)]
+    elif field.name == "setup":
+        names = [name for line in value for name, _ in named_secrets(line) if name]
+    if names:
         raise UsageError(
-            f"{label}: {name} looks like a secret and would be written to the run directory",
-            hint=f"set it in your shell and write pass_env: [{name}]; it is passed by name",
+            f"{label}: {names[0]} looks like a secret and would be written to the run directory",
+            hint=f"set it in your shell and write pass_env: [{names[0]}]; it is passed by name",
         )
-    if is_secret_value("\n".join(_shown_to_others(field, value))):
+    texts = value if field.kind is Kind.TEXTS and field.name != "args" else ()
+    if is_secret_value(value if field.kind is Kind.TEXT else "\n".join(texts)):
         raise UsageError(
             f"{label} contains what looks like a secret and would be written to the run directory",
             hint="export it in your shell and list the variable in pass_env",
         )
-
-
-def _secret_in(field: Field, value: Any) -> str:
-    """Return the name of a variable whose value is a secret; "" if there is none."""
-    if field.kind is Kind.MAPPING:
-        found = [n for n, text in value.items() if is_secret(n, text)]
-    elif field.name == "setup":
-        found = [name for line in value for name, _ in named_secrets(line) if name]
-    else:
-        found = []
-    return found[0] if found else ""
-
-
-def _shown_to_others(field: Field, value: Any) -> tuple[str, ...]:
-    """Return the texts for Slurm and bash, without the arguments of the script."""
-    if value is None or field.name == "args":
-        return ()
-    if field.kind is Kind.TEXT:
-        return (value,)
-    return tuple(value) if field.kind is Kind.TEXTS else ()
 
 
 _READERS: Final[Mapping[Kind, Callable[[Field, Raw, str], Any]]] = {

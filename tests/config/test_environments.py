@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 
+from clusterrun.config import environments
 from clusterrun.config.environments import Tool, read_step
-from clusterrun.errors import ConfigError, UsageError
+from clusterrun.errors import ConfigError
 from tests.config.conftest import Workplace
 
 
 @pytest.mark.parametrize(
     ("written", "lines"),
     [
-        ("{conda: llm}", ("conda: llm",)),
         ("{modules: [cuda/12.4, nccl], venv: /my venv}",
          ("modules: cuda/12.4 nccl", "venv: /my venv")),
         ("[{modules: cuda/12.4}, {conda: /envs/llm}, 'export X=1']",
@@ -28,7 +30,7 @@ def test_a_mapping_names_environments_in_its_order(
     resolved = workplace.load()
     assert resolved.spec.setup == lines
     assert workplace.load(overrides=[f"launch.setup={written}"]).spec.setup == lines
-    (workplace.project / "clusterrun.yaml").write_text(resolved.to_yaml())
+    workplace.write_project(resolved.to_yaml())
     assert workplace.load().spec.setup == lines
 
 
@@ -47,35 +49,29 @@ def test_a_directory_counts_from_its_file_and_a_name_does_not(workplace: Workpla
 
 
 @pytest.mark.parametrize(
-    "written",
-    ["{nix: llm}", "{conda: [a, b]}", "{conda: -n}", "{modules: []}", '{venv: "a\\nb"}'],
+    ("launch", "hint"),
+    [
+        *(
+            (f"setup: [{written}]", "write conda: NAME, venv: DIR")
+            for written in ("{nix: a}", "{conda: [a, b]}", "{conda: -n}", "{modules: []}")
+        ),
+        ('setup: [{venv: "a\\nb"}]', "write conda: NAME, venv: DIR"),
+        ("setup: llm", "write setup: [first, second], or an environment as setup: {conda: NAME}"),
+        ("conda: llm", "write it under 'launch:' as setup: {conda: ...}"),
+    ],
 )
 def test_what_names_no_environment_is_refused_at_its_line(
-    workplace: Workplace, written: str
+    workplace: Workplace, launch: str, hint: str
 ) -> None:
-    workplace.write_project(f"launch:\n  setup: [{written}]")
+    workplace.write_project(f"launch:\n  {launch}")
     with pytest.raises(ConfigError) as caught:
         workplace.load()
-    assert caught.value.where is not None
-    assert caught.value.where.startswith("clusterrun.yaml:2:")
-    assert caught.value.hints[0].startswith("write conda: NAME, venv: DIR")
-
-
-def test_a_name_alone_is_no_list(workplace: Workplace) -> None:
-    workplace.write_project("launch: {setup: llm}")
-    with pytest.raises(UsageError) as caught:
-        workplace.load()
-    assert "an environment as setup: {conda: NAME}" in caught.value.hints[0]
-
-
-def test_an_environment_beside_setup_is_told_where_it_belongs(workplace: Workplace) -> None:
-    workplace.write_project("launch: {conda: llm}")
-    with pytest.raises(UsageError) as caught:
-        workplace.load()
-    assert caught.value.hints == ("write it under 'launch:' as setup: {conda: ...}",)
+    assert str(caught.value.where).startswith("clusterrun.yaml:2:")
+    assert caught.value.hints[0].startswith(hint)
 
 
 def test_bash_stays_bash() -> None:
     for line in ("conda activate llm", "module load cuda", "source venv/bin/activate", "venv=1"):
         assert read_step(line).tool is None
     assert read_step("conda:llm").tool is Tool.CONDA
+    assert doctest.testmod(environments).failed == 0

@@ -47,21 +47,18 @@ def test_each_place_wins_over_those_below_it(workplace: Workplace, lowest: int) 
     assert str(resolved.origins["slurm.partition"]) == expected
 
 
-@pytest.mark.parametrize(
-    ("place", "wins"), [("project", False), ("job", False), ("env", True), ("flag", True)]
-)
 def test_a_profile_beats_plain_values_of_every_file_and_loses_to_environment_and_flags(
-    workplace: Workplace, place: str, wins: bool
+    workplace: Workplace,
 ) -> None:
     workplace.write_site("profiles: {a100: {slurm: {partition: site-a100}}}")
     text = "slurm: {partition: plain}"
-    workplace.write_project(text if place == "project" else "")
-    workplace.write("home/project/job.yaml", text if place == "job" else "")
-    if place == "env":
-        workplace.environ["CLUSTERRUN_SLURM_PARTITION"] = "plain"
-    flags = {"partition": "plain"} if place == "flag" else {}
-    resolved = workplace.load(flags, config_file="job.yaml", profile="a100")
-    assert resolved.spec.partition == ("plain" if wins else "site-a100")
+    workplace.write_project(text)
+    workplace.write("home/project/job.yaml", text)
+    where: dict[str, Any] = {"config_file": "job.yaml", "profile": "a100"}
+    assert workplace.load(**where).spec.partition == "site-a100"
+    assert workplace.load({"partition": "plain"}, **where).spec.partition == "plain"
+    workplace.environ["CLUSTERRUN_SLURM_PARTITION"] = "plain"
+    assert workplace.load(**where).spec.partition == "plain"
 
 
 def test_a_profile_that_several_files_define_is_laid_together(workplace: Workplace) -> None:
@@ -72,44 +69,36 @@ def test_a_profile_that_several_files_define_is_laid_together(workplace: Workpla
     assert str(resolved.origins["slurm.partition"]) == "./clusterrun.yaml:4 (profile a100)"
 
 
-@pytest.mark.parametrize(
-    ("option", "variable", "chosen"),
-    [("b", "c", "b"), (None, "c", "c"), (None, None, "a"), ("", "c", None), (None, "", "a")],
-)
-def test_the_profile_is_chosen_by_option_then_environment_then_file(
-    workplace: Workplace, option: str | None, variable: str | None, chosen: str | None
-) -> None:
+def test_the_profile_is_chosen_by_option_then_environment_then_file(workplace: Workplace) -> None:
     workplace.write_project("profile: a\nprofiles: {a: {}, b: {}, c: }\n")
-    if variable is not None:
+    for option, variable, chosen in (
+        *(("b", "c", "b"), (None, "c", "c"), (None, "", "a"), ("", "c", None)),
+    ):
         workplace.environ["CLUSTERRUN_PROFILE"] = variable
-    assert workplace.load(profile=option).profile == chosen
+        assert workplace.load(profile=option).profile == chosen
 
 
 def test_an_unknown_profile_is_answered_with_the_nearest_name(workplace: Workplace) -> None:
     workplace.write_project("profiles: {a100: {}, cpu: {}}")
-    with pytest.raises(UsageError, match="unknown profile 'a10'") as caught:
-        workplace.load(profile="a10")
-    assert caught.value.hints == ("use 'a100'",)
-    with pytest.raises(UsageError) as caught:
-        workplace.load(profile="zzz")
-    assert caught.value.hints == ("use one of: a100, cpu",)
-
-
-def test_an_unknown_profile_that_a_file_asks_for_names_the_line(workplace: Workplace) -> None:
+    for name, hint in (("a10", "use 'a100'"), ("zzz", "use one of: a100, cpu")):
+        with pytest.raises(UsageError, match=f"unknown profile '{name}'") as caught:
+            workplace.load(profile=name)
+        assert caught.value.hint == hint
     workplace.write_project("name: x\nprofile: gone\n")
     with pytest.raises(ConfigError, match="unknown profile 'gone'") as caught:
         workplace.load()
     assert caught.value.where == "clusterrun.yaml:2:10"
-    assert caught.value.hints == (
-        "define it under 'profiles:' in clusterrun.yaml; no file defines a profile",
-    )
+    assert caught.value.hint.endswith("no file defines a profile")
 
 
-def test_every_key_has_an_origin_and_what_nobody_said_is_built_in(workplace: Workplace) -> None:
+def test_what_nobody_said_is_built_in(workplace: Workplace) -> None:
+    workplace.environ["CLUSTERRUN_SLURM_ACCOUNT"] = ""
+    del workplace.environ["HOME"]
     resolved = workplace.load()
-    assert {key: str(origin) for key, origin in resolved.origins.items()} == {
-        field.key: "built-in" for field in FIELDS
-    }
+    origins = {key: str(origin) for key, origin in resolved.origins.items()}
+    assert origins == {field.key: "built-in" for field in FIELDS}
+    assert resolved.project_dir == workplace.project
+    assert (resolved.spec.account, resolved.spec.run_dir) == (None, "runs")
 
 
 def test_the_project_file_is_found_from_a_directory_below(workplace: Workplace) -> None:
@@ -121,12 +110,6 @@ def test_the_project_file_is_found_from_a_directory_below(workplace: Workplace) 
     assert str(resolved.origins["slurm.nodes"]) == "../../clusterrun.yaml:2"
     assert resolved.spec.script == str(workplace.project / "train.py")
     assert resolved.spec.run_dir == str(workplace.project / "runs")
-
-
-def test_without_a_project_file_the_working_directory_is_the_project(workplace: Workplace) -> None:
-    resolved = workplace.load()
-    assert resolved.project_dir == workplace.project
-    assert resolved.spec.run_dir == "runs"
 
 
 def test_a_job_file_that_is_the_project_file_is_read_once(workplace: Workplace) -> None:
@@ -149,6 +132,7 @@ def test_a_file_above_that_another_user_owns_does_not_command_us(workplace: Work
 
 def test_paths_in_files_count_from_the_file_and_others_stay_as_typed(workplace: Workplace) -> None:
     workplace.write_user("launch: {accelerate_config: acc.yaml, python: ~/venv/bin/python}")
+    assert workplace.load({"python": "python3.12"}).spec.python == "python3.12"
     workplace.write_site("launch: {deepspeed_config: ~/ds.json}")
     workplace.write_project("script: ./train.py\n")
     workplace.environ["CLUSTERRUN_RUN_DIR"] = "out/runs"
@@ -159,11 +143,6 @@ def test_paths_in_files_count_from_the_file_and_others_stay_as_typed(workplace: 
     assert spec.python == "~/venv/bin/python"  # of the machine that runs it
     assert spec.script == "./train.py"
     assert spec.run_dir == "out/runs"
-
-
-def test_a_program_found_on_the_path_of_the_nodes_stays_a_name(workplace: Workplace) -> None:
-    workplace.write_user("launch: {python: python3.12}")
-    assert workplace.load().spec.python == "python3.12"
 
 
 def test_a_variable_in_a_path_is_warned_of_since_it_is_not_expanded(workplace: Workplace) -> None:
@@ -190,11 +169,6 @@ def test_inside_a_job_the_runs_own_directory_is_not_taken_for_the_setting(
 ) -> None:
     workplace.environ |= {"CLUSTERRUN_RUN_DIR": "/runs/x/1", "CLUSTERRUN_ATTEMPT": "1"}
     assert workplace.load().spec.run_dir == "runs"
-
-
-def test_an_empty_variable_says_nothing(workplace: Workplace) -> None:
-    workplace.environ["CLUSTERRUN_SLURM_ACCOUNT"] = ""
-    assert workplace.load().spec.account is None
 
 
 def test_a_misspelt_variable_is_warned_of(workplace: Workplace) -> None:
@@ -257,11 +231,16 @@ def test_a_script_on_the_command_line_does_not_get_the_files_arguments(
     assert workplace.load({"args": ("--steps", "9")}).spec.script == "a.py"
 
 
-def test_a_file_that_names_a_script_and_a_module_is_refused(workplace: Workplace) -> None:
-    workplace.write_project("script: a.py\nmodule: pkg.train\n")
-    with pytest.raises(ConfigError, match="cannot be combined") as caught:
-        workplace.load()
-    assert caught.value.where == "clusterrun.yaml:2:9"
+def test_what_cannot_be_combined_is_refused_where_it_stands(workplace: Workplace) -> None:
+    for text, message, place in (
+        ("script: a.py\nmodule: pkg.train\n", "script and module cannot be combined", "2:9"),
+        ("slurm: {clusters: 'a,b'}", "slurm.clusters lists 2 clusters: a, b", "1:19"),
+        ("env:\n  NCCL_TIMEOUT: never\n", "'never' is not a time span", "2:3"),
+    ):
+        workplace.write_project(text)
+        with pytest.raises(ConfigError) as caught:
+            workplace.load()
+        assert (caught.value.message, caught.value.where) == (message, f"clusterrun.yaml:{place}")
 
 
 def test_slurms_typed_gpu_count_sets_the_type_too(workplace: Workplace) -> None:
@@ -286,10 +265,12 @@ def test_python_values_mean_what_their_texts_mean(workplace: Workplace) -> None:
     assert spec.partition is None
 
 
-@pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_SOCKET_TIMEOUT", "TORCH_NCCL_TIMEOUT"])
-@pytest.mark.parametrize("where", ["env", "network: {env"])
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [("env", "NCCL_TIMEOUT"), ("env", "TORCH_NCCL_TIMEOUT"), ("network: {env", "NCCL_TIMEOUT")],
+)
 def test_p6b_a_timeout_that_nothing_reads_is_taken_as_the_option_that_was_meant(
-    workplace: Workplace, name: str, where: str
+    workplace: Workplace, where: str, name: str
 ) -> None:
     workplace.write_project(f"{where}: {{{name}: 1800, A: 1}}" + "}" * where.count("{"))
     resolved = workplace.load()
@@ -309,40 +290,12 @@ def test_p6b_a_timeout_of_our_own_wins_over_nccl_timeout(workplace: Workplace) -
     assert "launch.timeout is used" in resolved.notes[0]
 
 
-def test_p6b_a_timeout_that_is_no_number_is_refused_where_it_stands(workplace: Workplace) -> None:
-    workplace.write_project("env:\n  NCCL_TIMEOUT: never\n")
-    with pytest.raises(ConfigError, match="'never' is not a time span") as caught:
-        workplace.load()
-    assert caught.value.where == "clusterrun.yaml:2:3"
-
-
-def test_two_clusters_are_refused(workplace: Workplace) -> None:
-    workplace.write_project("slurm: {clusters: 'east,west'}")
-    with pytest.raises(ConfigError, match="lists 2 clusters: east, west") as caught:
-        workplace.load()
-    assert caught.value.where == "clusterrun.yaml:1:19"
-    assert caught.value.hints == ("choose one, e.g. --set slurm.clusters=east",)
-    assert workplace.load({"clusters": "west"}).spec.clusters == "west"
-
-
-def test_a_named_site_file_that_is_missing_is_an_error(workplace: Workplace) -> None:
-    workplace.environ["CLUSTERRUN_SITE_CONFIG"] = "/nowhere/site.yaml"
-    with pytest.raises(ConfigError, match=r"cannot read /nowhere/site\.yaml") as caught:
-        workplace.load()
-    assert caught.value.cause == "No such file or directory"
-
-
 def test_the_user_file_is_found_where_xdg_says(workplace: Workplace) -> None:
     workplace.write("xdg/clusterrun/config.yaml", "slurm: {account: nlp}")
     workplace.environ["XDG_CONFIG_HOME"] = str(workplace.root / "xdg")
     assert workplace.load().spec.account == "nlp"
     workplace.environ["XDG_CONFIG_HOME"] = "relative"
     assert workplace.load().spec.account is None
-
-
-def test_no_home_is_no_error(workplace: Workplace) -> None:
-    del workplace.environ["HOME"]
-    assert workplace.load().spec.nodes is None
 
 
 def test_variables_of_a_rank_are_no_settings_but_for_the_one_that_loading_knows() -> None:
@@ -369,9 +322,7 @@ def test_a_spec_made_in_python_is_held_against_the_same_rules(tmp_path: Path) ->
     ("spec", "message"),
     [
         (JobSpec(env={"HF_TOKEN": "x"}), "looks like a secret"),
-        (JobSpec(clusters="a,b"), "lists 2 clusters"),
         (JobSpec(strategy="zero4"), "unknown strategy 'zero4'"),  # type: ignore[arg-type]  # a typo
-        (JobSpec(script="a.py", module="b"), "cannot be combined"),
     ],
 )
 def test_a_mistake_in_a_spec_made_in_python(tmp_path: Path, spec: JobSpec, message: str) -> None:
@@ -382,46 +333,29 @@ def test_a_mistake_in_a_spec_made_in_python(tmp_path: Path, spec: JobSpec, messa
 HF = "hf_" + "a1B2" * 8
 
 
-@pytest.mark.parametrize(
-    ("word", "named"),
-    [
-        ("--hf-token", "--hf-token"),
-        ("--api_key=x", "--api_key"),
-        ("wandb.api_key=x", "wandb.api_key"),
-        ("+logger.wandb.api_key=x", "+logger.wandb.api_key"),
-        (HF, "hf_..."),
-        (f"hub={HF}", "hub"),
-        ("--url=https://me:pw@host/x", "--url"),
-        ("https://me:pw@host/x", "htt..."),
-    ],
-)
-def test_an_argument_that_looks_like_a_secret_is_warned_of(
-    workplace: Workplace, word: str, named: str
-) -> None:
-    args = (word, "x", "--max-tokens", "5", "pad_token=0", "wandb.api_key=${oc.env:KEY}")
-    resolved = workplace.load({"script": "a.py", "args": args})
-    assert len(resolved.notes) == 1
-    assert resolved.notes[0].startswith(f"argument {named} looks like a secret")
+def test_an_argument_that_looks_like_a_secret_is_warned_of(workplace: Workplace) -> None:
+    for word, named in (
+        *(("--hf-token", "--hf-token"), ("--api_key=x", "--api_key")),
+        *(("+logger.wandb.api_key=x", "+logger.wandb.api_key"), (f"hub={HF}", "hub")),
+        *((HF, "hf_..."), ("https://me:pw@host/x", "htt...")),
+    ):
+        args = (word, "x", "--max-tokens", "5", "pad_token=0", "wandb.api_key=${oc.env:KEY}")
+        (note,) = workplace.load({"script": "a.py", "args": args}).notes
+        assert note.startswith(f"argument {named} looks like a secret")
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"setup": (f"huggingface-cli login --token {HF}",)},
-        {"setup": ("export HTTPS_PROXY=http://me:hunter2@proxy:3128",)},
-        {"comment": HF},
-        {"sbatch_args": (f"--comment={HF}",)},
-        {"srun_args": ("--container-image=https://me:hunter2@registry/image",)},
-    ],
-)
-def test_what_slurm_or_bash_would_show_to_others_holds_no_secret(
-    workplace: Workplace, flags: dict[str, Any]
-) -> None:
-    with pytest.raises(UsageError, match="contains what looks like a secret") as caught:
-        workplace.load({"script": "a.py", **flags})
-    told = repr((caught.value.message, caught.value.hints, caught.value.cause))
-    assert HF not in told
-    assert "hunter2" not in told
+def test_what_slurm_or_bash_would_show_to_others_holds_no_secret(workplace: Workplace) -> None:
+    for name, value in (
+        ("setup", (f"huggingface-cli login --token {HF}",)),
+        ("setup", ("export HTTPS_PROXY=http://me:hunter2@proxy:3128",)),
+        ("comment", HF),
+        ("sbatch_args", (f"--comment={HF}",)),
+    ):
+        with pytest.raises(UsageError, match="contains what looks like a secret") as caught:
+            workplace.load({"script": "a.py", name: value})
+        told = repr((caught.value.message, caught.value.hints, caught.value.cause))
+        assert HF not in told
+        assert "hunter2" not in told
 
 
 FACTS = "training:\n  params: 478_720\n  hidden: 128\n  layers: 2\n  max_steps: 200\n"
@@ -442,29 +376,21 @@ def test_a_model_named_above_replaces_the_numbers_below_and_that_is_said(
     )
 
 
-@pytest.mark.parametrize(
-    ("file", "name", "value", "gone"),
-    [
+def test_the_same_fact_in_other_words_is_replaced(workplace: Workplace) -> None:
+    for file, name, value, gone in (
         ("model: gpt2", "params", "7e9", "model"),
         ("model: gpt2", "hidden", "64", "model"),
         ("max_steps: 200", "epochs", "10", "max_steps"),
-        ("epochs: 3", "max_steps", "10", "epochs"),
         ("tokens: 1e9", "samples", "1000", "tokens"),
-        ("samples: 1000", "tokens", "1e9", "samples"),
         ("accumulation: 1", "effective_batch", "64", "accumulation"),
-        ("effective_batch: 64", "accumulation", "2", "effective_batch"),
         ("gpu_mem: 20GiB", "gpu", "h100", "gpu_mem_bytes"),
-    ],
-)
-def test_the_same_fact_in_other_words_is_replaced(
-    workplace: Workplace, file: str, name: str, value: str, gone: str
-) -> None:
-    workplace.write_project(f"training: {{{file}}}\n")
-    resolved = workplace.load({name: value})
-    assert getattr(resolved.spec, name) is not None
-    assert getattr(resolved.spec, gone) is None
-    (note,) = resolved.notes
-    assert f"training.{file.partition(':')[0]} (./clusterrun.yaml:1)" in note
+    ):
+        workplace.write_project(f"training: {{{file}}}\n")
+        resolved = workplace.load({name: value})
+        assert getattr(resolved.spec, name) is not None
+        assert getattr(resolved.spec, gone) is None
+        (note,) = resolved.notes
+        assert f"training.{file.partition(':')[0]} (./clusterrun.yaml:1)" in note
 
 
 def test_a_profile_replaces_what_plain_values_say_in_other_words(workplace: Workplace) -> None:
