@@ -57,14 +57,6 @@ SHORT = partition("short", 6, 3600)
 LONG = partition("long", 3)
 
 
-def test_what_waits_for_nodes_is_told_how_many_there_are_of_its_kind() -> None:
-    found = look()
-    (fact,) = found.facts
-    assert (fact.kind, fact.partition, fact.asked, fact.limit) == (FactKind.NODES, "gpu", 3, 4)
-    assert dict(fact.uses) == {Use.IDLE: 1, Use.PARTLY: 2, Use.BUSY: 1}
-    assert found.sooner == (FEWER, LONG, SHORT)
-
-
 def test_what_would_start_sooner() -> None:
     day = Sooner(kind=ChangeKind.TIME, limit_s=DAY)
     five = Sooner(kind=ChangeKind.NODES, idle=5, nodes=5)
@@ -107,11 +99,6 @@ def test_what_a_partition_does_not_have_is_told_in_numbers() -> None:
     for changes, *wanted in table:
         (fact,) = [fact for fact in look(**changes).facts if fact.kind is not FactKind.NODES]
         assert [fact.kind, fact.asked, fact.limit] == wanted, changes
-
-
-def test_a_request_within_the_limits_gets_no_such_fact() -> None:
-    assert kinds(look(nodes=4, limit_s=86_400, gpus=8)) == [FactKind.NODES]
-    assert kinds(look(is_exact=False, gpu_type="b200", gpus=99)) == [FactKind.NODES]
 
 
 def test_nodes_that_are_down_are_named_if_they_are_missing() -> None:
@@ -191,14 +178,6 @@ def test_a_reservation_ahead_is_named_with_a_limit_that_ends_before_it() -> None
     assert (len(soon.facts), soon.sooner) == (1, ())
 
 
-def test_sinfo_is_asked_once_for_all_and_not_again_for_ten_seconds(stubs: Stubs) -> None:
-    stubs.add("sinfo", f"echo '{SITE}'")
-    assert len(node_groups("tuxA")) == len(GROUPS)
-    assert node_groups("tuxA") == node_groups("tuxA")
-    (call,) = stubs.calls("sinfo")
-    assert call[1:3] == ["--clusters=tuxA", "--noheader"]
-
-
 def test_a_sinfo_that_fails_leaves_nothing_and_is_asked_again(stubs: Stubs) -> None:
     for body in ("exit 1", "echo Unable to contact slurm controller >&2; exit 1"):
         stubs.add("sinfo", body)
@@ -218,30 +197,18 @@ def test_the_request_is_that_of_the_plan(tmp_path: Path) -> None:
         ({"constraint": "ib&h-100"}, {"features": ("ib", "h-100"), "is_exact": True}),
         ({"constraint": "[a|b]*2"}, {"is_exact": False}),
         ({"nodelist": "node1"}, {"is_exact": False}),
-        ({"reservation": "mine"}, {"is_exact": False}),
         ({"exclude": "node[1-2]"}, {"exclude": frozenset({"node1", "node2"})}),
         ({"exclude": "node[1-"}, {"is_exact": False}),
+        ({"": "--licenses=scratch"}, {"is_exact": True}),
+        ({"": "--mincpus=8"}, {"is_exact": False}),
     ]
     for directives, more in table:
+        args = (directives.pop(""),) if "" in directives else ()
         lines = tuple(Directive(name=name, value=value) for name, value in directives.items())
-        found = requested(tmp_path, directives=lines, gpus_per_node=8, spare_nodes=1)
+        plan = make_plan(tmp_path, directives=lines, gpus_per_node=8, sbatch_args=args)
+        record = new_record(plan, RunPaths(root=tmp_path), argv=(), now=0.0)
+        about = {"partition": "a,b", "asked_nodes": 3, "asked_limit_s": 60}
+        job = JobStatus(record=record, state=JobState.PENDING, **about)
+        found = request_of(job, plan)
         expected = {"partitions": ("a", "b"), "nodes": 3, "limit_s": 60, "gpus": 8} | more
         assert {name: getattr(found, name) for name in expected} == expected
-
-
-def test_an_option_that_may_choose_nodes_makes_the_request_uncertain(tmp_path: Path) -> None:
-    assert requested(tmp_path, sbatch_args=("--licenses=scratch",)).is_exact
-    assert not requested(tmp_path, sbatch_args=("--licenses=x", "--mincpus=8")).is_exact
-
-
-def requested(root: Path, **changes: object) -> NodeRequest:
-    plan = make_plan(root, **changes)
-    record = new_record(plan, RunPaths(root=root), argv=(), now=0.0)
-    job = JobStatus(
-        record=record,
-        state=JobState.PENDING,
-        partition="a,b",
-        asked_nodes=3,
-        asked_limit_s=60,
-    )
-    return request_of(job, plan)
