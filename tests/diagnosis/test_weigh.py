@@ -146,62 +146,49 @@ def test_what_a_verdict_holds(table: Table) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "retry"),
-    [
-        ("ModuleNotFoundError: No module named 'flash_attn'", Retry.NO),
-        ("TypeError: f() got an unexpected keyword argument 'x'", Retry.NO),
-        ("AttributeError: 'NoneType' object has no attribute 'json'", Retry.MAYBE),
-        ("TypeError: 'NoneType' object is not subscriptable", Retry.MAYBE),
-        ("KeyError: 3", Retry.MAYBE),
-    ],
-)
-def test_an_exception_may_show_that_another_try_fails_too(text: str, retry: Retry) -> None:
-    found = verdict(built_in(), [*TRACEBACK[:2], text])
-    assert found is not None
-    assert found.retry is retry
+def test_an_exception_may_show_that_another_try_fails_too() -> None:
+    table = {
+        "ModuleNotFoundError: No module named 'flash_attn'": Retry.NO,
+        "TypeError: f() got an unexpected keyword argument 'x'": Retry.NO,
+        "AttributeError: 'NoneType' object has no attribute 'json'": Retry.MAYBE,
+        "TypeError: 'NoneType' object is not subscriptable": Retry.MAYBE,
+        "KeyError: 3": Retry.MAYBE,
+    }
+    for text, retry in table.items():
+        found = verdict(built_in(), [*TRACEBACK[:2], text])
+        assert found is not None
+        assert found.retry is retry, text
 
 
-@pytest.mark.parametrize(
-    ("raising", "printing", "line", "retry"),
-    [
-        pytest.param((0, 1), (0, 1), (3, 3), Retry.NO, id="all ranks"),
-        pytest.param((0, 1), (0, 1, 2), (3, 3), Retry.MAYBE, id="not rank 2"),
-        pytest.param((0, 1), (0, 1), (3, 4), Retry.MAYBE, id="at two lines"),
-        pytest.param((0,), (0,), (3,), Retry.MAYBE, id="the only rank"),
-    ],
-)
-def test_what_all_ranks_raise_at_one_line_they_raise_again(
-    raising: Sequence[int], printing: Sequence[int], line: Sequence[int], retry: Retry
-) -> None:
-    lines = [f"[rank{rank}]: hello" for rank in printing]
-    for rank, number in zip(raising, line, strict=True):
-        frame = f'  File "a.py", line {number}, in f'
-        texts = (TRACEBACK[0], frame, f"KeyError: {rank}")
-        lines += [f"[rank{rank}]: {text}" for text in texts]
-    found = verdict(built_in(), lines)
-    assert found is not None
-    assert found.retry is retry
+def test_what_all_ranks_raise_at_one_line_they_raise_again() -> None:
+    table = (  # ranks that raise, that print, at which line
+        ((0, 1), (0, 1), (3, 3), Retry.NO),
+        ((0, 1), (0, 1, 2), (3, 3), Retry.MAYBE),
+        ((0, 1), (0, 1), (3, 4), Retry.MAYBE),
+        ((0,), (0,), (3,), Retry.MAYBE),
+    )
+    for raising, printing, line, retry in table:
+        lines = [f"[rank{rank}]: hello" for rank in printing]
+        for rank, number in zip(raising, line, strict=True):
+            texts = (TRACEBACK[0], f'  File "a.py", line {number}, in f', f"KeyError: {rank}")
+            lines += [f"[rank{rank}]: {text}" for text in texts]
+        found = verdict(built_in(), lines)
+        assert found is not None
+        assert found.retry is retry, (raising, printing, line)
 
 
-@pytest.mark.parametrize(
-    ("lines", "nodes"),
-    [
-        pytest.param(["slurmstepd-n2: error: over its limit", "all"], ("n2",), id="a root"),
-        pytest.param(["slurmstepd: error: over its limit", "all"], (), id="a root on any node"),
-        pytest.param(["over its limit", "srun: error: n2: task 1: Killed"], ("n2",), id="one node"),
-        pytest.param(["all"], ("n1", "n2"), id="nothing else"),
-    ],
-)
-def test_weaker_signs_blame_no_other_node(
-    table: Table, lines: list[str], nodes: tuple[str, ...]
-) -> None:
+def test_weaker_signs_blame_no_other_node(table: Table) -> None:
     killed = [f"srun: error: n{number}: task {number - 1}: Killed" for number in (1, 2)]
-    printed = [text for each in lines for text in (killed if each == "all" else [each])]
-    found = verdict(table, printed)
-    assert found is not None
-    assert found.nodes == nodes
-    assert {each.line.node for each in found.evidence} <= {"", *nodes}
+    for lines, nodes in (
+        (["slurmstepd-n2: error: over its limit", *killed], ("n2",)),
+        (["slurmstepd: error: over its limit", *killed], ()),
+        (["over its limit", killed[1]], ("n2",)),
+        (killed, ("n1", "n2")),
+    ):
+        found = verdict(table, lines)
+        assert found is not None
+        assert found.nodes == nodes, lines
+        assert {each.line.node for each in found.evidence} <= {"", *nodes}
 
 
 def test_an_exception_shows_its_frames_and_only_its_like(table: Table) -> None:
@@ -212,24 +199,14 @@ def test_an_exception_shows_its_frames_and_only_its_like(table: Table) -> None:
     assert found.status is Certainty.LIKELY
 
 
-FEW = range(3, 99)  # more than are kept
-FIRES = [f"[rank{rank}]: FIRE" for rank in range(100)]
-
-
-@pytest.mark.parametrize(
-    ("lines", "ranks"),
-    [
-        (FIRES, range(100)),
-        ([*FIRES, *STEPS, "[rank5]: FIRE"], [5]),
-        ([f"[rank{rank}]: {text}" for rank in range(100) for text in TRACEBACK], range(100)),
-    ],
-)
-def test_all_ranks_are_named_however_many_they_are(
-    table: Table, lines: list[str], ranks: Sequence[int]
-) -> None:
-    found = verdict(table, lines)
-    assert found is not None
-    assert found.ranks == tuple(ranks)
+def test_all_ranks_are_named_however_many_they_are(table: Table) -> None:
+    fires = [f"[rank{rank}]: FIRE" for rank in range(100)]
+    raised = [f"[rank{rank}]: {text}" for rank in range(100) for text in TRACEBACK]
+    passed = [*fires, *STEPS, "[rank5]: FIRE"]
+    for lines, ranks in ((fires, range(100)), (passed, [5]), (raised, range(100))):
+        found = verdict(table, lines)
+        assert found is not None
+        assert found.ranks == tuple(ranks)
 
 
 def test_the_exception_of_another_process_counts_where_it_was_raised(table: Table) -> None:
@@ -243,42 +220,27 @@ def test_the_exception_of_another_process_counts_where_it_was_raised(table: Tabl
     assert (found.first.line.text, found.first.frames) == ("KeyError: 5", (inner[0].strip(),))
 
 
-@pytest.mark.parametrize(
-    ("more", "ranks"),
-    [([], ()), (["[rank2]: HITS another"], (2,)), ([f"[rank{n}]: HIT by it" for n in FEW], ())],
-)
-def test_the_rank_that_suffers_is_not_blamed(
-    table: Table, more: list[str], ranks: tuple[int, ...]
-) -> None:
-    found = verdict(table, ["[rank1]: HIT by another size", *more])
-    assert found is not None
-    assert (found.cause.id, found.ranks, found.first.line.rank) == ("hit", ranks, 1)
+def test_the_rank_that_suffers_is_not_blamed(table: Table) -> None:
+    many = [f"[rank{n}]: HIT by it" for n in range(3, 99)]  # more than are kept
+    for more, ranks in (([], ()), (["[rank2]: HITS another"], (2,)), (many, ())):
+        found = verdict(table, ["[rank1]: HIT by another size", *more])
+        assert found is not None
+        assert (found.cause.id, found.ranks, found.first.line.rank) == ("hit", ranks, 1)
 
 
-@pytest.mark.parametrize(
-    ("lines", "after"),
-    [
-        pytest.param(["FIRE", "SMOKE", "SMOKE"], {"smoke": 2}, id="lines"),
-        pytest.param(["CUT", "GONE"], {"gone": 1}, id="the cause names no rank"),
-        pytest.param(["[rank1]: CUT", "[rank2]: GONE"], {"gone": 1}, id="another rank"),
-        pytest.param(["[rank1]: CUT", "[rank1]: GONE"], {}, id="the same end, guessed"),
-        pytest.param(["[rank1]: CUT", "GONE"], {}, id="a guess about no rank"),
-        pytest.param(["FIRE its end is over its limit"], {}, id="the same line"),
-    ],
-)
-def test_consequences_neither_repeat_nor_contradict(
-    table: Table, lines: Sequence[str], after: dict[str, int]
-) -> None:
-    found = verdict(table, lines)
-    assert found is not None
-    assert {each.cause.id: each.count for each in found.consequences} == after
-
-
-def test_several_signs_in_a_line_are_one_line(table: Table) -> None:
-    scanner = Scanner(table=table)
-    for number in range(3):
-        scanner.feed(read_line("NOISE", number=number, file=""))
-    assert scanner.counts == {("noise", Role.NOISE): 3}
+def test_consequences_neither_repeat_nor_contradict(table: Table) -> None:
+    logs: dict[str, dict[str, int]] = {
+        "FIRE | SMOKE | SMOKE": {"smoke": 2},
+        "CUT | GONE": {"gone": 1},  # the cause names no rank
+        "[rank1]: CUT | [rank2]: GONE": {"gone": 1},
+        "[rank1]: CUT | [rank1]: GONE": {},  # the same end, guessed
+        "[rank1]: CUT | GONE": {},
+        "FIRE its end is over its limit": {},
+    }
+    for log, after in logs.items():
+        found = verdict(table, log.split(" | "))
+        assert found is not None
+        assert {each.cause.id: each.count for each in found.consequences} == after, log
 
 
 def test_numbers_before_a_colon_are_not_remembered_forever(
@@ -303,52 +265,38 @@ def test_a_sign_that_is_in_no_log(table: Table) -> None:
     assert (found.cause.id, found.ranks) == ("cut", (4,))
 
 
-@pytest.mark.parametrize(
-    ("text", "rank", "node", "rest"),
-    [
-        ("[rank3]: hello", 3, "", "hello"),
-        ("[rank3]:[E1123 07:00:00.1 x.cpp:3] hello", 3, "", "[E1123 07:00:00.1 x.cpp:3] hello"),
-        ("[default1]:hello", None, "", "hello"),
-        ("[trainer1]:hello", None, "", "hello"),
-        ("[1]:hello", None, "", "hello"),
-        ("12: hello", 12, "", "hello"),
-        ("[1,7]<stderr>:hello", 7, "", "hello"),
-        ("(TrainWorker pid=77, ip=10.0.0.1) hello", None, "", "hello"),
-        ("2026-01-01 10:00:00,123 hello", None, "", "hello"),
-        (
-            "node7: Traceback (most recent call last):",
-            None,
-            "node7",
-            "Traceback (most recent call last):",
-        ),
-        ("n7:1:2 [3] NCCL WARN x", None, "n7", "n7:1:2 [3] NCCL WARN x"),
-        (
-            "srun: error: Task launch for StepId=4.0 failed on node n7: Unspecified error",
-            None,
-            "n7",
-            "srun: error: Task launch for StepId=4.0 failed on node n7: Unspecified error",
-        ),
-        ("slurmstepd-n7: error: full", None, "n7", "slurmstepd-n7: error: full"),
-        *(
-            (f"slurmstepd{by}: error: *** JOB 4 ON n1 CANCELLED", None, "", None)
-            for by in ("", "-n1")
-        ),
-        ("srun: error: node7: task 3: Killed", None, "node7", "srun: error: node7: task 3: Killed"),
-        ("\x1b[31mred\x1b[0m", None, "", "red"),
-        ("old\rnew", None, "", "new"),
-        ("50%|\r" * 4000 + "srun: error", None, "", "srun: error"),
-        ("1767261600000000 5 e hello", 5, "", "hello"),
-    ],
-)
-def test_prefixes_are_read(text: str, rank: int | None, node: str, rest: str | None) -> None:
-    line = read_line(text, number=1, file="")
-    assert (line.rank, line.node, line.text) == (rank, node, text if rest is None else rest)
+LAUNCH = "srun: error: Task launch for StepId=4.0 failed on node n7: Unspecified error"
+PREFIXES: list[tuple[str, int | None, str, str]] = [  # the rest "" is the whole line
+    ("[rank3]: hello", 3, "", "hello"),
+    ("[rank3]:[E1123 07:00:00.1 x.cpp:3] hello", 3, "", "[E1123 07:00:00.1 x.cpp:3] hello"),
+    ("[default1]:hello", None, "", "hello"),
+    ("[1]:hello", None, "", "hello"),
+    ("12: hello", 12, "", "hello"),
+    ("[1,7]<stderr>:hello", 7, "", "hello"),
+    ("(TrainWorker pid=77, ip=10.0.0.1) hello", None, "", "hello"),
+    ("2026-01-01 10:00:00,123 hello", None, "", "hello"),
+    (f"node7: {TRACEBACK[0]}", None, "node7", TRACEBACK[0]),
+    ("n7:1:2 [3] NCCL WARN x", None, "n7", ""),
+    (LAUNCH, None, "n7", ""),
+    ("slurmstepd-n7: error: full", None, "n7", ""),
+    ("slurmstepd: error: *** JOB 4 ON n1 CANCELLED", None, "", ""),
+    ("slurmstepd-n1: error: *** JOB 4 ON n1 CANCELLED", None, "", ""),
+    ("srun: error: node7: task 3: Killed", None, "node7", ""),
+    ("\x1b[31mred\x1b[0m", None, "", "red"),
+    ("old\rnew", None, "", "new"),
+    ("50%|\r" * 4000 + "srun: error", None, "", "srun: error"),
+    ("1767261600000000 5 e hello", 5, "", "hello"),
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["- {id: a, signs: ['(']}", "a: 1", "- {id: a, colour: red}", "- {role: x, id: a}", "[", "- 3"],
-)
-def test_a_table_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse([text])
+def test_prefixes_are_read() -> None:
+    for text, rank, node, rest in PREFIXES:
+        line = read_line(text, number=1, file="")
+        assert (line.rank, line.node, line.text) == (rank, node, rest or text)
+
+
+def test_a_table_that_cannot_be_read() -> None:
+    wrong = ("- {id: a, signs: ['(']}", "a: 1", "- {id: a, colour: red}", "- {role: x, id: a}", "[")
+    for text in (*wrong, "- 3"):
+        with pytest.raises(UsageError):
+            parse([text])
