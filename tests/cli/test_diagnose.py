@@ -20,7 +20,7 @@ from clusterrun.rundir.claims import take_attempt
 from clusterrun.rundir.known_roots import state_dir
 from clusterrun.rundir.outcome import Cause, Reason
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.verbs.bundle import MOST_BYTES, MOST_NODES
+from clusterrun.verbs.bundle import MOST_BYTES
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted
@@ -55,14 +55,6 @@ def test_a_log_of_any_job(here: CommandLine) -> None:
     done = here("diagnose", "--log", "job.log")
     assert done.code == 3
     assert f"$ clusterrun diagnose --log job.log\n{done.out}```" in PAGE.read_text()
-
-
-def test_a_log_with_a_missing_package_tells_to_install_it(here: CommandLine) -> None:
-    missing = RAISED.replace("ValueError: torn", "ModuleNotFoundError: No module named 'odd'")
-    (here.path / "job.log").write_text(missing)
-    said = here("diagnose", "--log", "job.log").out
-    assert "(module_missing)" in said
-    assert "install it into the Python of the job:\n             PYTHON -m pip install" in said
 
 
 def test_a_file_is_no_job(here: CommandLine) -> None:
@@ -106,28 +98,6 @@ def test_what_cannot_be_diagnosed(here: CommandLine, words: tuple[str, ...], wro
     done = here("diagnose", *words)
     assert done.code in (2, 4)
     assert wrong in done.err
-
-
-def test_a_job_whose_rank_was_killed(here: CommandLine) -> None:
-    root = over(here, 137)
-    outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
-    answer = answered(here)
-    assert answer["verdict"]["class"] == "host_oom"
-    assert answer["verdict"]["status"] == "unconfirmed"
-    assert (answer["verdict"]["ranks"], answer["verdict"]["nodes"]) == ("2", ["node18"])
-
-
-@pytest.mark.parametrize(
-    ("state", "cause"), [("TIMEOUT", "slurm_time_limit"), ("NODE_FAIL", "slurm_node_fail")]
-)
-def test_what_slurm_knows_is_enough(here: CommandLine, state: str, cause: str) -> None:
-    root = submitted(here)
-    queue(here)
-    ended(root, state, 1)
-    verdict = answered(here)["verdict"]
-    assert verdict["class"] == cause
-    first = {"TIMEOUT": "raise --time", "NODE_FAIL": "leave it out: clusterrun resume"}
-    assert verdict["do"][0].startswith(first[state])
 
 
 def test_a_job_that_completed_has_no_cause(here: CommandLine) -> None:
@@ -201,43 +171,97 @@ def test_a_job_that_runs_and_shows_nothing_may_hang(here: CommandLine) -> None:
     )
 
 
-def test_each_file_has_its_own_line_numbers(here: CommandLine) -> None:
-    (here.path / "a.log").write_text("step 1 loss 2.5\n" * 31)
-    (here.path / "b.log").write_text(LOG)
-    done = here("diagnose", "--log", "a.log", "--log", "b.log")
-    assert "failed     b.log:4: torch.OutOfMemoryError" in done.out
-
-
-def test_a_long_line_is_cut_between_words(here: CommandLine) -> None:
-    (here.path / "job.log").write_text("ValueError: " + "bad sample " * 40 + "\n")
-    (line,) = [
-        text for text in here("diagnose", "--log", "job.log").out.splitlines() if "bad" in text
-    ]
-    assert line.endswith("bad sample …")
-
-
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36"
 
 
-@pytest.mark.parametrize(
-    ("own", "cause", "text"),
-    [
-        ("", "user_code_exception", "exited with status 5 and printed no error"),
-        ("a warning", "user_code_exception", "exited with status 5"),
-        ("torch.OutOfMemoryError: CUDA out of memory.", "cuda_oom", ""),
-    ],
-)
-def test_the_rank_that_exited_first_outranks_its_victims(
-    here: CommandLine, own: str, cause: str, text: str
-) -> None:
+def test_what_is_not_confirmed_reads_so(here: CommandLine) -> None:
+    root = over(here, 137)
+    outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
+    verdict = answered(here)["verdict"]
+    assert (verdict["class"], verdict["status"]) == ("host_oom", "unconfirmed")
+    assert (verdict["ranks"], verdict["nodes"]) == ("2", ["node18"])
+    done = here("diagnose").out
+    assert "cause      perhaps: A process was killed" in done
+    assert "           another try may succeed\n" in done
+
+
+def test_what_slurm_or_the_agents_know_is_enough(here: CommandLine) -> None:
+    """An interruption is named before Slurm reports the end."""
+    root = submitted(here)
+    queue(here, running())
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."
+    table: list[tuple[str, dict[str, Any]]] = [
+        ("slurm_time_limit", {"cause": Cause.INTERRUPTED, "interruption": Reason.TIME_LIMIT}),
+        ("slurm_preempted", {"cause": Cause.INTERRUPTED, "interruption": Reason.PREEMPT}),
+        ("slurm_cancelled", {"cause": Cause.INTERRUPTED, "interruption": Reason.CANCEL}),
+        ("slurm_cancelled", {"cause": Cause.CANCELLED}),
+        ("cuda_oom", {"cause": Cause.EXCEPTION, "message": oom}),
+        ("user_code_exception", {"cause": Cause.EXCEPTION, "message": "ValueError: no tokenizer"}),
+        ("user_code_exception", {"cause": Cause.EXIT, "message": "train.py: error: --width"}),
+        ("hang_rank_missing", {"cause": Cause.HUNG, "rank": 3, "where": "data.py:3"}),
+        ("hang_no_timeout", {"cause": Cause.HUNG, "rank": None}),
+    ]
+    for name, ending in table:
+        outcome(root, **{"code": 1, "rank": 2, "node": "node18", "message": "asked", **ending})
+        answer = answered(here)
+        assert (answer["verdict"]["class"], answer["consequences"]) == (name, []), ending
+        assert {each["source"] for each in answer["evidence"]} == {"agents"}
+    queue(here)
+    for state, name in (("TIMEOUT", "slurm_time_limit"), ("NODE_FAIL", "slurm_node_fail")):
+        (root / "attempts" / "1" / "outcome.json").unlink(missing_ok=True)
+        ended(root, state, 1)
+        assert answered(here)["verdict"]["class"] == name
+
+
+def test_the_rank_that_exited_first_outranks_its_victims(here: CommandLine) -> None:
     root = over(here, 5)
     victim = f'Traceback (most recent call last):\n  File "train.py", line 5, in f\n{LOST}'
-    noted(root, rank=victim, others={1: own})
     outcome(root, cause=Cause.EXIT, code=5, rank=1, node="node17", message="exited with status 5")
-    answer = answered(here)
-    assert (answer["verdict"]["class"], answer["verdict"]["ranks"]) == (cause, "1")
-    assert answer["verdict"]["message"] == (text or own)
-    assert [each["class"] for each in answer["consequences"]] == ["peer_died"]
+    oom = "torch.OutOfMemoryError: CUDA out of memory."
+    for own, cause, text in (
+        ("", "user_code_exception", "exited with status 5 and printed no error"),
+        ("a warning", "user_code_exception", "exited with status 5"),
+        (oom, "cuda_oom", oom),
+    ):
+        noted(root, rank=victim, others={1: own})
+        answer = answered(here)
+        assert (answer["verdict"]["class"], answer["verdict"]["ranks"]) == (cause, "1")
+        assert answer["verdict"]["message"] == text
+        assert [each["class"] for each in answer["consequences"]] == ["peer_died"]
+
+
+def test_setup_lines_are_no_cause_once_ranks_have_run(here: CommandLine) -> None:
+    root = over(here)
+    (root / "slurm" / "batch.out").write_text("bash: line 3: docker: command not found\n")
+    raised, unfit = (
+        (Cause.EXCEPTION, "user_code_exception"),
+        (Cause.NODE_UNFIT, "command_not_found"),
+    )
+    for ending, cause in (raised, unfit):
+        outcome(root, cause=ending, code=1, rank=2, message="ValueError: bad sample")
+        assert answered(here)["verdict"]["class"] == cause
+
+
+def test_what_an_earlier_run_printed_when_it_went_well_is_no_cause(here: CommandLine) -> None:
+    roots = {}
+    for job_id in ("4710", "4711"):
+        roots[job_id] = submitted(here, job_id)
+        queue(here)
+        printed = f"cache of pid {job_id}5: [Errno 28] No space left on device\n"
+        (roots[job_id] / "slurm" / "batch.out").write_text(printed)
+    ended(roots["4711"], "FAILED", 1)
+    text = "left out 1 kind of error lines that were also printed when it went well\n"
+    for state, doubts, left_out in (
+        ("FAILED", (), 0),
+        ("COMPLETED", (DOUBT,), 0),
+        ("COMPLETED", (), 1),
+    ):
+        ended(roots["4710"], state, int(state != "COMPLETED"))
+        outcome(roots["4710"], cause=Cause.COMPLETED, code=0, suspicions=doubts)
+        answer = json.loads(here("diagnose", "4711", "--json").out)
+        assert answer["subtracted"] == left_out
+        assert (answer["verdict"] is None) == bool(left_out)
+        assert (text in here("diagnose", "4711").out) == bool(left_out)
 
 
 def test_a_loss_that_became_nan_explains_a_silent_exit(here: CommandLine) -> None:
@@ -335,20 +359,6 @@ def test_a_bundle_of_another_shell_has_no_text_of_the_script(
     assert "horse" not in "".join(packed.values()) + (root / "passed.jsonl").read_text()
 
 
-def test_the_size_of_the_world_is_no_guess_in_a_run(here: CommandLine) -> None:
-    root = over(here, 9)
-    noted(root, rank="Env: DistributedType.NO\nNum processes: 1\n\nMixed precision type: no\n")
-    outcome(root, rank=0, node="node17", signal=9, message="killed by SIGKILL")
-    assert answered(here)["verdict"]["class"] == "host_oom"
-
-
-def test_a_script_that_exits_with_a_status(here: CommandLine) -> None:
-    root = over(here, 2)
-    outcome(root, cause=Cause.EXIT, code=2, rank=0, message="train.py: error: --width 130")
-    verdict = answered(here)["verdict"]
-    assert (verdict["class"], verdict["ranks"]) == ("user_code_exception", "0")
-
-
 def test_a_bundle_has_no_part_of_a_secret(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,18 +376,6 @@ def test_a_bundle_has_no_part_of_a_secret(
     packed = _packed(here.path / "help.tgz")
     assert "user [SHORT], password [LONG]" in packed["attempts/1/outcome.json"]
     assert not any(part in text for text in packed.values() for part in ("horse", "ttery", "B2a1"))
-
-
-def test_a_bundle_of_many_nodes_has_the_one_that_failed(here: CommandLine) -> None:
-    root = over(here, 137)
-    outcome(root, cause=Cause.SIGNAL, node="z9", rank=2, signal=11, message="killed")
-    for node in (*(f"node{number}" for number in range(MOST_NODES)), "z9"):
-        errors = RunPaths(root=root).log_errors(1, node)
-        errors.parent.mkdir(parents=True, exist_ok=True)
-        errors.write_text("an error\n")
-    here("diagnose", "--bundle", "help.tgz")
-    names = [name for name in _packed(here.path / "help.tgz") if name.endswith(".err")]
-    assert (len(names), names[0]) == (MOST_NODES, "logs/a1/z9.err")
 
 
 def test_a_bundle_replaces_no_file(here: CommandLine) -> None:
@@ -403,19 +401,6 @@ def test_what_earlier_attempts_printed_is_no_cause_now(here: CommandLine) -> Non
         outcome(root, attempt, cause=Cause.HUNG, code=126, message="no step ended for 61 s")
     found = [json.loads(here("diagnose", "--json", "--attempt", n).out) for n in "12"]
     assert [each["verdict"]["class"] for each in found] == ["host_oom", "hang_no_timeout"]
-
-
-@pytest.mark.parametrize(
-    ("ending", "cause"),
-    [(Cause.EXCEPTION, "user_code_exception"), (Cause.NODE_UNFIT, "command_not_found")],
-)
-def test_setup_lines_are_no_cause_once_ranks_have_run(
-    here: CommandLine, ending: Cause, cause: str
-) -> None:
-    root = over(here)
-    (root / "slurm" / "batch.out").write_text("bash: line 3: docker: command not found\n")
-    outcome(root, cause=ending, code=1, rank=2, message="ValueError: bad sample")
-    assert answered(here)["verdict"]["class"] == cause
 
 
 def test_the_exit_status_of_an_agent_is_an_echo_of_its_ranks(here: CommandLine) -> None:
@@ -468,90 +453,6 @@ def test_a_project_adds_causes(here: CommandLine) -> None:
     assert "causes.yaml: cannot read the cause 'purged'" in done.err
 
 
-@pytest.mark.parametrize(("rank", "cause"), [(3, "hang_rank_missing"), (None, "hang_no_timeout")])
-def test_a_hang_names_the_rank_that_the_others_wait_for(
-    here: CommandLine, rank: int | None, cause: str
-) -> None:
-    root = over(here, 126)
-    text = "no step ended for 61 s: rank 3 at data.py:3 in load"
-    outcome(root, cause=Cause.HUNG, node="node18", rank=rank, where="data.py:3", message=text)
-    answer = answered(here)
-    assert answer["verdict"]["class"] == cause
-    (evidence,) = answer["evidence"]
-    assert (evidence["source"], evidence["rank"], evidence["text"]) == ("agents", rank, text)
-
-
-def test_a_remedy_names_the_job_and_its_node(here: CommandLine) -> None:
-    root = over(here, 137)
-    outcome(root, cause=Cause.NODE_LOST, node="node18", message="lost")
-    done = here("diagnose").out
-    assert "failed     node node18: exit 137: lost\n" in done
-    assert "clusterrun resume 4711 --from scratch --exclude node18\n" in done
-
-
-def test_what_is_not_confirmed_reads_so(here: CommandLine) -> None:
-    root = over(here, 137)
-    outcome(root, cause=Cause.SIGNAL, node="node18", rank=2, signal=9, message="killed by SIGKILL")
-    done = here("diagnose").out
-    assert "cause      perhaps: A process was killed" in done
-    assert "           another try may succeed\n" in done
-
-
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", "cuda_oom"),
-        ("ValueError: no tokenizer", "user_code_exception"),
-    ],
-)
-def test_an_error_that_only_the_agents_reported(here: CommandLine, text: str, cause: str) -> None:
-    root = over(here)
-    outcome(root, cause=Cause.EXCEPTION, node="node18", rank=2, where="train.py:7", message=text)
-    answer = answered(here)
-    assert (answer["verdict"]["class"], answer["consequences"]) == (cause, [])
-
-
-@pytest.mark.parametrize(
-    ("reason", "cause"),
-    [
-        (Reason.TIME_LIMIT, "slurm_time_limit"),
-        (Reason.PREEMPT, "slurm_preempted"),
-        (Reason.CANCEL, "slurm_cancelled"),
-        (None, "slurm_cancelled"),
-    ],
-)
-def test_an_interruption_is_named_before_slurm_reports_the_end(
-    here: CommandLine, reason: Reason | None, cause: str
-) -> None:
-    root = submitted(here)
-    queue(here, running())
-    ending = Cause.INTERRUPTED if reason else Cause.CANCELLED
-    outcome(root, cause=ending, code=125, interruption=reason, reason="asked to exit")
-    assert answered(here)["verdict"]["class"] == cause
-
-
-@pytest.mark.parametrize(
-    ("state", "doubts", "left_out"),
-    [("COMPLETED", (), 1), ("COMPLETED", (DOUBT,), 0), ("FAILED", (), 0)],
-)
-def test_what_an_earlier_run_printed_when_it_went_well_is_no_cause(
-    here: CommandLine, state: str, doubts: tuple[Suspicion, ...], left_out: int
-) -> None:
-    for job_id, end in (("4710", state), ("4711", "FAILED")):
-        root = submitted(here, job_id)
-        queue(here)
-        ended(root, end, int(end != "COMPLETED"))
-        if job_id == "4710" and end == "COMPLETED":
-            outcome(root, cause=Cause.COMPLETED, code=0, suspicions=doubts)
-        printed = f"cache of pid {job_id}5: [Errno 28] No space left on device\n"
-        (root / "slurm" / "batch.out").write_text(printed)
-    answer = json.loads(here("diagnose", "4711", "--json").out)
-    assert answer["subtracted"] == left_out
-    assert (answer["verdict"] is None) == bool(left_out)
-    text = "left out 1 kind of error lines that were also printed when it went well\n"
-    assert (text in here("diagnose", "4711").out) == bool(left_out)
-
-
 def noted(
     root: Path, *notes: Note, rank: str = "", others: Mapping[int, str] | None = None
 ) -> None:
@@ -578,9 +479,9 @@ RAISED = 'Traceback (most recent call last):\n  File "train.py", line 5, in f\nV
 CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
 
 
-@pytest.mark.parametrize(
-    ("note", "rank", "signal", "cause", "source"),
-    [
+def test_what_a_node_noted_is_weighed(here: CommandLine) -> None:
+    root = over(here)
+    for note, rank, signal, cause, source in (
         (of("kernel", XID), "RuntimeError: CUDA error: unknown", 0, "gpu_xid", "kernel"),
         (of("kernel", OOM_OF_RANK, rank=1), "", 9, "host_oom", "kernel"),
         (of("kernel", OOM_OF_RANK), RAISED, 0, "user_code_exception", "log"),
@@ -589,46 +490,32 @@ CANNOT_READ = "FileNotFoundError: [Errno 2] No such file or directory: 'a'"
         (FULL, NO_MEMORY.format(1), 0, "gpu_memory_held_or_faulty", "nvml"),
         (FULL, NO_MEMORY.format(0), 0, "cuda_oom", "log"),
         (FULL, CANNOT_READ, 0, "file_not_found", "log"),
-        (of("nvml", "NVIDIA's driver did not answer within 3 s"), NO_MEMORY, 0, "cuda_oom", "log"),
-    ],
-)
-def test_what_a_node_noted_is_weighed(
-    here: CommandLine, note: Note, rank: str, signal: int, cause: str, source: str
-) -> None:
-    root = over(here)
-    noted(root, note, rank=rank)
-    ending = Cause.SIGNAL if signal else Cause.EXIT
-    outcome(root, cause=ending, node="node17", rank=1, signal=signal, message="failed", code=1)
-    answer = answered(here)
-    assert answer["verdict"]["class"] == cause
-    assert answer["evidence"][0]["source"] == source
+    ):
+        noted(root, note, rank=rank)
+        ending = Cause.SIGNAL if signal else Cause.EXIT
+        outcome(root, cause=ending, node="node17", rank=1, signal=signal, message="failed", code=1)
+        answer = answered(here)
+        assert (answer["verdict"]["class"], answer["evidence"][0]["source"]) == (cause, source)
 
 
-@pytest.mark.parametrize(
-    ("check", "now", "printed", "cause", "source"),
-    [
+def test_a_check_that_fails_since_the_start_is_weighed(here: CommandLine) -> None:
+    root, text = over(here), "only 0.0 GiB are free"
+    outcome(root, cause=Cause.EXIT, node="node17", rank=0, message="exited with status 1", code=1)
+    for check, now, printed, cause, source in (
         ("node.tmp", "fail", "", "disk_full", "preflight"),
         ("node.tmp", "note", "", "user_code_exception", "agents"),
         ("node.new", "fail", "", "user_code_exception", "agents"),
         ("node.tmp", "fail", RAISED, "user_code_exception", "log"),
         ("gpu.ecc", "fail", "RuntimeError: CUDA error: unknown error", "gpu_ecc", "preflight"),
-    ],
-)
-def test_a_check_that_fails_since_the_start_is_weighed(
-    here: CommandLine, check: str, now: str, printed: str, cause: str, source: str
-) -> None:
-    root = over(here)
-    worse = ChangedCheck(check, "ok", now, "only 0.0 GiB are free")
-    noted(root, of("preflight", "worse", change=worse), rank=printed)
-    outcome(root, cause=Cause.EXIT, node="node17", rank=0, message="exited with status 1", code=1)
-    answer = answered(here)
-    assert answer["verdict"]["class"] == cause
-    assert answer["evidence"][0]["source"] == source
-    text = "only 0.0 GiB are free"
-    changed = {"id": check, "before": "ok", "now": now, "text": text}
-    assert answer["changes"] == [{"nodes": ["node17"], **changed}]
-    line = f"changed    {check} on node17: ok at the start; now {now}: {text}\n"
-    assert line in here("diagnose").out
+    ):
+        worse = ChangedCheck(check, "ok", now, text)
+        noted(root, of("preflight", "worse", change=worse), rank=printed)
+        answer = answered(here)
+        assert (answer["verdict"]["class"], answer["evidence"][0]["source"]) == (cause, source)
+        changed = {"id": check, "before": "ok", "now": now, "text": text}
+        assert answer["changes"] == [{"nodes": ["node17"], **changed}]
+        line = f"changed    {check} on node17: ok at the start; now {now}: {text}\n"
+        assert line in here("diagnose").out
 
 
 def test_nodes_that_failed_preflight_are_the_cause(here: CommandLine) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,12 +132,6 @@ def test_nodes_that_are_excluded_stay_so(here: CommandLine) -> None:
     assert any(text.endswith("clusterrun resume 4711 --exclude 'node[03,18]'") for text in texts)
 
 
-def test_a_run_without_a_checkpoint_starts_over(here: CommandLine) -> None:
-    root = submitted(here, "4711", *TRAIN, "--mem", "64G", "train.py")
-    texts = proposed(here, root, "std::bad_alloc", is_saved=False)
-    assert texts[0].endswith(": clusterrun resume 4711 --from scratch --mem 128G")
-
-
 def test_the_page_shows_a_remedy_of_a_run(here: CommandLine) -> None:
     script = ("train.py", "--batch-size", "8", "--accumulation", "2")
     root = submitted(here, "4711", *TRAIN, *script)
@@ -218,25 +213,18 @@ def test_the_same_limit_ends_a_run_without_a_checkpoint_again(
     assert retry(here) == ("yes" if is_saved else "no")
 
 
-def test_what_failed_twice_at_the_same_place_fails_again(here: CommandLine) -> None:
+def test_what_no_try_can_change_fails_again(here: CommandLine) -> None:
     root = submitted(here, "4711", *TRAIN, "train.py")
-    rule = VerdictRule.SAME_CAUSE
-    outcome(root, cause=Cause.EXCEPTION, rank=0, message="ValueError: boom at 25", rule=rule)
-    proposed(here, root)
-    assert retry(here) == "no"
-
-
-@pytest.mark.parametrize(
-    ("cause", "code", "alike", "answer"),
-    [(Cause.EXIT, 2, 0, "no"), (Cause.EXCEPTION, 1, 4, "no"), (Cause.EXCEPTION, 1, 1, "maybe")],
-)
-def test_what_no_try_can_change_fails_again(
-    here: CommandLine, cause: Cause, code: int, alike: int, answer: str
-) -> None:
-    root = submitted(here, "4711", *TRAIN, "train.py")
-    outcome(root, rank=0, message="boom", cause=cause, code=code, alike=alike)
+    table: list[tuple[dict[str, Any], str]] = [
+        ({"cause": Cause.EXIT, "code": 2}, "no"),
+        ({"cause": Cause.EXCEPTION, "alike": 4}, "no"),
+        ({"cause": Cause.EXCEPTION, "rule": VerdictRule.SAME_CAUSE}, "no"),
+        ({"cause": Cause.EXCEPTION, "alike": 1}, "maybe"),
+    ]
     proposed(here, root, RAISED + "ValueError: boom")
-    assert retry(here) == answer
+    for ending, answer in table:
+        outcome(root, **{"rank": 0, "message": "boom", "code": 1, **ending})
+        assert retry(here) == answer
 
 
 @pytest.mark.parametrize("is_over", [True, False])
