@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,7 @@ class NodeAnswers:
                 self.member.is_patient = True
             return await self.own.warn(message)
 
-        async def look(message: Mapping[str, Any]) -> dict[str, Any]:
+        def look(message: Mapping[str, Any]) -> dict[str, Any]:
             self.look_closely()
             return {}
 
@@ -55,9 +55,9 @@ class NodeAnswers:
             "stacks": found,
             "dump": dump,
             "warn": warn,
-            "signs": _at_once(lambda: {"signs": self.signs()}),
-            "joins": _at_once(self.joins),
-            "silence": _at_once(lambda: {"silent_s": self._spool.silent_s()}),
+            "signs": lambda _: {"signs": self.signs()},
+            "joins": lambda _: vars(self.joins()),
+            "silence": lambda _: {"silent_s": self._spool.silent_s()},
             "look": look,
         }
 
@@ -97,10 +97,3 @@ class NodeAnswers:
         if self.ranks is not None:
             self.ranks.look()  # a rank may have started just now
         return {rank % self._attempt.plan.procs_per_node: pid for rank, pid in self.pids.items()}
-
-
-def _at_once(answer: Callable[[], Mapping[str, Any]]) -> Answerer:
-    async def answered(message: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(answer())
-
-    return answered

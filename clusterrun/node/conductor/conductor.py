@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreachableError, describe
 from clusterrun.launch.plan import Plan
@@ -40,8 +40,7 @@ RELEASE_S = 3.0  # for a step to end after its agents have exited
 _Done = TypeVar("_Done")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finish:
+class Finish(NamedTuple):
     """How this job ends; if the state is None, the run continues elsewhere."""
 
     state: JobState | None
@@ -52,11 +51,7 @@ ELSEWHERE = Finish(state=None, code=int(NodeExit.INTERRUPTED))
 
 
 class _OverError(Exception):
-    """Raised to end the job now."""
-
-    def __init__(self, finish: Finish) -> None:
-        super().__init__(finish)
-        self.finish = finish
+    """Raised with a `Finish` to end the job now."""
 
 
 def ask_rule_book(
@@ -104,7 +99,7 @@ class Conductor:
         try:
             finish = self._conduct()
         except _OverError as over:
-            finish = over.finish
+            (finish,) = over.args
         except Exception:  # noqa: BLE001 - the run always needs an end
             print_trouble()
             finish = self.terminated or Finish(state=JobState.FAILED, code=1)

@@ -12,7 +12,7 @@ ANSWER_S = 20.0  # an agent that takes longer is stopped or gone
 
 
 Send = Callable[..., None]  # a kind of message and its fields, to one node or to all
-Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]] | dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,4 +74,6 @@ async def answer(message: Mapping[str, Any], answerers: Mapping[str, Answerer], 
     """Answer a question as a member; ignore an unknown one."""
     answerer = answerers.get(str(message.get("what")))
     if answerer is not None:
-        send("answer", question=message.get("question"), **await answerer(message))
+        given = answerer(message)
+        found = given if isinstance(given, dict) else await given
+        send("answer", question=message.get("question"), **found)
