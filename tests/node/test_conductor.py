@@ -6,7 +6,9 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,10 @@ class Scene(Host):
         self.attempts = [(lasts_s, code) for code in codes]
         return self
 
+    def decides(self, *decisions: Decision | Exception) -> Scene:
+        self.decisions = [*decisions]
+        return self
+
     def taken(self) -> list[str]:
         return sorted(path.name for path in self.paths.attempts_dir.iterdir())
 
@@ -208,12 +214,6 @@ def test_the_status_that_the_agents_agreed_on_explains_the_steps(
         scene.at(0.5, lambda: scene.paths.status(1).write_text(f"{agreed}\n"))
     assert scene.fails(code).run() == status
     assert scene.end() == (JobState.TIMEOUT if status else JobState.COMPLETED, status)
-
-
-def test_the_status_stands_if_nothing_can_be_decided(scene: Scene) -> None:
-    scene.decisions = [KeyError("bug")]
-    assert scene.fails(7).run() == 7
-    assert scene.end() == (JobState.FAILED, 7)
 
 
 def test_a_job_with_nothing_left_to_do_takes_no_attempt(scene: Scene) -> None:
@@ -408,26 +408,6 @@ def test_a_run_that_nobody_continues_has_failed_and_says_how_to(
 # A preemption's grace time
 
 
-def test_a_run_that_is_over_is_not_requeued_by_slurm(scene: Scene) -> None:
-    scene.decisions = [STOP]
-    scene.fails(3).run()
-    assert scene.asked[-1] == ("stay_down", scene.end())
-
-
-@pytest.mark.parametrize("code", [INTERRUPTED, None])
-def test_a_job_that_its_script_has_requeued_is_not_requeued_again_and_has_no_end(
-    scene: Scene, code: int | None
-) -> None:
-    scene.is_requeued, scene.decisions = True, [REQUEUE]
-    if code is None:  # Slurm ends it before the script has ended
-        scene.at(0.5, signal.SIGTERM)
-    else:
-        scene.fails(code)
-    scene.run()
-    assert not {"requeue", "successor"} & {what[0] for what in scene.asked}
-    assert scene.end() is None
-
-
 # Warnings
 
 
@@ -474,21 +454,6 @@ def test_a_step_that_stays_once_the_agents_have_left_gets_a_moment_unless_a_node
     assert scene.run() == LOST
     assert scene.steps[0].deeds == ["kill"]
     assert scene.now - begin == pytest.approx(1 + wait_s, abs=0.3)
-
-
-@pytest.mark.parametrize("follows", ["heir", "attempt"])
-def test_a_job_that_others_took_for_lost_leaves_no_step_and_no_end(
-    scene: Scene, follows: str
-) -> None:
-    scene.attempts = [(STAYS, 0)]
-    heir = scene.paths.followed(1)
-    deed = (lambda: heir.write_text("n2\n")) if follows == "heir" else (lambda: scene.elsewhere(2))
-    scene.at(1, deed)
-    scene.at(2, signal.SIGURG)
-    assert scene.run() == INTERRUPTED
-    assert scene.steps[0].deeds == ["kill"]
-    assert scene.end() is None
-    assert not [what for what in scene.asked if what[0] == "decide"]
 
 
 # Agents that rest
@@ -575,13 +540,57 @@ def test_agents_that_cannot_take_the_next_attempt_are_replaced_and_it_costs_no_a
     assert scene.steps[0].deeds == (["kill"] if lasts_s == STAYS else [])
 
 
-def test_a_job_that_is_ended_while_its_agents_rest_begins_no_attempt(scene: Scene) -> None:
-    scene.decisions, scene.attempts = [RELAUNCH], [(STAYS, 0)]
-    scene.meanwhile = lambda: scene.at(0, signal.SIGTERM)
-    scene.at(1, rest(scene, 1))
-    assert scene.run() == CANCELLED
-    assert (scene.taken(), passed_on(scene.paths, 1)) == (["1"], 0)
-    assert scene.end() == (JobState.CANCELLED, CANCELLED)
+# How a job ends
+
+
+End = tuple[JobState, int] | None
+OVER = (JobState.CANCELLED, CANCELLED)
+
+
+def ends(new: Callable[[], Scene]) -> Iterator[tuple[str, Scene, int, End, list[str]]]:
+    """Yield jobs, and the exit status, the end and the attempts of each."""
+    scene = new().fails(7).decides(KeyError("bug"))
+    yield "nothing can be decided", scene, 7, (JobState.FAILED, 7), ["1"]
+    yield "it stops", new().fails(3).decides(STOP), 3, (JobState.FAILED, 3), ["1"]
+    for when_s in (0.0, 0.5):
+        (scene := new().fails(143)).at(when_s, signal.SIGTERM)
+        yield f"it is ended at {when_s}", scene, CANCELLED, OVER, ["1"]
+    resting = new().fails(0, lasts_s=STAYS).decides(RELAUNCH)
+    resting.at(1, rest(resting, 1))
+    resting.meanwhile = lambda: resting.at(0, signal.SIGTERM)
+    yield "it is ended while its agents rest", resting, CANCELLED, OVER, ["1"]
+    late = new().fails(137).decides(RELAUNCH)
+    late.meanwhile = lambda: late.elsewhere(2)
+    yield "another job takes the next attempt", late, INTERRUPTED, None, ["1", "2"]
+    for follows in ("heir", "attempt"):
+        lost = new().fails(0, lasts_s=STAYS)
+        if follows == "heir":
+            lost.at(1, partial(lost.paths.followed(1).write_text, "n2\n"))
+        else:
+            lost.at(1, partial(lost.elsewhere, 2))
+        lost.at(2, signal.SIGURG)
+        taken = ["1"] if follows == "heir" else ["1", "2"]
+        yield f"others took it for lost: {follows}", lost, INTERRUPTED, None, taken
+    (scene := new().fails(INTERRUPTED).decides(REQUEUE)).is_requeued = True
+    yield "its script has requeued it", scene, INTERRUPTED, None, ["1"]
+    (scene := new()).at(0.5, signal.SIGTERM)
+    scene.is_requeued = True
+    yield "Slurm ends it for that", scene, CANCELLED, None, ["1"]
+
+
+def test_a_job_leaves_one_end_and_no_step(tmp_path: Path) -> None:
+    paths = (tmp_path / str(number) for number in count())
+
+    def new() -> Scene:
+        (path := next(paths)).mkdir()
+        return Scene(path)
+
+    for what, scene, *expected in ends(new):
+        assert [scene.run(), scene.end(), scene.taken()] == expected, what
+        assert all(step.poll() is not None for step in scene.steps)
+        is_kept_down = ("stay_down", scene.end()) in scene.asked
+        assert is_kept_down is (scene.end() is not None and expected[0] != CANCELLED)
+        assert not {"requeue", "successor"} & {asked[0] for asked in scene.asked}
 
 
 # Claims
@@ -592,15 +601,6 @@ def test_what_follows_is_claimed_before_it_is_decided(scene: Scene) -> None:
     scene.meanwhile = lambda: scene.asked.append(scene.paths.followed(1).read_text())
     assert scene.fails(5).run() == 5
     assert "" in scene.asked
-
-
-def test_an_attempt_that_another_job_has_taken_is_not_jumped_over(scene: Scene) -> None:
-    """Its ranks would see the next one, and save no more."""
-    scene.decisions = [RELAUNCH]
-    scene.meanwhile = lambda: scene.elsewhere(2)
-    assert scene.fails(137).run() == INTERRUPTED
-    assert (scene.taken(), len(scene.steps)) == (["1", "2"], 1)
-    assert scene.end() is None
 
 
 # A slurmctld that is silent
@@ -634,17 +634,6 @@ def test_the_end_is_written_as_soon_as_slurm_ends_the_job(scene: Scene, is_over:
     assert read_request(scene.paths.request(1)) is Reason.END
     assert scene.end() == (state, CANCELLED)
     assert not [what for what in scene.asked if what[0] == "decide"], "there is little time left"
-
-
-@pytest.mark.parametrize("when_s", [0.0, 0.5])
-def test_a_job_that_is_ended_is_not_started_again_whenever_that_comes(
-    scene: Scene, when_s: float
-) -> None:
-    scene.at(when_s, signal.SIGTERM)
-    assert scene.fails(143).run() == CANCELLED
-    assert scene.end() == (JobState.CANCELLED, CANCELLED)
-    assert scene.taken() == ["1"]
-    assert not [what for what in scene.asked if what[0] == "stay_down"]
 
 
 # Where only end.json knows how the job ended, and nobody else holds its time limit
