@@ -88,7 +88,10 @@ def read_evidence(paths: RunPaths) -> Evidence:
     """Read the newest attempt's events from the head's node, which has rank 0."""
     attempt = paths.newest_attempt()
     nodes = read_world(paths, attempt)
-    events = _events(paths, attempt, nodes)
+    # The head's events, or those of a few nodes while the head is unknown.
+    files = [paths.events(nodes[0])] if nodes else sorted(paths.events_dir.glob("*.jsonl"))[:FEW]
+    found = [event for file in files for event in _read(file, attempt, size_of(file))]
+    events = sorted(found, key=lambda event: event.at)
     newest = {event.type: event for event in events}
     starts = [event for event in events if event.type is EventType.STARTED]
     hosts = tuple(event.host for event in starts if event.host)
@@ -127,13 +130,6 @@ def read_evidence(paths: RunPaths) -> Evidence:
         is_unheard=is_unheard,
         preflight=preflight,
     )
-
-
-def _events(paths: RunPaths, attempt: int, nodes: Sequence[str]) -> list[Event]:
-    """Read the head's events, or those of a few nodes while the head is unknown."""
-    files = [paths.events(nodes[0])] if nodes else sorted(paths.events_dir.glob("*.jsonl"))[:FEW]
-    found = [event for file in files for event in _read(file, attempt, size_of(file))]
-    return sorted(found, key=lambda event: event.at)
 
 
 @functools.lru_cache(maxsize=64)  # `wait` reads the same files often

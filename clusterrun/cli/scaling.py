@@ -91,7 +91,12 @@ def command(
         output.note("simulated nodes share this machine: the table does not apply to real nodes")
     submission.confirm_size(worlds[-1].plan, yes=yes or collect)
     argv = ("clusterrun", *sys.argv[1:])
-    begun = newest_runs(worlds) if collect else started(worlds, argv=argv, submitted=_say_submitted)
+
+    def said(record: JobRecord) -> None:
+        ranks = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
+        output.say(f"Submitted batch job {record.job_id}: {ranks}")
+
+    begun = newest_runs(worlds) if collect else started(worlds, argv=argv, submitted=said)
     results = _waited(worlds, begun)
     scaling = scaling_of(worlds, results, is_fixed_batch=fixed_batch)
     _show(results, scaling, as_json=as_json)
@@ -115,11 +120,6 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
         output.say("  run the same command with --collect to wait for them and print the table")
         raise
     return results
-
-
-def _say_submitted(record: JobRecord) -> None:
-    ranks = f"{count(record.nodes, 'node')} x {count(record.procs_per_node, 'rank')}"
-    output.say(f"Submitted batch job {record.job_id}: {ranks}")
 
 
 # The answer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from itertools import chain
 
 from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus, statuses
-from clusterrun.rundir.record import JobRecord, list_records
+from clusterrun.rundir.record import list_records
 from clusterrun.verbs.find import places_of_runs
 
 
@@ -23,13 +23,9 @@ def list_jobs(*, limit: int | None = None) -> list[JobStatus]:
         found = sorted(chain(*known), key=lambda record: record.age_key, reverse=True)
     found = found[:limit]
     here = iter(statuses([each for each in found if each.home is None], select.backend_of))
-    there = iter(_ask_homes([each for each in found if each.home]))  # hosts know their runs
+    there: Iterator[JobStatus] = iter(())
+    if apart := [each for each in found if each.home]:
+        from clusterrun.backends.hosts import homes  # slow to import
+
+        there = iter(homes.ask(apart))
     return [next(there if each.home else here) for each in found]
-
-
-def _ask_homes(found: Sequence[JobRecord]) -> list[JobStatus]:
-    if not found:
-        return []
-    from clusterrun.backends.hosts import homes
-
-    return homes.ask(found)

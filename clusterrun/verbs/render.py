@@ -75,7 +75,11 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
     source = read_script(job)
     may_run = interpreters.may_run(job)
     facts = gather_facts(job.spec, cwd=job.cwd, environ=os.environ, may_run=may_run)
-    host_bytes, estimates = _estimated(job)
+    host_bytes, estimates = 0, tuple[str, ...]()
+    if job.spec.names_model:
+        from clusterrun.advice.question import estimated  # slow to import
+
+        host_bytes, estimates = estimated(job)
     plan = dataclasses.replace(make_plan(job.spec, facts), host_bytes=host_bytes)
     bundle = render_bundle(
         plan,
@@ -201,12 +205,3 @@ def _notes_on_places(plan: Plan) -> Iterator[str]:
         if path and f"{os.path.realpath(path)}/".startswith(places):
             yield f"{path} is probably on a local disk of this machine; {fix}"
             return
-
-
-def _estimated(job: Resolved) -> tuple[int, tuple[str, ...]]:
-    """Return the memory of a node, 0 if the job names no model, and why `plan` would answer no."""
-    if not job.spec.names_model:
-        return 0, ()
-    from clusterrun.advice.question import estimated  # slow to import
-
-    return estimated(job)

@@ -65,18 +65,8 @@ class HostsBackend(LocalBackend):
             must_see_hint="pass a --run-dir that all hosts share",
         )
 
-    def submit_again(
-        self,
-        plan: Plan,
-        record: JobRecord,
-        *,
-        after: str = "",
-        exclude: str = "",
-        chained: bool = False,
-        waits: bool = False,
-    ) -> Submission:
+    def submit_again(self, plan: Plan, record: JobRecord, **_: object) -> Submission:
         """Start another controller for a run, under a new id."""
-        del after, exclude, chained, waits  # there is no queue
         return self._send(
             plan,
             record.paths,

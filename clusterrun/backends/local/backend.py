@@ -56,47 +56,28 @@ class LocalBackend(Backend):
     runs_dir: RunsDir
 
     def submit(self, plan: Plan, paths: RunPaths) -> Submission:
-        """Start the controller of a run and wait until it is detached."""
+        """Start a controller under a new job id, and wait until it is detached.
+
+        A failure leaves neither.
+        """
+        split_gpus(plan, os.environ.get(VISIBLE))
         try:
-            return self._start(plan, paths)
+            job_id = take_job_id(self.runs_dir, paths)
+            try:
+                return _start_controller(plan, paths, job_id)
+            except BaseException:
+                _stop_controller(paths)
+                self.runs_dir.job_link(job_id).unlink(missing_ok=True)
+                raise
         except OSError as error:
             raise _not_started(str(error)) from error
 
-    def submit_again(
-        self,
-        plan: Plan,
-        record: JobRecord,
-        *,
-        after: str = "",
-        exclude: str = "",
-        chained: bool = False,
-        waits: bool = False,
-    ) -> Submission:
-        """Start another controller for a run, under a new id."""
-        del after, exclude, chained, waits  # there is no queue
-        return self._start(plan, record.paths)
+    def submit_again(self, plan: Plan, record: JobRecord, **_: object) -> Submission:
+        """Start another controller for a run, under a new id; there is no queue."""
+        return self.submit(plan, record.paths)
 
-    def _start(self, plan: Plan, paths: RunPaths) -> Submission:
-        """Start a controller under a new job id; a failure leaves neither."""
-        split_gpus(plan, os.environ.get(VISIBLE))
-        job_id = take_job_id(self.runs_dir, paths)
-        try:
-            return _start_controller(plan, paths, job_id)
-        except BaseException:
-            _stop_controller(paths)
-            self.runs_dir.job_link(job_id).unlink(missing_ok=True)
-            raise
-
-    def query(
-        self,
-        job_ids: Sequence[str],
-        *,
-        since: float | None = None,
-        max_age_s: float | None = None,
-        own: bool = False,
-    ) -> dict[str, SchedulerJob]:
-        """Read the state of jobs from their files and their controllers' processes."""
-        del since, max_age_s, own  # reading files is cheap
+    def query(self, job_ids: Sequence[str], **_: object) -> dict[str, SchedulerJob]:
+        """Read the state of jobs from their files and their controllers' processes, as of now."""
         found = {job_id: self._paths(job_id) for job_id in job_ids}
         return {job_id: self._job(job_id, paths) for job_id, paths in found.items() if paths}
 
