@@ -81,22 +81,6 @@ def test_render_gives_every_file_and_writes_none(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message", "hint"),
-    [
-        ({"strategy": "zeor2"}, "unknown strategy 'zeor2'", "use 'zero2'"),
-        ({"network": "carrier-pigeon"}, "unknown network 'carrier-pigeon'", "use one of: auto"),
-    ],
-)
-def test_a_text_that_stands_for_none_names_the_nearest(
-    project: Path, fields: dict[str, str], message: str, hint: str
-) -> None:
-    with pytest.raises(UsageError) as raised:
-        clusterrun.render(spec(**fields))
-    assert raised.value.message == message
-    assert raised.value.hints[0].startswith(hint)
-
-
-@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"env": {"HTTP_PROXY": "http://ada:pw@proxy:3128"}}, "HTTP_PROXY looks like a secret"),

@@ -131,7 +131,6 @@ def start(made: JobRecord) -> subprocess.Popen[bytes]:
     return sleeper
 
 
-COUNTER = ".local/state/clusterrun/local-job-id"
 HOSTILE = ("a'b\"c", "two\nlines", "$(touch /tmp/never)", "-x `id` ; ls", "~", "\\", "caf\u00e9")
 
 
@@ -186,18 +185,6 @@ def test_an_unreachable_host(here: Here) -> None:
     assert json.loads(out)["exit_code"] == code == Exit.UNREACHABLE
 
 
-def test_a_status_of_255_is_the_commands(here: Here) -> None:
-    made = here.run("gpu1", "L1")
-    python = here.root / "python"
-    python.write_text("#!/bin/sh\necho from there\nexit 255\n")
-    python.chmod(0o755)
-    local = record.list_records(here.runs)[0]
-    home = Home(host="gpu1", run_dir=made.run_dir, python=str(python))
-    record.write(local := dataclasses.replace(local, home=home))
-    known_roots.remember_home(local)
-    assert here("status") == (255, "from there\n", "using job L1 (demo, newest run in runs)\n")
-
-
 def test_a_run_that_is_gone(here: Here) -> None:
     made = here.run("gpu1", "L1")
     shutil.rmtree(made.run_dir)
@@ -221,19 +208,6 @@ def test_ctrl_c_ends_the_command_on_both_machines(here: Here) -> None:
     finally:
         sleeper.kill()
         sleeper.wait()
-
-
-def test_job_ids_are_used_once_on_both_machines(here: Here) -> None:
-    made = here.run("gpu1", "H7")
-    end(made)
-    changed = dataclasses.replace(made, job_id="H9", earlier_job_ids=("H7",))
-    record.write(changed)  # as a `resume` there does
-    counters = [here.root / place / COUNTER for place in ("laptop", "hosts/gpu1")]
-    assert here("list")[0] == 0
-    assert counters[0].read_text() == "9\n"
-    counters[0].write_text("20\n")
-    here("resume", "H9")
-    assert counters[1].read_text() == "20\n"
 
 
 def others(word: str) -> list[str]:

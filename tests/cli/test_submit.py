@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pty
 import re
 import signal
 import stat
@@ -250,44 +249,6 @@ def test_the_failure_of_a_job_is_printed_once(here: CommandLine, option: str) ->
     assert said.err.count("ValueError: bad") == 1
     assert "  failed     rank 1 on n1: exit 1: ValueError: bad\n             line 2\n" in said.err
     assert said.err.splitlines()[-1].startswith("  run dir    ")
-
-
-def in_terminal(here: CommandLine, answer: str, *argv: str) -> tuple[int, str, str]:
-    """Run with a person at a terminal: return the status, stdout and what was shown."""
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clusterrun", *argv],
-        stdin=slave,
-        stdout=subprocess.PIPE,
-        stderr=slave,
-        env={**os.environ, "TERM": "dumb"},
-        cwd=here.path,
-    )
-    os.close(slave)
-    os.write(master, answer.encode())
-    assert process.stdout is not None
-    out = process.stdout.read().decode()
-    code = process.wait(timeout=60 * patience())
-    shown = os.read(master, 65536).decode().replace("\r\n", "\n")
-    os.close(master)
-    return code, out, shown
-
-
-def test_a_person_is_asked_about_many_nodes(here: CommandLine) -> None:
-    here.slurm()
-    code, out, shown = in_terminal(here, "n\n", "submit", "-N65", "train.py")
-    assert (code, out) == (1, "")
-    assert "Submit to 65 nodes? [y/N]: " in shown
-    assert shown.endswith("nothing was submitted\n")
-    assert here.files() == ["train.py"]
-    code, out, shown = in_terminal(here, "y\n", "submit", "-N65", "train.py")
-    assert (code, out) == (0, "Submitted batch job 4711\n")
-    queue = "4711|RUNNING|n|1:00|UNLIMITED|N/A|N/A|None"
-    here.program("squeue", f"echo '{queue}'")
-    code, out, shown = in_terminal(here, "n\n", "cancel", "4711")
-    assert (code, out) == (1, "")
-    assert "  jobs       4711 (train)\nCancel 1 job on 65 nodes? [y/N]: " in shown
-    assert here.asked("scancel") == []
 
 
 def test_wait_warns_once_of_a_job_that_cannot_start(
