@@ -21,7 +21,8 @@ from clusterrun.cli.shared.options import (
 from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
-from clusterrun.verbs.resume import Resumption, prepare_resume, resume_prepared
+from clusterrun.verbs.find import FORWARDED
+from clusterrun.verbs.resume import Resumption, newest_failed, prepare_resume, resume_prepared
 
 
 @click.command(cls=ContinueCommand)
@@ -54,7 +55,8 @@ def command(
 
     Start the next attempt in the same run directory, from the newest complete checkpoint, with the
     settings of the run. Options change them; ARGS after -- replace all arguments of the script.
-    JOB is a job id, the name of a run or its directory  [default: the newest run].
+    JOB is a job id, the name of a run or its directory  [default: the newest run that ended without
+    completing].
 
     \b
     clusterrun resume 4711
@@ -63,7 +65,7 @@ def command(
     clusterrun resume 4711 -- --max-steps 400
     """
     plan = prepare_resume(
-        find_announced(run),
+        _chosen(run),
         start=start,
         flags=job.flags,
         overrides=job.overrides,
@@ -87,6 +89,14 @@ def command(
     record = resume_prepared(plan)
     data = _object(plan, record, warnings)
     answer_and_wait(ctx, record, data, answer)
+
+
+def _chosen(run: str | None) -> JobRecord:
+    """Find a run; without a name, the newest that ended without completing, or the newest."""
+    record = None if run or FORWARDED else newest_failed()
+    if record is not None:
+        output.say(f"using job {record.job_id} ({record.name}, the newest that did not complete)")
+    return record or find_announced(run)
 
 
 def _say_complete(plan: Resumption, answer: HowToAnswer) -> None:

@@ -30,7 +30,7 @@ from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import active_chain
 from clusterrun.verbs.changes import Changed, change, refuse_other_hosts, refuse_other_world
-from clusterrun.verbs.find import Which, find_record
+from clusterrun.verbs.find import FORWARDED, Which, find_record, own_runs
 from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.submit import remember
 
@@ -41,6 +41,7 @@ LATEST, SCRATCH = "latest", "scratch"
 _STEP = re.compile(r"(?:step|checkpoint)-0{0,18}([0-9]{1,18})\Z")
 PLACE: Final = ("name", "run_dir")
 ELSEWHERE: Final = "start a new run: clusterrun resubmit accepts another name, directory or cluster"
+_LOOKED_AT: Final = 20  # runs, for one that failed
 WHEN: Final = ("slurm.dependency", "slurm.begin", "slurm.hold")
 
 
@@ -94,7 +95,7 @@ def prepare_resume(
     `start` is `latest`, `scratch` or `step-N`; `force` resumes a run that seems to be active.
     Raises UsageError if that is impossible.
     """
-    record = find_record(job)
+    record = find_record(job or (not FORWARDED and newest_failed()) or None)
     status = _inactive_status(record, force=force)
     changed = change(record, flags or {}, overrides, exclude_bad=exclude_bad)
     kept = next((f"{c.key} ({c.old})" for c in changed.changes if c.key in PLACE), "")
@@ -120,6 +121,20 @@ def prepare_resume(
         is_complete=is_complete,
         force=force,
     )
+
+
+def newest_failed() -> JobRecord | None:
+    """Return this project's newest run that ended without completing; None for none."""
+    known = records.list_records(own_runs(), _LOOKED_AT, of=lambda record: not record.is_smoke)
+    found = statuses([record for record in known if record.job_id], select.backend_of)
+    over = (job.record for job in found if _is_over(job) and not job.state.is_success)
+    return next(over, None)
+
+
+def _is_over(status: JobStatus) -> bool:
+    """Return whether a job has ended, or the scheduler has forgotten it."""
+    is_unknown = status.state is JobState.UNKNOWN and bool(status.record.job_id)
+    return status.state.is_terminal or (is_unknown and not status.reason)
 
 
 def resume_prepared(resumption: Resumption) -> JobRecord:
@@ -164,8 +179,7 @@ def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
         chained = active_chain(record)
     (status,) = statuses([record], select.backend_of)
     job_id, state = record.job_id, status.state
-    is_forgotten = state is JobState.UNKNOWN and job_id and not status.reason
-    if force or not (chained or not (state.is_terminal or is_forgotten)):
+    if force or (_is_over(status) and not chained):
         return status
     if chained:
         raise UsageError(
@@ -173,10 +187,14 @@ def _inactive_status(record: JobRecord, *, force: bool) -> JobStatus:
             hint=f"end the chain first: clusterrun cancel {job_id}",
         )
     why = f" ({status.reason})" if status.reason else ""
+    hint = f"end it first: clusterrun cancel {job_id}; --force resumes anyway"
+    if not job_id:
+        hint = "wait for its job id: clusterrun list; --force resumes anyway"
+    elif state is JobState.COMPLETING:
+        hint = f"wait for its end: clusterrun status {job_id} --wait"
     what = f"job {job_id}" if job_id else f"the submission of run {record.run_id}"
     raise UsageError(
-        f"{what} is still {state.value}{why}; two writers would share the run directory",
-        hint="end it first: clusterrun cancel JOB, or wait; --force resumes anyway",
+        f"{what} is still {state.value}{why}; two writers would share the run directory", hint=hint
     )
 
 

@@ -175,6 +175,29 @@ def test_without_a_complete_checkpoint_only_scratch_goes_on(here: CommandLine) -
     assert checkpoint_files.listed(root / "checkpoints") == []
 
 
+def test_without_a_name_the_newest_that_did_not_complete_is_resumed(here: CommandLine) -> None:
+    failed(here)
+    ended(submitted(here, "4712", "-N2", "--job-name", "bb", "train.py"), "COMPLETED", 0)
+    root = submitted(here, "4713", "-N2", "--job-name", "cc", "train.py")
+    record = json.loads((root / "job.json").read_text())
+    (root / "job.json").write_text(json.dumps({**record, "job_id": ""}))  # being submitted
+    here.program("sbatch", "echo 4714")
+    said = here("resume", "cc")
+    assert (said.code, "hint: wait for its job id" in said.err) == (2, True)
+    said = here("resume")
+    assert (said.code, said.out) == (0, "Submitted batch job 4714\n")
+    assert said.err.startswith("using job 4711 (")
+
+
+def test_a_run_that_is_being_cancelled_is_to_be_waited_for(here: CommandLine) -> None:
+    (failed(here) / "end.json").unlink()
+    queue(here, running())
+    assert here("cancel", "4711").code == 0
+    said = here("resume", "4711")
+    assert (said.code, "error: job 4711 is still COMPLETING" in said.err) == (2, True)
+    assert said.err.endswith("hint: wait for its end: clusterrun status 4711 --wait\n")
+
+
 def test_from_an_older_checkpoint_sets_newer_ones_aside(here: CommandLine) -> None:
     root = failed(here)
     checkpoint(root, 140)
