@@ -220,15 +220,13 @@ def install(contract: Contract, watch_spawn: Patch) -> None:
     if contract.is_checked:
         patches["multiprocessing.spawn"] = watch_spawn
     patch_on_import(patches)
-    faulthandler.register = functools.partial(_register_dump, contract, faulthandler.register)
+    register = faulthandler.register
 
+    def register_dump(signum: int, *args: Any, **kwargs: Any) -> None:
+        register(signum, *args, **kwargs)
+        contract.prints_stacks(signum)
 
-def _register_dump(
-    contract: Contract, original: Callable[..., None], signum: int, *args: Any, **kwargs: Any
-) -> None:
-    """Tell the agent that the handler of a signal does not save: it only prints stacks."""
-    original(signum, *args, **kwargs)
-    contract.prints_stacks(signum)
+    faulthandler.register = register_dump
 
 
 def _watch_torch(contract: Contract, module: ModuleType) -> None:
@@ -378,7 +376,12 @@ def _prove_distinct(contract: Contract, module: ModuleType, size: int) -> None:
     store.wait(keys, timedelta(seconds=PUBLISH_TIMEOUT_S))
     values = store.multi_get(keys) if store.has_extended_api() else [store.get(k) for k in keys]
     places = [bytes(value).decode().split("\t") for value in values]
-    _compare(contract, places)
+    found = Counter(f"have LOCAL_RANK={local} on {host}" for host, local, _ in places)
+    gpus = (device for *_, device in places if device != "cpu")
+    found.update(f"share one GPU ({device.split(' ', 1)[1]})" for device in gpus)
+    for what, count in found.items():
+        if count > 1:
+            contract.break_off(f"{count} ranks {what}")
     hosts = list(dict.fromkeys(place[0] for place in places))
     devices = {place[2].split(" ", 1)[0] for place in places}
     device = devices.pop() if len(devices) == 1 else "mixed"
@@ -401,19 +404,6 @@ def _device(backend: str) -> str:
     if local_rank >= torch.cuda.device_count():
         return f"cuda none-{runtime.rank()}"  # torch raises a better error when the rank uses it
     return f"cuda {torch.cuda.get_device_properties(local_rank).uuid}"
-
-
-def _compare(contract: Contract, places: list[list[str]]) -> None:
-    """Break off if two ranks have the same place or GPU."""
-    seats = Counter((host, local) for host, local, _ in places)
-    gpus = Counter(device for _, _, device in places if device.startswith("cuda "))
-    for (host, local), count in seats.items():
-        if count > 1:
-            contract.break_off(f"{count} ranks have LOCAL_RANK={local} on {host}")
-    for gpu, count in gpus.items():
-        if count > 1:
-            ranks = [rank for rank, place in enumerate(places) if place[2] == gpu]
-            contract.break_off(f"ranks {ranks} share one GPU ({gpu.split(' ', 1)[1]})")
 
 
 def _watch_accelerate(contract: Contract, module: ModuleType) -> None:

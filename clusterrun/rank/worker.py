@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 
 from clusterrun import runtime
 from clusterrun.errors import shortened
@@ -52,13 +52,16 @@ def main() -> None:
     ending = RankEnd()
     endings.append(ending)
     die_with_parent("CLUSTERRUN_LAUNCHER_PID")
-    _move_output(os.environ.get("CLUSTERRUN_SPOOL"))
+    if spool := os.environ.get("CLUSTERRUN_SPOOL"):
+        _move_output(os.path.join(spool, f"rank_{own_rank()}"))
     faulthandler.enable()
-    _show_stacks(os.environ.get("CLUSTERRUN_SPOOL"))
     if os.environ.pop("CLUSTERRUN_QUIET_LAUNCHER", ""):
         os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
     runtime.emit("rank_start", pid=os.getpid(), host=os.uname().nodename)
-    _act_as_a_task_of_slurm()
+    # For Slurm the agent is one task of a node: give scripts the values of this rank.
+    task = {**given.of_task(os.environ), "SLURM_TASK_PID": str(os.getpid())}
+    found = {name: value for name, value in task.items() if name in os.environ}
+    os.environ.update(given.noting_changes(os.environ, {**os.environ, **found}))
     given.note_start(os.environ)
     contract = world.Contract(os.environ, ending.break_off)
     contract.when_joined += when_joined
@@ -66,16 +69,6 @@ def main() -> None:
     if contract.expected:
         world.install(contract, children.pass_on)
     _run(argv, contract, ending)
-
-
-def _act_as_a_task_of_slurm() -> None:
-    """Give Slurm's variables the values of this rank, for scripts that read them.
-
-    Slurm started the agent as its task, one for each node.
-    """
-    task = {**given.of_task(os.environ), "SLURM_TASK_PID": str(os.getpid())}
-    found = {name: value for name, value in task.items() if name in os.environ}
-    os.environ.update(given.noting_changes(os.environ, {**os.environ, **found}))
 
 
 def die_with_parent(variable: str) -> None:
@@ -92,35 +85,29 @@ def die_with_parent(variable: str) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def _move_output(spool: str | None) -> None:
-    """Redirect fd 1 and 2 to files, so that a stopped agent can't block a rank that prints."""
-    if not spool:
-        return
+def _move_output(name: str) -> None:
+    """Redirect fd 1 and 2 to files, so that a stopped agent can't block a rank that prints.
+
+    Stacks, which a rank writes on a signal that the agent sends in a hang, are a third one.
+    """
     for descriptor, stream, ending in ((1, sys.stdout, "out"), (2, sys.stderr, "err")):
-        path = os.path.join(spool, f"rank_{own_rank()}.{ending}")
         stream.flush()
-        target = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        target = os.open(f"{name}.{ending}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(target, descriptor)
         os.close(target)
     moved = [file for file in (sys.stdout, sys.stderr) if isinstance(file, io.TextIOWrapper)]
     output.forgive_full_disk(*moved)
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
         sys.stdout.reconfigure(line_buffering=True)  # whole lines survive a crash
-
-
-def _show_stacks(spool: str | None) -> None:
-    """Have this rank write its stack to a file on a signal, which the agent sends in a hang."""
-    if spool:
-        path = os.path.join(spool, f"rank_{own_rank()}.stacks")
-        _kept.append(file := open(path, "w", encoding="utf-8"))  # noqa: SIM115 - open until exit
-        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
+    _kept.append(file := open(f"{name}.stacks", "w", encoding="utf-8"))  # noqa: SIM115 - open until exit
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
 
 
 def _run(argv: Sequence[str], contract: world.Contract, ending: RankEnd) -> None:
     try:
         _execute(argv)
     except SystemExit as stop:
-        code = _status(stop)
+        code = (stop.code or 0) & 0xFF if isinstance(stop.code, int | None) else 1
         if code == 0:
             contract.check_end()
         else:
@@ -130,10 +117,14 @@ def _run(argv: Sequence[str], contract: world.Contract, ending: RankEnd) -> None
             ending.fail(code, f"the script exited with status {code}{why}", "exit", stop)
         raise
     except BaseException as error:  # noqa: BLE001 - any exception that ends the script is its failure
-        error.__traceback__ = _own_frames_left_out(error.__traceback__)
-        ending.fail(_exception_status(error), one_line(error), "exception", error)
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(_exception_status(error))
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in _MACHINERY:
+            trace = trace.tb_next  # Python's tracebacks begin with the script's first frame
+        error.__traceback__ = trace
+        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        ending.fail(code, one_line(error), "exception", error)
+        sys.excepthook(type(error), error, trace)
+        sys.exit(code)
     else:
         contract.check_end()
 
@@ -172,29 +163,12 @@ def _look_first_in(directory: str) -> None:
         sys.path.insert(0, directory)
 
 
-def _status(stop: SystemExit) -> int:
-    if stop.code is None:
-        return 0
-    return stop.code & 0xFF if isinstance(stop.code, int) else 1
-
-
 def _last_line_on_stderr() -> str:
     """Return the last line that the script wrote to stderr, such as argparse's error."""
     spool = os.environ.get("CLUSTERRUN_SPOOL")
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     return last_line(Path(spool) / f"rank_{runtime.rank()}.err") if spool else ""
-
-
-def _exception_status(error: BaseException) -> int:
-    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-
-
-def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames before the script's first, as Python's tracebacks do."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in _MACHINERY:
-        trace = trace.tb_next
-    return trace
 
 
 if __name__ == "__main__":
