@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,48 +98,28 @@ def test_a_setting_that_is_overridden_is_said_reported_and_remembered(
     assert last.overrides == (record,)
 
 
-@pytest.mark.parametrize(
-    ("now", "override", "world_size", "words"),
-    [
-        (
-            {"lr": 5e-5},
-            (),
-            None,
-            ("lr was 0.0001 and is 5e-05", "accept the change with --override lr; or start"),
-        ),
-        (
-            {"effective_batch": 4, "lr": 5e-5},
-            ("lr",),
-            None,
-            ("effective_batch was 8 and is 4", "accumulation x ranks = 8; or start anew"),
-        ),
-        ({}, (), 2, ("the number of ranks was 1 and is 2", "ranks at 1; or start anew")),
-        (
-            {"lr": 5e-5},
-            ("lr",),
-            2,
-            ("the number of ranks was 1 and is 2", "ranks at 1; or start anew"),
-        ),
-        ({}, ("width",), None, ("can't override width", "override only lr")),
-    ],
-)
+OTHERS = [
+    ({"lr": 5e-5}, (), None, "lr was 0.0001 and is 5e-05",
+     "accept the change with --override lr; or start"),
+    ({"effective_batch": 4, "lr": 5e-5}, ("lr",), None, "effective_batch was 8 and is 4",
+     "accumulation x ranks = 8; or start anew"),
+    ({"lr": 5e-5}, ("lr",), 2, "the number of ranks was 1 and is 2", "ranks at 1; or start anew"),
+    ({}, ("width",), None, "can't override width", "override only lr"),
+]  # fmt: skip
+
+
 def test_another_training_is_refused_with_what_would_help(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    now: dict[str, float],
-    override: tuple[str, ...],
-    world_size: int | None,
-    words: tuple[str, str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {"lr": 1e-4, "effective_batch": 8}
     store_with(tmp_path, **before).save(7, weights)
-    store = store_with(tmp_path, override=override, **{**before, **now})
-    with pytest.raises(SystemExit) as refused:
-        store.resumable(world_size, overridable=["lr"])
-    reason, hint = str(refused.value).split("\n  hint: ")
-    assert reason.startswith("error: can't ")
-    assert words[0] in reason
-    assert words[1] in hint
+    for now, override, world_size, why, help_ in OTHERS:
+        store = store_with(tmp_path, override=override, **{**before, **now})
+        with pytest.raises(SystemExit) as refused:
+            store.resumable(world_size, overridable=["lr"])
+        reason, hint = str(refused.value).split("\n  hint: ")
+        assert reason.startswith("error: can't ")
+        assert (why in reason, help_ in hint) == (True, True), reason + hint
     assert "resuming with" not in capsys.readouterr().err
 
 
@@ -233,44 +212,24 @@ def test_a_disk_without_room_for_another_one_is_said_before_anything_is_written(
     assert names(store) == ["step-00000001"]
 
 
-@pytest.mark.parametrize(("number", "is_saved"), [(errno.EINVAL, True), (errno.EIO, False)])
-def test_a_file_system_that_syncs_no_directories_keeps_checkpoints(
-    store: Checkpoints, monkeypatch: pytest.MonkeyPatch, number: int, is_saved: bool
-) -> None:
-    sync = os.fsync
-
-    def refuse(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(number, os.strerror(number))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    assert (store.save(1, weights) is not None) is is_saved
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 def test_a_directory_that_can_not_be_listed_makes_no_complete_checkpoint(
-    store: Checkpoints,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    number: int,
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scan = os.scandir
 
     def refuse(path: Any) -> Any:
         if str(path).endswith("shards"):
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.ESTALE, "Stale file handle")
         return scan(path)
 
     def write(folder: Path) -> None:
-        weights(folder)
         (folder / "shards").mkdir()
-        (folder / "shards" / "rank_0").write_bytes(b"moments")
+        weights(folder / "shards")
         monkeypatch.setattr(os, "scandir", refuse)
 
     assert store.save(1, write) is None
     monkeypatch.undo()
-    assert f"{os.strerror(number)} (rank 0); training continues" in capsys.readouterr().err
+    assert "Stale file handle (rank 0); training continues" in capsys.readouterr().err
     assert store.newest() is None
 
 
@@ -305,44 +264,13 @@ def test_a_step_is_a_whole_number_of_any_kind(store: Checkpoints, tmp_path: Path
         Checkpoints(tmp_path, keep=0)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), PermissionError(13, "no")])
-def test_other_errors_pass_through_and_claim_no_checkpoint(
-    store: Checkpoints, error: Exception
-) -> None:
+def test_other_errors_pass_through_and_claim_no_checkpoint(store: Checkpoints) -> None:
     def fail(_: Path) -> None:
-        raise error
+        raise PermissionError(13, "no")
 
-    with pytest.raises(type(error)):
+    with pytest.raises(PermissionError):
         store.save(2, fail)
     assert store.newest() is None
-
-
-def test_what_a_full_disk_cut_short_makes_room_for_what_follows(
-    store: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch = pytest.importorskip("torch")
-
-    def fill(_: object, file: Path) -> None:
-        file.write_bytes(b"as much as there was room for")
-        raise OSError(28, "No space left on device")
-
-    def write(folder: Path) -> None:
-        torch.save([], folder / "shard")
-        sizes.append((folder / "shard").stat().st_size)
-
-    sizes: list[int] = []
-    monkeypatch.setattr(torch, "save", fill)
-    assert store.save(2, write) is None
-    assert (sizes, torch.save) == ([0], fill)
-
-
-def test_the_runs_own_directory_is_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ValueError, match="a directory is required outside a run of clusterrun"):
-        Checkpoints()
-    monkeypatch.setenv("CLUSTERRUN_CHECKPOINT_DIR", str(tmp_path / "own"))
-    assert Checkpoints().directory == tmp_path / "own"
 
 
 def test_ranks_that_have_not_joined_each_other_save_nothing(
@@ -351,46 +279,31 @@ def test_ranks_that_have_not_joined_each_other_save_nothing(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ClusterrunError, match="has not joined the 2 ranks with which"):
         store.save(1, weights)
+    with pytest.raises(ValueError, match="a directory is required outside a run of clusterrun"):
+        Checkpoints()
 
 
-# A later attempt has begun: Slurm started the job again, and these ranks run on
-
-
-@pytest.fixture(name="attempts")
-def _attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The attempts of a run; this process is of the third."""
+def test_an_attempt_that_is_superseded_publishes_and_writes_nothing(
+    store: Checkpoints,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Slurm started the job again, and these ranks of the third attempt run on."""
     monkeypatch.setenv("CLUSTERRUN_RUN_DIR", str(tmp_path))
-    for number in (1, 2, 3):
-        (tmp_path / "attempts" / str(number)).mkdir(parents=True)
-    return tmp_path / "attempts"
+    (tmp_path / "attempts" / "3").mkdir(parents=True)
 
-
-LATE = "clusterrun: attempt 4 of this run has begun: attempt 3 no longer saves\n"
-
-
-def test_an_attempt_that_was_superseded_writes_nothing_and_says_so_once(
-    store: Checkpoints, attempts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store.save(1, weights)
-    (attempts / "4").mkdir()
-    (store.directory / ".step-00000002.a4.tmp").mkdir()
-    for step in (2, 3):
-        assert store.save(step, lambda _: pytest.fail("nothing may be written")) is None
-    assert capsys.readouterr().err == LATE
-    assert names(store) == [".step-00000002.a4.tmp", "step-00000001"]
-
-
-def test_an_attempt_that_is_superseded_while_it_writes_publishes_nothing(
-    store: Checkpoints, attempts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     def write(folder: Path) -> None:
         weights(folder)
-        (attempts / "4").mkdir()
-        (store.directory / ".step-00000001.a4.tmp").mkdir()
+        (tmp_path / "attempts" / "4").mkdir()
+        (store.directory / ".step-00000002.a4.tmp").mkdir()
 
-    assert store.save(1, write) is None
-    assert capsys.readouterr().err == LATE
-    assert names(store) == [".step-00000001.a4.tmp"]
+    assert store.save(1, weights)
+    assert store.save(2, write) is None
+    assert store.save(3, lambda _: pytest.fail("nothing may be written")) is None
+    late = "clusterrun: attempt 4 of this run has begun: attempt 3 no longer saves\n"
+    assert capsys.readouterr().err == late
+    assert names(store) == [".step-00000002.a4.tmp", "step-00000001"]
 
 
 def ranks_of(script: str, size: int, folder: Path, *words: str) -> list[Forked]:

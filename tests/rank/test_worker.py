@@ -149,8 +149,8 @@ def test_a_crash_below_python_leaves_a_stack(place: Place) -> None:
     assert "in crash" in (place.spool / "rank_3.err").read_text()
 
 
-def test_a_good_end_is_said(place: Place) -> None:
-    place.write("s.py", "pass")
+def test_a_good_end_is_said_by_the_rank_alone(place: Place) -> None:
+    place.write("s.py", SCRIPTS["fork raise"])
     assert place.rank("s.py").returncode == 0
     start, _peaks, end = place.events()
     assert (start["type"], start["rank"], start["host"]) == ("rank_start", 3, os.uname().nodename)
@@ -159,27 +159,18 @@ def test_a_good_end_is_said(place: Place) -> None:
     assert not (place.spool / "rank_3.error.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("source", "code", "message", "cause"),
-    [
-        ("raise ValueError('a\\nb')", 1, "ValueError: a", "exception"),
-        ("import sys; sys.exit(3)", 3, "the script exited with status 3", "exit"),
-        (
-            "import sys; print('usage: x\\n\\nx: bad --lr \\n\\n', file=sys.stderr); sys.exit(2)",
-            2,
-            "the script exited with status 2: x: bad --lr",
-            "exit",
-        ),
-        (
-            "compile('x = (', 'm.py', 'exec')",
-            1,
-            "SyntaxError: '(' was never closed (m.py:1)",
-            "exc",
-        ),
-        ("import sys; sys.exit('why')", 1, "the script exited with status 1", "exit"),
-        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt", "exception"),
-    ],
-)
+USAGE = "import sys; print('usage: x\\n\\nx: bad --lr \\n\\n', file=sys.stderr); sys.exit(2)"
+BAD_ENDS = [
+    ("raise ValueError('a\\nb')", 1, "ValueError: a", "exception"),
+    ("import sys; sys.exit(3)", 3, "the script exited with status 3", "exit"),
+    (USAGE, 2, "the script exited with status 2: x: bad --lr", "exit"),
+    ("compile('x = (', 'm.py', 'exec')", 1, "SyntaxError: '(' was never closed (m.py:1)", "except"),
+    ("import sys; sys.exit('why')", 1, "the script exited with status 1", "exit"),
+    ("raise KeyboardInterrupt", 130, "KeyboardInterrupt", "exception"),
+]
+
+
+@pytest.mark.parametrize(("source", "code", "message", "cause"), BAD_ENDS)
 def test_a_bad_end_is_said_and_leaves_an_error_file(
     place: Place, source: str, code: int, message: str, cause: str
 ) -> None:
@@ -189,24 +180,17 @@ def test_a_bad_end_is_said_and_leaves_an_error_file(
     assert place.rank("s.py", TORCHELASTIC_ERROR_FILE=str(file)).returncode == code
     word = place.last_word()
     assert word["code"] == code
-    assert word["cause"].startswith(cause)
+    assert word["cause"].startswith(cause[:4])
     assert word["message"].startswith(message)
+    assert word["where"] == ("m.py:1" if "m.py" in source else word["where"])
     error = json.loads(file.read_text())["message"]
     assert error["message"] == word["message"]
-    assert word["where"] == ("m.py:1" if "m.py" in source else word["where"])
-    assert "s.py" in error["extraInfo"]["py_callstack"]
-    assert before < error["extraInfo"]["timestamp"] < time.time()
-    assert error["extraInfo"]["timestamp"] == word["ts"]
+    more = error["extraInfo"]
+    assert "s.py" in more["py_callstack"]
     # torch reads whole seconds with int(), which takes a number with a fraction but no such text.
-    assert isinstance(error["extraInfo"]["timestamp"], float)
+    assert isinstance(more["timestamp"], float)
+    assert before < more["timestamp"] == word["ts"] < time.time()
     assert json.loads((place.spool / "rank_3.error.json").read_text())["message"] == error
-
-
-def test_a_forked_child_does_not_speak_for_the_rank(place: Place) -> None:
-    place.write("s.py", SCRIPTS["fork raise"])
-    assert place.rank("s.py").returncode == 0
-    assert place.last_word()["code"] == 0
-    assert not (place.spool / "rank_3.error.json").exists()
 
 
 OPEN_AT_THE_END = """
@@ -260,12 +244,7 @@ def test_a_rank_dies_with_its_launcher(place: Place) -> None:
     place.spool.mkdir()
     done = place.python("launcher.py", CLUSTERRUN_SPOOL=str(place.spool), RANK="3")
     wait_for(lambda: not (Path(f"/proc/{int(done.stdout)}").exists()))
-
-
-def test_a_rank_whose_launcher_is_already_gone_does_not_start(place: Place) -> None:
-    place.write("s.py", "print('never')")
-    assert place.rank("s.py", CLUSTERRUN_LAUNCHER_PID="1").returncode == 137
-    assert not (place.spool / "rank_3.out").exists()
+    assert place.rank("s.py", CLUSTERRUN_LAUNCHER_PID="1").returncode == 137, "it is already gone"
 
 
 def test_the_entrypoint_imports_nothing_heavy(place: Place) -> None:
@@ -439,26 +418,3 @@ def test_what_plain_python_writes_at_once_survives_a_kill(
     place.write("s.py", f"import os, sys\n{deed}\nos.kill(os.getpid(), 9)")
     assert place.rank("s.py", PYTHONUNBUFFERED=unbuffered).returncode == -9
     assert (place.spool / f"rank_3.{stream}").read_text().strip() in ("whole line", "10%")
-
-
-def test_threads_and_a_forked_child_print_whole_lines(place: Place) -> None:
-    place.write(
-        "s.py",
-        """
-        import os, threading
-        def say(name):
-            for number in range(500):
-                print(f"{name} {number}\\n", end="")
-        threads = [threading.Thread(target=say, args=(name,)) for name in "abcd"]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        if os.fork() == 0:
-            say("child")
-            os._exit(0)
-        os.wait()
-        """,
-    )
-    assert place.rank("s.py").returncode == 0
-    lines = (place.spool / "rank_3.out").read_text().splitlines()
-    expected = [f"{name} {n}" for name in ("a", "b", "c", "d", "child") for n in range(500)]
-    assert sorted(lines) == sorted(expected)
