@@ -97,11 +97,6 @@ class InterruptedNode:
         decision = self.control.save_point
         return decision.request, decision.at > 0
 
-    def leave(self) -> None:
-        """End the script as one that was told to leave."""
-        self.control.stopping(0)
-        self.link.report_done()
-
     async def ending(self) -> Ending:
         return await asyncio.wait_for(self.link.ending(), 20)
 
@@ -130,22 +125,19 @@ def test_ranks_are_told_to_leave_and_the_attempt_says_why(
         assert scene.decisions() == (1, True)
         assert scene.events == [f"interrupted {word} True"]
         assert scene.said == [f"{reason}: the ranks are asked to save and exit"]
-        scene.leave()
+        scene.control.stopping(0)
+        scene.link.report_done()
         return await scene.ending()
 
     ending = play(tmp_path, deed)
     assert (ending.code, ending.reason, ending.cause) == (int(code), reason, Cause.INTERRUPTED)
 
 
-@pytest.mark.parametrize(
-    ("left_s", "reason"), [(None, "time-limit"), (100, "time-limit"), (3600, "signal")]
-)
+@pytest.mark.parametrize(("left_s", "reason"), [(100, "time-limit"), (3600, "signal")])
 def test_a_warning_without_a_request_is_that_of_the_time_limit_if_that_is_near(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: int | None, reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: int, reason: str
 ) -> None:
-    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
-    if left_s is not None:
-        monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + left_s))
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + left_s))
 
     async def deed(scene: InterruptedNode) -> None:
         scene.step()
@@ -216,12 +208,11 @@ def test_sigterm_without_a_word_is_a_preemption(
     assert (tmp_path / "request").read_text() == "preempt\n"
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.1])
-def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path, after_s: float) -> None:
+def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path) -> None:
     async def deed(scene: InterruptedNode) -> None:
         scene.step()
         loop = asyncio.get_running_loop()
-        loop.call_later(after_s, write_request, scene.file, Reason.END)
+        loop.call_later(0.1, write_request, scene.file, Reason.END)
         scene.interruption.ending()
         await scene.settle()
         assert (scene.cancels, scene.decisions()) == (1, (0, False))
@@ -229,10 +220,16 @@ def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path, after_s
     play(tmp_path, deed)
 
 
-def test_a_training_that_ends_before_it_hears_is_complete(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_through", [True, False])
+def test_a_training_that_ends_before_it_hears_or_leaves_at_its_last_step_is_complete(
+    tmp_path: Path, is_through: bool
+) -> None:
     async def deed(scene: InterruptedNode) -> Ending:
         scene.step()
-        await scene.warned(Reason.CANCEL)
+        scene.is_through = is_through
+        await scene.warned(Reason.TIME_LIMIT)
+        if is_through:
+            scene.control.stopping(0)
         scene.link.report_done()
         return await scene.ending()
 
@@ -299,11 +296,10 @@ def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     play(tmp_path, deed)
 
 
-@pytest.mark.parametrize("word", ["cancel", "preempt"])
-def test_an_end_beats_what_interrupts(tmp_path: Path, word: str) -> None:
+def test_an_end_beats_what_interrupts(tmp_path: Path) -> None:
     async def deed(scene: InterruptedNode) -> None:
         scene.step()
-        await scene.warned(Reason(word))
+        await scene.warned(Reason.CANCEL)
         write_request(scene.file, Reason.END)
         await scene.looked()
         scene.interruption.ending()
@@ -311,17 +307,6 @@ def test_an_end_beats_what_interrupts(tmp_path: Path, word: str) -> None:
         assert (scene.cancels, scene.link.decision.is_held()) == (1, False)
 
     play(tmp_path, deed)
-
-
-def test_a_training_that_leaves_at_its_last_step_is_complete(tmp_path: Path) -> None:
-    async def deed(scene: InterruptedNode) -> Ending:
-        scene.step()
-        scene.is_through = True
-        await scene.warned(Reason.TIME_LIMIT)
-        scene.leave()
-        return await scene.ending()
-
-    assert play(tmp_path, deed).code == 0
 
 
 def test_an_end_after_the_warning_is_that_of_the_time_limit(tmp_path: Path) -> None:

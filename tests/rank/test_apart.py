@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.rank import collectives
 from clusterrun.rank.apart import SavedPart, problem_of
-from clusterrun.runtime import Checkpoints
 from clusterrun.shared.checkpoint_files import Checkpoint
 from tests.patience import patience
 from tests.ports import free_port
@@ -67,43 +65,6 @@ def test_other_nodes_are_refused_if_they_lack_files(parts: tuple[SavedPart, ...]
     with pytest.raises(ClusterrunError, match="h2 has 1 of its files that no other node") as error:
         problem_of(parts)
     assert error.value.hint == "run on the nodes that saved it: --hosts h1,h2"
-
-
-class Exchanges:
-    """A process group of one rank that notes what is exchanged."""
-
-    def __init__(self) -> None:
-        self.noted: list[str] = []
-
-    def get_rank(self) -> int:
-        return 0
-
-    def get_world_size(self) -> int:
-        return 1
-
-    def all_gather_object(self, values: list[object], value: object) -> None:
-        values[:] = [value]
-        self.noted.append("gather")
-
-    def broadcast_object_list(self, box: list[object], src: int) -> None:
-        assert (len(box), src) == (1, 0)
-        self.noted.append("broadcast")
-
-
-def test_nothing_more_is_exchanged_if_the_nodes_share_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("CLUSTERRUN_HOSTS_APART", "CLUSTERRUN_RUN_DIR", "CLUSTERRUN_SPOOL"):
-        monkeypatch.delenv(name, raising=False)
-    group = Exchanges()
-    monkeypatch.setattr(collectives, "_distributed", lambda: group)
-    store = Checkpoints(tmp_path)
-    assert store.save(1, lambda folder: (folder / "model").write_text("x"))
-    written = ["broadcast", "gather", "gather", "broadcast", "gather", "broadcast", "gather"]
-    assert group.noted == written
-    assert store.newest()
-    assert group.noted[len(written) :] == ["broadcast", "broadcast", "gather", "gather"]
-    assert "nodes" not in json.loads((tmp_path / "step-00000001/.complete").read_text())
 
 
 COURSE = """
