@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterrun.config import Resolved
 from clusterrun.config.environments import Tool, read_step
@@ -22,7 +22,6 @@ from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ClusterrunError
 from clusterrun.launch.facts import Interpreter
 from clusterrun.shared import shell
-from clusterrun.shared.files import read_json, write_whole
 from clusterrun.shared.installed import metadata_of, own_version, versions_in
 
 PACKAGES: Final = ("clusterrun", "torch", "accelerate", "deepspeed")
@@ -71,7 +70,7 @@ def look_at(path: str, *, may_run: bool, environ: Mapping[str, str]) -> Interpre
     if path == sys.executable:
         own = {name: own_version(name) for name in PACKAGES}
         return Interpreter(path, sys.version_info[:2], own, is_known=True, places=(*sys.path,))
-    if path and may_run and (answer := _asked(path, environ)) is not None:
+    if path and may_run and (answer := _asked(path)) is not None:
         return answer
     return _read(Path(path), environ) if path else Interpreter()
 
@@ -114,44 +113,17 @@ def oldest() -> dict[str, tuple[int, int]]:
 # Query the interpreter
 
 
-def _asked(path: str, environ: Mapping[str, str]) -> Interpreter | None:
-    """Ask an interpreter, or read the cached answer; None if it does not answer."""
-    key = [_ASK, path, environ.get("PYTHONPATH", "")]
-    file = cache_file("interpreters", key, environ)
-    remembered = read_json(file) or {}
-    times = remembered.get("times")
-    is_fresh = isinstance(times, dict) and all(_time(name) == at for name, at in times.items())
-    answer = remembered if is_fresh else _answer_of(path)
-    try:
-        major, minor = answer["version"]
-        places = tuple(answer["path"])
-        packages = versions_in(places, PACKAGES)
-        watched = [path, str(Path(path).parent.parent / "pyvenv.cfg"), *places]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    if not is_fresh:
-        with contextlib.suppress(OSError):
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(
-                file, json.dumps({**answer, "times": {name: _time(name) for name in watched}})
-            )
-    return Interpreter(path, (major, minor), packages, is_known=True, places=places)
-
-
-def _answer_of(path: str) -> dict[str, Any]:
+def _asked(path: str) -> Interpreter | None:
+    """Ask an interpreter; None if it does not answer."""
     try:
         done = shell.run([path, "-c", _ASK], timeout_s=ANSWER_S, tries=1)
         answer = json.loads(done.stdout)
-    except (ClusterrunError, ValueError):
-        return {}
-    return answer if isinstance(answer, dict) else {}
-
-
-def _time(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
+        major, minor = answer["version"]
+        places = tuple(answer["path"])
+        packages = versions_in(places, PACKAGES)
+    except (ClusterrunError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return Interpreter(path, (major, minor), packages, is_known=True, places=places)
 
 
 def cache_file(kind: str, key: Sequence[str], environ: Mapping[str, str]) -> Path:

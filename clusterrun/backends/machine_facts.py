@@ -217,11 +217,9 @@ def visible_gpus(found: Mapping[str, str], environ: Mapping[str, str]) -> tuple[
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return tuple(found)
-    names = (name.strip() for name in listed.split(","))
-    return tuple(itertools.takewhile(lambda name: _is_device(name, found), names))
 
+    def is_device(name: str) -> bool:
+        is_uuid = name.startswith(("GPU-", "MIG-"))  # CUDA also accepts a prefix of it
+        return any(uuid.startswith(name) for uuid in found.values()) if is_uuid else name in found
 
-def _is_device(name: str, found: Mapping[str, str]) -> bool:
-    if name.startswith(("GPU-", "MIG-")):  # CUDA also accepts a prefix of a UUID
-        return any(uuid.startswith(name) for uuid in found.values())
-    return name in found
+    return tuple(itertools.takewhile(is_device, (name.strip() for name in listed.split(","))))

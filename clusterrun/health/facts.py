@@ -35,10 +35,12 @@ def facts(gpus: Mapping[str, str] | None = None) -> dict[str, str]:
     `gpus` are facts of the GPUs, by name.
     """
     found = {
-        **{f"versions.{name}": value for name, value in _versions()},
+        "versions.python": platform.python_version(),
+        **{f"versions.{name}": value for name, value in packages().items()},
+        "versions.NCCL": next(filter(None, map(installed_version, NCCL)), ""),
         **{f"system.{name}": value for name, value in _system()},
         **{f"hardware.{name}": value for name, value in _hardware()},
-        **{f"limits.{name}": _limit(which) for name, which in _LIMITS.items()},
+        **{f"limits.{x}": machine.number(resource.getrlimit(y)[0]) for x, y in _LIMITS.items()},
         **{f"network.{name}": value for name, value in (*_interfaces(), *_infiniband())},
         **{f"gpu.{name}": value for name, value in (gpus or {}).items()},
     }
@@ -56,12 +58,6 @@ def packages() -> dict[str, str]:
     """Return the version of each package that nodes are compared by, and that is installed."""
     found = {name: installed_version(name) for name in PACKAGES}
     return {name: version for name, version in found.items() if version}
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    yield "python", platform.python_version()
-    yield from packages().items()
-    yield "NCCL", next(filter(None, map(installed_version, NCCL)), "")
 
 
 def _system() -> Iterator[tuple[str, str]]:
@@ -88,10 +84,6 @@ def _cpu() -> str:
     except OSError:
         return ""
     return name[1] if name else platform.machine()
-
-
-def _limit(which: int) -> str:
-    return machine.number(resource.getrlimit(which)[0])
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:

@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, links_text
 from clusterrun.health.machine import gib
 from clusterrun.health.nvml import NvmlGpu
-from clusterrun.shared.finding import Finding, bad, fail, ok
+from clusterrun.shared.finding import Finding, bad, fail, ok, skip
 from clusterrun.shared.wording import count
 
 HELD: Final = 0.2  # of a GPU's memory: with so much in use, ranks run out of it
@@ -45,13 +47,10 @@ def gpu_checks(asked: GpuAnswer | None, ranks: int) -> dict[str, Look]:
         "gpu.xid": xid,
         "gpu.links": links,
     }
-    if asked is None:
-        return dict.fromkeys(looks, _no_gpu)
-    return {name: partial(look, asked) for name, look in looks.items()}
-
-
-def _no_gpu() -> Finding:
-    raise UnknownError("this job uses no GPU")
+    return {
+        name: partial(look, asked) if asked else partial(skip, name, "this job uses no GPU")
+        for name, look in looks.items()
+    }
 
 
 def enough(asked: GpuAnswer, ranks: int) -> Finding:
@@ -119,19 +118,14 @@ def foreign(asked: GpuAnswer) -> Finding:
     known = [gpu for gpu in asked.gpus if gpu.pids is not None or gpu.used is not None]
     if not known:
         raise UnknownError("the GPUs do not report their memory and processes")
-    own = _descendants() if any(gpu.pids for gpu in known) else frozenset()
+    children = psutil.Process().children(recursive=True) if any(x.pids for x in known) else ()
+    own = {process.pid for process in children}
     found = {gpu.name: _users(gpu, own) for gpu in known}
     most = max((gpu.used or 0 for gpu in known), default=0)
     hint = "list them: nvidia-smi; end your own, or take whole nodes: --set slurm.exclusive=true"
     silent = [gpu.name for gpu in asked.gpus if None in (gpu.pids, gpu.used)]
     good = f"no processes on {_all(known)}, at most {gib(most)} in use"
     return _judged("gpu.foreign", found, good, hint, silent)
-
-
-def _descendants() -> frozenset[int]:
-    import psutil
-
-    return frozenset(process.pid for process in psutil.Process().children(recursive=True))
 
 
 def _users(gpu: NvmlGpu, own: Collection[int]) -> list[_Flaw]:
@@ -171,9 +165,9 @@ def xid(asked: GpuAnswer) -> Finding:
 
 
 def links(asked: GpuAnswer) -> Finding:
-    """Look for NVLinks that are down: all lead to a switch, or GPUs of a node have as many.
+    """Look for NVLinks that are down: the GPUs of a node have as many.
 
-    Without a switch, a board may leave some of the links unused.
+    A board may leave some of the links unused.
     """
     known = [gpu for gpu in asked.gpus if gpu.links and any(gpu.links)]
     if not known:
@@ -181,8 +175,7 @@ def links(asked: GpuAnswer) -> Finding:
     most = max(sum(gpu.links or ()) for gpu in known)
     found: dict[str, list[_Flaw]] = {}
     for gpu in known:
-        active = gpu.links or ()
-        is_short = sum(active) < (len(active) if gpu.is_switched else most)
+        is_short = sum(gpu.links or ()) < most
         found[gpu.name] = [(f"NVLink: {links_text(gpu)}", False)] if is_short else []
     hint = f"{_LEAVE_OUT}: nvidia-smi nvlink --status"
     return _judged("gpu.links", found, f"{links_text(known[0])} on {_all(known)}", hint)

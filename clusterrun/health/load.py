@@ -27,12 +27,10 @@ def counts() -> dict[str, float]:
     with contextlib.suppress(Exception):  # psutil raises what the machine's files make it raise
         disks = psutil.disk_io_counters()
     of_disks = {"disk_read": disks.read_bytes, "disk_written": disks.write_bytes} if disks else {}
-    return {"cpu": _machine_cpu() if spent is None else spent, **of_disks, **_network()}
-
-
-def _machine_cpu() -> float:
-    spent = psutil.cpu_times()
-    return float(spent.user + spent.nice + spent.system + spent.irq + spent.softirq)
+    if spent is None:
+        cpu = psutil.cpu_times()
+        spent = float(cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq)
+    return {"cpu": spent, **of_disks, **_network()}
 
 
 def _network() -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -47,7 +47,6 @@ class NvmlGpu:
     uuid: str | None = None
     capability: Sequence[int] | None = None
     links: Sequence[bool] | None = None
-    is_switched: bool = False
     has_ecc: bool | None = None
     has_mig: bool | None = None
     is_persistent: bool | None = None
@@ -118,8 +117,8 @@ class Driver:
             has_ecc=ecc and bool(ecc[0]),
             has_mig=mig and bool(mig[0]),
             is_persistent=self.ask("DeviceGetPersistenceMode", whole, read=bool),
+            links=self._links(whole),
             **self._wear(whole),
-            **self._wires(whole),
         )
 
     def ask(self, function: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
@@ -137,15 +136,13 @@ class Driver:
             part = nvml.nvmlDeviceGetHandleByUUID(name)
             return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part), part
         if not name.isdigit():  # CUDA accepts the beginning of a UUID
-            uuids = (nvml.nvmlDeviceGetUUID(handle) for handle in self._all())
+            handles = (
+                self.ask("DeviceGetHandleByIndex", n) for n in range(nvml.nvmlDeviceGetCount())
+            )
+            uuids = (nvml.nvmlDeviceGetUUID(handle) for handle in handles if handle)
             name = next((uuid for uuid in uuids if uuid.startswith(name)), name)
             return (nvml.nvmlDeviceGetHandleByUUID(name),) * 2
         return (nvml.nvmlDeviceGetHandleByIndex(int(name)),) * 2
-
-    def _all(self) -> Iterator[Any]:
-        for number in range(self.nvml.nvmlDeviceGetCount()):
-            if handle := self.ask("DeviceGetHandleByIndex", number):
-                yield handle
 
     def _memory(self, handle: Any) -> Any:
         """Return the memory in use, without what the driver reserves if it reports that."""
@@ -172,18 +169,15 @@ class Driver:
         found = number and self.ask("DeviceGetFieldValues", handle, [number])
         return int(found[0].value.uiVal) if found and found[0].nvmlReturn == 0 else None
 
-    def _wires(self, handle: Any) -> dict[str, Any]:
-        """Return which of a GPU's NVLinks are active, and whether they lead to a switch."""
+    def _links(self, handle: Any) -> list[bool] | None:
+        """Return which of a GPU's NVLinks are active; None without any."""
         active: list[bool] = []
         for number in range(getattr(self.nvml, "NVML_NVLINK_MAX_LINKS", 0)):
             state = self.ask("DeviceGetNvLinkState", handle, number)
             if state is None:
                 break
             active.append(bool(state))
-        ends = active.index(True) if any(active) else None
-        kind = None if ends is None else self.ask("DeviceGetNvLinkRemoteDeviceType", handle, ends)
-        switch = 2
-        return {"links": active or None, "is_switched": kind == switch}
+        return active or None
 
 
 def _text(value: str | bytes | None) -> str | None:

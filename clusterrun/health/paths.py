@@ -24,6 +24,7 @@ SLOW_S: Final = 1.0
 _TEMPORARY: Final = ("TMPDIR", "TEMP", "TMP")  # as tempfile looks for them
 LOCAL: Final = frozenset({"btrfs", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs"})
 _ELSEWHERE: Final = "choose another directory with --run-dir, or run_dir: in clusterrun.yaml"
+_DELETE: Final = "delete old runs in {}, or choose another --run-dir"
 _SHARED: Final = "name a directory that all nodes share with --run-dir"
 
 
@@ -56,12 +57,13 @@ def slow(path: Path, how: str = "does not answer") -> Finding:
 
 def disk(path: Path) -> Finding:
     """Look at the free bytes."""
-    return _bytes("path.disk", path, (LEAST_BYTES, FEW_BYTES), _room(path))
+    return _room("path.disk", path, (LEAST_BYTES, FEW_BYTES), _DELETE.format(path))
 
 
 def inodes(path: Path) -> Finding:
     """Look at the free inodes."""
-    return _inodes("path.inodes", path, (LEAST_INODES, FEW_INODES), _room(path))
+    levels = (LEAST_INODES, FEW_INODES)
+    return _room("path.inodes", path, levels, _DELETE.format(path), of_inodes=True)
 
 
 def scratch() -> Finding:
@@ -72,7 +74,10 @@ def scratch() -> Finding:
         place = Path(tempfile.gettempdir())
     except OSError:
         return fail(name, f"neither {asked} nor /tmp and /var/tmp can be written", hint)
-    found = [_bytes(name, place, SCRATCH_BYTES, hint), _inodes(name, place, SCRATCH_INODES, hint)]
+    found = [
+        _room(name, place, SCRATCH_BYTES, hint),
+        _room(name, place, SCRATCH_INODES, hint, of_inodes=True),
+    ]
     if os.path.realpath(place) != os.path.realpath(asked):
         found.append(note(name, f"{asked} cannot be written; {place} is used instead", hint))
     wrong = [each for each in found if each.severity in (Severity.FAIL, Severity.NOTE)]
@@ -80,30 +85,17 @@ def scratch() -> Finding:
     return min(wrong, key=lambda each: each.severity is Severity.NOTE, default=all_well)
 
 
-def _bytes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Finding:
-    """Judge the free bytes; `levels`: below the first a job fails, below the second it may."""
+def _room(
+    name: str, path: Path, levels: tuple[int, int], hint: str, *, of_inodes: bool = False
+) -> Finding:
+    """Judge what is free; `levels`: below the first a job fails, below the second it may."""
     found = os.statvfs(existing(path))
-    free = found.f_bavail * found.f_frsize
-    if not found.f_blocks:
-        return skip(name, "the file system does not report its size")
-    return _free(name, free, levels, f"{gib(free)} are free for {path}", hint)
-
-
-def _inodes(name: str, path: Path, levels: tuple[int, int], hint: str) -> Finding:
-    found = os.statvfs(existing(path))
-    if not found.f_files:
-        return skip(name, "the file system does not count its inodes")
-    free = found.f_favail
-    return _free(name, free, levels, f"{free} inodes are free for {path}", hint)
-
-
-def _free(name: str, free: int, levels: tuple[int, int], text: str, hint: str) -> Finding:
+    if not (found.f_files if of_inodes else found.f_blocks):
+        return skip(name, "the file system does not count that")
+    free = found.f_favail if of_inodes else found.f_bavail * found.f_frsize
+    text = f"{f'{free} inodes' if of_inodes else gib(free)} are free for {path}"
     least, few = levels
     return ok(name, text) if free >= few else bad(name, f"only {text}", hint, is_sure=free < least)
-
-
-def _room(path: Path) -> str:
-    return f"delete old runs in {path}, or choose another --run-dir"
 
 
 def existing(path: Path) -> Path:
@@ -118,10 +110,9 @@ def file_system(path: Path) -> str:
         lines = MOUNTS.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    found = {_decoded(line.split()[4]): line.partition(" - ")[2].split(" ")[0] for line in lines}
+    found: dict[str, str] = {}
+    for line in lines:
+        place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])
+        found[place] = line.partition(" - ")[2].split(" ")[0]
     above = [place for place in found if real.startswith(f"{place.rstrip('/')}/")]
     return found[max(above, key=len)] if above else ""
-
-
-def _decoded(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

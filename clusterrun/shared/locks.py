@@ -55,15 +55,10 @@ def _take(descriptor: int, path: Path, deadline: float) -> None:
     with contextlib.suppress(OSError):
         while not try_lock(descriptor):
             if time.monotonic() >= deadline:
-                raise _held(descriptor, path)
+                holder = os.pread(descriptor, 200, 0).decode(errors="replace")
+                text = f"{holder or 'another process'} holds the lock {path}"
+                raise ClusterrunError(text, hint="wait until it ends, or kill it if it is stopped")
             time.sleep(PAUSE_S)
         # On a full disk, the lock holds without a name.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-
-
-def _held(descriptor: int, path: Path) -> ClusterrunError:
-    holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-    return ClusterrunError(
-        f"{holder} holds the lock {path}", hint="wait until it ends, or kill it if it is stopped"
-    )

@@ -31,7 +31,6 @@ from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.health.pages import pages
 from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
-from clusterrun.rundir.record import current_user
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok
 from clusterrun.shared.wording import count
@@ -255,10 +254,6 @@ def _toolkit(job: Subject) -> Finding:
     )
 
 
-def _runs(job: Subject) -> Finding:
-    return paths.runs(job.runs, is_shared=bool(job.ready.plan.cluster.scheduler.shares_files))
-
-
 def _quick(name: str, job: Subject) -> Finding:
     of_gpus = name.startswith("gpu.")
     if of_gpus or name.startswith("path.") or name in own_checks():
@@ -308,18 +303,18 @@ _LOOKS: Final[dict[str, Probe]] = {
     "cuda.driver": lambda job: cuda.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
     "cuda.toolkit": _toolkit,
     **_of_machine("gpu.count gpu.ecc gpu.throttle gpu.foreign gpu.xid gpu.links"),
-    "path.runs": _runs,
+    "path.runs": lambda job: paths.runs(
+        job.runs, is_shared=bool(job.ready.plan.cluster.scheduler.shares_files)
+    ),
     "path.disk": partial(_quick, "path.disk"),
     "path.inodes": partial(_quick, "path.inodes"),
     **_of_machine("node.shm node.memory node.files node.memlock node.processes node.tmp"),
     **_of_machine("net.interface net.ports net.name"),
     "slurm.client": _client,
     "slurm.controller": lambda job: job.controller,
-    "slurm.accounting": lambda job: slurm.accounting(job.site),
     "slurm.partition": lambda job: slurm.partition(job.site),
     "slurm.nodes": lambda job: slurm.nodes(job.site),
     "slurm.limits": lambda job: slurm.limits(job.site),
-    "slurm.account": lambda job: slurm.account(job.site, current_user()),
     "slurm.submit": _submit,
 }
 
@@ -362,12 +357,11 @@ def examine(job: Subject, probes: Mapping[str, Probe]) -> list[Finding]:
     looks: dict[str, Look] = {name: partial(probe, job) for name, probe in probes.items()}
     late = {"path.runs": paths.slow(job.runs)} if job.prepared else {}
     found = side_by_side(looks, DEADLINE_S, alone=ALONE, late=late)
-    return [_for_job(each, job) for each in found]
-
-
-def _for_job(found: Finding, job: Subject) -> Finding:
-    """Lower a failure of this machine to a note if the job runs on others."""
-    is_elsewhere = job.prepared and not job.prepared.plan.cluster.scheduler.is_this_machine
-    if found.severity is Severity.FAIL and is_elsewhere and found.id.startswith(_OF_THIS_MACHINE):
-        return dataclasses.replace(found, severity=Severity.NOTE)
-    return found
+    if job.prepared is None or job.prepared.plan.cluster.scheduler.is_this_machine:
+        return found
+    return [  # the job runs on other machines: what would fail here may not fail there
+        dataclasses.replace(each, severity=Severity.NOTE)
+        if each.severity is Severity.FAIL and each.id.startswith(_OF_THIS_MACHINE)
+        else each
+        for each in found
+    ]

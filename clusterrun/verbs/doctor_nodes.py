@@ -24,12 +24,12 @@ def examine_here(job: Subject, probes: Mapping[str, Probe]) -> list[Finding]:
     Whether they see the directory of the runs will be known: a guess is only noted.
     """
     found = examine(job, {name: each for name, each in probes.items() if name.startswith(HERE)})
-    return [_as_guess(each) for each in found]
-
-
-def _as_guess(found: Finding) -> Finding:
-    is_guess = found.id == "path.runs" and found.severity is Severity.FAIL
-    return dataclasses.replace(found, severity=Severity.NOTE) if is_guess else found
+    return [
+        dataclasses.replace(each, severity=Severity.NOTE)
+        if each.id == "path.runs" and each.severity is Severity.FAIL
+        else each
+        for each in found
+    ]
 
 
 def findings(smoke: Smoke) -> tuple[list[Finding], str]:

@@ -28,7 +28,7 @@ from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.files import end_of
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.render import Prepared, prepare
+from clusterrun.verbs.render import prepare
 from clusterrun.verbs.submit import submit_prepared
 
 NAME: Final = "doctor"
@@ -115,14 +115,11 @@ def _submit(resolved: Resolved) -> JobRecord:
         spare_nodes=0,
         max_restarts=0,
     )
-    return submit_prepared(_as_smoke(prepare(resolved._replace(spec=spec))), is_shared=True)
-
-
-def _as_smoke(prepared: Prepared) -> Prepared:
+    prepared = prepare(resolved._replace(spec=spec))
     srun_args = (KEEP_OTHERS if each == END_OTHERS else each for each in prepared.plan.srun_args)
     plan = dataclasses.replace(prepared.plan, is_smoke=True, srun_args=tuple(srun_args))
     bundle = render_bundle(plan, resolved_yaml=prepared.resolved.to_yaml())
-    return prepared._replace(plan=plan, bundle=bundle)
+    return submit_prepared(prepared._replace(plan=plan, bundle=bundle), is_shared=True)
 
 
 def _follow(record: JobRecord, progress: Callable[[str], None]) -> Smoke:
@@ -172,14 +169,14 @@ class _Gathering:
             if self._ends_now or time.monotonic() - self._done_at > LATE_S:
                 return True
         if self._now.state.is_terminal or self._waited_s > START_S:
-            self._unstarted = self._not_launched() if self._has_begun() else self._nodes[:1]
+            paths = self._record.paths
+            self._unstarted = self._nodes[:1]
+            if paths.owner(1).exists() or paths.end.exists():  # the job's script has started
+                # `srun` ends all others if the daemon of a node does not answer it.
+                printed = end_of(paths.batch_output, LAST_BYTES).decode("utf-8", "replace")
+                self._unstarted = tuple(dict.fromkeys(_NOT_LAUNCHED.findall(printed)))
             return True
         return False
-
-    def _not_launched(self) -> tuple[str, ...]:
-        """Return the nodes whose daemon did not answer `srun`, which then ends all others."""
-        printed = end_of(self._record.paths.batch_output, LAST_BYTES).decode("utf-8", "replace")
-        return tuple(dict.fromkeys(_NOT_LAUNCHED.findall(printed)))
 
     @property
     def _waited_s(self) -> float:
@@ -192,10 +189,6 @@ class _Gathering:
         age_s = min(QUERY_MOST_S, max(QUERY_S, waited_s / 20))
         (found,) = statuses([self._record], select.backend_of, max_age_s=age_s)
         return found
-
-    def _has_begun(self) -> bool:
-        """Return whether the job's script has started."""
-        return self._record.paths.owner(1).exists() or self._record.paths.end.exists()
 
     def _waits(self) -> bool:
         """Return whether to give up: it could not be started, or may never start."""

@@ -16,7 +16,7 @@ from clusterrun.health.compare import MOST as MOST_FINDINGS
 from clusterrun.health.compare import differing, findings
 from clusterrun.health.examine import Look
 from clusterrun.health.gpu_answer import ANSWER_S
-from clusterrun.node.base.report import Report, unfit
+from clusterrun.node.base.report import Report
 from clusterrun.node.link.connection import HELLO_CHARS, STRANGER_BYTES
 from clusterrun.node.watch import preflight
 from clusterrun.node.watch.preflight import MOST_FACTS, NodeChecks, short_facts
@@ -194,8 +194,3 @@ def test_what_differs_between_nodes_is_a_line() -> None:
     facts["n7"] = {**facts["n7"], "system.kernel": "5.4"}
     (found,) = map(str, differing(facts))
     assert found.startswith("n[0-999]: same.system: kernel: n7 has 5.4, the other 999 have 6.1")
-
-
-def test_a_node_is_unfit_by_what_is_its_own() -> None:
-    shared = fail("path.disk", "full", "delete runs")
-    assert unfit([report(0, SMALL), report(1, FULL), report(2, shared)]) == ("n1",)

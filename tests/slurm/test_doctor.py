@@ -40,21 +40,6 @@ def test_a_request_that_slurm_would_refuse(cluster: Cluster, here: Project) -> N
     assert failed == {"slurm.limits", "slurm.submit"}
 
 
-def test_a_site_without_accounting(cluster_no_accounting: Cluster, here: Project) -> None:
-    del cluster_no_accounting
-    found = looked(here)
-    skipped = {name for name, each in found.items() if each["status"] == "skip"}
-    assert skipped == {"slurm.accounting", "slurm.account"}
-    assert {each["status"] for each in found.values()} == {"ok", "skip"}, found
-
-
-def test_slurmdbd_that_does_not_answer(cluster_slurmdbd_stopped: Cluster, here: Project) -> None:
-    del cluster_slurmdbd_stopped
-    found = looked(here)
-    assert found["slurm.accounting"]["status"] == "note", found
-    assert "fail" not in {each["status"] for each in found.values()}
-
-
 # The nodes
 
 NODES = (

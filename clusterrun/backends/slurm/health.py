@@ -11,7 +11,7 @@ from typing import Final
 from clusterrun.backends.slurm.outlook import NodeGroup, node_groups
 from clusterrun.backends.slurm.query import call
 from clusterrun.backends.slurm.reasons import Use
-from clusterrun.backends.slurm.site import SITE_RULES, associations, partition_rows
+from clusterrun.backends.slurm.site import partition_rows
 from clusterrun.errors import SchedulerUnreachableError, shortened
 from clusterrun.health.compare import some
 from clusterrun.launch.plan import Plan
@@ -41,12 +41,6 @@ class Site:
         if done.rc != 0:
             raise SchedulerUnreachableError(f"{words[0]} failed", cause=done.stderr.strip()[:200])
         return done.stdout
-
-    @cached_property
-    def config(self) -> dict[str, str]:
-        """slurmctld's configuration."""
-        lines = self.shown("scontrol", "show", "config").splitlines()
-        return {key.strip(): value.strip() for key, _, value in (x.partition("=") for x in lines)}
 
     @cached_property
     def groups(self) -> list[NodeGroup]:
@@ -88,19 +82,6 @@ def controller(site: Site) -> Finding:
             name, f"{up[0]}, but {down[0]}", "jobs are not affected; tell the administrator"
         )
     return ok(name, up[0])
-
-
-def accounting(site: Site) -> Finding:
-    """Ask whether slurmdbd answers, if the site has accounting."""
-    name = "slurm.accounting"
-    if site.config.get("AccountingStorageType", "").endswith("none"):
-        return skip(name, "accounting is off; ended jobs are read from run directories")
-    try:
-        site.shown("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")
-    except SchedulerUnreachableError as error:
-        text = f"slurmdbd does not answer: {error.cause}"
-        return note(name, text, "jobs still run; look at it with: sacctmgr show cluster")
-    return ok(name, "slurmdbd answers")
 
 
 def partition(site: Site) -> Finding:
@@ -200,15 +181,3 @@ def _excess(plan: Plan, groups: list[NodeGroup], name: str) -> Iterator[tuple[st
     if is_asked and plan.gpus_per_node > gpus:
         text = f"{plan.gpus_per_node} GPUs per node are requested; nodes of {name} have {gpus}"
         yield text, f"request fewer with --gpus-per-node {gpus}" if gpus else _LIST
-
-
-def account(site: Site, user: str) -> Finding:
-    """Look whether the user may charge the account of the job."""
-    name, asked = "slurm.account", site.plan.directive("account")
-    mine = sorted({each.account for each in associations(user)})
-    if not mine:
-        return skip(name, "sacctmgr lists no account of this user")
-    if asked and asked.lower() not in mine:
-        text = f"{user} has no account '{asked}'"
-        return fail(name, text, f"choose one with --account: {', '.join(mine)}; {SITE_RULES}")
-    return ok(name, f"account {asked}" if asked else f"accounts of {user}: {', '.join(mine)}")
