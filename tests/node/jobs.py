@@ -18,6 +18,7 @@ from clusterrun.config.spec import Cluster, Device, JobSpec
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
+from clusterrun.node.base.identity import Identity
 from clusterrun.rendering.bundle import render_bundle
 from clusterrun.rundir.paths import RunPaths
 from tests.patience import patience
@@ -25,6 +26,12 @@ from tests.patience import patience
 ROOT = Path(__file__).resolve().parents[2]
 STUB = Path(__file__).parent / "stub"  # accelerate and torch, without the seconds they take
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
+
+
+def who(rank: int, *nodes: str, **changes: Any) -> Identity:
+    """Return the identity of one of these nodes; the first is the head."""
+    about = {"job_id": "42", "node": nodes[rank], "node_rank": rank, "nodes": nodes}
+    return Identity(**{"head_host": nodes[0], **about, **changes})
 
 
 @dataclass

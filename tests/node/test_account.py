@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from clusterrun.node.base.causes import Cause, Ending, Failure, NodeError, cancelled, lost_node
-from clusterrun.node.base.identity import Attempt, Identity
+from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery.account import Account
 from clusterrun.node.recovery.rules import LOSSES
 from clusterrun.rundir.outcome import Next, Outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import here
+from tests.node.jobs import who
 
 FAILURE = Failure(
     at=5.0,
@@ -38,15 +39,8 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def account(paths: RunPaths, number: int = 1, rank: int = 0) -> Account:
-    who = Identity(
-        job_id="42",
-        node=f"n{rank + 1}",
-        node_rank=rank,
-        nodes=("n1", "n2"),
-        head_host="127.0.0.1",
-    )
     plan = here(nodes=2, nproc_per_node=2)
-    return Account(Attempt(plan=plan, paths=paths, number=number, who=who))
+    return Account(Attempt(plan=plan, paths=paths, number=number, who=who(rank, "n1", "n2")))
 
 
 def outcome(paths: RunPaths, number: int = 1) -> Outcome:
@@ -89,7 +83,7 @@ def test_the_heads_word_wins_over_that_of_a_node_that_lost_it(paths: RunPaths) -
     account(paths, rank=1).close(lost_head)
     assert outcome(paths).node == "n1"
     account(paths).close(Ending.of(lost_node("n2", "its agent is gone")))
-    account(paths, rank=2).close(lost_head)
+    account(paths, rank=1).close(lost_head)
     assert (outcome(paths).node, paths.status(1).read_text()) == ("n2", "123\n")
 
 

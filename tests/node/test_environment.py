@@ -16,15 +16,10 @@ from clusterrun.node.base.identity import Attempt, Identity
 from clusterrun.node.base.report import LaunchParameters
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import on_slurm
+from tests.node.jobs import who
 
 VERSIONS = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8"}
-WHO = Identity(
-    job_id="4711",
-    node="n2",
-    node_rank=1,
-    nodes=("n1", "n2"),
-    head_host="n1",
-)
+WHO = who(1, "n1", "n2", job_id="4711")
 MET = LaunchParameters(address="10.0.0.1", port=21000, interface="ib0", precision="bf16")
 
 
@@ -37,11 +32,11 @@ def _node(monkeypatch: pytest.MonkeyPatch) -> None:
 def environment(
     base: dict[str, str] | None = None,
     plan: Plan | None = None,
-    who: Identity = WHO,
+    own: Identity = WHO,
     parameters: LaunchParameters = MET,
 ) -> dict[str, str]:
     plan = plan or on_slurm(nodes=2, gpus_per_node=4)
-    attempt = Attempt(plan=plan, paths=RunPaths(root=Path("/runs/job/r1")), number=2, who=who)
+    attempt = Attempt(plan=plan, paths=RunPaths(root=Path("/runs/job/r1")), number=2, who=own)
     return rank_environment(base or {}, attempt, parameters, Path("/tmp/spool"))
 
 
@@ -80,9 +75,8 @@ def test_an_interface_of_the_users_choice_stays() -> None:
 
 
 def test_one_node_leaves_nccl_alone() -> None:
-    who = Identity(job_id="1", node="n1", node_rank=0, nodes=("n1",), head_host="n1")
     met = LaunchParameters(address="127.0.0.1", port=21000, interface="lo", precision="no")
-    env = environment(who=who, parameters=met)
+    env = environment(own=who(0, "n1"), parameters=met)
     assert env["GLOO_SOCKET_IFNAME"] == "lo"
     assert "NCCL_SOCKET_IFNAME" not in env
 

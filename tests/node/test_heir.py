@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from clusterrun.config.spec import Cluster
-from clusterrun.node.base.identity import Attempt, Identity
+from clusterrun.node.base.identity import Attempt
 from clusterrun.node.recovery import conclude as conclude_module
 from clusterrun.node.recovery import heir, reach
 from clusterrun.node.recovery.reach import known_address, unreachable
@@ -24,6 +24,7 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.files import write_whole
 from clusterrun.shared.shell import Completed
 from tests.launch.samples import on_slurm
+from tests.node.jobs import who
 
 NODES = ("n1", "n2", "n3")
 
@@ -47,16 +48,9 @@ class Heirs:
         plan = dataclasses.replace(plan, cluster=cluster)
         self.paths.plan.write_text(plan.to_json())
         self.paths.attempt(attempt).mkdir(exist_ok=True)
-        who = Identity(
-            job_id="42",
-            node=NODES[rank],
-            node_rank=rank,
-            nodes=NODES,
-            head_host="n1",
-        )
         if not self.paths.outcome(attempt).exists():
             write_outcome(self.paths, lost_head(attempt))
-        given = Attempt(plan=plan, paths=self.paths, number=attempt, who=who)
+        given = Attempt(plan=plan, paths=self.paths, number=attempt, who=who(rank, *NODES))
         heir.inherit(given, self.said.append)
         return self
 

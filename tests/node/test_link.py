@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +25,20 @@ from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link import connection as link_module
 from clusterrun.node.link import head as head_module
 from clusterrun.node.link.clock import PINGS, Clock, Offset, now_us
-from clusterrun.node.link.connection import LEAVE_S, REST_S, STRANGER_BYTES, Channel
+from clusterrun.node.link.connection import REST_S, STRANGER_BYTES, Channel
 from clusterrun.node.link.handshake import Realm
 from clusterrun.node.link.head import Head
 from clusterrun.node.link.member import Member
 from clusterrun.rundir.paths import RunPaths
+from tests.node.jobs import who
 from tests.patience import patience
 
 PORTS = candidate_ports(f"test of the link {os.getpid()}", 1, (20000, 29999)).link
 
 
-def who(rank: int, nodes: int = 3) -> Identity:
-    return Identity(
-        job_id="1",
-        node=f"n{rank}",
-        node_rank=rank,
-        nodes=tuple(f"n{other}" for other in range(nodes)),
-        head_host="127.0.0.1",
-        is_local=True,
-    )
+def own(rank: int, nodes: int = 3) -> Identity:
+    names = (f"n{other}" for other in range(nodes))
+    return who(rank, *names, head_host="127.0.0.1", is_local=True)
 
 
 def report(rank: int, **changes: Any) -> Report:
@@ -69,7 +64,7 @@ def member(
     rank: int, nodes: int, place: Realm, timeout_s: float, clock: Clock | None = None
 ) -> Member:
     return Member(
-        who(rank, nodes),
+        own(rank, nodes),
         place,
         PORTS,
         timeout_s,
@@ -85,7 +80,7 @@ class Nodes:
 
     def __init__(self, path: Path, nodes: int = 3, timeout_s: float = 10) -> None:
         place = realm(path)
-        self.head = Head(who(0, nodes), place, PORTS, timeout_s, decide, SharedDisk())
+        self.head = Head(own(0, nodes), place, PORTS, timeout_s, decide, SharedDisk())
         self.members = [member(rank, nodes, place, timeout_s) for rank in range(1, nodes)]
 
     @property
@@ -108,24 +103,6 @@ class Nodes:
         endings = await asyncio.gather(*(node.ending() for node in self.all))
         await asyncio.gather(*(node.leave() for node in self.all))
         return endings
-
-
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    async def limited() -> Any:
-        return await asyncio.wait_for(work, 30)
-
-    return asyncio.run(limited())
-
-
-async def test_a_head_without_members_waits_for_nobody(tmp_path: Path) -> None:
-    head, started = Nodes(tmp_path, nodes=1).head, time.monotonic()
-    assert (await head.meet(report(0))).address == "127.0.0.1"
-    assert not (await head.questions.ask("signs")).silent
-    head.report_failure(failure(0, time.time()))
-    assert (await head.ending()).code == 3
-    await head.leave()
-    assert time.monotonic() - started < LEAVE_S / 2
-    assert list(tmp_path.iterdir()) == []
 
 
 async def test_the_earliest_failure_decides_on_all_nodes(tmp_path: Path) -> None:
@@ -349,7 +326,7 @@ async def test_a_message_that_is_too_long_is_no_lost_node(tmp_path: Path) -> Non
     assert len(endings[0].reason) < 10_000
 
 
-def test_the_cause_of_lost_connections_may_come_late(
+async def test_the_cause_of_lost_connections_may_come_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank may take many seconds to die after its connections are closed."""
@@ -368,12 +345,12 @@ def test_the_cause_of_lost_connections_may_come_late(
         return await decision.wait()
 
     own = failure(0, time.time() + 1, code=139)
-    assert run(story(lost, own)).code == 139
+    assert (await story(lost, own)).code == 139
     by_itself = dataclasses.replace(lost, has_lost_peer=False)
-    assert run(story(by_itself, own)).code == 1  # decided at once
+    assert (await story(by_itself, own)).code == 1  # decided at once
 
 
-def test_ranks_that_may_fail_alike_are_awaited_until_most_have(
+async def test_ranks_that_may_fail_alike_are_awaited_until_most_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(link_module, "SETTLE_S", 0.02)
@@ -388,9 +365,9 @@ def test_ranks_that_may_fail_alike_are_awaited_until_most_have(
         decision.add(at_line)
         return await asyncio.wait_for(decision.wait(), 30)
 
-    assert run(story(3600, is_open=True)).alike == 2
-    assert run(story(0.05, is_open=True)).alike == 1
-    assert run(story(3600, is_open=False)).alike == 1
+    assert (await story(3600, is_open=True)).alike == 2
+    assert (await story(0.05, is_open=True)).alike == 1
+    assert (await story(3600, is_open=False)).alike == 1
 
 
 async def test_a_head_waits_for_a_disk_that_is_full(
@@ -407,7 +384,7 @@ async def test_a_head_waits_for_a_disk_that_is_full(
     assert [parameters.port for parameters in await Nodes(tmp_path).meet()] == [3, 3, 3]
 
 
-def test_a_refusal_reaches_a_member_that_is_slow(
+async def test_a_refusal_reaches_a_member_that_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ping = Member._ping
@@ -421,16 +398,13 @@ def test_a_refusal_reaches_a_member_that_is_slow(
             asyncio.run(node.meet(report(1, versions={"torch": "1"})))
         return int(refusal.value.code)
 
-    async def story() -> None:
-        nodes = Nodes(tmp_path, nodes=2)
-        nodes.head._prepare = lambda: asyncio.sleep(0.2)  # it refuses once the other has joined
-        monkeypatch.setattr(Member, "_ping", ping_late)
-        joined = asyncio.get_running_loop().run_in_executor(None, other, nodes.members[0])
-        with pytest.raises(NodeError):
-            await nodes.head.meet(report(0))
-        assert await joined == 122
-
-    run(story())
+    nodes = Nodes(tmp_path, nodes=2)
+    nodes.head._prepare = lambda: asyncio.sleep(0.2)  # it refuses once the other has joined
+    monkeypatch.setattr(Member, "_ping", ping_late)
+    joined = asyncio.get_running_loop().run_in_executor(None, other, nodes.members[0])
+    with pytest.raises(NodeError):
+        await nodes.head.meet(report(0))
+    assert await joined == 122
 
 
 async def test_the_head_names_who_did_not_come(tmp_path: Path) -> None:
@@ -632,25 +606,6 @@ async def test_a_member_decides_alone_when_the_head_is_silent(
     assert (await nodes.members[0].ending()).code == 3
     await asyncio.sleep(0.3)  # the second decides nothing
     assert nodes.members[0].decided_alone
-
-
-@pytest.mark.usefixtures("no_trouble")
-async def test_a_knock_that_fails_while_it_is_cancelled_is_passed_over(tmp_path: Path) -> None:
-    """As asyncio.wait_for does where the connection is refused at that moment."""
-
-    async def enter(port: int, report: Report) -> Any:
-        if port == PORTS[0]:
-            await asyncio.sleep(0.5)
-            return "the head"
-        try:
-            await asyncio.sleep(60)
-        finally:
-            raise ConnectionRefusedError
-
-    here = member(1, 2, realm(tmp_path), 10)
-    here._enter = enter  # type: ignore[method-assign]
-    assert str(await here._join(report(1), time.monotonic() + 10 * patience())) == "the head"
-    await asyncio.sleep(0.05)
 
 
 async def test_many_nodes_meet_quickly(tmp_path: Path) -> None:

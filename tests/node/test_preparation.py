@@ -20,24 +20,19 @@ from clusterrun.node.agent.preparation import (
     missing_packages,
 )
 from clusterrun.node.base.causes import NodeError
-from clusterrun.node.base.identity import Attempt, Identity
+from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.report import Report, problems
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import on_slurm
+from tests.node.jobs import who
 
 H100, A100, T4 = (9, 0), (8, 0), (7, 5)
 
 
 def attempt(nodes: int = 2, **asked: Any) -> Attempt:
-    who = Identity(
-        job_id="4711",
-        node="n0",
-        node_rank=0,
-        nodes=tuple(f"n{rank}" for rank in range(nodes)),
-        head_host="n0",
-    )
+    head = who(0, *(f"n{rank}" for rank in range(nodes)))
     plan = on_slurm(nodes=nodes, gpus_per_node=2, **asked)
-    return Attempt(plan=plan, paths=RunPaths(root=Path("/runs/job/r1")), number=1, who=who)
+    return Attempt(plan=plan, paths=RunPaths(root=Path("/runs/job/r1")), number=1, who=head)
 
 
 def reports(*gpus: tuple[int, int]) -> list[Report]:

@@ -20,7 +20,7 @@ from clusterrun.node.link.head import Head
 from clusterrun.rundir.claims import pass_on, passed_on
 from clusterrun.rundir.paths import RunPaths
 from tests.launch.samples import here
-from tests.node.test_link import PORTS, decide, run, who
+from tests.node.test_link import PORTS, decide, own
 from tests.patience import patience
 
 WAITS = "import signal; signal.sigwait([signal.SIGURG])"
@@ -44,7 +44,7 @@ def conductor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def attempt(path: Path) -> Attempt:
     paths = RunPaths(root=path)
     paths.attempt(1).mkdir(parents=True)
-    return Attempt(plan=here(nodes=1, nproc_per_node=1), paths=paths, number=1, who=who(0, 1))
+    return Attempt(plan=here(nodes=1, nproc_per_node=1), paths=paths, number=1, who=own(0, 1))
 
 
 def test_the_head_rests_only_beside_the_conductor_of_its_own_run(
@@ -61,7 +61,7 @@ def test_the_head_rests_only_beside_the_conductor_of_its_own_run(
 
 
 @pytest.mark.parametrize(("given", "is_over"), [(2, False), (None, False), (2, True)])
-def test_the_first_of_conductor_and_head_decides_whether_agents_continue(
+async def test_the_first_of_conductor_and_head_decides_whether_agents_continue(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     conductor: subprocess.Popen[bytes],
@@ -72,16 +72,13 @@ def test_the_first_of_conductor_and_head_decides_whether_agents_continue(
     monkeypatch.setattr(leader, "WORD_S", 0.2 if given is None else 60.0)
     one = attempt(tmp_path)
 
-    async def decided() -> int:
-        disk, place = SharedDisk(), Realm(paths=one.paths, attempt=1)
-        head = Head(one.who, place, PORTS, 10, decide, disk)
-        resting = asyncio.ensure_future(leader.rest(head, one, disk, lambda: is_over))
-        assert await asyncio.to_thread(conductor.wait) == 0  # it was woken
-        if given is not None:
-            pass_on(one.paths, 1, given)
-        return await resting
-
-    assert run(decided()) == (0 if is_over else given or 0)
+    disk, place = SharedDisk(), Realm(paths=one.paths, attempt=1)
+    head = Head(one.who, place, PORTS, 10, decide, disk)
+    resting = asyncio.ensure_future(leader.rest(head, one, disk, lambda: is_over))
+    assert await asyncio.to_thread(conductor.wait) == 0  # it was woken
+    if given is not None:
+        pass_on(one.paths, 1, given)
+    assert await resting == (0 if is_over else given or 0)
     assert one.paths.rests(1).exists()
     assert passed_on(one.paths, 1) in ((0, 2) if is_over else (given or 0,))
     assert pass_on(one.paths, 1, 3) == passed_on(one.paths, 1) != 3
