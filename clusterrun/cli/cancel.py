@@ -154,20 +154,17 @@ class _Progress:
 
 def _print_saved(before: JobStatus, asked_at: float) -> str | None:
     """Print which checkpoint was written since then, and return its path; "" if unknown."""
-    found = cancel.saved_since(before, asked_at)
-    if found is None and cancel.was_handled(before):
-        output.say(f"job {before.record.job_id} has ended by its script's own signal handler")
+    path, at, is_last = cancel.saved_since(before, asked_at)
+    job = f"job {before.record.job_id}"
+    if path is None and is_last:
+        output.say(f"{job} has ended by its script's own signal handler")
         return ""
-    if found is None:
-        output.warn(f"job {before.record.job_id} has no checkpoint")
+    if path is None or not is_last:
+        what = f"written no new checkpoint; the newest is {path}" if path else "no checkpoint"
+        output.warn(f"{job} has {what}")
         return None
-    if not found.is_last:
-        output.warn(
-            f"job {before.record.job_id} has written no new checkpoint; the newest is {found.path}"
-        )
-        return None
-    output.say(f"checkpoint {found.path} written after {clock(found.at - asked_at)}")
-    return str(found.path)
+    output.say(f"checkpoint {path} written after {clock(at - asked_at)}")
+    return str(path)
 
 
 def _confirm(active: list[JobStatus], *, yes: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -170,39 +169,25 @@ def wait_until_left(
             time.sleep(POLL_S)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedState:
-    """A run's newest checkpoint, its time, and whether the ranks saved it before they exited."""
-
-    path: Path
-    at: float
-    is_last: bool
-
-
-def saved_since(job: JobStatus, asked_at: float) -> SavedState | None:
-    """Find the newest checkpoint of a run, and whether the ranks exited with it since then.
+def saved_since(job: JobStatus, asked_at: float) -> tuple[Path | None, float, bool]:
+    """Find the newest checkpoint of a run, its time, and whether the ranks ended with it or alone.
 
     A script that saves periodically may have saved in the meantime and continued. A script that
-    reports its own checkpoints is trusted.
+    reports its own checkpoints is trusted. Without a checkpoint, the script's own signal handlers
+    may have ended the ranks.
     """
     paths = job.record.paths
-    evidence = read_evidence(paths)
-    path, at = evidence.checkpoint, evidence.checkpoint_at
-    directory = Path(path).parent if path else paths.checkpoints_dir
-    found, _ = checkpoint_files.newest(directory, contents=False)
-    if found is not None and (at is None or found.saved_at > at):
-        path, at = str(found.path), found.saved_at
-    if path is None or at is None:
-        return None
-    outcome = read_outcome(paths, job.attempt)
+    evidence, outcome = read_evidence(paths), read_outcome(paths, job.attempt)
+    path, at = evidence.checkpoint and Path(evidence.checkpoint), evidence.checkpoint_at or 0.0
+    found, _ = checkpoint_files.newest(
+        path.parent if path else paths.checkpoints_dir, contents=False
+    )
+    if found is not None and found.saved_at > at:
+        path, at = found.path, found.saved_at
+    if not path:
+        return None, at, outcome is not None and outcome.is_handled
     has_left = outcome is not None and outcome.cause is Cause.INTERRUPTED
-    return SavedState(path=Path(path), at=at, is_last=has_left and at >= asked_at)
-
-
-def was_handled(job: JobStatus) -> bool:
-    """Return whether the script's own signal handlers have ended the ranks of an attempt."""
-    outcome = read_outcome(job.record.paths, job.attempt)
-    return outcome is not None and outcome.is_handled
+    return path, at, has_left and at >= asked_at
 
 
 def has_completed(record: JobRecord) -> bool:

@@ -16,9 +16,8 @@ from clusterrun.config.spec import Strategy
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
-from clusterrun.shared import checkpoint_files, files
+from clusterrun.shared import files
 from clusterrun.shared.checkpoint_files import Checkpoint
-from clusterrun.shared.host_specs import node_names
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 
 _SIZES = tuple(f"launch.{field}" for field in FIELDS.values())
@@ -121,27 +120,6 @@ def refuse_other_world(
         f"shards can't be read by {plan.world_size} with {plan.strategy.value}",
         hint="keep nodes, ranks and strategy, or start over with --from scratch",
     )
-
-
-def refuse_other_hosts(checkpoint: Checkpoint, plan: Plan) -> None:
-    """Refuse hosts of which none has all files of a checkpoint that hosts saved apart.
-
-    The first host has what it wrote or received. Raises UsageError.
-    """
-    if not checkpoint.nodes or not plan.hosts:
-        return
-    _, files = checkpoint_files.read_marker(checkpoint.path)
-    parts = {node: {*names} - files.keys() for node, names in checkpoint.nodes.items()}
-    missing = [node for node, part in parts.items() if part and node not in node_names(plan.hosts)]
-    if missing:
-        raise UsageError(
-            f"parts of {checkpoint.path.name} are only on {', '.join(missing)}, which this job "
-            "would not use",
-            hint=(
-                f"use the hosts that saved it: --hosts {','.join(checkpoint.nodes)}",
-                "or start over with --from scratch",
-            ),
-        )
 
 
 def _is_sharded(strategy: str) -> bool:

@@ -29,7 +29,7 @@ from clusterrun.shared.checkpoint_files import ANY, Checkpoint, IncompleteError
 from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import active_chain
-from clusterrun.verbs.changes import Changed, change, refuse_other_hosts, refuse_other_world
+from clusterrun.verbs.changes import Changed, change, refuse_other_world
 from clusterrun.verbs.find import FORWARDED, Which, find_record, own_runs
 from clusterrun.verbs.render import Prepared, prepare
 from clusterrun.verbs.submit import remember
@@ -112,7 +112,6 @@ def prepare_resume(
         point = choose(record.paths, start, names)
         if point.checkpoint is not None:
             refuse_other_world(point.checkpoint, record, prepared.plan, changed.changes)
-            refuse_other_hosts(point.checkpoint, prepared.plan)
     return Resumption(
         status=status,
         prepared=prepared,

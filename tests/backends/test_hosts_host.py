@@ -132,6 +132,14 @@ def test_a_host_that_alone_has_a_part_of_the_checkpoint_is_needed(tmp_path: Path
         chosen(tmp_path, lost="h3")
 
 
+def test_a_resume_without_a_host_that_has_a_part_of_the_checkpoint_does_not_start(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, {"h1": ["a"], "h9": ["b"]}, "a")
+    with pytest.raises(ClusterrunError, match="h9 has a part of the newest checkpoint"):
+        chosen(tmp_path)
+
+
 def test_a_part_that_the_first_host_has_needs_nobody(tmp_path: Path) -> None:
     save(tmp_path, {"h1": ["a"], "h2": ["b"]}, "a", "b")
     assert chosen(tmp_path, lost="h2") == ["h1", "h3"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,7 @@ from submitit.core.core import PicklingExecutor
 from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.backends.slurm.successor import submit_successor
-from clusterrun.config.spec import Cluster
-from clusterrun.errors import ClusterrunError, UsageError
+from clusterrun.errors import ClusterrunError
 from clusterrun.node.recovery.conclude import past
 from clusterrun.rundir.outcome import Cause
 from clusterrun.rundir.paths import RunPaths
@@ -26,8 +23,6 @@ from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import JobRecord, read
 from clusterrun.shared import checkpoint_files, locks
 from clusterrun.verbs import resume
-from clusterrun.verbs.changes import refuse_other_hosts
-from tests.backends.builders import make_plan
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
 from tests.cli.runs import ended, queue, running, submitted
@@ -442,22 +437,3 @@ def test_words_behind_two_dashes_replace_the_arguments_of_the_script(
     assert '"--max-steps", "200"] -> ["--max-steps", "400", "--", "-x"]' in said.err
     record = record_of(here.path / "runs/by-job/4714")
     assert read_plan(record.paths).entry == ("train.py", "--max-steps", "400", "--", "-x")
-
-
-def test_a_checkpoint_whose_parts_are_on_other_hosts_is_refused(tmp_path: Path) -> None:
-    path = checkpoint_files.step_directory(tmp_path, 20)
-    path.mkdir()
-    nodes = {"gpu1": ["model"], "gpu2": ["moments"]}
-    plan = dataclasses.replace(make_plan(tmp_path), cluster=Cluster.SSH)
-
-    def refuse(*hosts: str, files: Sequence[str] = ("model",)) -> None:
-        sums = dict.fromkeys(files, (0, 0))
-        checkpoint_files.mark(path, 20, world_size=2, settings={}, nodes=nodes, files=sums)
-        found, _ = checkpoint_files.read_marker(path)
-        refuse_other_hosts(found, dataclasses.replace(plan, hosts=hosts))
-
-    refuse("ann@gpu1", "gpu2:2222")
-    refuse("gpu1", "gpu3", files=("model", "moments"))  # a resume has completed it
-    with pytest.raises(UsageError, match="parts of step-00000020 are only on gpu2") as refused:
-        refuse("gpu1", "gpu3")
-    assert "--hosts gpu1,gpu2" in refused.value.hints[0]

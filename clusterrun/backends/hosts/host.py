@@ -246,8 +246,7 @@ class HostsHost(Host):
         if newest is None or not newest.nodes:
             return []
         _, here = checkpoint_files.read_marker(newest.path)
-        names = [link.name for link in self.links]
-        return [name for name in names if {*newest.nodes.get(name, ())} - {*here}]
+        return [name for name, files in newest.nodes.items() if {*files} - {*here}]
 
     def _await(self, names: Sequence[str]) -> None:
         """Try now and then to reach lost hosts, in the background."""
