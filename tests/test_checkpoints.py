@@ -66,14 +66,6 @@ def test_the_marker_lists_every_file_and_names_its_schema(tmp_path: Path) -> Non
     assert newest_name(tmp_path) == ("step-00000020", [])
 
 
-def lose_a_shard(path: Path) -> None:
-    (path / "shards" / "rank_1.bin").unlink()
-
-
-def cut_a_file(path: Path) -> None:
-    (path / "model.bin").write_bytes(b"wei")
-
-
 def flip_a_bit(path: Path) -> None:
     (path / "model.bin").write_bytes(b"weighty")
 
@@ -83,10 +75,6 @@ def make_unreadable(path: Path) -> None:
     (path / "model.bin").symlink_to("model.bin")
 
 
-def unmark(path: Path) -> None:
-    (path / ".complete").unlink()
-
-
 def mark_otherwise(path: Path) -> None:
     marker = path / ".complete"
     marker.write_text(marker.read_text().replace("checkpoint/1", "checkpoint/2"))
@@ -94,11 +82,13 @@ def mark_otherwise(path: Path) -> None:
 
 NO_MARKERS = ("", "[]", "{}", '{"files": 3}', "\xff", '{"files": {"model.bin": 7}}')
 HARM: dict[Callable[[Path], object], str] = {
-    lose_a_shard: "shards/rank_1.bin is missing",
+    lambda path: (path / "shards" / "rank_1.bin").unlink(): "shards/rank_1.bin is missing",
     make_unreadable: "model.bin can't be read: Too many levels of symbolic links",
-    cut_a_file: "model.bin has 3 bytes instead of 7",
+    lambda path: (path / "model.bin").write_bytes(b"wei"): "model.bin has 3 bytes instead of 7",
     flip_a_bit: "model.bin is damaged: its checksum differs from the saved one",
-    unmark: "it has no .complete: the save did not finish, or another program wrote it",
+    lambda path: (
+        path / ".complete"
+    ).unlink(): "it has no .complete: the save did not finish, or another program wrote it",
     mark_otherwise: "its .complete has an unknown schema: clusterrun.checkpoint/2",
     **{
         lambda path, text=text: (path / ".complete").write_text(text, encoding="latin-1"): (
@@ -229,21 +219,6 @@ def test_what_is_overridden_or_any_world_is_no_difference() -> None:
     with pytest.raises(ClusterrunError, match="no setting lrr, x to override") as refused:
         found.difference(4, SETTINGS, override=["x", "lr", "lrr"])
     assert refused.value.hints == ("use one of these settings: effective_batch, lr",)
-
-
-def test_a_disk_that_lacks_little_room_is_described_in_numbers_that_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, free=900))
-    for step, (size, told) in enumerate(
-        ((1000, "1 KiB are needed, 0 KiB are free"), ((3 << 20) + 1, "4 MiB are needed, 0 MiB"))
-    ):
-        saved = tmp_path / f"step-{step}"
-        saved.mkdir()
-        (saved / "model.pt").write_bytes(b"x" * size)
-        checkpoint_files.mark(saved, step, world_size=1, settings={})
-        with pytest.raises(OSError, match=told):
-            checkpoint_files.check_room(tmp_path)
 
 
 def test_a_node_needs_room_for_its_own_part_alone(

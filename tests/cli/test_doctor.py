@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from tests.health.stand_in import stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFLOAD = ("--strategy", "zero2-offload", "train.py")
-UP = 'echo "Slurmctld(primary) at login1 is UP"'
 ROWS = "main*|2|gpu:h100:4|64|512000|1:00:00"
 GROUPS = "main*|up|1:00:00|1-infinite|no|2|idle|gpu:h100:4|64|512000|(null)|n[1-2]|none"
 SLURM = ("--cluster", "slurm", "-N", "2", "--gpus-per-node", "4", "--time", "30")
@@ -54,15 +51,11 @@ def sinfo(here: CommandLine, rows: str = ROWS, groups: str = GROUPS) -> None:
     here.program("sinfo", f"case $* in *--exact*) echo '{groups}';; *) echo '{rows}';; esac")
 
 
-def scontrol(here: CommandLine, *, ping: str = UP) -> None:
-    here.program("scontrol", ping)
-
-
 @pytest.fixture(name="well")
 def _well(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """A machine with a driver, a compiler and a Slurm that answers."""
     here.slurm("case $* in *version*) echo slurm 24.11.5;; *) echo ok to start >&2;; esac")
-    scontrol(here)
+    here.program("scontrol", 'echo "Slurmctld(primary) at login1 is UP"')
     sinfo(here)
     here.program("sacctmgr", "exit 0")
     here.program("nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
@@ -101,7 +94,7 @@ def test_without_slurm_torch_and_gpu_the_rest_is_checked(
 
 
 def test_what_is_printed(well: CommandLine) -> None:
-    scontrol(well, ping="echo 'Slurmctld(primary) at login1 is DOWN'")
+    well.program("scontrol", "echo 'Slurmctld(primary) at login1 is DOWN'")
     said = well("doctor", *SLURM, "--only", "slurm.c,slurm.l", "train.py")
     assert said.code == 3
     assert said.out.splitlines() == [
@@ -143,6 +136,14 @@ def text_of(path: str, text: str) -> Break:
     return lambda here, _: (here.path / path).write_text(text)
 
 
+def both(*breaks: Break) -> Break:
+    return lambda here, patch: [each(here, patch) for each in breaks]
+
+
+def no_port(*_: object) -> None:
+    raise OSError("in use")
+
+
 def test_a_torch_without_cuda_for_a_job_with_gpus(
     well: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +171,33 @@ BREAKS: list[tuple[str, str, str, Break]] = [
     ("cuda.toolkit", "fail", "load CUDA 12.4", program("nvcc", "echo release 11.8,")),
     ("cuda.toolkit", "note", "load CUDA 12.4", program("nvcc", "echo release 12.6,")),
     ("cuda.toolkit", "fail", "load CUDA 12.4", gone("nvcc")),
+    (
+        "cuda.toolkit",
+        "note",
+        "load CUDA 12.4",
+        both(program("nvcc", "echo release 11.8,"), environ("DS_SKIP_CUDA_CHECK", "1")),
+    ),
     ("path.runs", "fail", "--run-dir", text_of("runs", "a file is in the way")),
+    (
+        "path.runs",
+        "fail",
+        "that all nodes share",
+        lambda here, patch: patch.setattr(
+            paths, "PLACES_OF_ONE_MACHINE", (os.path.realpath(here.path),)
+        ),
+    ),
+    (
+        "net.ports",
+        "note",
+        "network.port_range",
+        lambda _, patch: patch.setattr(socket, "create_server", no_port),
+    ),
+    (
+        "slurm.partition",
+        "fail",
+        "sinfo -s",
+        lambda here, _: sinfo(here, groups=GROUPS.replace("|up|", "|down|")),
+    ),
     ("slurm.client", "fail", "PATH", gone("scancel")),
     ("slurm.client", "note", "PATH", gone("sacct")),
     (
@@ -222,13 +249,6 @@ def test_a_request_beyond_the_site(
     assert hint in found[name]["hint"]
 
 
-def test_a_partition_that_is_down(well: CommandLine) -> None:
-    sinfo(well, groups=GROUPS.replace("|up|", "|down|"))
-    found = look(well, *SLURM, "train.py")
-    assert [each for each in found if found[each]["status"] == "fail"] == ["slurm.partition"]
-    assert found["slurm.partition"]["hint"]
-
-
 @pytest.mark.parametrize(
     ("drained", "wanted", "status", "hint"),
     [(1, "2", "note", "sinfo -R -p main"), (2, "2", "fail", "--nodes 1"), (3, "2", "fail", "wait")],
@@ -265,31 +285,6 @@ def test_a_file_with_an_unknown_key(well: CommandLine) -> None:
     assert after["node.shm"]["status"] != "skip"
 
 
-def test_a_directory_that_only_this_machine_has(
-    well: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = look(well, *SLURM, "train.py")
-    monkeypatch.setattr(paths, "PLACES_OF_ONE_MACHINE", (os.path.realpath(well.path),))
-    after = look(well, *SLURM, "train.py")
-    assert changed(before, after) == {"path.runs": "fail"}
-    assert "share" in after["path.runs"]["hint"]
-    assert look(well, "--cluster", "local")["path.runs"]["status"] == "ok"
-
-
-def test_the_cuda_of_a_module_is_not_known_here(
-    well: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    well.program("nvcc", "echo release 11.8,")
-    lines = ("--set", "launch.setup=[{modules: [cuda/12.4]}]")
-    python_here = ("--python", sys.executable)
-    found = look(well, *SLURM, *lines, *python_here, *OFFLOAD)
-    assert found["cuda.toolkit"]["status"] == "note"
-    monkeypatch.setenv("DS_SKIP_CUDA_CHECK", "1")
-    found = look(well, *SLURM, *OFFLOAD)
-    assert found["cuda.toolkit"]["status"] == "note"
-    assert "DS_SKIP_CUDA_CHECK=1" in found["cuda.toolkit"]["text"]
-
-
 def test_what_another_interpreter_lacks(tmp_path: Path) -> None:
     """Its own files tell: torch is not imported to know its CUDA."""
     (tmp_path / "torch").mkdir()
@@ -315,9 +310,6 @@ def test_what_does_not_answer_is_left_behind(
     assert found["net.ports"]["status"] == "ok"
 
 
-# This machine
-
-
 def test_offload_of_the_users_own_file(well: CommandLine) -> None:
     for device, status in (("none", "skip"), ("cpu", "ok")):
         zero = {"stage": 2, "offload_optimizer": {"device": device}}
@@ -326,26 +318,6 @@ def test_offload_of_the_users_own_file(well: CommandLine) -> None:
         own = ("--strategy", "zero2", "--deepspeed-config", "ds.json", "train.py")
         found = look(well, *SLURM, *own)
         assert found["python.compiler"]["status"] == status, found["config.job"]
-
-
-@pytest.fixture
-def taken() -> Iterator[int]:
-    """Two ports in a row that somebody listens on; the first is returned."""
-    with contextlib.ExitStack() as stack:
-        while True:
-            port = stack.enter_context(socket.create_server(("", 0))).getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                stack.enter_context(socket.create_server(("", port + 1)))
-                break
-        yield port
-
-
-def test_a_range_of_ports_in_use(well: CommandLine, taken: int) -> None:
-    local = ("--cluster", "local")
-    before = look(well, *local)
-    after = look(well, *local, "--set", f"network.port_range={taken}-{taken + 1}")
-    assert changed(before, after) == {"net.ports": "fail"}
-    assert "network.port_range" in after["net.ports"]["hint"]
 
 
 @pytest.mark.parametrize(("cluster", "status"), [("local", "fail"), ("slurm", "note")])

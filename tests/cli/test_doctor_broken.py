@@ -9,14 +9,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from clusterrun.health.cgroup import own_group
 from tests.cli.test_doctor import Found, changed
 from tests.patience import patience
 
@@ -180,30 +179,3 @@ def test_a_file_system_that_is_slow_or_stuck(
     assert set(differs.values()) <= {"skip"}, "nothing else is blamed"
     assert {name.partition(".")[0] for name in differs} <= {"path", "node"}
     assert after["node.shm"] == before["node.shm"]
-
-
-@pytest.fixture(name="group")
-def _group() -> Iterator[Path]:
-    """A memory cgroup below that of this process."""
-    group = own_group().levels[0] / f"clusterrun-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be made: {error}")
-    yield group
-    group.rmdir()
-
-
-@pytest.mark.parametrize(("mib", "status"), [(1024, "note"), (400, "fail")])
-def test_a_limit_of_memory(
-    machine: Machine, before: Found, group: Path, mib: int, status: str
-) -> None:
-    names = ("memory.max", "memory.limit_in_bytes")
-    files = [group / name for name in names if (group / name).exists()]
-    if not files:
-        pytest.skip("no memory controller")
-    files[0].write_text(str(mib << 20))
-    join = group / "cgroup.procs"
-    after = machine.look(setup=lambda: join.write_text("0"))
-    assert changed(before, after) == {"node.memory": status}, after["node.memory"]
-    assert after["node.memory"]["hint"] == "request more with --mem"
