@@ -114,14 +114,6 @@ def last_stamp(data: bytes) -> bytes | None:
     return None
 
 
-def pattern_of_lines(rank: int | None, stream: Stream) -> re.Pattern[bytes]:
-    """Return a pattern for the lines of a rank (None: of a stream without ranks) in a block."""
-    speaker = OF_NO_RANK.encode() if rank is None else b"%d" % rank
-    letters = b"oe" if rank is not None else stream.value.encode()
-    letters += letters.upper()
-    return re.compile(rb"^[0-9]{1,16} %s [%s](?: .*)?$" % (speaker, letters), re.MULTILINE)
-
-
 class Gap(NamedTuple):
     """The number of bytes of a stream that are missing at a place, and the reason."""
 

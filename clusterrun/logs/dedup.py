@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -63,15 +63,6 @@ class Copies:
         return self.before != 0
 
     @property
-    def members(self) -> Iterator[int]:
-        """The ranks, or the node numbers for lines of launchers and agents."""
-        digits = bin(self.taken & ~self.before)[:1:-1]
-        place = digits.find("1")
-        while place >= 0:
-            yield place
-            place = digits.find("1", place + 1)
-
-    @property
     def text(self) -> str:
         """The text with `<n>` for each number that differs between copies."""
         if not self.varying:
@@ -99,13 +90,12 @@ class Dedup:
     """Holds lines for a moment of log time, and calls `write` once for all copies of a text.
 
     Lines keep their order; folded ones have the place of their first copy. Copies of one rank stay
-    separate. Late copies make another folded line. `nodes` numbers the nodes whose launcher or
-    agent wrote a line.
+    separate. Late copies make another folded line.
     """
 
     def __init__(self, *, write: Write, world_size: int) -> None:
-        self.nodes: dict[str, int] = {}
         self._write, self._world_size = write, world_size
+        self._nodes: dict[str, int] = {}  # whose launcher or agent wrote a line, numbered
         self._queue: deque[tuple[Copies, LogLine, str]] = deque()
         self._queued_chars = 0
         # Copies in the queue: a rank's nth line with a text is in its nth entry.
@@ -121,7 +111,7 @@ class Dedup:
                 self._release()
         place = line.rank
         if place is None:
-            place = self.nodes.setdefault(line.node, len(self.nodes))
+            place = self._nodes.setdefault(line.node, len(self._nodes))
         elif place >= self._world_size:  # from a damaged file
             lone = Copies(line, body, "", (), 0)
             lone.is_open = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import resource
 import stat
@@ -17,7 +16,6 @@ from clusterrun.logformat.lines import Stream
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import ranks_by_node
 from clusterrun.shared.descriptors import raise_descriptor_limit
-from clusterrun.shared.files import open_regular
 from clusterrun.shared.hostlist import natural_key
 
 BLOCK_BYTES = 64 * 1024
@@ -176,7 +174,7 @@ class OpenFiles:
         try:
             descriptor = self._descriptors.get(path)
             if descriptor is None:  # 0 is valid
-                descriptor = self._open(path)
+                descriptor = self._descriptors[path] = os.open(path, _READ)
             found = os.pread(descriptor, size, offset)
         except FileNotFoundError:
             return b""
@@ -186,19 +184,6 @@ class OpenFiles:
             if len(self._descriptors) > self._room:
                 self.close(path)
         return found
-
-    def _open(self, path: Path) -> int:
-        try:
-            descriptor = os.open(path, _READ)
-        except OSError as error:
-            if error.errno != errno.EMFILE or not self._descriptors:
-                raise
-            self._room = 0  # the rest of this process also has many files open
-            for held in list(self._descriptors):
-                self.close(held)
-            descriptor = os.open(path, _READ)
-        self._descriptors[path] = descriptor
-        return descriptor
 
     def close(self, path: Path) -> None:
         """Close a file that is no longer needed."""
@@ -214,26 +199,16 @@ def find_line_end(path: Path, start: int, end: int) -> int:
     A stretch that is too long for a line is treated as whole, so that a reader makes progress.
     """
     position = end
-    while position > start:
-        size = min(BLOCK_BYTES, position - start)
-        newline = read_once(path, position - size, size).rfind(b"\n")
-        if newline >= 0:
-            return position - size + newline + 1
-        position -= size
-        if end - position > MAX_LINE_BYTES:
-            return end
+    with OpenFiles(1) as files:
+        while position > start:
+            size = min(BLOCK_BYTES, position - start)
+            newline = files.read(path, position - size, size).rfind(b"\n")
+            if newline >= 0:
+                return position - size + newline + 1
+            position -= size
+            if end - position > MAX_LINE_BYTES:
+                return end
     return start
-
-
-def read_once(path: Path, offset: int, size: int) -> bytes:
-    """Read like `OpenFiles.read`, but do not keep the file open."""
-    try:
-        with open_regular(path) as file:
-            return os.pread(file.fileno(), size, offset)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: OSError) -> ClusterrunError:

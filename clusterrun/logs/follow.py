@@ -55,18 +55,11 @@ class LeftOut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Truncated:
-    """A node's file was truncated or replaced; reading continues at its beginning."""
-
-    node: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pause:
     """Everything available was yielded; the next poll comes after the interval."""
 
 
-Entry = LogLine | NewAttempt | Joined | Left | LeftOut | Truncated | Pause
+Entry = LogLine | NewAttempt | Joined | Left | LeftOut | Pause
 
 
 def follow(
@@ -165,8 +158,7 @@ class _Attempt:
             if found is None:
                 continue
             if found.st_ino != place.inode or found.st_size < place.offset:
-                gap = Truncated(node=place.source.file.node)
-                news += [] if gap in news else [gap]
+                # It was replaced or truncated: read it from its beginning.
                 place.inode, place.offset, place.size = found.st_ino, 0, 0
             stretch = place.advance(found.st_size, last=last)
             if stretch is not None:

@@ -6,17 +6,16 @@ For an overview, also choose earlier error lines: the cause may be old.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from itertools import chain, islice
+from itertools import chain
+from typing import NamedTuple
 
 from clusterrun.logformat.lines import (
     BEFORE_ALL,
     STAMPED,
     LogLine,
-    Stream,
     find_stamped,
     last_stamp,
 )
@@ -27,12 +26,10 @@ from clusterrun.logs.merge import (
     LINE_BYTES,
     count_files,
     merge_rounds,
-    merge_sources,
     number_nodes,
 )
 from clusterrun.logs.sources import Part, Query, Source, errors_of
 
-_AT_ONCE = 256
 MOST_LINES = 200_000
 _MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines
 _FIRST_BYTES = 4 * 1024
@@ -45,74 +42,41 @@ _CONTEXT_BYTES = 64 * 1024  # enough to see that a line belongs to an error befo
 Order = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
 
 
-@dataclass(frozen=True, kw_only=True)
-class Newest:
-    """The last lines of some sources (a list if held in memory), and whether these are all."""
+class Newest(NamedTuple):
+    """The last lines of some sources; whether these are all, and whether no more fit in memory."""
 
-    lines: Iterable[LogLine]
+    lines: list[LogLine]
     is_all: bool
+    is_full: bool
 
 
-def find_newest(
-    sources: Iterable[Source],
-    count: int,
-    *,
-    folded: bool = False,
-    in_memory: bool = False,
-) -> Newest:
-    """Return the last `count` lines of `merge_sources`, in its order.
+def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) -> Newest:
+    """Return the last `count` lines of `merge_sources`, in its order, fewer if memory is full.
 
-    If they do not fit in memory, read all lines twice: count them, then skip to the last ones; or,
-    with `in_memory`, return fewer, as a list. `folded` counts equal lines of many ranks once, as
-    `dedup` shows them, and returns at most MOST_LINES, or fewer if memory is full. Raises
-    ClusterrunError for a file that can't be read.
+    The pieces of a line count once. `folded` counts equal lines of many ranks once, as `dedup`
+    shows them, and returns at most MOST_LINES. Raises ClusterrunError for a file that can't be
+    read.
     """
     sources = list(sources)
-    found = _newest(sources, count, folded=folded, in_memory=folded or in_memory)
-    if found is not None:
-        return found
-    start = _start_of_last(merge_sources(sources), count)
-    return Newest(lines=islice(merge_sources(sources), start, None), is_all=not start)
-
-
-def _start_of_last(lines: Iterable[LogLine], count: int) -> int:
-    """Return the index of the first of the last `count` lines; pieces of a line count once."""
-    ends: deque[int] = deque(maxlen=count + 1)
-    begun: dict[tuple[str, int | None, Stream], int] = {}
-    for place, line in enumerate(lines):
-        source = (line.node, line.rank, line.stream)
-        if line.partial:
-            begun[source] = place
-        else:
-            begun.pop(source, None)
-            ends.append(place)
-    last = sorted((*ends, *begun.values()))
-    return last[-count - 1] + 1 if len(last) > count else 0
-
-
-def _newest(sources: list[Source], count: int, *, folded: bool, in_memory: bool) -> Newest | None:
-    """Return the last lines; None if they do not fit in memory."""
     number_of = number_nodes(sources)
     found: list[LogLine] = []
     held_bytes = 0
+    is_full = False
     counted = LineCount(folded=folded)
     with OpenFiles(count_files(sources)) as files:
         readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
         heap = [(reader.order, place, reader) for place, reader in enumerate(readers)]
         heapq.heapify(heap)
-        while heap and count:
+        while heap and count and not is_full:
             _, place, reader = heap[0]
             if reader.lines:
                 counted.add(reader.lines[-1])
                 if counted.count > count:  # not a piece of the oldest wanted line
                     break
                 found.append(reader.lines.pop())
-                if folded and len(found) >= MOST_LINES:
-                    break
+                is_full = folded and len(found) >= MOST_LINES
             elif held_bytes > _MAX_HELD_BYTES:
-                if not in_memory:
-                    return None
-                break
+                is_full = True
             else:
                 held_bytes += reader.read()
             if reader.lines or not reader.is_done:
@@ -120,7 +84,7 @@ def _newest(sources: list[Source], count: int, *, folded: bool, in_memory: bool)
             else:
                 heapq.heappop(heap)
     found.reverse()
-    return Newest(lines=found, is_all=not heap)
+    return Newest(lines=found, is_all=not heap, is_full=is_full and bool(heap))
 
 
 class _Backward:
@@ -235,6 +199,7 @@ class Cut(Flag):
     NOTHING = 0
     LINES = auto()
     ERRORS = auto()
+    FULL = auto()  # more lines, for lack of memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,16 +229,13 @@ def last_lines(
     if count is None:
         return Tail(rounds=merge_rounds(sources))
     found = find_newest(sources, count, folded=folded)
-    if not isinstance(found.lines, list):
-        cut = Cut.NOTHING if found.is_all else Cut.LINES | Cut.ERRORS
-        rest = iter(found.lines)
-        return Tail(rounds=iter(lambda: list(islice(rest, _AT_ONCE)), []), cut=cut)
+    cut = Cut.NOTHING if found.is_all else Cut.LINES | (Cut.FULL if found.is_full else Cut.NOTHING)
     if found.is_all or not query.overview:
-        return Tail(rounds=[found.lines], cut=Cut.NOTHING if found.is_all else Cut.LINES)
+        return Tail(rounds=[found.lines], cut=cut)
     newest_errors = find_newest(errors_of(sources, query), count // 2, folded=folded)
-    errors = list(newest_errors.lines)
+    errors = newest_errors.lines
     lines = _with_room(found.lines, errors, count, folded=folded)
-    cut = Cut.LINES if newest_errors.is_all else Cut.LINES | Cut.ERRORS
+    cut |= Cut.NOTHING if newest_errors.is_all else Cut.ERRORS
     return Tail(rounds=[lines], errors=_before(lines, errors) if lines else (), cut=cut)
 
 

@@ -144,7 +144,7 @@ def diagnose_attempt(
     scanner = Scanner(table=known_causes(), ranks=set(range(record.world_size)))
     paths = record.paths
     files = find_files(paths, number)
-    newest = find_newest(_sources(files, outcome), MOST_LINES, in_memory=True).lines
+    newest = find_newest(_sources(files, outcome), MOST_LINES).lines
     loud: set[int | None] = set()
     for line in chain(_batch_output(paths, number, outcome), _printed(newest, loud)):
         scanner.feed(line)
@@ -192,7 +192,7 @@ def place_of(line: PrintedLine, *, is_of_job: bool) -> str:
 def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
     """Yield what an attempt of an earlier run printed, its batch script included."""
     sources = _sources(find_files(paths, attempt), None)
-    newest = find_newest(sources, MOST_LINES, in_memory=True).lines
+    newest = find_newest(sources, MOST_LINES).lines
     yield from chain(_batch_output(paths, attempt, None), _printed(newest, set()))
 
 

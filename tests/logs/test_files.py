@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -61,23 +60,3 @@ def test_descriptors_are_kept_and_given_back(paths: RunPaths) -> None:
         assert files.read(path, 2, 9) == b""
         assert len(os.listdir("/proc/self/fd")) == before + 1
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_reading_goes_on_where_the_process_has_no_descriptor_left(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    original = os.open
-
-    def full(path: str, flags: int) -> int:
-        opened.append(path)
-        if len(opened) == 2:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return original(path, flags)
-
-    monkeypatch.setattr(os, "open", full)
-    with OpenFiles(2) as files:
-        assert files.read(paths.log(1, "n2"), 0, 9) == b"x\n"
-        assert files.read(paths.log(1, "n10"), 0, 9) == b"x\n"
-        assert files.read(paths.log(1, "n2"), 0, 9) == b"x\n"
-    assert len(opened) == 4

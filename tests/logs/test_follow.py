@@ -19,7 +19,6 @@ from clusterrun.logs.follow import (
     Left,
     NewAttempt,
     Pause,
-    Truncated,
     follow,
 )
 from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query
@@ -71,10 +70,8 @@ def _told(entry: Entry) -> str:
         return entry.text.decode()
     if isinstance(entry, NewAttempt):
         return f"== attempt {entry.attempt} =="
-    if isinstance(entry, Left):
-        return f"- {entry.node} {entry.code} {entry.reason}"
-    assert isinstance(entry, Truncated)
-    return f"~ {entry.node}"
+    assert isinstance(entry, Left)
+    return f"- {entry.node} {entry.code} {entry.reason}"
 
 
 def test_what_is_there_comes_first_then_what_is_written(paths: RunPaths) -> None:
@@ -102,11 +99,6 @@ def test_a_line_is_given_when_it_is_whole(paths: RunPaths) -> None:
     assert seen == [[], [], ["one line"]]
 
 
-def test_a_line_that_the_end_tore_is_given_at_the_end(paths: RunPaths) -> None:
-    torn = raw(T0, 0, "o", "no newline").rstrip(b"\n")
-    assert followed(paths, Script(lambda: write_log(paths, 1, "n1", [torn])))[1:] == ["no newline"]
-
-
 def test_a_line_that_was_torn_when_following_began_is_given_once(paths: RunPaths) -> None:
     whole = raw(T0, 0, "o", "half and half")
     write_log(paths, 1, "n1", [raw(T0, 0, "o", "before"), whole[:24]])
@@ -114,23 +106,7 @@ def test_a_line_that_was_torn_when_following_began_is_given_once(paths: RunPaths
     assert followed(paths, script, tail=10) == ["before", "half and half"]
 
 
-def test_files_that_appear_late_are_followed_from_their_beginning(paths: RunPaths) -> None:
-    script = Script(
-        lambda: write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")]),
-        lambda: write_log(paths, 1, "n2", [raw(T0 + 1, 1, "o", "b"), raw(T0 + 2, 1, "o", "c")]),
-    )
-    assert followed(paths, script, tail=1) == ["== attempt 1 ==", "a", "b", "c"]
-
-
-def test_lines_of_one_look_are_merged_by_time(paths: RunPaths) -> None:
-    def both() -> None:
-        write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "a"), raw(T0 + 4, 0, "o", "d")])
-        write_log(paths, 1, "n2", [raw(T0 + 2, 1, "o", "b"), raw(T0 + 3, 1, "o", "c")])
-
-    assert followed(paths, Script(both)) == ["== attempt 1 ==", "a", "b", "c", "d"]
-
-
-def test_a_truncated_file_is_told_and_read_from_its_beginning(paths: RunPaths) -> None:
+def test_a_truncated_file_is_read_from_its_beginning(paths: RunPaths) -> None:
     path = write_log(paths, 1, "n1", [raw(T0, 0, "o", "before"), raw(T0, 0, "o", "before 2")])
 
     def truncate() -> None:
@@ -138,7 +114,7 @@ def test_a_truncated_file_is_told_and_read_from_its_beginning(paths: RunPaths) -
         write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "after")])
 
     script = Script(truncate, lambda: write_log(paths, 1, "n1", [raw(T0 + 2, 0, "o", "more")]))
-    assert followed(paths, script) == ["before", "before 2", "~ n1", "after", "more"]
+    assert followed(paths, script) == ["before", "before 2", "after", "more"]
 
 
 def test_a_file_that_goes_away_ends_nothing(paths: RunPaths) -> None:
@@ -185,10 +161,6 @@ def test_a_pending_job_is_waited_for(paths: RunPaths) -> None:
     assert followed(paths, script, tail=5) == ["== attempt 1 ==", "started"]
 
 
-def test_a_job_that_never_started_ends_the_following(paths: RunPaths) -> None:
-    assert followed(paths, Script(lambda: None)) == []
-
-
 def test_an_overview_reads_the_errors_of_others_from_their_side_files(paths: RunPaths) -> None:
     write_log(paths, 1, "n1", [raw(T0, 0, "o", "0"), raw(T0, 1, "o", "1")])
     write_side_file(paths, 1, "n1", [])
@@ -221,14 +193,6 @@ def test_the_end_of_a_nodes_log_is_told(paths: RunPaths) -> None:
     assert followed(paths, Script(), tail=1) == ["a"]  # it was over when following began
 
 
-def test_nodes_are_told_of_when_their_files_appear(paths: RunPaths) -> None:
-    write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")])
-    script = Script(lambda: write_log(paths, 1, "n2", [raw(T0, 1, "o", "b")]), lambda: None)
-    entries = follow(RunFiles(paths=paths), ended=script.ended, sleep=script.sleep)
-    joined = [[file.node for file in e.files] for e in entries if isinstance(e, Joined)]
-    assert joined == [["n1"], ["n2"]]
-
-
 def test_a_line_that_comes_a_moment_late_is_put_in_its_place(paths: RunPaths) -> None:
     write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")])
     write_log(paths, 1, "n2", [raw(T0, 1, "o", "b")])
@@ -239,18 +203,6 @@ def test_a_line_that_comes_a_moment_late_is_put_in_its_place(paths: RunPaths) ->
         lambda: None,
     )
     assert followed(paths, script) == ["a", "b", "earlier", "later"]
-
-
-def test_a_line_is_held_back_for_one_look_at_most(paths: RunPaths) -> None:
-    shown: list[str] = []
-    write_log(paths, 1, "n1", [raw(T0, 0, "o", "a")])
-    write_log(paths, 1, "n2", [raw(T0, 1, "o", "b")])
-    seen: list[list[str]] = []
-    look = [lambda: seen.append(list(shown))] * 3
-    script = Script(*look)
-    for entry in follow(RunFiles(paths=paths), ended=script.ended, sleep=script.sleep):
-        shown += texts([entry])
-    assert seen[1] == ["a", "b"]
 
 
 def test_a_busy_writer_loses_no_line_and_gets_none_twice(paths: RunPaths) -> None:
@@ -277,12 +229,3 @@ def test_a_busy_writer_loses_no_line_and_gets_none_twice(paths: RunPaths) -> Non
     for node in ("n0", "n1"):
         assert [g for g in got if g.startswith(node)] == [f"{node} {i}" for i in range(count)]
     assert sorted(texts(everything(paths))) == sorted(got)
-
-
-def test_a_look_at_a_thousand_quiet_files_is_quick(paths: RunPaths) -> None:
-    for node in range(1000):
-        write_log(paths, 1, f"n{node}", [raw(T0 + node, node, "o", "x")])
-    looks: list[float] = []
-    script = Script(*[lambda: looks.append(time.process_time())] * 11)
-    assert len(followed(paths, script, tail=5)) == 5
-    assert (looks[-1] - looks[0]) / 10 < 0.1

@@ -13,15 +13,13 @@ from tests.logs.corpus import T0, line
 
 
 class Objects:
-    def __init__(self, *, dedup: bool = False) -> None:
+    def __init__(self) -> None:
         self._written: list[bytes] = []
         self.view = JsonView(
             write=self._written.append,
             file_of=lambda attempt, node: f"logs/a{attempt}/{node}.log",
-            world_size=80,
             procs_per_node=8,
             attempt=2,
-            dedup=dedup,
         )
 
     def take(self) -> list[dict[str, Any]]:
@@ -49,18 +47,6 @@ def test_an_object_has_every_field_in_this_order() -> None:
         ("offset", 17),
         ("partial", True),
     ]
-
-
-def test_what_is_not_known_is_null() -> None:
-    objects = Objects()
-    objects.view.show(line(0, "n3", None, "a", b""))
-    (data,) = objects.take()
-    assert (data["ts"], data["rank"], data["local_rank"], data["stream"]) == (
-        None,
-        None,
-        None,
-        "agent",
-    )
 
 
 def test_lines_of_errors_are_told_from_others_for_each_source() -> None:
@@ -101,26 +87,6 @@ def test_lost_bytes_are_an_object_in_their_place() -> None:
         "bytes": 1048576,
         "reason": "disk full",
     }
-
-
-def test_copies_are_one_object_where_that_was_asked_for() -> None:
-    objects = Objects(dedup=True)
-    for rank in (0, 1, 2, 9):
-        text = b"RuntimeError: rank %d aborted" % rank
-        objects.view.show(line(T0 + rank * 1000, "n1", rank, "e", text))
-    assert objects.take() == [
-        {
-            "type": "dup",
-            "ts": "2023-11-14T22:13:20.000000Z",
-            "last_ts": "2023-11-14T22:13:20.009000Z",
-            "count": 4,
-            "ranks": "0-2,9",
-            "stream": "err",
-            "attempt": 2,
-            "level": "error",
-            "text": "RuntimeError: rank <n> aborted",
-        }
-    ]
 
 
 @given(st.lists(st.binary()))

@@ -92,7 +92,6 @@ def print_alike(to: LogPrinter, ranks: int) -> None:
         ({"dedup": True, "world_size": 3}, True),
         ({"form": "raw", "dedup": True}, False),
         ({"form": "json"}, False),
-        ({"form": "json", "dedup": True}, True),
     ],
 )
 def test_equal_lines_are_folded_where_that_helps_people(
@@ -150,14 +149,6 @@ def test_a_pause_shows_what_waits_for_copies(monkeypatch: pytest.MonkeyPatch) ->
     assert pipe.take() == "n1:0  | alike\nn1:1  | alike\n"
 
 
-def test_many_lines_are_written_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = use_stdout(monkeypatch)
-    to = printer(world_size=1)
-    for n in range(1000):
-        to.print_line(line(T0, "n1", 0, "o", b"%d" % n))
-    assert len(pipe.take().splitlines()) > 500
-
-
 def test_a_line_that_comes_alone_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = use_stdout(monkeypatch)
     clock = FixedClock()
@@ -175,26 +166,12 @@ def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
     to = printer(is_following=True)
     to.print_line(line(T0, "n1", 0, "O", b"begun"))
     to.start_attempt(2)
-    to.print_truncated("n1")
     print_joined((*[LogFile(node=f"n{n}", path=Path("n.log")) for n in range(1, 21)],), to)
     print_left([Left(node="n1", code=0, reason=""), *ALIKE], to)
     to.print_end("FAILED", 1)
     assert pipe.take() == "n1:0  | begun…\n"
     assert capsys.readouterr().err.splitlines() == [
         "== attempt 2 ==",
-        "~ n1 file was truncated, continuing",
         "+ n[1-20]",
         "- n[2-3] exited 1",
-    ]
-
-
-def test_the_reason_of_a_nodes_end_is_given_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    use_stdout(monkeypatch)
-    to = printer(is_following=True, query=Query(ranks=frozenset({3})))  # no line of an agent
-    print_left([*ALIKE, Left(node="n4", code=1, reason="other")], to)
-    assert capsys.readouterr().err.splitlines() == [
-        "- n[2-3] exited 1: signal 9",
-        "- n4 exited 1: other",
     ]

@@ -84,11 +84,6 @@ class LogPrinter:
             self._say(f"== attempt {attempt} ==", {"type": "attempt", "attempt": attempt})
         self._attempt = attempt
 
-    def print_truncated(self, node: str) -> None:
-        """Report that a file was truncated."""
-        gap = {"type": "gap", "node": node, "reason": "truncated"}
-        self._say(f"~ {node} file was truncated, continuing", gap)
-
     def print_end(self, state: str, exit_code: int | None) -> None:
         """Report to programs how the job ended."""
         if self.request.form == "json":
@@ -130,9 +125,7 @@ class LogPrinter:
                 write=write,
                 file_of=job.file_of,
                 attempt=self._attempt,
-                world_size=job.world_size,
                 procs_per_node=job.procs_per_node,
-                dedup=request.dedup is True,
             )
         return TextView(
             write=write,

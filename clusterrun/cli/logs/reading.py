@@ -23,7 +23,6 @@ from clusterrun.logs.follow import (
     LeftOut,
     NewAttempt,
     Pause,
-    Truncated,
     follow,
 )
 from clusterrun.logs.sources import has_left_out, sources_of
@@ -171,6 +170,8 @@ def _end_of_batch_output(request: Request) -> str | None:
 
 def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -> None:
     """Report what was not printed: `count` lines were, of `size` bytes in all."""
+    if Cut.FULL in cut:
+        output.note("older lines do not fit in memory (-n all prints every line)")
     if request.tail == 0:
         return
     if count == 0:
@@ -280,8 +281,6 @@ def _lines(entries: Iterable[Entry], printer: LogPrinter, watch: _Watch) -> Iter
                 if node not in incomplete:
                     incomplete.add(node)
                     printer.note(f"note: some error lines of {node} are not shown (pass --errors)")
-            case Truncated(node=node):
-                printer.print_truncated(node)
             case Pause():
                 print_left(left, printer)
                 printer.pause()

@@ -108,7 +108,7 @@ def _last_lines(record: JobRecord, attempt: int) -> list[str]:
         return [
             f"{clock_time(line.epoch_us)[:8]} {source_name(line)} | "
             f"{readable(line.text, keep_colours=False)}"
-            for line in find_newest(sources, _READ_LINES, in_memory=True).lines
+            for line in find_newest(sources, _READ_LINES).lines
         ]
     return []
 
