@@ -50,7 +50,10 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
     setup = _setup(spec, _model(resolved, may_count=may_count), gpu, is_open=is_open)
     same = ("max_steps", "lr", "base_batch", "step_time_s", "save_every", "network")
     has_batch = not (spec.micro_batch is spec.accumulation is spec.effective_batch is None)
-    saves_here = spec.save_every is not None and _writes_here(spec)
+    # The job may write to a disk that this machine sees: its own, or a cluster's.
+    places = (choose_cluster(Cluster.AUTO), choose_cluster(spec.cluster))
+    is_seen = _runs_here(spec) or all(place.scheduler.shares_files for place in places)
+    saves_here = spec.save_every is not None and is_seen
     within, between = spec.intra_node_bandwidth, spec.inter_node_bandwidth
     measured = (x for x in stored_scaling(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = Question(
@@ -363,12 +366,6 @@ def _runs_here(spec: JobSpec) -> bool:
     if spec.cluster is Cluster.AUTO and (spec.gpu or spec.gpu_mem_bytes or not _is_cpu(spec)):
         return False
     return bool(choose_cluster(spec.cluster).scheduler.is_this_machine)
-
-
-def _writes_here(spec: JobSpec) -> bool:
-    """Return whether the job writes to a disk that this machine sees: its own, or a cluster's."""
-    places = (choose_cluster(Cluster.AUTO), choose_cluster(spec.cluster))
-    return _runs_here(spec) or all(place.scheduler.shares_files for place in places)
 
 
 def _cpus(spec: JobSpec) -> int | None:

@@ -110,26 +110,16 @@ def command(
     question = _question(resolved, is_open=recommends)
     if recommends:
         ctx.exit(_recommend(question, as_json=as_json))
-    around = neighbours(question, what) if what else _usual_neighbours(question)
+    around = neighbours(question, what) if what else []
+    if not what and question.gpu_bytes and counts_activations(question.setup):
+        around = neighbours(question, "micro-batch")[-2:]  # larger ones
     answer, *near = map(estimate, (question, *around))
     others = alternatives(question) if answer.lacks_memory else []
     if as_json:
         output.answer_json(plan_json.of(answer, near, others))
     else:
         plan_view.show(answer, near, what=what, alternatives=others, explains=explains)
-    ctx.exit(_exit_code(answer))
-
-
-def _usual_neighbours(question: Question) -> list[Question]:
-    """Return larger micro-batches, if their activations are counted."""
-    is_known = question.gpu_bytes and counts_activations(question.setup)
-    return neighbours(question, "micro-batch")[-2:] if is_known else []
-
-
-def _exit_code(answer: Estimate) -> Exit:
-    if answer.verdict is None:
-        return Exit.FAILED
-    return Exit.NO if answer.verdict is Fit.NO else Exit.OK
+    ctx.exit({None: Exit.FAILED, Fit.NO: Exit.NO}.get(answer.verdict, Exit.OK))
 
 
 def _resolved(job: JobOptions, job_file: str | None) -> Resolved:
@@ -185,6 +175,13 @@ class Pair(NamedTuple):
         is_known = self.predicted and self.measured is not None
         return (self.measured or 0) / (self.predicted or 1) if is_known else None
 
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """Return what a table shows."""
+        both = (self.predicted, self.measured)
+        one, other = ("unknown" if value is None else self.text(value) for value in both)
+        return one, other, "-" if self.ratio is None else f"{self.ratio:.2f}"
+
 
 def _compare(job: str | None, *, as_json: bool) -> None:
     """Compare a run with the estimate from its own configuration; None is the newest run.
@@ -212,7 +209,8 @@ def _compare(job: str | None, *, as_json: bool) -> None:
         output.answer_json(plan_json.of(answer) | {"job_id": record.job_id, "compared": rows})
         return
     head = ("WHAT", "ESTIMATED", "MEASURED", "RATIO")
-    output.answer_table(head, [_cells(pair) for pair in pairs if pair.measured is not None])
+    shown = [pair for pair in pairs if pair.measured is not None]
+    output.answer_table(head, [(pair.name, *pair.cells) for pair in shown])
     for note in _notes(answer, found.step_s):
         output.note(note)
 
@@ -233,20 +231,11 @@ def _pairs(answer: Estimate, found: Measured) -> list[Pair]:
     # What ranks report is torch's allocator: no margin, no context.
     allocated = total(x for x in gpu.terms if x.name != CONTEXT) if gpu else None
     saved = checkpoint_bytes(answer.question.setup)
+    gib = lambda size: f"{plan_view.gib(size)} GiB"  # noqa: E731
     return [
         Pair("step time", "{:.4g} s".format, step, found.step_s),
         Pair("steps", "{:,.0f}".format, answer.steps.total, found.steps),
-        Pair("allocated per GPU", _gib, allocated, found.gpu_bytes),
-        Pair("host memory", _gib, host.total_bytes, found.host_bytes),
+        Pair("allocated per GPU", gib, allocated, found.gpu_bytes),
+        Pair("host memory", gib, host.total_bytes, found.host_bytes),
         Pair("checkpoint", plan_view.gigabytes, saved, found.checkpoint_bytes),
     ]
-
-
-def _gib(size: float) -> str:
-    return f"{plan_view.gib(size)} GiB"
-
-
-def _cells(pair: Pair) -> tuple[str, ...]:
-    both = (pair.predicted, pair.measured)
-    texts = ("unknown" if value is None else pair.text(value) for value in both)
-    return (pair.name, *texts, "-" if pair.ratio is None else f"{pair.ratio:.2f}")

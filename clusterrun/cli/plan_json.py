@@ -10,7 +10,7 @@ from clusterrun.cli.plan_view import changed_options, tokens_per_s, verdict_line
 from clusterrun.estimates.estimate import Estimate, Question
 from clusterrun.estimates.inputs import Setup
 from clusterrun.estimates.recommend import Choice
-from clusterrun.estimates.speed import Duration, assumption
+from clusterrun.estimates.speed import assumption
 
 SCHEMA = "clusterrun.plan/1"
 
@@ -98,17 +98,16 @@ def _time(answer: Estimate) -> dict[str, Any] | None:
         return None
     spans = {"step_s": time.step, "epoch_s": time.epoch, "total_s": time.whole}
     return {
-        **{name: _band(span) for name, span in spans.items()},
+        **{
+            name: {"low": span.low_s, "mid": span.mid_s, "high": span.high_s} if span else None
+            for name, span in spans.items()
+        },
         "samples_per_s": time.samples_s,
         "tokens_per_s": tokens_per_s(time, answer.question.setup),
         "parts": _plain(time.cost),
         "basis": time.step.basis,
         **{name: getattr(time, name) for name in ("filled", "mfu", "segments")},
     }
-
-
-def _band(span: Duration | None) -> dict[str, float] | None:
-    return {"low": span.low_s, "mid": span.mid_s, "high": span.high_s} if span else None
 
 
 def _neighbour(found: Estimate) -> dict[str, Any]:

@@ -47,7 +47,13 @@ def show(
         rows = [(_gpu_row if what == "gpu" else _setup_row)(each) for each in (answer, *around)]
         _table(rows, spare=("SAMPLES/s", "HOST", "OF", "SEQ", "BATCH"))
     elif around and not answer.lacks_memory:
-        output.answer(_row("what if", "   ".join(map(_in_short, around))))
+        needs = [(each.question.setup, each.gpu_memory or each.host_memory) for each in around]
+        shown = (
+            f"micro-batch {setup.micro_batch}: {gib(need.total_bytes)} GiB ({_share(need)})"
+            + (f" {_painted(need.verdict)}" if need.verdict else "")
+            for setup, need in needs
+        )
+        output.answer(_row("what if", "   ".join(shown)))
     for line in _legend(answer) if explains else ():
         output.answer(line)
     for text in answer.notes:
@@ -152,7 +158,11 @@ def _lines(answer: Estimate, *, explains: bool) -> Iterator[str]:
     yield from (*_memory("host memory per node", answer.host_memory, explains=explains), "")
     if answer.time is not None:
         yield from _time(answer, answer.time)
-    yield from (*_speedup(answer), _disk(answer), _loader(answer))
+    yield from (*_speedup(answer), _disk(answer))
+    loader = answer.loader
+    workers = "" if loader.num_workers is None else f"num_workers {loader.num_workers}, "
+    pins = f"pin_memory {str(loader.pin_memory).lower()}"
+    yield _row("loader", f"{workers}{pins}: {loader.why}")
     if (found := answer.preset) is not None:
         batch = f"micro-batch {found.micro_batch} x {found.accumulation} accumulation"
         ckpt = "on" if found.grad_ckpt else "off"
@@ -300,12 +310,6 @@ def _disk(answer: Estimate) -> str:
     return _row("disk", f"{one} per checkpoint, {sums}{free}{verdict}")
 
 
-def _loader(answer: Estimate) -> str:
-    loader = answer.loader
-    workers = "" if loader.num_workers is None else f"num_workers {loader.num_workers}, "
-    return _row("loader", f"{workers}pin_memory {str(loader.pin_memory).lower()}: {loader.why}")
-
-
 def _legend(answer: Estimate) -> Iterator[str]:
     """Yield the symbols of the formulas that are shown, with their values."""
     needs = (answer.gpu_memory, answer.host_memory, answer.disk)
@@ -318,13 +322,6 @@ def _legend(answer: Estimate) -> Iterator[str]:
 
 
 # Neighbours and choices
-
-
-def _in_short(answer: Estimate) -> str:
-    need = answer.gpu_memory or answer.host_memory
-    verdict = f" {_painted(need.verdict)}" if need.verdict else ""
-    what = f"micro-batch {answer.question.setup.micro_batch}"
-    return f"{what}: {gib(need.total_bytes)} GiB ({_share(need)}){verdict}"
 
 
 def _table(rows: Sequence[dict[str, str]], spare: tuple[str, ...]) -> None:

@@ -114,7 +114,7 @@ def saved_bytes(setup: Setup) -> float:
     query = (saved.query + norm) * model.query_width
     kv = (saved.kv + norm) * model.key_value_width
     dense = saved.fixed + (query + kv + saved.ffn * model.ffn) / model.hidden
-    return dense + _cross_bytes(setup) + _more_bytes(setup) + _expert_bytes(setup)
+    return dense + _cross_bytes(setup) + _more_bytes(setup)
 
 
 def _cross_bytes(setup: Setup) -> float:
@@ -124,16 +124,14 @@ def _cross_bytes(setup: Setup) -> float:
 
 
 def _more_bytes(setup: Setup) -> float:
+    """Return what a family's blocks and experts save beyond those of Llama."""
     model, found = setup.model, MORE.get(setup.model.family, More())
-    fixed, query, routed, score = (each[_COLUMN[arithmetic(setup)]] for each in found)
+    column = _COLUMN[arithmetic(setup)]
+    fixed, query, routed, score = (each[column] for each in found)
     wide = query * model.query_width + routed * model.experts_met * model.expert_ffn
-    return fixed + (wide + score * model.heads * setup.seq_len) / model.hidden
-
-
-def _expert_bytes(setup: Setup) -> float:
-    model, column = setup.model, _COLUMN[arithmetic(setup)]
     ffn = EXPERT_FFN[column] * model.expert_ffn / max(1, model.hidden)
-    return model.experts_met * (EXPERT[column] + ffn)
+    experts = model.experts_met * (EXPERT[column] + ffn)
+    return fixed + (wide + score * model.heads * setup.seq_len) / model.hidden + experts
 
 
 def arithmetic(setup: Setup) -> Arithmetic:
@@ -149,24 +147,21 @@ def terms(setup: Setup) -> tuple[Term, ...]:
     if not (model.has_shape and setup.seq_len):
         return ()
     tokens = setup.seq_len * setup.micro_batch
-    parts = (_checkpointed if setup.grad_ckpt else _whole)(setup, saved_bytes(setup))
+    block, more = saved_bytes(setup), EACH_BLOCK + ONE_BLOCK
+    # In bytes per element of the hidden states.
+    parts: dict[str, tuple[float, str]] = {
+        "activations": (
+            block * (EACH_BLOCK * model.layers + ONE_BLOCK),
+            f"{block:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})",
+        )
+    }
+    if setup.grad_ckpt:  # the inputs of blocks, and one whole block, which includes its own input
+        kept = CHECKPOINT[arithmetic(setup)]
+        parts = {
+            "checkpointed activations": (kept * (model.layers - 1), f"{kept:.4g} s b h (L - 1)"),
+            "one block's activations": (block * more, f"{block:.4g} s b h x {more:g}"),
+        }
     return (
-        *(term(name, each * tokens * model.hidden, text, MEASURED) for name, each, text in parts),
+        *(term(name, x * tokens * model.hidden, y, MEASURED) for name, (x, y) in parts.items()),
         term("logits", LOGIT_BYTES * tokens * model.vocab, f"{LOGIT_BYTES} s b V", MEASURED),
-    )
-
-
-def _whole(setup: Setup, block: float) -> tuple[tuple[str, float, str], ...]:
-    """Return the activations of all blocks in bytes per element of the hidden states."""
-    each = block * (EACH_BLOCK * setup.model.layers + ONE_BLOCK)
-    return (("activations", each, f"{block:.4g} s b h ({EACH_BLOCK} L + {ONE_BLOCK})"),)
-
-
-def _checkpointed(setup: Setup, block: float) -> tuple[tuple[str, float, str], ...]:
-    """Return the inputs of blocks, and one whole block, which includes its own input."""
-    kept, more = CHECKPOINT[arithmetic(setup)], EACH_BLOCK + ONE_BLOCK
-    inputs = kept * (setup.model.layers - 1)
-    return (
-        ("checkpointed activations", inputs, f"{kept:.4g} s b h (L - 1)"),
-        ("one block's activations", block * more, f"{block:.4g} s b h x {more:g}"),
     )

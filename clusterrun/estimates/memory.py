@@ -75,23 +75,19 @@ def cpu_terms(setup: Setup) -> tuple[Term, ...]:
         strategy = Strategy.simplest(setup.strategy.engine, setup.strategy.stage)
         here = replace(setup, strategy=strategy)
     used = min(REDUCE_BUCKET_SIZE, setup.model.params)
-    ranks = setup.procs_per_node
+    ranks, width = setup.procs_per_node, setup.number_bytes
+    # The C library's allocator keeps the memory of released weights.
+    is_zero3 = setup.strategy.is_deepspeed and setup.strategy.stage == 3
+    size = width * setup.model.params if is_zero3 else 0
+    kept = term("not given back", size, f"{width} P", "measured")
     parts = (
-        *(*states(here), *buffers(here, used), *_unreturned(here)),
+        *(*states(here), *buffers(here, used), kept),
         *(*_cast_weights(here), *activations.terms(here)),
     )
     processes = term("processes", ranks * CPU_PROCESS_BYTES, "n x 0.5 GiB", "measured")
     return _present(
         (processes, *(replace(x, bytes=ranks * x.bytes, formula=f"n ({x.formula})") for x in parts))
     )
-
-
-def _unreturned(setup: Setup) -> tuple[Term, ...]:
-    """Return the memory of released weights that the C library's allocator keeps."""
-    if not (setup.strategy.is_deepspeed and setup.strategy.stage == 3):
-        return ()
-    width = setup.number_bytes
-    return (term("not given back", width * setup.model.params, f"{width} P", "measured"),)
 
 
 def symbols_of(setup: Setup) -> dict[str, tuple[str, float]]:
@@ -200,9 +196,12 @@ def checkpoint_terms(setup: Setup) -> tuple[Term, ...]:
     With LoRA only what peft and HF's Trainer write is counted: the adapters. accelerate's
     `save_state` also writes the frozen weights.
     """
-    master = FP32 if setup.strategy.is_deepspeed else 0
+    master, each = 0, FP32
+    if setup.strategy.is_deepspeed:
+        adapters = 1 if setup.lora else 0  # peft's own file of them
+        master, each = FP32, (adapters + (setup.strategy.stage < 3)) * setup.number_bytes
     terms = (
-        _per_parameter("weights", setup, _weight_bytes(setup)),
+        _per_parameter("weights", setup, each),
         _per_parameter("optimizer", setup, master + setup.optimizer.state_bytes),
         _others(setup),
     )
@@ -219,14 +218,6 @@ def best_terms(setup: Setup, kept: int) -> tuple[Term, ...]:
     size = FP32 * kept * trainable_params(setup)
     formula = f"{kept} x {FP32} {'P_t' if setup.lora else 'P'}"
     return (term("weights of the best", size, formula, "safetensors"),) if kept else ()
-
-
-def _weight_bytes(setup: Setup) -> int:
-    """Return the bytes of each saved parameter outside the optimizer's files."""
-    if not setup.strategy.is_deepspeed:
-        return FP32
-    adapters = 1 if setup.lora else 0  # peft's own file of them
-    return (adapters + (setup.strategy.stage < 3)) * setup.number_bytes
 
 
 def _per_parameter(name: str, setup: Setup, each: int) -> Term:

@@ -88,11 +88,7 @@ def advice(cpus_per_rank: int, host_bytes: int, *, is_cpu: bool = False) -> Load
         why = "workers would take CPUs from the training"
         return Loader(num_workers=0, pin_memory=False, why=why)
     workers = min(MAX_WORKERS, cpus_per_rank) if cpus_per_rank else None
-    return Loader(num_workers=workers, pin_memory=True, why=_why(cpus_per_rank))
-
-
-def _why(cpus: int) -> str:
-    rule = f"one worker per CPU, at most {MAX_WORKERS}"
-    if not cpus:
-        return f"{rule}; pass --cpus-per-task to get a number"
-    return f"{rule}: a rank has {count(cpus, 'CPU')}"
+    has = f": a rank has {count(cpus_per_rank, 'CPU')}"
+    more = has if cpus_per_rank else "; pass --cpus-per-task to get a number"
+    why = f"one worker per CPU, at most {MAX_WORKERS}{more}"
+    return Loader(num_workers=workers, pin_memory=True, why=why)

@@ -21,7 +21,7 @@ from clusterrun.estimates.estimate import (
 )
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Fit, Setup
-from clusterrun.estimates.speed import step_cost, step_time
+from clusterrun.estimates.speed import step_cost
 
 MAX_MICRO_BATCH: Final = 1024
 AS_FAST: Final = 1.05  # `cost` is not more precise than that
@@ -169,24 +169,8 @@ def _on(question: Question, gpu: Gpu) -> Question:
     """Return the same question about another card, in fp16 if the card lacks the precision."""
     old = question.setup
     setup = old if old.precision in gpu.tflops else replace(old, precision="fp16")
-    return replace(
-        question,
-        setup=setup,
-        gpu=gpu,
-        gpu_bytes=gpu.memory_bytes,
-        step_time_s=_scaled(question, setup, gpu),
-    )
-
-
-def _scaled(question: Question, setup: Setup, gpu: Gpu) -> float | None:
-    """Return a measured step time scaled to another card; None if too little is known."""
-    if question.step_time_s is None or question.gpu is None or not setup.seq_len:
-        return None
-    there, here = (
-        step_time(each, card, question.links(card)).mid_s
-        for each, card in ((setup, gpu), (question.setup, question.gpu))
-    )
-    return question.step_time_s * there / here
+    memory = gpu.memory_bytes
+    return replace(question, setup=setup, gpu=gpu, gpu_bytes=memory, step_time_s=None)
 
 
 def _neighbours(setup: Setup, what: str) -> list[Setup]:
@@ -247,8 +231,12 @@ def _beyond(question: Question) -> Iterator[Choice]:
     setup, model = question.setup, question.setup.model
     adapted = replace(setup, lora=setup.lora or _RANK)
     quantized = () if model.active_params else (replace(adapted, load_in_4bit=True),)
-    wider = (_on_nodes(setup, setup.nodes * factor) for factor in _MORE_NODES)
-    for ways in ((adapted, *quantized), wider):
+    wider = (replace(setup, nodes=setup.nodes * factor, micro_batch=1) for factor in _MORE_NODES)
+    # The same batch if the ranks can share it, else a larger one.
+    shared = (
+        replace(each, accumulation=max(1, setup.effective_batch // each.world)) for each in wider
+    )
+    for ways in ((adapted, *quantized), shared):
         found = (_simplest(question, way) for way in ways if way != setup)
         yield from islice((choice for choice in found if choice), 1)
 
@@ -257,9 +245,3 @@ def _simplest(question: Question, setup: Setup) -> Choice | None:
     """Return the choice that fits, not tightly, with the fewest changes to the question."""
     found = [c for c in _fitting(replace(question, setup=setup)) if c.verdict is Fit.FITS]
     return min(found, key=lambda each: _price(each, question.setup), default=None)
-
-
-def _on_nodes(setup: Setup, nodes: int) -> Setup:
-    """Return the setup on `nodes`, with the same batch if the ranks can share it, else larger."""
-    each = max(1, setup.effective_batch // (nodes * setup.procs_per_node))
-    return replace(setup, nodes=nodes, micro_batch=1, accumulation=each)

@@ -38,7 +38,12 @@ def check_sizes(asked: Parallel, strategy: Strategy, world: World) -> None:
     """Refuse sizes that this strategy or this number of ranks can't have. Raises UsageError."""
     for name, field in FIELDS.items():
         size = getattr(asked, name)
-        if size > 1 and not _has(strategy, name, size == world.size):
+        has = strategy.is_fsdp or (
+            name == "tensor" and strategy is Strategy.DDP and size == world.size
+        )
+        if name == "sequence":  # accelerate's authors have tried Ulysses with stages 2 and 3
+            has = strategy.is_deepspeed and strategy.stage > 1
+        if size > 1 and not has:
             raise UsageError(
                 f"{_option(field)} {size} does not work with --strategy {strategy.value}",
                 hint=_INSTEAD[name],
@@ -54,12 +59,6 @@ def check_sizes(asked: Parallel, strategy: Strategy, world: World) -> None:
     _check_product(asked, sizes, world)
     if strategy.is_fsdp:
         _check_shards(sizes, strategy, world)
-
-
-def _has(strategy: Strategy, name: str, is_whole: bool) -> bool:
-    if name == "sequence":  # accelerate's authors have tried Ulysses with stages 2 and 3
-        return strategy.is_deepspeed and strategy.stage > 1
-    return strategy.is_fsdp or (name == "tensor" and strategy is Strategy.DDP and is_whole)
 
 
 def _check_product(asked: Parallel, sizes: Parallel, world: World) -> None:

@@ -78,30 +78,31 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
         )
 
 
-# The Trainer's options first; others have names that scripts commonly use.
-_MICRO = ("--per_device_train_batch_size", "--micro-batch-size", "--micro_batch_size")
+# The Trainer's options first; others have names that scripts commonly use, with _ or -.
+_MICRO = ("--per_device_train_batch_size", "--micro_batch_size")
 _MICRO_OF_SCRIPTS = (
-    *("--batch-size", "--batch_size", "--batch_size_per_gpu", "--batch-size-per-gpu"),
-    *("--per_gpu_train_batch_size", "--per_device_batch_size", "--batch_size_per_device"),
-    *("--device-batch-size", "--device_batch_size", "--micro_train_batch_size"),
-    *("--train_batch_size", "--train-batch-size"),
+    *("--batch_size", "--batch_size_per_gpu", "--per_gpu_train_batch_size"),
+    *("--per_device_batch_size", "--batch_size_per_device", "--device_batch_size"),
+    *("--micro_train_batch_size", "--train_batch_size"),
 )
 _ACCUMULATION = (
-    *("--gradient_accumulation_steps", "--gradient-accumulation-steps", "--accumulation"),
-    *("--grad-accum", "--grad_accum", "--gradient-accumulation", "--gradient_accumulation"),
-    *("--accumulation-steps", "--accumulation_steps", "--accumulate_grad_batches"),
-    *("--grad-accum-steps", "--grad_accum_steps", "--accum-steps", "--accum_steps"),
-    *("--accum_iter", "--accum-freq", "--update_freq", "--update-freq"),
+    *("--gradient_accumulation_steps", "--accumulation", "--grad_accum", "--accum_steps"),
+    *("--gradient_accumulation", "--accumulation_steps", "--accumulate_grad_batches"),
+    *("--grad_accum_steps", "--accum_iter", "--accum_freq", "--update_freq"),
 )
+
+
+def _spelled(names: Sequence[str]) -> list[str]:
+    return [each for name in names for each in (name, f"--{name[2:].replace('_', '-')}")]
 
 
 def number_in(args: Sequence[str], names: Sequence[str]) -> tuple[str, int] | None:
-    """Return the first option that is given with a number.
+    """Return the first option that is given with a number, as it is written in the arguments.
 
-    >>> number_in(["--lr", "1", "--batch-size=8"], ("--batch-size",))
+    >>> number_in(["--lr", "1", "--batch-size=8"], ("--batch_size",))
     ('--batch-size', 8)
     """
-    found = ((name, values_of(args, name)) for name in names)
+    found = ((name, values_of(args, name)) for name in _spelled(names))
     return next(((n, int(v[0])) for n, v in found if len(v) == 1 and v[0].isdecimal()), None)
 
 
@@ -113,7 +114,8 @@ def batch_of(args: Sequence[str]) -> tuple[tuple[str, int], tuple[str, int]] | N
     """
     micro = number_in(args, (*_MICRO, *_MICRO_OF_SCRIPTS))
     accumulation = number_in(args, _ACCUMULATION)
-    if micro and micro[0] == _MICRO[0] and not any(values_of(args, n) for n in _ACCUMULATION):
+    is_given = any(values_of(args, name) for name in _spelled(_ACCUMULATION))
+    if micro and micro[0] == _MICRO[0] and not is_given:
         accumulation = (_ACCUMULATION[0], 1)  # the Trainer's default
     return (micro, accumulation) if micro and accumulation else None
 

@@ -71,14 +71,22 @@ def render_bundle(
         "plan.json": plan.to_json(),
         "resolved.yaml": resolved_yaml,
     }
-    carried = {name: _with_newline(text) for name, text in carried.items()}
+    carried = {
+        name: text if text.endswith("\n") or not text else f"{text}\n"
+        for name, text in carried.items()
+    }
     files = [
         Carried(name=name, delimiter=Quoted(_delimiter(text)), text=Quoted(text))
         for name, text in carried.items()
     ]
     values |= {"carried": files, "directory": directory_name(plan.name)}
     script = renderer.render("job.sbatch.j2", values)
-    _refuse_too_large(script)
+    size = len(script.encode(errors="surrogateescape"))
+    if size > MAX_SCRIPT_BYTES:
+        raise UsageError(
+            f"the batch script would be {size} bytes; Slurm accepts {MAX_SCRIPT_BYTES} by default",
+            hint="pass long lists of arguments in a file",
+        )
     return Bundle(files={"job.sbatch": script, **carried})
 
 
@@ -88,22 +96,9 @@ def _accelerate(renderer: Renderer, plan: Plan) -> str:
     return renderer.render(plan.accelerate_config, {**plan.accelerate, "version": __version__})
 
 
-def _with_newline(text: str) -> str:
-    return text if text.endswith("\n") or not text else text + "\n"
-
-
 def _delimiter(text: str) -> str:
     lines = set(text.split("\n"))
     delimiter = "END_OF_FILE"
     while delimiter in lines:
         delimiter += "_"
     return delimiter
-
-
-def _refuse_too_large(script: str) -> None:
-    size = len(script.encode(errors="surrogateescape"))
-    if size > MAX_SCRIPT_BYTES:
-        raise UsageError(
-            f"the batch script would be {size} bytes; Slurm accepts {MAX_SCRIPT_BYTES} by default",
-            hint="pass long lists of arguments in a file",
-        )

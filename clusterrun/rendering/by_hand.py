@@ -45,7 +45,9 @@ def _steps(plan: Plan, bundle: Bundle, rank: int) -> Iterator[str]:
     yield 'configs=$(mktemp -d) && trap "rm -r $configs" EXIT'
     for name in _CONFIGS:
         if text := bundle.files.get(name):
-            lines = text.splitlines() if plan.accelerate_text else _lines(text)
+            lines = text.splitlines()
+            if not plan.accelerate_text:  # a comment of ours would not be seen
+                lines = [x for x in lines if x.strip() and not x.strip().startswith("#")]
             yield f'printf "%s\\n" {" ".join(map(_word, lines))} > "$configs"/{name}'
     launcher = (plan.python, "-m", "accelerate.commands.launch")
     yield " ".join(map(_word, (*launcher, *_options(plan, rank), *entry_words(plan))))
@@ -71,11 +73,6 @@ def _activation(step: SetupStep) -> str:
         return f'eval "$(conda shell.posix hook)" && conda activate {names}'
     # `eval`, so that a comment ends with its line.
     return f"module load {names}" if step.tool is Tool.MODULES else f"eval {_word(step.text)}"
-
-
-def _lines(text: str) -> list[str]:
-    """Return a configuration without its comments: they would not be seen."""
-    return [line for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
 
 
 def _word(text: str) -> str:

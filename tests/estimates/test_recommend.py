@@ -169,19 +169,6 @@ def test_what_if_gpu_asks_the_same_of_every_other_card_the_fastest_first() -> No
         assert each.setup == replace(asked.setup, precision=precision)
 
 
-def test_a_measured_step_is_scaled_to_other_cards() -> None:
-    asked = adapters_on("a100-40g")
-    measured = replace(asked, step_time_s=10.0)
-    for plain, scaled in zip(neighbours(asked, "gpu"), neighbours(measured, "gpu"), strict=True):
-        here, there, told = (step_duration(q) for q in (asked, plain, scaled))
-        assert here is not None
-        assert there is not None
-        assert told is not None
-        assert told.mid_s == pytest.approx(10.0 * there.mid_s / here.mid_s)
-    of_unknown_card = replace(measured, gpu=None)
-    assert all(each.step_time_s is None for each in neighbours(of_unknown_card, "gpu"))
-
-
 def test_one_node_is_faster_than_several_of_as_many_gpus() -> None:
     def seconds(strategy: Strategy, nodes: int) -> float:
         asked = question(
