@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final
 
 from clusterrun.backends import select
 from clusterrun.backends.attempts import AttemptSummary
@@ -84,32 +84,22 @@ class Release:
         return self._released == wait
 
 
-class _Standing(Protocol):
-    @property
-    def state(self) -> JobState: ...
-    @property
-    def error(self) -> ClusterrunError | None: ...
-
-
-_Found = TypeVar("_Found", bound=_Standing)
-
-
-class Watch(Generic[_Found]):
+class Watch:
     """Looks at a job again and again: soon after a change, seldom while nothing changes.
 
     `is_over`: it has ended, or has not been found for FORGOTTEN_S. `ask` gets whether the answer
-    must be fresh.
+    must be fresh; it has `state` and `error`.
     """
 
     is_over = False
 
-    def __init__(self, ask: Callable[[bool], _Found], least_s: float, most_s: float) -> None:
+    def __init__(self, ask: Callable[[bool], Any], least_s: float, most_s: float) -> None:
         self._ask, self._least_s, self._most_s = ask, least_s, most_s
         self._known_at = time.monotonic()
         self._state: JobState | None = None
         self.pause_s = least_s
 
-    def look(self) -> _Found:
+    def look(self) -> Any:
         """Look now; `pause_s` says when to look again."""
         now = self._ask(False)
         if now.error or now.state is not JobState.UNKNOWN:
@@ -142,7 +132,7 @@ def wait(
     watch = Watch(lambda fresh: look(record, max_age_s=0 if fresh else None), POLL_S, POLL_MOST_S)
     release, told = Release(), ""
     while True:
-        now = watch.look()
+        now: JobStatus = watch.look()
         if release(now):
             released(now)
         if now.pending and now.pending.can_start is False and now.pending.code != told:

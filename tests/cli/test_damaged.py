@@ -117,15 +117,6 @@ def test_a_damaged_record_is_named(here: CommandLine, name: str) -> None:
     assert (name if name != "job.json" else f"cannot read {root}/job.json") in told.err
 
 
-@pytest.mark.parametrize("name", ["²", "0", "01", "1000000", "9" * 300 + "x", "-1"])
-def test_only_numbers_are_attempts(here: CommandLine, name: str) -> None:
-    root = finished(here, "4711")
-    before = here("status", "4711").out
-    (root / "attempts" / name[:200]).mkdir()
-    ended(root, "FAILED", 137)  # later than any attempt
-    assert here("status", "4711").out == before
-
-
 @pytest.mark.parametrize(
     "text", ['["../../x"], "procs_per_node": 1', '["n1"], "procs_per_node": 5000']
 )

@@ -33,15 +33,6 @@ def _apart(hosts: Hosts) -> Hosts:
     return hosts
 
 
-def test_a_project_that_hosts_cannot_use_is_refused_before_it_is_sent(apart: Hosts) -> None:
-    code, said = clusterrun(
-        apart, "submit", *RUN, "train.py", "--config", "/home/ann/proj/lib/a.py"
-    )
-    assert code == 2
-    assert "error: --config: /home/ann/proj/lib/a.py exists only on this machine" in said
-    assert apart.leftovers(r"/home/ann/proj/(train\.py|lib/a\.py)") == []
-
-
 @pytest.mark.long
 def test_hosts_get_the_project_and_a_resumed_run_uses_it(apart: Hosts) -> None:
     apart.laptop.write("proj/.env", "")

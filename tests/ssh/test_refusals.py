@@ -151,15 +151,6 @@ def test_ctrl_c_during_submit_leaves_nothing(hosts: Hosts) -> None:
     interrupted(hosts, process)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("after_s", [0.5, 1.0, 1.5, 2.0])
-def test_ctrl_c_while_a_host_is_silent_leaves_nothing(hosts: Hosts, after_s: float) -> None:
-    hosts.cut("h3")
-    process = start(hosts, "--hosts", "h1,h2,h3", "hello.py")
-    time.sleep(after_s)
-    interrupted(hosts, process)
-
-
 def interrupted(hosts: Hosts, process: subprocess.Popen[str]) -> None:
     hosts.laptop.signal(process, signal.SIGINT)
     _, err = process.communicate(timeout=60 * patience())
