@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
 from clusterrun.node.watch.kernel import (
     MOST_LINES,
     OLD_S,
@@ -29,22 +27,22 @@ def noted(*texts: str, own: Own = OURS) -> list[str]:
     return [str(note).removeprefix("kernel: ") for note in of_interest(texts, own)]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "pt_main_thread[4242]: segfault at 8 ip 00007f10 sp 00007ffe error 4 in libcuda.so[7f10]",
-        "traps: pt_main_thread[4242] general protection fault ip:7f10 sp:7ffe error:0 in libc.so",
-        "Out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB",
-        "Out of memory: Kill process 4242 (python) score 977 or sacrifice child",
-        "oom_reaper: reaped process 4242 (python), now anon-rss:0kB",
-        "Memory failure: 0x1fd3a4: Sending SIGBUS to python:4242 due to hardware memory corruption",
-        "INFO: task pt main:4242 blocked for more than 120 seconds.",
-    ],
-)
-def test_a_message_about_a_process_is_noted_only_if_it_is_ours(text: str) -> None:
-    assert noted(text) == [f"[rank2]: {text}"]
-    assert noted(text.replace("4242", "4300")) == [text.replace("4242", "4300")]
-    assert noted(text.replace("4242", NOBODY)) == []
+PROCESSES = [
+    "pt_main_thread[4242]: segfault at 8 ip 00007f10 sp 00007ffe error 4 in libcuda.so[7f10]",
+    "traps: pt_main_thread[4242] general protection fault ip:7f10 sp:7ffe error:0 in libc.so",
+    "Out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB",
+    "Out of memory: Kill process 4242 (python) score 977 or sacrifice child",
+    "oom_reaper: reaped process 4242 (python), now anon-rss:0kB",
+    "Memory failure: 0x1fd3a4: Sending SIGBUS to python:4242 due to hardware memory corruption",
+    "INFO: task pt main:4242 blocked for more than 120 seconds.",
+]
+
+
+def test_a_message_about_a_process_is_noted_only_if_it_is_ours() -> None:
+    for text in PROCESSES:
+        assert noted(text) == [f"[rank2]: {text}"]
+        assert noted(text.replace("4242", "4300")) == [text.replace("4242", "4300")]
+        assert noted(text.replace("4242", NOBODY)) == []
 
 
 def test_a_helper_that_is_gone_is_known_by_the_cgroup_of_its_job() -> None:
@@ -54,28 +52,25 @@ def test_a_helper_that_is_gone_is_known_by_the_cgroup_of_its_job() -> None:
     assert noted(*ours, own=Own(pids={})) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "is_noted"),
-    [
-        ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen", True),
-        ("NVRM: Xid (PCI:0000:3b:00): 31, pid=4242, name=python, Ch 00000008", True),
-        ("NVRM: Xid (PCI:0000:3b:00): 31, pid=999, name=theirs, Ch 00000008", False),
-        ("NVRM: Xid (0000:3B:00): 48, DBE (double bit error) on partition 3", True),
-        ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x26:0x56:1474)", True),
-        ("NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.", False),
-        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault", False),
-        ("mlx5_core 0000:9a:00.0: poll_health:851:(pid 0): device's health compromised", True),
-        ("mlx5_core 0000:9a:00.0: Port module event: module 0, Cable plugged", False),
-        ("EDAC MC3: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#2_DIMM#0", True),
-        ("EDAC MC3: 1 CE memory read error on CPU_SrcID#1_MC#1_Chan#2_DIMM#0", False),
-        ("Buffer I/O error on dev dm-0, logical block 9, lost async page write", True),
-        ("device eth0 entered promiscuous mode", False),
-    ],
-)
-def test_a_message_about_hardware_is_noted_unless_it_is_of_another_job(
-    text: str, is_noted: bool
-) -> None:
-    assert noted(text) == ([text] if is_noted else [])
+HARDWARE = {
+    "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen": True,
+    "NVRM: Xid (PCI:0000:3b:00): 31, pid=4242, name=python, Ch 00000008": True,
+    "NVRM: Xid (PCI:0000:3b:00): 31, pid=999, name=theirs, Ch 00000008": False,
+    "NVRM: Xid (0000:3B:00): 48, DBE (double bit error) on partition 3": True,
+    "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x26:0x56:1474)": True,
+    "NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.": False,
+    "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault": False,
+    "mlx5_core 0000:9a:00.0: poll_health:851:(pid 0): device's health compromised": True,
+    "mlx5_core 0000:9a:00.0: Port module event: module 0, Cable plugged": False,
+    "EDAC MC3: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#2_DIMM#0": True,
+    "EDAC MC3: 1 CE memory read error on CPU_SrcID#1_MC#1_Chan#2_DIMM#0": False,
+    "Buffer I/O error on dev dm-0, logical block 9, lost async page write": True,
+    "device eth0 entered promiscuous mode": False,
+}
+
+
+def test_a_message_about_hardware_is_noted_unless_it_is_of_another_job() -> None:
+    assert {text: noted(text) == [text] for text in HARDWARE} == HARDWARE
 
 
 def test_an_attempt_on_all_gpus_of_a_node_sees_all_their_messages(tmp_path: Path) -> None:

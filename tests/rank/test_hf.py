@@ -133,24 +133,22 @@ def test_a_trainer_with_the_same_effective_batch_goes_on_with_the_same_samples(
         torch.testing.assert_close(found[name], value)
 
 
-def saved_at_step_6(folder: Path, **changed: object) -> SimpleNamespace:
-    """Save as a Trainer does; return its state when it resumes."""
-    from clusterrun.hf import CheckpointCallback
-
-    (folder / "checkpoint-6").mkdir()
-    state = SimpleNamespace(global_step=6, train_batch_size=2)
-    CheckpointCallback().on_save(arguments(folder, **changed), state, SimpleNamespace())
-    return state
-
-
-def test_a_trainer_with_another_effective_batch_is_refused_unless_it_is_overridden(
+def test_a_trainer_of_another_training_is_refused_unless_it_is_overridden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from clusterrun.hf import CheckpointCallback
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    state = saved_at_step_6(tmp_path)
-    args = arguments(tmp_path, gradient_accumulation_steps=2)
+    state = SimpleNamespace(global_step=6, train_batch_size=2)
+    (tmp_path / "checkpoint-6").mkdir()
+    CheckpointCallback().on_save(arguments(tmp_path), state, SimpleNamespace())
+    args = arguments(tmp_path, train_batch_size=1, gradient_accumulation_steps=2)
+    loader = SimpleNamespace(batch_sampler=SimpleNamespace(batch_size=1))
+    CheckpointCallback().on_train_begin(args, state, None, train_dataloader=loader)
+    loader.batch_sampler.batch_size = 2  # as transformers 4 does
+    with pytest.raises(ClusterrunError, match="the checkpoint's batch size, 2, not 1"):
+        CheckpointCallback().on_train_begin(args, state, None, train_dataloader=loader)
+    args.train_batch_size = 2
     with pytest.raises(ClusterrunError, match=r"effective_batch was 2 and is 4 .*override="):
         CheckpointCallback().on_train_begin(args, state, None)
     callback = CheckpointCallback(override=["effective_batch"])
@@ -162,27 +160,7 @@ def test_a_trainer_with_another_effective_batch_is_refused_unless_it_is_overridd
     found, _ = checkpoint_files.newest(tmp_path)
     assert found is not None
     assert found.overrides == ({"step": 6, "settings": {"effective_batch": [2, 4]}},)
-
-
-def test_a_trainer_that_takes_the_batch_size_of_its_checkpoint_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from clusterrun.hf import CheckpointCallback
-
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    state = saved_at_step_6(tmp_path)
-    args = arguments(tmp_path, train_batch_size=1, gradient_accumulation_steps=2)
-    loader = SimpleNamespace(batch_sampler=SimpleNamespace(batch_size=1))
-    CheckpointCallback().on_train_begin(args, state, None, train_dataloader=loader)
-    loader.batch_sampler.batch_size = 2  # as transformers 4 does
-    with pytest.raises(ClusterrunError, match="the checkpoint's batch size, 2, not 1"):
-        CheckpointCallback().on_train_begin(args, state, None, train_dataloader=loader)
-
-
-def test_checkpoints_that_no_run_can_go_on_from_are_refused(tmp_path: Path) -> None:
-    from clusterrun.hf import CheckpointCallback
-
-    args = arguments(tmp_path, save_only_model=True)
+    args.save_only_model = True
     with pytest.raises(ClusterrunError, match=r"saves no optimizer, .*turn it off, or"):
         CheckpointCallback().on_train_begin(args, SimpleNamespace(global_step=0), None)
 

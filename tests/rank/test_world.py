@@ -40,19 +40,16 @@ def test_a_failing_rank_does_not_wait_for_its_group(world: World) -> None:
     assert (world.path / "kept").read_text() == "kept"
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"WORLD_SIZE": None}, "this process is a world of 1, but the job requested 2"),
-        ({"WORLD_SIZE": "1"}, "the launcher started 1 rank in total, but the job requested 2"),
-        (
-            {"LOCAL_WORLD_SIZE": "2"},
-            "the launcher started 2 ranks on this node, but the job requested 1",
-        ),
-        ({"RANK": "2"}, "RANK=2 is not valid in a world of 2"),
-        ({"RANK": None}, "RANK=(not set) is not valid in a world of 2"),
-    ],
-)
+WRONG: list[tuple[dict[str, str | None], str]] = [
+    ({"WORLD_SIZE": None}, "this process is a world of 1, but the job requested 2"),
+    ({"WORLD_SIZE": "1"}, "the launcher started 1 rank in total, but the job requested 2"),
+    ({"LOCAL_WORLD_SIZE": "2"}, "started 2 ranks on this node, but the job requested 1"),
+    ({"RANK": "2"}, "RANK=2 is not valid in a world of 2"),
+    ({"RANK": None}, "RANK=(not set) is not valid in a world of 2"),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), WRONG)
 def test_a_wrong_environment_ends_the_rank_before_the_script_starts(
     world: World, changes: dict[str, str | None], text: str
 ) -> None:
@@ -67,12 +64,6 @@ def test_a_wrong_environment_ends_the_rank_before_the_script_starts(
     assert (world.spool / f"rank_{rank}.error.json").exists()
 
 
-def test_a_group_of_another_size_ends_the_rank_where_it_is_made(world: World) -> None:
-    assert world.run(JOIN, STUB_GROUP="1") == 120
-    assert "torch.distributed has a world of 1, but the job requested 2" in world.err()
-    assert "joined" not in world.out()
-
-
 @pytest.mark.parametrize("size", [", world_size=2", ""])
 def test_ranks_that_meet_by_remote_calls_have_joined(world: World, size: str) -> None:
     meet = f"from torch.distributed.rpc import init_rpc\ninit_rpc('w', rank=0{size})"
@@ -85,7 +76,8 @@ def test_ranks_that_meet_by_remote_calls_have_joined(world: World, size: str) ->
 
 
 def test_accelerate_that_keeps_a_rank_to_itself_is_caught_with_the_reason(world: World) -> None:
-    assert world.run(STATE) == 120
+    script = STATE.replace("\nstate", "\ntry:\n    state").replace("\nprint", "\n    print")
+    assert world.run(script + "\nexcept BaseException:\n    pass\n") == 120
     assert "accelerate has a world of 1, but the job requested 2" in world.err()
     assert "no GPU is usable here and ACCELERATE_USE_CPU is not true" in world.err()
 
@@ -101,11 +93,6 @@ def test_the_backend_of_the_job_reaches_accelerate(world: World) -> None:
     own = STATE.replace("PartialState()", "PartialState(backend='nccl')")
     assert world.run(own, CLUSTERRUN_BACKEND="gloo") == 0
     assert "given (False, {'backend': 'nccl'})" in world.out()
-
-
-def test_a_script_cannot_catch_its_way_out(world: World) -> None:
-    script = STATE.replace("\nstate", "\ntry:\n    state").replace("\nprint", "\n    print")
-    assert world.run(script + "\nexcept BaseException:\n    pass\n") == 120
 
 
 def test_a_rank_that_never_joined_and_ends_well_has_broken_the_contract(world: World) -> None:
@@ -126,14 +113,11 @@ def test_accelerate_makes_no_group_of_one_rank_unless_it_shards(
 
 
 def test_the_contract_can_be_switched_off(world: World) -> None:
-    assert world.run(STATE, CLUSTERRUN_WORLD_CONTRACT="0") == 0
-    assert world.run("pass", CLUSTERRUN_WORLD_CONTRACT="0", WORLD_SIZE="9") == 0
-    assert world.run(JOIN, CLUSTERRUN_WORLD_CONTRACT="0", STUB_GROUP="1") == 0
-
-
-def test_without_a_run_nothing_is_watched(world: World) -> None:
+    off = {"CLUSTERRUN_WORLD_CONTRACT": "0"}
+    assert world.run(STATE, **off) == world.run("pass", WORLD_SIZE="9", **off) == 0
+    assert world.run(JOIN, STUB_GROUP="1", **off) == 0
     bare: dict[str, str | None] = {name: None for name in world.env if name.startswith("CLUSTER")}
-    assert world.run(STATE, **bare) == 0
+    assert world.run(STATE, **bare) == 0, "outside a run"
     assert "size 1" in world.out()
 
 
@@ -198,6 +182,9 @@ def test_a_torch_that_was_there_first_is_watched_too(world: World) -> None:
     path = f"{site}:{STUB}:{ROOT}"
     assert world.run(JOIN, PYTHONPATH=path, STUB_GROUP="1") == 120
     assert world.run(STATE, PYTHONPATH=path) == 120
+    assert world.run(JOIN, STUB_GROUP="1") == 120
+    assert "torch.distributed has a world of 1, but the job requested 2" in world.err()
+    assert "joined" not in world.out()
 
 
 FREED_LATE = """
