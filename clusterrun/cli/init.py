@@ -5,20 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
 
 from clusterrun.backends.machine_facts import choose_cluster, find_gpus, visible_gpus
-from clusterrun.backends.slurm.site import (
-    Association,
-    PartitionRow,
-    associations,
-    partition_rows,
-)
+from clusterrun.backends.slurm.site import associations, partition_rows
 from clusterrun.cli.shared import complete, output
 from clusterrun.config.files import PROJECT_FILE
 from clusterrun.config.settings import yaml_text
@@ -123,7 +117,11 @@ def command(directory: str, script: str | None, force: bool) -> None:
     path = Path(directory) / PROJECT_FILE
     if os.path.lexists(path) and not force:
         raise UsageError(f"{path} exists", hint="pass --force to replace it")
-    known = {**_script([script] if script is not None else find_scripts(path.parent)), **_place()}
+    scripts = [script] if script is not None else find_scripts(path.parent)
+    known = _place()
+    if scripts:
+        also = f"also found: {_names(scripts[1:])}" * bool(scripts[1:])
+        known = {"script": Known(yaml_text(scripts[0]), also), **known}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_whole(path, filled(known), mode=files.BY_UMASK)
@@ -148,29 +146,20 @@ def command(directory: str, script: str | None, force: bool) -> None:
 def find_scripts(directory: Path) -> list[str]:
     """Return the Python files that may be the training script, the likeliest first."""
     own = _listed(directory)
-    folders = [each for each in own if not _NO_CODE.match(each.name) and _is_folder(each)]
-    listed = [*own, *(each for folder in folders[:LOOKED_AT] for each in _listed(folder))]
-    paths = sorted((Path(each) for each in listed if each.name.endswith(".py")), key=_place_of)
-    scored = [(_score(path), path) for path in paths[:LOOKED_AT]]
-    scored.sort(key=lambda each: -each[0])
+    folders = [each for each in own if not _NO_CODE.match(each.name) and each.is_dir()]
+    shallow = [each for each in folders[:LOOKED_AT] if not each.is_symlink()]  # to data
+    listed = [*own, *(each for folder in shallow for each in _listed(folder))]
+    paths = [each for each in listed if each.suffix == ".py"][:LOOKED_AT]
+    scored = sorted(((_score(path), path) for path in paths), key=lambda each: -each[0])
     return [str(path.relative_to(directory)) for score, path in scored if score > 0]
 
 
-def _listed(directory: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
+def _listed(directory: Path) -> list[Path]:
     """List a directory by name; only part of a very large one."""
     try:
-        with os.scandir(directory) as entries:
-            return sorted(itertools.islice(entries, LISTED), key=lambda entry: entry.name)
+        return sorted(itertools.islice(directory.iterdir(), LISTED))
     except OSError:
         return []
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False)  # a link may lead to data
-
-
-def _place_of(path: Path) -> tuple[int, str]:
-    return len(path.parts), str(path)
 
 
 def _score(path: Path) -> int:
@@ -184,13 +173,6 @@ def _score(path: Path) -> int:
         return 0
     runs, trains = bool(_MAIN.search(text)), bool(_TRAINS.search(text))
     return 4 * runs + 3 * trains + 2 * bool(_TRAIN_NAME.search(path.stem))
-
-
-def _script(found: Sequence[str]) -> dict[str, Known]:
-    if not found:
-        return {"script": Known(None, "no training script was found here; set yours")}
-    also = f"also found: {_names(found[1:])}" if found[1:] else ""
-    return {"script": Known(yaml_text(found[0]), also)}
 
 
 def _names(names: Iterable[str]) -> str:
@@ -210,67 +192,32 @@ def _place() -> dict[str, Known]:
             return {**where, "slurm.gpus_per_node": Known(str(gpus), "one rank per GPU")}
         ranks = Known("2", "ranks per node; this machine has no GPU")
         return {**where, "launch.nproc_per_node": ranks, "launch.device": Known("cpu")}
+    known = {"cluster": Known("slurm", "this machine has sbatch"), "slurm.nodes": Known("1")}
     rows = partition_rows()
     if not rows:
         output.warn("sinfo did not answer", notes=("set the partition and GPUs in the file",))
-        return {"cluster": Known("slurm"), "slurm.nodes": Known("1")}
+        return known
     allowed = associations(current_user())
-    chosen = _chosen([row for row in rows if _may_use(row.name, allowed)] or rows)
-    return {
-        "cluster": Known("slurm", "this machine has sbatch"),
-        **_partition(chosen, rows),
-        **_account([each.account for each in allowed if each.partition in ("", chosen.name)]),
-        **_gpus(chosen, [row for row in rows if row.name == chosen.name]),
-    }
-
-
-def _may_use(partition: str, allowed: Sequence[Association]) -> bool:
-    names = {each.partition for each in allowed}
-    return not names or "" in names or partition in names
-
-
-def _chosen(rows: Sequence[PartitionRow]) -> PartitionRow:
-    """Choose a partition with GPUs: the default one, else the one with the most nodes."""
-    return max(rows, key=lambda row: (bool(row.gpus), row.is_default, row.nodes))
-
-
-def _partition(chosen: PartitionRow, rows: Sequence[PartitionRow]) -> dict[str, Known]:
-    others = dict.fromkeys(
-        f"{row.name} ({row.gres or 'no GPUs'})" for row in rows if row.name != chosen.name
-    )
-    limit, total = chosen.limit_minutes, Counter[str]()
-    for row in rows:
-        total[row.name] += row.nodes
-    shown = f"'{chosen.name}' allows {chosen.limit}" if limit else f"'{chosen.name}' has no limit"
-    time = clock(60 * min(limit or DAY_MINUTES, DAY_MINUTES))
-    return {
-        "slurm.partition": Known(yaml_text(chosen.name), f"also: {_names(others)}" * bool(others)),
-        "slurm.time": Known(f'"{time}"', f"days-hours:minutes:seconds; {shown}"),
-        "slurm.nodes": Known("1", f"of {total[chosen.name]} in '{chosen.name}'"),
-    }
-
-
-def _account(accounts: Sequence[str]) -> dict[str, Known]:
-    """Fill in the account if there is only one; list several in a comment."""
-    names = list(dict.fromkeys(accounts))
-    if len(names) == 1:
-        return {"slurm.account": Known(yaml_text(names[0]))}
-    if not names:
-        return {}
-    return {"slurm.account": Known(None, f"your accounts: {_names(names)}; the default is charged")}
-
-
-def _gpus(row: PartitionRow, alike: Sequence[PartitionRow]) -> dict[str, Known]:
-    """Fill in what a whole node has, and name the GPUs of the partition's other nodes."""
-    if not row.gpus:
-        return {"launch.device": Known("cpu", f"'{row.name}' has no GPUs")}
-    kind, number = row.gpus[0]
-    others = {name: None for each in alike for name, _ in each.gpus if name not in ("", kind)}
-    found = {"slurm.gpus_per_node": Known(str(number), "one rank per GPU; all GPUs of a node")}
+    mine = {each.partition for each in allowed} or {""}
+    usable = [row for row in rows if not mine.isdisjoint(("", row.name))]
+    # One with GPUs: the default, else that with the most nodes.
+    chosen = max(usable or rows, key=lambda row: (bool(row.gpus), row.is_default, row.nodes))
+    others = {row.name: None for row in rows if row.name != chosen.name}
+    limit = chosen.limit_minutes or DAY_MINUTES
+    accounts = {each.account: None for each in allowed if each.partition in ("", chosen.name)}
+    known["slurm.partition"] = Known(yaml_text(chosen.name), f"also: {_names(others)}" * bool(others))
+    known["slurm.time"] = Known(f'"{clock(60 * min(limit, DAY_MINUTES))}"')
+    if len(accounts) == 1:
+        known["slurm.account"] = Known(yaml_text(*accounts))
+    elif accounts:
+        known["slurm.account"] = Known(None, f"one of: {_names(accounts)}; the default is charged")
+    if not chosen.gpus:
+        return {**known, "launch.device": Known("cpu", f"'{chosen.name}' has no GPUs")}
+    kind, number = chosen.gpus[0]  # what a whole node has
+    known["slurm.gpus_per_node"] = Known(str(number), "one rank per GPU; all GPUs of a node")
     if kind:
-        also = f"; also: {_names(others)}" if others else ""
-        found["slurm.gpu_type"] = Known(yaml_text(kind), f"requests gpu:{kind}:{number}{also}")
-    return {**found, "slurm.cpus_per_task": Known(row.cpus.rstrip("+"), "all CPUs of a node")}
+        known["slurm.gpu_type"] = Known(yaml_text(kind), f"requests gpu:{kind}:{number}")
+    return {**known, "slurm.cpus_per_task": Known(chosen.cpus.rstrip("+"), "all CPUs of a node")}
 
 
 # The file
@@ -294,15 +241,10 @@ def filled(known: Mapping[str, Known]) -> str:
         found, heading = _SETTING.match(line), _SECTION.match(line)
         if heading:
             section = heading[1]
-        elif found and (value := known.get(f"{section}.{found[2]}" if found[1] else found[2])):
-            line = _written(line, found[1], found[2], value)
-        lines.append(line)
+        elif found and (new := known.get(f"{section}.{found[2]}" if found[1] else found[2])):
+            setting, _, comment = line.partition(" # ")
+            if new.value is not None:
+                setting = f"{found[1]}{found[2]}: {new.value}"
+            line = f"{setting.rstrip():<{_WIDTH}}# {new.comment or comment}".removesuffix("# ")
+        lines.append(line.rstrip())
     return "\n".join(lines) + "\n"
-
-
-def _written(line: str, indent: str, name: str, known: Known) -> str:
-    setting, _, comment = line.partition(" # ")
-    if known.value is not None:
-        setting = f"{indent}{name}: {known.value}"
-    comment = known.comment or comment
-    return f"{setting.rstrip():<{_WIDTH}}# {comment}" if comment else setting.rstrip()

@@ -167,7 +167,11 @@ def refuse_launcher_module(words: Sequence[str], ctx: click.Context) -> None:
     for at, word in enumerate(words):
         if found := re.match(_MODULE, word):
             module, *rest = [word for word in (found[1], *words[at + 1 :]) if word] or [""]
-            if _is_launcher(module) and not any(map(_ends_options, words[:at])):
+            if any(map(_ends_options, words[:at])):
+                return
+            if word == "-mem":  # else it is a module
+                raise UsageError("no option '-mem'", hint="use '--mem'")
+            if _is_launcher(module):
                 raise _not_the_script(module, rest, ctx.info_name or "", words[:at])
 
 
