@@ -205,7 +205,9 @@ def _place() -> dict[str, Known]:
     others = {row.name: None for row in rows if row.name != chosen.name}
     limit = chosen.limit_minutes or DAY_MINUTES
     accounts = {each.account: None for each in allowed if each.partition in ("", chosen.name)}
-    known["slurm.partition"] = Known(yaml_text(chosen.name), f"also: {_names(others)}" * bool(others))
+    known["slurm.partition"] = Known(
+        yaml_text(chosen.name), f"also: {_names(others)}" * bool(others)
+    )
     known["slurm.time"] = Known(f'"{clock(60 * min(limit, DAY_MINUTES))}"')
     if len(accounts) == 1:
         known["slurm.account"] = Known(yaml_text(*accounts))

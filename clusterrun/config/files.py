@@ -41,13 +41,15 @@ def find_files(
     found: list[ConfigFile] = []
     if config_file and named is not None:
         found.append(read_file(named, shown=config_file, cwd=cwd, home=home))
-    if project is not None and not (named and _same(named, project)):
+    if project is not None and not (named and named.resolve() == project.resolve()):
         shown = os.path.relpath(project, cwd)
         found.append(read_file(project, shown=shown, cwd=cwd, home=home))
     *users, site = user_and_site(environ)
     for path, is_named in (*users, site):
         if is_named or os.path.lexists(path):
-            shown = _below_home(path, home)
+            shown = str(path)
+            if home and shown.startswith(home.rstrip("/") + "/"):
+                shown = "~" + shown[len(home) :]
             file = read_file(path, shown=shown, cwd=cwd, home=home, strict=False)
             found.append(file._replace(is_of_user=path != site[0]))
     directory = project.parent if project is not None else cwd
@@ -115,15 +117,3 @@ def user_and_site(environ: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
 
 def _expanded(path: str, home: str | None) -> str:
     return home + path[1:] if home and path.startswith("~/") else path
-
-
-def _below_home(path: Path, home: str | None) -> str:
-    text = str(path)
-    return "~" + text[len(home) :] if home and text.startswith(home.rstrip("/") + "/") else text
-
-
-def _same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False

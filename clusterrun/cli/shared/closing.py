@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from typing import Final, TypeAlias
 
@@ -12,7 +12,7 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import cut, failure_lines, verdict_line
 from clusterrun.cli.shared.output import Command
-from clusterrun.diagnosis.kinds import Advice, Retry
+from clusterrun.diagnosis.kinds import Retry
 from clusterrun.rundir.outcome import Cause, Next, Outcome, ShortVerdict
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
@@ -72,7 +72,9 @@ def block(
         from clusterrun.verbs.remedies import retry_of, run_of, to_do  # slow to import
 
         run = run_of(job, verdict, attempt) if job else None
-        advice = chain.from_iterable(map(_told, to_do(verdict, run)[:most]))
+        advice = list[str]()
+        for each in to_do(verdict, run)[:most]:  # a command can be copied whole
+            advice += [f"{each.text}:", Command(f"  {each.run}")] if each.run else [each.text]
         retry = retry_of(verdict, run)
         is_for_script = verdict.generic and retry is Retry.MAYBE  # its error has to be corrected
         hope = () if is_for_script else (RETRIES[retry],)
@@ -84,11 +86,6 @@ def block(
         more = (*[f"clusterrun diagnose {name}"] * bool(most), f"clusterrun logs {name} --errors")
         yield from labelled("more", more if failure or job.state is not JobState.CANCELLED else ())
         yield "run dir", job.record.run_dir
-
-
-def _told(advice: Advice) -> Sequence[str]:
-    """Return a piece of advice as lines: its command can be copied whole."""
-    return (f"{advice.text}:", Command(f"  {advice.run}")) if advice.run else (advice.text,)
 
 
 def _lost(job: JobStatus, attempt: int) -> Iterator[Row]:
@@ -119,7 +116,11 @@ def _error_lines(
 ) -> Iterator[str]:
     """Yield the error that began the failure: with rank and node, file and line."""
     place = verdict.frame if verdict else ""
-    if verdict and (failure is None or _knows_more(verdict, failure)):
+    is_of_it = failure and verdict and failure.rank in (verdict.ranks or (failure.rank,))
+    is_told = bool(verdict and (not verdict.text or verdict.is_reported))
+    # The log may have the error of a rank that only exited, or of another rank.
+    is_told |= bool(failure and failure.cause is not Cause.EXIT and is_of_it)
+    if verdict and not (failure and is_told):
         yield ": ".join(filter(None, (verdict.place, cut(verdict.text.partition("\n")[0]))))
     elif failure:
         yield from map(cut, failure_lines(failure)[:_LINES])
@@ -128,11 +129,3 @@ def _error_lines(
     alike = max(ranks, failure.alike if failure else 0)
     others = f"as on {count(alike - 1, 'other rank')}" if alike > 1 else ""
     yield from filter(None, (", ".join(filter(None, (place.replace(project, "", 1), others))),))
-
-
-def _knows_more(verdict: ShortVerdict, failure: Outcome) -> bool:
-    """Return whether the log has the error: of a rank that only exited, or of another rank."""
-    is_of_it = failure.cause is not Cause.EXIT and failure.rank in (
-        verdict.ranks or (failure.rank,)
-    )
-    return bool(verdict.text) and not (verdict.is_reported or is_of_it)

@@ -58,15 +58,13 @@ def _checks() -> Iterator[Explanation]:
 
     for name, page in pages().items():
         texts = (("FAIL if", page.fails), ("note if", page.notes), ("then", page.why))
-        rows = [row for label, text in texts for row in _wrapped(label, text)]
+        rows = []
+        for label, text in texts:
+            lines = textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
+            rows += [("" if number else label, line) for number, line in enumerate(lines)]
         rows += [("fix", text) for text in page.fix]  # never wrapped: they are copied
         rows += [("runs on", text) for text in places(name)]
         yield Explanation(name, f"looks at {page.looks_at}", rows)
-
-
-def _wrapped(label: str, text: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(textwrap.wrap(text, _WIDTH, break_on_hyphens=False)):
-        yield "" if number else label, line
 
 
 def _rules() -> Iterator[Explanation]:

@@ -83,15 +83,11 @@ def fitted(
     """
     columns = [list(column) for column in zip(*table, strict=True)]
     for name in spare:
-        if _least(columns, _LONGEST) > width:
+        taken = (min(max(map(cells, column)), _LONGEST) for column in columns)
+        if sum(taken) + 2 * len(columns) - 2 > width:
             columns = [column for column in columns if column[0] != name]
     widths = [max(map(cells, column)) for column in columns]
     while sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _SHORTEST:
         widths[widths.index(max(widths))] -= 1
     rows = zip(*columns, strict=True)
     return [tuple(map(shortened, row, widths)) for row in rows]
-
-
-def _least(columns: Sequence[Sequence[str]], longest: int) -> int:
-    taken = (min(max(map(cells, column)), longest) for column in columns)
-    return sum(taken) + 2 * len(columns) - 2

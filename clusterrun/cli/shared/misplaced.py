@@ -52,7 +52,8 @@ def refuse_misplaced(
     moved, unsure, refused, noted = list[int](), list[int](), list[str](), list[str]()
     for at, name in found.items() if script else ():
         option, typed = options.get(name), _typed(args[at])
-        heading = _heading(option)
+        former = HEADINGS[option.group] if isinstance(option, Field) else ""
+        heading = former or getattr(option, "heading", "")
         is_ours = heading in _UNMISTAKABLE or getattr(option, "name", "") in _OTHERS
         is_clear = (is_ours and (name[:2] == "--" or name in _SHORT)) or name in _CERTAIN
         if script is None or script.may_have(typed):
@@ -71,11 +72,6 @@ def refuse_misplaced(
         raise _refusal([ctx.command_path, *before], entry, args, moved, refused, is_module)
     where = "comes after the script and goes to it; put clusterrun's options before the script"
     return tuple(f"{name} {where}" for name in dict.fromkeys(noted))
-
-
-def _heading(option: click.Parameter | Field | None) -> str:
-    former = HEADINGS[option.group] if isinstance(option, Field) else ""
-    return former or getattr(option, "heading", "")
 
 
 def _takes_value(option: click.Parameter | Field | None) -> bool:

@@ -232,9 +232,12 @@ def _field_option(declared: Field) -> Callable[[Any], Any]:
         "common": declared.is_common,
         "words": words,
         "default": None,
-        "help": _with_words(declared.help, words) if is_wide else declared.help,
+        "help": declared.help,
         "shell_complete": complete.BY_FIELD.get(declared.name),
     }
+    if is_wide:
+        what, mark, default = declared.help.partition("  [")
+        settings["help"] = f"{what}: {', '.join(words)}{mark}{default}"
     if declared.kind is Kind.FLAG:
         settings["is_flag"] = True
     else:
@@ -244,12 +247,6 @@ def _field_option(declared: Field) -> Callable[[Any], Any]:
         settings["type"] = click.Path() if declared.kind is Kind.PATH else click.UNPROCESSED
         settings["multiple"] = declared.kind in (Kind.TEXTS, Kind.MAPPING)
     return click.option(declared.name, *declared.flags, **settings)
-
-
-def _with_words(text: str, words: Sequence[str]) -> str:
-    """Insert the words of an enum before the default."""
-    what, mark, default = text.partition("  [")
-    return f"{what}: {', '.join(words)}{mark}{default}"
 
 
 _SCRIPT_ARGUMENT: Final = click.argument(
@@ -300,8 +297,11 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
     for declared in fields:
         value = kwargs.pop(declared.name)
         if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
-            flags[declared.name] = Given(value=value, flag=_typed_as(ctx, declared))
-            _refuse_option(flags[declared.name], declared)
+            flag = _typed_as(ctx, declared)
+            if declared.kind is Kind.TEXT and str(value).startswith("--"):  # the next option
+                hint = f"{', '.join(declared.flags)}: {declared.help}"
+                raise UsageError(f"{flag} has no value before {value}", hint=hint)
+            flags[declared.name] = Given(value=value, flag=flag)
     notes = _checked(ctx, words, flags.get("module")) if words else ()
     flags.update(_entry(words, has_module="module" in flags))
     if REPLACED in ctx.meta:
@@ -313,14 +313,6 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
         overrides=kwargs.pop("overrides"),
         notes=notes,
     )
-
-
-def _refuse_option(given: Given, declared: Field) -> None:
-    """Refuse an option as the value of the option before it. Raises UsageError."""
-    if declared.kind is Kind.TEXT and str(given.value).startswith("--"):
-        names = ", ".join(declared.flags)
-        hint = f"{names}: {declared.help}"
-        raise UsageError(f"{given.flag} has no value before {given.value}", hint=hint)
 
 
 def _checked(ctx: click.Context, words: Sequence[str], module: Given | None) -> tuple[str, ...]:

@@ -204,10 +204,14 @@ def answer_table(
     """
     table, width = [head, *rows], width_of(sys.stdout)
     if spare and width is not None:
-        table = [*fitted([[_plain(cell) for cell in row] for row in table], width, spare)]
+        plain = [
+            [strip_controls(" ".join(x.split()), keep_colours=False) for x in r] for r in table
+        ]
+        table = [*fitted(plain, width, spare)]
     widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
     for row in table:
-        painted = (_painted(cell, width) for cell, width in zip(row, widths, strict=True))
+        pairs = zip(row, widths, strict=True)
+        painted = (painted_state(cell) + " " * (width - cells(cell)) for cell, width in pairs)
         answer("  ".join(painted).rstrip())
 
 
@@ -231,7 +235,10 @@ def print_error(error: ClusterrunError, session: Session) -> None:
     """Print an error for people on stderr, and as an object on stdout if JSON was requested."""
     _print(_error_text(error), err=True, session=session)
     if session.json:
-        _write(json.dumps(_error_object(error), indent=2) + "\n", err=False, session=session)
+        names = ("code", "message", "where", "cause")
+        data = {"schema": ERROR_SCHEMA, **{name: getattr(error, name) for name in names}}
+        data |= {"hint": "; ".join(error.hints) or None, "exit_code": int(error.exit_code)}
+        _write(json.dumps(data, indent=2) + "\n", err=False, session=session)
 
 
 def print_error_text(error: ClusterrunError) -> None:
@@ -251,31 +258,11 @@ def _error_text(error: ClusterrunError) -> str:
     return f"{click.style('error:', fg='red', bold=True)} " + "\n".join(lines)
 
 
-def _error_object(error: ClusterrunError) -> dict[str, Any]:
-    return {
-        "schema": ERROR_SCHEMA,
-        "code": error.code,
-        "message": error.message,
-        "where": error.where,
-        "cause": error.cause,
-        "hint": "; ".join(error.hints) or None,
-        "exit_code": int(error.exit_code),
-    }
-
-
-def _painted(cell: str, width: int) -> str:
-    return painted_state(cell) + " " * (width - cells(cell))
-
-
 def _safe(text: str) -> str:
     """Remove control sequences from a job's text; keep our own colours."""
     if "\x1b" not in text and text.replace("\n", "").isprintable():
         return text
     return "\n".join(strip_controls(line, keep_colours=True) for line in text.split("\n"))
-
-
-def _plain(cell: str) -> str:
-    return strip_controls(" ".join(cell.split()), keep_colours=False)
 
 
 def _print(

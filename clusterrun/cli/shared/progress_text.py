@@ -12,7 +12,7 @@ from clusterrun.cli.shared import output
 from clusterrun.cli.shared.job_text import timestamp, where_or_why
 from clusterrun.rundir.record import JobRecord
 from clusterrun.rundir.startup import Phase
-from clusterrun.rundir.usage import Sample, percent, share_text
+from clusterrun.rundir.usage import percent, share_text
 from clusterrun.shared.durations import clock
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
@@ -83,23 +83,20 @@ def _worst(what: str, rows: list[tuple[int | None, int | None, str]]) -> str:
 
 def usage_object(job: JobStatus) -> list[dict[str, Any]]:
     """Describe what is used on each node for JSON; null is unknown."""
-    return [_node(node, sample, time.time()) for node, sample in job.usage.items()]
-
-
-def _node(node: str, sample: Sample, now: float) -> dict[str, Any]:
-    data = {name: value for name, value in vars(sample).items() if name not in ("at", "attempt")}
-    return {
-        "node": node,
-        "sampled": timestamp(sample.at),
-        "age_s": round(max(0.0, now - sample.at), 1),
-        **data,
-        "ranks": {str(rank): used for rank, used in sample.ranks},
-        "gpus": [vars(gpu) for gpu in sample.gpus],
-        "alerts": [
+    data = []
+    for node, sample in job.usage.items():
+        told = {
+            name: value for name, value in vars(sample).items() if name not in ("at", "attempt")
+        }
+        age_s = round(max(0.0, time.time() - sample.at), 1)
+        alerts = [
             {"kind": each.kind.value, "gpu": each.gpu, "since": timestamp(each.at)}
             for each in sample.alerts
-        ],
-    }
+        ]
+        told |= {"ranks": {str(rank): used for rank, used in sample.ranks}, "alerts": alerts}
+        told |= {"gpus": [vars(gpu) for gpu in sample.gpus]}
+        data.append({"node": node, "sampled": timestamp(sample.at), "age_s": age_s, **told})
+    return data
 
 
 UNKNOWN = TrainingProgress()

@@ -150,7 +150,12 @@ def answer_and_wait(
         if not record.cluster.scheduler.outlives_shell and not sys.stdin.isatty():
             output.note("the job ends with this allocation; at the end of a script, use --wait")
         if record.cluster.scheduler.reads_sbatch and record.nodes > _FEW_NODES:
-            _warn_if_stuck(record)
+            # Such as for more nodes than a partition has.
+            from clusterrun.cli.shared.wait_text import warn_stuck
+            from clusterrun.verbs.status import stuck_now
+
+            if (job := stuck_now(record)) is not None:
+                warn_stuck(job)
         return
     from clusterrun.cli.shared.waiting import await_end  # most submissions need none of it
     from clusterrun.verbs.find import refuse_elsewhere
@@ -163,15 +168,6 @@ def answer_and_wait(
         options = ["--follow"] * asked.follow + ["--json", json.dumps(data)] * asked.as_json
         ctx.exit(forward.forward(["await-end", *options], there))
     await_end(ctx, record, data if asked.as_json else None, follow=asked.follow)
-
-
-def _warn_if_stuck(record: JobRecord) -> None:
-    """Warn of a job that will not start, such as one for more nodes than a partition has."""
-    from clusterrun.cli.shared.wait_text import warn_stuck
-    from clusterrun.verbs.status import stuck_now
-
-    if (job := stuck_now(record)) is not None:
-        warn_stuck(job)
 
 
 def print_where(record: JobRecord) -> None:

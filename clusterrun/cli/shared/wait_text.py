@@ -30,7 +30,8 @@ def fact_text(fact: Fact) -> str:
         )
     if fact.kind is FactKind.NODES_OUT:
         reason = f": {fact.detail}" if fact.detail else ""
-        return f"{fact.nodes} {'is' if _is_one(fact.nodes) else 'are'} {fact.state}{reason}"
+        are = "are" if {*"[,"} & {*fact.nodes} else "is"
+        return f"{fact.nodes} {are} {fact.state}{reason}"
     if fact.kind is FactKind.RESERVATION:
         kind = f"{fact.state} reservation" if fact.state else "reservation"
         nodes = f" of {fact.nodes}" if fact.nodes else ""
@@ -42,10 +43,6 @@ def fact_text(fact: Fact) -> str:
         return f"{asked}, {where} allows {clock(fact.limit or 0)}"
     asked = f"{count(fact.asked or 0, 'node')}{f' with {fact.detail} GPUs' if fact.detail else ''}"
     return f"{asked} requested, {where} offers at most {fact.limit}"
-
-
-def _is_one(nodes: str) -> bool:
-    return not any(sign in nodes for sign in "[,")
 
 
 def sooner(job: JobStatus) -> list[str]:
@@ -101,20 +98,18 @@ def warn_stuck(job: JobStatus) -> None:
 def outlook_object(job: JobStatus) -> dict[str, Any]:
     """Describe the facts and the changes for JSON; both are empty unless they were asked for."""
     told, changes = (job.outlook.facts, job.outlook.sooner) if job.outlook else ((), ())
-    return {
-        "facts": [_fact_object(fact) for fact in told],
-        "sooner": [{**_described(one), "command": command(one, job)} for one in changes],
-    }
-
-
-def _fact_object(fact: Fact) -> dict[str, Any]:
-    return {
-        **_described(fact),
-        "text": fact_text(fact),
-        "uses": {use.name.lower(): number for use, number in fact.uses},
-        "start": timestamp(fact.start),
-        "end": timestamp(fact.end),
-    }
+    facts = [
+        {
+            **_described(fact),
+            "text": fact_text(fact),
+            "uses": {use.name.lower(): number for use, number in fact.uses},
+            "start": timestamp(fact.start),
+            "end": timestamp(fact.end),
+        }
+        for fact in told
+    ]
+    sooner = [{**_described(one), "command": command(one, job)} for one in changes]
+    return {"facts": facts, "sooner": sooner}
 
 
 def _described(what: Fact | Sooner) -> dict[str, Any]:
