@@ -18,7 +18,7 @@ from clusterrun.launch.environment import decide_environment
 from clusterrun.launch.facts import Facts, version_of
 from clusterrun.launch.hosts import check_hosts, host_settings
 from clusterrun.launch.inputs import check_environments, input_notes
-from clusterrun.launch.parallel import decide_sizes, template_sizes
+from clusterrun.launch.parallel import check_parts, decide_sizes, template_sizes
 from clusterrun.launch.passed_on import SBATCH, SRUN, as_one_word, check_options
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.launch.sbatch_header import (
@@ -65,6 +65,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     check_strategy(strategy, world, facts)
     check_fsdp_argument(spec, strategy, world)
     sizes = decide_sizes(spec, own, strategy, world)
+    check_parts(spec, sizes, facts)
     precision, cpus = _precision(spec, own, world), cpus_per_task(spec, world)
     lines = directives(spec, name=job_name(spec), world=world, cpus=cpus)
     check_options(SBATCH, sbatch, lines)

@@ -8,6 +8,8 @@ from clusterrun.config.choices import Strategy
 from clusterrun.config.parallel import FIELDS, SIZES, Parallel
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
+from clusterrun.launch.facts import Facts, version_of
+from clusterrun.launch.script_args import values_of
 from clusterrun.launch.user_files import OwnFiles, yaml_error
 from clusterrun.launch.world_shape import World
 from clusterrun.shared.wording import count
@@ -83,6 +85,25 @@ def _check_shards(sizes: Parallel, strategy: Strategy, world: World) -> None:
         f"{strategy.value} {what if is_hybrid else 'has nothing left to shard over'}",
         hint="use --strategy ddp, or set launch.data_parallel_shard and make other sizes smaller",
     )
+
+
+def check_parts(spec: JobSpec, sizes: Parallel, facts: Facts) -> None:
+    """Refuse what would train as if samples were not divided, without an error. Raises UsageError.
+
+    Context parallel replaces sdpa alone, and accelerate before 1.12 ignores Ulysses.
+    """
+    named = values_of(spec.args, "--attn_implementation")
+    if sizes.context > 1 and set(named) - {"sdpa"}:
+        raise UsageError(
+            f"launch.context_parallel can't split {named[0]}, which the script's arguments request",
+            hint="use --attn_implementation sdpa",
+        )
+    if sizes.sequence > 1 and (version_of(facts, "accelerate") or (1, 12)) < (1, 12):
+        raise UsageError(
+            "launch.sequence_parallel needs accelerate 1.12; "
+            f"{facts.versions['accelerate']} is installed",
+            hint="upgrade accelerate",
+        )
 
 
 def template_sizes(sizes: Parallel, strategy: Strategy) -> dict[str, int]:

@@ -75,6 +75,7 @@ _GPU_OPTIONS: Final = (
     *("gpus", "gres", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
     *("tres-per-node", "tres-per-task"),
 )
+_FLAGS: Final = "HOQVWXhksv"  # getopt reads the rest of the word as more options
 _OF_PYXIS: Final = r"--(no-)?container-(?!id)"
 
 
@@ -150,6 +151,9 @@ def _problems(program: Program, arg: str, ours: Sequence[str]) -> Iterator[tuple
     if not re.match(r"--?[A-Za-z]", arg):
         text = f"{arg!r} is not an option of {program.name}"
         yield text, f"write it as one word: {flag}=--nice=100"
+    if arg[1] in _FLAGS and len(arg) > 2:
+        text = f"{arg} combines several options in one word"
+        yield text, f"write them separately: {flag}=-{arg[1]} {flag}=-{arg[2:]}"
     if program is SBATCH and re.match(_OF_PYXIS, arg):
         yield f"{arg} would also run the batch script in the container", f"use --srun-arg={arg}"
     for full, hint in sorted(program.owned.items()):  # the name itself before longer ones

@@ -120,6 +120,10 @@ def _accelerate_mapping(spec: JobSpec, facts: Facts) -> dict[str, Any]:
         text = "the accelerate configuration has no distributed_type"
         hint = "write a complete file with 'accelerate config', or pass --strategy instead"
         raise yaml_error(spec, text, hint)
+    environment = config.get("compute_environment", "LOCAL_MACHINE")
+    if environment != "LOCAL_MACHINE":
+        text = f"compute_environment {environment!r} cannot run here"
+        raise yaml_error(spec, text, "write compute_environment: LOCAL_MACHINE")
     for key in ("fsdp_config", "deepspeed_config"):
         if not isinstance(config.get(key) or {}, dict):
             raise yaml_error(spec, f"{key} must be a section of settings, not {config[key]!r}")

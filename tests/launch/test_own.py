@@ -72,6 +72,7 @@ WRONG_YAMLS = {
     "- a": "has no distributed_type",
     "num_processes: 2": "has no distributed_type",
     "distributed_type: MULTI_CPU": "MULTI_CPU cannot be launched",
+    "distributed_type: NO\ncompute_environment: AMAZON_SAGEMAKER": "cannot run here",
     "distributed_type: MEGATRON_LM": "MEGATRON_LM cannot be launched",
     "distributed_type: FSDP\nfsdp_config: [x]": r"fsdp_config must be a section .* \['x'\]",
 }

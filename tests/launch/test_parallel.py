@@ -12,7 +12,7 @@ from clusterrun.config.spec import Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rendering.bundle import render_bundle
-from tests.launch.samples import on_slurm, slurm_facts
+from tests.launch.samples import VERSIONS, on_slurm, slurm_facts
 
 
 def rendered(plan: Plan) -> dict[str, int]:
@@ -105,6 +105,18 @@ def test_a_size_far_above_the_world_is_refused_at_once() -> None:
     with pytest.raises(UsageError) as refused:
         on_slurm(nodes=2, gpus_per_node=8, strategy=Strategy.FSDP, **asked)
     assert refused.value.hints[0].startswith("choose sizes with product 16")
+
+
+def test_what_would_silently_leave_samples_whole_is_refused() -> None:
+    asked: dict[str, Any] = {"nodes": 2, "gpus_per_node": 8}
+    split = {**asked, "strategy": Strategy.FSDP, "context_parallel": 2}
+    assert on_slurm(**split, args=("--attn_implementation", "sdpa"))
+    with pytest.raises(UsageError, match="can't split flash_attention_2"):
+        on_slurm(**split, args=("--attn_implementation", "flash_attention_2"))
+    ulysses = {**asked, "strategy": Strategy.ZERO3, "sequence_parallel": 2}
+    assert on_slurm(**ulysses)
+    with pytest.raises(UsageError, match=r"accelerate 1\.12; 1\.11\.0 is installed"):
+        on_slurm(slurm_facts(versions={**VERSIONS, "accelerate": "1.11.0"}), **ulysses)
 
 
 def own(sizes: dict[str, Any], **asked: Any) -> Plan:

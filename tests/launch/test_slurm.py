@@ -180,7 +180,7 @@ def test_sbatch_options_that_clusterrun_owns_are_refused_with_a_hint() -> None:
         "--array=0-9 --arr=0-9 --ar=0-9 -a0-9 --parsable --output=x --outp=x -ox --error=x "
         "--export=NONE --wait -W --test-only --chdir=/tmp -D/tmp -Mtux --cpus-per-gpu=2 "
         "--no-requeue --open-mode=truncate --job-name=x --job=x --container-image=x.sqsh "
-        "--no-container-mount-home -Jx --requeue --requeue=expedite"
+        "--no-container-mount-home -Jx -Hn8 -ka0-9 -vv --requeue --requeue=expedite"
     )
     assert unrefused("sbatch_args", args) == []
     with pytest.raises(UsageError) as refused:
