@@ -145,7 +145,8 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
     minors = [re.fullmatch(r"python3\.([0-9]+)", path.parent.name) for path in own]
     version = (3, int(minors[0][1])) if len(minors) == 1 and minors[0] else None
     directories = [Path(name) for name in environ.get("PYTHONPATH", "").split(":") if name]
-    lines = list(_pth_lines(own))
+    files = (file for directory in own for file in directory.glob("*.pth"))
+    lines = [(file, line) for file in files for line in _text_of(file).splitlines()]
     added = [
         file.parent / line.strip()  # such as those of editable installations
         for file, line in lines
@@ -164,11 +165,6 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
     is_isolated = settings.exists() and not re.search(shares, _text_of(settings))
     is_known = version is not None and is_isolated and not runs_code
     return Interpreter(str(python), version, versions_in(places, PACKAGES), is_known, places)
-
-
-def _pth_lines(directories: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    for file in (file for directory in directories for file in directory.glob("*.pth")):
-        yield from ((file, line) for line in _text_of(file).splitlines())
 
 
 def _text_of(file: Path) -> str:

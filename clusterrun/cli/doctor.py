@@ -17,16 +17,10 @@ from clusterrun.errors import Exit
 from clusterrun.health.reports import DIRECTORY
 from clusterrun.shared.finding import Finding, Severity
 from clusterrun.verbs.doctor import chosen, examine, is_chosen, subject_of
-from clusterrun.verbs.doctor_nodes import examine_here, findings
-from clusterrun.verbs.smoke import run
+from clusterrun.verbs.smoke import examine_here, findings, run
 
 SCHEMA: Final = "clusterrun.doctor/1"
-_COUNTED: Final = {
-    Severity.OK: "ok",
-    Severity.NOTE: "noted",
-    Severity.FAIL: "failed",
-    Severity.SKIP: "skipped",
-}
+_COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), strict=True))
 
 
 @click.command(cls=ScriptCommand)
@@ -104,7 +98,11 @@ class _Report:
         """Print what is left; return the exit status."""
         counts = self.counts
         if output.is_on_terminal() and not self._as_json:
-            self._show_held()
+            skipped = (Severity.SKIP,) * output.current_session().verbose
+            for status in (*skipped, Severity.NOTE, Severity.FAIL):
+                for each in self._found:
+                    if each.severity is status:
+                        show(each)
         if self._as_json:
             numbers = {status.value: counts[status] for status in Severity}
             rows = [each.to_data() for each in self._found]
@@ -115,13 +113,6 @@ class _Report:
         if self.facts["exclude"]:
             output.say(f"leave out the nodes that failed: --exclude {self.facts['exclude']}")
         return Exit.NO if counts[Severity.FAIL] else Exit.OK
-
-    def _show_held(self) -> None:
-        shown = (Severity.SKIP,) * output.current_session().verbose + (Severity.NOTE, Severity.FAIL)
-        for status in shown:
-            for each in self._found:
-                if each.severity is status:
-                    show(each)
 
 
 def _check_nodes(

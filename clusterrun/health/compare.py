@@ -59,7 +59,11 @@ def _compared(group: str, facts: Mapping[str, Mapping[str, str]], names: Sequenc
         values = [f"{fact} {next(iter(holders))}" for fact, holders in by_fact.items()]
         return ok(name, f"{count(len(facts), 'node')} agree: {some(values, 3)}")
     hint = HINTS.get(group, HINTS["system"])
-    broken = [fact for fact, holders in differing.items() if _breaks(fact, holders)]
+    broken = []
+    for fact, holders in differing.items():
+        parts = MUST_AGREE.get(fact, 0)
+        if len({tuple(value.split(".")[:parts]) for value in holders}) > 1:
+            broken.append(fact)
     ordered = sorted(differing, key=lambda fact: fact not in broken)
     text = some([f"{fact}: {values_text(differing[fact])}" for fact in ordered])
     return fail(name, text, hint) if broken else note(name, text, hint)
@@ -69,11 +73,6 @@ def some(texts: Sequence[str], most: int = _MOST_FACTS) -> str:
     """Join texts; of many the first ones, and the number of the others."""
     more = [f"{len(texts) - most} more"] if len(texts) > most else []
     return "; ".join([*texts[:most], *more])
-
-
-def _breaks(fact: str, holders: Mapping[str, object]) -> bool:
-    parts = MUST_AGREE.get(fact, 0)
-    return len({tuple(value.split(".")[:parts]) for value in holders}) > 1
 
 
 def _holders(name: str, facts: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:

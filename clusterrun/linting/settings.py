@@ -119,15 +119,9 @@ def _missing_file(script: Script, launch: Launch) -> Iterator[Found]:
         if path.rpartition("/")[2] in "\n".join((script.text, *launch.setup)):
             continue  # it may be written first
         yield None, f"your accelerate YAML names {path}, which does not exist"
-    for call, path in _own_deepspeed(script):
-        is_certain = "chdir" not in script.text and script.text.count(path) == 1
-        if is_certain and launch.is_missing(path):
-            yield call, f"deepspeed names {path}, which does not exist"
-
-
-def _own_deepspeed(script: Script) -> Iterator[tuple[ast.Call, str]]:
-    """Yield the Trainer's arguments that name a DeepSpeed JSON, and its path."""
     for call in script.calls(*ARGUMENTS):
         path = text_of(keyword(call, "deepspeed"))
-        if path.endswith(".json") and not is_conditional(script, call):
-            yield call, path
+        is_read = path.endswith(".json") and not is_conditional(script, call)
+        is_certain = "chdir" not in script.text and script.text.count(path) == 1
+        if is_read and is_certain and launch.is_missing(path):
+            yield call, f"deepspeed names {path}, which does not exist"

@@ -27,14 +27,13 @@ def own_version(package: str) -> str:
 
 def versions_in(places: Sequence[str], packages: Iterable[str]) -> dict[str, str]:
     """Return the version of each package for a Python that imports from `places`."""
-    found = _directories(places)
-    return {name: _version_at(found.get(_plain(name)), name, places) for name in packages}
-
-
-def _version_at(metadata: str | None, package: str, places: Sequence[str]) -> str:
-    if metadata and (version := _version(_text_in(metadata))):
-        return version
-    return UNKNOWN if any(os.path.isdir(os.path.join(place, package)) for place in places) else ""
+    directories, found = _directories(places), dict[str, str]()
+    for name in packages:
+        metadata = directories.get(_plain(name))
+        is_there = any(os.path.isdir(os.path.join(place, name)) for place in places)
+        version = _version(_text_in(metadata)) if metadata else ""
+        found[name] = version or (UNKNOWN if is_there else "")
+    return found
 
 
 def _version(metadata: str) -> str:

@@ -1,4 +1,4 @@
-"""Submit an ordinary run of `health.trial`, and gather what its nodes find."""
+"""The checks of `doctor --nodes`: submit a run of `health.trial`, gather what its nodes find."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from clusterrun.backends import select
 from clusterrun.backends.slurm.outlook import explained
@@ -19,19 +19,25 @@ from clusterrun.config.choices import Launcher, MixedPrecision, Preflight, Stage
 from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import reports
+from clusterrun.health.compare import merged, to_exclude
 from clusterrun.health.reports import NodeReport
+from clusterrun.health.together import OF_ALL, UNSTARTED, of_group, of_nodes, unreported
 from clusterrun.launch.sbatch_header import END_OTHERS, KEEP_OTHERS
 from clusterrun.node.base.identity import local_node
-from clusterrun.node.recovery.printed import LAST_BYTES
+from clusterrun.node.recovery.printed import LAST_BYTES, last_reason, last_word, reason_of
 from clusterrun.rendering.bundle import render_bundle
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.files import end_of
+from clusterrun.shared.finding import Finding, Severity, fail
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 from clusterrun.shared.state import JobState
+from clusterrun.verbs.doctor import Probe, Subject, examine
 from clusterrun.verbs.render import prepare
 from clusterrun.verbs.submit import submit_prepared
 
 NAME: Final = "doctor"
+HERE: Final = ("config.", "env.", "python.", "slurm.", "path.runs")
 SCRIPT: Final = "clusterrun.health.trial"
 MINUTES: Final = 5
 REACH_S: Final = 60  # for a node to reach the first, which may start so much later
@@ -90,16 +96,16 @@ def run(resolved: Resolved, progress: Callable[[str], None]) -> Smoke:
 def _submit(resolved: Resolved) -> JobRecord:
     spec = resolved.spec
     has_limit = resolved.origins["slurm.time"].is_typed
+    names = "script accelerate_config deepspeed_config dependency begin mail_type"
+    unset: dict[str, Any] = dict.fromkeys(names.split())
     spec = dataclasses.replace(
         spec,
-        script=None,
+        **unset,
         args=(),
         module=SCRIPT,
         name=NAME,
         time_minutes=spec.time_minutes if has_limit else MINUTES,
         strategy=Strategy.DDP,
-        accelerate_config=None,
-        deepspeed_config=None,
         mixed_precision=MixedPrecision.NO,
         launcher=Launcher.ACCELERATE,
         stage=Stage.OFF,
@@ -108,10 +114,7 @@ def _submit(resolved: Resolved) -> JobRecord:
         rendezvous_timeout_s=REACH_S,
         on_interrupt=OnInterrupt.STOP,
         requeue=False,
-        dependency=None,
-        begin=None,
         hold=False,
-        mail_type=None,
         spare_nodes=0,
         max_restarts=0,
     )
@@ -242,3 +245,50 @@ class _Gathering:
         if not (self._ends_now or is_over):
             with contextlib.suppress(ClusterrunError):
                 select.backend_of(self._record).cancel([self._record.job_id])
+
+
+# What the run found, as one list
+
+
+def examine_here(job: Subject, probes: Mapping[str, Probe]) -> list[Finding]:
+    """Run the checks that concern this machine; the nodes run the others.
+
+    Whether they see the directory of the runs will be known: a guess is only noted.
+    """
+    found = examine(job, {name: each for name, each in probes.items() if name.startswith(HERE)})
+    return [
+        dataclasses.replace(each, severity=Severity.NOTE)
+        if each.id == "path.runs" and each.severity is Severity.FAIL
+        else each
+        for each in found
+    ]
+
+
+def findings(smoke: Smoke) -> tuple[list[Finding], str]:
+    """Return what the nodes found, and a host list of those to leave out."""
+    output = RunPaths(root=smoke.run_dir).batch_output
+    if smoke.blocked:
+        text = f"job {smoke.job_id} does not start: {smoke.blocked}"
+        hint = "list the nodes with sinfo -N -l; request others, or fewer with --nodes"
+        return _without_nodes(smoke, text, hint)
+    if smoke.end is not None:
+        reason = last_reason(output, 0, smoke.nodes) or last_word(output, or_any=True)
+        why = reason or "no node has reported"
+        text = f"job {smoke.job_id} is {smoke.end.value}: {why}"
+        hint = f"read its output: clusterrun logs {smoke.job_id} --stream batch"
+        return _without_nodes(smoke, text, hint)
+    said = {node: reason_of(output, node) for node in smoke.nodes if node not in smoke.found}
+    by_node = of_nodes(smoke.nodes, smoke.found, smoke.met, smoke.unstarted, said, smoke.waited_s)
+    group = of_group(smoke.nodes, smoke.found, smoke.met)
+    reports = {node: found[:1] for node, found in by_node.items()}
+    others = {node: found[1:] for node, found in by_node.items() if node in smoke.found}
+    own = {node: [each for each in found if each.id != OF_ALL] for node, found in by_node.items()}
+    return [*merged(reports), *merged(others), *group], to_exclude(own)
+
+
+def _without_nodes(smoke: Smoke, text: str, hint: str) -> tuple[list[Finding], str]:
+    """Return why no node reported, and the nodes on which an earlier job could not start."""
+    unstarted = [
+        dataclasses.replace(unreported(node, UNSTARTED), nodes=(node,)) for node in smoke.unstarted
+    ]
+    return [*unstarted, fail("node.report", text, hint)], fold_hosts(smoke.unstarted)

@@ -97,29 +97,3 @@ def test_without_a_script_it_names_itself(here: CommandLine) -> None:
     said = here("check", *MANY)
     assert said.code == 2
     assert "clusterrun check train.py" in said.err
-
-
-def test_variables_that_submit_removes_are_notes(
-    here: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SBATCH_PARTITION", "debug")
-    said = here("check", "--json", *MANY, "train.py")
-    assert said.code == 0
-    assert "set in your shell for sbatch: SBATCH_PARTITION=debug" in said.err
-    assert "SBATCH_PARTITION=debug" in json.loads(said.out)["notes"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("def (\n", "SyntaxError"), (None, "does not exist")],
-)
-def test_a_script_that_cannot_run_is_refused(
-    here: CommandLine, text: str | None, message: str
-) -> None:
-    if text is None:
-        (here.path / "train.py").unlink()
-    else:
-        (here.path / "train.py").write_text(text)
-    said = here("check", *MANY, "train.py")
-    assert said.code == 2
-    assert message in said.err

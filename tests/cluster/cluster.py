@@ -243,17 +243,13 @@ class Cluster:
             for pid in pids:
                 namespaces.send(pid, signal.SIGCONT)
 
-    def stop_slurmctld(self) -> None:
-        """Stop slurmctld; jobs go on without it."""
-        daemons.stop(self.shape, "slurmctld")
-
     def start_slurmctld(self) -> None:
         """Start slurmctld from its saved state."""
         daemons.start_slurmctld(self.shape)
 
     def restart_slurmctld(self) -> None:
         """Stop and start slurmctld."""
-        self.stop_slurmctld()
+        daemons.stop(self.shape, "slurmctld")
         self.start_slurmctld()
 
     def stop_slurmdbd(self) -> None:

@@ -150,24 +150,14 @@ def test_a_launch_is_what_the_guide_asks_for(
         assert {line.removeprefix("#SBATCH ") for line in lines} >= directives
 
 
-SWITCHES = [
-    ("export DS_BUILD_OPS=0", "DS_BUILD_OPS", "0"),
-    ("export DS_SKIP_CUDA_CHECK=1", "DS_SKIP_CUDA_CHECK", "1"),
-    ('export PYTHONPATH="$SCRIPT_DIR/training:$PYTHONPATH"', "PYTHONPATH", "here/training"),
-    ("os.environ.setdefault('NCCL_SHM_DISABLE', '0')", "NCCL_SHM_DISABLE", "0"),
-    ("os.environ.setdefault('NCCL_SHM_DISABLE', '1')", "NCCL_SHM_DISABLE", "1"),
-]
-
-
-@pytest.mark.parametrize(
-    ("guide", "name", "value"), SWITCHES, ids=[f"{name}={value}" for _, name, value in SWITCHES]
-)
-def test_a_variable_of_a_guide_reaches_the_ranks(
-    here: CommandLine, guide: str, name: str, value: str
-) -> None:
-    assert name in guide
-    _, files = rendered(here, f"{GPUS} 2 --env {name}={value} train.py")
-    assert re.search(rf"\nexport {name}={re.escape(value)}(  #.*)?\n", files["env.sh"])
+def test_a_variable_of_a_guide_reaches_the_ranks(here: CommandLine) -> None:
+    """`export DS_BUILD_OPS=0`, `os.environ.setdefault('NCCL_SHM_DISABLE', '1')`."""
+    for name, value in {
+        **{"DS_BUILD_OPS": "0", "DS_SKIP_CUDA_CHECK": "1", "PYTHONPATH": "here/training"},
+        "NCCL_SHM_DISABLE": "1",
+    }.items():
+        _, files = rendered(here, f"{GPUS} 2 --env {name}={value} train.py")
+        assert re.search(rf"\nexport {name}={re.escape(value)}(  #.*)?\n", files["env.sh"])
 
 
 def test_gpus_of_this_machine_are_chosen_by_their_numbers(
@@ -251,44 +241,26 @@ def test_the_effective_batch_of_64_makes_40_steps_an_epoch(here: CommandLine) ->
         assert (answer["steps"]["accelerate_per_epoch"], answer["steps"]["total"]) == (40, 120)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "precision"),
-    [
-        *(("a100-80g", "bf16"), ("a6000", "bf16"), ("rtx3090", "bf16"), ("rtx4090", "bf16")),
-        *(("h100", "bf16"), ("v100-32g", "fp16"), ("p100", "fp16")),
-    ],
-)
-def test_each_gpu_of_the_guides_has_its_precision(
-    here: CommandLine, gpu: str, precision: str
-) -> None:
-    assert planned(here, f"--params 1e6 --gpu {gpu}")["inputs"]["precision"] == precision
+def test_each_gpu_of_the_guides_has_its_precision(here: CommandLine) -> None:
+    new = dict.fromkeys(("a100-80g", "a6000", "rtx3090", "rtx4090", "h100"), "bf16")
+    for gpu, precision in {**new, "v100-32g": "fp16", "p100": "fp16"}.items():
+        assert planned(here, f"--params 1e6 --gpu {gpu}")["inputs"]["precision"] == precision
 
 
-@pytest.mark.parametrize(
-    ("gpus", "batch", "full", "run", "rate", "speedup"),
-    [
+def test_steps_rate_and_speed_up_of_more_gpus(here: CommandLine) -> None:
+    for gpus, batch, full, run, rate, speedup in (
         (1, 4, 7_375, 7_375, 1.25e-6, None),
         (2, 8, 3_687, 3_688, 2.5e-6, (1.8, 1.9)),
         (4, 16, 1_843, 1_844, 5.0e-6, (3.5, 3.8)),
         (8, 32, 921, 922, 1.0e-5, (6.5, 7.0)),
-    ],
-)
-def test_steps_rate_and_speed_up_of_more_gpus(
-    here: CommandLine,
-    gpus: int,
-    batch: int,
-    full: int,
-    run: int,
-    rate: float,
-    speedup: tuple[float, float] | None,
-) -> None:
-    answer = planned(here, f"{MANY} --gpus-per-node {gpus}")
-    assert answer["batch"]["effective"] == batch
-    steps = answer["steps"]
-    assert (steps["full_per_epoch"], steps["accelerate_per_epoch"]) == (full, run)
-    assert answer["lr"]["linear"] == pytest.approx(rate)
-    if speedup:
-        assert (answer["speedup"]["low"], answer["speedup"]["high"]) == speedup
+    ):
+        answer = planned(here, f"{MANY} --gpus-per-node {gpus}")
+        assert answer["batch"]["effective"] == batch
+        steps = answer["steps"]
+        assert (steps["full_per_epoch"], steps["accelerate_per_epoch"]) == (full, run)
+        assert answer["lr"]["linear"] == pytest.approx(rate)
+        if speedup:
+            assert (answer["speedup"]["low"], answer["speedup"]["high"]) == speedup
 
 
 def test_a_small_batch_may_keep_its_rate(here: CommandLine) -> None:
@@ -310,35 +282,25 @@ def test_ten_million_rows_on_three_gpus(here: CommandLine) -> None:
     assert answer["loader"]["pin_memory"] is False
 
 
-@pytest.mark.parametrize(("seconds", "hours"), [(0.5, 7.2), (0.8, 11.6)])
-def test_the_hours_of_an_epoch_follow_the_time_of_a_step(
-    here: CommandLine, seconds: float, hours: float
-) -> None:
+def test_the_hours_of_an_epoch_follow_the_time_of_a_step(here: CommandLine) -> None:
     batch = "--micro-batch 32 --accumulation 2 --epochs 3"
-    time = planned(here, f"{LARGE} {batch} --step-time {seconds}")["time"]
-    assert time["epoch_s"]["mid"] / 3600 == pytest.approx(hours, abs=0.05)
-    assert time["total_s"]["mid"] == pytest.approx(3 * time["epoch_s"]["mid"])
+    for seconds, hours in ((0.5, 7.2), (0.8, 11.6)):
+        time = planned(here, f"{LARGE} {batch} --step-time {seconds}")["time"]
+        assert time["epoch_s"]["mid"] / 3600 == pytest.approx(hours, abs=0.05)
+        assert time["total_s"]["mid"] == pytest.approx(3 * time["epoch_s"]["mid"])
 
 
-@pytest.mark.parametrize(
-    ("guide", "batch", "effective"),
-    [
-        ("batch 24 in place of 32", "--micro-batch 24 --accumulation 2", 144),
-        ("16 x 4: the batch stays", "--micro-batch 16 --accumulation 4", 192),
-        (
-            "16 x 2 GPUs x 8 before",
-            "--micro-batch 16 --accumulation 8 --gpus-per-node 2 --seq-len 256",
-            256,
-        ),
-    ],
-)
-def test_another_batch_needs_less_memory(
-    here: CommandLine, guide: str, batch: str, effective: int
-) -> None:
+def test_another_batch_needs_less_memory(here: CommandLine) -> None:
+    """24 in place of 32; 16 x 4, so that the batch stays; what 2 GPUs took before."""
     whole = planned(here, f"{LARGE} --micro-batch 32 --accumulation 2")
-    answer = planned(here, f"{LARGE} {batch}")
-    assert answer["batch"]["effective"] == effective, guide
-    assert answer["gpu_memory"]["total_bytes"] < whole["gpu_memory"]["total_bytes"]
+    for batch, effective in (
+        ("--micro-batch 24 --accumulation 2", 144),
+        ("--micro-batch 16 --accumulation 4", 192),
+        ("--micro-batch 16 --accumulation 8 --gpus-per-node 2 --seq-len 256", 256),
+    ):
+        answer = planned(here, f"{LARGE} {batch}")
+        assert answer["batch"]["effective"] == effective
+        assert answer["gpu_memory"]["total_bytes"] < whole["gpu_memory"]["total_bytes"]
 
 
 def test_a_shorter_sequence_needs_less_memory_in_a_line_not_a_square(here: CommandLine) -> None:

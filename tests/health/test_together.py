@@ -15,8 +15,7 @@ from clusterrun.health.reports import NodeReport
 from clusterrun.health.together import OF_ALL, of_group, of_nodes
 from clusterrun.shared.finding import BAD, Finding, Severity, ok
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.doctor_nodes import findings
-from clusterrun.verbs.smoke import Smoke
+from clusterrun.verbs.smoke import Smoke, findings
 
 NODES = ("n1", "n2", "n3", "n4")
 REPORTS = {

@@ -11,7 +11,6 @@ from typing import Final
 from clusterrun.backends.slurm.outlook import NodeGroup, node_groups
 from clusterrun.backends.slurm.query import call
 from clusterrun.backends.slurm.reasons import Use
-from clusterrun.backends.slurm.site import partition_rows
 from clusterrun.errors import SchedulerUnreachableError, shortened
 from clusterrun.health.compare import some
 from clusterrun.launch.plan import Plan
@@ -52,7 +51,7 @@ class Site:
         """The partitions that the job may run in: those it names, or the default one."""
         if named := self.plan.directive("partition"):
             return named.split(",")
-        return sorted({row.name for row in partition_rows() if row.is_default})
+        return sorted({group.partition for group in self.groups if group.is_default})
 
 
 def client() -> Finding:

@@ -79,6 +79,7 @@ class NodeGroup:
     """
 
     partition: str
+    is_default: bool
     is_up: bool
     limit_s: int | None
     most_nodes: int | None
@@ -247,6 +248,7 @@ def parse_sinfo(text: str) -> list[NodeGroup]:
     return [
         NodeGroup(
             partition=row["partition"].removesuffix("*"),
+            is_default=row["partition"].endswith("*"),
             is_up=row["availability"] == "up" and row["root_only"] != "yes",
             limit_s=parse_clock(row["limit"]),
             most_nodes=_number(row["size"].rpartition("-")[2]),
