@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import SIDE_TEXT_BYTES
 from clusterrun.node.forward.appended import AppendedFile
@@ -39,13 +37,6 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path / "logs")
 
 
-def test_times_never_run_backwards(files: Files) -> None:
-    files.add(b"a\n", T0 + 5)
-    files.add(b"b\n", T0)
-    files.file.flush()
-    assert files.log.read_bytes() == b"%d 0 o a\n%d 0 o b\n" % (T0 + 5, T0 + 5)
-
-
 def test_error_lines_stand_in_the_side_file_with_their_place_in_the_log(files: Files) -> None:
     files.add(b"fine\nValueError: 1\nfine\n", rank="3", stream="e")
     files.add(b"torch says\n", rank="-", stream="l")
@@ -65,100 +56,27 @@ def test_error_lines_stand_in_the_side_file_with_their_place_in_the_log(files: F
         assert log[int(offset) :].startswith(b" ".join([*head, text]) + b"\n")
 
 
-def test_a_traceback_goes_on_in_the_next_piece(files: Files) -> None:
-    files.add(b"Traceback (most recent call last):\n", stream="e")
-    files.add(b"fine\n", rank="1", stream="e")
-    files.add(b"  File\nOops\nfine\n", stream="e")
-    files.file.flush()
-    assert [line[3] for line in files.error_lines()] == [b"traceback", b"traceback", b"exception"]
-
-
-def texts(files: Files) -> list[tuple[bytes, bytes, bytes]]:
-    """Give stream, class and text of each error line."""
-    files.file.flush()
-    return [(line[2], line[3], line[5]) for line in files.error_lines()]
-
-
-def test_the_rest_of_a_cut_error_line_is_taken_to_its_end(files: Files) -> None:
+def test_of_a_cut_or_long_error_line_the_first_piece_is_kept(files: Files) -> None:
+    files.add(b"fine\n")
     files.add(b"ERROR: retrying ... ", stream="e")
     files.add(b"fine\n", rank="1", stream="e")
-    files.add(b"fine\n", stream="o")
-    files.add(b"once more ", stream="e")
-    files.add(b"done\nfine\nValueError: the real failure\n", T0 + 60 * SECOND, stream="e")
-    assert texts(files) == [
-        (b"E", b"error", b"ERROR: retrying ... "),
-        (b"E", b"error", b"once more "),
-        (b"e", b"error", b"done"),
-        (b"e", b"error", b"ValueError: the real failure"),
-    ]
-    log = files.log.read_bytes()
-    for *head, _, offset, text in files.error_lines():
-        assert log[int(offset) :].startswith(b" ".join([*head, text]) + b"\n")
-
-
-def test_the_rest_of_a_cut_line_does_not_end_a_traceback(files: Files) -> None:
-    files.add(b"Traceback (most recent call last):\n", stream="e")
+    files.add(b"ValueError: once more ", T0 - SECOND, stream="e")
+    files.add(b"done\nTraceback (most recent call last):\n", stream="e")
     files.add(b"  Fi", stream="e")
-    files.add(b"le\n  line\nOops\n", stream="e")
-    assert [kind for _, kind, _ in texts(files)] == [b"traceback"] * 4 + [b"exception"]
-
-
-def open_lines(files: Files) -> set[bytes]:
-    """Name the ranks whose last line in the side file has no end there."""
-    last: dict[bytes, bytes] = {}
-    for line in files.error_lines():
-        last[line[1]] = line[2]
-    return {rank for rank, stream in last.items() if stream.isupper()}
-
-
-def test_an_error_line_that_never_ends_is_bounded(files: Files) -> None:
-    files.add(b"ERROR: retrying ... ", stream="e")
-    for i in range(5000):
-        files.add(b"%d ... " % i, stream="e")
-    files.add(b"done\nValueError: next\n", stream="e")
-    *pieces, (stream, _, _), last = texts(files)
-    assert {piece[0] for piece in pieces} == {b"E"}
-    assert stream == b"e"
-    assert sum(len(piece[2]) for piece in pieces) <= SIDE_TEXT_BYTES
-    assert last == (b"e", b"error", b"ValueError: next")
-
-
-def test_the_rest_of_a_line_that_was_left_out_is_left_out(files: Files) -> None:
-    for _ in range(REPEATS + 5):
-        files.add(b"ERROR: retrying ... ", stream="e")
-        files.add(b"Error: failed\n", stream="e")
-    *lines, told = texts(files)
-    assert [stream for stream, *_ in lines] == [b"E", b"e"] * REPEATS
-    assert told[2].startswith(b"x 5 ")
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from("01-"),
-            st.sampled_from([b"ERROR: ", b"Traceback (most recent call last):", b"CUDA error: "])
-            | st.integers(0, 9000).map(lambda n: b"x" * n)
-            | st.none(),
-            st.booleans(),
-        ),
-        max_size=80,
-    )
-)
-def test_every_line_that_ends_in_the_log_ends_in_the_side_file(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[str, bytes | None, bool]]
-) -> None:
-    files = Files(tmp_path_factory.mktemp("node"))
-    for rank, text, is_end in parts:
-        if text is None:
-            files.file.add_gap(Loss(1, "full"), T0, rank, "e")
-        elif text or is_end:
-            files.add(text + b"\n" * is_end, rank=rank, stream="e")
-    for rank in "01-":
-        files.add(b"\n", rank=rank, stream="e")
-    files.file.add_end(0, "", T0)
+    files.add(b"le\n  line\nOops\nfine\nerror: " + b"x" * 60_000 + b"\n", stream="e")
     files.file.flush()
-    assert open_lines(files) == set()
-    assert files.errors.stat().st_size <= FILE_BYTES + 200
+    log, lines = files.log.read_bytes(), files.error_lines()
+    assert [(line[2], line[3], line[5][:40]) for line in lines] == [
+        (b"e", b"error+", b"ERROR: retrying ... "),
+        (b"e", b"traceback", b"Traceback (most recent call last):"),
+        (b"e", b"traceback+", b"  Fi"),
+        (b"e", b"traceback", b"  line"),
+        (b"e", b"exception", b"Oops"),
+        (b"e", b"error+", b"error: " + b"x" * 33),
+    ]
+    assert len(lines[-1][5]) == SIDE_TEXT_BYTES
+    assert all(log[int(line[4]) :].startswith(line[0]) for line in lines)
+    assert {line[0] for line in lines} == {b"%d" % T0}, "times never run backwards"
 
 
 def test_repeats_of_a_rank_are_counted_instead(files: Files) -> None:
@@ -197,14 +115,6 @@ def test_what_is_left_out_is_told_now_and_then(files: Files) -> None:
         files.file.flush()
     told = [line for line in files.error_lines() if line[2] == b"g"]
     assert [int(line[5].split()[1]) for line in told] == [980, 5980, 10980, 15980]
-
-
-def test_a_long_error_line_is_shortened_in_the_side_file(files: Files) -> None:
-    files.add(b"error: " + b"x" * 60_000 + b"\n")
-    files.file.flush()
-    (line,) = files.error_lines()
-    assert len(line[5]) == SIDE_TEXT_BYTES
-    assert line[3] == b"error+"  # the log has more
 
 
 def test_a_gap_stands_in_both_files(files: Files) -> None:
@@ -264,9 +174,3 @@ def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.Monkey
     assert file.pending_bytes == 0
     assert file.problem == ""
     assert (tmp_path / "log").read_bytes() == data + b"more"
-
-
-def test_a_log_without_error_lines_has_an_empty_side_file(files: Files) -> None:
-    files.add(b"a\n")
-    files.file.flush()
-    assert files.errors.read_bytes() == b""

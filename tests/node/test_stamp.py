@@ -21,18 +21,7 @@ _data = st.lists(
 def test_a_line_carries_microseconds_rank_and_stream() -> None:
     lines = stamp(Piece(b"x\ny\n", is_cut=False), NOW_US, "3", "e")
     assert lines == b"1700000000123456 3 e x\n1700000000123456 3 e y\n"
-
-
-def test_a_cut_line_carries_its_stream_in_upper_case() -> None:
-    assert stamp(Piece(b"50 %", is_cut=True), NOW_US, "3", "o") == b"1700000000123456 3 O 50 %\n"
-
-
-def test_the_time_has_16_digits_whatever_the_clock_says() -> None:
-    assert stamp(Piece(b"\n", is_cut=False), 5, "-", "l") == b"0000000000000005 - l \n"
-
-
-def test_the_beginning_of_a_line_is_left_for_later() -> None:
-    assert split_pieces(b"a\nb") == [Piece(b"a\n", is_cut=False)]
+    assert stamp(Piece(b"50 %", is_cut=True), 5, "-", "l") == b"0000000000000005 - L 50 %\n"
 
 
 def test_the_beginning_of_a_line_is_taken_where_asked_for_but_for_half_a_character() -> None:
@@ -50,17 +39,10 @@ def test_pieces_are_the_data_in_order(data: bytes, with_rest: bool) -> None:
     left = data[len(taken) :]
     assert b"\n" not in left
     assert len(left) <= (3 if with_rest else LINE_BYTES)
-
-
-@given(_data)
-def test_no_line_is_longer_than_allowed(data: bytes) -> None:
-    for piece in split_pieces(data, with_rest=True):
-        assert piece.text
-        if piece.is_cut:
-            assert b"\n" not in piece.text
-        else:
-            assert piece.text.endswith(b"\n")
-        assert max(map(len, piece.text.split(b"\n"))) <= LINE_BYTES
+    for text, is_cut in pieces:
+        assert text
+        assert b"\n" not in text if is_cut else text.endswith(b"\n")
+        assert max(map(len, text.split(b"\n"))) <= LINE_BYTES
 
 
 @given(_data)
@@ -75,12 +57,6 @@ def test_a_stamped_piece_gives_its_bytes_back(data: bytes) -> None:
     assert data.startswith(out)
 
 
-def test_a_long_line_is_cut_between_characters() -> None:
-    pieces = split_pieces(b"x" + "é".encode() * LINE_BYTES + b"\n")
-    assert [piece.is_cut for piece in pieces] == [True, True, False]
-    assert "".join(piece.text.decode() for piece in pieces) == "x" + "é" * LINE_BYTES + "\n"
-
-
 @given(st.text(max_size=20), st.integers(0, 80))
 def test_whole_characters_can_be_read(text: str, end: int) -> None:
     data = text.encode()
@@ -88,12 +64,6 @@ def test_whole_characters_can_be_read(text: str, end: int) -> None:
     cut = whole_characters(data, end)
     assert end - 3 <= cut <= end
     data[:cut].decode()
-
-
-@given(st.binary(max_size=20), st.integers(0, 20))
-def test_bytes_that_are_no_utf8_are_cut_near_by(data: bytes, end: int) -> None:
-    end = min(end, len(data))
-    assert max(0, end - 3) <= whole_characters(data, end) <= end
 
 
 # The cap on lines
