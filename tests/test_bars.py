@@ -171,19 +171,8 @@ def test_other_numbers_that_rise_are_no_progress(line: str) -> None:
     assert found(*[line.format(number) for number in (3, 5, 7)]) is None
 
 
-def test_prose_about_steps_is_no_progress() -> None:
-    assert found("Step 1: clean the data", "Step 2: train the model") is None
-
-
 def test_a_new_epoch_is_progress_and_has_the_rate_of_steps() -> None:
     numbers = [(1, 500), (1, 600), (2, 100)]
     bar = found(*[f"Epoch [{epoch}/9], Step [{step}/600]" for epoch, step in numbers])
     assert bar is not None
     assert (bar.count, bar.total, bar.rate_per_s) == (100, 600, 10.0)
-
-
-def test_lines_without_a_total_and_of_epochs_come_after_bars() -> None:
-    steps, epochs = ("step 900", "step 901"), ("epoch 998/999", "epoch 999/999 ")
-    drawn = "\r 10%|█| 3/30 [00:09<01:21, 3.00s/it]"
-    for texts, total in (((*steps, drawn), 30), ((*epochs, *steps), None), (epochs, 999)):
-        assert found(*texts).total == total  # type: ignore[union-attr]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream
-from clusterrun.logs.text_view import TextView
 from clusterrun.node.forward.source import HELD_S
 from clusterrun.node.forward.stamp import split_pieces, stamp
 from clusterrun.rundir.paths import RunPaths
@@ -65,15 +62,3 @@ def test_bytes_of_each_stream_come_back_as_they_were_written(
         mine = [line for line in lines if line.stream is Stream(stream)]
         assert _as_written(mine) == source + b"\n"
         assert {line.rank for line in mine} <= {3}
-
-
-def test_a_line_that_was_cut_for_its_length_is_shown_as_one(tmp_path: Path) -> None:
-    paths = RunPaths(root=tmp_path)
-    stamper = _Stamper("0", "o")
-    write_log(paths, 1, "n1", [stamper.feed(b"x" * (2 * LINE_BYTES) + b"\nnext\n", 1.7e9)])
-    shown: list[bytes] = []
-    view = TextView(write=shown.append, nodes=["n1"], world_size=1)
-    for line in everything(paths):
-        view.show(line)
-    lengths = [len(text.decode()) for text in shown]
-    assert lengths == [len("n1:0 | …[+65,536 bytes]\n") + LINE_BYTES, 12]

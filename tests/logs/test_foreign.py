@@ -120,11 +120,6 @@ def test_a_symbol_that_slurm_left_in_a_name_is_pointed_out(shell: LogsCommand) -
     )
 
 
-def test_a_device_is_no_log(shell: LogsCommand) -> None:
-    slurm_knows(shell, row("JobId=4711", stdout="/dev/null"))
-    assert "nothing has been written yet to /dev/null" in shell.logs("4711").stderr
-
-
 def test_a_file_that_cannot_be_looked_at_is_reported_in_the_systems_words(
     shell: LogsCommand,
 ) -> None:
@@ -148,9 +143,3 @@ def test_a_job_that_slurm_forgot_can_still_be_read_by_its_file(shell: LogsComman
     assert "pass its log file; Slurm forgets a job a few minutes after it ends" in done.stderr
     done = shell.logs("slurm-4711.out", "-n", "1")
     assert (done.returncode, done.stdout) == (0, "slurm-4711.out   | two\n")
-
-
-def test_a_stamped_log_by_its_path_is_that_of_its_run(shell: LogsCommand) -> None:
-    shell.write("n1", raw(T0, 0, "o", "stamped"), attempt=1)
-    shell.write("n2", raw(T0, 8, "o", "of another node"), attempt=1)
-    assert shell.lines(str(shell.paths.log(1, "n1")), "-a", "--prefix", "none") == ["stamped"]

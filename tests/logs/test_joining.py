@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.view import QUIET_PAUSES, WHOLE_BYTES, Joiner, RawView
+from clusterrun.logs.view import Joiner, RawView
 from tests.logs.corpus import T0, line
 
 
@@ -41,14 +41,6 @@ def test_a_joined_line_is_where_it_began_and_when_its_last_piece_was_written() -
     )
 
 
-def test_a_line_whose_rest_was_lost_is_given_at_once() -> None:
-    joiner = Joiner(exact=True)
-    fed(joiner, piece("O", b"a"), piece("O", b"b", rank=1))
-    assert [e.text for e in joiner.cut_off("n1", 1, piece("o", b"").stream)] == [b"b"]
-    assert list(joiner.cut_off("n1", 2, piece("o", b"").stream)) == []
-    assert [e.text for e in joiner.drain()] == [b"a"]
-
-
 def test_an_endless_progress_bar_takes_no_memory() -> None:
     joiner = Joiner()
     for i in range(10_000):
@@ -57,30 +49,12 @@ def test_an_endless_progress_bar_takes_no_memory() -> None:
     assert fed(joiner, piece("o", b"done")) == [(b"done", False)]
 
 
-def test_programs_get_a_very_long_line_in_pieces() -> None:
-    joiner = Joiner(exact=True)
-    pieces = [piece("O", b"x" * 65_536)] * 17
-    assert fed(joiner, *pieces, piece("o", b"end")) == [
-        (b"x" * (WHOLE_BYTES + 65_536), True),
-        (b"end", False),
-    ]
-
-
 def test_lines_without_end_take_bounded_memory_together() -> None:
     joiner = Joiner(exact=True, most_held=100)
     given_back = fed(joiner, *(piece("O", b"x" * 30, rank=rank) for rank in range(1000)))
     assert joiner._held_bytes <= 100
     assert len(given_back) + len(list(joiner.drain())) == 1000
     assert joiner._held_bytes == 0
-
-
-def test_what_is_looked_at_is_still_waited_for() -> None:
-    joiner = Joiner()
-    fed(joiner, piece("O", b"a"), piece("O", b"b", rank=1))
-    newest = joiner.unfinished()
-    assert newest
-    assert newest.text == b"b"
-    assert fed(joiner, piece("o", b"c", rank=1)) == [(b"bc", False)]
 
 
 SOURCES = list(itertools.product(("n1", "n2"), (0, 1), "oe"))
@@ -129,27 +103,6 @@ def test_raw_lines_of_different_ranks_are_not_torn_into_each_other(
         part, came[rank] = came[rank], came[rank] + 1
         view.show(piece("OOo"[part], b"%d%d" % (rank, part), rank=rank))
     assert sorted(b"".join(written).splitlines()) == [b"000102", b"101112", b"202122", b"303132"]
-
-
-def test_raw_gives_one_source_piece_by_piece() -> None:
-    written: list[bytes] = []
-    view = RawView(write=written.append, note=lambda text: None, one_source=True)
-    view.show(piece("O", b"\xff\r"))
-    assert written == [b"\xff\r"]
-    view.show(piece("o", b"\x1b[2J"))
-    assert written == [b"\xff\r", b"\x1b[2J\n"]
-
-
-def test_raw_waits_for_the_end_of_a_line_no_longer_than_text_does() -> None:
-    written: list[bytes] = []
-    view = RawView(write=written.append, note=lambda text: None, one_source=False)
-    view.show(piece("O", b"Password: "))
-    for _ in range(QUIET_PAUSES):
-        view.pause()
-    assert written == []
-    view.pause()
-    view.show(piece("o", b"ok"))
-    assert b"".join(written) == b"Password: ok\n"
 
 
 @given(st.lists(st.tuples(st.sampled_from("oOeEg"), st.integers(0, 2)), max_size=9))

@@ -54,16 +54,6 @@ def test_a_line_without_its_head_is_kept_whole(torn: bytes) -> None:
     assert parse(torn) == line(5, "n1", None, "l", torn, offset=7)
 
 
-@given(st.binary())
-def test_no_bytes_raise(content: bytes) -> None:
-    assert isinstance(parse(content), LogLine)
-
-
-def test_an_empty_text_is_a_line_with_and_without_its_space() -> None:
-    assert parse(b"1700000000000000 3 o ") == parse(b"1700000000000000 3 o")
-    assert parse(b"1700000000000000 3 o").text == b""
-
-
 @pytest.mark.parametrize(
     ("pattern", "literals"),
     [
@@ -91,13 +81,6 @@ def test_an_empty_text_is_a_line_with_and_without_its_space() -> None:
 )
 def test_literals_of(pattern: bytes, literals: tuple[bytes, ...]) -> None:
     assert required_literals([re.compile(pattern)]) == literals
-
-
-def test_one_pattern_without_literal_makes_all_of_them_useless() -> None:
-    patterns = [re.compile(rb"error"), re.compile(rb"\d")]
-    assert required_literals(patterns) == ()
-    assert required_literals(patterns[:1]) == (b"error",)
-    assert required_literals([]) == ()
 
 
 def test_more_literals_than_are_worth_a_search_are_none() -> None:

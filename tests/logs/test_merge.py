@@ -94,14 +94,6 @@ def test_a_stretch_gives_the_lines_that_begin_in_it(
     assert sorted(found, key=repr) == sorted(expected, key=repr)
 
 
-def test_times_that_run_backwards_hold_no_other_file_up(tmp_path: Path) -> None:
-    lines = [raw(T0 + 5, 0, "o", "a"), raw(T0 + 1, 0, "o", "b"), raw(T0 + 7, 0, "o", "d")]
-    corpus = {"n1": b"".join(lines), "n2": raw(T0 + 6, 1, "o", "c")}
-    found = list(merge_sources(sources(tmp_path, corpus)))
-    assert texts(found) == ["a", "b", "c", "d"]
-    assert found[1].epoch_us == T0 + 5
-
-
 def test_lines_of_one_node_from_two_files_go_by_their_place_in_its_log(tmp_path: Path) -> None:
     parts = [raw(T0, i % 2, "o", f"{i}") for i in range(6)]
     places = [sum(map(len, parts[:i])) for i in range(6)]
@@ -128,12 +120,6 @@ def test_a_line_that_is_too_long_comes_in_pieces_of_the_same_size_for_any_blocks
             found = list(merge_sources([whole(file)]))
         assert [len(line.text) for line in found] == [29, 50, 21, 1]
         assert [line.offset for line in found] == [0, 50, 100, 122]
-
-
-def test_a_mebibyte_of_one_line_is_given_whole(tmp_path: Path) -> None:
-    text = b"x" * (1024 * 1024 - 100)
-    file = write(tmp_path, "n1", raw(T0, 0, "o", text) + raw(T0, 0, "o", "b"))
-    assert [line.text for line in merge_sources([whole(file)])] == [text, b"b"]
 
 
 def test_a_file_that_shrinks_while_it_is_read_ends_there(tmp_path: Path) -> None:

@@ -47,12 +47,6 @@ def test_an_old_error_line_of_another_rank_is_among_the_last_lines(
     assert lines[-1] == "OSError: lost"
 
 
-def test_so_it_is_where_they_are_followed(long_ago: LogsCommand) -> None:
-    lines = long_ago.lines("L1", "-f", "--prefix", "none", "-n", "10")
-    assert lines[:2] == ["ValueError: the cause", "step 292"]
-    assert len(lines) == 10
-
-
 def test_error_lines_take_no_more_than_half_of_the_room(here: LogsCommand) -> None:
     here.start()
     write_errors(here, "n2", *((T0 + i, 9, f"ValueError: {'x' * i}") for i in range(20)))
@@ -67,18 +61,6 @@ def test_error_lines_take_no_more_than_half_of_the_room(here: LogsCommand) -> No
     assert done.stderr.startswith(
         "note: last 10 lines of rank 0 and the launcher, and the newest error lines of all 16 ranks"
     )
-
-
-def test_error_lines_that_are_alike_take_one_line_of_the_room(here: LogsCommand) -> None:
-    here.start()
-    write_errors(here, "n2", (T0, 9, "ValueError: the cause"))
-    write_errors(here, "n2", *((T0 + r, r, f"OSError: lost by {r}") for r in range(8, 16)))
-    here.write("n1", *(raw(T0 + SECOND + i, 0, "o", f"step {i}") for i in range(20)))
-    assert [line.partition("! ")[2] for line in here.lines("L1", "-n", "4")[:2]] == [
-        "ValueError: the cause",
-        "OSError: lost by <n>",
-    ]
-    assert len(here.lines("L1", "-n", "4")) == 4
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logs import text as texts
-from clusterrun.logs.text import clock_time, last_state, readable, strip_controls, utc_time
+from clusterrun.logs.text import clock_time, last_state, strip_controls, utc_time
 from clusterrun.logs.text_view import Style, TextView, node_colour
 from clusterrun.logs.view import BAR_PAUSES, QUIET_PAUSES, SHOWN_BYTES
 from tests.logs.corpus import T0, line
@@ -64,13 +64,6 @@ def test_prefixes_are_aligned_and_mark_stderr_without_colour() -> None:
     ]
 
 
-def test_prefix_grows_for_a_longer_name_that_comes_late() -> None:
-    view = View(world_size=100)
-    assert view.show((0, "o", b"a")) == ["n1:0  | a\n"]
-    assert view.show((99, "o", b"b"), node="n10") == ["n10:99 | b\n"]
-    assert view.show((0, "o", b"c")) == ["n1:0   | c\n"]
-
-
 def test_hostile_names_of_nodes_reach_no_terminal() -> None:
     assert View().show((0, "o", b"a"), node="n\x1b[2J\udcff") == ["n?:0 | a\n"]
 
@@ -79,13 +72,6 @@ def test_colour_comes_from_the_name_of_the_node_and_red_is_for_stderr() -> None:
     assert View(style=Style(colour=True)).show((0, "e", b"\x1b[1mbold")) == [
         f"\x1b[{node_colour('n1')}mn1:0\x1b[0m \x1b[31m!\x1b[0m \x1b[1mbold\x1b[0m\n"
     ]
-
-
-def test_colours_of_nodes_are_spread_and_never_red() -> None:
-    colours = {node_colour(f"node{i:03}") for i in range(64)}
-    assert len(colours) == 10
-    assert not colours & {31, 91, 30, 37, 90, 97}
-    assert node_colour("node001") == node_colour("node001")
 
 
 # Times
@@ -148,25 +134,7 @@ def test_no_control_character_is_left_but_whole_colours_and_tabs(text: str) -> N
     assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", rest)
 
 
-def test_colours_stay_where_they_are_wanted_and_end_with_the_line() -> None:
-    assert strip_controls("\x1b[31mred\x1b[2K", keep_colours=True) == "\x1b[31mred\x1b[0m"
-    assert strip_controls("plain", keep_colours=True) == "plain"
-
-
-@given(st.binary())
-def test_readable_text_moves_no_cursor_whatever_the_bytes_are(text: bytes) -> None:
-    assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", readable(text, keep_colours=False))
-
-
 # Cut lines and progress bars
-
-
-@pytest.mark.parametrize(
-    ("text", "state"),
-    [("10%\r20%\r30%", "30%"), ("10%\r20%\r", "20%"), ("\rdone", "done"), ("\r", ""), ("a", "a")],
-)
-def test_a_progress_bar_shows_its_last_state(text: str, state: str) -> None:
-    assert last_state(text) == state
 
 
 def test_a_line_whose_end_does_not_come_is_shown_with_a_mark() -> None:
@@ -177,12 +145,6 @@ def test_a_line_whose_end_does_not_come_is_shown_with_a_mark() -> None:
     assert view.show((0, "o", b"rest")) == ["n1:0 | rest\n"]
     assert view.show((0, "O", b"killed he")) == []
     assert view.drain() == ["n1:0 | killed he…\n"]
-
-
-def test_the_mark_is_seen_behind_a_control_string_that_was_cut() -> None:
-    view = View()
-    view.show((0, "O", b"a\x1b]0;title"))
-    assert view.drain() == ["n1:0 | a…\n"]
 
 
 def test_a_progress_bar_that_goes_on_and_on_is_shown_from_time_to_time() -> None:
