@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import pytest
 
 from tests.patience import patience
-from tests.road import LIGHT, Project, processes_of, wait_for_none
+from tests.road import LIGHT, Project, wait_for_none
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -70,20 +68,6 @@ def test_one_rank_that_fails_ends_every_simulated_node(here: Project, how: str, 
     assert (status["state"], status["exit"]["code"]) == ("FAILED", code)
 
 
-@pytest.mark.long
-def test_an_agent_that_is_killed_is_a_lost_node_and_no_fault_of_the_script(here: Project) -> None:
-    job_id = here.submit(*FOUR, "fail.py", "none", "0")
-    here.wait_for_line(job_id, "ready", 4)
-    agents = [p for p in processes_of(here, job_id) if "agent" in p.cmdline()]
-    assert len(agents) == 2
-    os.kill(agents[1].pid, signal.SIGKILL)
-    here.wait_for_line(job_id, "ready", 8)
-    (first, _) = here.json("status", job_id)["attempts"]
-    assert (first["cause"], first["next"]) == ("node_lost", "relaunch")
-    here.ok("cancel", "-y", job_id)
-    wait_for_none(here, job_id)
-
-
 def test_a_failed_setup_line_is_the_reason_that_status_gives(here: Project) -> None:
     job_id = here.submit(*FOUR, "--setup", "module-that-is-nowhere load cuda", "world.py")
     assert here.cli("status", job_id, "--wait", "--exit-status").returncode == 3
@@ -107,12 +91,3 @@ def test_cancel_awaits_what_a_script_saves_in_its_own_handler(
     assert here.ok("resume", job_id, "--wait")
     assert here.logs(job_id).count("continues") == 4
     assert here.cli("cancel", job_id).returncode == 0
-
-
-@pytest.mark.long
-def test_ranks_that_each_make_a_world_of_their_own_fail(here: Project) -> None:
-    broken = ("--env", "ACCELERATE_USE_CPU=false")
-    done = here.cli("submit", "--wait", *FOUR, *broken, "world.py")
-    assert done.returncode == 120, done.stderr
-    assert "accelerate has a world of 1, but the job requested 4" in here.ok("status", "L1")
-    wait_for_none(here, "L1")

@@ -16,14 +16,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 CLUSTERRUN = Path(sys.executable).with_name("clusterrun")  # `python -m` would look around first
 LOCAL = (
-    "submit",
-    "--wait",
-    "--cluster",
-    "local",
-    "--device",
-    "cpu",
-    "--set",
-    "launch.world_contract=false",
+    *("submit", "--wait", "--cluster", "local", "--device", "cpu"),
+    *("--set", "launch.world_contract=false"),
 )
 TWO_NODES = (*LOCAL, "--nodes", "2", "--gpus-per-node", "1")
 SHOW = """
@@ -71,12 +65,8 @@ def test_a_job_submitted_from_inside_a_rank_starts_as_from_a_fresh_shell(here: P
     (here.path / "next_stage.py").write_text(NEXT_STAGE)
     run(here, *TWO_NODES, "show.py", "fresh.json")
     changes = (
-        "--env",
-        "NCCL_NET=Socket",
-        "--env",
-        "PYTHONHASHSEED=1",
-        "--set",
-        "launch.threads_per_process=1",
+        *("--env", "NCCL_NET=Socket", "--env", "PYTHONHASHSEED=1"),
+        *("--set", "launch.threads_per_process=1"),
     )
     setup = ("--set", 'launch.setup=["export PATH=/nowhere:$PATH MODULES=cuda"]')
     child = (str(CLUSTERRUN), *TWO_NODES, "show.py", "inner.json")

@@ -181,15 +181,6 @@ def test_a_requeued_job_waits_and_says_so_and_is_not_over(submit: Submit) -> Non
     BACKEND.cancel([made.job_id])
 
 
-def test_states_follow_a_job_from_the_queue_to_its_end(submit: Submit) -> None:
-    end = '{"schema": "clusterrun.end/1", "state": "FAILED", "exit_code": 3, "ended_at": %s}'
-    made = submit(f'sleep 1; printf \'{end}\' "$(date +%s)" > "$1/end.json"; exit 3')
-    assert stand(made).state in (JobState.PENDING, JobState.RUNNING)
-    wait_for(lambda: stand(made).state.is_terminal, timeout_s=60)
-    found = stand(made)
-    assert (found.state, found.exit_code, found.error) == (JobState.FAILED, 3, None)
-
-
 def test_without_accounting_scontrol_tells_how_a_job_ended(
     cluster_no_accounting: Cluster, tmp_path: Path
 ) -> None:
@@ -203,14 +194,6 @@ def test_without_accounting_scontrol_tells_how_a_job_ended(
     assert (found.state, found.exit_code) == (JobState.FAILED, 3)
     with pytest.raises(JobNotFoundError):
         BACKEND.cancel(["99999999"])
-
-
-def test_with_slurmdbd_down_the_answer_is_the_same(
-    cluster_slurmdbd_stopped: Cluster, tmp_path: Path
-) -> None:
-    job = settled(submitter(tmp_path)("exit 3"))
-    assert (job.state, job.exit_code, job.source) == (JobState.FAILED, 3, "scontrol")
-    assert "Connection refused" in job.note
 
 
 def test_a_slurmctld_that_is_down_is_unreachable_and_has_no_job(
@@ -227,19 +210,6 @@ def test_a_slurmctld_that_is_down_is_unreachable_and_has_no_job(
         submitter(tmp_path)("true")
     assert "Unable to contact slurm controller" in str(silent.value.cause)
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_missing_configuration_is_told_without_waiting_for_it(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none.conf"))
-    monkeypatch.setattr(shell, "TIMEOUT_S", 2.0)  # squeue itself looks for it for a minute
-    begin = time.monotonic()
-    with pytest.raises(SchedulerUnreachableError) as silent:
-        BACKEND.query(["1"])
-    assert f"cannot stat file {tmp_path}/none.conf" in str(silent.value.cause)
-    assert "SLURM_CONF" in silent.value.hints[0]
-    assert time.monotonic() - begin < 5 * patience()
 
 
 def test_a_job_that_is_released_in_the_second_of_its_requeue_starts(

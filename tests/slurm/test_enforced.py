@@ -120,19 +120,3 @@ def test_a_limit_of_the_account(
         strict.run([*of_root, f"{limit.rpartition('=')[0]}=-1"])
     assert reason["can_start"] is can_start
     assert code not in reason["text"]
-
-
-def test_a_partition_that_is_closed_to_the_account_of_a_waiting_job(
-    here: Project, strict: Cluster
-) -> None:
-    here.extra.update(strict.env)
-    job_id = here.submit(*TWO, "--partition", "low", "--set", "slurm.hold=true", *WAITING)
-    strict.run(["scontrol", "update", "PartitionName=low", "AllowAccounts=another"])
-    try:
-        strict.run(["scontrol", "release", job_id])
-        reason = waits(here, job_id, "AccountNotAllowed")
-    finally:
-        strict.run(["scancel", "--me"])
-        strict.run(["scontrol", "update", "PartitionName=low", "AllowAccounts=ALL"])
-    assert reason["can_start"] is False
-    assert reason["text"] == "the account root may not use partition low, which allows another"

@@ -89,17 +89,6 @@ def test_a_component_of_a_heterogeneous_job_is_named_as_slurm_does(
     assert logs(here, f"{job_id}+0", "--prefix", "none").stdout == "het\n"
 
 
-def test_a_requeued_job_waits_and_its_log_is_still_there(cluster: Any, here: Path) -> None:
-    argv = ("--requeue", "--open-mode=append", "-D", str(here), "-o", "rq.out")
-    job_id = cluster.sbatch(*argv, "--wrap", "echo once; sleep 60")
-    log = here / "rq.out"
-    wait_for(lambda: log.exists() and log.read_text(), "the job's first line")
-    cluster.run(["scontrol", "requeue", job_id])
-    wait_for(lambda: foreign.ask(job_id)[0].job.state.value == "PENDING", "the requeue")
-    assert logs(here, job_id, "--prefix", "none").stdout.splitlines()[0] == "once"
-    cluster.run(["scancel", job_id])
-
-
 def test_the_command_line_follows_a_job_to_its_end(
     followed: tuple[str, subprocess.Popen[str]],
 ) -> None:
@@ -108,9 +97,3 @@ def test_the_command_line_follows_a_job_to_its_end(
     assert out.splitlines() == ["line 1", "line 2", "line 3"]
     assert command.returncode == 3
     assert err.splitlines()[-1].startswith(f"job {job_id} FAILED")
-
-
-def test_a_job_that_nobody_knows_is_not_found(cluster: Any, here: Path) -> None:
-    done = logs(here, "987654")
-    assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr.startswith("error: no job or run '987654' in ")

@@ -14,15 +14,12 @@ from tests.slurm.test_backend import (
     test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job,
     test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended,
     test_jobs_are_asked_about_together_and_unknown_ones_are_missing,
-    test_states_follow_a_job_from_the_queue_to_its_end,
     test_times_nodes_and_limits_are_those_of_slurm,
-    test_with_slurmdbd_down_the_answer_is_the_same,
 )
 from tests.slurm.test_main_road import (
     test_a_rank_has_the_variables_of_a_task_of_srun,
     test_a_rendered_directory_submitted_by_hand_is_the_same_run,
     test_status_list_logs_and_cancel_work_without_accounting,
-    test_submit_wait_returns_the_status_of_the_job,
 )
 
 __all__ = [
@@ -33,11 +30,8 @@ __all__ = [
     "test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job",
     "test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended",
     "test_jobs_are_asked_about_together_and_unknown_ones_are_missing",
-    "test_states_follow_a_job_from_the_queue_to_its_end",
     "test_status_list_logs_and_cancel_work_without_accounting",
-    "test_submit_wait_returns_the_status_of_the_job",
     "test_times_nodes_and_limits_are_those_of_slurm",
-    "test_with_slurmdbd_down_the_answer_is_the_same",
 ]
 
 pytestmark = [

@@ -9,7 +9,6 @@ from tests.slurm.test_waiting import (
     _as_before,
     test_a_limit_of_the_partition,
     test_another_partition_has_idle_nodes,
-    test_drained_nodes_are_named_with_their_reason,
     test_maintenance_ahead_and_a_time_that_ends_before_it,
 )
 
@@ -17,7 +16,6 @@ __all__ = [
     "_as_before",
     "test_a_limit_of_the_partition",
     "test_another_partition_has_idle_nodes",
-    "test_drained_nodes_are_named_with_their_reason",
     "test_maintenance_ahead_and_a_time_that_ends_before_it",
 ]
 

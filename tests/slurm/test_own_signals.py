@@ -81,25 +81,14 @@ def test_a_script_saves_and_its_run_continues_or_ends(
 @pytest.mark.parametrize(
     "argv",
     [
-        (
-            "-t",
-            "2",
-            "--set",
-            "slurm.signal=SIGUSR1@60",
-            "--nproc-per-node",
-            "2",
-            "lit.py",
-            "2",
-            "1",
-            "1",
-        ),
-        ("-p", "low", "hf_trainer.py", "--max_steps=3000", "--enable_jit_checkpoint"),
+        "-t 2 --set slurm.signal=SIGUSR1@60 --nproc-per-node 2 lit.py 2 1 1",
+        "-p low hf_trainer.py --max_steps=3000 --enable_jit_checkpoint",
     ],
 )
 def test_lightning_and_transformers_save_and_continue(
-    here: Project, slurm: Cluster, argv: tuple[str, ...]
+    here: Project, slurm: Cluster, argv: str
 ) -> None:
-    job_id = here.submit("-N1", "--device", "cpu", "--cpus-per-task", "2", *argv)
+    job_id = here.submit("-N1", "--device", "cpu", "--cpus-per-task", "2", *argv.split())
     here.wait_for_event(job_id, "step")
     if "low" in argv:
         preempt(slurm, job_id)

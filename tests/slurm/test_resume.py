@@ -79,14 +79,6 @@ fi
     assert waited_s < HELD_S
 
 
-def test_a_successor_that_slurm_refuses_changes_nothing(submit: Submit) -> None:
-    made = submit(f'{NEXT} "$1" no-such-node 2> "$1/said"; echo $? > "$1/code"')
-    wait_for(lambda: text(made.paths.root / "code"), timeout_s=90)
-    assert text(made.paths.root / "code") == "1\n"
-    assert text(made.paths.root / "said").startswith("no successor: sbatch refused")
-    assert now(made).earlier_job_ids == ()
-
-
 def test_a_requeued_job_that_is_waited_for_starts_at_once(
     submit: Submit, here: Project, cluster: Cluster
 ) -> None:

@@ -100,17 +100,6 @@ def test_a_limit_of_the_partition(here: Project, cluster: Cluster) -> None:
         assert reason["sooner"]
 
 
-def test_drained_nodes_are_named_with_their_reason(here: Project, cluster: Cluster) -> None:
-    out = cluster.nodes[:2]
-    state = ("State=DRAIN", "Reason=bad | DIMM")
-    cluster.run(["scontrol", "update", f"NodeName={','.join(out)}", *state])
-    job_id = here.submit("-N3", "--time", "30", *ONE, *WAITING)
-    wait_for(lambda: "bad | DIMM" in here.cli("status", job_id).stdout, "the reason is shown", 60)
-    reason = json.loads(here.cli("status", job_id, "--json").stdout)["reason"]
-    assert "nodes_out" in kinds(reason)
-    assert reason["can_start"] is not False
-
-
 def test_maintenance_ahead_and_a_time_that_ends_before_it(here: Project, cluster: Cluster) -> None:
     when = ("StartTime=now+60minutes", "Duration=60", "Users=root", "Flags=MAINT,IGNORE_JOBS")
     where = f"Nodes={','.join(cluster.nodes)}"
@@ -121,12 +110,3 @@ def test_maintenance_ahead_and_a_time_that_ends_before_it(here: Project, cluster
     assert 2400 <= change["limit_s"] < 3600
     again = here.cli(*change["command"].split()[1:], "--parsable")
     wait_for(lambda: cluster.job_state(again.stdout.split()[0]) == "RUNNING", "it runs before")
-
-
-def test_a_held_job_and_one_that_waits_for_another_cost_no_further_question(
-    here: Project, cluster: Cluster
-) -> None:
-    reason = waits(
-        here, here.submit("-N1", "--set", "slurm.hold=true", *ONE, *WAITING), "JobHeldUser"
-    )
-    assert (reason["facts"], reason["can_start"]) == ([], False)
