@@ -51,7 +51,6 @@ class Doubt(str, Enum):
     NO_CHECKPOINT = "no_checkpoint"
     LOSS_NOT_FINITE = "loss_not_finite"
     LOSS_CONSTANT = "loss_constant"
-    SEPARATE_WORLDS = "separate_worlds"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -83,7 +83,6 @@ _FULL_BAR: Final = re.compile(r"\| {0,20}(\d{1,18})/\1 \[")
 _BAR: Final = re.compile(r"\d%\||\b(?:it/s|s/it)\b")  # is printed again with the same loss
 _REWARD: Final = re.compile(r"(?i)\breward")  # the loss of a policy may be 0 by its definition
 _LEAST_DIGITS: Final = 4  # of a printed loss: fewer hide its changes
-_LEAST_SAME: Final = 3  # losses that two ranks print alike, if they train the same model apart
 _DONE: Final = ("done", "done!", "done.", "all done")  # before the steps, something else is done
 
 
@@ -300,21 +299,8 @@ class PrintedTraining:
             is_finite=not self._log.is_nan,
         )
 
-    @property
-    def series(self) -> tuple[tuple[str, ...], ...]:
-        """Return its losses as printed, if they can tell two trainings apart; else ()."""
-        exact = [each for each in self._lines if all(map(_is_exact, each))]
-        return tuple(exact) if len(set(exact)) >= _LEAST_SAME else ()
-
 
 def _is_exact(loss: str) -> bool:
     """Return whether a printed loss shows small changes; 0 does, as a loss never is."""
     digits = re.sub(r"[eE].*|\D", "", loss).lstrip("0")
     return not digits or len(digits) >= _LEAST_DIGITS
-
-
-def alike(printed: Mapping[int, PrintedTraining]) -> frozenset[int]:
-    """Return the ranks that printed the same losses as another."""
-    series = {rank: each.series for rank, each in printed.items()}
-    known = [each for each in series.values() if each]
-    return frozenset(rank for rank, each in series.items() if each and known.count(each) > 1)

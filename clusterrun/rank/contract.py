@@ -50,7 +50,6 @@ DO_NOT_SPAWN = (
     " world_size"
 )
 # Ranks that use these may be one world without torch's process group.
-OTHER_WORLDS = {"horovod", "mpi4py", "jax", "byteps", "bagua", "torch_xla", "tensorflow"}
 OnBroken = Callable[[WorldContractError, str], NoReturn]
 
 
@@ -178,8 +177,6 @@ class Contract:
             cause = "the script completed, but no process group was initialised in this rank"
             message = f"this rank never joined the world of {self.expected}"
             self.break_off(message, cause=cause, hint=JOIN)
-            if not OTHER_WORLDS & sys.modules.keys():
-                runtime.emit("alone")
         self.engine.check_end()
 
     def check_size(self, size: int, what: str, cause: str | None = None) -> None:

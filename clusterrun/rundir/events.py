@@ -37,7 +37,6 @@ class EventType(str, Enum):
     RESUMED = "resumed"
     LOSSES = "losses"
     ASKS = "asks"
-    ALONE = "alone"
     CHECKPOINT = "checkpoint"
     UNSAVED = "unsaved"
     PEAKS = "peaks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterrun.diagnosis.kinds import Doubt
-from clusterrun.diagnosis.training import PrintedTraining, alike
+from clusterrun.diagnosis.training import PrintedTraining
 from clusterrun.node.recovery.suspicions import SAVED_BYTES, Success, suspicions_of
 from clusterrun.rundir.events import Event, EventType
 
@@ -45,14 +45,12 @@ def kinds(*events: Event, **more: Any) -> list[Doubt]:
 
 NAN, LOOKED = float("nan"), event(EventType.RESUMED)
 UNSAVED = event(EventType.UNSAVED, step=9, reason=FULL)
-FLAT = {0: printed(*["step 3 loss 2.3026"] * 20)}
-ZERO = {0: printed(*["step 3 loss 0.0000"] * 20)}
-LOST = {0: printed(*(f"step {number} loss nan" for number in range(9)))}
-REWARDED = {0: printed("reward 0.4")}
-SAME = {rank: printed(*(f"loss {2.5 / n:.4f}" for n in range(1, 9))) for rank in range(2)}
-OTHER = {**SAME, 1: printed(*(f"loss {2.6 / n:.4f}" for n in range(1, 9)))}
+FLAT = printed(*["step 3 loss 2.3026"] * 20)
+ZERO = printed(*["step 3 loss 0.0000"] * 20)
+LOST = printed(*(f"step {number} loss nan" for number in range(9)))
+REWARDED = printed("reward 0.4")
+OTHER = printed(*(f"loss {2.5 / n:.4f}" for n in range(1, 9)))
 STEPPED = (LOOKED, step(1, 9), step(9, 9), wrote(SAVED_BYTES - 1))
-ALONE = {"alone": frozenset({0, 1}), "world_size": 4}
 
 
 def test_a_success_that_did_nothing() -> None:
@@ -65,7 +63,6 @@ def test_a_success_that_did_nothing() -> None:
     assert kinds(losses(9, NAN, is_constant=False)) == [Doubt.LOSS_NOT_FINITE]
     assert kinds(printed=LOST) == [Doubt.LOSS_NOT_FINITE]
     assert kinds(losses()) == kinds(printed=FLAT) == kinds(printed=ZERO) == [Doubt.LOSS_CONSTANT]
-    assert kinds(printed=SAME, **ALONE) == [Doubt.SEPARATE_WORLDS]
 
 
 def test_what_only_looks_like_it() -> None:
@@ -90,8 +87,6 @@ def test_what_only_looks_like_it() -> None:
         "too few": kinds(losses(19)),
         "its own losses change": kinds(losses(is_constant=False), printed=FLAT),
         "GRPO": kinds(losses(last=0.0), printed=REWARDED),
-        "a search over settings": kinds(printed=OTHER, **ALONE),
-        "ranks that print the same mean": kinds(printed=SAME),
     }
     assert {name: found for name, found in innocent.items() if found} == {}
 
@@ -119,14 +114,3 @@ def test_printed_losses_that_end_as_nan() -> None:
     assert not printed(*good, *bad).losses.is_finite
     assert printed(*good, *bad, "step 14 loss 2.5123", "step 15 loss 2.5122").losses.is_finite
     assert printed(*good, "eval loss nan").losses.is_finite
-
-
-def test_ranks_that_print_the_same_losses() -> None:
-    one, other = (
-        printed(*(f"step {number} loss {start / number:.4f}" for number in range(1, 9)))
-        for start in (2.5, 2.6)
-    )
-    assert alike({0: one, 1: one, 2: other, 3: printed("ready")}) == {0, 1}
-    assert not printed("ready").has_steps
-    flat = printed(*(f"step {number} loss 2.3026" for number in range(1, 9)))
-    assert alike({0: flat, 1: flat}) == frozenset()  # they may be told so

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.local.test_main_road_local import FOUR
 from tests.road import Project
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(240)]
@@ -50,11 +49,3 @@ def test_a_training_that_was_already_complete(here: Project) -> None:
     assert done.returncode == 0, done.stderr
     assert kinds(here) == []
     assert here.json("status")["attempt"] == 2
-
-
-def test_ranks_that_train_alone_while_nobody_checks(here: Project) -> None:
-    argv = (*FOUR, "--set", "launch.world_contract=false", "idle.py")
-    done = here.cli("submit", "--wait", *argv, "alone")
-    assert done.returncode == 0, done.stderr
-    assert kinds(here) == ["separate_worlds"]
-    assert "suspect: the 4 ranks formed no common world" in here.cli("list").stdout

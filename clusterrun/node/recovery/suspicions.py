@@ -7,22 +7,19 @@ need not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from clusterrun.diagnosis.kinds import Doubt, Suspicion
-from clusterrun.diagnosis.training import Losses, PrintedTraining, alike
+from clusterrun.diagnosis.training import Losses, PrintedTraining
 from clusterrun.logformat.lines import RECORDS, parse_line
 from clusterrun.rundir.events import Event, EventType, read_ends
 from clusterrun.rundir.outcome import read_outcome, write_outcome
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.plan import read_plan
 from clusterrun.shared.files import end_of, open_regular, size_of
-from clusterrun.shared.wording import count
 
-FEW: Final = 4  # nodes to read if the ranks joined no world
 FIRST_BYTES, LAST_BYTES = 128 * 1024, 512 * 1024  # of a node's log
 LEAST_REPORTS: Final = 20  # of one loss: fewer may be chance
 SAVED_BYTES: Final = 1 << 20  # a rank that wrote as much may have saved in its own way
@@ -30,16 +27,11 @@ SAVED_BYTES: Final = 1 << 20  # a rank that wrote as much may have saved in its 
 
 @dataclass(frozen=True, kw_only=True)
 class Success:
-    """What an attempt left that exited with status 0: its head's events, what ranks printed.
-
-    `alone` are the ranks that never joined others.
-    """
+    """What an attempt left that exited with status 0: its head's events, what rank 0 printed."""
 
     events: Sequence[Event] = ()
     has_checkpoint: bool = False
-    printed: Mapping[int, PrintedTraining] = field(default_factory=lambda: {0: PrintedTraining()})
-    alone: frozenset[int] = frozenset()
-    world_size: int = 1
+    printed: PrintedTraining = field(default_factory=PrintedTraining)
 
     def of(self, kind: EventType) -> list[Event]:
         """Return the events of a type."""
@@ -70,18 +62,11 @@ def examine(paths: RunPaths, attempt: int) -> None:
     if outcome is None or outcome.code or not outcome.nodes:
         return
     head = list(read_ends(paths.events(outcome.nodes[0]), attempt))
-    is_alone = any(event.type is EventType.ALONE for event in head)
-    nodes = outcome.nodes[: FEW if is_alone else 1]
-    others = (event for node in nodes[1:] for event in read_ends(paths.events(node), attempt))
-    ranks = {event.rank for event in (*head, *others) if event.type is EventType.ALONE}
-    alone = frozenset(rank for rank in ranks if rank is not None)
     has_resumed = any(event.type is EventType.RESUMED and event.step for event in head)
     success = Success(
         events=head,
         has_checkpoint=outcome.checkpoint is not None or has_resumed,
-        printed=_printed(paths, attempt, nodes, alone | {0}),
-        alone=alone,
-        world_size=read_plan(paths).world_size if alone else 1,
+        printed=_printed(paths, attempt, outcome.nodes[0]),
     )
     if found := suspicions_of(success):
         write_outcome(paths, dataclasses.replace(outcome, suspicions=found))
@@ -97,7 +82,7 @@ def _doubts(success: Success) -> Iterator[tuple[Doubt, str]]:
         yield Doubt.NO_STEP, f"no step was taken: {text}"
     elif text := _no_checkpoint(success):
         yield Doubt.NO_CHECKPOINT, f"no checkpoint was saved: {text}"
-    main = success.printed[0]
+    main = success.printed
     reported = [
         Losses(
             count=event.count or 0,
@@ -116,9 +101,6 @@ def _doubts(success: Success) -> Iterator[tuple[Doubt, str]]:
         if found.is_constant and not (found.last == 0 and main.has_rewards):
             text = f"it was {found.last:.6g} in all {found.count} reports"
             yield Doubt.LOSS_CONSTANT, f"the loss never changed: {text}"
-    if success.alone and len(success.alone & alike(success.printed)) > 1:
-        ranks = count(success.world_size, "rank")
-        yield Doubt.SEPARATE_WORLDS, f"the {ranks} formed no common world: each trained alone"
 
 
 def _no_step(success: Success) -> str:
@@ -136,7 +118,7 @@ def _no_step(success: Success) -> str:
         has_metrics = any(event.metrics for event in success.steps)
         return "" if has_metrics else f"the script reported step 0 of {last.total}, and none after"
     is_idle = last is None and not (success.of(EventType.ASKS) or success.has_checkpoint)
-    if is_idle and success.looked_for_checkpoint and not success.printed[0].has_steps:
+    if is_idle and success.looked_for_checkpoint and not success.printed.has_steps:
         return "the script found no checkpoint, reported no step and saved nothing"
     return ""
 
@@ -154,16 +136,13 @@ def _no_checkpoint(success: Success) -> str:
     return ""
 
 
-def _printed(
-    paths: RunPaths, attempt: int, nodes: Sequence[str], ranks: frozenset[int]
-) -> dict[int, PrintedTraining]:
-    """Read what ranks printed at the start and at the end."""
-    found = {rank: PrintedTraining() for rank in ranks}
-    for node in nodes:
-        for raw in _lines(paths.log(attempt, node)):
-            line = parse_line(raw, node=node, offset=0, near_us=0)
-            if line.rank in found and line.stream not in RECORDS:
-                found[line.rank].feed(line.text.decode("utf-8", "replace").split("\r"))
+def _printed(paths: RunPaths, attempt: int, node: str) -> PrintedTraining:
+    """Read what rank 0 printed at the start and at the end."""
+    found = PrintedTraining()
+    for raw in _lines(paths.log(attempt, node)):
+        line = parse_line(raw, node=node, offset=0, near_us=0)
+        if line.rank == 0 and line.stream not in RECORDS:
+            found.feed(line.text.decode("utf-8", "replace").split("\r"))
     return found
 
 
