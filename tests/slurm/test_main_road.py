@@ -241,6 +241,30 @@ def test_ranks_that_each_make_a_world_of_their_own_fail_and_are_named(
     cluster.wait_no_processes()
 
 
+FEWER = """
+import os, sys
+if os.environ.get("SLURM_NODEID") == "1" and "--num_processes" in sys.argv:
+    sys.argv[sys.argv.index("--num_processes") + 1] = "2"
+"""
+
+
+def test_a_node_with_fewer_processes_fails_and_is_named(cluster: Any, here: Project) -> None:
+    """The second node's launcher is told of two processes in all, not of four."""
+    (here.path / "lib").mkdir()
+    (here.path / "lib" / "sitecustomize.py").write_text(FEWER)
+    fewer = ("--set", "launch.launcher=accelerate", "--env", f"PYTHONPATH={here.path / 'lib'}")
+    job_id = here.submit("-N2", "--gpus-per-node", "2", "--device", "cpu", *fewer, "world.py")
+    assert ended(cluster, job_id) == "FAILED"
+    assert sacct(cluster, job_id) == ("FAILED", "120:0")
+    (failed,) = re.findall(r"rank 2 on (\S+): exit 120: (.*)", here.ok("status", job_id))
+    reason = (
+        "world contract broken: the launcher started 1 rank on this node, but the job requested 2"
+    )
+    assert failed[0] in cluster.nodes
+    assert failed[1] == reason
+    cluster.wait_no_processes()
+
+
 def test_a_shell_inside_another_job_does_not_leak_into_the_new_one(
     cluster: Any, here: Project
 ) -> None:
