@@ -12,7 +12,6 @@ from tests.cli.conftest import CommandLine
 
 LOOKS = [
     ("render",),
-    ("render", "--check"),
     ("submit", "--dry-run"),
     ("config", "validate"),
 ]

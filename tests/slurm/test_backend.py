@@ -16,6 +16,8 @@ from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, Submi
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
+from clusterrun.verbs.config import load_spec
+from clusterrun.verbs.render import check, prepare
 from tests.cluster.cluster import Cluster
 from tests.patience import patience, wait_for
 from tests.slurm.jobs import BACKEND, Submit, ask, submitter, until
@@ -65,7 +67,7 @@ def test_slurm_accepts_the_file_of_init_as_it_stands(
     assert "\n  gpus_per_node: 4 " in text
     assert "\n  gpu_type: h100 " in text
     assert "\n  account: " in text
-    assert main(["render", "--check"]) == 0
+    assert check(prepare(load_spec()))
 
 
 def test_any_directory_name_reaches_the_job_as_it_is(cluster: Cluster, tmp_path: Path) -> None:
