@@ -1,14 +1,20 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all, locks never hold for ever, and limits are raised."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from clusterrun.shared import files
+from clusterrun.errors import ClusterrunError
+from clusterrun.shared import files, locks
+from clusterrun.shared.locks import locked
 
 
 def names(directory: Path) -> list[str]:
@@ -59,3 +65,61 @@ def test_what_is_no_json_object_is_none(tmp_path: Path, text: str) -> None:
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     assert files.read_json(path) is None
     assert files.read_json(tmp_path / "missing") is None
+
+
+HOLDER = """\
+import sys, time, pathlib
+from clusterrun.shared.locks import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_lock_that_is_never_released_is_an_error_that_names_its_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / ".lock"
+    argv = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        monkeypatch.setattr(locks, "WAIT_S", 0.2)
+        with pytest.raises(ClusterrunError, match=f"process {holder.pid} on "), locked(path):
+            pass
+        holder.kill()
+    with locked(path):
+        assert os.listdir(tmp_path) == [".lock"]
+
+
+def test_a_file_system_without_locks_locks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with locked(tmp_path / ".lock"), locked(tmp_path / ".lock"):
+        pass
+
+
+RAISE = """
+import resource
+from clusterrun.shared.descriptors import raise_descriptor_limit
+found = raise_descriptor_limit({wanted})
+assert found <= resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+print(found, *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_soft_limit_is_raised_as_far_as_the_hard_one_allows() -> None:
+    for soft, wanted, limits in (
+        (256, "", "1000 1000 1000"),
+        (256, "500", "500 500 1000"),
+        (600, "500", "600 600 1000"),
+        (256, "5000", "1000 1000 1000"),
+    ):
+        code = RAISE.format(wanted=wanted)
+        shell = f"ulimit -Sn {soft} && ulimit -Hn 1000 && exec {sys.executable} -c '{code}'"
+        done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == limits

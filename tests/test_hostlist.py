@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -167,14 +166,6 @@ _item = st.one_of(
 @given(st.lists(_item, min_size=1, max_size=3).map(",".join))
 def test_hosts_are_those_that_slurm_names(slurm_conf: Path, text: str) -> None:
     assert parse_hostlist(text) == _scontrol_hostnames(slurm_conf, text)
-
-
-def test_time_grows_with_the_number_of_hosts_only() -> None:
-    begin = time.process_time()
-    names = parse_hostlist("n[00000-65535]")
-    assert fold_hostlist(names) == "n[00000-65535]"
-    assert parse_hostlist(",".join(names)) == names
-    assert time.process_time() - begin < 5
 
 
 def test_sets_of_ranks_are_read_or_refused() -> None:

@@ -47,13 +47,6 @@ def test_data_beside_the_code_is_shipped(setup_cfg: configparser.ConfigParser) -
             assert any(map(path.match, patterns)), path
 
 
-def test_everything_that_is_needed_for_training_is_an_extra(
-    setup_cfg: configparser.ConfigParser,
-) -> None:
-    required = setup_cfg["options"]["install_requires"]
-    assert not [n for n in ("torch", "accelerate", "deepspeed", "transformers") if n in required]
-
-
 def _ran(*argv: str | Path, cwd: Path, environ: dict[str, str] | None = None) -> str:
     done = subprocess.run(
         [str(word) for word in argv],

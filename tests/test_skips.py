@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import builds
 from tests.checkout import ROOT
 from tests.namespaces import run
 
@@ -31,3 +32,18 @@ def test_a_skip_is_a_failure_where_all_is_required(
     said = run([sys.executable, "-m", "pytest", *argv], env=env, check=False).stdout
     assert said.splitlines()[-1].startswith(outcome), said
     assert ("CLUSTERRUN_REQUIRE_ALL makes a skip a failure" in said) is bool(required)
+
+
+def test_the_lock_of_a_build_is_removed_once_nobody_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    held, left = tmp_path / "held" / "lock", tmp_path / "left" / "lock"
+    for lock in (held, left):
+        lock.parent.mkdir()
+        lock.touch()
+    with held.open():
+        builds.remove_abandoned_locks()
+        assert (held.exists(), left.exists()) == (True, False)
+    builds.remove_abandoned_locks()
+    assert not held.exists()

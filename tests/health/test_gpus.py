@@ -133,13 +133,6 @@ def test_only_the_jobs_gpus_are_looked_at(driver: StandIn) -> None:
     assert "GPU 7: the driver does not list it" in looked(asked("1", "7"))["gpu.count"].text
 
 
-def test_a_slice_of_a_gpu_has_its_own_memory(driver: StandIn) -> None:
-    driver.answer(gpu1_recovery=0, gpu1_used=70_000, gpu1_mig=1, gpu1_errors=1)
-    assert statuses(looked(asked("MIG-b"), ranks=1)) == {"gpu.ecc": "note"}
-    driver.answer(gpu1_part=9000)
-    assert "8.8 GiB of 9.6 GiB" in looked(asked("MIG-b"), ranks=1)["gpu.foreign"].text
-
-
 @pytest.mark.parametrize(
     ("name", "text", "fields"),
     [

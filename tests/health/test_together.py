@@ -73,12 +73,6 @@ def test_nothing_is_noted_on_healthy_nodes() -> None:
     ]
 
 
-def test_a_loaded_machine_is_no_fault() -> None:
-    """CPUs that share a machine differ."""
-    cpu = [{"computed": {"cpu": {"tflops": rate}}} for rate in (0.01, 0.2, 0.2, 0.2)]
-    assert lines(reports(**dict(zip(NODES, cpu, strict=True)))) == ([], "")
-
-
 # Nodes that do not report
 
 SILENT = "no report within 12 s: it is stuck or very busy, or the job does not start there"
@@ -180,14 +174,6 @@ def test_an_all_reduce_that_fails_is_one_finding_and_leaves_out_no_node() -> Non
     text = "an all-reduce failed: Read error: Connection reset by peer"
     assert bad == [f"fail net.reduce n[1-3]: {text}"]
     assert exclude == ""
-
-
-def test_one_node_is_compared_with_none() -> None:
-    found = {"n1": REPORTS["n1"]}
-    checks = of_nodes(["n1"], found, ["n1"], (), {}, 12.3)["n1"] + of_group(["n1"], found, ["n1"])
-    skipped = {each.id for each in checks if each.severity.value == "skip"}
-    assert {each.severity.value for each in checks} == {"ok", "skip"}
-    assert skipped == {"net.meet", "same.versions"}
 
 
 # What `doctor --nodes` concludes from a run

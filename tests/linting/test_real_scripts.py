@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.linting.rule import lint
-from tests.linting.launches import LAUNCHES
+from tests.linting.test_rules import LAUNCHES
 
 LEAST = 10
 _SCRIPTS = "script sync ops merge_weights ddp_comm_hook distributed_data_loop"

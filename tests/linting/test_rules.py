@@ -13,8 +13,13 @@ from clusterrun.cli.shared.explanations import RULE, pages
 from clusterrun.linting import rule as registry
 from clusterrun.linting.rule import Launch, lint, rules
 from tests.checkout import EXAMPLES, listed
-from tests.linting.launches import LAUNCHES
 
+LAUNCHES = {
+    "ddp": Launch(nodes=2, ranks_per_node=4),
+    "zero3": Launch(nodes=2, ranks_per_node=4, strategy="zero3"),
+    "fsdp": Launch(nodes=2, ranks_per_node=8, strategy="fsdp", max_restarts=3),
+    "cpu": Launch(nodes=4, ranks_per_node=2, has_gpus=False),
+}
 TABLE: dict[str, dict[str, list[dict[str, Any]]]] = yaml.safe_load(
     Path(__file__).with_name("rules.yaml").read_text()
 )
