@@ -68,15 +68,13 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         path = _checkpoint(args, state)
         if found := broadcast(_saved(path) if here == 0 else None):
             _refuse_batch_of_checkpoint(args, state, kwargs.get("train_dataloader"))
-            self._compare(found, batch_settings(args, world_size))
-
-    def _compare(self, found: Checkpoint, settings: Mapping[str, Any]) -> None:
-        if words := found.difference(None, settings, override=self._override):
-            raise ClusterrunError(
-                f"can't resume from {found.path}: {words} (keep batch size x accumulation x ranks, "
-                'or accept it with CheckpointCallback(override=["effective_batch"]))'
-            )
-        self._overrides = overridden(found, settings, self._override)
+            settings = batch_settings(args, world_size)
+            if words := found.difference(None, settings, override=self._override):
+                raise ClusterrunError(
+                    f"can't resume from {found.path}: {words} (keep batch size x accumulation x "
+                    'ranks, or accept it with CheckpointCallback(override=["effective_batch"]))'
+                )
+            self._overrides = overridden(found, settings, self._override)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Save if the job asks; the callback that each Trainer has in a run reports the step."""

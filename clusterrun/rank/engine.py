@@ -53,14 +53,10 @@ class FirstStep:
 
     def _before(self, optimizer: Any, *_: Any) -> None:
         # A step without gradients trains nothing: some scripts do it to please a scheduler.
-        if _has_gradients(optimizer):
+        params = (param for group in optimizer.param_groups for param in group["params"])
+        if any(param.grad is not None for param in params):
             for check in tuple(self._checks):
                 check(optimizer)
-
-
-def _has_gradients(optimizer: Any) -> bool:
-    groups = optimizer.param_groups
-    return any(param.grad is not None for group in groups for param in group["params"])
 
 
 class Engine(str, Enum):
@@ -146,14 +142,8 @@ class EngineWatch:
             for engine, who in self._awaited.items():
                 self._break_off(engine, who, runs)
 
-    def _begun(self, engine: Engine) -> None:
-        """Note that an engine is being made; `status` shows the last that rank 0 reported."""
-        self._note(engine)
-        if not self._awaited:
-            self._first_step.drop(self._check_step)
-
     def _note(self, engine: Engine) -> None:
-        # Also called at a step, where no check may be dropped.
+        # Also called at a step, where no check may be dropped. `status` shows the last engine.
         self._awaited.pop(engine, None)
         if engine not in self._made and rank() == 0:
             runtime.emit("engine", engine=engine.value)
@@ -175,7 +165,9 @@ class EngineWatch:
             # Before the call: DeepSpeed steps its optimizer once in its constructor.
             if self._world.is_mine:
                 # torch's composable DDP derives its state from FSDP's.
-                self._begun(Engine.DDP if type(made).__name__ == "_ReplicateState" else engine)
+                self._note(Engine.DDP if type(made).__name__ == "_ReplicateState" else engine)
+                if not self._awaited:
+                    self._first_step.drop(self._check_step)
             original(made, *args, **kwargs)
 
         watched.__init__ = __init__

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,19 +92,16 @@ def saved(args: Any, state: Any) -> None:
         return
     about: dict[str, Any] = {"world_size": world_size, "settings": settings, "target": path}
     try:
+        names = checkpoint_files.of_first_rank(checkpoint_files.file_names(path))
+        # The state's checksum shows which training this is.
+        known = {_STATE: checkpoint_files.checksum(path / _STATE)}
+        files = {name: ((path / name).stat().st_size, known.get(name, UNREAD)) for name in names}
         (record := _record(folder, step)).mkdir(parents=True, exist_ok=True)
-        checkpoint_files.mark(record, step, attempt=own_attempt(), files=_sums(path), **about)
+        checkpoint_files.mark(record, step, attempt=own_attempt(), files=files, **about)
     except OSError as error:
         say_once(f"what the Trainer saved can't be recorded, so no attempt continues it: {error}")
         return
     emit("checkpoint", path=str(path), step=step)
-
-
-def _sums(path: Path) -> Sums:
-    """Return the sizes of rank 0's files, and a checksum that shows which training this is."""
-    names = checkpoint_files.of_first_rank(checkpoint_files.file_names(path))
-    known = {_STATE: checkpoint_files.checksum(path / _STATE)}
-    return {name: ((path / name).stat().st_size, known.get(name, UNREAD)) for name in names}
 
 
 def _record(folder: str, step: int) -> Path:
@@ -123,7 +120,13 @@ def _newest(folder: str, here: int, settings: Mapping[str, int], last: int) -> s
     In the middle of an epoch, transformers would train one step more than `max_steps`.
     """
     tell = say if here == 0 else str
-    offered = broadcast([*_offered(folder)] if here == 0 else [])
+    offered: list[tuple[Checkpoint, Sums]] = []
+    for _, record in _records(folder)[:8] if here == 0 else ():  # there may be thousands
+        try:
+            offered.append(checkpoint_files.read_marker(record))
+        except IncompleteError as fault:
+            say(checkpoint_files.passed_over(record, str(fault)))
+    offered = broadcast(offered)
     for found, files in offered:
         path = Path(folder, found.path.name)
         if 0 < last <= found.step:
@@ -146,14 +149,6 @@ def _newest(folder: str, here: int, settings: Mapping[str, int], last: int) -> s
         if other:
             say(f"the Trainer begins anew: it saves to {folder}, but this run saved {other.path}")
     return None
-
-
-def _offered(folder: str) -> Iterator[tuple[Checkpoint, Sums]]:
-    for _, record in _records(folder)[:8]:  # there may be thousands
-        try:
-            yield checkpoint_files.read_marker(record)
-        except IncompleteError as problem:
-            say(checkpoint_files.passed_over(record, str(problem)))
 
 
 def _problem(path: Path, here: int, found: Checkpoint, files: Sums) -> str:

@@ -262,7 +262,7 @@ class ForgeLauncher(_RankLauncher):
     def revoke(self) -> None:
         """Start no ranks from now on, and don't wait for what the forge imports."""
         self._is_revoked = True
-        if self._forge.is_importing:
+        if self._forge.importing:
             self._forge.close("the last attempt ended before it had imported everything")
 
     def result(self) -> LauncherResult | None:

@@ -20,14 +20,17 @@ OUTPUT_BYTES = 1 << 20
 
 
 class Forge:
-    """A process that has imported what the ranks need, and forks them. It outlives attempts."""
+    """A process that has imported what the ranks need, and forks them. It outlives attempts.
+
+    While it imports (`importing`), it can't follow orders.
+    """
 
     def __init__(self, started: Started) -> None:
         self._process = ForkedProcess(started.pid)
         self._socket, self._output = started.link, started.output
         self._socket.setblocking(False)
         self._changed_at = time.monotonic()
-        self._importing = self._hint = ""
+        self.importing = self._hint = ""
         self._has_libraries = False
         self._variables: dict[str, Any] | None = None
         self._is_ended = False
@@ -37,11 +40,6 @@ class Forge:
         self.problem_of_store = ""
         self.pids: list[int] = []
         self.codes: dict[int, int] = {}
-
-    @property
-    def is_importing(self) -> bool:
-        """Return whether it can't follow orders yet."""
-        return bool(self._importing)
 
     @property
     def pid(self) -> int:
@@ -94,21 +92,21 @@ class Forge:
             self._closed(f"it {self.how_ended()}")
             return
         limit_s = PRELOAD_S if self._has_libraries else IMPORT_S
-        if self._importing and time.monotonic() - self._changed_at > limit_s:
-            text = f"importing {self._importing} takes longer than {limit_s:.0f} s"
+        if self.importing and time.monotonic() - self._changed_at > limit_s:
+            text = f"importing {self.importing} takes longer than {limit_s:.0f} s"
             self.close(f"{text}{self._advice}")
 
     def _take(self, answer: dict[str, Any]) -> None:
         self._changed_at = time.monotonic()
         match answer.pop("event"):
             case "importing":
-                self._importing, self._hint = answer["module"], answer["hint"]
+                self.importing, self._hint = answer["module"], answer["hint"]
             case "imported":
-                self._has_libraries, self._importing = True, ""
+                self._has_libraries, self.importing = True, ""
             case "open":
-                self._importing = self._hint = ""
+                self.importing = self._hint = ""
             case "closed":
-                self._importing, self._hint = "", answer["hint"] or self._hint
+                self.importing, self._hint = "", answer["hint"] or self._hint
                 self._closed(answer["why"])
             case "variables":
                 self._variables = answer
@@ -129,8 +127,8 @@ class Forge:
                 self._is_ended = True
 
     def _closed(self, why: str) -> None:
-        at = f" while it imported {self._importing}" if self._importing else ""
-        self._importing = ""
+        at = f" while it imported {self.importing}" if self.importing else ""
+        self.importing = ""
         self.why_closed = self.why_closed or f"{why}{at}{self._advice}"
 
     @property

@@ -102,12 +102,6 @@ def _trial_fork() -> None:
     raise Closed("a fork of the imported libraries hangs")
 
 
-def of_launchers(strategy: str) -> tuple[str, ...]:
-    """Return what the launchers and the ranks of a strategy import in any case."""
-    found = ["torch", "torch.distributed", "accelerate"]
-    return (*found, *(["deepspeed"] * strategy.startswith("zero")))
-
-
 def of_ranks(strategy: str, installed: Collection[str]) -> tuple[str, ...]:
     """Return what each rank imports in any case, if it is installed.
 

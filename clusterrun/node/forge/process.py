@@ -66,9 +66,9 @@ class ForgeProcess:
         except OSError:
             os._exit(1)
 
-    def _orders(self) -> list[dict[str, Any]]:
+    def _order(self) -> dict[str, Any]:
         try:
-            return [receive(self._link)]
+            return receive(self._link)
         except (OSError, ValueError):
             os._exit(0)  # the agent has closed the socket
 
@@ -83,7 +83,8 @@ class ForgeProcess:
         try:
             if not is_head:
                 self._check_variables(of_ranks)
-            preload.preload(preload.of_launchers(strategy), self._importing)
+            preload.preload(("torch", "torch.distributed", "accelerate"), self._importing)
+            preload.preload(["deepspeed"] * strategy.startswith("zero"), self._importing)
             self._tell("imported")
             self._obey_early(is_head=is_head)
             if self._plan["launcher"] == "direct":
@@ -117,12 +118,12 @@ class ForgeProcess:
         """
         is_asked = not is_head
         while select.select([self._link], [], [], 0 if is_asked else None)[0]:
-            for order in self._orders():
-                is_asked |= order["order"] == "variables"
-                if order["order"] in ("store", "variables"):
-                    self._obey(order)
-                else:
-                    self._waiting.append(order)
+            order = self._order()
+            is_asked |= order["order"] == "variables"
+            if order["order"] in ("store", "variables"):
+                self._obey(order)
+            else:
+                self._waiting.append(order)
 
     def _check_variables(self, modules: Iterable[str]) -> None:
         """Raise Closed if the script may set a variable that these modules read at their import."""
@@ -167,7 +168,7 @@ class ForgeProcess:
             self._report_end(self._watched.pop(descriptor))
         for pid in list(self._unwatched):
             self._report_end(pid)
-        self._waiting = self._orders() if self._link.fileno() in ready else []
+        self._waiting = [self._order()] if self._link.fileno() in ready else []
 
     def _import_late(self) -> None:
         """Import what torch imports when an optimizer is made, which takes a second."""
@@ -232,7 +233,11 @@ class ForgeProcess:
             return False
         self._page[0] = 0
         try:
-            self._check(order)
+            for environ in order["ranks"]:
+                environ.update({n: v for n, v in order["env"].items() if n not in environ})
+                ranks.check_environment(self._before, environ)
+            added = ranks.added_path(self._before, order["ranks"][0])
+            ranks.check_modules(self._project, added, set(sys.modules) - self._modules)
             if self._fork_ranks(order):
                 return True
         except Closed as error:
@@ -256,9 +261,8 @@ class ForgeProcess:
                 if pid == 0:
                     _pass(*gate)
                     self._link.close()
-                    title = order["titles"][local]
                     what = (order["entry"], environ, self._before, order["output"])
-                    ranks.become(*what, title, launcher)
+                    ranks.become(*what, order["titles"][local], launcher)
                     if local == 0:
                         self._compare_when_joined(imported)
                     self._handlers.restore()
@@ -277,13 +281,6 @@ class ForgeProcess:
             except OSError:  # Linux before 5.3
                 self._unwatched.add(pid)
         return False
-
-    def _check(self, order: dict[str, Any]) -> None:
-        for environ in order["ranks"]:
-            environ.update({n: v for n, v in order["env"].items() if n not in environ})
-            ranks.check_environment(self._before, environ)
-        added = ranks.added_path(self._before, order["ranks"][0])
-        ranks.check_modules(self._project, added, set(sys.modules) - self._modules)
 
     def _compare_when_joined(self, imported: Collection[str]) -> None:
         """Have the rank look, once it has made its imports, whether they would have differed."""
@@ -340,7 +337,10 @@ def serve(
     plan = json.loads((run_dir / "plan.json").read_text())
     ranks.set_first_title(f"clusterrun: forge of {run_dir}")  # finds no title in a changed environ
     note_given(os.environ, before)
-    _set_threads(plan)
+    # What `rank_environment` sets: libraries read it when they are imported.
+    names, cpus = [variable["name"] for variable in plan["env"]], allocated_cpus(os.environ)
+    nodes = plan["nodes"] if "CLUSTERRUN_LOCAL_NODE_RANK" in os.environ else 1
+    os.environ.update(openmp(names, cpus, ranks=plan["procs_per_node"], simulated_nodes=nodes))
     _worker().leave_last()
     forge = ForgeProcess(link, plan, is_alone=is_alone)
     forge.load(is_head=is_head)
@@ -357,12 +357,3 @@ def _pass(gate: int, opener: int) -> None:
 
 def _worker() -> Any:
     return importlib.import_module(WORKER_MODULE)
-
-
-def _set_threads(plan: Mapping[str, Any]) -> None:
-    """Set what `rank_environment` sets: libraries read it when they are imported."""
-    names = [variable["name"] for variable in plan["env"]]
-    nodes = plan["nodes"] if "CLUSTERRUN_LOCAL_NODE_RANK" in os.environ else 1
-    cpus = allocated_cpus(os.environ)
-    ranks_per_node = plan["procs_per_node"]
-    os.environ.update(openmp(names, cpus, ranks=ranks_per_node, simulated_nodes=nodes))
