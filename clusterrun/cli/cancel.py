@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import click
@@ -104,8 +104,9 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
                 )
             else:
                 output.note(f"job {job_id} is not running; there is nothing to save")
-        watch = _Progress(unheard_s)
-        cancel.wait_until_left(asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=watch)
+        cancel.wait_until_left(
+            asked, timeout_s=timeout_s, unheard_s=unheard_s, watch=_progress(unheard_s)
+        )
     except KeyboardInterrupt:
         names = ", ".join(before.record.job_id for before in asked)
         output.say_interrupted(f"stopped waiting for {names}; the ranks still save and exit")
@@ -117,39 +118,28 @@ def _let_leave(found: list[JobStatus], timeout_s: int, unheard_s: float) -> dict
     }
 
 
-class _Progress:
-    """Tells, once, what keeps the ranks from saving."""
+def _progress(unheard_s: float) -> Callable[[Sequence[JobStatus]], None]:
+    """Return what shows that jobs are waited for, and tells once what keeps ranks from saving."""
+    begin = time.monotonic()
+    warned: set[tuple[str, str]] = set()
 
-    def __init__(self, unheard_s: float) -> None:
-        self._unheard_s = unheard_s
-        self._begin = time.monotonic()
-        self._look_at = self._begin + LOOK_S
-        self._warned: set[tuple[str, str]] = set()
-
-    def __call__(self, waiting: Sequence[JobStatus]) -> None:
-        now = time.monotonic()
-        names = ", ".join(before.record.job_id for before in waiting)
+    def watch(waiting: Sequence[JobStatus]) -> None:
+        spent_s = time.monotonic() - begin
         if waiting:
-            output.move(f"waiting for the checkpoint of job {names}", now - self._begin)
-        if not waiting or now < self._look_at:
-            return
-        self._look_at = now + LOOK_S
-        for before in waiting:
-            self._warn(before)
+            names = ", ".join(before.record.job_id for before in waiting)
+            output.move(f"waiting for the checkpoint of job {names}", spent_s)
+        for before in waiting if spent_s >= LOOK_S else ():
+            job_id, found = before.record.job_id, read_evidence(before.record.paths)
+            if not found.unsaved or (job_id, found.unsaved) in warned:
+                continue
+            warned.add((job_id, found.unsaved))
+            notes = [f"to end it now, run: clusterrun cancel {job_id}"]
+            if found.is_unheard:
+                ends = f"without a call, the job ends after {clock(unheard_s)} (--timeout)"
+                notes[:0] = ["ranks that are still starting save at their first call", ends]
+            output.warn(f"job {job_id}: {found.unsaved}", notes=notes)
 
-    def _warn(self, before: JobStatus) -> None:
-        job_id, found = before.record.job_id, read_evidence(before.record.paths)
-        if not found.unsaved or (job_id, found.unsaved) in self._warned:
-            return
-        self._warned.add((job_id, found.unsaved))
-        notes: tuple[str, ...] = (f"to end it now, run: clusterrun cancel {job_id}",)
-        if found.is_unheard:
-            notes = (
-                "ranks that are still starting save at their first call",
-                f"without a call, the job ends after {clock(self._unheard_s)} (--timeout)",
-                *notes,
-            )
-        output.warn(f"job {job_id}: {found.unsaved}", notes=notes)
+    return watch
 
 
 def _print_saved(before: JobStatus, asked_at: float) -> str | None:
@@ -185,10 +175,9 @@ def _print_cancelled(before: JobStatus, *, completed: bool) -> None:
     record, state = before.record, before.state.value
     if before.state.is_terminal:
         output.note(f"job {record.job_id} had already ended: {state}")
-        return
-    if completed:
+    elif completed:
         output.note(f"job {record.job_id} completed before it could be cancelled")
-        return
-    spent = "" if before.elapsed_s is None else f" {clock(before.elapsed_s)}"
-    where = f", in {record.workdir}" if is_elsewhere(record) else ""
-    output.answer(f"cancelled {record.job_id}  ({record.name}, was {state}{spent}{where})")
+    else:
+        spent = "" if before.elapsed_s is None else f" {clock(before.elapsed_s)}"
+        where = f", in {record.workdir}" if is_elsewhere(record) else ""
+        output.answer(f"cancelled {record.job_id}  ({record.name}, was {state}{spent}{where})")

@@ -134,26 +134,6 @@ def test_one_failing_node_ends_one_that_would_wait_for_ever(site: LocalSite, has
     no_process_left(site)
 
 
-def test_cancel_from_another_process_lets_the_nodes_end_in_order(site: LocalSite) -> None:
-    script = (
-        "trap 'echo saved > \"$1/saved-$CLUSTERRUN_LOCAL_NODE_RANK\"; exit 124' TERM\n"
-        'touch "$1/up-$CLUSTERRUN_LOCAL_NODE_RANK"\n'
-        "while :; do sleep 0.1; done\n"
-    )
-    job_id, paths = site.submit(script)
-    wait_for(lambda: len(list(paths.root.glob("up-*"))) == 2, what="the start of both nodes")
-    code = (
-        "from pathlib import Path; from clusterrun.rundir.paths import RunsDir;"
-        "from clusterrun.backends.local.backend import LocalBackend;"
-        f"LocalBackend(runs_dir=RunsDir(root=Path({str(site.runs.root)!r}))).cancel([{job_id!r}])"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-    job = site.wait(job_id)
-    assert (job.state, job.exit_code) == (JobState.CANCELLED, 124)
-    assert len(list(paths.root.glob("saved-*"))) == 2
-    no_process_left(site)
-
-
 def test_cancel_kills_what_does_not_listen_and_what_hides(site: LocalSite, hasty: None) -> None:
     # A grandchild in a session of its own, its parents gone: a subreaper still finds it.
     script = (

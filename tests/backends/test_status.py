@@ -335,15 +335,6 @@ def ends(made: JobRecord, attempt: int = 1, **values: Any) -> Outcome:
     return outcome
 
 
-def test_of_two_sides_of_a_cut_the_outcome_tells_who_failed(runs: RunsDir) -> None:
-    made = make(runs)
-    gone = {"type": "failed", "code": 123, "cause": "node_lost", "message": "its agent is gone"}
-    events(made.paths, "n2", {**gone, "ts": T0 + 1}, {**gone, "node": "n1", "ts": T0 + 2})
-    head = ends(made, node="n2")
-    end(made.paths, "FAILED", 123)
-    assert status(made, None).failure == head
-
-
 def test_being_cancelled_or_interrupted_is_no_failure(runs: RunsDir) -> None:
     made = make(runs)
     for cause in (Cause.CANCELLED, Cause.INTERRUPTED, Cause.EXIT):

@@ -139,29 +139,6 @@ def test_a_training_is_stopped_and_resumed_from_every_machine(bench: Bench) -> N
 
 
 @pytest.mark.long
-def test_a_run_resumes_on_hosts_that_have_it(bench: Bench) -> None:
-    job_id = bench.submit(*TWO, "train_lm.py", *ENDLESS)
-    bench.wait_for_step(job_id, 25)
-    bench.do("cancel", job_id, on="h1")
-    assert bench.wait_for_end(job_id) == "CANCELLED"
-    before = bench.hosts.leftovers()
-    if bench.is_shared:
-        resumed = bench.do("resume", "--parsable", job_id, "--hosts", "h2,h3").strip()
-        bench.wait_for_step(resumed, 30)
-        assert bench.status(resumed)["nodelist"] == "h[2-3]"
-        bench.do("cancel", resumed)
-        assert bench.wait_for_end(resumed) == "CANCELLED"
-        return
-    unseen = bench.try_to("resume", job_id, "--hosts", "h2,h1")
-    assert unseen.returncode == 2
-    assert "h2 can't see the run directory" in unseen.stderr
-    assert "leaves none of the hosts" in bench.try_to("resume", job_id, "--exclude", "h1,h2").stderr
-    changed = set(bench.hosts.leftovers()) - set(before)
-    assert [line for line in changed if "/by-job/" in line or "/.home-" in line] == []
-    assert bench.listed() == {job_id: "CANCELLED"}
-
-
-@pytest.mark.long
 def test_what_needs_a_queue_or_a_shared_directory(bench: Bench) -> None:
     chain = bench.try_to("submit", *TWO, "--chain", "2", "idle.py")
     assert (chain.returncode, "a chain needs a queue" in chain.stderr) == (2, True)
