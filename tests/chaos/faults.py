@@ -58,6 +58,15 @@ class Scene:
         """Kill a rank and return when."""
         return send(self.training.rank_pid(rank, self.attempt), signal.SIGKILL)
 
+    def kill_agent(self, node: str) -> float:
+        return send(self.training.agent_pid(node, self.attempt), signal.SIGKILL)
+
+    def lose(self, node: str, how: Callable[[str], None]) -> float:
+        self.undo.callback(self.cluster.heal)
+        at = time.time()
+        how(node)
+        return at
+
     def newest_checkpoint(self) -> Path:
         """Name the newest directory that a next attempt would resume from. Raises TooLateError."""
         send(self.training.rank_pid(1, self.attempt), 0)  # not if the next attempt is on its way
@@ -105,96 +114,50 @@ def send(pid: int, number: int) -> float:
     return at
 
 
-def kill_rank(scene: Scene) -> float:
-    return scene.kill_rank()
+def timed(deed: Callable[[Scene], object]) -> Callable[[Scene], float]:
+    """Make a fault of a deed: it hurts from its beginning."""
+
+    def inject(scene: Scene) -> float:
+        at = time.time()
+        deed(scene)
+        return at
+
+    return inject
 
 
 def stop_rank(scene: Scene) -> float:
     return send(scene.training.rank_pid(1, scene.attempt), signal.SIGSTOP)
 
 
-def kill_agent(scene: Scene) -> float:
-    return send(scene.training.agent_pid(scene.other, scene.attempt), signal.SIGKILL)
+def lose_node(scene: Scene) -> float:
+    return scene.lose(scene.other, scene.cluster.kill_node)
 
 
-def kill_head_agent(scene: Scene) -> float:
-    return send(scene.training.agent_pid(scene.head, scene.attempt), signal.SIGKILL)
-
-
-def kill_node(scene: Scene) -> float:
-    return _lose(scene, scene.other, scene.cluster.kill_node)
-
-
-def kill_head_node(scene: Scene) -> float:
-    return _lose(scene, scene.head, scene.cluster.kill_node)
-
-
-def cut_for_good(scene: Scene) -> float:
-    return _lose(scene, scene.other, scene.cluster.cut)
-
-
-def _lose(scene: Scene, node: str, how: Callable[[str], None]) -> float:
-    scene.undo.callback(scene.cluster.heal)
-    at = time.time()
-    how(node)
-    return at
-
-
-def cut_for_a_while(scene: Scene) -> float:
-    node, at = scene.other, time.time()
+def cut_for_a_while(scene: Scene) -> None:
+    node = scene.other
     scene.undo.callback(scene.cluster.heal)
     scene.cluster.cut(node)
     time.sleep(CUT_S)
     scene.cluster.restore(node)
-    return at
 
 
-def preempt(scene: Scene) -> float:
+def preempt(scene: Scene) -> None:
     """Have a job of a higher partition take all GPUs of the training's nodes, for a moment."""
     nodes = ",".join(scene.training.world(scene.attempt))
     gpus = scene.cluster.shape.gpus_per_node
-    at = time.time()
     argv = ("-p", "high", "-N2", "-w", nodes, f"--gpus-per-node={gpus}", "-o", "/dev/null")
     job_id = scene.cluster.sbatch(*argv, "--wrap=sleep 2")
     scene.undo.callback(scene.cluster.run, ["scancel", job_id], check=False)
-    return at
 
 
-def reach_time_limit(scene: Scene) -> float:
-    """Wait for the limit that the job was submitted with; its warning is what hurts."""
-    return time.time()
-
-
-def warn_of_time_limit(scene: Scene) -> float:
-    """Send the conductor what Slurm sends it before the limit."""
-    at = time.time()
-    scene.cluster.run(["scancel", "--batch", "--signal=USR2", scene.job_id])
-    return at
-
-
-def scancel(scene: Scene) -> float:
-    at = time.time()
-    scene.cluster.run(["scancel", scene.job_id])
-    return at
-
-
-def cancel_with_checkpoint(scene: Scene) -> float:
-    at = time.time()
-    scene.training.project.ok("cancel", "--checkpoint", "--yes", scene.job_id)
-    return at
-
-
-def requeue(scene: Scene) -> float:
-    at = time.time()
-    scene.cluster.run(["scontrol", "requeue", scene.job_id])
-    return at
-
-
-def restart_slurmctld(scene: Scene) -> float:
-    at = time.time()
+def restart_slurmctld(scene: Scene) -> None:
     scene.undo.callback(scene.cluster.heal)
     scene.cluster.restart_slurmctld()
-    return at
+
+
+def slurm(*argv: str) -> Callable[[Scene], float]:
+    """Make a fault of a command of Slurm about the job."""
+    return timed(lambda scene: scene.cluster.run([*argv, scene.job_id]))
 
 
 def kill_rank_without_slurmdbd(scene: Scene) -> float:
@@ -203,15 +166,13 @@ def kill_rank_without_slurmdbd(scene: Scene) -> float:
     return scene.kill_rank()
 
 
-def fill_disk(scene: Scene) -> float:
+def fill_disk(scene: Scene) -> None:
     """Leave no byte to checkpoints, logs, events and outcomes, for some seconds."""
-    at = time.time()
     disk = SmallDisk(root=scene.training.project.path / "runs")
     scene.undo.callback(disk.free)
     disk.fill()
     time.sleep(FULL_S)
     disk.free()
-    return at
 
 
 def corrupt_checkpoint(scene: Scene) -> float:
@@ -260,12 +221,8 @@ def wait_for_the_bug(scene: Scene) -> float:
     return float(wait_for(lambda: scene.training.events("failed"), "the user's exception")[0]["ts"])
 
 
-def nothing(scene: Scene) -> float:
-    """Do no harm: the fault was in how it was submitted."""
-    return time.time()
-
-
-UNDISTURBED = Fault("none", nothing, attempts=1)
+NOTHING = timed(lambda scene: None)  # what hurts is in how it was submitted
+UNDISTURBED = Fault("none", NOTHING, attempts=1)
 RESTARTS = ("--max-restarts", "3")
 SUCCESSOR = ("--on-interrupt", "successor")
 AGAIN = (*RESTARTS, *SUCCESSOR)
@@ -276,20 +233,20 @@ LONG = 360  # steps: several checkpoints while a disk is full, and some after
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("rank killed", kill_rank, RESTARTS, same_agents=True),
+        Fault("rank killed", Scene.kill_rank, RESTARTS, same_agents=True),
         Fault("rank stopped", stop_rank, (*RESTARTS, "--hang-timeout", "5s"), same_agents=True),
-        Fault("agent killed", kill_agent, RESTARTS, same_agents=False),
-        Fault("head's agent killed", kill_head_agent, RESTARTS),
-        Fault("node killed, a spare", kill_node, (*AGAIN, "--set", "slurm.spare_nodes=1")),
-        Fault("node killed", kill_node, AGAIN, same_agents=False),
-        Fault("first node killed", kill_head_node, AGAIN),
-        Fault("link cut for good", cut_for_good, AGAIN),
-        Fault("link cut for 20 s", cut_for_a_while, AGAIN, attempts=None),
-        Fault("preempted", preempt, (*LOW, "successor"), warned=True),
-        Fault("preempted, requeued", preempt, (*LOW, "requeue"), warned=True),
+        Fault("agent killed", lambda s: s.kill_agent(s.other), RESTARTS, same_agents=False),
+        Fault("head's agent killed", lambda s: s.kill_agent(s.head), RESTARTS),
+        Fault("node killed, a spare", lose_node, (*AGAIN, "--set", "slurm.spare_nodes=1")),
+        Fault("node killed", lose_node, AGAIN, same_agents=False),
+        Fault("first node killed", lambda s: s.lose(s.head, s.cluster.kill_node), AGAIN),
+        Fault("link cut for good", lambda s: s.lose(s.other, s.cluster.cut), AGAIN),
+        Fault("link cut for 20 s", timed(cut_for_a_while), AGAIN, attempts=None),
+        Fault("preempted", timed(preempt), (*LOW, "successor"), warned=True),
+        Fault("preempted, requeued", timed(preempt), (*LOW, "requeue"), warned=True),
         Fault(
             "time limit",
-            reach_time_limit,
+            NOTHING,  # the warning before the limit is what hurts
             LIMIT,
             steps=3000,
             at=1,
@@ -297,22 +254,27 @@ FAULTS = {
             warned=True,
             trace='"interrupted"',
         ),
-        Fault("time limit's warning", warn_of_time_limit, SUCCESSOR, warned=True),
-        Fault("scancel", scancel, state="CANCELLED", attempts=1),
+        Fault(
+            "time limit's warning",
+            slurm("scancel", "--batch", "--signal=USR2"),
+            SUCCESSOR,
+            warned=True,
+        ),
+        Fault("scancel", slurm("scancel"), state="CANCELLED", attempts=1),
         Fault(  # on a busy machine, the command may start after the last of fewer steps
             "cancel --checkpoint",
-            cancel_with_checkpoint,
+            timed(lambda s: s.training.project.ok("cancel", "--checkpoint", "--yes", s.job_id)),
             steps=LONG,
             state="CANCELLED",
             attempts=1,
             warned=True,
         ),
-        Fault("scontrol requeue", requeue),
-        Fault("slurmctld restarted", restart_slurmctld, attempts=1),
+        Fault("scontrol requeue", slurm("scontrol", "requeue")),
+        Fault("slurmctld restarted", timed(restart_slurmctld), attempts=1),
         Fault("slurmdbd down", kill_rank_without_slurmdbd, RESTARTS),
         Fault(
             "run directory full",
-            fill_disk,
+            timed(fill_disk),
             RESTARTS,
             steps=LONG,
             attempts=None,
@@ -321,8 +283,10 @@ FAULTS = {
         Fault("checkpoint corrupted", corrupt_checkpoint, RESTARTS, **SPOILED),
         Fault("shard missing", lose_shard, RESTARTS, **SPOILED),
         Fault("ports taken", take_ports, RESTARTS),
-        Fault("two runs on the same nodes", kill_rank, RESTARTS, submit=submit_beside_another),
-        Fault("submitting shell killed", nothing, submit=submit_and_die, attempts=1),
+        Fault(
+            "two runs on the same nodes", Scene.kill_rank, RESTARTS, submit=submit_beside_another
+        ),
+        Fault("submitting shell killed", NOTHING, submit=submit_and_die, attempts=1),
         Fault(
             "user's bug",
             wait_for_the_bug,
