@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -69,14 +68,14 @@ class SharedDisk:
     """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         threading.Thread(target=self._work, name="shared disk", daemon=True).start()
 
     def do(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """Queue work; return a future for its result."""
         future: Future[_T] = Future()
         future.set_running_or_notify_cancel()  # who stops waiting does not stop the work
-        self._queue.put(partial(_do, work, future))
+        self._queue.put((work, future))
         return asyncio.wrap_future(future)
 
     def close(self) -> None:
@@ -84,12 +83,9 @@ class SharedDisk:
         self._queue.put(None)
 
     def _work(self) -> None:
-        while work := self._queue.get():
-            work()
-
-
-def _do(work: Callable[[], _T], future: Future[_T]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
-        future.set_exception(error)
+        while queued := self._queue.get():
+            work, future = queued
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+                future.set_exception(error)

@@ -51,16 +51,13 @@ class Channel:
 
     async def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """Return the next message; None if the peer is silent, gone, or a stranger."""
-        try:
-            return await asyncio.wait_for(self._message(), timeout_s)
-        except (OSError, EOFError, asyncio.TimeoutError):
-            return None
-
-    async def _message(self) -> dict[str, Any] | None:
-        while True:
-            message = parse_object(await self._line())
-            if message is not None or not self._is_trusted:
-                return message
+        message = None
+        with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
+            while message is None:
+                message = parse_object(await asyncio.wait_for(self._line(), timeout_s))
+                if not self._is_trusted:
+                    break
+        return message
 
     async def _line(self) -> bytes:
         """Return the next line. Raises EOFError after the last, or if one is too long."""

@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -94,7 +94,7 @@ class Head:
         try:
             return await guarded(self._agree(report), self._realm.watch(self._disk, LOOK_S))
         except NodeError as error:
-            self._broadcast(Ending(code=error.code, reason=error.message))
+            self._send_all("stop", **asdict(Ending(code=error.code, reason=error.message)))
             if readers := list(self._readers):
                 # Until the members leave: a close with pings unread could lose the last message.
                 await asyncio.wait(readers, timeout=HANG_UP_S)
@@ -121,7 +121,10 @@ class Head:
         if self._prepare is not None:
             await self._prepare()
         deadline = time.monotonic() + self._timeout_s
-        while not self._is_complete:
+        # Until all nodes have joined, or one is unfit.
+        while len(self._peers) < len(self._who.nodes) - 1 and not any(
+            peer.report.problem for peer in self._peers.values()
+        ):
             self._changed.clear()
             now = time.monotonic()
             gone = [self._who.nodes[n] for n, at in self._left.items() if now - at > RETURN_S]
@@ -137,12 +140,6 @@ class Head:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), LOOK_S)
         return self._welcome([report, *(peer.report for _, peer in sorted(self._peers.items()))])
-
-    @property
-    def _is_complete(self) -> bool:
-        """Return whether to stop waiting: all nodes have joined, or one is unfit."""
-        peers = self._peers.values()
-        return len(peers) == len(self._who.nodes) - 1 or any(p.report.problem for p in peers)
 
     def _welcome(self, reports: Sequence[Report]) -> LaunchParameters:
         if found := problems(reports):
@@ -226,7 +223,11 @@ class Head:
         elif message.get("type") == "alive":
             peer.channel.send("alive")
         elif message.get("type") == "failed":
-            self.report_failure(_failure_in(message, peer.report.node))
+            try:
+                self.report_failure(decoded(Failure, message))
+            except ValueError:
+                text = "its agent sent an unreadable message"
+                self.report_failure(lost_node(peer.report.node, text))
         elif message.get("type") == "done":
             peer.is_done = True
             self.look_around()
@@ -276,11 +277,8 @@ class Head:
     async def ending(self) -> Ending:
         """Wait for the attempt's ending, and broadcast it."""
         ending = await self.decision.wait()
-        self._broadcast(ending)
-        return ending
-
-    def _broadcast(self, ending: Ending) -> None:
         self._send_all("stop", **asdict(ending))
+        return ending
 
     def _send_all(self, kind: str, **fields: Any) -> None:
         for peer in self._peers.values():
@@ -324,12 +322,3 @@ class Head:
     async def _close(self) -> None:
         await asyncio.gather(*(peer.channel.close() for peer in self._peers.values()))
         self._readers.cancel()
-
-
-def _failure_in(message: Mapping[str, Any], node: str) -> Failure:
-    """Parse a node's `failed` message; an unreadable one is treated as a lost node."""
-    try:
-        found: Failure = decoded(Failure, message)
-    except ValueError:
-        return lost_node(node, "its agent sent an unreadable message")
-    return found

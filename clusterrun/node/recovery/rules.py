@@ -149,7 +149,9 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
     if _is_shared(newest.alike, world):
         what = "every rank" if newest.alike == world else f"{newest.alike} of {world} ranks"
         return f"{what} failed at {newest.where}: an error in the script"
-    if _is_same_error(history):
+    errors = [(o.cause, o.rank, o.where, o.message, o.step) for o in history[-2:]]
+    is_known = newest.cause is Cause.EXCEPTION and newest.step is not None
+    if is_known and errors[1:] == errors[:-1] != []:
         where = f"rank {newest.rank} failed at {newest.where}, step {newest.step}"
         return f"{where}, for the second time: a restart would not help"
     fruitless, stuck = _fruitless(history, ground), _not_preempted(_no_further(history, ground))
@@ -166,16 +168,6 @@ def _futile(history: Sequence[Outcome], ground: Ground, *, is_lost: bool) -> str
         beyond = "" if newest.checkpoint is None else f" beyond step {newest.checkpoint}"
         return f"{len(stuck)} attempts died without a checkpoint{beyond}"
     return ""
-
-
-def _is_same_error(history: Sequence[Outcome]) -> bool:
-    """Return whether the newest two attempts raised one error at one step of the training."""
-    if len(history) < 2 or history[-1].cause is not Cause.EXCEPTION or history[-1].step is None:
-        return False
-    first, second = (
-        (end.cause, end.rank, end.where, end.message, end.step) for end in history[-2:]
-    )
-    return first == second
 
 
 def may_be_shared(plan: Plan, alike: int, reports: int, checkpoint: int | None) -> bool:

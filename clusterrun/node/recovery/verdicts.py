@@ -71,8 +71,7 @@ def futile(history: Sequence[Outcome]) -> tuple[str, VerdictRule] | None:
 def faulty_nodes(newest: Outcome) -> tuple[str, ...]:
     """Return the nodes that the verdict blames, unless they are too many to be the cause."""
     verdict = newest.verdict
-    is_proven = verdict is not None and verdict.status is Certainty.ESTABLISHED
-    if verdict is None or not (is_proven and verdict.blames_node):
+    if verdict is None or verdict.status is not Certainty.ESTABLISHED or not verdict.blames_node:
         return ()
     nodes = tuple(node for node in newest.nodes if node in verdict.nodes)
     return nodes if _are_few(nodes, newest) else ()
