@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import Stream
@@ -111,39 +112,21 @@ def file_size(path: Path) -> int:
     return found.st_size if found else 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFiles:
-    """The stamped logs of a run, or of some of its nodes."""
+class Catalogue(NamedTuple):
+    """The attempts of a job, and the files that one of them has now."""
 
-    paths: RunPaths
-    nodes: frozenset[str] | None = None
-
-    def attempts(self) -> list[int]:
-        """Return the numbers of all attempts that were started, in order."""
-        return self.paths.attempts()
-
-    def files(self, attempt: int) -> list[LogFile]:
-        """List the logs that an attempt has now, and their side files."""
-        return find_files(self.paths, attempt, self.nodes)
+    attempts: Callable[[], list[int]]
+    files: Callable[[int], list[LogFile]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlainFiles:
-    """Files without stamps, all of one attempt: the output of a batch script or of another tool."""
+def plain_files(candidates: Callable[[], Iterable[LogFile]]) -> Catalogue:
+    """Return the files without stamps that exist and are regular, all of one attempt."""
 
-    candidates: Callable[[], Iterable[LogFile]]
-
-    def attempts(self) -> list[int]:
-        """Return 1."""
-        return [1]
-
-    def files(self, attempt: int) -> list[LogFile]:
-        """List the regular files that exist now."""
-        stats = ((file, stat_file(file.path)) for file in self.candidates())
+    def existing(_attempt: int) -> list[LogFile]:
+        stats = ((file, stat_file(file.path)) for file in candidates())
         return [file for file, found in stats if found and stat.S_ISREG(found.st_mode)]
 
-
-Catalogue = RunFiles | PlainFiles
+    return Catalogue(lambda: [1], existing)
 
 
 class OpenFiles:

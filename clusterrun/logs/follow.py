@@ -44,14 +44,6 @@ class Left:
 
     node: str
     code: int
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """A node's side file had no room for all error lines."""
-
-    node: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +51,7 @@ class Pause:
     """Everything available was yielded; the next poll comes after the interval."""
 
 
-Entry = LogLine | NewAttempt | Joined | Left | LeftOut | Pause
+Entry = LogLine | NewAttempt | Joined | Left | Pause
 
 
 def follow(
@@ -205,12 +197,9 @@ def _without_ends(takes: Takes) -> Takes:
     return lambda rank, stream: stream is not Stream.END and takes(rank, stream)
 
 
-def _entries(lines: Iterable[LogLine]) -> Iterator[LogLine | Left | LeftOut]:
+def _entries(lines: Iterable[LogLine]) -> Iterator[LogLine | Left]:
     for line in lines:
         if line.stream is Stream.END:
-            code, reason = parse_end(line.text)
-            yield Left(node=line.node, code=code, reason=reason)
-        elif is_left_out(line):
-            yield LeftOut(node=line.node)
-        else:
+            yield Left(node=line.node, code=parse_end(line.text)[0])
+        elif not is_left_out(line):
             yield line

@@ -186,7 +186,7 @@ def _literals(
     if not searched:
         return ()
     side = sides.get(log.node)
-    has_none = not ends and side is not None and not has_gaps(side)
+    has_none = not ends and side is not None and GAP_LITERAL not in _whole(side)
     ends_too = (END_LITERAL,) if ends else ()
     return (*searched, *ends_too) if has_none else (*searched, GAP_LITERAL, *ends_too)
 
@@ -202,7 +202,7 @@ def _stretch(file: LogFile, query: Query) -> tuple[int, int]:
 
 
 _LOOK_BYTES = 4 * 1024
-_BLOCK_BYTES = 1024 * 1024
+_SIDE_BYTES = 1024 * 1024  # more than a side file has
 
 
 def seek_time(file: LogFile, epoch_us: int, end: int) -> int:
@@ -248,19 +248,9 @@ def _stamped_lines(
 
 def has_left_out(side: LogFile) -> bool:
     """Return whether a side file had no room for all error lines."""
-    return any(map(holds_left_out, _overlapping(side)))
+    return holds_left_out(_whole(side))
 
 
-def has_gaps(side: LogFile) -> bool:
-    """Return whether a side file records lost bytes or lines."""
-    return any(GAP_LITERAL in data for data in _overlapping(side))
-
-
-def _overlapping(file: LogFile) -> Iterator[bytes]:
-    """Yield a file in blocks; each begins with the end of the one before."""
-    position, rest = 0, b""
+def _whole(side: LogFile) -> bytes:
     with OpenFiles(1) as files:
-        while block := files.read(file.path, position, _BLOCK_BYTES):
-            yield rest + block
-            position += len(block)
-            rest = block[-_LOOK_BYTES:]
+        return files.read(side.path, 0, _SIDE_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -21,11 +22,8 @@ _MARKS = {Stream.ERR: "!", Stream.GAP: "~"}
 
 
 def node_colour(node: str) -> int:
-    """Return a node's colour, chosen by a hash of its name (FNV-1a): the same in every run."""
-    value = 2166136261
-    for byte in node.encode("utf-8", "surrogateescape"):
-        value = ((value ^ byte) * 16777619) % 2**32
-    return _COLOURS[value % len(_COLOURS)]
+    """Return a node's colour, chosen by a hash of its name: the same in every run."""
+    return _COLOURS[zlib.crc32(node.encode("utf-8", "surrogateescape")) % len(_COLOURS)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,14 +197,12 @@ class View(ABC):
 class RawView(View):
     """Writes the bytes of lines, in order for every rank and stream.
 
-    Lines of several sources are never interleaved; a single source is passed on piece by piece.
+    Lines of several sources are never interleaved.
     `note` reports what was lost: stdout is for the bytes only.
     """
 
-    def __init__(
-        self, *, write: Callable[[bytes], None], note: Callable[[str], None], one_source: bool
-    ) -> None:
-        super().__init__(write, Joiner(exact=True, most_held=0 if one_source else HELD_BYTES))
+    def __init__(self, *, write: Callable[[bytes], None], note: Callable[[str], None]) -> None:
+        super().__init__(write, Joiner(exact=True))
         self._note = note
 
     def show_all(self, lines: Sequence[LogLine]) -> None:

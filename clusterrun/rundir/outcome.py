@@ -212,12 +212,8 @@ class End:
 
 def write_end(paths: RunPaths, state: JobState, exit_code: int) -> None:
     """Write end.json atomically, readable by its owner only. Raises OSError."""
-    data = {
-        "schema": END_SCHEMA,
-        "state": state.value,
-        "exit_code": exit_code,
-        "ended_at": time.time(),
-    }
+    end = End(state=state, exit_code=exit_code, ended_at=time.time())
+    data = {"schema": END_SCHEMA, **dataclasses.asdict(end)}
     files.write_whole(paths.end, json.dumps(data) + "\n")
 
 

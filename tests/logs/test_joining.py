@@ -97,7 +97,7 @@ def test_raw_lines_of_different_ranks_are_not_torn_into_each_other(
     order: list[tuple[int, int]],
 ) -> None:
     written: list[bytes] = []
-    view = RawView(write=written.append, note=lambda text: None, one_source=False)
+    view = RawView(write=written.append, note=lambda text: None)
     came = [0] * 4
     for rank, _ in order:  # whatever the order, a rank's own pieces come in theirs
         part, came[rank] = came[rank], came[rank] + 1
@@ -109,9 +109,7 @@ def test_raw_lines_of_different_ranks_are_not_torn_into_each_other(
 def test_raw_lines_are_the_same_many_at_once_as_one_by_one(heads: list[tuple[str, int]]) -> None:
     lines = [piece(s, b"o %d gone" % i, rank=r) for i, (s, r) in enumerate(heads)]
     written: list[list[bytes]] = [[], []]
-    one, many = (
-        RawView(write=to.append, note=lambda text: None, one_source=False) for to in written
-    )
+    one, many = (RawView(write=to.append, note=lambda text: None) for to in written)
     for entry in lines:
         one.show(entry)
     for start in range(0, len(lines), 3):
@@ -122,7 +120,7 @@ def test_raw_lines_are_the_same_many_at_once_as_one_by_one(heads: list[tuple[str
 def test_raw_tells_lost_bytes_beside_the_rest() -> None:
     written: list[bytes] = []
     told: list[str] = []
-    view = RawView(write=written.append, note=told.append, one_source=False)
+    view = RawView(write=written.append, note=told.append)
     view.show(piece("O", b"begun", rank=3))
     view.show(piece("g", b"o 5 disk full", rank=3))
     view.show(line(T0, "n1", None, "z", b"0 done"))

@@ -69,8 +69,8 @@ def test_error_lines_take_no_more_than_half_of_the_room(here: LogsCommand) -> No
         ([], "last 200 lines of rank 0 and the launcher, and the error lines of all 16 ranks; "
              "8,968 bytes in all"),
         (["-n", "all"], "all lines of rank 0 and the launcher, and the error lines of all 16"),
-        (["-g", "step"], "last 200 matching lines of rank 0 and the launcher, and"),
-        (["-g", "step 1."], "all matching lines of rank 0 and the launcher, and the error"),
+        (["-g", "step"], "last 200 lines of rank 0 and the launcher, and"),
+        (["-g", "step 1."], "all lines of rank 0 and the launcher, and the error"),
         (["-a", "-n", "2"], "last 2 lines (-n all, -f follow)"),
         (["--rank", "7"], "no line matches; 8,968 bytes in all"),
         (["--errors", "--rank", "3"], "no line matches; 8,968 bytes in all"),
@@ -97,14 +97,6 @@ def test_the_last_lines_of_each_attempt_are_said_to_be_so(long_ago: LogsCommand)
     assert said[-1].startswith("note: last 1 line of each attempt of rank 0 and the launcher")
     said = note_of(long_ago, "--attempt", "all", "--rank", "0", "-n", "1").splitlines()
     assert said[-1] == "note: last 1 line of each attempt (-n all, -f follow)"
-
-
-def test_earlier_attempts_that_may_have_the_errors_are_named(long_ago: LogsCommand) -> None:
-    long_ago.write("n1", raw(T0 + 99 * SECOND, 0, "o", "again"), attempt=2)
-    first, second = note_of(long_ago, "--errors").splitlines()
-    assert first.startswith("note: no line matches; ")
-    assert second == "note: only attempt 2 was read; add --attempt all"
-    assert "was read" not in note_of(long_ago, "--errors", "--attempt", "2")
 
 
 def test_the_silent_failure_of_each_attempt_comes_first(long_ago: LogsCommand) -> None:

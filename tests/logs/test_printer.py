@@ -53,16 +53,7 @@ def use_stdout(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = False) ->
     return stdout
 
 
-class FixedClock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def printer(
-    *, world_size: int = 16, is_following: bool = False, clock: Any = None, **wanted: Any
-) -> LogPrinter:
+def printer(*, world_size: int = 16, is_following: bool = False, **wanted: Any) -> LogPrinter:
     wanted.setdefault("query", EVERYTHING)
     request = Request(
         job=PrintedJob(world_size=world_size),
@@ -70,9 +61,7 @@ def printer(
         attempts=(1,),
         **wanted,
     )
-    return LogPrinter(
-        request=request, nodes=["n1"], is_following=is_following, clock=clock or FixedClock()
-    )
+    return LogPrinter(request=request, nodes=["n1"], is_following=is_following)
 
 
 def print_alike(to: LogPrinter, ranks: int) -> None:
@@ -137,7 +126,7 @@ def test_what_is_told_beside_a_progress_bar_has_a_row_of_its_own(
     assert (terminal.take(), capsys.readouterr().err) == ("\r\x1b[K", "+ n2 (8 ranks)\n")
 
 
-ALIKE = tuple(Left(node=node, code=1, reason="signal 9") for node in ("n2", "n3"))
+ALIKE = tuple(Left(node=node, code=1) for node in ("n2", "n3"))
 
 
 def test_a_pause_shows_what_waits_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,16 +138,6 @@ def test_a_pause_shows_what_waits_for_copies(monkeypatch: pytest.MonkeyPatch) ->
     assert pipe.take() == "n1:0  | alike\nn1:1  | alike\n"
 
 
-def test_a_line_that_comes_alone_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = use_stdout(monkeypatch)
-    clock = FixedClock()
-    to = printer(world_size=1, clock=clock)
-    for text in (b"a", b"b"):
-        clock.now += 1
-        to.print_line(line(T0, "n1", 0, "o", text))
-        assert pipe.take() == f"n1:0 | {text.decode()}\n"
-
-
 def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +146,7 @@ def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(
     to.print_line(line(T0, "n1", 0, "O", b"begun"))
     to.start_attempt(2)
     print_joined((*[LogFile(node=f"n{n}", path=Path("n.log")) for n in range(1, 21)],), to)
-    print_left([Left(node="n1", code=0, reason=""), *ALIKE], to)
+    print_left([Left(node="n1", code=0), *ALIKE], to)
     to.print_end("FAILED", 1)
     assert pipe.take() == "n1:0  | begun…\n"
     assert capsys.readouterr().err.splitlines() == [

@@ -15,7 +15,6 @@ from clusterrun.shared.state import JobState
 
 _NEXT_JOB = re.compile(r"^(?=JobId=[0-9]+ )", re.MULTILINE)
 _PAIR = re.compile(r"\b(\w+)=(\S*)")
-_USER = re.compile(r" UserId=([^ (]{0,99})\([0-9]{1,12}\) GroupId=")
 _NEXT_FIELD = re.compile(r" [A-Z]\w{0,99}=")
 
 
@@ -30,7 +29,6 @@ class ForeignPart:
 
     job: SchedulerJob
     label: str
-    user: str
     stdout: str
     stderr: str
 
@@ -72,7 +70,6 @@ def parse_parts(text: str) -> list[ForeignPart]:
 def _parse_part(row: str) -> ForeignPart:
     ids = dict(_PAIR.findall(row.partition(" JobName=")[0]))
     (job,) = parse_scontrol(" ".join(row.splitlines()), [ids["JobId"]]).values()
-    users = _USER.findall(row)
     # The last three fields of a batch job; comments, which are free text, come before them.
     # The fields that follow differ between versions. File names may contain spaces.
     stderr, _, rest = row.rpartition(" StdErr=")[2].partition(" StdIn=")
@@ -80,7 +77,6 @@ def _parse_part(row: str) -> ForeignPart:
     return ForeignPart(
         job=job,
         label=_label(ids),
-        user=users[-1] if users else "",
         stdout=_NEXT_FIELD.split(stdout, 1)[0].rstrip(),
         stderr=stderr if is_batch else "",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,21 +14,16 @@ from clusterrun.backends.slurm.foreign import ForeignPart
 from clusterrun.backends.slurm.reasons import explain
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.job_text import announce, find_announced
-from clusterrun.errors import (
-    ClusterrunError,
-    JobNotFoundError,
-    SchedulerUnreachableError,
-    UsageError,
-)
+from clusterrun.cli.shared.job_text import find_announced
+from clusterrun.errors import ClusterrunError, JobNotFoundError
 from clusterrun.logformat.lines import Stream
-from clusterrun.logs.files import Catalogue, FileKind, LogFile, PlainFiles, RunFiles
+from clusterrun.logs.files import Catalogue, FileKind, LogFile, find_files, plain_files
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.find import FORWARDED, at_path, find_record, places_of_runs, refuse_elsewhere
+from clusterrun.verbs.find import FORWARDED, find_record
 from clusterrun.verbs.status import POLL_MOST_S, POLL_S, look
 
 BATCH = "batch"
@@ -85,10 +81,11 @@ class RunLogs:
 
     def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
         """Return its logs, or those of some nodes; or the batch script's own output."""
-        if not batch:
-            return RunFiles(paths=self.record.paths, nodes=nodes)
-        script = LogFile(node=BATCH, path=self.record.paths.batch_output, kind=FileKind.PLAIN)
-        return PlainFiles(candidates=lambda: [script])
+        paths = self.record.paths
+        if batch:
+            script = LogFile(node=BATCH, path=paths.batch_output, kind=FileKind.PLAIN)
+            return plain_files(lambda: [script])
+        return Catalogue(paths.attempts, lambda attempt: find_files(paths, attempt, nodes))
 
     def file_of(self, attempt: int, node: str) -> str:
         """Return the file of a node within the run directory."""
@@ -133,9 +130,9 @@ class PlainLogs:
         """Its job id, or its file."""
         return self.job_id or str(self.path)
 
-    def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> PlainFiles:
+    def catalogue(self, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
         """Return its output, always that of the batch script."""
-        return PlainFiles(candidates=self._files)
+        return plain_files(self._files)
 
     def _files(self) -> list[LogFile]:
         if self.path is not None:
@@ -202,10 +199,11 @@ def find_log_job(name: str | None) -> Named:
     """
     if name is None or name in FORWARDED:
         return Named(job=RunLogs(record=find_announced(name)))
-    if _is_file(name):
-        return _find_by_path(Path(os.path.abspath(name)))
+    with contextlib.suppress(OSError, ValueError):  # too long for a name, or not to be looked at
+        if Path(name).is_file():
+            return _find_by_path(Path(os.path.abspath(name)))
     try:
-        return _find_run(name)
+        return Named(job=RunLogs(record=find_announced(name)))
     except JobNotFoundError as error:
         if not foreign.is_job_id(name) or shell.find("scontrol") is None:
             raise
@@ -214,13 +212,6 @@ def find_log_job(name: str | None) -> Named:
             hint = "pass its log file; Slurm forgets a job a few minutes after it ends"
             raise JobNotFoundError(error.message, hint=(*error.hints, hint)) from None
         return _named_by_slurm(name, parts)
-
-
-def _is_file(name: str) -> bool:
-    try:
-        return Path(name).is_file()
-    except (OSError, ValueError):  # too long for a name, or in a directory that may not be read
-        return False
 
 
 def _find_by_path(path: Path) -> Named:
@@ -233,52 +224,8 @@ def _find_by_path(path: Path) -> Named:
     return Named(job=run, nodes=frozenset({path.stem}), attempt=int(attempt))
 
 
-def _find_run(name: str) -> Named:
-    """Find a run; if it is of another project, its id may also name another job of this Slurm."""
-    if record := at_path(name):
-        announce(name, record)
-        refuse_elsewhere([(name, record)])
-        return Named(job=RunLogs(record=record))
-    places = places_of_runs()
-    try:
-        record = records.resolve_job(name, places)
-    except UsageError:  # the id of several runs elsewhere
-        parts = _ask_for_own_job(name)
-        if not parts:
-            raise
-        return _named_by_slurm(name, parts)
-    is_here = _is_same(record.runs_dir.root, places[0].root)
-    if name not in record.job_ids or is_here or record.home:
-        announce(name, record)
-        refuse_elsewhere([(name, record)])
-        return Named(job=RunLogs(record=record))
-    parts = _ask_for_own_job(name)
-    if parts and not _is_same(_run_of(parts[0]).root, record.paths.root):
-        return _named_by_slurm(name, parts)
-    output.say(f"using job {name} of {record.run_dir}")
-    return Named(job=RunLogs(record=record))
-
-
-def _ask_for_own_job(name: str) -> list[ForeignPart]:
-    """Ask Slurm for a job of this user; none if Slurm does not answer."""
-    try:
-        parts = foreign.ask(name) if foreign.is_job_id(name) else []
-    except SchedulerUnreachableError:
-        return []
-    return parts if any(part.user == records.current_user() for part in parts) else []
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
-
-
-def _run_of(part: ForeignPart) -> RunPaths:
-    """Return the run whose batch script a part would be, judging only by its output."""
-    return RunPaths(root=Path(part.stdout).parent.parent)
-
-
 def _named_by_slurm(job_id: str, parts: Sequence[ForeignPart]) -> Named:
-    run = _run_of(parts[0])
+    run = RunPaths(root=Path(parts[0].stdout).parent.parent)  # if its output is a batch script's
     if run.batch_output == Path(parts[0].stdout) and run.record.is_file():
         return Named(job=RunLogs(record=find_record(str(run.root))))
     output.note(f"job {job_id} was not started by clusterrun; its lines have no times")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,6 @@ from clusterrun.logs.view import RawView
 
 _AT_ONCE = 256
 _HELD_LINES = 256
-_HELD_S = 0.05
 _CLEAR = b"\r\x1b[K"
 MOST_KEPT = 100_000  # folded lines held to the end, to be counted
 
@@ -37,14 +35,12 @@ class LogPrinter:
     request: Request
     nodes: Iterable[str]
     is_following: bool = False
-    clock: Callable[[], float] = time.monotonic
     count: int = 0
     is_cut: bool = False
     _attempt: int = field(init=False)
     _view: TextView | JsonView | RawView = field(init=False)
     _last: int | None = field(init=False)  # only this many of the held lines are written
     _held: list[bytes] = field(default_factory=list)
-    _due_at: float = 0.0
     _status: bytes = b""
 
     def __post_init__(self) -> None:
@@ -119,7 +115,7 @@ class LogPrinter:
     def _new_view(self) -> TextView | JsonView | RawView:
         request, job, write = self.request, self.request.job, self._held.append
         if request.form == "raw":
-            return RawView(write=write, note=self.note, one_source=request.has_one_source)
+            return RawView(write=write, note=self.note)
         if request.form == "json":
             return JsonView(
                 write=write,
@@ -151,13 +147,13 @@ class LogPrinter:
         self.note(text)
 
     def _write(self) -> None:
-        """Write the held lines if there are many, or if they have waited."""
+        """Write the held lines if there are many."""
         if not self._held:
             return
         if self._last is not None:
             if len(self._held) > self._last + _HELD_LINES:
                 self._keep(self._last)
-        elif len(self._held) >= _HELD_LINES or self.clock() >= self._due_at:
+        elif len(self._held) >= _HELD_LINES:
             self._flush()
 
     def _flush(self) -> None:
@@ -170,7 +166,6 @@ class LogPrinter:
             self._status, content = b"", _CLEAR + content
         self._held.clear()
         _put(content)
-        self._due_at = self.clock() + _HELD_S
 
     def _keep(self, last: int) -> None:
         if len(self._held) > last:

@@ -20,7 +20,6 @@ from clusterrun.logs.follow import (
     Entry,
     Joined,
     Left,
-    LeftOut,
     NewAttempt,
     Pause,
     follow,
@@ -30,13 +29,9 @@ from clusterrun.logs.tail import Cut, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
 from clusterrun.shared import wording
-from clusterrun.shared.durations import clock
 from clusterrun.shared.files import end_of
 from clusterrun.shared.hostlist import fold_hosts
-from clusterrun.shared.state import JobState
 from clusterrun.verbs.status import Release, Watch
-
-QUIET_S = 60  # a running job without logs for longer is an error
 
 
 def read(request: Request) -> None:
@@ -130,20 +125,13 @@ def _tell_nothing_yet(request: Request) -> None:
     if standing.state in WAITING:
         output.say(waiting(job, standing))
         return
-    is_young = (standing.elapsed_s or 0) < QUIET_S
-    if not standing.state.is_terminal and (is_young or standing.state is JobState.UNKNOWN):
+    if not standing.state.is_terminal:
         output.say(
             f"{job.title} is {standing.state.value}; nothing has been written yet{_to_where(job)}"
         )
         return
-    if not standing.state.is_terminal:
-        raise ClusterrunError(
-            f"no log files for {job.title} yet",
-            cause=f"it has been {standing.state.value} for {clock(standing.elapsed_s or 0)}",
-            hint=f"read the batch script's output: clusterrun logs {job.name} --stream {BATCH}",
-        )
     printed = _end_of_batch_output(request)
-    where = f"read the batch script's output: clusterrun logs {job.name} --stream batch"
+    where = f"read the batch script's output: clusterrun logs {job.name} --stream {BATCH}"
     raise ClusterrunError(
         f"{job.title} is {standing.state.value} and has no log lines",
         cause=printed,
@@ -152,8 +140,10 @@ def _tell_nothing_yet(request: Request) -> None:
 
 
 def _to_where(job: LogJob) -> str:
-    names = sorted({part.stdout for part in job.parts}) if isinstance(job, PlainLogs) else []
-    return f" to {names[0]}" if len(names) == 1 and names[0] else ""
+    if isinstance(job, PlainLogs):
+        names = sorted({part.stdout for part in job.parts})
+        return f" to {names[0]}" if len(names) == 1 and names[0] else ""
+    return f" (the batch script's output: clusterrun logs {job.name} --stream {BATCH})"
 
 
 def _end_of_batch_output(request: Request) -> str | None:
@@ -190,13 +180,13 @@ def _note_that_nothing_matches(request: Request, size: int) -> None:
     where = "of rank 0, the launcher or the errors " if request.query.overview else ""
     more = " (-a all ranks)" if request.query.overview else ""
     output.note(f"no line {where}matches; {size:,} bytes in all{more}")
-    if request.query.errors and not request.is_chosen and request.first_attempt > 1:
-        output.note(f"only attempt {request.first_attempt} was read; add --attempt all")
 
 
 def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:
     world = request.job.world_size
-    what = _last_lines(request, count) if Cut.LINES in cut else f"all {_kind(request)}lines"
+    of_each = " of each attempt" if len(request.attempts) > 1 else ""
+    number = request.tail if of_each and request.tail else count
+    what = f"last {wording.count(number, 'line')}{of_each}" if Cut.LINES in cut else "all lines"
     if request.query.overview and world > 1:
         errors = "the newest error lines" if Cut.ERRORS in cut else "the error lines"
         output.note(
@@ -205,18 +195,6 @@ def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None
         )
     elif Cut.LINES in cut:
         output.note(f"{what} (-n all, -f follow)")
-
-
-def _last_lines(request: Request, count: int) -> str:
-    number = count if len(request.attempts) == 1 else request.tail or 0
-    text = f"last {wording.count(number, f'{_kind(request)}line')}"
-    return f"{text} of each attempt" if len(request.attempts) > 1 else text
-
-
-def _kind(request: Request) -> str:
-    query = request.query
-    is_chosen = query.include or query.exclude or query.since_us or query.until_us
-    return "matching " if is_chosen else ""
 
 
 FEW_NODES = 16  # more share a line
@@ -265,7 +243,6 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
 def _lines(entries: Iterable[Entry], printer: LogPrinter, watch: _Watch) -> Iterator[LogLine]:
     """Yield the lines, and report events on stderr; show what an attempt without lines does."""
     left: list[Left] = []
-    incomplete: set[str] = set()
     for entry in entries:
         watch.see(entry)
         match entry:
@@ -277,10 +254,6 @@ def _lines(entries: Iterable[Entry], printer: LogPrinter, watch: _Watch) -> Iter
                 print_joined(files, printer)
             case Left():
                 left.append(entry)
-            case LeftOut(node=node):
-                if node not in incomplete:
-                    incomplete.add(node)
-                    printer.note(f"note: some error lines of {node} are not shown (pass --errors)")
             case Pause():
                 print_left(left, printer)
                 printer.pause()
@@ -297,15 +270,13 @@ def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
 
 
 def print_left(left: list[Left], printer: LogPrinter) -> None:
-    """Print which nodes failed; the agents' lines give reasons."""
-    ends: dict[tuple[int, str], list[str]] = {}
+    """Print which nodes failed; the agents' lines and the end of the job give reasons."""
+    ends: dict[int, list[str]] = {}
     for entry in left:
         if entry.code:
-            reason = "" if printer.request.shows_agents else entry.reason
-            ends.setdefault((entry.code, reason), []).append(entry.node)
-    for (code, reason), nodes in ends.items():
-        why = f": {reason}" if reason else ""
-        printer.note(f"- {fold_hosts(nodes)} exited {code}{why}")
+            ends.setdefault(entry.code, []).append(entry.node)
+    for code, nodes in ends.items():
+        printer.note(f"- {fold_hosts(nodes)} exited {code}")
     left.clear()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta, timezone
 from typing import Any, Final
 
 from clusterrun.cli.logs.job import BATCH, LogJob, Named
@@ -20,7 +20,6 @@ from clusterrun.shared.hostlist import parse_hostlist, parse_ranks
 from clusterrun.shared.sizes import parse_count
 
 DEFAULT_TAIL: Final = 200
-_OF_RANKS: Final = frozenset({Stream.OUT, Stream.ERR})
 _STREAMS: Final = {stream.label: stream for stream in STREAMS}
 
 
@@ -62,18 +61,6 @@ class Request:
     def has_one_rank(self) -> bool:
         """Return whether the lines of a single rank are wanted."""
         return self.query.ranks is not None and len(self.query.ranks) == 1
-
-    @property
-    def has_one_source(self) -> bool:
-        """Return whether the lines are of one stream of one rank, which no other line can split."""
-        return self.has_one_rank and len(self.query.streams & _OF_RANKS) == 1
-
-    @property
-    def shows_agents(self) -> bool:
-        """Return whether all lines of the agents are shown."""
-        query = self.query
-        is_chosen = query.errors or query.include or query.exclude or query.ranks is not None
-        return Stream.AGENT in query.streams and not is_chosen
 
     @property
     def folds(self) -> bool:
@@ -210,7 +197,7 @@ def _moment(option: str, text: str | None, *, job: LogJob, batch: bool) -> int |
         raise UsageError(f"{option}: {error.message}", hint=error.hints) from error
 
 
-_CLOCK: Final = re.compile(r"[0-2]?[0-9]:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,6})?)?\Z")
+_CLOCK: Final = re.compile(r"[0-2]?[0-9]:[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{3})?)?\Z")
 _HINT: Final = "write 10m, 1h30m, 12:30, 2026-08-01 or 2026-08-01T12:30"
 
 
@@ -221,41 +208,23 @@ def parse_moment(text: str, now: datetime) -> int:
     one that is not in the future. Raises UsageError.
     """
     stripped = text.strip()
-    if re.match(SPAN, stripped):
-        return (_microseconds(now) or 0) - parse_seconds(stripped) * 1_000_000
-    moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
-    epoch_us = None if moment is None else _microseconds(moment)
-    if epoch_us is None:
-        raise UsageError(f"'{text}' is not a time", hint=_HINT)
-    return epoch_us
-
-
-def _microseconds(moment: datetime) -> int | None:
     try:
-        return int(moment.timestamp()) * 1_000_000 + moment.microsecond
-    except (OverflowError, ValueError, OSError):  # a year beyond this machine's zone
-        return None
+        if re.match(SPAN, stripped):
+            moment = now.astimezone(timezone.utc) - timedelta(seconds=parse_seconds(stripped))
+        else:
+            moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
+        return round(moment.timestamp() * 1_000_000)
+    except (ValueError, OverflowError, OSError):  # OSError: a year beyond this machine's zone
+        raise UsageError(f"'{text}' is not a time", hint=_HINT) from None
 
 
-def _clock(text: str, now: datetime) -> datetime | None:
-    try:
-        hours, minutes, *seconds = text.split(":")
-        whole, _, fraction = (seconds[0] if seconds else "0").partition(".")
-        moment = now.replace(
-            hour=int(hours),
-            minute=int(minutes),
-            second=int(whole),
-            microsecond=int(fraction.ljust(6, "0") or 0),
-        )
-    except ValueError:
-        return None
+def _clock(text: str, now: datetime) -> datetime:
+    clock = time.fromisoformat(text if text[1] != ":" else f"0{text}")
+    moment = datetime.combine(now, clock, now.tzinfo)
     return moment if moment <= now else moment - timedelta(days=1)
 
 
-def _date(text: str, now: datetime) -> datetime | None:
-    try:
-        # Python 3.10 does not accept the Z.
-        moment = datetime.fromisoformat(re.sub(r"[Zz]\Z", "+00:00", text))
-    except ValueError:
-        return None
+def _date(text: str, now: datetime) -> datetime:
+    # Python 3.10 does not accept the Z.
+    moment = datetime.fromisoformat(re.sub(r"[Zz]\Z", "+00:00", text))
     return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)  # None stays None
