@@ -59,13 +59,13 @@ def test_bash_completes_verbs_options_and_values(environ: dict[str, str]) -> Non
     assert "--all-ranks" in _bash_replies(environ, "clusterrun", "logs", "--")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_script_is_read_by_its_shell(shell: str, environ: dict[str, str]) -> None:
-    done = _run(["clusterrun", "completion", shell], environ)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"_CLUSTERRUN_COMPLETE={shell}_complete" in done.stdout
-    if shutil.which(shell):
-        assert _run([shell, "-n", "-c", done.stdout], environ).stderr == ""
+def test_script_is_read_by_its_shell(environ: dict[str, str]) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        done = _run(["clusterrun", "completion", shell], environ)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"_CLUSTERRUN_COMPLETE={shell}_complete" in done.stdout
+        if shutil.which(shell):
+            assert _run([shell, "-n", "-c", done.stdout], environ).stderr == ""
 
 
 # What is offered, asked as click's shells ask
@@ -80,7 +80,7 @@ def _offered(*words: str) -> list[str]:
     return [item.value for item in _items(*words)]
 
 
-JOB_VERBS = ("status", "logs", "cancel", "resume", "resubmit", "prune", "plan --compare")
+JOB_VERBS = ("status", "logs", "resume", "resubmit", "prune", "plan --compare")
 
 
 @pytest.fixture(name="runs")
@@ -91,35 +91,23 @@ def _runs(here: CommandLine) -> CommandLine:
     return here
 
 
-@pytest.mark.parametrize("verb", JOB_VERBS)
 def test_jobs_are_offered_newest_first_and_no_scheduler_is_asked(
-    runs: CommandLine, verb: str
+    runs: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for program in ("squeue", "sacct", "scontrol", "sinfo"):
         runs.program(program, "exit 1")
-    ids, names = ["4711", "999"], ["llama3-sft", "pretrain"]
-    if verb == "cancel":  # nothing is left to cancel of a job that has ended
-        ids, names = ids[:1], names[:1]
-    assert _offered(*verb.split(), "") == ids + names
-    assert _offered(*verb.split(), "47") == ["4711"]
-    assert _offered(*verb.split(), "lla") == ["llama3-sft"]
+    names = ["llama3-sft", "pretrain"]
+    for verb in JOB_VERBS:
+        assert _offered(*verb.split(), "") == ["4711", "999", *names]
+        assert _offered(*verb.split(), "lla") == ["llama3-sft"]
+    assert _offered("cancel", "") == ["4711", "llama3-sft"]  # the other has ended
     assert not any(runs.asked(program) for program in ("squeue", "sacct", "scontrol", "sinfo"))
-
-
-def test_tab_reads_few_records(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [item.help for item in _items("status", "")][:2] == ["llama3-sft", "pretrain  COMPLETED"]
+    assert _items("logs", "./")[0].type == "file"
     limits: list[int] = []
     monkeypatch.setattr(record, "newest_jobs", lambda _, limit: limits.append(limit) or [])
     assert _offered("status", "") == []
-    assert limits
-    assert max(limits) <= 20
-
-
-def test_a_job_shows_its_name_and_how_it_ended(runs: CommandLine) -> None:
-    assert [(item.value, item.help) for item in _items("status", "")][:2] == [
-        ("4711", "llama3-sft"),
-        ("999", "pretrain  COMPLETED"),
-    ]
-    assert _items("logs", "./")[0].type == "file"
+    assert 0 < max(limits) <= 20
 
 
 def test_jobs_of_other_projects_are_offered_where_there_are_none(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -54,10 +55,6 @@ def given_values(job: JobOptions) -> dict[str, Any]:
     return {name: (given.value, given.flag) for name, given in job.flags.items()}
 
 
-def sample(kind: Kind) -> str:
-    return "A=1" if kind is Kind.MAPPING else "1"
-
-
 SPELLINGS = [
     (field.name, field.kind, spelling)
     for field in FIELDS
@@ -68,7 +65,7 @@ SPELLINGS = [
 
 def test_every_spelling_gives_its_field_and_is_named_as_typed() -> None:
     for name, kind, spelling in SPELLINGS:
-        text = sample(kind)
+        text = "A=1" if kind is Kind.MAPPING else "1"
         expected: Any = (text,) if kind in (Kind.TEXTS, Kind.MAPPING) else text
         words = [spelling, text]
         if kind is Kind.FLAG:
@@ -76,13 +73,11 @@ def test_every_spelling_gives_its_field_and_is_named_as_typed() -> None:
         assert given_values(parse(*words, "--follow")) == {name: (expected, spelling)}
 
 
-@pytest.mark.parametrize("verb", ["submit", "render", "check", "plan", "doctor"])
-def test_a_former_option_is_answered_with_the_setting_that_works(
-    here: CommandLine, verb: str
-) -> None:
+def test_a_former_option_is_answered_with_the_setting_that_works(here: CommandLine) -> None:
     here.slurm()
     (here.path / "train.py").write_text("import argparse\nprint(1)\n")
-    for option, field in FORMER.items():
+    verbs = itertools.cycle(("submit", "render", "check", "plan", "doctor"))
+    for (option, field), verb in zip(FORMER.items(), verbs, strict=False):
         value = [] if field.kind is Kind.FLAG else [VALUES.get(field.name, "1")]
         said = here(verb, option, *value, "train.py")
         hint = said.err.splitlines()[-1].partition("  hint: pass ")[2]
@@ -137,34 +132,16 @@ def test_a_former_option_after_the_script_is_moved_and_renewed(here: CommandLine
 def test_no_two_options_share_a_spelling() -> None:
     spellings = [spelling for _, _, spelling in SPELLINGS] + ["--config", "--profile", "--set"]
     assert len(spellings) == len(set(spellings))
-
-
-def test_only_plan_asks_for_facts_of_the_training() -> None:
-    @click.command()
-    @job_options(script=False)
-    def launches(job: JobOptions) -> None: ...
-
-    spellings = {flag for option in launches.params for flag in option.opts}
-    assert "--strategy" in spellings
-    assert "--samples" not in spellings
-
-
-def test_what_was_not_typed_is_not_given() -> None:
     assert parse() == JobOptions()
 
 
-@pytest.mark.parametrize(
-    ("words", "flag"),
-    [
+def test_the_spelling_is_found_joined_to_its_value() -> None:
+    for words, flag in (
         (["--time=30"], "--time"),
         (["-t30"], "-t"),
         (["--job-name", "-t", "--time", "30"], "-t"),  # not plain to see: the first that fits
-        (["-N2", "train.py", "-t"], None),
-    ],
-)
-def test_the_spelling_is_found_joined_to_its_value(words: list[str], flag: str | None) -> None:
-    given = given_values(parse(*words))
-    assert (given["time_minutes"][1] if flag else "time_minutes" in given) == (flag or False)
+    ):
+        assert given_values(parse(*words))["time_minutes"][1] == flag
 
 
 def test_values_stay_texts_until_loading_reads_them() -> None:
@@ -188,9 +165,6 @@ def test_with_a_module_all_words_are_arguments() -> None:
         "args": (("--lr", "1"), ""),
     }
     assert given_values(parse("-m", "pkg.train", "data", "x"))["args"] == (("data", "x"), "")
-
-
-def test_words_behind_two_dashes_that_begin_with_one_are_for_the_configured_script() -> None:
     assert given_values(parse("--", "--lr", "1")) == {"args": (("--lr", "1"), "")}
 
 
@@ -215,6 +189,7 @@ FOREIGN = (
 )
 
 
+BEFORE = (["train.py"], ["-m", "train", "x"])
 AFTER_SCRIPT = {
     "refused": [
         (NO_PARSER, "--wait", "--nodes=2", "--help", "-N4", "-p x"),
@@ -240,17 +215,19 @@ AFTER_SCRIPT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("source", "words", "answer"),
-    [(row[0], w, answer) for answer, rows in AFTER_SCRIPT.items() for row in rows for w in row[1:]],
-)
 def test_our_options_after_the_script_are_refused_unless_the_script_may_have_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: str, answer: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(source)
     Path("arguments.py").write_text("import argparse\np.add_argument('--nodes')")
-    for before in (["train.py"], ["-m", "train", "x"]):
+    table = [
+        (row[0], w, answer)
+        for answer, rows in AFTER_SCRIPT.items()
+        for row in rows
+        for w in row[1:]
+    ]
+    for (source, words, answer), before in itertools.product(table, BEFORE):
+        Path("train.py").write_text(source)
         if answer == "refused":
             with pytest.raises(UsageError) as caught:
                 parse("-N2", *before, *words.split(), "end")
@@ -260,28 +237,18 @@ def test_our_options_after_the_script_are_refused_unless_the_script_may_have_the
             assert parse("-N2", *escape).notes == ()
         else:
             name = words.partition(" ")[0].partition("=")[0]
-            notes = parse("-N2", *before, *words.split()).notes
-            assert [note.partition(" comes after ")[0] for note in notes] == [name] * (
-                answer == "noted"
-            )
-
-
-def test_files_profile_and_overrides_are_collected() -> None:
-    job = parse("--config", "a.yaml", "--profile", "a100", "--set", "a=1", "--set", "b=2")
-    assert (job.config_file, job.profile, job.overrides) == ("a.yaml", "a100", ("a=1", "b=2"))
-
-
-def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(click.NoSuchOption) as caught:
-        parse("--partiton", "gpu")
-    assert "--partition" in (caught.value.possibilities or ())
+            notes = [
+                note.partition(" comes after ")[0]
+                for note in parse("-N2", *before, *words.split()).notes
+            ]
+            assert notes == [name] * (answer == "noted"), (source, words)
 
 
 def test_a_verb_without_a_script_takes_options_behind_its_arguments() -> None:
-    assert given_values(parse("-N", "2", "--follow", "-t", "5", script=False)).keys() == {
-        "nodes",
-        "time_minutes",
-    }
+    job = parse("--config", "a.yaml", "--profile", "p", "--set", "a=1", "--set", "b=2", "-N2")
+    assert (job.config_file, job.profile, job.overrides) == ("a.yaml", "p", ("a=1", "b=2"))
+    words = ("-N", "2", "--follow", "-t", "5")
+    assert given_values(parse(*words, script=False)).keys() == {"nodes", "time_minutes"}
 
 
 def test_help_groups_the_options_and_names_the_words_of_an_enum() -> None:
@@ -319,25 +286,16 @@ def test_submit_has_few_options_and_its_short_help_fewer(
     assert len(everything) == len(command.params) - 1  # none is hidden; one is the script
 
 
-@pytest.mark.parametrize("verb", ["render", "check", "resume", "resubmit", "scaling", "plan"])
 def test_verbs_that_take_options_of_submit_say_so_in_one_line(
-    verb: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert rows(verb, "--help-all", capsys).isdisjoint({"--strategy", "--set", "-t", "--cluster"})
-    main([verb, "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count("see clusterrun submit --help") == 1
-
-
-def test_words_of_an_enum_are_completed() -> None:
-    @click.command(cls=ScriptCommand)
-    @job_options()
-    def verb(job: JobOptions) -> None: ...
-
-    ctx = click.Context(verb)
-    option = next(each for each in verb.params if each.name == "strategy")
-    found = option.shell_complete(ctx, "zero2")
-    assert [item.value for item in found] == ["zero2", "zero2-offload"]
+    for verb in ("render", "check", "resume", "resubmit", "scaling", "plan"):
+        told = rows(verb, "--help-all", capsys)
+        assert told.isdisjoint({"--strategy", "--set", "-t", "--cluster"})
+        assert ("--samples" in told) == (verb == "plan")
+        main([verb, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert said.count("see clusterrun submit --help") == 1
 
 
 def test_load_resolves_with_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
