@@ -59,18 +59,15 @@ def test_the_measurement_sees_a_heavy_import() -> None:
     assert "jinja2" in _loaded(program="import jinja2.ext")
 
 
-@pytest.mark.parametrize("name", ["__version__", "runtime", "JobSpec", "submit", "status"])
-def test_the_package_loads_nothing_heavy_not_even_click(name: str) -> None:
-    program = f"import clusterrun; dir(clusterrun); from clusterrun import {name}"
-    assert not _loaded(program=program) & (HEAVY | {"click", "yaml"})
+def test_the_package_loads_nothing_heavy_not_even_click() -> None:
+    for name in ("__version__, runtime", "JobSpec, submit, status"):
+        program = f"import clusterrun; dir(clusterrun); from clusterrun import {name}"
+        assert not _loaded(program=program) & (HEAVY | {"click", "yaml"})
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["help", "exit-codes"]])
-def test_the_command_line_alone_loads_nothing_heavy(argv: list[str]) -> None:
-    assert not _loaded(*argv) & (HEAVY | {"yaml"})
-
-
-def test_help_of_all_verbs_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy() -> None:
+    for argv in (["--help"], ["help", "exit-codes"]):
+        assert not _loaded(*argv) & (HEAVY | {"yaml"})
     calls = "".join(f"assert main(['{verb}', '--help']) == 0\n" for verb in VERBS)
     loaded = _loaded(program=f"from clusterrun.cli.main import main\n{calls}")
     assert {"click", "yaml"} <= loaded
@@ -81,11 +78,10 @@ def test_help_of_all_verbs_loads_nothing_heavy() -> None:
 UNNEEDED = HEAVY | {"argparse", "email", "statistics", "yaml"}
 
 
-@pytest.mark.parametrize("verb", ["submit", "render", "status", "list", "logs"])
-def test_a_verb_loads_nothing_that_it_may_do_without(verb: str) -> None:
-    loaded = _loaded(
-        program=f"import clusterrun.cli.main as m; m.group.get_command(None, '{verb}')"
-    )
+def test_a_verb_loads_nothing_that_it_may_do_without() -> None:
+    verbs = ("submit", "render", "status", "list", "logs")
+    get = "; ".join(f"m.group.get_command(None, '{verb}')" for verb in verbs)
+    loaded = _loaded(program=f"import clusterrun.cli.main as m; {get}")
     assert not loaded & (UNNEEDED | {"asyncio", "concurrent", "psutil"})
 
 

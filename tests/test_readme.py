@@ -56,17 +56,12 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
     assert resolved.notes == ()
 
 
-def test_the_runtime_lines_run_outside_a_run() -> None:
-    (text,) = blocks("runtime", START)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout == "None\n"
-
-
-def test_the_python_lines_render_a_script() -> None:
-    (text,) = blocks("api", START)
-    argv = [sys.executable, "-c", text]
-    done = subprocess.run(argv, cwd=ROOT / "examples", capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("#!/bin/bash\n")
+def test_the_python_lines_run_outside_a_run() -> None:
+    for kind, start in (("runtime", "None\n"), ("api", "#!/bin/bash\n")):
+        (text,) = blocks(kind, START)
+        argv = [sys.executable, "-c", text]
+        done = subprocess.run(argv, cwd=ROOT / "examples", capture_output=True, text=True)
+        assert (done.returncode, done.stdout[: len(start)]) == (0, start), done.stderr
 
 
 def test_the_lines_about_a_handle_run(tmp_path: Path) -> None:

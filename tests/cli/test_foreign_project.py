@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,14 @@ import pytest
 
 from tests.cli.conftest import CommandLine
 
-LOOKS = [
-    ("render",),
-    ("submit", "--dry-run"),
-    ("config", "validate"),
-]
+LOOKS = ("render", "submit --dry-run", "config validate")
+PROJECTS = (  # the configuration, and options
+    ("launch: {python: ./evilenv/bin/python}", ""),
+    ("launch: {setup: [{conda: ./evilenv}]}", ""),
+    ("launch: {setup: [{conda: ./evilenv}]}", "--setup export --python python"),
+    ("env: {PYTHONPATH: HERE/lib}", ""),
+    ("env: {PYTHONPATH: HERE/lib}", "--python ./mine"),
+)
 
 
 @pytest.fixture(name="ran")
@@ -35,26 +39,14 @@ def _ran(here: CommandLine) -> Path:
     return marker
 
 
-@pytest.mark.parametrize("command", LOOKS)
-@pytest.mark.parametrize(
-    ("config", "options"),
-    [
-        ("launch: {python: ./evilenv/bin/python}", ()),
-        ("launch: {setup: [{conda: ./evilenv}]}", ()),
-        ("launch: {setup: [{conda: ./evilenv}]}", ("--python", "python")),
-        ("launch: {setup: [{conda: ./evilenv}]}", ("--setup", "export A=1", "--python", "python")),
-        ("env: {PYTHONPATH: HERE/lib}", ()),
-        ("env: {PYTHONPATH: HERE/lib}", ("--python", "./mine")),
-    ],
-)
-def test_no_code_of_the_project_runs(
-    here: CommandLine, ran: Path, command: tuple[str, ...], config: str, options: tuple[str, ...]
-) -> None:
+def test_no_code_of_the_project_runs(here: CommandLine, ran: Path) -> None:
     (here.path / "mine").symlink_to(sys.executable)
-    text = f"script: train.py\n{config.replace('HERE', str(here.path))}\n"
-    (here.path / "clusterrun.yaml").write_text(text)
-    assert "Traceback" not in here(*command, *([] if command[0] == "config" else options)).err
-    assert not ran.exists(), ran.read_text()
+    for command, (config, options) in itertools.product(LOOKS, PROJECTS):
+        text = f"script: train.py\n{config.replace('HERE', str(here.path))}\n"
+        (here.path / "clusterrun.yaml").write_text(text)
+        words = options.split() if not command.startswith("config") else []
+        assert "Traceback" not in here(*command.split(), *words).err
+        assert not ran.exists(), (command, config, options, ran.read_text())
 
 
 def test_the_users_own_choice_runs(here: CommandLine, ran: Path) -> None:
@@ -71,7 +63,7 @@ def test_submit_refuses_no_environment_whose_own_code_may_add_packages(
     text = "script: train.py\nlaunch: {setup: [{conda: ./evilenv}]}\n"
     (here.path / "clusterrun.yaml").write_text(text)
     said = here("submit", "--dry-run")
-    assert (said.code, "has no clusterrun, torch or accelerate" in said.err) == (2, True)
+    assert (said.code, "has no clusterrun, torch or accelerate" in said.err) == (2, True), said
     pth = here.path / "evilenv/lib/python3.99/site-packages/shared.pth"
     pth.write_text("import site; site.addsitedir('/shared/pkgs')\n")
     said = here("submit", "--dry-run")

@@ -169,9 +169,6 @@ def test_inside_a_job_the_runs_own_directory_is_not_taken_for_the_setting(
 ) -> None:
     workplace.environ |= {"CLUSTERRUN_RUN_DIR": "/runs/x/1", "CLUSTERRUN_ATTEMPT": "1"}
     assert workplace.load().spec.run_dir == "runs"
-
-
-def test_a_misspelt_variable_is_warned_of(workplace: Workplace) -> None:
     workplace.environ["CLUSTERRUN_SLURM_PARTITON"] = "gpu"
     assert workplace.load().notes == (
         "CLUSTERRUN_SLURM_PARTITON is set in your shell but is not a setting, so it is ignored; "
@@ -397,9 +394,7 @@ def test_a_profile_replaces_what_plain_values_say_in_other_words(workplace: Work
     workplace.write_project(FACTS + "profiles: {big: {training: {model: gpt2, epochs: 3}}}\n")
     spec = workplace.load(profile="big").spec
     assert (spec.model, spec.params, spec.epochs, spec.max_steps) == ("gpt2", None, 3, None)
-
-
-def test_one_layer_may_say_a_fact_in_both_ways(workplace: Workplace) -> None:
+    # One layer may say a fact in both ways.
     workplace.write_project("training: {model: config.json, params: 7e9, gpu: h100}\n")
     resolved = workplace.load({"gpu_mem_bytes": "20GiB"})
     assert resolved.notes == ()
