@@ -145,6 +145,10 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
     minors = [re.fullmatch(r"python3\.([0-9]+)", path.parent.name) for path in own]
     version = (3, int(minors[0][1])) if len(minors) == 1 and minors[0] else None
     directories = [Path(name) for name in environ.get("PYTHONPATH", "").split(":") if name]
+    settings, is_conda = root / "pyvenv.cfg", (root / "conda-meta").is_dir()
+    if version and is_conda:  # conda also uses the user's packages
+        home = Path(os.path.expanduser("~/.local/lib"))
+        own.insert(0, home / f"python3.{version[1]}" / "site-packages")
     files = (file for directory in own for file in directory.glob("*.pth"))
     lines = [(file, line) for file in files for line in _text_of(file).splitlines()]
     added = [
@@ -153,16 +157,18 @@ def _read(python: Path, environ: Mapping[str, str]) -> Interpreter:
         if line.strip() and not line.startswith(("#", *_IMPORT))
     ]
     places = tuple(map(str, [*directories, *own, *added]))  # in the order of sys.path
+    hooks = ("etc/conda/activate.d/*", "conda-meta/state")  # the latter sets variables
     runs_code = (
-        "PYTHONPATH" in _text_of(root / "bin/activate")
+        any(any(root.glob(hook)) for hook in hooks)
+        or "PYTHONPATH" in _text_of(root / "bin/activate")
         or any((directory / "sitecustomize.py").exists() for directory in own)
         or any(
             line.startswith(_IMPORT) and not re.fullmatch(_KNOWN_PTH, file.stem)
             for file, line in lines
         )
     )
-    settings, shares = root / "pyvenv.cfg", r"(?im)^include-system-site-packages\s*=\s*true"
-    is_isolated = settings.exists() and not re.search(shares, _text_of(settings))
+    shares = re.search(r"(?im)^include-system-site-packages\s*=\s*true", _text_of(settings))
+    is_isolated = is_conda or (settings.exists() and not shares)
     is_known = version is not None and is_isolated and not runs_code
     return Interpreter(str(python), version, versions_in(places, PACKAGES), is_known, places)
 

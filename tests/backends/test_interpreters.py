@@ -105,6 +105,9 @@ def test_keys_of_a_yaml_are_those_of_the_jobs_own_accelerate(
         ("own.pth", "importlib_own\n", True),
         ("own.pth", "# caf\xe9\n", True),
         ("sitecustomize.py", "", False),
+        ("../../../etc/conda/activate.d/own.sh", "export PYTHONPATH=/shared/pkgs\n", False),
+        ("../../../conda-meta/state", '{"env_vars": {"PYTHONPATH": "/shared"}}', False),
+        ("../../../conda-meta/history", "", True),
         ("../../../bin/activate", "export PYTHONPATH=/shared/pkgs\n", False),
         ("../../../bin/activate", "unset PYTHONHOME\n", True),
     ],
@@ -112,8 +115,10 @@ def test_keys_of_a_yaml_are_those_of_the_jobs_own_accelerate(
 def test_code_of_an_environment_may_add_packages(
     root: Path, tmp_path: Path, file: str, text: str, is_known: bool
 ) -> None:
-    (root / "pyvenv.cfg").touch()
-    path = root / "lib/python3.12/site-packages" / file
+    path = Path(os.path.normpath(root / "lib/python3.12/site-packages" / file))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if "conda-meta" not in file:
+        (root / "pyvenv.cfg").touch()
     path.write_text(text, encoding="latin-1")
     assert look(root, tmp_path, may_run=False).is_known is is_known
     assert calls(tmp_path) == 0
