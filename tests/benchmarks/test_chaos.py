@@ -29,7 +29,7 @@ def run(root: Path, events: list[dict[str, Any]], logs: dict[int, list[tuple[flo
         log.write_text("".join(text))
     (root / "events").mkdir()
     (root / "events" / "node1.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-    return Training(project=Project(path=root, environ={}), root=root, steps=9, save_every=4)
+    return Training(project=Project(path=root, environ={}), root=root, steps=9)
 
 
 def event(at: float, kind: str, attempt: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tests.chaos.faults import Fault
 from tests.chaos.training import Training
 from tests.road import Project
 
-STEPS, EVERY = 6, 2
+STEPS = 6
 FINAL = {"model.safetensors": b"weights", "optimizer.bin": b"moments"}
 REFERENCE = Reference(final=FINAL, losses={step: f"{9 - step}.000" for step in range(1, STEPS + 1)})
 
@@ -40,7 +40,7 @@ def run(root: Path, *attempts: Sequence[int], saved: Sequence[Sequence[int]]) ->
     for name, data in {**FINAL, ".complete": b"{}"}.items():
         (last / name).write_bytes(data)
     here = Project(path=root, environ={})
-    return Training(project=here, root=root, steps=STEPS, save_every=EVERY)
+    return Training(project=here, root=root, steps=STEPS)
 
 
 def said(training: Training, hurt: Fault, state: str = "COMPLETED") -> str:

@@ -24,7 +24,7 @@ def train(here: Project, strategy: str) -> Training:
     every = ("--max-steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--log-every", "1")
     words = ("train_lm.py", "--resume", *every, *MODEL)
     root = here.run_dir(here.submit(*RUN, "--strategy", strategy, *words))
-    return Training(project=here, root=root, steps=STEPS, save_every=SAVE_EVERY)
+    return Training(project=here, root=root, steps=STEPS)
 
 
 def losses(training: Training) -> dict[int, float]:

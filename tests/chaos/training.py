@@ -50,7 +50,6 @@ class Training:
     project: Project
     root: Path
     steps: int
-    save_every: int
     neighbours: list[Training] = field(default_factory=list)
 
     # What the files say
@@ -160,41 +159,30 @@ def add_scripts(project: Project) -> Project:
     return project
 
 
-def arguments(steps: int = STEPS, save_every: int = SAVE_EVERY) -> tuple[str, ...]:
+def arguments(steps: int = STEPS) -> tuple[str, ...]:
     """Give the example's own flags; the script comes before them."""
-    every = ("--max-steps", str(steps), "--save-every", str(save_every), "--log-every", "1")
+    every = ("--max-steps", str(steps), "--save-every", str(SAVE_EVERY), "--log-every", "1")
     return ("--exact", "--resume", *every, *MODEL)
 
 
-def submit(
-    project: Project,
-    *options: str,
-    script: str = SCRIPT,
-    steps: int = STEPS,
-    save_every: int = SAVE_EVERY,
-) -> Training:
+def submit(project: Project, *options: str, script: str = SCRIPT, steps: int = STEPS) -> Training:
     """Submit the example and return at once."""
-    root = project.run_dir(project.submit(*RUN, *options, script, *arguments(steps, save_every)))
-    return Training(project=project, root=root, steps=steps, save_every=save_every)
+    root = project.run_dir(project.submit(*RUN, *options, script, *arguments(steps)))
+    return Training(project=project, root=root, steps=steps)
 
 
 def submit_and_die(
-    project: Project,
-    *options: str,
-    script: str = SCRIPT,
-    steps: int = STEPS,
-    save_every: int = SAVE_EVERY,
+    project: Project, *options: str, script: str = SCRIPT, steps: int = STEPS
 ) -> Training:
     """Submit from a shell that is killed once Slurm has the job."""
     before = _queued()
-    shell = project.start("submit", *RUN, *options, script, *arguments(steps, save_every))
+    shell = project.start("submit", *RUN, *options, script, *arguments(steps))
     wait_for(lambda: _queued() - before, "the job")
     shell.process.kill()
     shell.process.wait()
     (job_id,) = _queued() - before
     wait_for((project.path / "runs" / "by-job" / job_id).exists, "the job's own registration")
-    root = project.run_dir(job_id)
-    return Training(project=project, root=root, steps=steps, save_every=save_every)
+    return Training(project=project, root=project.run_dir(job_id), steps=steps)
 
 
 def submit_beside_another(project: Project, *options: str, **lengths: Any) -> Training:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -154,17 +153,6 @@ def test_the_spool_of_a_killed_agent_is_cleared_by_the_next(stub_job: Make) -> N
     other = stub_job(HELLO, nodes=1).start(TMPDIR=str(job.tmp))
     assert other.wait() == [0]
     assert job.spools() == []
-
-
-def test_a_signal_to_one_agent_cancels_the_job(stub_job: Make) -> None:
-    job = stub_job(WAIT).start()
-    job.wait_for("ready", 4)
-    since = time.monotonic()
-    os.kill(job.agent_pid("local1"), signal.SIGINT)
-    assert job.wait() == [124, 124]
-    job.assert_clean()
-    assert time.monotonic() - since < 10 * patience()
-    assert job.events("failed")[0]["cause"] == "cancelled"
 
 
 def test_user_signals_for_a_whole_step_kill_nothing_of_ours(stub_job: Make) -> None:
@@ -397,16 +385,6 @@ def test_a_launcher_that_the_system_does_not_start_fails_the_job_in_words(
     assert job.paths.status(1).read_text() == "1\n"
     assert json.loads(job.paths.outcome(1).read_text())["cause"] == "launcher"
     assert job.log("local1")[-1][2:] == ("z", "1 local1: " + failed["message"])
-
-
-@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="the kernel's log is not readable")
-def test_what_the_kernel_reports_of_a_rank_is_noted(stub_job: Make) -> None:
-    deed = "import ctypes, faulthandler; faulthandler.disable(); ctypes.string_at(0)"
-    job = stub_job(victim(deed, rank=1), nodes=1)
-    assert job.start().wait() == [128 + signal.SIGSEGV]
-    (line,) = [text for _, _, stream, text in job.log() if stream == "a" and "segfault" in text]
-    assert re.match(r"kernel: \[rank1\]: \S+\[\d+\]: segfault at 0 ip ", line)
-    assert line.rpartition("kernel:")[2] not in job.errors()
 
 
 def failed_on_gpus(

@@ -405,9 +405,6 @@ def test_a_run_that_nobody_continues_has_failed_and_says_how_to(
     assert scene.end() == (JobState.FAILED, 137)
 
 
-# A preemption's grace time
-
-
 # Warnings
 
 
@@ -594,13 +591,6 @@ def test_a_job_leaves_one_end_and_no_step(tmp_path: Path) -> None:
 
 
 # Claims
-
-
-def test_what_follows_is_claimed_before_it_is_decided(scene: Scene) -> None:
-    scene.decisions = [STOP]
-    scene.meanwhile = lambda: scene.asked.append(scene.paths.followed(1).read_text())
-    assert scene.fails(5).run() == 5
-    assert "" in scene.asked
 
 
 # A slurmctld that is silent

@@ -214,20 +214,6 @@ async def test_no_node_rests_if_one_member_cannot(tmp_path: Path) -> None:
     assert await asyncio.gather(*rests) == [0, 0]
 
 
-async def test_a_node_that_is_lost_while_it_rests_is_noticed(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path)
-    rests = await resting(nodes)
-    assert nodes.head.is_whole
-    nodes.members[0].end_rest()
-    assert await rests[0] == 0
-    await nodes.members[0].leave()
-    while nodes.head.is_whole:
-        await asyncio.sleep(0.01)
-    await nodes.head.leave()
-    assert nodes.head.left_behind
-    assert await rests[1] == 0
-
-
 async def test_a_clock_that_is_off_does_not_make_a_node_the_first(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, nodes=2)
     clock = Clock(lambda: now_us() - 3600_000_000)

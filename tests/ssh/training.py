@@ -121,7 +121,7 @@ def job_of(hosts: Hosts, job_id: str, *, is_shared: bool = True) -> Job:
     home = hosts.shared / "proj" if is_shared else hosts["h1"].home() / "clusterrun"
     root = (home / "runs" / "by-job" / job_id).resolve()
     project = Project(path=home, environ={})
-    training = Training(project=project, root=root, steps=STEPS, save_every=SAVE_EVERY)
+    training = Training(project=project, root=root, steps=STEPS)
     return Job(hosts, directory, job_id, training, is_shared)
 
 
