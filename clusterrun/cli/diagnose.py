@@ -26,7 +26,7 @@ from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs.bundle import write_bundle
 from clusterrun.verbs.diagnose import REPORTED, Diagnosis, diagnose, diagnose_logs, place_of
-from clusterrun.verbs.hangs import LASTING_S, SAMPLES_S, Group, Hang, groups, look, sentences
+from clusterrun.verbs.hangs import LASTING_S, SAMPLES_S, Hang, groups, look, sentences
 from clusterrun.verbs.judge import short
 from clusterrun.verbs.remedies import retry_of, run_of, to_do
 from clusterrun.verbs.status import status
@@ -89,8 +89,6 @@ def command(
     if explain is not None:
         explain_id(explain, CAUSE)
         return
-    if logs and job and Path(job).is_file():
-        raise UsageError("one file for each --log", hint=f"pass --log {shlex.quote(job)}")
     if logs and (job or attempt or bundle or stacks or with_dumps):
         raise UsageError("--log reads files, not a job", hint="drop --log, or all that is of a job")
     if stacks or with_dumps:
@@ -273,7 +271,9 @@ def _look_lines(hang: Hang, *, with_dumps: bool) -> Iterator[str]:
     for group in groups(hang):
         nodes = {hang.nodes.get(rank, "?") for rank in group.ranks}
         ranks = f"{count(len(group.ranks), 'rank')}: {fold_ranks(group.ranks)}"
-        yield f"STACKS  {ranks} on {fold_hosts(sorted(nodes))}{_state(group)}"
+        waits = ", waiting" if group.is_waiting else ""
+        moves = {None: "", 0: ", not moving"}.get(group.moved, ", moving")
+        yield f"STACKS  {ranks} on {fold_hosts(sorted(nodes))}{waits}{moves}"
         yield f"        {group.where}"
     if hang.before:
         moved = sum(group.moved or 0 for group in groups(hang))
@@ -292,13 +292,6 @@ def _look_lines(hang: Hang, *, with_dumps: bool) -> Iterator[str]:
             yield f"{label:<8}{count(missing, 'rank')} left no dump: torch records none, or hangs"
     if hang.silent:
         yield f"SILENT  {fold_hosts(hang.silent)} did not answer"
-
-
-def _state(group: Group) -> str:
-    waits = ", waiting" if group.is_waiting else ""
-    if group.moved is None:
-        return waits
-    return f"{waits}, moving" if group.moved else f"{waits}, not moving"
 
 
 def _look_object(hang: Hang) -> dict[str, Any]:

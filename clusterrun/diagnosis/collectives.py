@@ -172,7 +172,9 @@ class Recordings:
         return min(found, key=order, default=None)
 
     def _stuck(self, group: str, ranks: Mapping[int, Trace]) -> Stuck | None:
-        members = self._expected(group, ranks)
+        members = {rank for trace in ranks.values() for rank in trace.members}
+        if not members:
+            members = set(range(self._world)) if group == DEFAULT_GROUP else set(ranks)
         lasts = [trace.last for trace in ranks.values()]
         newest, oldest = max(lasts), min(lasts)
         if mismatch := self._mismatch(group, ranks, oldest):
@@ -186,12 +188,6 @@ class Recordings:
             return None
         kind = StuckKind.MISSING if absent else StuckKind.UNFINISHED
         return self._waiting(kind, group, ranks, newest, absent)
-
-    def _expected(self, group: str, ranks: Mapping[int, Trace]) -> set[int]:
-        listed = {rank for trace in ranks.values() for rank in trace.members}
-        if listed:
-            return listed
-        return set(range(self._world)) if group == DEFAULT_GROUP else set(ranks)
 
     def _waiting(
         self,

@@ -189,11 +189,9 @@ class Scanner:
 
     def is_last_words(self, finding: FoundSign) -> bool:
         """Return whether a finding is in the traceback with which its process ended."""
-        process = self._processes.get(finding.line.source)
-        is_of_last = process is not None and finding.order == process.raised
-        return (
-            bool(finding.frames) and is_of_last and process is not None and process.after <= AFTER
-        )
+        process = self._processes.get(finding.line.source) or _Process()
+        is_of_last = finding.order == process.raised and process.after <= AFTER
+        return bool(finding.frames) and is_of_last
 
     def leave_out(self, findings: Iterable[FoundSign]) -> None:
         """Take findings for noise: they are no causes."""
@@ -346,9 +344,10 @@ class Scanner:
         process = self._processes[source]
         for each in waiting:
             if each.left <= 0 or at_end:
-                is_fit = _fits(each.sign, process.recent[each.left - _AROUND :], self._left)
-                kept = each.finding if is_fit else each.otherwise
-                if kept:
+                sign, text = each.sign, "\n".join(process.recent[each.left - _AROUND :])
+                is_other = sign.unless and sign.unless.search("\n".join((text, *self._left)))
+                is_fit = not is_other and (sign.near is None or sign.near.search(text))
+                if kept := each.finding if is_fit else each.otherwise:
                     self._keep(kept)
         left = [each for each in waiting if each.left > 0 and not at_end]
         if left:
@@ -383,14 +382,6 @@ class Scanner:
 def _like(finding: FoundSign) -> str:
     """Return what findings of its cause have in common; of a generic cause, the text decides."""
     return form_of(finding.line.text) if finding.cause.generic else ""
-
-
-def _fits(sign: Sign, around: Iterable[str], left: Iterable[str]) -> bool:
-    """Return whether the lines around a sign are as it requires; `unless` also reads `left`."""
-    text = "\n".join(around)
-    if sign.unless and sign.unless.search("\n".join((text, *left))):
-        return False
-    return sign.near is None or bool(sign.near.search(text))
 
 
 def form_of(text: str) -> str:

@@ -143,7 +143,10 @@ def _cause(row: Any) -> KnownCause:
             domain=Domain(values.pop("domain", Domain.UNKNOWN)),
             retry=Retry(values.pop("retry", Retry.MAYBE)),
             repeats=bounded(repeats) if repeats else None,
-            do=tuple(map(_advice, (do,) if isinstance(do, str) else do)),
+            do=tuple(
+                Advice(**row) if isinstance(row, dict) else Advice(text=str(row))
+                for row in ((do,) if isinstance(do, str) else do)
+            ),
             explains=frozenset(values.pop("explains", ())),
             signs=signs,
             **values,
@@ -151,10 +154,6 @@ def _cause(row: Any) -> KnownCause:
     except (KeyError, TypeError, ValueError, re.error) as error:
         name = row.get("id", row) if isinstance(row, dict) else row
         raise UsageError(f"cannot read the cause '{name}'", cause=str(error)) from error
-
-
-def _advice(row: Any) -> Advice:
-    return Advice(**row) if isinstance(row, dict) else Advice(text=str(row))
 
 
 def _sign(row: Any, role: Role) -> Sign:

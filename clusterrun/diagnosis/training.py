@@ -20,7 +20,6 @@ _MOST_LOSSES: Final = 1000  # of a slow rise
 _USUAL: Final = 20  # losses that the last ones are compared with
 _JUMP, _RATIO, _HIGH, _MANY_TIMES = 1.5, 1.4, 5.0, 10.0  # of a diverged loss: noise stays below
 _LEAST_BLOCK, _BLOCKS, _RISE, _TWICE = 3, 5, 0.7, 2.0  # of a loss that rose slowly
-_EXPLODED, _RISING = 100.0, 1.1  # gradient norms and losses against the usual ones
 _OVERFLOWS: Final = 4  # skipped steps at the end of a log, after _SETTLED good ones
 _OVERFLOWS_AT_START: Final = 20  # a loss scale of 2**16 is searched downwards in fewer
 _SETTLED: Final = 20
@@ -112,7 +111,6 @@ class TrainingLog:
     silent_until: float | None = None
     silent_from: float | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_LOSSES))
-    norms: deque[float] = field(default_factory=lambda: deque(maxlen=_USUAL + STEPS))
     _seen: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
     _scale: float = 0.0
     _overflow: str = ""
@@ -170,8 +168,6 @@ class TrainingLog:
             self._scale, self._overflow_at = new, self.steps
         norm = _NORM.search(low) if "norm" in low else None
         is_lost = norm is not None and not math.isfinite(float(norm["norm"]))
-        if norm and not is_lost:
-            self.norms.append(float(norm["norm"]))
         value = float(loss.lower()) if loss else None
         if norm and not value:  # no loss, or 0 from transformers' logging_nan_inf_filter
             self.nan_norms = self.nan_norms + 1 if is_lost else 0
@@ -195,32 +191,22 @@ class TrainingLog:
 
     @property
     def is_nan(self) -> bool:
-        """Return whether the loss became NaN or infinite and stayed so."""
-        return max(self.nan_losses, self.nan_norms) >= STEPS or self.is_last_nan
-
-    @property
-    def is_last_nan(self) -> bool:
-        """Return whether the last loss of a short log is not finite."""
+        """Return whether the loss became NaN or infinite and stayed so; in a short log the last."""
         is_lost = self.nan_norms > 1 and self._scale <= _LEAST_SCALE
-        return (self.nan_losses > 0 or is_lost) and len(self.losses) <= STEPS
+        is_last = (self.nan_losses > 0 or is_lost) and len(self.losses) <= STEPS
+        return max(self.nan_losses, self.nan_norms) >= STEPS or is_last
 
     @property
     def is_diverged(self) -> bool:
         """Return whether the last losses are far above the usual ones before them."""
         values = list(self.losses)
-        return _has_exploded(list(self.norms), values) or _has_jumped(values) or _has_risen(values)
-
-    @property
-    def silent_s(self) -> float:
-        """Return for how long the log shows the time and no step."""
-        if self.last_step is None or self.silent_from is None or self.silent_until is None:
-            return 0.0
-        return self.silent_until - self.silent_from
+        return _has_jumped(values) or _has_risen(values)
 
     @property
     def is_stuck(self) -> bool:
         """Return whether steps ended long before the log does."""
-        return self.silent_s >= _SILENT_S
+        since, until = self.silent_from or 0.0, self.silent_until or 0.0
+        return self.last_step is not None and since > 0 and until - since >= _SILENT_S
 
 
 def _has_jumped(values: list[float]) -> bool:
@@ -246,15 +232,6 @@ def _has_risen(values: list[float]) -> bool:
     is_apart = last[size // 10] > lowest[-1 - size // 10] > 0
     is_far = level > min(_TWICE * base, max(_RATIO * base, base + _JUMP))
     return is_apart and is_far and level > max(1.0, base + _RISE, _RISE * highest)
-
-
-def _has_exploded(norms: list[float], losses: list[float]) -> bool:
-    """Return whether gradient norms are out of all proportion, and the loss rises."""
-    usual, older = norms[:-STEPS], losses[:-STEPS][-_USUAL:]
-    if len(usual) < _LEAST_BLOCK or not older:
-        return False
-    is_rising = statistics.median(losses[-STEPS:]) > _RISING * statistics.median(older)
-    return is_rising and min(norms[-STEPS:]) > _EXPLODED * statistics.median(usual)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,10 +65,16 @@ class Verdict:
 def verdict_of(scanner: Scanner) -> Verdict | None:
     """Return why a run failed; None if its log shows no cause."""
     findings = scanner.findings()
-    chosen = _chosen(scanner.causal()) or by_numbers(scanner)
+    causal = scanner.causal()  # the first sign of the strongest cause that no other explains
+    left = [each for each in causal if not any(_explains(other, each) for other in causal)]
+    chosen = min(left, key=_order, default=None) or by_numbers(scanner)
     if chosen is None:
         return None
-    of_cause = _of_its_nodes(chosen, [each for each in findings if _is_of(chosen, each)])
+    # Of a generic cause, only the like of a finding support it.
+    form = form_of(chosen.line.text) if chosen.cause.generic else ""
+    later = [x for x in findings if x.cause.id == chosen.cause.id and x.order >= chosen.order]
+    own = [each for each in later if not form or form_of(each.line.text) == form]
+    of_cause = _of_its_nodes(chosen, own)
     # A decision about the whole job began on no rank and no node.
     blamed = [each for each in of_cause if not each.of_victim]
     places = {(each.line.rank, each.line.node) for each in blamed}
@@ -80,10 +86,12 @@ def verdict_of(scanner: Scanner) -> Verdict | None:
     for each in of_cause:
         evidence.setdefault(form_of(each.line.text.strip()), each)
     ranks = {rank for rank, _ in places if rank is not None}
+    is_weak = chosen.role is Role.EITHER or chosen.cause.generic
+    status = Certainty.LIKELY if is_weak else Certainty.ESTABLISHED
     raised_at = {each.frames[-1:] for each in of_cause}
     return Verdict(
         cause=chosen.cause,
-        status=_status(chosen),
+        status=Certainty.UNCONFIRMED if chosen.role is Role.CONFIRMATION else status,
         evidence=tuple(evidence.values())[:_EVIDENCE] or (chosen,),
         ranks=tuple(sorted(ranks)),
         nodes=tuple(sorted({node for _, node in places if node})),
@@ -99,26 +107,6 @@ def _of_its_nodes(chosen: FoundSign, found: Sequence[FoundSign]) -> list[FoundSi
     named = own or {each.line.node for each in found if each.line.node}
     allowed = {"", *named} if own or len(named) == 1 else {""}
     return [each for each in found if _weakness(each) <= most or each.line.node in allowed]
-
-
-def _is_of(chosen: FoundSign, other: FoundSign) -> bool:
-    """Return whether a finding supports the chosen one; of a generic cause, only its like do."""
-    if other.cause.id != chosen.cause.id or other.order < chosen.order:
-        return False
-    return not chosen.cause.generic or form_of(other.line.text) == form_of(chosen.line.text)
-
-
-def _status(chosen: FoundSign) -> Certainty:
-    if chosen.role is Role.CONFIRMATION:
-        return Certainty.UNCONFIRMED
-    is_weak = chosen.role is Role.EITHER or chosen.cause.generic
-    return Certainty.LIKELY if is_weak else Certainty.ESTABLISHED
-
-
-def _chosen(candidates: Sequence[FoundSign]) -> FoundSign | None:
-    """Return the first sign of the strongest cause that no other cause explains."""
-    left = [each for each in candidates if not any(_explains(x, each) for x in candidates)]
-    return min(left, key=_order, default=None)
 
 
 def _explains(other: FoundSign, finding: FoundSign) -> bool:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +34,8 @@ def write_bundle(
     Of many nodes, those of the verdict come first. The values of variables that were passed by name
     are removed from it. Raises ClusterrunError if `target` exists or cannot be written.
     """
-    values, unknown = _passed(record.paths), unknown_names(record.paths)
+    found, unknown = passed_names(record.paths), unknown_names(record.paths)
+    values = {name: os.environ.get(name, "") for name in found}
     names = set()
     try:
         with target.open("xb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
@@ -55,14 +56,11 @@ def write_bundle(
 def _without(values: Mapping[str, str], text: str) -> str:
     """Remove values, the longest first: one may begin like another. JSON escapes some letters."""
     for name, value in sorted(values.items(), key=lambda item: -len(item[1])):
+        if len(value) < _LEAST_LETTERS and not is_secret(name, value):
+            continue
         for form in (value, json.dumps(value)[1:-1]):
             text = text.replace(form, f"[{name}]")
     return redacted(text)
-
-
-def _passed(paths: RunPaths) -> dict[str, str]:
-    found = {name: os.environ.get(name, "") for name in passed_names(paths)}
-    return {n: v for n, v in found.items() if len(v) >= _LEAST_LETTERS or is_secret(n, v)}
 
 
 def _texts(
@@ -74,19 +72,16 @@ def _texts(
     # Not the other scripts: job.sbatch contains all these files.
     configuration = (paths.resolved, paths.plan, paths.accelerate, paths.deepspeed)
     of_run = (paths.env_script, paths.record, paths.world(attempt))
-    nodes = verdict.get("nodes", ())
-    outputs = (
-        *(paths.end, paths.batch_output, paths.outcome(attempt)),
-        *_first(paths.log_errors(attempt, "any").parent.glob("*.err"), nodes),
-        *_first(paths.events_dir.glob("*.jsonl"), nodes),
-        *_first(paths.rank_errors(attempt, "any").parent.glob("*.jsonl"), nodes),
-    )
+    outputs = [paths.end, paths.batch_output, paths.outcome(attempt)]
+    for kind in (
+        paths.log_errors(attempt, "any").parent.glob("*.err"),
+        paths.events_dir.glob("*.jsonl"),
+        paths.rank_errors(attempt, "any").parent.glob("*.jsonl"),
+    ):
+        blamed = verdict.get("nodes", ())  # they come first
+        outputs += sorted(kind, key=lambda path: (path.stem not in blamed, path.name))[:MOST_NODES]
     for path in (*configuration, *of_run, *(outputs if with_output else ())):
         data = end_of(path, MOST_BYTES)
         data = data[data.find(b"\n") + 1 :] if len(data) == MOST_BYTES else data  # whole lines
         if data:
             yield path.relative_to(paths.root).as_posix(), data.decode("utf-8", "replace")
-
-
-def _first(files: Iterable[Path], nodes: Collection[str]) -> list[Path]:
-    return sorted(files, key=lambda path: (path.stem not in nodes, path.name))[:MOST_NODES]

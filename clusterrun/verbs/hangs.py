@@ -9,7 +9,7 @@ import tarfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,10 +68,22 @@ class Group:
 
 def recorded(paths: RunPaths, attempt: int) -> Hang:
     """Read what an ended attempt left."""
-    nodes = _nodes(paths, attempt)
-    found = (paths.flight_dumps(attempt, node) for node in read_world(paths, attempt))
-    places = tuple(from_data(read_json(paths.stacks(attempt)) or {}))
-    recordings = _read(found, Recordings(len(nodes), _waiting(places)))
+    dumps = [paths.flight_dumps(attempt, node) for node in read_world(paths, attempt)]
+    return _hang(paths, attempt, read_json(paths.stacks(attempt)) or {}, dumps)
+
+
+def _hang(
+    paths: RunPaths,
+    attempt: int,
+    stacks: Mapping[str, Any],
+    dumps: Iterable[Path],
+    only: set[int] | None = None,
+) -> Hang:
+    """Compare stacks and dumps, of all ranks or of some."""
+    nodes, places = _nodes(paths, attempt), tuple(from_data(stacks))
+    waiting = [place.rank for place in places if place.is_waiting and not place.state]
+    recordings = Recordings(len(nodes), waiting)
+    _read(dumps, recordings, only)
     return Hang(stuck=recordings.stuck(), places=places, nodes=nodes, dumped=len(recordings.ranks))
 
 
@@ -96,30 +108,17 @@ def look(job: JobStatus, *, with_dumps: bool, samples: int) -> Hang:
     if job.state is not JobState.RUNNING or not attempt:
         hint = "drop --stacks and --fr: diagnose reads what an ended job left"
         raise ClusterrunError(f"job {job.record.job_id} is not running", hint=hint)
-    nodes = _nodes(paths, attempt)
     before: tuple[RankPlace, ...] = ()
-    answer: Mapping[str, Any] = {}
-    for number in range(samples):
+    if samples > 1:
         started = time.monotonic()
-        answer = _ask(paths.attempt(attempt), with_dumps=with_dumps and number == samples - 1)
-        if number < samples - 1:
-            before = tuple(from_data(answer))
-            time.sleep(max(0.0, started + SAMPLES_S - time.monotonic()))
+        before = tuple(from_data(_ask(paths.attempt(attempt), with_dumps=False)))
+        time.sleep(max(0.0, started + SAMPLES_S - time.monotonic()))
+    answer = _ask(paths.attempt(attempt), with_dumps=with_dumps)
     silent = tuple(map(str, answer.get("silent", ())))
     heard = [node for node in read_world(paths, attempt) if node not in silent]
     dumps = [paths.live_dumps(attempt, node) for node in heard] if with_dumps else []
-    places = tuple(from_data(answer))
-    recordings = Recordings(len(nodes), _waiting(places))
-    _read(dumps, recordings, set(answer.get("dumped", ())))
-    return Hang(
-        stuck=recordings.stuck(),
-        places=places,
-        before=before,
-        nodes=nodes,
-        dumped=len(recordings.ranks),
-        silent=silent,
-        looked_at=time.time(),
-    )
+    found = _hang(paths, attempt, answer, dumps, set(answer.get("dumped", ())))
+    return replace(found, before=before, silent=silent, looked_at=time.time())
 
 
 def _ask(directory: Path, *, with_dumps: bool) -> Mapping[str, Any]:
@@ -148,13 +147,7 @@ def _nodes(paths: RunPaths, attempt: int) -> dict[int, str]:
     return {rank: node for node, found in ranks_by_node(paths, attempt).items() for rank in found}
 
 
-def _waiting(places: Iterable[RankPlace]) -> list[int]:
-    return [place.rank for place in places if place.is_waiting and not place.state]
-
-
-def _read(
-    paths: Iterable[Path], recordings: Recordings, only: set[int] | None = None
-) -> Recordings:
+def _read(paths: Iterable[Path], recordings: Recordings, only: set[int] | None) -> None:
     """Read dumps one by one: all of them would not fit in memory."""
     gc.disable()  # a dump has 50,000 small objects and no cycle; collecting takes a third
     try:
@@ -166,7 +159,6 @@ def _read(
                         recordings.add(int(found[1]), file.read())
     finally:
         gc.enable()
-    return recordings
 
 
 def groups(hang: Hang) -> list[Group]:

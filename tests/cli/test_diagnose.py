@@ -88,7 +88,6 @@ def test_files_of_ranks_do_not_hide_each_others_errors(here: CommandLine) -> Non
     [
         (("--log", "missing.log"), "cannot read the log 'missing.log'"),
         (("4711", "--log", "x.log"), "--log reads files, not a job"),
-        (("train.py", "--log", "x.log"), "one file for each --log\n  hint: pass --log train.py"),
         (("99999",), "no job or run '99999'"),
         (("4711", "--attempt", "3"), "job 4711 has no attempt 3\n  hint: choose 1"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import subprocess
@@ -25,7 +24,6 @@ from clusterrun.shared.wording import count
 
 BY_HAND = "by-hand"
 RECORD_S = 5.0  # for the submitting process to record this job
-_NUMBERS = re.compile(r"^(num_machines|num_processes):\s*(\d+)", re.MULTILINE)
 END_S = 5.0  # Slurm may enforce a time limit this early or late
 REQUEUES_SINCE = (24, 5)
 ASK_S = 10.0
@@ -116,26 +114,18 @@ class SlurmHost(Host):
             new = next((word for word in self.srun if word.startswith(f"{name}=")), old)
             if name in ("--nodes", "--ntasks") and new != old:
                 return f"srun has {new} but the job was rendered with {old}; render it again"
-        plan, own = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
-        rendered = own if plan.accelerate_text else plan.accelerate
-        with contextlib.suppress(OSError):
-            for name, number in _NUMBERS.findall(self.paths.accelerate.read_text()):
-                if str(rendered.get(name, number)) != number:
-                    has = f"accelerate.yaml has {name} {number}"
-                    ranks = f"{count(plan.world_size, 'rank')} on {count(plan.nodes, 'node')}"
-                    return f"{has} but the job was rendered for {ranks}; render it again"
         return ""
 
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> SrunStep:
         """Start an attempt's srun: one task on each node. Raises OSError."""
-        argv = self._srun(attempt, is_relaunch=is_relaunch, excluded=excluded)
+        argv = self.command(attempt, is_relaunch=is_relaunch, excluded=excluded)
         if self.plan.stage is not Stage.OFF and not is_relaunch:
             words = (str(self.paths.root), str(attempt), *argv)
             argv = module_argv(sys.executable, "clusterrun.backends.slurm.stage", *words)
         environ = {**self.environ, "CLUSTERRUN_BATCH_PID": str(os.getpid())}
         return SrunStep(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL))
 
-    def _srun(
+    def command(
         self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]
     ) -> tuple[str, ...]:
         """Return srun's command.

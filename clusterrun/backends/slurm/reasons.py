@@ -26,7 +26,6 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "Licenses": ("waiting for a license", True),
     "Prolog": ("the nodes are being prepared", True),
     "Constraints": ("waiting for nodes with the requested features", None),
-    "Cleaning": ("its previous attempt is being cleaned up", True),
     "ReqNodeNotAvail": (
         "nodes are reserved, perhaps for maintenance; a shorter --time may let it start",
         True,
@@ -59,10 +58,8 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "QOSMaxWallDurationPerJobLimit": ("--time exceeds the limit of the QOS", False),
     "QOSMax": (QOS_FULL, True),
     "QOSGrp": ("all users together have reached the limit of the QOS", True),
-    "QOSMinGRES": ("requests fewer GPUs than the QOS requires", False),
     "QOSUsageThreshold": ("usage is above the threshold of the QOS", True),
     "QOSJobLimit": (QOS_FULL, True),
-    "QOSResourceLimit": (QOS_FULL, True),
     "AssocMaxWallDurationPerJobLimit": ("--time exceeds the limit of the account", False),
     "AssocGrpBillingMinutes": ("the account's budget is used up", None),
     "AssocGrpCPUMinutesLimit": ("the account's budget is used up", None),
@@ -70,9 +67,6 @@ REASONS: dict[str, tuple[str, bool | None]] = {
     "AssocGrp": (ACCOUNT_FULL, True),
     "AssocMax": (ACCOUNT_FULL, True),
     "AssociationJobLimit": (ACCOUNT_FULL, True),
-    "AssociationResourceLimit": (ACCOUNT_FULL, True),
-    "MaxGRESPerAccount": (ACCOUNT_FULL, True),
-    "MaxCpuPerAccount": (ACCOUNT_FULL, True),
     "DeadLine": ("its deadline cannot be met", False),
 }
 

@@ -138,31 +138,15 @@ def _hints(words: str, plan: Plan) -> list[str]:
         names = sorted({row.name for row in partition_rows()})
         return [f"choose one of the partitions here: {', '.join(names)}"] if names else []
     if any(part in words for part in TOO_MUCH):
-        return [*_what_there_is(plan), _what_was_asked(plan)]
+        rows = partition_rows(plan.directive("partition"))
+        return [
+            f"partition '{row.name}' has {count(row.nodes, 'node')} with {row.gres or 'no GPUs'}, "
+            f"{row.cpus} CPUs and {row.memory_mb} MB"
+            for row in ([row for row in rows if row.is_default] or rows)[:5]
+        ]
     if "time limit" in words.lower():
         return [
             f"partition '{row.name}' allows at most {row.limit}"
             for row in partition_rows(plan.directive("partition"))
         ]
     return [hint for parts, hint in HINTS if any(part in words for part in parts)][:1]
-
-
-def _what_there_is(plan: Plan) -> list[str]:
-    rows = partition_rows(plan.directive("partition"))
-    default = [row for row in rows if row.is_default]
-    return [
-        f"partition '{row.name}' has {count(row.nodes, 'node')} with {row.gres or 'no GPUs'}, "
-        f"{row.cpus} CPUs and {row.memory_mb} MB"
-        for row in (default or rows)[:5]
-    ]
-
-
-def _what_was_asked(plan: Plan) -> str:
-    memory = plan.directive("mem")
-    request = plan.directive("gpus-per-node") or plan.directive("gres") or ""
-    kind = request.removeprefix("gpu:").rpartition(":")[0]
-    of_kind = f" of type {kind}" if kind else ""
-    each = [f"{count(plan.gpus_per_node, 'GPU')}{of_kind}"] if plan.gpus_per_node else []
-    each += [f"{memory} of memory"] if memory else []
-    asked = f"you requested {count(plan.nodes, 'node')}"
-    return f"{asked} with {' and '.join(each)} each" if each else asked

@@ -16,7 +16,6 @@ from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm import query
 from clusterrun.backends.slurm.backend import SlurmBackend
 from clusterrun.errors import ClusterrunError, describe
-from clusterrun.launch.plan import Plan
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
@@ -41,7 +40,9 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
     if job_id in record.earlier_job_ids:
         return record.job_id
     backend = SlurmBackend(slurm_cluster=record.slurm_cluster)
-    exclude = _excluded(plan, nodes)
+    # An option on the command line replaces the script's.
+    lists = filter(None, (plan.directive("exclude"), nodes))
+    exclude = fold_hosts(name for text in lists for name in parse_hostlist(text))
     if record.chain_length:
         if not record.chained_job_ids:
             raise ClusterrunError(f"all {record.chain_length} jobs of the chain are used")
@@ -52,23 +53,15 @@ def submit_successor(run_dir: Path, nodes: str, environ: Mapping[str, str]) -> s
         return job_id
     # Slurm keeps the job of a lost node for minutes. The successor excludes that node and need
     # not wait: this job's agents have exited by now.
-    new = _submitted_before(record) or backend.submit_again(
-        plan, record, after="" if nodes else job_id, exclude=exclude
-    )
+    cluster = record.slurm_cluster
+    # It may have been submitted before, and not recorded.
+    if found := query.find_by_command(record.run_dir, cluster, known=record.job_ids):
+        new = Submission(job_id=found, slurm_cluster=cluster)
+    else:
+        after = "" if nodes else job_id
+        new = backend.submit_again(plan, record, after=after, exclude=exclude)
     _remember(record, new, backend)
     return new.job_id
-
-
-def _submitted_before(record: JobRecord) -> Submission | None:
-    """Find a successor whose submission was interrupted before it was recorded."""
-    found = query.find_by_command(record.run_dir, record.slurm_cluster, known=record.job_ids)
-    return Submission(job_id=found, slurm_cluster=record.slurm_cluster) if found else None
-
-
-def _excluded(plan: Plan, nodes: str) -> str:
-    """Return all nodes to exclude: an option on the command line replaces the script's."""
-    lists = filter(None, (plan.directive("exclude"), nodes))
-    return fold_hosts(name for text in lists for name in parse_hostlist(text))
 
 
 def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None:
