@@ -181,7 +181,15 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     attempts = _corrected(read_attempts(record.paths, evidence.attempt), record, state)
     start = (job.start if job else None) or _started(attempts, evidence)
     ended = (end.ended_at if end else None) or (job.end if job else None)
-    code, number = _exit(end, job) if over else (None, None)
+    code, number = (job.exit_code, job.exit_signal) if job else (None, None)
+    if end is not None and end.exit_code is not None:  # the run's own is better
+        code, number = end.exit_code, end.exit_code - 128
+        number = number if 0 < number < 65 else None
+    reason = _without_room(record.paths, evidence.attempt) if runs else ""
+    if state is JobState.COMPLETING:
+        reason = "its processes are being stopped"
+    elif job and job.state is state and not waits and job.reason != "NonZeroExitCode":
+        reason = reason or job.reason
     pending = _pending(record, job, evidence) if waits and job else None
     can_start = pending is not None and pending.can_start is not False
     elapsed_s = job.elapsed_s if job else None
@@ -190,8 +198,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     return JobStatus(
         record=record,
         state=state,
-        reason=(_without_room(record.paths, evidence.attempt) if runs else "")
-        or _reason(job, state),
+        reason=reason,
         pending=pending,
         partition=job.partition if job and waits else "",
         asked_nodes=job.asked_nodes if job and waits else None,
@@ -203,8 +210,8 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
         expected_start=job.expected_start if job and can_start else None,
         start=start,
         end=ended if over else None,
-        exit_code=code,
-        exit_signal=number,
+        exit_code=code if over else None,
+        exit_signal=number if over else None,
         attempt=evidence.attempt,
         world_size=evidence.world_size,
         unjoined=evidence.unjoined if runs else None,
@@ -230,14 +237,6 @@ def with_last_step(job: JobStatus) -> JobStatus:
 def with_usage(job: JobStatus) -> JobStatus:
     """Add what the newest attempt uses on each node; this reads the end of a file for each."""
     return dataclasses.replace(job, usage=read_latest(job.record.paths, job.attempt))
-
-
-def _reason(job: SchedulerJob | None, state: JobState) -> str:
-    """Return the scheduler's reason for the state that is shown, if it adds anything."""
-    if state is JobState.COMPLETING:
-        return "its processes are being stopped"
-    is_about_it = job is not None and job.state is state and state is not JobState.PENDING
-    return job.reason if job and is_about_it and job.reason != "NonZeroExitCode" else ""
 
 
 def _without_room(paths: RunPaths, attempt: int) -> str:
@@ -304,14 +303,6 @@ def _pending(record: JobRecord, job: SchedulerJob, evidence: Evidence) -> Pendin
     elif reason.code == "Dependency" and record.earlier_job_ids:
         text = f"it continues the run once job {record.earlier_job_ids[-1]} has ended"
     return PendingReason(code=reason.code, text=text, can_start=True) if text else reason
-
-
-def _exit(end: End | None, job: SchedulerJob | None) -> tuple[int | None, int | None]:
-    """Return exit code and signal; prefer those that the run wrote."""
-    if end is not None and end.exit_code is not None:
-        number = end.exit_code - 128
-        return end.exit_code, number if 0 < number < 65 else None
-    return (job.exit_code, job.exit_signal) if job else (None, None)
 
 
 def _started(attempts: Sequence[AttemptSummary], evidence: Evidence) -> float | None:

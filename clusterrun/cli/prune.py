@@ -58,7 +58,9 @@ def command(
     \b
     clusterrun prune --older-than 30d --dry-run
     """
-    until = time.time() - _age_s(older_than)
+    if (older_than or "").isdecimal():
+        raise UsageError(f"--older-than {older_than} has no unit", hint=f"write {older_than}d")
+    until = time.time() - (parse_seconds(older_than) if older_than else 0)
     records = [locate_announced(job) for job in jobs]
     records = records or list_records(own_runs(), with_damaged=True)
     found = _look(records, until, everything=everything)
@@ -87,12 +89,6 @@ def command(
         hint = "correct this, and run clusterrun prune again"
         raise ClusterrunError("cannot remove all runs", cause=str(error), hint=hint) from error
     output.answer(f"{'would remove' if dry_run else 'removed'} {what}" if old else "no old runs")
-
-
-def _age_s(older_than: str | None) -> float:
-    if (older_than or "").isdecimal():
-        raise UsageError(f"--older-than {older_than} has no unit", hint=f"write {older_than}d")
-    return parse_seconds(older_than) if older_than else 0
 
 
 def _look(

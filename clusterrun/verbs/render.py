@@ -81,10 +81,14 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
 
         host_bytes, estimates = estimated(job)
     plan = dataclasses.replace(make_plan(job.spec, facts), host_bytes=host_bytes)
+    # Those of the project override those of the user and the site, and these ours.
+    files = [path for path, _ in user_and_site(os.environ)]
+    if (job.project_dir / PROJECT_FILE).is_file():
+        files.insert(0, job.project_dir / PROJECT_FILE)
     bundle = render_bundle(
         plan,
         resolved_yaml=job.to_yaml(),
-        template_dirs=_template_dirs(job),
+        template_dirs=[d for d in (file.parent / "templates" for file in files) if d.is_dir()],
         compiled=_compiled_dir(os.environ),
     )
     notes = (*job.notes, *_notes(job, plan, is_again=is_again), *estimates)
@@ -160,14 +164,6 @@ def check_without_slurm(resolved: Resolved) -> None:
     if spec.cluster is Cluster.AUTO:
         spec = dataclasses.replace(spec, cluster=Cluster.SLURM)
     prepare(resolved._replace(spec=spec)).refuse_problem()
-
-
-def _template_dirs(resolved: Resolved) -> list[Path]:
-    """List the directories whose templates override ours: project's, user's, site's."""
-    files = [path for path, _ in user_and_site(os.environ)]
-    if (resolved.project_dir / PROJECT_FILE).is_file():
-        files.insert(0, resolved.project_dir / PROJECT_FILE)
-    return [place for place in [file.parent / "templates" for file in files] if place.is_dir()]
 
 
 def _notes(job: Resolved, plan: Plan, *, is_again: bool) -> Iterator[str]:
