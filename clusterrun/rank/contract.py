@@ -400,7 +400,8 @@ def _device(backend: str) -> str:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if local_rank >= torch.cuda.device_count():
         return f"cuda none-{runtime.rank()}"  # torch raises a better error when the rank uses it
-    return f"cuda {torch.cuda.get_device_properties(local_rank).uuid}"
+    place = f"{os.uname().nodename}/{os.environ.get('CUDA_VISIBLE_DEVICES', '')}/{local_rank}"
+    return f"cuda {getattr(torch.cuda.get_device_properties(local_rank), 'uuid', place)}"
 
 
 def _watch_accelerate(contract: Contract, module: ModuleType) -> None:
