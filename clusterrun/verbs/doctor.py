@@ -24,12 +24,11 @@ from clusterrun.errors import (
     describe,
 )
 from clusterrun.health import cuda, paths, python
-from clusterrun.health.checks import own_checks
+from clusterrun.health.checks import own_checks, pages
 from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.node import Needs, all_looks, quick_looks
-from clusterrun.health.pages import pages
 from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok

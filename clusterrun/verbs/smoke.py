@@ -43,8 +43,7 @@ MINUTES: Final = 5
 REACH_S: Final = 60  # for a node to reach the first, which may start so much later
 BLOCKED_S: Final = 20.0  # for a job that may never start as things are
 LOOK_S, LOOK_NODE_S = 0.3, 0.001  # between two looks at the reports, and more for each node
-QUERY_S: Final = 2.0  # a scheduler's answer may be so old
-QUERY_MOST_S: Final = 30.0  # the same for a job that has waited long
+QUERY_S: Final = 5.0  # a scheduler's answer may be so old
 START_S: Final = 300.0  # from a job's start to that of its script: a prolog may be slow
 _NOT_LAUNCHED: Final = re.compile(
     r"^srun: error: Task launch for \S+ failed on node (\S+?): ", re.M
@@ -52,7 +51,7 @@ _NOT_LAUNCHED: Final = re.compile(
 LATE_S: Final = 5.0  # how much later than the first node the others may end
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Smoke:
     """What the nodes of a job found; on `unstarted` Slurm could not start its script.
 
@@ -126,92 +125,91 @@ def _submit(resolved: Resolved) -> JobRecord:
 
 
 def _follow(record: JobRecord, progress: Callable[[str], None]) -> Smoke:
-    """Wait until the nodes have reported, or their time is up, and end the job."""
+    """Wait until the nodes have reported, or their time is up, and end the job.
+
+    A job that `srun` gave up may still wait half a minute for its nodes.
+    """
     gathering = _Gathering(record, progress)
+    smoke = gathering.smoke
     try:
         while not gathering.look():
             time.sleep(LOOK_S + record.nodes * LOOK_NODE_S)
-        return gathering.result()
+        return smoke
     except KeyboardInterrupt:
         progress(f"job {record.job_id} is cancelled")
         raise
     finally:
-        gathering.end()
+        is_over = gathering.now.state.is_terminal and not smoke.unstarted
+        is_done = len(smoke.found) == record.nodes and all(x.is_done for x in smoke.found.values())
+        if not (is_done or is_over):
+            with contextlib.suppress(ClusterrunError):
+                select.backend_of(record).cancel([record.job_id])
 
 
 class _Gathering:
-    """A run of the script that is being followed."""
+    """A run of the script that is being followed: `smoke` is what is known, `now` its state."""
 
     def __init__(self, record: JobRecord, progress: Callable[[str], None]) -> None:
         self._record, self._progress = record, progress
-        self._root = record.paths.root
-        self._nodes: tuple[str, ...] = ()
-        self._now = JobStatus(record=record, state=JobState.PENDING)
-        self._submitted_at = time.monotonic()
-        self._started_at: float | None = None
-        self._done_at: float | None = None
-        self._blocked = self._told = ""
-        self._unstarted: tuple[str, ...] = ()
-        self._blocked_at: float | None = None
-        self._ends_now = False  # all nodes are done
+        self.smoke = Smoke(job_id=record.job_id, run_dir=record.paths.root)
+        self.now = JobStatus(record=record, state=JobState.PENDING)
+        self._told = ""
+        self._started_at = self._done_at = self._blocked_at = 0.0
 
     def look(self) -> bool:
         """Look once; return whether nothing more is to come."""
-        self._now = self._status()
-        if self._now.state is JobState.PENDING:
-            return self._waits()
-        if self._now.state is JobState.RUNNING and not self._nodes:
-            self._started_at = self._started_at or time.monotonic()
-            self._nodes = self._allocated()
-        found, number = reports.read_nodes(self._root), self._record.nodes
-        self._tell(f"job {self._record.job_id}: {len(found)} of {number} nodes reported")
-        done = [each for each in found.values() if each.is_done]
-        if found and (len(done) == len(found) or reports.has_group(self._root)):
-            self._done_at = self._done_at or time.monotonic()
-            self._ends_now = len(done) == number
-            if self._ends_now or time.monotonic() - self._done_at > LATE_S:
-                return True
-        if self._now.state.is_terminal or self._waited_s > START_S:
-            paths = self._record.paths
-            self._unstarted = self._nodes[:1]
-            if paths.owner(1).exists() or paths.end.exists():  # the job's script has started
-                # `srun` ends all others if the daemon of a node does not answer it.
-                printed = end_of(paths.batch_output, LAST_BYTES).decode("utf-8", "replace")
-                self._unstarted = tuple(dict.fromkeys(_NOT_LAUNCHED.findall(printed)))
-            return True
-        return False
-
-    @property
-    def _waited_s(self) -> float:
-        """Return for how long the job has run."""
-        return time.monotonic() - (self._started_at or time.monotonic())
-
-    def _status(self) -> JobStatus:
-        waits = self._started_at is None
-        waited_s = time.monotonic() - self._submitted_at if waits else 0.0
-        age_s = min(QUERY_MOST_S, max(QUERY_S, waited_s / 20))
-        (found,) = statuses([self._record], select.backend_of, max_age_s=age_s)
-        return found
-
-    def _waits(self) -> bool:
-        """Return whether to give up: it could not be started, or may never start."""
-        if self._nodes:
-            self._unstarted = self._nodes[:1]
-            return True
-        pending = explained(self._now).pending if not self._told else self._now.pending
-        why = (pending.text or pending.code) if pending else ""
-        self._tell(f"job {self._record.job_id} waits: {why}; Ctrl-C cancels it")
-        if pending is None or pending.can_start:
-            self._blocked, self._blocked_at = "", None
+        smoke, at = self.smoke, time.monotonic()
+        (self.now,) = statuses([self._record], select.backend_of, max_age_s=QUERY_S)
+        if self.now.state is JobState.PENDING:
+            return self._waits(at)
+        if self.now.state is JobState.RUNNING and not smoke.nodes:
+            self._started_at = self._started_at or at
+            smoke.nodes = self._allocated()
+        smoke.waited_s = at - (self._started_at or at)
+        smoke.found, number = reports.read_nodes(smoke.run_dir), self._record.nodes
+        smoke.met = reports.read_group(smoke.run_dir)
+        self._tell(f"job {smoke.job_id}: {len(smoke.found)} of {number} nodes reported")
+        done = [each for each in smoke.found.values() if each.is_done]
+        if smoke.found and (len(done) == len(smoke.found) or smoke.met is not None):
+            self._done_at = self._done_at or at
+        is_late = self._done_at and at - self._done_at > LATE_S
+        is_over = self.now.state.is_terminal or smoke.waited_s > START_S
+        if not (is_late or len(done) == number or is_over):
             return False
-        self._blocked, self._blocked_at = why, self._blocked_at or time.monotonic()
-        return time.monotonic() - self._blocked_at > BLOCKED_S
+        if is_over and len(done) < number:
+            self._look_for_unstarted()
+        smoke.nodes = smoke.nodes or tuple(smoke.found)
+        smoke.end = self.now.state if self.now.state.is_terminal and not smoke.found else None
+        return True
+
+    def _look_for_unstarted(self) -> None:
+        """Find the nodes on which the script did not start: the first, if it started nowhere."""
+        paths = self._record.paths
+        self.smoke.unstarted = self.smoke.nodes[:1]
+        if paths.owner(1).exists() or paths.end.exists():
+            # `srun` ends all others if the daemon of a node does not answer it.
+            printed = end_of(paths.batch_output, LAST_BYTES).decode("utf-8", "replace")
+            self.smoke.unstarted = tuple(dict.fromkeys(_NOT_LAUNCHED.findall(printed)))
+
+    def _waits(self, at: float) -> bool:
+        """Return whether to give up: it could not be started, or may never start."""
+        smoke = self.smoke
+        if smoke.nodes:
+            smoke.unstarted = smoke.nodes[:1]
+            return True
+        pending = explained(self.now).pending if not self._told else self.now.pending
+        why = (pending.text or pending.code) if pending else ""
+        self._tell(f"job {smoke.job_id} waits: {why}; Ctrl-C cancels it")
+        is_blocked = pending is not None and not pending.can_start
+        self._blocked_at = (self._blocked_at or at) if is_blocked else 0.0
+        smoke.blocked = why if is_blocked and at - self._blocked_at > BLOCKED_S else ""
+        return bool(smoke.blocked)
 
     def _allocated(self) -> tuple[str, ...]:
         if self._record.cluster.scheduler.is_this_machine:
             return tuple(map(local_node, range(self._record.nodes)))
         with contextlib.suppress(ClusterrunError):
-            names = tuple(parse_hostlist(self._now.nodelist))
+            names = tuple(parse_hostlist(self.now.nodelist))
             # Until the scheduler answers, only those are known that met.
             return names if len(names) == self._record.nodes else ()
         return ()
@@ -220,31 +218,6 @@ class _Gathering:
         if text != self._told:
             self._told = text
             self._progress(text)
-
-    def result(self) -> Smoke:
-        """Return what was gathered."""
-        found = reports.read_nodes(self._root)
-        return Smoke(
-            job_id=self._record.job_id,
-            run_dir=self._root,
-            nodes=self._nodes or tuple(found),
-            found=found,
-            met=reports.read_group(self._root),
-            waited_s=self._waited_s,
-            unstarted=self._unstarted,
-            blocked=self._blocked,
-            end=self._now.state if self._now.state.is_terminal and not found else None,
-        )
-
-    def end(self) -> None:
-        """End the job unless it ends now; also if the user interrupts.
-
-        A job that `srun` gave up may still wait half a minute for its nodes.
-        """
-        is_over = self._now.state.is_terminal and not self._unstarted
-        if not (self._ends_now or is_over):
-            with contextlib.suppress(ClusterrunError):
-                select.backend_of(self._record).cancel([self._record.job_id])
 
 
 # What the run found, as one list

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterrun.health.pages import pages
+from clusterrun.health.checks import pages
 from clusterrun.linting.rule import rules
 from clusterrun.verbs import doctor
 from clusterrun.verbs.causes import known_causes

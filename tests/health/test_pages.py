@@ -26,9 +26,8 @@ from clusterrun.health import (
     together,
     trial,
 )
-from clusterrun.health.checks import clock
+from clusterrun.health.checks import clock, pages
 from clusterrun.health.node import Needs, all_looks, quick_looks
-from clusterrun.health.pages import pages
 from clusterrun.shared import descriptors
 from clusterrun.verbs import doctor
 from tests.checkout import ROOT

@@ -53,7 +53,7 @@ def _causes() -> Iterator[Explanation]:
 
 
 def _checks() -> Iterator[Explanation]:
-    from clusterrun.health.pages import pages
+    from clusterrun.health.checks import pages
     from clusterrun.verbs.doctor import places
 
     for name, page in pages().items():

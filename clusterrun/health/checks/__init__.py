@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from clusterrun.shared.finding import Finding
@@ -58,3 +59,16 @@ def own_checks() -> Mapping[str, OwnCheck]:
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return _CHECKS
+
+
+def pages() -> Mapping[str, CheckPage]:
+    """Return the pages of all checks by id (`checks.yaml`), those with a file of their own last.
+
+    The order is that of the checks: of a machine and of Slurm, then of nodes.
+    """
+    import yaml  # agents load no pages
+
+    text = Path(__file__).parents[1].joinpath("checks.yaml").read_text(encoding="utf-8")
+    rows = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    own = {name: each.page for name, each in own_checks().items()}
+    return {**{name: CheckPage(**row) for name, row in rows.items()}, **own}
