@@ -14,7 +14,7 @@ import pytest
 
 from clusterrun.config import load_spec
 from clusterrun.logformat.lines import Stream
-from clusterrun.logs.text_view import _MARKS
+from clusterrun.logs.views import _MARKS
 from tests.checkout import listed
 from tests.readme import BLOCK, ROOT, blocks, run, tour
 

@@ -12,6 +12,8 @@ from clusterrun.logformat.lines import (
     BEFORE_ALL,
     END_LITERAL,
     GAP_LITERAL,
+    LINE_BYTES,
+    MAX_HEAD_BYTES,
     MAX_SPEAKERS,
     RECORDS,
     SPEAKER_LITERALS,
@@ -25,10 +27,9 @@ from clusterrun.logformat.lines import (
 )
 from clusterrun.logformat.literals import Literals
 from clusterrun.logformat.symptoms import Classifier, may_hold_errors
-from clusterrun.logs.files import MAX_LINE_BYTES, FileKind, OpenFiles, stat_file
+from clusterrun.logs.files import FileKind, OpenFiles, stat_file
 from clusterrun.logs.sources import Part, Source, Takes
 
-_FULL_BYTES = 16 * 1024  # first read of a line whose beginning is in the side file
 _CUT = "…".encode()
 _RECORD_LITERALS = (GAP_LITERAL, END_LITERAL)
 
@@ -188,10 +189,7 @@ class Sieve:
     def _in_full(self, noted: LogLine) -> LogLine:
         """Read the whole line from the log; mark it as cut if the log lacks it."""
         log = self._source.file.log
-        size, raw = _FULL_BYTES, b""
-        while log is not None and b"\n" not in raw and size <= MAX_LINE_BYTES:
-            raw = self._files.read(log, noted.offset, size)
-            size *= 4
+        raw = self._files.read(log, noted.offset, MAX_HEAD_BYTES + LINE_BYTES) if log else b""
         raw, newline, _ = raw.partition(b"\n")
         found = parse_line(raw, node=noted.node, offset=noted.offset, near_us=0)
         is_same = newline and found[2:4] == noted[2:4] and found.text.startswith(noted.text)

@@ -166,18 +166,15 @@ class _Reader:
             self._block_bytes = min(self._block_bytes * 2, _MAX_SKIP_BYTES)
         self._long_bytes = 0 if read else 2 * len(data)
         if picked:
-            self._line_bytes = LINE_BYTES + self._text_bytes(data, picked)
+            # An estimate of the memory of a line; a side file may have only its beginning.
+            is_side = self._source.file.kind is FileKind.ERRORS
+            text_bytes = sum(len(line.text) for line in picked) // len(picked) if is_side else 0
+            self._line_bytes = LINE_BYTES + (text_bytes or len(data) // (data.count(b"\n") + 1))
             self.lines += picked
         self.reached = (int(self._sieve.near), self._number, self._sieve.place)
         if self.is_done:
             self.reached = _AT_THE_END
             self._files.close(self._source.file.path)
-
-    def _text_bytes(self, data: bytes, picked: list[LogLine]) -> int:
-        """Return the estimated bytes of a line's text; a side file may have only its beginning."""
-        if self._source.file.kind is FileKind.ERRORS:
-            return sum(len(line.text) for line in picked) // len(picked)
-        return len(data) // (data.count(b"\n") + 1)
 
     def _pick(self, data: bytes, whole: int, offset: int) -> tuple[int, list[LogLine]]:
         """Pick wanted lines until there are enough; return the bytes read, and the lines."""

@@ -40,12 +40,9 @@ class _Open:
     def add(self, text: bytes) -> None:
         self.text += text
 
-    def line(self, *, ends: bool) -> LogLine:
-        text = bytes(self.text) + self._mark(ends=ends)
+    def line(self, *, ends: bool, mark: bytes = b"") -> LogLine:
+        text = bytes(self.text) + mark
         return self.first._replace(text=text, partial=not ends, epoch_us=self.epoch_us)
-
-    def _mark(self, *, ends: bool) -> bytes:
-        return b""
 
 
 @dataclass(kw_only=True)
@@ -72,9 +69,10 @@ class _Shown(_Open):
         self.size += len(body) - kept_from
         self.returned = len(body) < len(text) or (self.returned and not body)
 
-    def _mark(self, *, ends: bool) -> bytes:
+    def line(self, *, ends: bool, mark: bytes = b"") -> LogLine:
         hidden = self.size - len(self.text)
-        return _MARK + f"[+{hidden:,} bytes]".encode() if hidden else b"" if ends else _MARK
+        mark = _MARK + f"[+{hidden:,} bytes]".encode() if hidden else b"" if ends else _MARK
+        return super().line(ends=ends, mark=mark)
 
 
 @dataclass(kw_only=True)

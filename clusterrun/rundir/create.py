@@ -84,18 +84,13 @@ def _make_parents(runs_dir: RunsDir, paths: RunPaths) -> None:
 
 def _is_shared(found: os.stat_result) -> bool:
     """Return whether other users can rename entries of a directory."""
-    if found.st_mode & stat.S_ISVTX:
-        return False
-    by_group = found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid)
-    return bool(found.st_mode & stat.S_IWOTH or by_group)
-
-
-def _is_private(group_id: int) -> bool:
-    """Return whether a group is the user's private one, as is usual with a umask of 002."""
+    private = user_name(os.getuid())  # a group of the user's name, usual with a umask of 002
     try:
-        return grp.getgrgid(group_id).gr_name == current_user()
+        is_private = grp.getgrgid(found.st_gid).gr_name == private
     except KeyError:
-        return False
+        is_private = False
+    open_to = stat.S_IWOTH | (0 if is_private else stat.S_IWGRP)
+    return not found.st_mode & stat.S_ISVTX and bool(found.st_mode & open_to)
 
 
 def write_config(path: Path, text: str) -> None:

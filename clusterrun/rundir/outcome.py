@@ -5,6 +5,7 @@ The rule book, `status` and `resume` use its fields; its texts are for people on
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -219,16 +220,10 @@ def write_end(paths: RunPaths, state: JobState, exit_code: int) -> None:
 
 def read_end(paths: RunPaths) -> End | None:
     """Read end.json; None if it is missing, damaged or older than the newest attempt."""
-    try:
-        ended_ns = paths.end.stat().st_mtime_ns
-    except OSError:
-        return None
-    return None if _begun_after(paths, ended_ns) else reading.read(paths.end, End, END_SCHEMA)
-
-
-def _begun_after(paths: RunPaths, ended_ns: int) -> bool:
-    """Return whether an attempt began later; both times are the file server's."""
-    try:
-        return paths.attempts_dir.stat().st_mtime_ns > ended_ns
-    except OSError:
-        return False
+    begun_ns = 0
+    with contextlib.suppress(OSError):
+        begun_ns = paths.attempts_dir.stat().st_mtime_ns
+    with contextlib.suppress(OSError):
+        if paths.end.stat().st_mtime_ns >= begun_ns:  # both times are the file server's
+            return reading.read(paths.end, End, END_SCHEMA)
+    return None

@@ -118,6 +118,7 @@ class JobRecord:
 
 def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) -> JobRecord:
     """Return the record of a run before its submission, without a job id."""
+    versions = {library: installed_version(library) for library in LIBRARIES}
     return JobRecord(
         job_id=JobId(),
         cluster=plan.cluster,
@@ -128,7 +129,7 @@ def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) 
         submitted_at=now,
         argv=tuple(argv),
         workdir=plan.workdir,
-        versions=_versions(),
+        versions={"python": platform.python_version(), **{k: v for k, v in versions.items() if v}},
         git_commit=_git_commit(plan.workdir),
         user=current_user(),
         host=socket.gethostname(),
@@ -178,12 +179,6 @@ def continued_by(record: JobRecord, job_id: JobId) -> JobRecord:
     return dataclasses.replace(
         record, job_id=job_id, earlier_job_ids=ids[:at], chained_job_ids=ids[at + 1 :]
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {library: installed_version(library) for library in LIBRARIES}
-    found = {library: version for library, version in found.items() if version}
-    return {"python": platform.python_version(), **found}
 
 
 def _git_commit(workdir: str) -> str | None:
@@ -331,19 +326,15 @@ def list_records(
     """
     files = sorted(_record_files(runs_dir, name), reverse=True)
     found: list[JobRecord] = []
-    ages: list[float] = []  # of the newest, a heap
     for written_at, root in files:
-        if limit and len(ages) == limit and written_at + CLOCK_SKEW_S < ages[0]:
+        newest = heapq.nlargest(limit or 0, (record.age_key[0] for record in found))
+        if limit and len(newest) == limit and written_at + CLOCK_SKEW_S < newest[-1]:
             break
         record = readable(Path(root))
         if record is None and with_damaged:
             record = _unreadable(Path(root), written_at)
-        if record is None or not of(record):
-            continue
-        found.append(record)
-        heapq.heappush(ages, record.age_key[0])
-        if limit and len(ages) > limit:
-            heapq.heappop(ages)
+        if record is not None and of(record):
+            found.append(record)
     return sorted(found, key=lambda record: record.age_key, reverse=True)[:limit]
 
 

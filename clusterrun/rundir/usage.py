@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
 from clusterrun.rundir.paths import RunPaths
@@ -190,14 +189,10 @@ def read_latest(paths: RunPaths, attempt: int | None = None) -> dict[str, Sample
 
 
 def _newest(paths: RunPaths, node: str) -> Iterator[Sample]:
+    """Yield the samples in the ends of a node's files, newest first."""
     for path in (paths.usage(node), paths.earlier_usage(node)):
         for size in (files.TAIL_BYTES, LINE_BYTES):
-            yield from _backwards(path, size)
-
-
-def _backwards(path: Path, size: int) -> Iterator[Sample]:
-    """Yield the samples in the end of a file, newest first."""
-    yield from filter(None, map(parse, reversed(files.end_of(path, size).split(b"\n"))))
+            yield from filter(None, map(parse, reversed(files.end_of(path, size).split(b"\n"))))
 
 
 def silent(samples: Mapping[str, Sample], now: float) -> dict[str, float]:

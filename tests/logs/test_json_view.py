@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.logs.json_view import JsonView
+from clusterrun.logs.views import JsonView
 from tests.logs.corpus import T0, line
 
 

@@ -223,5 +223,6 @@ def test_memory_is_bounded_over_files_with_long_lines(
             file.write(b"\n" + raw(T0 + node, 0, "o", "x"))
         os.truncate(path, 1_800_000)
     count, grown_kib = _read_all(tmp_path, "all", *tail)
-    assert count == (9 if tail == ("9",) else 3 * nodes)
+    assert 0 < count <= (9 if tail == ("9",) else 3 * nodes)
+    assert count == 3 * nodes or tail, "all lines are read; of the last ones, what memory holds"
     assert grown_kib < most_mib * 1024

@@ -9,8 +9,7 @@ import pytest
 
 from clusterrun.logformat.lines import SIDE_TEXT_BYTES
 from clusterrun.node.forward.appended import AppendedFile
-from clusterrun.node.forward.logfile import NodeLog
-from clusterrun.node.forward.sidefile import FILE_BYTES, REPEATS, SEVERE_BYTES
+from clusterrun.node.forward.logfile import FILE_BYTES, REPEATS, SEVERE_BYTES, NodeLog
 from clusterrun.node.forward.stamp import Loss, Piece
 
 T0 = 1_700_000_000_000_000

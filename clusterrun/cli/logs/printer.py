@@ -13,10 +13,9 @@ from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
 from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import LogLine
-from clusterrun.logs.json_view import JsonView, to_json
 from clusterrun.logs.text import strip_controls
-from clusterrun.logs.text_view import Style, TextView
 from clusterrun.logs.view import RawView
+from clusterrun.logs.views import JsonView, Style, TextView, to_json
 
 _AT_ONCE = 256
 _HELD_LINES = 256

@@ -165,7 +165,10 @@ def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -
     if request.tail == 0:
         return
     if count == 0:
-        _note_that_nothing_matches(request, size)
+        is_overview = request.query.overview
+        where = "of rank 0, the launcher or the errors " if is_overview else ""
+        more = " (-a all ranks)" if is_overview else ""
+        output.note(f"no line {where}matches; {size:,} bytes in all{more}")
     elif request.form == "text":
         _note_which_lines(request, count, size, cut)
     if request.form == "text" and request.query.overview:
@@ -174,12 +177,6 @@ def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -
         if short:
             nodes = fold_hosts(side.node for side in short)
             output.note(f"some error lines of {nodes} are not shown (pass --errors)")
-
-
-def _note_that_nothing_matches(request: Request, size: int) -> None:
-    where = "of rank 0, the launcher or the errors " if request.query.overview else ""
-    more = " (-a all ranks)" if request.query.overview else ""
-    output.note(f"no line {where}matches; {size:,} bytes in all{more}")
 
 
 def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:

@@ -5,8 +5,8 @@ It runs in a thread, so that a slow or full disk stops neither the agent nor the
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import threading
 import time
 import traceback
@@ -63,7 +63,7 @@ class Forwarder(threading.Thread):
         self._leftovers = Leftovers(spool, paths, attempt, node)
         self._rates: dict[str, Rate] = {}
         self._lanes: dict[Output, _Lane] = {}
-        self._listed = (0, 0)  # the spool's mtime when it was listed, and when that was
+        self._listed_us = 0  # when the spool was listed
         self._own_lines: deque[tuple[int, bytes]] = deque()
         self._new_events: deque[bytes] = deque()
         self._end: tuple[int, str] | None = None
@@ -173,23 +173,13 @@ class Forwarder(threading.Thread):
         return is_busy and not self._log.pending_bytes
 
     def _find_files(self, now_us: int) -> None:
-        """List the spool if it has changed; its mtime may be some milliseconds off."""
-        try:
-            changed_us = os.stat(self._spool.root).st_mtime_ns // 1000
-        except OSError:
-            changed_us = 0
-        if self._listed[0] == changed_us and self._listed[1] - changed_us > PLAUSIBLE_US:
-            return
-        since_us = self._listed[1] or now_us  # new files appeared after that
-        self._listed = (changed_us, now_us)
+        """Find the outputs that have appeared since the last round."""
         self._leftovers.look()
         for output in self._spool.outputs():
-            if output in self._lanes:
-                continue
-            try:
-                self._lanes[output] = _Lane(SpoolReader(output, since_us))
-            except OSError:
-                self._listed = (0, since_us)  # try again in the next round
+            if output not in self._lanes:
+                with contextlib.suppress(OSError):  # no descriptor is left: try again
+                    self._lanes[output] = _Lane(SpoolReader(output, self._listed_us or now_us))
+        self._listed_us = now_us
 
     def _bound_backlog(self) -> None:
         """Drop the oldest bytes of the largest backlogs beyond the spool limit."""
@@ -212,7 +202,10 @@ class Forwarder(threading.Thread):
             if self._log.problem:
                 return False
             if lane.source.is_due(now, is_last=is_last):
-                at_us = self._time_of(lane.source, now_us)
+                # A rank wrote the unread bytes at the mtime of its file, if that is plausible.
+                mtime_us = lane.source.mtime_us
+                is_plausible = lane.source.read_until_us - PLAUSIBLE_US <= mtime_us <= now_us
+                at_us = self._clock.corrected(mtime_us if is_plausible else now_us)
                 self._write_own_lines(at_us)
                 self._take_turn(lane, at_us, now, is_last=is_last)
             if lane.source.is_due(now, is_last=is_last):
@@ -248,11 +241,6 @@ class Forwarder(threading.Thread):
         if rank == OF_NO_RANK or not limit:
             return (piece,)
         return self._rates.setdefault(rank, Rate(limit)).allow(piece, now)
-
-    def _time_of(self, source: SpoolReader, now_us: int) -> int:
-        """Return when a rank wrote the unread bytes: the mtime of its file, if plausible."""
-        is_plausible = source.read_until_us - PLAUSIBLE_US <= source.mtime_us <= now_us
-        return self._clock.corrected(source.mtime_us if is_plausible else now_us)
 
     def _write_own_lines(self, until_us: int) -> None:
         while self._own_lines and self._own_lines[0][0] <= until_us:

@@ -1,16 +1,35 @@
-"""A node's log with its side file of errors: written together, in that order."""
+"""A node's log with its side file of error lines, so that readers need not read all of the log.
+
+They are written together, in that order.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from clusterrun.logformat.lines import OF_NO_RANK, Stream, end_text, gap_text, line_head
+from clusterrun.logformat.lines import (
+    OF_NO_RANK,
+    SIDE_TEXT_BYTES,
+    SideEntry,
+    Stream,
+    end_text,
+    gap_text,
+    left_out_text,
+    line_head,
+    side_text,
+)
+from clusterrun.logformat.symptoms import ERROR, Classifier, may_hold_errors
 from clusterrun.node.forward.appended import AppendedFile
-from clusterrun.node.forward.sidefile import SideFile
-from clusterrun.node.forward.stamp import Loss, Piece, stamp
+from clusterrun.node.forward.stamp import Loss, Piece, stamp, whole_characters
 from clusterrun.shared.files import size_of
 
 BUFFER_BYTES = 1 << 20
+FILE_BYTES = 200_000
+SEVERE_BYTES = 50_000  # of these, reserved for severe lines
+REPEATS = 20
+HEAD_BYTES = 64  # of a record, at most
+RECORD_S = 5  # between two records of left-out lines
+_DIGITS = b"0123456789"
 
 
 class NodeLog:
@@ -78,3 +97,86 @@ class NodeLog:
         """Close the files."""
         for file in self._files:
             file.close()
+
+
+class SideFile:
+    """Keep error lines and those of launcher and agent, up to a size; count those left out.
+
+    Of a line that was cut, only the first piece is kept; readers find more of it in the log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = AppendedFile(path)
+        self._classifier = Classifier()
+        self._size = 0
+        self._times: dict[tuple[str, bytes], int] = {}
+        self._cut: set[tuple[str, str]] = set()  # whose next piece continues an error line
+        self._left_out = self._recorded = 0
+        self._recorded_us = 0
+
+    def add(self, piece: Piece, time_us: int, rank: str, stream: str, offset: int) -> None:
+        """Add the lines to keep; `offset` is the offset in the log of the first line of `piece`."""
+        source = (rank, stream)
+        is_inside = source in self._cut or self._classifier.is_in_traceback(source)
+        if rank != OF_NO_RANK and not is_inside and not may_hold_errors(piece.text):
+            return
+        head = line_head(time_us, rank, stream)
+        for text in [piece.text] if piece.is_cut else piece.text.split(b"\n")[:-1]:
+            if source not in self._cut:
+                self._add_line(source, head, text, offset, is_cut=piece.is_cut)
+            elif not piece.is_cut:
+                self._cut.discard(source)
+            offset += len(head) + len(text) + 1
+
+    def _add_line(
+        self, source: tuple[str, str], head: bytes, text: bytes, offset: int, *, is_cut: bool
+    ) -> None:
+        kind = self._classifier.classify(source, text)
+        if not kind and source[0] != OF_NO_RANK:
+            return
+        if is_cut:
+            self._cut.add(source)
+        shown = text[: whole_characters(text, min(len(text), SIDE_TEXT_BYTES))]
+        if self._has_room(source[0], kind, shown):
+            self._write(head, SideEntry(kind, is_cut or len(shown) < len(text), offset, shown))
+
+    def _has_room(self, rank: str, kind: str, text: bytes) -> bool:
+        """Return whether to keep a new line; count it if not."""
+        key = (rank, text.translate(None, _DIGITS))
+        times = self._times.get(key, 0)
+        room = FILE_BYTES - (SEVERE_BYTES if kind in ("", ERROR) else 0)
+        if times >= REPEATS or self._size + 2 * HEAD_BYTES + len(text) > room:
+            self._left_out += 1
+            return False
+        self._times[key] = times + 1
+        return True
+
+    def _write(self, head: bytes, entry: SideEntry) -> None:
+        line = head + side_text(entry) + b"\n"
+        self._size += len(line)
+        self.file.add(line)
+
+    def add_gap(self, time_us: int, rank: str, stream: str, text: bytes, offset: int) -> None:
+        """Add a record of lost bytes, as one of a rank's lines; it ends a cut line."""
+        self._cut.discard((rank, stream))
+        if self._has_room(rank, "", text):
+            head = line_head(time_us, rank, Stream.GAP.value)
+            self._write(head, SideEntry("", has_more=False, offset=offset, text=text))
+
+    def add_end(self, time_us: int, text: bytes, offset: int) -> None:
+        """Add the last record, after the last count of left-out lines."""
+        self._record_left_out(time_us, offset)
+        head = line_head(time_us, OF_NO_RANK, Stream.END.value)
+        self._write(head, SideEntry("", has_more=False, offset=offset, text=text))
+
+    def record_left_out(self, time_us: int, offset: int) -> None:
+        """Record the number of left-out lines when it has grown by a tenth, to keep records few."""
+        is_time = time_us - self._recorded_us >= RECORD_S * 1_000_000
+        if is_time and self._left_out * 10 >= self._recorded * 11:
+            self._record_left_out(time_us, offset)
+
+    def _record_left_out(self, time_us: int, offset: int) -> None:
+        if self._left_out > self._recorded:
+            head, text = line_head(time_us, OF_NO_RANK, "g"), left_out_text(self._left_out)
+            self._write(head, SideEntry("", has_more=False, offset=offset, text=text))
+            self._recorded, self._recorded_us = self._left_out, time_us

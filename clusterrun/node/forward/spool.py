@@ -170,7 +170,8 @@ def _clear_abandoned(base: Path) -> None:
     here = _pid_space()
     with contextlib.suppress(OSError):
         for entry in os.scandir(base):
-            if not (entry.name.startswith("clusterrun-") and _is_mine(entry)):
+            is_spool = entry.name.startswith("clusterrun-") and entry.is_dir(follow_symlinks=False)
+            if not is_spool or entry.stat().st_uid != os.getuid():
                 continue
             spool, match = Spool(root=Path(entry.path)), _NAME.match(entry.name)
             if match and match[1] == here and not is_running(int(match[2])):
@@ -187,12 +188,6 @@ def _pid_space() -> str:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         place = f"{boot_id}:{os.stat('/proc/self/ns/pid').st_ino}"
     return f"{zlib.crc32(place.encode()):08x}"
-
-
-def _is_mine(entry: os.DirEntry[str]) -> bool:
-    with contextlib.suppress(OSError):
-        return entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.getuid()
-    return False
 
 
 class EventReader:
