@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.base import SchedulerJob
-from clusterrun.backends.evidence import UNHEARD, TrainingProgress, read_evidence
+from clusterrun.backends.evidence import UNHEARD, read_evidence
 from clusterrun.backends.slurm.reasons import REASONS, explain
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.config.spec import Cluster
@@ -278,31 +278,6 @@ def test_reasons_are_put_in_plain_words() -> None:
 
 
 # What the nodes wrote
-
-
-def test_progress_world_and_checkpoint_come_from_the_newest_attempt(
-    runs: RunsDir,
-) -> None:
-    made = make(runs)
-    events(made.paths, "n1", {"type": "started"}, {"type": "step", "step": 99, "total": 100})
-    events(
-        made.paths,
-        "n1",
-        {"type": "started", "host": "n1", "ts": T0 + 1},
-        {"type": "world_ready", "world_size": 8, "ts": T0 + 2},
-        {"type": "step", "step": 10, "total": 100, "ts": T0 + 10},
-        {"type": "step", "step": 30, "total": 100, "ts": T0 + 20, "metrics": {"loss": 2.5}},
-        {"type": "checkpoint", "path": "/c/30", "step": 30, "ts": T0 + 21},
-        attempt=2,
-    )
-    events(made.paths, "n2", {"type": "started", "host": "n2", "ts": T0 + 1.5}, attempt=2)
-    found = read_evidence(made.paths)
-    assert found.attempt == 2
-    assert (found.nodes, found.world_size, found.started_at) == (("n1", "n2"), 8, T0 + 1)
-    assert found.progress == TrainingProgress(
-        step=30, total=100, rate_per_s=2.0, reported_at=T0 + 20, metrics={"loss": 2.5}
-    )
-    assert found.checkpoint == "/c/30"
 
 
 def test_a_save_that_failed_is_noted_until_one_succeeds(runs: RunsDir) -> None:

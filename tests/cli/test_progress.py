@@ -71,28 +71,6 @@ def test_a_bar_of_rank_0_is_shown_as_what_it_is(here: CommandLine, root: Path) -
     }
 
 
-@pytest.mark.parametrize(
-    ("line", "numbers", "step", "origin"),
-    [
-        ("Epoch [2/9], Step [{}/600], Loss: 0.1", (20, 100), "100/600", "Epoch [2/9], Step"),
-        ("{{'loss': 1.2, 'epoch': {}}}", (0.25, 0.75), "0.75", "epoch"),
-    ],
-)
-def test_lines_of_rank_0_that_count_are_progress(
-    here: CommandLine, root: Path, line: str, numbers: tuple[float, ...], step: str, origin: str
-) -> None:
-    other = [(9 - age, "1 o", f"step {age}/9") for age in range(9)]
-    printed(root, *other, (50, "0 o", line.format(numbers[0])))
-    assert "step  " not in here("status", "4711").out, "no number has risen"
-    printed(root, (10, "0 E", "hello"), (10, "0 o", line.format(numbers[1])))
-    assert f"step       {step}  " in (out := here("status", "4711").out)
-    assert f"  (from its output: {origin})\n" in out
-    assert f"{step}{READ_MARK}" in here("list").out
-    told = json.loads(here("status", "4711", "--json").out)["progress"]
-    assert (told["step"], told["source"], told["bar"]) == (numbers[1], "output", origin)
-    assert told["rate_per_s"] == pytest.approx((numbers[1] - numbers[0]) / 40, rel=0.1)
-
-
 def test_reported_steps_win_over_a_bar(here: CommandLine, root: Path) -> None:
     printed(root, (5, "0 E", bar(50)), (5, "0 o", "step 1/50"), (5, "0 o", "step 2/50"))
     now = time.time()

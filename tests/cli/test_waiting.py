@@ -12,7 +12,6 @@ import pytest
 from clusterrun.backends import cache
 from clusterrun.errors import Exit
 from tests.cli.conftest import CommandLine
-from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted
 from tests.patience import wait_for
 from tests.terminals import Terminal, terminal
@@ -113,19 +112,6 @@ def test_a_reservation_ahead(here: CommandLine, waits: Waits) -> None:
     assert "maintenance reservation 'maint' of node[1-9]: from 2096-" in said
     assert "with a time limit of" in said
     assert (asked(here), here.asked("sinfo")) == (2, [])
-
-
-def test_a_run_with_a_checkpoint_is_resumed_and_not_started_again(
-    here: CommandLine, waits: Waits
-) -> None:
-    root = (here.path / "runs" / "by-job" / "4711").resolve()
-    outcome(root, checkpoint=None)
-    waits("Resources")
-    assert "clusterrun resubmit 4711 --nodes 2\n" in here("status", "4711").out
-    outcome(root, checkpoint=100)
-    said = here("status", "4711").out
-    assert "clusterrun cancel 4711 && clusterrun resume 4711 --nodes 2\n" in said
-    assert "resubmit" not in said
 
 
 def test_other_reasons_cost_no_second_call(here: CommandLine, waits: Waits) -> None:
