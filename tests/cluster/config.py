@@ -28,7 +28,7 @@ SwitchType=switch/none
 MpiDefault=none
 MailProg=/bin/true
 JobAcctGatherType=jobacct_gather/linux
-{gather}
+JobAcctGatherFrequency=5
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 SlurmdParameters=config_overrides
@@ -59,10 +59,6 @@ CGROUP_CONF = """\
 CgroupPlugin=cgroup/v1
 ConstrainRAMSpace=yes
 """
-
-POLLED = """\
-JobAcctGatherFrequency=1
-JobAcctGatherParams=OverMemoryKill"""
 
 SLURMDBD_CONF = """\
 DbdHost={head_host}
@@ -95,7 +91,6 @@ def slurm_conf(shape: Shape) -> str:
         accounting=_accounting(shape),
         newer=_plugins(shape),
         tasks="task/cgroup" if shape.memory_limit == "cgroup" else "task/none",
-        gather=POLLED if shape.memory_limit == "polled" else "JobAcctGatherFrequency=5",
         cpus=shape.cpus_per_node,
         mem=shape.mem_mib_per_node,
         gres=f" Gres=gpu:h100:{shape.gpus_per_node}" if shape.gpus_per_node else "",

@@ -44,7 +44,7 @@ class Shape:
     accounting: bool = True
     slot: int = 0
     slurmd_timeout_s: int = 45  # well above the 20 s for which a cut cable must be survived
-    memory_limit: Literal["", "cgroup", "polled"] = ""  # how --mem is enforced, if it is
+    memory_limit: Literal["", "cgroup"] = ""  # how --mem is enforced, if it is
     only_associations: bool = False  # accounts that are not registered are refused
     newer_slurm: Path | None = None  # the folder of a newer Slurm; None: the system's
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -11,13 +10,10 @@ import pytest
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.slurm import query
 from clusterrun.backends.status import JobStatus, statuses
-from clusterrun.cli.main import main
 from clusterrun.errors import JobNotFoundError, SchedulerUnreachableError, SubmissionError
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import shell
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.config import load_spec
-from clusterrun.verbs.render import check, prepare
 from tests.cluster.cluster import Cluster
 from tests.patience import patience, wait_for
 from tests.slurm.jobs import BACKEND, Submit, ask, submitter, until
@@ -55,19 +51,6 @@ def test_the_script_gets_its_run_directory_and_nothing_of_the_shells_slurm(
     names = sorted(str(path.relative_to(made.run_dir)) for path in made.paths.root.rglob("*"))
     assert names == ["job.json", "job.sbatch", "node.sh", "plan.json", "slurm", "slurm/batch.out"]
     assert made.paths.batch_output.stat().st_mode & 0o777 == 0o644
-
-
-def test_slurm_accepts_the_file_of_init_as_it_stands(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("import torch\n")
-    assert main(["init"]) == 0
-    text = Path("clusterrun.yaml").read_text()
-    assert "\n  gpus_per_node: 4 " in text
-    assert "\n  gpu_type: h100 " in text
-    assert "\n  account: " in text
-    assert check(prepare(load_spec()))
 
 
 def test_any_directory_name_reaches_the_job_as_it_is(cluster: Cluster, tmp_path: Path) -> None:
@@ -143,23 +126,6 @@ def test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended(submit: 
     assert settled(waits).state is JobState.CANCELLED
     assert settled(waits).nodelist == ""
     assert settled(done).state is JobState.COMPLETED
-
-
-def test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job(
-    submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sbatch = shell.find("sbatch")
-    (tmp_path / "bin").mkdir()
-    fake = tmp_path / "bin" / "sbatch"
-    fake.write_text(
-        f'#!/bin/bash\n{sbatch} "$@" > /dev/null\n'
-        "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2\nexit 1\n"
-    )
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    made = submit("true")
-    assert settled(made).state is JobState.COMPLETED
-    assert f"{made.run_dir}" in shell.run(["scontrol", "show", "job", made.job_id]).stdout
 
 
 def test_a_requeued_job_waits_and_says_so_and_is_not_over(submit: Submit) -> None:

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from tests.slurm.test_waiting import waits
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(400)]
 
-CGROUP, POLLED = 5, 6  # slots
+CGROUP = 5  # its slot
 VICTIM = "2"  # the first rank of the second node
 FILLS = ("fail.py", "memory", VICTIM)
 TWO = ("-N2", "--gpus-per-node", "2", "--cpus-per-task", "1", *LIGHT, "--env", "ALONE=1")
@@ -34,27 +33,13 @@ def _strict(cluster: Cluster) -> Iterator[Cluster]:
         yield strict
 
 
-@pytest.fixture(scope="module", name="polled")
-def _polled(cluster: Cluster) -> Iterator[Cluster]:
-    """Bring up a cluster whose slurmstepd looks once a second who exceeds --mem."""
-    del cluster
-    with another(POLLED, nodes=2, accounting=False, memory_limit="polled") as polled:
-        yield polled
-
-
-def ran_out(here: Project, cluster: Cluster) -> tuple[str, dict[str, Any]]:
-    """Let a rank of the second node exceed --mem, and return the job and its diagnosis."""
-    here.extra.update(cluster.env)
-    job_id = here.submit(*TWO, "--mem", "1G", "--time", "5", *FILLS)
-    state = cluster.wait_job(job_id, {*OVER, "OUT_OF_MEMORY"}, 120)
-    print(state, (here.run_dir(job_id) / "slurm" / "batch.out").read_text())
-    return job_id, diagnosed(here, job_id)
-
-
 def test_a_rank_that_the_kernel_kills(here: Project, strict: Cluster) -> None:
     if not strict.shape.memory_limit:
         pytest.skip(f"no memory limit can be set: {network.memory_refusal()}")
-    job_id, found = ran_out(here, strict)
+    here.extra.update(strict.env)
+    job_id = here.submit(*TWO, "--mem", "1G", "--time", "5", *FILLS)
+    strict.wait_job(job_id, {*OVER, "OUT_OF_MEMORY"}, 120)
+    found = diagnosed(here, job_id)
     verdict = found["verdict"]
     assert (verdict["class"], verdict["status"]) == ("host_oom", "established")
     assert (verdict["ranks"], verdict["nodes"]) == (VICTIM, [strict.nodes[1]])
@@ -63,14 +48,6 @@ def test_a_rank_that_the_kernel_kills(here: Project, strict: Cluster) -> None:
     short = f"host_oom, rank {VICTIM} on {strict.nodes[1]}"
     assert short in here.ok("status", job_id)
     assert "the job's share of its memory was full" in here.ok("list")
-
-
-def test_a_step_that_slurmstepd_kills(here: Project, polled: Cluster) -> None:
-    job_id, found = ran_out(here, polled)
-    verdict = found["verdict"]
-    assert (verdict["class"], verdict["status"]) == ("host_oom", "established")
-    assert (verdict["ranks"], verdict["nodes"]) == ("", [polled.nodes[1]])
-    assert f"host_oom, on {polled.nodes[1]}" in here.ok("status", job_id)
 
 
 def test_an_account_that_is_not_registered(here: Project, strict: Cluster) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.backends.slurm import foreign
-from tests.patience import patience, wait_for
+from tests.patience import patience
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("own_memory"), pytest.mark.timeout(300)]
 
@@ -76,17 +75,6 @@ def test_an_array_is_a_file_per_task_and_a_task_is_one(cluster: Any, here: Path)
         [f"{job_id}_2", "|", "task", "2"],
     ]
     assert logs(here, f"{job_id}_2", "--prefix", "none").stdout == "task 2\n"
-
-
-def test_a_component_of_a_heterogeneous_job_is_named_as_slurm_does(
-    cluster: Any, here: Path
-) -> None:
-    job_id = cluster.sbatch("-D", str(here), "-n1", ":", "-n1", "--wrap", "echo het")
-    wait_for(lambda: (here / f"slurm-{job_id}.out").exists(), "the job's output")
-    parts = foreign.ask(f"{job_id}+1")
-    assert [part.label for part in parts] == [f"{job_id}+1"]
-    assert cluster.wait_job(job_id) == "COMPLETED"
-    assert logs(here, f"{job_id}+0", "--prefix", "none").stdout == "het\n"
 
 
 def test_the_command_line_follows_a_job_to_its_end(

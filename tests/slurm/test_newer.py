@@ -11,7 +11,6 @@ from tests.road import Project
 from tests.slurm.test_backend import (
     test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing,
     test_a_requeued_job_waits_and_says_so_and_is_not_over,
-    test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job,
     test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended,
     test_jobs_are_asked_about_together_and_unknown_ones_are_missing,
     test_times_nodes_and_limits_are_those_of_slurm,
@@ -27,7 +26,6 @@ __all__ = [
     "test_a_refusal_is_told_in_sbatchs_words_and_leaves_nothing",
     "test_a_rendered_directory_submitted_by_hand_is_the_same_run",
     "test_a_requeued_job_waits_and_says_so_and_is_not_over",
-    "test_an_sbatch_that_gives_up_too_early_does_not_lose_its_job",
     "test_cancel_ends_what_runs_and_what_waits_and_leaves_what_has_ended",
     "test_jobs_are_asked_about_together_and_unknown_ones_are_missing",
     "test_status_list_logs_and_cancel_work_without_accounting",
