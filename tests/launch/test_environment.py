@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,11 @@ def test_a_cpu_job_says_so_to_accelerate_and_hides_the_gpus() -> None:
     }
 
 
-def test_deepspeed_on_a_cpu_is_not_told_use_cpu_which_would_make_it_ddp() -> None:
-    found = variables(on_slurm(nproc_per_node=2, strategy=Strategy.ZERO2_OFFLOAD))
-    assert (found["ACCELERATE_TORCH_DEVICE"], found["DS_ACCELERATOR"]) == ("cpu", "cpu")
-    assert "ACCELERATE_USE_CPU" not in found
-
-
-@pytest.mark.parametrize("network", Network)
-@pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP, Strategy.ZERO3])
-def test_no_preset_sets_what_hides_faults(network: Network, strategy: Strategy) -> None:
-    plan = on_slurm(nodes=2, gpus_per_node=4, network=network, strategy=strategy, timeout_s=3600)
-    assert [name for name in variables(plan) if NEVER.fullmatch(name)] == []
+def test_no_preset_sets_what_hides_faults() -> None:
+    for network, strategy in product(Network, (Strategy.DDP, Strategy.FSDP, Strategy.ZERO3)):
+        asked: dict[str, Any] = {"network": network, "strategy": strategy, "timeout_s": 3600}
+        plan = on_slurm(nodes=2, gpus_per_node=4, **asked)
+        assert [name for name in variables(plan) if NEVER.fullmatch(name)] == []
 
 
 def test_every_variable_has_a_reason() -> None:
@@ -132,11 +127,11 @@ def unset_by_env_sh() -> list[str]:
     return [re.sub(r'"\$\{!(\w+)@\}"', r"\1X", word) for word in words]
 
 
-@pytest.mark.parametrize("name", unset_by_env_sh())
-def test_what_is_unset_on_the_nodes_is_not_passed_on_by_name(name: str) -> None:
-    with pytest.raises(UsageError, match=name) as refused:
-        on_slurm(pass_env=(name,))
-    assert refused.value.hints
+def test_what_is_unset_on_the_nodes_is_not_passed_on_by_name() -> None:
+    for name in unset_by_env_sh():
+        with pytest.raises(UsageError, match=name) as refused:
+            on_slurm(pass_env=(name,))
+        assert refused.value.hints
 
 
 def test_a_launchers_variable_that_is_meant_is_given_with_its_value() -> None:
@@ -155,19 +150,17 @@ def test_a_secret_is_taken_by_name_only() -> None:
         assert variables(on_slurm(env={name: "x"}))[name] == "x"
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
+def test_harmful_settings_are_refused() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"env": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
         ({"network_env": {"NCCL_ASYNC_ERROR_HANDLING": "0"}}, "hang of all"),
         ({"network_env": {"NCCL_SOCKET_IFNAME": "^docker0"}}, "allows the loopback interface"),
         ({"pass_env": ("A=1",)}, "is not a variable name"),
         ({"pass_env": ("A",), "env": {"A": "1"}}, "both set and passed"),
-    ],
-)
-def test_harmful_settings_are_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        on_slurm(**asked)
+    ]
+    for asked, message in wrong:
+        with pytest.raises(UsageError, match=message):
+            on_slurm(**asked)
 
 
 def test_settings_that_only_look_harmful_are_taken() -> None:
@@ -188,8 +181,5 @@ def test_what_was_planned_is_handed_to_the_ranks() -> None:
     assert found["CLUSTERRUN_ACCUMULATION"] == "8"
     assert found["CLUSTERRUN_GRAD_CKPT"] == "1"
     assert found["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "8"
-
-
-def test_facts_alone_change_no_training() -> None:
     told = on_slurm(micro_batch=4, accumulation=8, grad_ckpt=True)
-    assert variables(told) == variables(on_slurm())
+    assert variables(told) == variables(on_slurm())  # facts alone change no training

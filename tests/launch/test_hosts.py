@@ -39,27 +39,22 @@ def on_hosts(hosts: HostList, **asked: Any) -> Plan:
     return make_plan(JobSpec(**{"script": "train.py", **asked}), host_facts(hosts))
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts", "slots"),
-    [
-        ("gpu1\n\n# two\nann@gpu2:2222  # mine\n", ["gpu1", "ann@gpu2:2222"], [0, 0]),
-        ("gpu1 slots=4\ngpu2 slots=4\n", ["gpu1", "gpu2"], [4, 4]),
-        ("gpu1 slots=8 max_slots=8\r\ngpu2:2222 slots=8", ["gpu1", "gpu2:2222"], [8, 8]),
-        ("gpu1:4\ngpu[2-3]:4\n", ["gpu1", "gpu2", "gpu3"], [4, 4, 4]),
-        ("gpu1:22\n[2001:db8::1]:8\n", ["gpu1:22", "[2001:db8::1]"], [0, 8]),
-        ("n1\nn1\nn1\nn2\nn2\n", ["n1", "n2"], [0, 0]),
-        ("node[01-03]", ["node01", "node02", "node03"], [0, 0, 0]),
-    ],
-    ids=["plain", "deepspeed", "openmpi", "mpich", "port-22", "pbs", "slurm"],
-)
-def test_every_form_of_a_hostfile_is_read(text: str, hosts: list[str], slots: list[int]) -> None:
-    found = parse_hostfile(text, shown="hosts.txt")
-    assert (list(found.hosts), list(found.slots)) == (hosts, slots)
+def test_every_form_of_a_hostfile_is_read() -> None:
+    for text, hosts, slots in [
+        ("gpu1\n\n# two\nann@gpu2:2222  # mine\n", ("gpu1", "ann@gpu2:2222"), (0, 0)),
+        ("gpu1 slots=4\ngpu2 slots=4\n", ("gpu1", "gpu2"), (4, 4)),  # DeepSpeed
+        ("gpu1 slots=8 max_slots=8\r\ngpu2:2222 slots=8", ("gpu1", "gpu2:2222"), (8, 8)),
+        ("gpu1:4\ngpu[2-3]:4\n", ("gpu1", "gpu2", "gpu3"), (4, 4, 4)),  # MPICH
+        ("gpu1:22\n[2001:db8::1]:8\n", ("gpu1:22", "[2001:db8::1]"), (0, 8)),
+        ("n1\nn1\nn1\nn2\nn2\n", ("n1", "n2"), (0, 0)),  # PBS
+        ("node[01-03]", ("node01", "node02", "node03"), (0, 0, 0)),
+    ]:
+        found = parse_hostfile(text, shown="hosts.txt")
+        assert (found.hosts, found.slots) == (hosts, slots)
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
+def test_a_bad_line_of_a_hostfile_is_named() -> None:
+    for text, line, words in [
         ("gpu1\ngpu2 slots=many\n", "hosts.txt:2", "not a host with its slots"),
         ("gpu1 slots=0", "hosts.txt:1", "0 slots"),
         ("gpu1 4", "hosts.txt:1", "not a host with its slots"),
@@ -68,14 +63,12 @@ def test_every_form_of_a_hostfile_is_read(text: str, hosts: list[str], slots: li
         ("gpu[3-1]", "hosts.txt:1", "runs backwards"),
         ("gpu1 slots=4\ngpu1 slots=8", "hosts.txt:2", "twice, with different slots"),
         ("# none\n", "hosts.txt", "lists no hosts"),
-    ],
-)
-def test_a_bad_line_of_a_hostfile_is_named(text: str, line: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words) as caught:
-        parse_hostfile(text, shown="hosts.txt")
-    assert caught.value.where == line
-    assert caught.value.hints
-    assert "\n" not in caught.value.message
+    ]:
+        with pytest.raises(UsageError, match=words) as caught:
+            parse_hostfile(text, shown="hosts.txt")
+        assert caught.value.where == line
+        assert caught.value.hints
+        assert "\n" not in caught.value.message
 
 
 def test_one_text_may_contain_many_hosts() -> None:
@@ -84,23 +77,19 @@ def test_one_text_may_contain_many_hosts() -> None:
         parse_counted("a 4 b", shown="$LSB_MCPU_HOSTS")
 
 
-@pytest.mark.parametrize(
-    ("variable", "text"),
-    [
-        ("PBS_NODEFILE", "n1\nn1\nn2\nn2\n"),
-        ("LSB_DJOB_HOSTFILE", "n1\nn2\nn2\n"),
-        ("LSB_MCPU_HOSTS", "n1 4 n2 8"),
-        ("SLURM_JOB_NODELIST", "n[1-2]"),
-        ("FLUX_URI", "n[1-2]\n"),
-    ],
-)
-def test_an_allocation_lists_its_nodes(variable: str, text: str) -> None:
-    source = allocation_source({variable: "x", "PATH": "/bin"})
-    assert source.variable == variable
-    found = allocation_hosts(source, text)
-    assert found.hosts == ("n1", "n2")
-    assert found.slots == (0, 0)  # CPUs
-    assert found.source == f"${variable}"
+def test_an_allocation_lists_its_nodes() -> None:
+    for variable, text in {
+        "PBS_NODEFILE": "n1\nn1\nn2\nn2\n",
+        "LSB_DJOB_HOSTFILE": "n1\nn2\nn2\n",
+        "LSB_MCPU_HOSTS": "n1 4 n2 8",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "FLUX_URI": "n[1-2]\n",
+    }.items():
+        source = allocation_source({variable: "x", "PATH": "/bin"})
+        assert source.variable == variable
+        found = allocation_hosts(source, text)
+        assert (found.hosts, found.slots) == (("n1", "n2"), (0, 0))  # CPUs are no GPUs
+        assert found.source == f"${variable}"
 
 
 def test_without_an_allocation_the_variables_are_listed() -> None:
@@ -167,9 +156,8 @@ def test_without_gpus_each_host_has_as_many_ranks_as_asked_for() -> None:
     assert on_hosts(listed("a", "b", slots=(4, 8)), nproc_per_node=2).world_size == 4
 
 
-@pytest.mark.parametrize(
-    ("hosts", "asked", "words"),
-    [
+def test_a_request_that_the_hosts_cannot_meet_is_refused() -> None:
+    wrong: list[tuple[HostList, dict[str, Any], str]] = [
         (listed("a", "b"), {"device": Device.AUTO}, "GPUs each host has is not known"),
         (listed("a", "b"), {"device": Device.CUDA}, "GPUs each host has is not known"),
         (listed("a", "b", slots=(4, 8)), {}, "a 4, b 8"),
@@ -179,19 +167,13 @@ def test_without_gpus_each_host_has_as_many_ranks_as_asked_for() -> None:
         (listed("a", "A:22"), {}, "the same host twice"),
         (listed("a", "b"), {"gpu_ids": "0"}, "--gpu-ids"),
         (listed("a", "b"), {"device": Device.MPS}, "Apple"),
-    ],
-)
-def test_a_request_that_the_hosts_cannot_meet_is_refused(
-    hosts: HostList, asked: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(UsageError, match=words) as caught:
-        on_hosts(hosts, **asked)
-    assert caught.value.hints
-    assert "\n" not in caught.value.message
-
-
-def test_two_ports_of_an_address_are_two_hosts() -> None:
-    assert on_hosts(listed("a:2221", "a:2222")).nodes == 2
+    ]
+    for hosts, asked, words in wrong:
+        with pytest.raises(UsageError, match=words) as caught:
+            on_hosts(hosts, **asked)
+        assert caught.value.hints
+        assert "\n" not in caught.value.message
+    assert on_hosts(listed("a:2221", "a:2222")).nodes == 2  # two ports of an address
 
 
 def test_excluded_hosts_are_left_out_by_either_name() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,12 +56,11 @@ def test_arguments_that_look_like_inputs_are_looked_for(arguments: str, found: s
     assert ", ".join(f"{each.flag}: {each.path}" for each in named) == found
 
 
-def test_a_note_names_what_does_not_exist(tmp_path_factory: pytest.TempPathFactory) -> None:
-    cwd = tmp_path_factory.mktemp("project")
-    (cwd / "there.yaml").touch()
+def test_a_note_names_what_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "there.yaml").touch()
     args = ("--config", "there.yaml", "--data", "/nonexistent/x.parquet", "--valid", "gone.csv")
     spec = JobSpec(script="train.py", args=args, cluster=Cluster.LOCAL)
-    plan = make_plan(spec, gather_facts(spec, cwd=cwd, environ={}))
+    plan = make_plan(spec, gather_facts(spec, cwd=tmp_path, environ={}))
     assert [note for note in plan.notes if "exist" in note] == [
         "--data: /nonexistent/x.parquet does not exist here",
         "--valid: gone.csv does not exist here",
@@ -67,19 +68,15 @@ def test_a_note_names_what_does_not_exist(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_what_only_the_nodes_have_is_not_looked_for() -> None:
-    missing = frozenset(("/tmp/staged.parquet",))
-    args = ("--data", "/tmp/staged.parquet")
-    note = "--data: /tmp/staged.parquet does not exist here"
-    assert note not in on_slurm(slurm_facts(missing=missing), args=args).notes
-    assert note in here(local_facts(missing=missing), args=args).notes
-
-
-def test_paths_in_a_container_are_not_looked_for() -> None:
-    facts = slurm_facts(missing=frozenset(("/workspace/x.parquet",)))
-    args, image = ("--data", "/workspace/x.parquet"), ("--container-image=train:1.4",)
-    note = "--data: /workspace/x.parquet does not exist here"
-    assert note in on_slurm(facts, args=args).notes
-    assert note not in on_slurm(facts, args=args, srun_args=image).notes
+    args, note = ("--data", "{}"), "--data: {} does not exist here"
+    for path, is_noted in (("/tmp/staged.parquet", False), ("/workspace/x.parquet", True)):
+        missing = {"missing": frozenset((path,))}
+        asked = tuple(each.format(path) for each in args)
+        assert (note.format(path) in on_slurm(slurm_facts(**missing), args=asked).notes) is is_noted
+        assert note.format(path) in here(local_facts(**missing), args=asked).notes
+    image = ("--container-image=train:1.4",)
+    in_image = on_slurm(slurm_facts(**missing), args=asked, srun_args=image)
+    assert note.format(path) not in in_image.notes
 
 
 def test_a_virtual_environment_that_is_none_is_refused() -> None:
@@ -91,34 +88,22 @@ def test_a_virtual_environment_that_is_none_is_refused() -> None:
     assert on_slurm(setup=("venv: env",)).setup == ("venv: /home/ada/project/env",)
 
 
-@pytest.mark.parametrize(
-    ("setup", "python"),
-    [
-        (("venv: env",), "/project/env/bin/python"),
-        (("conda: llm", "export A=1"), "python"),
-        (("venv: /v", "conda: llm"), "python"),
-        (("modules: cuda",), ""),
-        (("conda activate llm",), ""),
-    ],
-)
-def test_the_nodes_run_the_python_of_the_environment(
-    setup: tuple[str, ...], python: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    cwd = tmp_path_factory.mktemp("project")
-    spec = JobSpec(script="train.py", setup=setup, cluster=Cluster.LOCAL)
-    facts = gather_facts(spec, cwd=cwd, environ={})
-    expected = python.replace("/project", str(cwd)) or facts.own_python
-    assert facts.python == expected
-    said = [
-        note for note in make_plan(spec, _nothing_missing(facts)).notes if "setup activates" in note
-    ]
-    assert bool(said) == bool(python)
-    own = JobSpec(script="train.py", setup=setup, cluster=Cluster.LOCAL, python="python3.9")
-    assert gather_facts(own, cwd=cwd, environ={}).python == "python3.9"
-
-
-def _nothing_missing(facts: inputs.Facts) -> inputs.Facts:
-    return inputs.Facts(**{**facts.__dict__, "missing": frozenset()})
+def test_the_nodes_run_the_python_of_the_environment(tmp_path: Path) -> None:
+    local: dict[str, Any] = {"script": "train.py", "cluster": Cluster.LOCAL}
+    for setup, python in {
+        ("venv: env",): f"{tmp_path}/env/bin/python",
+        ("conda: llm", "export A=1"): "python",
+        ("venv: /v", "conda: llm"): "python",
+        ("modules: cuda",): "",
+        ("conda activate llm",): "",
+    }.items():
+        spec = JobSpec(**local, setup=setup)
+        facts = gather_facts(spec, cwd=tmp_path, environ={})
+        assert facts.python == (python or facts.own_python)
+        plan = make_plan(spec, dataclasses.replace(facts, missing=frozenset()))
+        assert any("setup activates" in note for note in plan.notes) == bool(python)
+        own = JobSpec(**local, setup=setup, python="python3.9")
+        assert gather_facts(own, cwd=tmp_path, environ={}).python == "python3.9"
 
 
 ALL = {"clusterrun": "1.0", "torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
@@ -139,43 +124,31 @@ def problem(asked: dict[str, Any], strategy: Strategy = Strategy.DDP, **known: A
     return error and (error.message, error.hint)
 
 
-@pytest.mark.parametrize(
-    ("known", "strategy", "message", "hint"),
-    [
+def test_what_is_missing_or_too_old_is_named() -> None:
+    wrong: list[tuple[dict[str, Any], Strategy, str, str]] = [
         ({"packages": {**ALL, "torch": ""}}, Strategy.DDP, "/p has no torch", INSTALL),
-        (
-            {"packages": {"torch": "2.13.0"}},
-            Strategy.DDP,
-            "/p has no clusterrun or accelerate",
-            INSTALL,
-        ),
+        ({"packages": {"torch": "2.13.0"}}, Strategy.DDP, "/p has no clusterrun or acc", INSTALL),
         ({"packages": {}}, Strategy.ZERO2, "/p has no clusterrun, torch, accelerate or", INSTALL),
         (
             {"packages": {**ALL, "deepspeed": ""}},
-            Strategy.ZERO2,
-            "/p has no deepspeed, which strategy zero2 needs",
-            INSTALL,
+            *(Strategy.ZERO2, "/p has no deepspeed, which strategy zero2 needs", INSTALL),
         ),
         (
             {"packages": {**ALL, "torch": "2.1.0"}},
-            Strategy.DDP,
-            "/p has torch 2.1.0; clusterrun needs 2.4 or newer",
-            UPGRADE,
+            *(Strategy.DDP, "/p has torch 2.1.0; clusterrun needs 2.4 or newer", UPGRADE),
         ),
         ({"version": (3, 6)}, Strategy.DDP, "/p is Python 3.6; clusterrun needs 3.10", UPGRADE),
-    ],
-)
-def test_what_is_missing_or_too_old_is_named(
-    known: dict[str, Any], strategy: Strategy, message: str, hint: str
-) -> None:
-    found = problem({}, strategy, **known)
-    assert found[0].startswith(message)
-    assert found[1] == hint
+    ]
+    for known, strategy, message, hint in wrong:
+        found = problem({}, strategy, **known)
+        assert (found[0][: len(message)], found[1]) == (message, hint)
+    message, hint = problem({}, path="", python="/gone/python")
+    assert message == "there is no interpreter '/gone/python' on this machine"
+    assert "--python" in hint
 
 
-@pytest.mark.parametrize(
-    ("asked", "known"),
-    [
+def test_nothing_is_held_against_what_is_well_or_unknown() -> None:
+    well: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {}),
         ({}, {"packages": {**ALL, "deepspeed": ""}}),
         ({}, {"packages": {**ALL, "torch": "?"}}),
@@ -183,33 +156,19 @@ def test_what_is_missing_or_too_old_is_named(
         ({}, {"packages": {**ALL, "torch": "2.1.0"}, "is_known": False}),
         ({"srun_args": ("--container-image=x",)}, {"packages": {}}),
         ({"setup": ("conda: llm",)}, {"path": "", "python": "python"}),
-    ],
-)
-def test_nothing_is_held_against_what_is_well_or_unknown(
-    asked: dict[str, Any], known: dict[str, Any]
-) -> None:
-    assert problem(asked, **known) is None
+    ]
+    assert [each for each in well if problem(each[0], **each[1]) is not None] == []
 
 
-def test_an_interpreter_that_is_not_here() -> None:
-    message, hint = problem({}, path="", python="/gone/python")
-    assert message == "there is no interpreter '/gone/python' on this machine"
-    assert "--python" in hint
-
-
-@pytest.mark.parametrize(
-    ("asked", "known", "certain"),
-    [
-        ({}, {"path": "/p"}, True),
-        ({}, {"path": ""}, False),
-        ({"setup": ("venv: /v",)}, {"path": "/p"}, True),
-        ({"setup": ("modules: torch", "venv: /v")}, {"path": "/p"}, False),
-        ({"setup": ("export A=1",)}, {"path": "/p"}, False),
-        ({"env": {"PYTHONPATH": "/x"}}, {"path": "/p"}, False),
-    ],
-)
-def test_bash_modules_and_other_machines_may_have_more(
-    asked: dict[str, Any], known: dict[str, Any], certain: bool
-) -> None:
-    facts = slurm_facts(interpreter=Interpreter(**known))
-    assert is_certain(JobSpec(script="train.py", **asked), facts) is certain
+def test_bash_modules_and_other_machines_may_have_more() -> None:
+    cases: list[tuple[dict[str, Any], str, bool]] = [
+        ({}, "/p", True),
+        ({}, "", False),
+        ({"setup": ("venv: /v",)}, "/p", True),
+        ({"setup": ("modules: torch", "venv: /v")}, "/p", False),
+        ({"setup": ("export A=1",)}, "/p", False),
+        ({"env": {"PYTHONPATH": "/x"}}, "/p", False),
+    ]
+    for asked, path, certain in cases:
+        facts = slurm_facts(interpreter=Interpreter(path=path))
+        assert is_certain(JobSpec(script="train.py", **asked), facts) is certain

@@ -27,34 +27,30 @@ def test_the_entry_is_a_script_or_a_module_with_its_arguments() -> None:
     assert on_slurm(script="-m").entry == ("./-m",)  # which looks like an option
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
+def test_an_entry_that_cannot_run_is_refused() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"script": None}, "no training script given"),
         ({"module": "pkg"}, "both a script"),
         ({"args": ("a\0b",)}, "NUL byte"),
         ({"setup": ("a\0b",)}, "NUL byte"),
-    ],
-)
-def test_an_entry_that_cannot_run_is_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        on_slurm(**asked)
+    ]
+    for asked, message in wrong:
+        with pytest.raises(UsageError, match=message):
+            on_slurm(**asked)
 
 
-@pytest.mark.parametrize(
-    ("asked", "name"),
-    [
+def test_the_name_is_readable_and_names_a_directory() -> None:
+    names: list[tuple[dict[str, Any], str]] = [
         ({}, "train"),
         ({"script": "src/it's a \u00fcber;job$.py"}, "it_s_a_ber_job_"),
         ({"script": None, "module": "pkg.train"}, "pkg.train"),
         ({"script": ".."}, "job-.."),
         ({"script": "by-job.py"}, "job-by-job"),
         ({"name": "my job #1 100%"}, "my job #1 100%"),
-    ],
-)
-def test_the_name_is_readable_and_names_a_directory(asked: dict[str, Any], name: str) -> None:
-    plan = on_slurm(**asked)
-    assert (plan.name, lines(plan)["job-name"]) == (name, name)
+    ]
+    for asked, name in names:
+        plan = on_slurm(**asked)
+        assert (plan.name, lines(plan)["job-name"]) == (name, name)
 
 
 def test_none_with_more_than_one_process_is_refused() -> None:
@@ -66,19 +62,23 @@ def test_none_with_more_than_one_process_is_refused() -> None:
     assert on_slurm(gpus_per_node=1, strategy=Strategy.NONE).world_size == 1
 
 
-@pytest.mark.parametrize("strategy", [s for s in Strategy if s.is_fsdp])
-def test_fsdp_without_gpus_is_refused_with_the_reason(strategy: Strategy) -> None:
-    for plan in (here, on_slurm):
-        with pytest.raises(UsageError, match="needs GPUs: on cpu") as refused:
-            plan(nproc_per_node=2, strategy=strategy)
-        assert "zero2" in refused.value.hints[-1]
+def test_fsdp_without_gpus_is_refused_with_the_reason() -> None:
+    for strategy in (s for s in Strategy if s.is_fsdp):
+        for plan in (here, on_slurm):
+            with pytest.raises(UsageError, match="needs GPUs: on cpu") as refused:
+                plan(nproc_per_node=2, strategy=strategy)
+            assert "--gpus-per-node" in refused.value.hints[0]
+            assert "zero2" in refused.value.hints[-1]
 
 
-@pytest.mark.parametrize("strategy", [s for s in Strategy if s.is_deepspeed])
-def test_deepspeed_runs_on_a_cpu(strategy: Strategy) -> None:
-    assert here(nproc_per_node=2, strategy=strategy).device is Device.CPU
-    with pytest.raises(UsageError, match="Apple's GPU"):
-        here(local_facts(platform="darwin"), strategy=strategy)
+def test_deepspeed_runs_on_a_cpu_and_is_told_to_use_this_launcher() -> None:
+    for strategy in (s for s in Strategy if s.is_deepspeed):
+        assert here(nproc_per_node=2, strategy=strategy).device is Device.CPU
+        with pytest.raises(UsageError, match="Apple's GPU"):
+            here(local_facts(platform="darwin"), strategy=strategy)
+        line = argv(on_slurm(nodes=2, gpus_per_node=1, strategy=strategy))
+        assert line[line.index("--deepspeed_multinode_launcher") + 1] == "standard"
+        assert "--deepspeed_config_file" not in line
 
 
 def test_hybrid_with_one_rank_a_node_has_nothing_to_shard() -> None:
@@ -107,23 +107,19 @@ def test_precision_is_the_heads_on_gpus_and_none_on_a_cpu() -> None:
         assert (plan.precision, plan.accelerate["mixed_precision"]) == (precision, decided), asked
 
 
-@pytest.mark.parametrize(
-    ("strategy", "asked", "distributed", "use_cpu"),
-    [
-        (Strategy.DDP, {"nodes": 2, "gpus_per_node": 1}, "MULTI_GPU", False),
-        (Strategy.DDP, {"gpus_per_node": 1}, "NO", False),
-        (Strategy.DDP, {"nodes": 2}, "MULTI_GPU", True),
-        (Strategy.DDP, {}, "NO", True),
-        (Strategy.NONE, {}, "NO", True),
-        (Strategy.FSDP, {"gpus_per_node": 1}, "FSDP", False),
-        (Strategy.ZERO2, {"nodes": 2}, "DEEPSPEED", False),
-    ],
-)
-def test_one_gpu_a_node_is_still_one_world(
-    strategy: Strategy, asked: dict[str, Any], distributed: str, use_cpu: bool
-) -> None:
-    values = on_slurm(strategy=strategy, **asked).accelerate
-    assert (values["distributed_type"], values["use_cpu"]) == (distributed, use_cpu)
+def test_one_gpu_a_node_is_still_one_world() -> None:
+    cases: list[tuple[str, dict[str, Any], str, bool]] = [
+        ("ddp", {"nodes": 2, "gpus_per_node": 1}, "MULTI_GPU", False),
+        ("ddp", {"gpus_per_node": 1}, "NO", False),
+        ("ddp", {"nodes": 2}, "MULTI_GPU", True),
+        ("ddp", {}, "NO", True),
+        ("none", {}, "NO", True),
+        ("fsdp", {"gpus_per_node": 1}, "FSDP", False),
+        ("zero2", {"nodes": 2}, "DEEPSPEED", False),
+    ]
+    for strategy, asked, kind, use_cpu in cases:
+        values = on_slurm(strategy=Strategy(strategy), **asked).accelerate
+        assert (values["distributed_type"], values["use_cpu"]) == (kind, use_cpu), strategy
 
 
 def test_the_interpreter_is_this_one_unless_said_and_a_path_is_absolute() -> None:
@@ -180,22 +176,15 @@ def test_the_whole_line_of_a_node() -> None:
     assert argv(plan) == (*options.split(), *worker)
 
 
-@pytest.mark.parametrize("strategy", [s for s in Strategy if s.is_deepspeed])
-def test_deepspeed_is_told_to_use_this_launcher(strategy: Strategy) -> None:
-    line = argv(on_slurm(nodes=2, gpus_per_node=1, strategy=strategy))
-    assert line[line.index("--deepspeed_multinode_launcher") + 1] == "standard"
-    assert "--deepspeed_config_file" not in line
-
-
 def test_the_json_of_the_run_directory_is_named() -> None:
     plan = on_slurm(nodes=2, gpus_per_node=1, strategy=Strategy.ZERO2)
     line = argv(plan, deepspeed_file="/runs/r/ds_config.json")
     assert line[line.index("--deepspeed_config_file") + 1] == "/runs/r/ds_config.json"
 
 
-@pytest.mark.parametrize("precision", ["", "file"])
-def test_a_precision_that_the_file_decides_is_no_flag(precision: str) -> None:
-    assert "--mixed_precision" not in argv(on_slurm(gpus_per_node=1), precision=precision)
+def test_a_precision_that_the_file_decides_is_no_flag() -> None:
+    for precision in ("", "file"):
+        assert "--mixed_precision" not in argv(on_slurm(gpus_per_node=1), precision=precision)
 
 
 def test_one_process_on_a_cpu_is_told_so_for_the_launcher_overwrites_the_environment() -> None:

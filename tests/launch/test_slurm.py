@@ -51,24 +51,19 @@ def test_every_option_of_slurm_reaches_its_directive() -> None:
     assert (found["exclusive"], found["hold"]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("asked", "name", "value"),
-    [
-        ({}, "gpus-per-node", "4"),
-        ({"gpu_type": "a100"}, "gpus-per-node", "a100:4"),
-        ({"gpu_request": GpuRequest.GRES}, "gres", "gpu:4"),
-        ({"gpu_request": GpuRequest.GRES, "gpu_type": "h100"}, "gres", "gpu:h100:4"),
-    ],
-)
-def test_gpus_are_asked_for_in_one_dialect(asked: dict[str, Any], name: str, value: str) -> None:
-    plan = on_slurm(gpus_per_node=4, **asked)
-    dialects = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
-    assert {key: lines(plan)[key] for key in dialects if key in lines(plan)} == {name: value}
-
-
-def test_the_site_may_add_gpus_itself() -> None:
-    found = lines(on_slurm(gpus_per_node=4, gpu_request=GpuRequest.NONE))
-    assert not {"gres", "gpus-per-node"} & found.keys()
+def test_gpus_are_asked_for_in_one_dialect() -> None:
+    gres, none = GpuRequest.GRES, GpuRequest.NONE
+    cases: list[tuple[dict[str, Any], dict[str, str]]] = [
+        ({}, {"gpus-per-node": "4"}),
+        ({"gpu_type": "a100"}, {"gpus-per-node": "a100:4"}),
+        ({"gpu_request": gres}, {"gres": "gpu:4"}),
+        ({"gpu_request": gres, "gpu_type": "h100"}, {"gres": "gpu:h100:4"}),
+        ({"gpu_request": none}, {}),  # the site adds them itself
+    ]
+    for asked, dialect in cases:
+        found = lines(on_slurm(gpus_per_node=4, **asked))
+        dialects = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
+        assert {key: found[key] for key in dialects if key in found} == dialect
 
 
 def test_srun_repeats_the_cpus_of_the_task() -> None:
@@ -76,15 +71,10 @@ def test_srun_repeats_the_cpus_of_the_task() -> None:
     assert lines(plan)["cpus-per-task"] == "16"
     assert "--cpus-per-task=16" in plan.srun_args
     assert plan.threads_per_process == 4
-
-
-def test_cpus_per_gpu_becomes_cpus_per_task_for_both() -> None:
     plan = on_slurm(gpus_per_node=4, cpus_per_gpu=8)
     assert (lines(plan)["cpus-per-task"], plan.threads_per_process) == ("32", 8)
     assert "cpus-per-gpu" not in lines(plan)
-
-
-def test_cpus_are_the_sites_with_gpus_and_one_for_each_rank_without() -> None:
+    # Without a request, the site decides with GPUs; else each rank gets one.
     assert "cpus-per-task" not in lines(on_slurm(gpus_per_node=4))
     assert "cpus-per-task" not in lines(on_slurm(nproc_per_node=4, exclusive=True))
     assert lines(on_slurm(nproc_per_node=4))["cpus-per-task"] == "4"
@@ -99,21 +89,16 @@ def test_memory_is_asked_for_in_one_way() -> None:
     assert lines(on_slurm(mem="0", exclusive=True))["mem"] == "0"
 
 
-def test_time_is_whole_minutes() -> None:
+def test_time_is_whole_minutes_and_requeue_is_explicit_either_way() -> None:
     plan = on_slurm(time_minutes=2160, time_min_minutes=60)
     assert (lines(plan)["time"], lines(plan)["time-min"], plan.time_minutes) == ("2160", "60", 2160)
-
-
-def test_requeue_is_explicit_either_way() -> None:
-    assert "requeue" in lines(on_slurm())
+    assert "requeue" in lines(plan)
     found = lines(on_slurm(requeue=False))
-    assert "no-requeue" in found
-    assert "requeue" not in found
+    assert ("no-requeue" in found, "requeue" in found) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("asked", "signal", "warning_s"),
-    [
+def test_the_batch_shell_is_warned_in_time_even_where_a_person_has_the_run_go_on() -> None:
+    cases: list[tuple[dict[str, Any], str, int]] = [
         ({}, "B:USR2@120", 120),
         ({"time_minutes": 1}, "B:USR2@30", 30),
         ({"time_minutes": 20}, "B:USR2@120", 120),
@@ -124,25 +109,10 @@ def test_requeue_is_explicit_either_way() -> None:
         ({"signal": "b:10@90"}, "b:10@90", 90),
         ({"on_interrupt": OnInterrupt.STOP}, "B:USR2@120", 120),
         ({"requeue": False}, "B:USR2@120", 120),
-    ],
-)
-def test_the_batch_shell_is_warned_in_time_even_where_a_person_has_the_run_go_on(
-    asked: dict[str, Any], signal: str, warning_s: int
-) -> None:
-    plan = on_slurm(**asked)
-    assert lines(plan)["signal"] == signal
-    assert plan.warning_s == warning_s
-
-
-@pytest.mark.parametrize("signal", ["B:TERM@90", "INT", "B:URG@60", "USR2 90"])
-def test_a_signal_that_is_no_warning_to_the_ranks_is_refused(signal: str) -> None:
-    with pytest.raises(UsageError, match=f"slurm.signal {signal} is neither USR1 nor USR2"):
-        on_slurm(signal=signal)
-
-
-def test_a_requeue_that_slurm_was_told_not_to_do_is_refused() -> None:
-    with pytest.raises(UsageError, match="contradict each other"):
-        on_slurm(requeue=False, on_interrupt=OnInterrupt.REQUEUE)
+    ]
+    for asked, signal, warning_s in cases:
+        plan = on_slurm(**asked)
+        assert (lines(plan)["signal"], plan.warning_s) == (signal, warning_s), asked
 
 
 def test_spare_nodes_are_asked_for_and_left_out_of_the_step() -> None:
@@ -153,20 +123,19 @@ def test_spare_nodes_are_asked_for_and_left_out_of_the_step() -> None:
     assert plan.world_size == 4
 
 
-@pytest.mark.parametrize(
-    ("asked", "outlives"),
-    [
+def test_a_step_outlives_a_node_where_it_can_go_on() -> None:
+    stop = {"max_restarts": 0, "on_interrupt": OnInterrupt.STOP}
+    cases: list[tuple[dict[str, Any], bool]] = [
         ({"nodes": 2}, True),
         ({"nodes": 1}, False),
         ({"nodes": 1, "spare_nodes": 1}, True),
         ({"nodes": 2, "max_restarts": 0}, True),
-        ({"nodes": 2, "max_restarts": 0, "on_interrupt": OnInterrupt.STOP}, False),
-    ],
-)
-def test_a_step_outlives_a_node_where_it_can_go_on(asked: dict[str, Any], outlives: bool) -> None:
-    plan = on_slurm(**asked)
-    assert ("--no-kill" in plan.srun_args) is outlives
-    assert ("--kill-on-bad-exit=1" in plan.srun_args) is not outlives
+        ({"nodes": 2, **stop}, False),
+    ]
+    for asked, outlives in cases:
+        plan = on_slurm(**asked)
+        assert ("--no-kill" in plan.srun_args) is outlives
+        assert ("--kill-on-bad-exit=1" in plan.srun_args) is not outlives
 
 
 def test_one_task_a_node_and_all_end_together() -> None:
@@ -255,20 +224,23 @@ def test_options_that_share_a_beginning_are_told_apart() -> None:
     assert on_slurm(mem="1G", gpus_per_node=1, sbatch_args=args).sbatch_args == args
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
+def test_contradictions_are_refused() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"cpus_per_task": 4, "cpus_per_gpu": 2, "gpus_per_node": 1}, "cannot be combined"),
         ({"cpus_per_gpu": 2}, "needs GPUs"),
         ({"mem_per_gpu": "1G"}, "needs GPUs"),
         ({"gpu_type": "a100"}, "no GPUs are requested"),
         ({"time_minutes": 10, "time_min_minutes": 20}, "exceeds --time, 10"),
         ({"comment": "\udcff"}, "not text in UTF-8"),
-    ],
-)
-def test_contradictions_are_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        on_slurm(**asked)
+        ({"requeue": False, "on_interrupt": OnInterrupt.REQUEUE}, "contradict each other"),
+        *(
+            ({"signal": signal}, f"slurm.signal {signal} is neither USR1 nor USR2")
+            for signal in ("B:TERM@90", "INT", "B:URG@60", "USR2 90")
+        ),
+    ]
+    for asked, message in wrong:
+        with pytest.raises(UsageError, match=message):
+            on_slurm(**asked)
 
 
 def test_options_of_slurm_mean_nothing_here_and_it_is_said() -> None:
