@@ -86,14 +86,11 @@ def told(row: dict[str, Any]) -> tuple[float, float]:
     return need.total_bytes / GIB, A800["batch"] / step.mid_s
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_memory_is_an_upper_bound_of_sound_size(row: dict[str, Any]) -> None:
-    assert 0.6 < row["peak_gib"] / told(row)[0] <= 1.0
-
-
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_speed_is_within_a_fifth_of_what_was_measured(row: dict[str, Any]) -> None:
-    assert told(row)[1] == pytest.approx(row["samples_s"], rel=0.2)
+def test_memory_is_an_upper_bound_and_speed_within_a_fifth_of_what_was_measured() -> None:
+    for row in ROWS:
+        gib, samples_s = told(row)
+        assert 0.6 < row["peak_gib"] / gib <= 1.0, row
+        assert samples_s == pytest.approx(row["samples_s"], rel=0.2), row
 
 
 def test_what_was_a_tenth_faster_is_told_faster() -> None:
@@ -104,22 +101,6 @@ def test_what_was_a_tenth_faster_is_told_faster() -> None:
     ]
     assert len(pairs) > len(ROWS)
     assert [pair for pair in pairs if told(pair[0])[1] <= told(pair[1])[1]] == []
-
-
-def test_offload_halves_the_speed() -> None:
-    def slower(strategy: str, micro_batch: int, column: int) -> float:
-        found = [
-            (row["samples_s"], told(row)[1])[column]
-            for row in ROWS
-            if row["grad_ckpt"] and row["micro_batch"] == micro_batch
-            if row["strategy"].startswith(strategy)
-        ]
-        return max(found) / min(found)
-
-    for strategy, micro_batch in (("zero2", 1), ("zero3", 2)):
-        measured, estimated = (slower(strategy, micro_batch, column) for column in (0, 1))
-        assert measured > 2.1
-        assert estimated == pytest.approx(measured, rel=0.15)
 
 
 def table() -> str:

@@ -120,30 +120,27 @@ def test_the_json_decides_the_strategy() -> None:
 ON, OFF, AUTO = {"enabled": True}, {"enabled": False}, {"enabled": "auto"}
 
 
-@pytest.mark.parametrize(
-    ("sections", "on_gpu", "on_cpu"),
-    [
-        ({}, Precision.HEAD, Precision.NO),
-        ({"fp16": AUTO, "bf16": AUTO}, Precision.HEAD, Precision.NO),
-        ({"bf16": AUTO}, Precision.HEAD, Precision.NO),
-        ({"bf16": ON}, Precision.BF16, Precision.BF16),
-        ({"bfloat16": ON}, Precision.BF16, Precision.BF16),
-        ({"fp16": ON}, Precision.FP16, None),
-        ({"fp16": OFF}, Precision.NO, Precision.NO),
-        ({"fp16": OFF, "bf16": OFF}, Precision.NO, Precision.NO),
-        ({"fp16": AUTO, "bf16": OFF}, Precision.FP16, Precision.NO),
-        ({"fp16": OFF, "bf16": AUTO}, Precision.BF16, Precision.NO),
-    ],
-)
-def test_auto_precision_follows_the_json(
-    sections: dict[str, Any], on_gpu: Precision, on_cpu: Precision | None
-) -> None:
-    assert with_json({**ZERO2, **sections}).precision is on_gpu
-    if on_cpu is None:
-        with pytest.raises(UsageError, match="fp16 needs a GPU"):
-            with_json({**ZERO2, **sections}, device=Device.CPU)
-    else:
-        assert with_json({**ZERO2, **sections}, device=Device.CPU).precision is on_cpu
+def test_auto_precision_follows_the_json() -> None:
+    head, no, bf16, fp16 = Precision.HEAD, Precision.NO, Precision.BF16, Precision.FP16
+    cases: list[tuple[dict[str, Any], Precision, Precision | None]] = [
+        ({}, head, no),
+        ({"fp16": AUTO, "bf16": AUTO}, head, no),
+        ({"bf16": AUTO}, head, no),
+        ({"bf16": ON}, bf16, bf16),
+        ({"bfloat16": ON}, bf16, bf16),
+        ({"fp16": ON}, fp16, None),
+        ({"fp16": OFF}, no, no),
+        ({"fp16": OFF, "bf16": OFF}, no, no),
+        ({"fp16": AUTO, "bf16": OFF}, fp16, no),
+        ({"fp16": OFF, "bf16": AUTO}, bf16, no),
+    ]
+    for sections, on_gpu, on_cpu in cases:
+        assert with_json({**ZERO2, **sections}).precision is on_gpu, sections
+        if on_cpu is None:
+            with pytest.raises(UsageError, match="fp16 needs a GPU"):
+                with_json({**ZERO2, **sections}, device=Device.CPU)
+        else:
+            assert with_json({**ZERO2, **sections}, device=Device.CPU).precision is on_cpu
 
 
 def test_a_flag_against_the_json_is_refused_before_accelerate_does() -> None:
