@@ -274,20 +274,17 @@ def test_other_spellings_are_the_same_flags_and_large_presets_compute_activation
     assert parse(["--resume-from-checkpoint", str(tmp_path / "checkpoint-80")]).output == tmp_path
 
 
-@pytest.mark.parametrize(
-    ("flags", "problem"),
-    [
-        ("--override seed", "can't change seed, only epochs, lr, warmup"),
-        ("--override lr", "--override needs --resume"),
-        ("--dropout 1", "--dropout 1.0 is not a probability below 1"),
-    ],
-)
 def test_what_can_not_be_asked_for_is_refused(
-    finetune: Any, capsys: pytest.CaptureFixture[str], flags: str, problem: str, tmp_path: Path
+    finetune: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(SystemExit):
-        finetune.parse_arguments([*flags.split(), "--output", str(tmp_path)])
-    assert problem in capsys.readouterr().err
+    for flags, problem in {
+        "--override seed": "can't change seed, only epochs, lr, warmup",
+        "--override lr": "--override needs --resume",
+        "--dropout 1": "--dropout 1.0 is not a probability below 1",
+    }.items():
+        with pytest.raises(SystemExit):
+            finetune.parse_arguments([*flags.split(), "--output", str(tmp_path)])
+        assert problem in capsys.readouterr().err
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -303,9 +300,10 @@ def record(**changes: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("now", "differing"),
-    [
+def test_the_same_effective_batch_and_whole_checkpoints_are_the_same_training(
+    finetune: Any,
+) -> None:
+    cases: list[tuple[dict[str, Any], list[str]]] = [
         ({"batch_size": 4, "accumulation": 16}, []),
         ({"gradient_checkpointing": True}, []),
         ({"batch_size": 4, "effective_batch": 32}, ["effective_batch"]),
@@ -313,12 +311,9 @@ def record(**changes: Any) -> dict[str, Any]:
         ({"world": {"ranks": 4, "strategy": "ddp"}}, []),
         ({"world": {"precision": "bf16"}}, ["precision"]),
         ({"world": {"ranks": 2, "strategy": "fsdp"}}, ["checkpoints"]),
-    ],
-)
-def test_the_same_effective_batch_and_whole_checkpoints_are_the_same_training(
-    finetune: Any, now: dict[str, Any], differing: list[str]
-) -> None:
-    assert list(finetune.run_config.differences(record(), record(**now))) == differing
+    ]
+    for now, differing in cases:
+        assert list(finetune.run_config.differences(record(), record(**now))) == differing
 
 
 def test_a_record_without_overrides_can_be_resumed(finetune: Any, tmp_path: Path) -> None:
@@ -368,19 +363,17 @@ def test_the_presets_are_those_of_the_readme(finetune: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("capability", "expected"), [((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
-)
 def test_without_a_launcher_the_architecture_decides_the_precision(
-    finetune: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
+    finetune: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
-    major, minor = capability
-    said = (expected, f"a GPU, compute capability {major}.{minor}")
-    assert finetune.chosen_precision() == said
+    for (major, minor), expected in {(7, 0): "fp16", (8, 0): "bf16", (9, 0): "bf16"}.items():
+        capability = (major, minor)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda c=capability: c)
+        said = (expected, f"a GPU, compute capability {major}.{minor}")
+        assert finetune.chosen_precision() == said
 
 
 def test_what_the_configuration_tells_of_the_training_is_what_is_trained(

@@ -51,17 +51,12 @@ def test_bleu_is_what_is_computed_by_hand() -> None:
     # of a corpus the counts are added, not the scores: 9/10, 7/8, 5/6, 3/4; 10 words for 12
     added = (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25 * math.exp(1 - 12 / 10)
     assert bleu_of((ours, theirs), short) == pytest.approx(100 * added)
-
-
-def test_bleu_counts_no_word_more_often_than_the_reference_has_it() -> None:
-    # the example of the paper's section 2.1: 2/7
-    counts = bleu.count(["the"] * 7, bleu.tokens("the cat is on the mat"))
+    # no match of four words
+    for none in ("", "dog", "a b c d", "the cat sat on the mat"):
+        assert bleu_of((none, theirs)) == 0
+    # the example of the paper's section 2.1: no word counts more often than in the reference
+    counts = bleu.count(["the"] * 7, bleu.tokens(theirs))
     assert (counts[0], counts[bleu.LONGEST]) == (2, 7)
-
-
-@pytest.mark.parametrize("ours", ["", "dog", "a b c d", "the cat sat on the mat"])
-def test_bleu_is_0_without_a_match_of_four_words(ours: str) -> None:
-    assert bleu_of((ours, "the cat is on the mat")) == 0
 
 
 def test_the_limit_of_memory_is_the_least_that_anybody_sets(tmp_path: Path) -> None:
@@ -88,10 +83,10 @@ def test_the_limit_of_memory_is_the_least_that_anybody_sets(tmp_path: Path) -> N
     assert limit() == (2000000, "cgroup")
 
 
-@pytest.mark.parametrize(("gib", "workers"), [(12, 0), (14.9, 0), (15, 1), (64, 1)])
-def test_under_15_gib_nothing_reads_ahead(gib: float, workers: int) -> None:
-    limit = host_memory.Limit(bytes=int(gib * 2**30), source="given")
-    assert host_memory.loader_workers(limit) == workers
+def test_under_15_gib_nothing_reads_ahead() -> None:
+    for gib, workers in ((12, 0), (14.9, 0), (15, 1), (64, 1)):
+        limit = host_memory.Limit(bytes=int(gib * 2**30), source="given")
+        assert host_memory.loader_workers(limit) == workers
 
 
 def test_only_the_weights_of_the_best_are_kept(tmp_path: Path) -> None:
@@ -127,7 +122,6 @@ def test_too_much_memory_of_host_or_gpu_is_warned_of() -> None:
     ]
 
 
-@pytest.mark.torch
 def test_caches_are_given_back_every_50_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +151,6 @@ def test_the_large_training_is_planned_as_the_guide_says(tmp_path: Path) -> None
     assert "disk      2.28 GB per checkpoint, keep 1 + 1 in flight + weights of the best 5" in out
 
 
-@pytest.mark.torch
 def test_the_large_training_has_the_sizes_that_are_planned(tmp_path: Path) -> None:
     import pretrain
     import torch
@@ -191,44 +184,38 @@ LARGE = {
 }
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("words", "own"),
-    [
-        ("", {}),
-        ("--is_keep_training=True", {"resume": True}),
-        ("--epochs=5 --learn_rate=0.0002", {"epochs": 5, "lr": 2e-4}),
-        ("--batch_size_per_gpu=24", {"batch_size": 24}),
-        (
-            "--batch_size_per_gpu=16 --gradient_accumulation_steps=4",
-            {"batch_size": 16, "accumulation": 4},
-        ),
-        ("--max_seq_len=128", {"seq_len": 128}),
-        ("--warmup_steps=2048 --save_steps=2000", {"warmup": 2048, "save_every": 2000}),
-        ("--dataloader_buffer_size=900 --logging_steps=9", {"buffer_rows": 900, "log_every": 9}),
-        ("--keep_latest_n_ckp=3 --width 64 --heads 4", {"keep_best": 3, "width": 64}),
-    ],
-)
 def test_the_large_configuration_gives_way_to_own_values(
-    words: str, own: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pretrain
 
     monkeypatch.chdir(tmp_path)
-    typed = ["train", "--use_large_config=True", *words.split()]
-    args = vars(pretrain.parse_arguments(typed))
-    assert {name: args[name] for name in LARGE} == LARGE | own
-    assert (args["data"], args["output"]) == (Path("data"), Path("out"))
-    env = {
-        "CLUSTERRUN_MICRO_BATCH": "7",
-        "CLUSTERRUN_ACCUMULATION": "3",
-        "CLUSTERRUN_GRAD_CKPT": "0",
+    own: dict[str, dict[str, object]] = {
+        "": {},
+        "--is_keep_training=True": {"resume": True},
+        "--epochs=5 --learn_rate=0.0002": {"epochs": 5, "lr": 2e-4},
+        "--batch_size_per_gpu=24": {"batch_size": 24},
+        "--batch_size_per_gpu=16 --gradient_accumulation_steps=4": {
+            **{"batch_size": 16, "accumulation": 4}
+        },
+        "--max_seq_len=128": {"seq_len": 128},
+        "--warmup_steps=2048 --save_steps=2000": {"warmup": 2048, "save_every": 2000},
+        "--dataloader_buffer_size=900 --logging_steps=9": {"buffer_rows": 900, "log_every": 9},
+        "--keep_latest_n_ckp=3 --width 64 --heads 4": {"keep_best": 3, "width": 64},
     }
-    for name, value in env.items():  # as `submit --plan` does
-        monkeypatch.setenv(name, value)
-    args = vars(pretrain.parse_arguments(typed))
-    planned = {"batch_size": 7, "accumulation": 3}
-    assert {name: args[name] for name in LARGE} == LARGE | planned | own
+
+    def parsed(words: str) -> dict[str, object]:
+        typed = ["train", "--use_large_config=True", *words.split()]
+        args = vars(pretrain.parse_arguments(typed))
+        assert (args["data"], args["output"]) == (Path("data"), Path("out"))
+        return {name: args[name] for name in LARGE}
+
+    for words, values in own.items():
+        assert parsed(words) == LARGE | values
+    for name, value in {"MICRO_BATCH": "7", "ACCUMULATION": "3", "GRAD_CKPT": "0"}.items():
+        monkeypatch.setenv(f"CLUSTERRUN_{name}", value)  # as `submit --plan` does
+    for words, values in own.items():
+        assert parsed(words) == LARGE | {"batch_size": 7, "accumulation": 3} | values
 
 
 # From here on it trains.
@@ -238,7 +225,6 @@ TINY = (
     "--epochs 2 --batch-size 16 --layers 1 --width 32 --log-every 1 --save-every 20 --keep 9 "
     "--buffer-rows 60"
 )
-torch_only = pytest.mark.torch
 
 
 def make_data(directory: Path) -> None:
@@ -284,7 +270,6 @@ def _whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.long
-@torch_only
 def test_a_killed_run_goes_on_with_the_next_row_and_ends_in_the_same_bits(
     tmp_path: Path, whole: tuple[Path, str]
 ) -> None:
@@ -316,7 +301,6 @@ def copied(source: Path, folder: Path, *, from_step: int) -> Path:
 
 
 @pytest.mark.long
-@torch_only
 def test_the_same_effective_batch_goes_on_with_the_same_losses(
     tmp_path: Path, whole: tuple[Path, str]
 ) -> None:
@@ -332,7 +316,6 @@ def test_the_same_effective_batch_goes_on_with_the_same_losses(
 
 
 @pytest.mark.long
-@torch_only
 def test_one_process_goes_on_where_two_left_off(tmp_path: Path) -> None:
     make_data(tmp_path / "data")
     options = ["--data", "data", "--output", "out", *TINY.split(), "--epochs", "1"]
@@ -346,7 +329,6 @@ def test_one_process_goes_on_where_two_left_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@torch_only
 def test_another_training_is_refused_in_words_and_a_rate_may_be_overridden(
     tmp_path: Path, whole: tuple[Path, str]
 ) -> None:
@@ -363,7 +345,6 @@ def test_another_training_is_refused_in_words_and_a_rate_may_be_overridden(
 
 
 @pytest.mark.long
-@torch_only
 def test_the_tour_learns_to_answer_and_keeps_the_best(tmp_path: Path) -> None:
     out = run(block("local"), tmp_path)
     assert "host memory 12.0 GiB (given): no workers, no pinned memory" in out

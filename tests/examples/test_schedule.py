@@ -32,23 +32,21 @@ def test_the_rate_rises_over_the_warm_up_and_falls_to_a_tenth() -> None:
     assert factors[4:] == sorted(factors[4:], reverse=True)
 
 
-@pytest.mark.parametrize(("warmup", "max_steps"), [(0, 1), (0, 5), (5, 5), (9, 5)])
-def test_odd_lengths_give_a_rate_for_every_step(warmup: int, max_steps: int) -> None:
-    for step in range(max_steps + 1):
-        assert 0 < train_lm.schedule_factor(step, warmup=warmup, max_steps=max_steps) <= 1
+def test_odd_lengths_give_a_rate_for_every_step() -> None:
+    for warmup, last in ((0, 1), (0, 5), (5, 5), (9, 5)):
+        rates = [
+            train_lm.schedule_factor(n, warmup=warmup, max_steps=last) for n in range(last + 1)
+        ]
+        assert all(0 < rate <= 1 for rate in rates)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 8])
-def test_deepspeed_gets_max_steps_back_after_accelerates_division(processes: int) -> None:
-    optimizer, scheduler = stand_ins(processes, {"optimizer": {}, "scheduler": {}})
-    assert type(optimizer).__name__ == "DummyOptim"
-    assert optimizer.lr == 0.002
-    assert scheduler.total_num_steps / processes == 100
-    assert scheduler.warmup_num_steps == 10
-
-
-def test_a_deepspeed_config_without_scheduler_leaves_the_rate_to_the_loop() -> None:
-    assert stand_ins(2, {"optimizer": {}})[1] is None
+def test_deepspeed_gets_max_steps_back_after_accelerates_division() -> None:
+    for processes in (1, 2, 8):
+        optimizer, scheduler = stand_ins(processes, {"optimizer": {}, "scheduler": {}})
+        assert (type(optimizer).__name__, optimizer.lr) == ("DummyOptim", 0.002)
+        assert scheduler.total_num_steps / processes == 100
+        assert scheduler.warmup_num_steps == 10
+    assert stand_ins(2, {"optimizer": {}})[1] is None  # the loop sets the rate
     assert type(stand_ins(2, {})[0]).__name__ == "AdamW"
 
 
@@ -71,34 +69,31 @@ def stand_ins(processes: int, config: dict[str, Any]) -> tuple[Any, Any]:
     return strategies.optimizer_and_schedule(accelerator, nn.Linear(2, 2), args)
 
 
-@pytest.mark.parametrize(("steps", "is_refused"), [(2, True), (3, False)])
-def test_a_last_step_that_was_not_saved_is_no_good_end(steps: int, is_refused: bool) -> None:
+def test_a_last_step_that_was_not_saved_is_no_good_end() -> None:
     """Else the run would have completed, and its result lie nowhere."""
-    training = SimpleNamespace(
-        args=SimpleNamespace(max_steps=steps, log_every=9, save_every=1),
+    training: Any = SimpleNamespace(
+        args=SimpleNamespace(max_steps=3, log_every=9, save_every=1),
         store=object(),
         meter=SimpleNamespace(reset=lambda: None, newest={}),
         steps=lambda batches, first: [(1, 0.1), (2, 0.1)],
         log=lambda step, lr: None,
         save=lambda step, state: False,
     )
-    if not is_refused:
-        assert train_lm.train_steps(training, [], 0, {})  # type: ignore[arg-type]
-        return
+    assert train_lm.train_steps(training, [], 0, {})
+    training.args.max_steps = 2
     with pytest.raises(SystemExit, match="error: step 2, the last, was not saved"):
-        train_lm.train_steps(training, [], 0, {})  # type: ignore[arg-type]
+        train_lm.train_steps(training, [], 0, {})
 
 
-@pytest.mark.parametrize("attempt", [1, 2])
 def test_a_later_attempt_goes_on_whatever_its_flags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in IN_A_RUN.items():
+    for name, value in {**IN_A_RUN, "CLUSTERRUN_CHECKPOINT_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("CLUSTERRUN_ATTEMPT", str(attempt))
-    monkeypatch.setenv("CLUSTERRUN_CHECKPOINT_DIR", str(tmp_path))
-    args = train_lm.parse_arguments(["--max-steps", "9"])
-    assert (args.output, args.resume) == ((tmp_path, True) if attempt > 1 else (None, False))
+    for attempt, expected in (("1", (None, False)), ("2", (tmp_path, True))):
+        monkeypatch.setenv("CLUSTERRUN_ATTEMPT", attempt)
+        args = train_lm.parse_arguments(["--max-steps", "9"])
+        assert (args.output, args.resume) == expected
 
 
 # each pair of bytes is its own place in the text
@@ -130,20 +125,13 @@ def test_every_window_is_trained_on_once_an_epoch_or_held_out() -> None:
     assert trained != sorted(trained)
 
 
-def test_a_window_far_into_a_run_needs_none_of_those_before() -> None:
-    train, fresh = windows()[0], windows()[0]
+def test_each_epoch_and_seed_has_an_order_of_its_own_that_needs_no_window_before() -> None:
+    train, fresh, other = windows()[0], windows()[0], windows(seed=9)[0]
     walked = [train[g] for g in range(2 * len(train) + 3)]
     assert torch.equal(walked[-1][0], fresh[2 * len(train) + 2][0])
-
-
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    train, other = windows(seed=0)[0], windows(seed=9)[0]
-    orders = {
-        tuple(place(train[g]) for g in range(len(train))),
-        tuple(place(train[len(train) + g]) for g in range(len(train))),
-        tuple(place(other[g]) for g in range(len(other))),
-    }
-    assert len(orders) == 3
+    whole = len(train)
+    orders = {tuple(map(place, walked[at : at + whole])) for at in (0, whole)}
+    assert len({*orders, tuple(place(other[g]) for g in range(whole))}) == 3
 
 
 def test_worlds_with_the_same_batch_take_the_same_windows_in_a_step() -> None:
@@ -177,24 +165,14 @@ def divided(folder: Path, *, ranks: int, accumulation: int, exact: bool, dropout
     check_division(saved, accelerator, args)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "accumulation", "dropout", "is_said"),
-    [(4, 1, 0.1, False), (2, 2, 0.0, False), (2, 2, 0.1, True), (4, 2, 0.1, True)],
-)
-def test_other_masks_of_dropout_are_said(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    ranks: int,
-    accumulation: int,
-    dropout: float,
-    *,
-    is_said: bool,
+def test_other_masks_of_dropout_are_said_and_the_same_bits_need_the_same_sums(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    divided(tmp_path, ranks=ranks, accumulation=accumulation, exact=False, dropout=dropout)
-    assert ("dropout draws other masks" in capsys.readouterr().out) is is_said
-
-
-def test_the_same_bits_need_the_same_sums(tmp_path: Path) -> None:
+    for ranks, accumulation, dropout, is_said in [
+        *((4, 1, 0.1, False), (2, 2, 0.0, False), (2, 2, 0.1, True), (4, 2, 0.1, True)),
+    ]:
+        divided(tmp_path, ranks=ranks, accumulation=accumulation, exact=False, dropout=dropout)
+        assert ("dropout draws other masks" in capsys.readouterr().out) is is_said
     divided(tmp_path, ranks=4, accumulation=1, exact=True, dropout=0.0)
     with pytest.raises(SystemExit, match="accumulation was 1 and is 2, but --exact needs"):
         divided(tmp_path, ranks=4, accumulation=2, exact=True, dropout=0.0)

@@ -35,15 +35,12 @@ ALONE = ("--preset", "cpu", "--max-steps", "12", "--log-every", "1", "--warmup",
 BF16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 
 
-@pytest.mark.parametrize(
-    ("name", "theirs"),
-    [("cpu", "cpu"), ("small-gpu", "small-gpu"), ("gpu", "small-gpu"), ("large-gpu", "large-gpu")],
-)
-def test_precision_and_loader_of_a_preset_are_what_plan_suggests(name: str, theirs: str) -> None:
-    ours, suggested = presets.PRESETS[name], planned.PRESETS[theirs]
-    assert ours.precision == suggested.precision.value
-    loader = advice(8, 64 << 30, is_cpu=name == "cpu")
-    assert (ours.num_workers, ours.pin_memory) == (loader.num_workers, loader.pin_memory)
+def test_precision_and_loader_of_a_preset_are_what_plan_suggests() -> None:
+    for name, ours in presets.PRESETS.items():
+        suggested = planned.PRESETS["small-gpu" if name == "gpu" else name]
+        assert ours.precision == suggested.precision.value
+        loader = advice(8, 64 << 30, is_cpu=name == "cpu")
+        assert (ours.num_workers, ours.pin_memory) == (loader.num_workers, loader.pin_memory)
 
 
 def test_all_presets_have_32_rows_a_step() -> None:
@@ -57,12 +54,9 @@ def test_the_presets_of_gpus_are_those_of_the_guide() -> None:
     assert sizes == {"small-gpu": (8, 128, 2), "gpu": (16, 256, 3), "large-gpu": (32, 512, 6)}
 
 
-@pytest.mark.parametrize(
-    ("gib", "name"),
-    [(0, "cpu"), (6, "small-gpu"), (8, "small-gpu"), (10, "gpu"), (20, "gpu"), (24, "large-gpu")],
-)
-def test_a_device_gets_the_preset_of_its_memory(gib: int, name: str) -> None:
-    assert presets.preset_for(gib << 30) == name
+def test_a_device_gets_the_preset_of_its_memory() -> None:
+    names = {0: "cpu", 6: "small-gpu", 8: "small-gpu", 10: "gpu", 20: "gpu", 24: "large-gpu"}
+    assert {gib: presets.preset_for(gib << 30) for gib in names} == names
 
 
 def test_the_configuration_says_what_the_preset_is() -> None:
@@ -136,7 +130,6 @@ def steps(text: str) -> dict[int, tuple[str, str]]:
 
 
 @pytest.mark.long
-@pytest.mark.torch
 def test_the_readme_sorts_stops_goes_on_and_tracks(tmp_path: Path) -> None:
     out = run("\n".join(commands(HERE, "local")), tmp_path)
     example = tmp_path / "examples" / "small_transformer"
@@ -151,7 +144,6 @@ def test_the_readme_sorts_stops_goes_on_and_tracks(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.torch
 def test_a_training_goes_on_to_the_same_losses_however_its_batch_is_divided(
     here: Project, whole: Whole
 ) -> None:
@@ -176,7 +168,6 @@ def test_a_training_goes_on_to_the_same_losses_however_its_batch_is_divided(
     assert steps(two.stdout) == steps(small.stdout)
 
 
-@pytest.mark.torch
 def test_ctrl_c_saves_says_how_to_go_on_and_ends_with_130(here: Project) -> None:
     words = ("--preset", "cpu", "--max-steps", "100000", "--log-every", "1")
     with subprocess.Popen(
@@ -197,7 +188,6 @@ def test_ctrl_c_saves_says_how_to_go_on_and_ends_with_130(here: Project) -> None
 
 
 @pytest.mark.long
-@pytest.mark.torch
 def test_the_ladder_out_of_memory_trains_on_each_rung(tmp_path: Path) -> None:
     (ladder,) = commands(HERE, "ladder")
     out = run(ladder, tmp_path)
@@ -217,40 +207,31 @@ def _script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return load(HERE / "train.py")
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", (256, 3, 16, 2, False)),
-        ("--batch-size 8", (256, 3, 8, 4, False)),
-        ("--batch-size 16 --hidden-dim 256 --n-layers 3", (256, 3, 16, 2, False)),
-        ("--batch-size 8 --hidden-dim 128 --n-layers 2", (128, 2, 8, 4, False)),
-        ("--batch-size 64", (256, 3, 64, 1, False)),
-        ("--batch-size 8 --gradient-accumulation 1", (256, 3, 8, 1, False)),
-        ("--gradient-checkpointing", (256, 3, 16, 2, True)),
-    ],
-)
 def test_flags_go_before_the_preset_and_a_step_keeps_its_rows(
-    script: ModuleType, words: str, expected: tuple[int, int, int, int, bool]
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = script.chosen(script.parse_arguments(["--preset", "gpu", *words.split()]))
-    assert expected == (
-        found.width, found.layers, found.micro_batch, found.accumulation, found.grad_ckpt
-    )  # fmt: skip
+    def chosen(words: str) -> tuple[int, int, int, int, bool]:
+        found = script.chosen(script.parse_arguments(["--preset", "gpu", *words.split()]))
+        batch = (found.micro_batch, found.accumulation, found.grad_ckpt)
+        return (found.width, found.layers, *batch)
 
-
-@pytest.mark.torch
-def test_flags_go_before_a_plan_too(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = {"MICRO_BATCH": "4", "ACCUMULATION": "2", "GRAD_CKPT": "1"}
-    for name, value in plan.items():
-        monkeypatch.setenv(f"CLUSTERRUN_{name}", value)
-    asked = ["--preset", "gpu", "--batch-size", "2", "--no-gradient-checkpointing"]
-    found = script.chosen(script.parse_arguments(asked))
-    assert (found.micro_batch, found.accumulation, found.grad_ckpt) == (2, 4, False)
+    expected = {
+        "": (256, 3, 16, 2, False),
+        "--batch-size 8": (256, 3, 8, 4, False),
+        "--batch-size 16 --hidden-dim 256 --n-layers 3": (256, 3, 16, 2, False),
+        "--batch-size 8 --hidden-dim 128 --n-layers 2": (128, 2, 8, 4, False),
+        "--batch-size 64": (256, 3, 64, 1, False),
+        "--batch-size 8 --gradient-accumulation 1": (256, 3, 8, 1, False),
+        "--gradient-checkpointing": (256, 3, 16, 2, True),
+    }
+    assert {words: chosen(words) for words in expected} == expected
+    for name, value in {"MICRO_BATCH": "4", "ACCUMULATION": "2", "GRAD_CKPT": "1"}.items():
+        monkeypatch.setenv(f"CLUSTERRUN_{name}", value)  # as `submit --plan` does
+    planned_batch = chosen("--batch-size 2 --no-gradient-checkpointing")
+    assert planned_batch == (256, 3, 2, 4, False)
 
 
 @pytest.mark.long
-@pytest.mark.torch
 def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
@@ -272,7 +253,6 @@ def test_two_ranks_stop_when_asked_and_go_on_to_the_same_losses(tmp_path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.torch
 @pytest.mark.parametrize("preset", ["small-gpu", "gpu", "large-gpu"])
 def test_a_gpus_preset_trains_on_a_cpu_in_the_launchers_precision(
     here: Project, preset: str
@@ -284,14 +264,12 @@ def test_a_gpus_preset_trains_on_a_cpu_in_the_launchers_precision(
 
 
 @pytest.mark.long
-@pytest.mark.torch
 def test_mixed_precision_can_be_switched_off(here: Project) -> None:
     done = alone(here, "--max-steps", "1", "--no-mixed-precision", environ=BF16)
     assert "precision no, cpu" in done.stdout
 
 
 @pytest.mark.long
-@pytest.mark.torch
 def test_wandb_without_a_key_says_how_to_hand_it_on(here: Project) -> None:
     done = alone(here, *ALONE, "--wandb")
     assert done.returncode == 1
