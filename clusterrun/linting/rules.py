@@ -166,7 +166,7 @@ def _collective_on_one_rank(script: Script, launch: Launch) -> Iterator[Found]:
         return
     joint = list(_joint_calls(script, launch))
     is_local = launch.ranks_per_node > 1
-    guarded = [c for c in joint if _is_of_one_rank_only(script, c, may_be_local=is_local)]
+    guarded = [c for c in joint if branch_of_one_rank(script, c, may_be_local=is_local)]
     if any(_is_in_branch(script, call) for call in joint if call not in guarded):
         return  # the other ranks may meet it there
     for call in guarded:
@@ -435,8 +435,6 @@ _TEXT = r"(?:os\.)?(?:environ(?:\.get)?|getenv)[\[(]'(?:LOCAL_)?RANK'(?:, '?-?\d
 _NUMBER = rf"(?:(?:\w+\.)*(?:\w*rank|get_rank\(\))|int\({_TEXT}\))"
 _MAIN = r"(?:\w+\.)*(?:is_main_process|is_local_main_process|is_master)"
 _ONE_RANK = rf"{_NUMBER} == 0|not {_NUMBER}|{_TEXT} == '0'|{_MAIN}"
-_OTHER_RANKS = rf"{_NUMBER} (?:!=|>) 0|{_TEXT} != '0'|not {_MAIN}"
-_EXITS: Final = ("sys.exit", "exit", "quit", "os._exit")
 _NAMES_RANKS = "(?i)rank|main|master|primary|leader|chief|root"
 
 
@@ -454,33 +452,6 @@ def branch_of_one_rank(script: Script, node: ast.AST, *, may_be_local: bool = Tr
             return is_one and child in parent.body and not parent.orelse
         child = parent
     return False
-
-
-def _is_of_one_rank_only(script: Script, call: ast.Call, *, may_be_local: bool) -> bool:
-    """Return whether the other ranks take another branch, or have left."""
-    if branch_of_one_rank(script, call, may_be_local=may_be_local):
-        return True
-    child: ast.AST = call
-    for parent in script.around(call):
-        block = getattr(parent, "body", None)
-        earlier = block[: block.index(child)] if isinstance(block, list) and child in block else []
-        if any(_only_others_leave(script, each, may_be_local=may_be_local) for each in earlier):
-            return True
-        if isinstance(parent, Function):
-            return False
-        child = parent
-    return False
-
-
-def _only_others_leave(script: Script, node: ast.stmt, *, may_be_local: bool) -> bool:
-    if not isinstance(node, ast.If) or node.orelse or len(node.body) > 1:
-        return False
-    last, test = node.body[0], ast.unparse(node.test)
-    call = last.value if isinstance(last, ast.Expr) else None
-    is_exit = isinstance(call, ast.Call) and script.name(call.func) in _EXITS
-    is_left = isinstance(last, ast.Return | ast.Raise) or is_exit
-    is_others = re.fullmatch(_OTHER_RANKS, test) and (may_be_local or "local" not in test.lower())
-    return is_left and bool(is_others)
 
 
 def _is_in_branch(script: Script, node: ast.AST) -> bool:

@@ -219,12 +219,7 @@ def _torch(job: Subject) -> Finding:
 def _deepspeed(job: Subject) -> Finding:
     strategy = job.ready.plan.strategy
     needed_by = f"strategy {strategy.value}" if strategy.is_deepspeed else ""
-    found = python.package(job.wanted, "deepspeed", needed_by=needed_by)
-    is_needed = found.severity is Severity.OK and needed_by
-    if not is_needed or not python.lacks(job.wanted.python, "transformers"):
-        return found
-    hint = f"for a Hugging Face model: {job.wanted.python.path} -m pip install transformers"
-    return note(found.id, f"{found.text}, without transformers", hint)
+    return python.package(job.wanted, "deepspeed", needed_by=needed_by)
 
 
 def _ninja(job: Subject) -> Finding:
@@ -261,11 +256,6 @@ def _quick(name: str, job: Subject) -> Finding:
     if is_of_nodes and not (answer := job.ready.plan.cluster.scheduler.is_this_machine):
         raise UnknownError(answer)
     return all_looks(job.needs, job.gpus if of_gpus else None)[name]()
-
-
-def _client(job: Subject) -> Finding:
-    job.refuse_other_cluster()
-    return slurm.client()
 
 
 def _submit(job: Subject) -> Finding:
@@ -309,7 +299,6 @@ _LOOKS: Final[dict[str, Probe]] = {
     "path.inodes": partial(_quick, "path.inodes"),
     **_of_machine("node.shm node.memory node.files node.memlock node.processes node.tmp"),
     **_of_machine("net.interface net.ports net.name"),
-    "slurm.client": _client,
     "slurm.controller": lambda job: job.controller,
     "slurm.partition": lambda job: slurm.partition(job.site),
     "slurm.nodes": lambda job: slurm.nodes(job.site),

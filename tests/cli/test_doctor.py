@@ -97,12 +97,11 @@ def test_what_is_printed(well: CommandLine) -> None:
     said = well("doctor", *SLURM, "--only", "slurm.c,slurm.l", "train.py")
     assert said.code == 3
     assert said.out.splitlines() == [
-        f"ok    slurm.client        {well.bin}/sbatch and the other commands were found",
         "FAIL  slurm.controller    Slurmctld(primary) at login1 is DOWN",
         "      hint: try again later; look at it with: scontrol ping",
         "skip  slurm.limits        slurmctld does not answer",
     ]
-    assert said.err == "1 ok, 0 noted, 1 failed, 1 skipped\nfailed: slurm.controller\n"
+    assert said.err == "0 ok, 0 noted, 1 failed, 1 skipped\nfailed: slurm.controller\n"
 
 
 # Programs, packages and files
@@ -164,7 +163,6 @@ BREAKS: list[tuple[str, str, str, Break]] = [
     ("python.torch", "fail", "-m pip install 'torch>=", package(torch="1.9.0")),
     ("python.accelerate", "fail", "-m pip install 'accelerate>=", package(accelerate="")),
     ("python.deepspeed", "fail", "-m pip install 'deepspeed>=", package(deepspeed="")),
-    ("python.deepspeed", "note", "pip install transformers", lacking("transformers")),
     ("python.compiler", "fail", "install g++", gone("c++")),
     ("python.ninja", "fail", "pip install ninja", lacking("ninja")),
     ("cuda.toolkit", "fail", "load CUDA 12.4", program("nvcc", "echo release 11.8,")),
@@ -197,8 +195,6 @@ BREAKS: list[tuple[str, str, str, Break]] = [
         "sinfo -s",
         lambda here, _: sinfo(here, groups=GROUPS.replace("|up|", "|down|")),
     ),
-    ("slurm.client", "fail", "PATH", gone("scancel")),
-    ("slurm.client", "note", "PATH", gone("sacct")),
     (
         "slurm.submit",
         "fail",

@@ -85,7 +85,6 @@ NUMBERS: Final = {
     "node.clock": [seconds(clock.CLOCK_S)],
     "node.site": ["another status than 0"],
     "net.ports": [f"{network.TRIED} ports"],
-    "slurm.client": [*slurm.NEEDED, *slurm.USEFUL],
     "node.compute": [seconds(trial.COMPUTE_S), share(LEAST), share(together._LEAST_OF_TWO)],
     "net.reduce": [seconds(gemm.TIMEOUT_S)],
     "same.hardware": [share(compare._CLOSE)],

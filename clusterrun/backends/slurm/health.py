@@ -14,15 +14,12 @@ from clusterrun.backends.slurm.reasons import Use
 from clusterrun.errors import SchedulerUnreachableError, shortened
 from clusterrun.health.compare import some
 from clusterrun.launch.plan import Plan
-from clusterrun.shared import shell
 from clusterrun.shared.durations import clock
 from clusterrun.shared.finding import Finding, fail, note, ok, skip
 from clusterrun.shared.hostlist import named
 from clusterrun.shared.wording import count
 
 ANSWER_S: Final = 3.0
-NEEDED: Final = ("sbatch", "srun", "squeue", "scontrol", "scancel")
-USEFUL: Final = ("sinfo", "sacct", "sacctmgr")
 NHC: Final = "NHC:"
 REASON_LETTERS: Final = 100
 _LIST: Final = "list the partitions: sinfo -s"
@@ -52,18 +49,6 @@ class Site:
         if named := self.plan.directive("partition"):
             return named.split(",")
         return sorted({group.partition for group in self.groups if group.is_default})
-
-
-def client() -> Finding:
-    """Look for Slurm's commands."""
-    name = "slurm.client"
-    needed, useful = ([x for x in names if not shell.find(x)] for names in (NEEDED, USEFUL))
-    hint = "add Slurm's bin directory to PATH, or use a login node"
-    if needed:
-        return fail(name, f"not found: {', '.join(needed)}", hint)
-    if useful:
-        return note(name, f"not found: {', '.join(useful)}; status and init know less", hint)
-    return ok(name, f"{shell.find('sbatch')} and the other commands were found")
 
 
 def controller(site: Site) -> Finding:
