@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import click
@@ -14,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 import clusterrun
 from clusterrun.cli.shared import output, spellings
-from clusterrun.cli.shared.help import HELP_ALL, GroupedCommand, under
+from clusterrun.cli.shared.help import HELP_ALL, GroupedCommand, GroupedOption
 from clusterrun.errors import ClusterrunError, ElsewhereError, Exit, UsageError
 
 COLOURS: Final = ("auto", "always", "never")
@@ -137,39 +138,11 @@ def _set(ctx: click.Context, parameter: click.Parameter, value: str | bool | Non
         setattr(root.obj, parameter.name, value)
 
 
-def _show_all(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+def _show_help(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
-        ctx.meta[HELP_ALL] = True
-        output.answer(ctx.get_help())
+        ctx.meta[HELP_ALL] = parameter.name == "help_all"
+        output.answer(ctx.get_help(), wraps=False)
         ctx.exit()
-
-
-def _session_option(name: str, text: str, *more: str, **settings: Any) -> Callable[[Any], Any]:
-    settings = settings or {"is_flag": True}
-    return under("Output", common=False)(
-        *more, name, expose_value=False, is_eager=True, callback=_set, help=text, **settings
-    )
-
-
-def _global_options(command: click.Command) -> dict[str, Callable[[Any], Any]]:
-    """Return the options of every command by their names."""
-    letter = "-Q" if "-q" in _options_of(command) else "-q"  # sbatch: -q is --qos, -Q is --quiet
-    used, choice = "print the files and settings that are used", click.Choice(COLOURS)
-    return {
-        "--color": _session_option("--color", "colour the output  [default: auto]", type=choice),
-        "--quiet": _session_option("--quiet", "suppress notes", letter),
-        "--verbose": _session_option("--verbose", used, "-v"),
-        "--help": click.help_option("-h", "--help", help="print this help"),
-        "--help-all": click.option(
-            "--help-all",
-            is_flag=True,
-            expose_value=False,
-            is_eager=True,
-            callback=_show_all,
-            hidden=not isinstance(command, GroupedCommand),
-            help="print this help with all options",
-        ),
-    }
 
 
 def _with_global_options(command: click.Command) -> click.Command:
@@ -177,14 +150,22 @@ def _with_global_options(command: click.Command) -> click.Command:
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             _with_global_options(inner)
-    for name, option in _global_options(command).items():
-        if name not in _options_of(command):
-            option(command)
+    known = {option for parameter in command.params for option in parameter.opts}
+    flag: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True}
+    rare: dict[str, Any] = {"heading": "Output", "common": False, "callback": _set}
+    colours = {**flag, "is_flag": False, "type": click.Choice(COLOURS)}
+    letter = "-Q" if "-q" in known else "-q"  # sbatch: -q is --qos, -Q is --quiet
+    used, whole = "print the files and settings that are used", "print this help with all options"
+    is_short = isinstance(command, GroupedCommand)
+    options = [
+        GroupedOption(["--color"], help="colour the output  [default: auto]", **rare, **colours),
+        GroupedOption([letter, "--quiet"], help="suppress notes", **rare, **flag),
+        GroupedOption(["-v", "--verbose"], help=used, **rare, **flag),
+        click.Option(["-h", "--help"], help="print this help", callback=_show_help, **flag),
+        click.Option(["--help-all"], hidden=not is_short, help=whole, callback=_show_help, **flag),
+    ]
+    command.params += [each for each in options if each.opts[-1] not in known]
     return command
-
-
-def _options_of(command: click.Command) -> set[str]:
-    return {option for parameter in command.params for option in parameter.opts}
 
 
 @click.group(
@@ -318,14 +299,12 @@ def _complete(instruction: str) -> int:
 
 def _read_session(args: list[str], session: output.Session) -> None:
     """Find our own output options in a line that could not be parsed."""
-    for word, following in zip(args, [*args[1:], ""], strict=True):
-        if word == "--" or word.endswith(".py"):  # the rest belongs to the script
-            return
-        name, _, value = word.partition("=")
-        if word == "--json":
-            session.json = True
-        elif name == "--color" and (value or following) in COLOURS:
-            session.color = value or following
+    own = itertools.takewhile(lambda word: word != "--" and not word.endswith(".py"), args)
+    words = " ".join(own).replace("=", " ").split()
+    session.json = "--json" in words
+    for word, following in itertools.pairwise(words):
+        if word == "--color" and following in COLOURS:
+            session.color = following
 
 
 def _from_click(error: click.UsageError, args: Sequence[str]) -> UsageError:

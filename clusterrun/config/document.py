@@ -149,9 +149,15 @@ class _Reader:
         """Read a value, unless it is empty."""
         if _is_empty(node):
             return
+        into = self.document.profiles[self.profile] if self.profile else self.document.settings
         try:
             for setting in self.settings_in(field, key, node):
-                self.keep(setting)
+                if variable := unexpanded_variable(field, setting.value):
+                    self.document.warnings.append(
+                        f"{setting.origin.where}: {field.key} has '{variable}', which is not "
+                        f"expanded in files; export {field.env} in your shell's profile instead"
+                    )
+                into.append(setting)
         except UsageError as error:
             self.document.errors.append(error)
 
@@ -168,17 +174,6 @@ class _Reader:
             for name, item, value in self.pairs(node):
                 raw = {name: self.text(value, name)}
                 yield from settings_of(field, raw, self.origin(item), anchor, label=label)
-
-    def keep(self, setting: Setting) -> None:
-        """Add a setting to the file, or to the profile that is being read."""
-        variable = unexpanded_variable(setting.field, setting.value)
-        if variable is not None:
-            self.document.warnings.append(
-                f"{setting.origin.where}: {setting.key} has '{variable}', which is not expanded "
-                f"in files; export {setting.field.env} in your shell's profile instead"
-            )
-        into = self.document.profiles[self.profile] if self.profile else self.document.settings
-        into.append(setting)
 
     def unknown(self, name: str, section: str, key: Node) -> None:
         """Refuse an unknown key; only warn in a file that other versions also read."""

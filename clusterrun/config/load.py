@@ -399,7 +399,12 @@ def merge(layers: Iterable[Layer]) -> Merged:
     for layer in kept:
         for setting in layer:
             merged.lay(setting)
-    merged.notes += [*filter(None, merged.readings.values()), *_replaced(displaced)]
+    merged.notes += filter(None, merged.readings.values())
+    merged.notes += [
+        f"{won.key}, {won.origin}, replaces {lost.key} ({lost.origin})"
+        for lost, won in displaced
+        if lost.field.name not in ("script", "module", "args")
+    ]
     return merged
 
 
@@ -426,18 +431,6 @@ def displace(layers: list[Layer]) -> tuple[list[Layer], list[tuple[Setting, Sett
     return kept, dropped
 
 
-def _replaced(dropped: Iterable[tuple[Setting, Setting]]) -> list[str]:
-    """Name the facts of the training that are replaced, but not a script's arguments."""
-    losers: dict[str, list[Setting]] = {}
-    for lost, won in dropped:
-        if lost.field.name not in ("script", "module", "args"):
-            losers.setdefault(f"{won.key}, {won.origin},", []).append(lost)
-    return [
-        f"{winner} replaces {', '.join(dict.fromkeys(s.key for s in lost))} ({lost[0].origin})"
-        for winner, lost in losers.items()
-    ]
-
-
 def refuse_mistakes(documents: Sequence[Document]) -> None:
     """Raise the first mistake in the files, with the number of the rest."""
     errors = [error for document in documents for error in document.errors]
@@ -457,28 +450,18 @@ def chosen_profile(
 
     An empty option means none. Raises UsageError for a name that no file defines.
     """
-    if profile is not None:
-        return _known(profile, documents, None) if profile else None
-    named = environ.get("CLUSTERRUN_PROFILE")
-    if named:
-        return _known(named, documents, "env CLUSTERRUN_PROFILE")
-    for document in documents:
-        if document.profile is not None:
-            name, origin = document.profile
-            return _known(name, documents, origin.where)
-    return None
-
-
-def _known(name: str, documents: Sequence[Document], where: str | None) -> str:
+    wanted: list[tuple[str, str | None]] = [(profile or "", None)]
+    if profile is None:
+        wanted = [(environ.get("CLUSTERRUN_PROFILE", ""), "env CLUSTERRUN_PROFILE")]
+        wanted += [(each.profile[0], each.profile[1].where) for each in documents if each.profile]
+    name, where = next((each for each in wanted if each[0]), ("", None))
     names = sorted({known for document in documents for known in document.profiles})
-    if name in names:
-        return name
-    near = nearest(name, names)
-    if near is not None:
+    if not name or name in names:
+        return name or None
+    hint = f"use one of: {', '.join(names)}"
+    if near := nearest(name, names):
         hint = f"use '{near}'"
-    elif names:
-        hint = f"use one of: {', '.join(names)}"
-    else:
+    elif not names:
         hint = "define it under 'profiles:' in clusterrun.yaml; no file defines a profile"
     raise located(UsageError(f"unknown profile '{name}'", hint=hint), where)
 

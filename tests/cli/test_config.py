@@ -33,7 +33,7 @@ def test_show_prints_the_table_of_values_and_origins(
     assert captured.out == (
         "KEY              VALUE       ORIGIN\n"
         "slurm.partition  gpu         ./clusterrun.yaml:2\n"
-        "slurm.time       1-00:00:00  command line (-t)\n"
+        "slurm.time       1-00:00:00  command line (--time)\n"
         "slurm.account    nlp         env CLUSTERRUN_SLURM_ACCOUNT\n"
         "cluster          auto        built-in\n"
         "slurm.qos        -           built-in\n"

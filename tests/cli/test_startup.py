@@ -122,18 +122,12 @@ def test_slurm_says_when_the_job_started_if_the_nodes_did_not(here: CommandLine)
     assert "queue 32 s, setup" in here("status", "4711").out
 
 
-def test_slow_imports_get_a_hint_and_a_slow_queue_none(here: CommandLine) -> None:
+def test_staging_is_a_part_of_a_start(here: CommandLine) -> None:
     root = submitted(here)
     queue(here, running())
-    for late, hints in ((Phase.QUEUE, 0), (Phase.LAUNCHER, 1), (Phase.IMPORTS, 0)):
-        after = list(Phase)[list(Phase).index(late) :]
-        start(root, {phase: end + 100 * (phase in after) for phase, end in FIRST.items()})
-        found = lines(here("status", "4711").out, "start")
-        assert found[0].startswith("00:02:22 to the first step")
-        assert ["imports take long" in line for line in found[1:]] == [True] * hints
     start(root, {**FIRST, Phase.STAGE: 1032.5, Phase.FIRST_STEP: 1099.0, Phase.IMPORTS: 1090.0})
-    (found_again,) = lines(here("status", "4711").out, "start")
-    assert "prolog 1.2 s, stage 0.2 s, setup 0.4 s" in found_again
+    (found,) = lines(here("status", "4711").out, "start")
+    assert "prolog 1.2 s, stage 0.2 s, setup 0.4 s" in found
 
 
 def test_status_says_why_ranks_were_not_forked(here: CommandLine) -> None:

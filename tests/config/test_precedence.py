@@ -367,9 +367,9 @@ def test_a_model_named_above_replaces_the_numbers_below_and_that_is_said(
     assert (spec.model, spec.params, spec.hidden, spec.layers) == ("gpt2", None, None, None)
     assert spec.max_steps == 200
     assert str(resolved.origins["training.params"]) == "built-in"
-    assert resolved.notes == (
-        "training.model, command line (--model), replaces training.params, training.hidden, "
-        "training.layers (./clusterrun.yaml:2)",
+    assert resolved.notes == tuple(
+        f"training.model, command line (--model), replaces training.{name} (./clusterrun.yaml:{n})"
+        for n, name in enumerate(("params", "hidden", "layers"), 2)
     )
 
 

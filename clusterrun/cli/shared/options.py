@@ -297,7 +297,8 @@ def _collect(ctx: click.Context, kwargs: dict[str, Any], fields: Sequence[Field]
     for declared in fields:
         value = kwargs.pop(declared.name)
         if ctx.get_parameter_source(declared.name) is ParameterSource.COMMANDLINE:
-            flag = _typed_as(ctx, declared)
+            long = next(flag for flag in declared.flags if flag.startswith("--"))
+            flag = long.split("/")[-1 if value is False else 0]
             if declared.kind is Kind.TEXT and str(value).startswith("--"):  # the next option
                 hint = f"{', '.join(declared.flags)}: {declared.help}"
                 raise UsageError(f"{flag} has no value before {value}", hint=hint)
@@ -339,18 +340,6 @@ def _entry(words: Sequence[str], *, has_module: bool) -> dict[str, Any]:
         "script": Given(value=words[0], flag=""),
         "args": Given(value=tuple(args), flag=""),
     }
-
-
-def _typed_as(ctx: click.Context, declared: Field) -> str:
-    """Return the spelling that was used, or the first one if that is unclear."""
-    spellings = [part for flag in declared.flags for part in flag.split("/")]
-    for word in ctx.meta.get(_TYPED, ()):
-        name = word.partition("=")[0]
-        for spelling in spellings:
-            short = len(spelling) == 2 and word.startswith(spelling)
-            if name == spelling or (short and not word.startswith("--")):
-                return spelling
-    return spellings[0]
 
 
 def as_options(setup: Setup) -> str:

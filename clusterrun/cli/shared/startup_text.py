@@ -10,7 +10,6 @@ from clusterrun.rundir.startup import Phase, Startup
 from clusterrun.shared.durations import clock
 
 SHOWN_S = 0.05  # a shorter phase is not named
-LONG_S = 30.0  # for imports
 _UNTIL = {
     Phase.LAUNCHER: "until the ranks started",
     Phase.RENDEZVOUS: "until all ranks joined",
@@ -34,21 +33,6 @@ def startup_lines(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield label, f"{seconds(startup.total_s)}{since} {until}: {phases}"
     if startup.not_forked:
         yield "", startup.not_forked
-    taken_s = dict(startup.phases)  # before any line of the script ran
-    import_s = taken_s.get(Phase.FORGE, 0.0) + taken_s.get(Phase.LAUNCHER, 0.0)
-    if import_s > LONG_S and _may_stage(job):
-        yield (
-            "",
-            "imports take long; packages from the nodes' own disks: --set launch.stage=auto",
-        )
-
-
-def _may_stage(job: JobStatus) -> bool:
-    """Return whether staging could help: on the nodes of Slurm, unless an attempt has staged."""
-    starts = [attempt.startup for attempt in job.attempts if attempt.startup]
-    is_staged = any(phase is Phase.STAGE for start in starts for phase, _ in start.phases)
-    is_slurm = job.record.cluster.scheduler.reads_sbatch
-    return bool(is_slurm) and job.record.nodes > 1 and not is_staged
 
 
 def seconds(span_s: float) -> str:
