@@ -92,10 +92,8 @@ def _files(base: Mapping[str, str], spool: Path) -> dict[str, str]:
 
     The agent collects the traces of this node's ranks in one file.
     """
-    torch, python = (
-        installed_version("torch"),
-        f"py{sys.version_info.major}.{sys.version_info.minor}",
-    )
+    python = f"py{sys.version_info.major}.{sys.version_info.minor}"
+    torch = installed_version("torch")
     libraries = f"{python}-torch{torch}-deepspeed{installed_version('deepspeed')}"
     cache = Path(base.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     names = spellings("TORCH_FR_DUMP_TEMP_FILE", parse_version(torch))

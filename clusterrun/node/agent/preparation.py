@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from clusterrun.node.forge.launcher_variables import Variables
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.handshake import Realm
 from clusterrun.rundir.world import write_world
+from clusterrun.shared import shell
 from clusterrun.shared.descriptors import needed_descriptors, raise_descriptor_limit
 from clusterrun.shared.installed import own_version
 from clusterrun.shared.wording import count, missing_text
@@ -121,18 +121,14 @@ def _torch_capabilities() -> Capabilities:
 
     Raises NodeError if that takes too long; the node may still be fit.
     """
-    argv = [sys.executable, "-c", _ASK_TORCH]
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, timeout=TORCH_ANSWER_S, check=True, stdin=subprocess.DEVNULL
-        )
+    done = shell.run_once([sys.executable, "-c", _ASK_TORCH], TORCH_ANSWER_S)
+    if done.rc == shell.TIMED_OUT:
+        text = f"{socket.gethostname()}: importing torch took more than {TORCH_ANSWER_S} s"
+        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text)
+    with contextlib.suppress(ValueError, IndexError):
         rows = json.loads(done.stdout.splitlines()[-1])
         return tuple((int(major), int(minor)) for major, minor in rows)
-    except subprocess.TimeoutExpired as error:
-        text = f"{socket.gethostname()}: importing torch took more than {TORCH_ANSWER_S} s"
-        raise NodeError(NodeExit.RENDEZVOUS_FAILED, text) from error
-    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
-        return ()
+    return ()
 
 
 def link_place(attempt: Attempt) -> tuple[Identity, Realm, tuple[int, ...], float]:
