@@ -111,7 +111,8 @@ def refuse_other_world(
             hint="keep the parallel sizes, or start over with --from scratch",
         )
     saved_by = str(checkpoint.settings.get("strategy") or record.strategy)
-    if not any(map(_is_sharded, (saved_by, plan.strategy.value))):
+    sharded = {strategy.value for strategy in Strategy if strategy.stage > 0}
+    if sharded.isdisjoint((saved_by, plan.strategy.value)):  # saved_by: perhaps the script's own
         return
     if checkpoint.world_size in (0, plan.world_size) and saved_by == plan.strategy.value:
         return
@@ -120,10 +121,3 @@ def refuse_other_world(
         f"shards can't be read by {plan.world_size} with {plan.strategy.value}",
         hint="keep nodes, ranks and strategy, or start over with --from scratch",
     )
-
-
-def _is_sharded(strategy: str) -> bool:
-    try:
-        return Strategy(strategy).stage > 0
-    except ValueError:  # the script's own name for it
-        return False

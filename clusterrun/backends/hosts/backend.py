@@ -138,9 +138,6 @@ class HostsBackend(LocalBackend):
         if done.rc:
             raise refusals.why(host, done.rc, done.stderr)
 
-    def _nodelist(self) -> str:
-        return ""  # its agents' events have it
-
     def _is_elsewhere(self, controller: Controlling) -> bool:
         return not controller.is_gone and controller.host != socket.gethostname()
 
@@ -204,14 +201,6 @@ def _start_controller(
     return process
 
 
-def _shell(plan: Plan) -> tuple[int, str | None] | None:
-    """Return the process that ends with an allocation whose scheduler may leave others behind."""
-    leader = os.getsid(0)
-    is_given = not plan.cluster.scheduler.outlives_shell
-    is_watched = is_given and not _LEAVING.isdisjoint(os.environ)
-    return (leader, identity(leader)) if is_watched and leader not in (0, os.getpid()) else None
-
-
 def _negotiate(
     pipe: Pipe, plan: Plan, paths: RunPaths, met: Callable[[], None], **about: Any
 ) -> _Answer | None:
@@ -219,6 +208,9 @@ def _negotiate(
 
     `met` is called once the controller has started. Raises SubmissionError for nonsense.
     """
+    # The process that ends with an allocation whose scheduler may leave others behind.
+    leader, is_given = os.getsid(0), not plan.cluster.scheduler.outlives_shell
+    is_watched = is_given and not _LEAVING.isdisjoint(os.environ) and leader not in (0, os.getpid())
     nonce = secrets.token_hex(16)
     mark = paths.nonce(nonce)
     files.write_whole(mark, "")
@@ -234,7 +226,7 @@ def _negotiate(
             values=values,
             argv=(files.read_json(paths.record) or {}).get("argv", []),
             **about,
-            shell=_shell(plan),
+            shell=(leader, identity(leader)) if is_watched else None,
         )
     place = _next(pipe, plan)
     met()

@@ -44,7 +44,6 @@ def judged(plan: Plan, facts: Mapping[str, Facts], ahead_s: Mapping[str, float])
     hosts: dict[Finding, list[str]] = defaultdict(list)
     for host, each in facts.items():
         for found in (
-            *_software(each),
             *_files(each),
             *_gpus(plan, each),
             *_clock(ahead_s.get(host, 0.0), first),
@@ -94,14 +93,12 @@ def gpus_to_lock(plan: Plan, facts: Facts) -> list[str]:
     return [gpu["uuid"] or gpu["name"] for gpu in free]
 
 
-def _software(facts: Facts) -> Iterator[Finding]:
+def _files(facts: Facts) -> Iterator[Finding]:
+    """Yield what the host lacks: packages, paths and room."""
     for name in NEEDED if "versions" not in facts["late"] else ():
         if not facts["versions"].get(name):
             hint = f"install it there: {facts['executable']} -m pip install {name}"
             yield fail("host.packages", missing_text(facts["executable"], [name]), hint)
-
-
-def _files(facts: Facts) -> Iterator[Finding]:
     for path in facts["missing"]:
         hint = "copy it there, or submit from a directory that all hosts share"
         yield fail("host.files", f"{path} does not exist there", hint)

@@ -115,23 +115,18 @@ class LocalBackend(Backend):
         started = controller.started_at if controller else None
         if end is not None:
             state, reason = end.state, ""
-        running = state is JobState.RUNNING
-        until = time.time() if running else end and end.ended_at
+        until = time.time() if state is JobState.RUNNING else end and end.ended_at
         return SchedulerJob(
             job_id=job_id,
             source="files",
             asked_at=time.time(),
             state=state,
             reason=reason,
-            nodelist=self._nodelist() if running else "",
             start=started,
             end=end.ended_at if end else None,
             exit_code=end.exit_code if end else None,
             elapsed_s=int(until - started) if started and until else None,
         )
-
-    def _nodelist(self) -> str:
-        return socket.gethostname()
 
     def _state_of(self, paths: RunPaths, controller: Controlling | None) -> tuple[JobState, str]:
         """Return the state of a job that has no end.json, and why."""
