@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from typing import Final
 
 import click
@@ -61,75 +60,48 @@ def command(
         return
     only, skip = (tuple(",".join(each).split(",")) if each else () for each in (only, skip))
     probes = chosen(only, skip)
-    is_of_nodes = "nodes" in job.flags and not {"script", "module"} & job.flags.keys()
-    report = _Report(as_json)
-    if is_of_nodes:
-        _check_nodes(job, report, only, skip)
-    else:
-        report.add(examine(subject_of(job.load), probes))
-    ctx.exit(report.close())
-
-
-class _Report:
-    """What was found: printed when it is known, or as one JSON object.
-
-    On a terminal, notes and failures are printed last, and skipped checks are only counted.
-    """
-
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
-        self._found: list[Finding] = []
-        self.facts: dict[str, object] = {"job_id": None, "run_dir": None, "exclude": None}
-
-    @property
-    def counts(self) -> Counter[Severity]:
-        """The number of checks with each status."""
-        return Counter(each.severity for each in self._found)
-
-    def add(self, found: Iterable[Finding]) -> None:
-        """Add findings."""
-        for each in found:
-            self._found.append(each)
-            is_early = each.severity is Severity.OK or not output.is_on_terminal()
-            if is_early and not self._as_json:
-                show(each)
-
-    def close(self) -> Exit:
-        """Print what is left; return the exit status."""
-        counts = self.counts
-        if output.is_on_terminal() and not self._as_json:
-            skipped = (Severity.SKIP,) * output.current_session().verbose
-            for status in (*skipped, Severity.NOTE, Severity.FAIL):
-                for each in self._found:
-                    if each.severity is status:
-                        show(each)
-        if self._as_json:
-            numbers = {status.value: counts[status] for status in Severity}
-            rows = [each.to_data() for each in self._found]
-            output.answer_json({"schema": SCHEMA, "checks": rows, "counts": numbers, **self.facts})
-        output.say(", ".join(f"{counts[status]} {word}" for status, word in _COUNTED.items()))
-        if failed := [each.id for each in self._found if each.severity is Severity.FAIL]:
-            output.say(f"failed: {', '.join(dict.fromkeys(failed))}")
-        if self.facts["exclude"]:
-            output.say(f"leave out the nodes that failed: --exclude {self.facts['exclude']}")
-        return Exit.NO if counts[Severity.FAIL] else Exit.OK
-
-
-def _check_nodes(
-    job: JobOptions, report: _Report, only: Sequence[str], skip: Sequence[str]
-) -> None:
-    """Check this machine, then, unless the job would fail, the nodes."""
     subject = subject_of(job.load)
-    report.add(examine_here(subject, chosen(only, skip)))
-    if report.counts[Severity.FAIL] or subject.resolved is None:
-        output.say("no job was submitted")
-        return
-    smoke = run(subject.resolved, output.say)
-    found, exclude = findings(smoke)
-    report.add(each for each in found if is_chosen(each.id, only, skip))
-    report.facts = {
-        "job_id": smoke.job_id,
-        "run_dir": str(smoke.run_dir),
-        "exclude": exclude or None,
-    }
-    output.say(f"the nodes' reports are in {smoke.run_dir / DIRECTORY}")
+    facts: dict[str, object] = {"job_id": None, "run_dir": None, "exclude": None}
+    if "nodes" not in job.flags or {"script", "module"} & job.flags.keys():
+        found = _shown(examine(subject, probes), as_json)
+    else:
+        found = _shown(examine_here(subject, probes), as_json)
+        if subject.resolved is None or any(x.severity is Severity.FAIL for x in found):
+            output.say("no job was submitted")
+        else:
+            smoke = run(subject.resolved, output.say)
+            of_nodes, exclude = findings(smoke)
+            facts = {"job_id": smoke.job_id, "run_dir": str(smoke.run_dir)}
+            facts["exclude"] = exclude or None
+            found += _shown([x for x in of_nodes if is_chosen(x.id, only, skip)], as_json)
+            output.say(f"the nodes' reports are in {smoke.run_dir / DIRECTORY}")
+    ctx.exit(_close(found, facts, as_json))
+
+
+def _shown(found: list[Finding], as_json: bool) -> list[Finding]:
+    """Print findings; on a terminal only what is ok: the rest comes last."""
+    for each in found:
+        if not as_json and (each.severity is Severity.OK or not output.is_on_terminal()):
+            show(each)
+    return found
+
+
+def _close(found: list[Finding], facts: dict[str, object], as_json: bool) -> Exit:
+    """Print what is left, or all as one JSON object; skipped checks are only counted."""
+    counts = Counter(each.severity for each in found)
+    if as_json:
+        numbers = {status.value: counts[status] for status in Severity}
+        rows = [each.to_data() for each in found]
+        output.answer_json({"schema": SCHEMA, "checks": rows, "counts": numbers, **facts})
+    elif output.is_on_terminal():
+        skipped = (Severity.SKIP,) * output.current_session().verbose
+        for status in (*skipped, Severity.NOTE, Severity.FAIL):
+            for each in found:
+                if each.severity is status:
+                    show(each)
+    output.say(", ".join(f"{counts[status]} {word}" for status, word in _COUNTED.items()))
+    if failed := [each.id for each in found if each.severity is Severity.FAIL]:
+        output.say(f"failed: {', '.join(dict.fromkeys(failed))}")
+    if facts["exclude"]:
+        output.say(f"leave out the nodes that failed: --exclude {facts['exclude']}")
+    return Exit.NO if counts[Severity.FAIL] else Exit.OK

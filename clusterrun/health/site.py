@@ -27,8 +27,6 @@ def site_verdict(command: str, timeout_s: float) -> Finding:
         argv = shlex.split(command)
     except ValueError as error:
         return skip(NAME, f"launch.health_command cannot be read: {error}")
-    if not argv:
-        return skip(NAME, "the configuration names no launch.health_command")
     program = os.path.basename(argv[0])
     if shell.find(argv[0]) is None:
         hint = "correct launch.health_command, or install it on this node"

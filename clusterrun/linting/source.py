@@ -129,23 +129,13 @@ class Script:
         That is a condition on anything but the training's progress, a decorator or a context, on
         the way to it or to each caller of its function, or a function that this file does not call.
         """
-        if self._is_guarded(node):
-            return True
-        function = self.function(node)
-        if function is None:
-            return False
-        callers = list(self.calls(function.name, f".{function.name}"))
-        if not callers or depth >= _DEEPEST:
-            return True
-        return all(self.may_be_chosen(call, depth + 1) for call in callers)
-
-    def _is_guarded(self, node: ast.AST) -> bool:
         child = node
         for parent in self.around(node):
             if self._chooses(parent, child) or self.left_before(parent, child, is_progress=True):
                 return True
             if isinstance(parent, Function):
-                return False
+                callers = list(self.calls(parent.name, f".{parent.name}"))
+                return depth >= _DEEPEST or all(self.may_be_chosen(x, depth + 1) for x in callers)
             child = parent
         return False
 

@@ -55,7 +55,6 @@ def test_a_command_that_prints_without_end_takes_neither_memory_nor_time() -> No
 
 
 def test_a_command_that_is_missing(tmp_path: Path) -> None:
-    assert site_verdict("", 1).severity.value == "skip"
     assert site_verdict("'", 1).severity.value == "skip"
     found = site_verdict("no-such-program -j", 1)
     assert (found.severity.value, bool(found.fix)) == ("note", True)
