@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.startup import Phase
+from clusterrun.rundir.startup import ENDED_BY, Phase
 from clusterrun.rundir.usage import ActivityKind, Alert, AlertKind, GpuSample, Sample, to_line
 from clusterrun.rundir.world import write_world
 from tests.cli.conftest import CommandLine
@@ -41,17 +41,6 @@ def events(root: Path, *entries: dict[str, Any], node: str = "node17") -> None:
             file.write(json.dumps({"ts": 1.0, "attempt": 1, "node": node, **entry}) + "\n")
 
 
-_PHASES = {
-    Phase.SETUP: "started",
-    Phase.PREFLIGHT: "checked",
-    Phase.FORGE: "forge",
-    Phase.AGENTS: "rendezvous",
-    Phase.LAUNCHER: "rank_start",
-    Phase.RENDEZVOUS: "world_ready",
-    Phase.FIRST_STEP: "step",
-}
-
-
 def started(root: Path, ends: Mapping[Phase, float], attempt: int = 1) -> None:
     """Write what the head recorded of a start."""
     paths = RunPaths(root=root)
@@ -65,9 +54,9 @@ def started(root: Path, ends: Mapping[Phase, float], attempt: int = 1) -> None:
             "waited_s": ends.get(Phase.RENDEZVOUS, 0.0) - ends.get(Phase.IMPORTS, 0.0)
         },
     }
-    for phase, kind in _PHASES.items():
+    for kind, phase in ENDED_BY.items():
         if phase in ends:
-            about = {"type": kind, "ts": ends[phase], "attempt": attempt}
+            about = {"type": kind.value, "ts": ends[phase], "attempt": attempt}
             events(root, {**about, **fields.get(phase, {})})
 
 

@@ -162,21 +162,15 @@ def test_a_dry_run_ends_with_3_if_a_look_says_no_and_5_if_slurm_did_not_answer(
     assert here.files() == ["train.py"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_that_exclude_each_other(here: CommandLine) -> None:
+    here.slurm()
+    for options, message in (
         (("--json", "--parsable"), "--json and --parsable cannot be combined"),
         (("--json", "--follow"), "--json and --follow cannot be combined"),
         (("--parsable", "--dry-run"), "--dry-run submits no job"),
-    ],
-)
-def test_options_that_exclude_each_other(
-    here: CommandLine, options: tuple[str, ...], message: str
-) -> None:
-    here.slurm()
-    said = here("submit", *options, "train.py")
-    assert said.code == 2
-    assert f"error: {message}" in said.err
+    ):
+        said = here("submit", *options, "train.py")
+        assert (said.code, f"error: {message}" in said.err) == (2, True), options
     assert here.asked("sbatch") == []
 
 

@@ -16,7 +16,6 @@ from tests.hosts.machine import PYTHON
 from tests.patience import patience, wait_for
 from tests.ssh.submitting import (
     QUICK_S,
-    gpus,
     nothing_left,
     refusal,
     refusals,
@@ -117,32 +116,6 @@ def test_a_full_disk_is_named(hosts: Hosts) -> None:
     assert error.startswith("h2: only ")
     assert hint == "free space there, or name another directory: --set hosts_dir=DIR"
     nothing_left(hosts)
-
-
-@pytest.mark.long
-def test_gpus_that_do_not_suffice_are_named(
-    hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    gpus(hosts, tmp_path_factory.mktemp("nvml"), ("h1", "h2", "h3"))
-
-    def refused(answers: str) -> str:
-        hosts["h2"].write("/tmp/gpus", answers)
-        options = ("--hosts", "h1,h2,h3", "--python", "~/py", "--gpus-per-node", "2")
-        code, error, _ = refusal(submit(hosts, *options, device="cuda"))
-        assert code == 1
-        return error
-
-    assert refused("gpus 1\n") == "h2: 1 GPU, but 2 are needed"
-    none = "h2: 0 GPUs, but 2 are needed"
-    assert refused("init -9\n") == f"{none} (this machine has no NVIDIA driver)"
-    assert refused("gpus hang\n").startswith(f"{none} (NVIDIA's driver did not answer")
-    foreign = hosts["h2"].start(["sleep", "1000"], user="bob")
-    wait_for(lambda: "sleep" in {p.name for p in hosts["h2"].processes()}, "sleep to run")
-    (pid,) = [p.pid for p in hosts["h2"].processes()]
-    busy = f"h2: 1 of 2 GPUs free, but 2 are needed: GPU 1: process {pid} (sleep of bob, 0 MiB)"
-    assert refused(f"gpu1.pid {pid}\n") == busy
-    hosts["h2"].signal(foreign, signal.SIGKILL)
-    nothing_left(hosts, "/tmp/gpus")
 
 
 def test_ctrl_c_during_submit_leaves_nothing(hosts: Hosts) -> None:
