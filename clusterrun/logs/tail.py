@@ -67,24 +67,26 @@ def find_newest(sources: Iterable[Source], count: int, *, folded: bool = False) 
         readers = [_Backward(source, number_of[source.file.node], files) for source in sources]
         heap = [(reader.order, place, reader) for place, reader in enumerate(readers)]
         heapq.heapify(heap)
-        while heap and count and not is_full:
+        while heap and count:
             _, place, reader = heap[0]
             if reader.lines:
                 counted.add(reader.lines[-1])
                 if counted.count > count:  # not a piece of the oldest wanted line
                     break
                 found.append(reader.lines.pop())
-                is_full = folded and len(found) >= MOST_LINES
+                if folded and len(found) >= MOST_LINES:
+                    is_full = True
+                    break
             elif held_bytes > _MAX_HELD_BYTES:
                 is_full = True
             else:
                 held_bytes += reader.read()
-            if reader.lines or not reader.is_done:
+            if reader.lines or not (reader.is_done or is_full):
                 heapq.heapreplace(heap, (reader.order, place, reader))
             else:
                 heapq.heappop(heap)
     found.reverse()
-    return Newest(lines=found, is_all=not heap, is_full=is_full and bool(heap))
+    return Newest(lines=found, is_all=not (heap or is_full), is_full=is_full)
 
 
 class _Backward:
