@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterrun.logformat.lines import LogLine, Stream, is_left_out, parse_end
 from clusterrun.logs.files import Catalogue, FileKind, LogFile, find_line_end, stat_file
@@ -24,22 +25,19 @@ MAX_HELD = 10_000
 _time = attrgetter("epoch_us")
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewAttempt:
+class NewAttempt(NamedTuple):
     """The run was started again; the following lines are from this attempt."""
 
     attempt: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Joined:
+class Joined(NamedTuple):
     """Logs of these nodes have appeared since the last poll."""
 
     files: tuple[LogFile, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Left:
+class Left(NamedTuple):
     """A node's log is complete; its agent ended with this status."""
 
     node: str

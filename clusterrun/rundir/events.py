@@ -118,44 +118,21 @@ def read(path: Path, types: Iterable[EventType]) -> Iterator[Event]:
         return
 
 
-def read_first(path: Path, attempt: int, last: EventType) -> Iterator[Event]:
-    """Yield the first events of an attempt, up to the first of type `last`."""
-    try:
-        with open_regular(path) as file:
-            start, _ = _border(file, os.fstat(file.fileno()).st_size, attempt)
-            file.seek(start)
-            for line in file:
-                event = parse(line)
-                if event is None or event.attempt < attempt:
-                    continue
-                if event.attempt > attempt:
-                    return
-                yield event
-                if event.type is last:
-                    return
-    except OSError:
-        return
-
-
-def read_last(path: Path, attempt: int, kind: EventType) -> Iterator[Event]:
-    """Yield the events of a type among the last ones of an attempt."""
-    try:
-        with open_regular(path) as file:
-            _, end = _border(file, os.fstat(file.fileno()).st_size, attempt + 1)
-            file.seek(max(0, end - 2 * LAST_BYTES))
-            lines = file.read(2 * LAST_BYTES).split(b"\n")
-    except OSError:
-        return
-    name = f'"{kind.value}"'.encode()
-    for line in lines:
-        if name in line and (event := parse(line)) and event.attempt == attempt:
-            yield event
-
-
 def read_ends(path: Path, attempt: int) -> Iterator[Event]:
     """Yield the first and last events of an attempt, but only one of the first steps."""
-    first, last = _ends(path, attempt)
-    has_step = False
+    first, has_step = b"", False
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            start, _ = _border(file, size, attempt)
+            _, end = _border(file, size, attempt + 1)
+            file.seek(start)
+            if end - start > FIRST_BYTES + LAST_BYTES:
+                first = file.read(FIRST_BYTES).rpartition(b"\n")[0]
+                file.seek(end - LAST_BYTES)
+            last = file.read(end - file.tell())
+    except OSError:
+        return
     for line in first.split(b"\n"):
         is_step = b': "step"' in line
         if not (is_step and has_step) and (event := parse(line)) and event.attempt == attempt:
@@ -164,23 +141,6 @@ def read_ends(path: Path, attempt: int) -> Iterator[Event]:
     for line in last.split(b"\n"):
         if (event := parse(line)) and event.attempt == attempt:
             yield event
-
-
-def _ends(path: Path, attempt: int) -> tuple[bytes, bytes]:
-    """Return the first and last part of an attempt's lines, without partial lines."""
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            start, _ = _border(file, size, attempt)
-            file.seek(start)
-            if size - start <= FIRST_BYTES + LAST_BYTES:
-                return b"", file.read()
-            first = file.read(FIRST_BYTES)
-            file.seek(size - LAST_BYTES)
-            last = file.read()
-    except OSError:
-        return b"", b""
-    return first.rpartition(b"\n")[0], last.partition(b"\n")[2]
 
 
 def _border(file: BinaryIO, size: int, attempt: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Final
 
 from clusterrun.rundir.claims import taken_at
-from clusterrun.rundir.events import EventType, read_first
+from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import read_world
 
@@ -96,7 +96,7 @@ def read_start(paths: RunPaths, attempt: int) -> tuple[dict[Phase, float], str]:
     ends: dict[Phase, float | None] = {Phase.PROLOG: taken_at(paths, attempt) or None}
     not_forked = ""
     for head in read_world(paths, attempt)[:1]:
-        for event in read_first(paths.events(head), attempt, EventType.STEP):
+        for event in read_ends(paths.events(head), attempt):
             if phase := ENDED_BY.get(event.type):
                 known = ends.get(phase) or event.at  # ranks' events are in no order
                 ends[phase] = max(known, event.at) if phase is Phase.LAUNCHER else known
@@ -106,6 +106,8 @@ def read_start(paths: RunPaths, attempt: int) -> tuple[dict[Phase, float], str]:
                 not_forked = event.reason or ""
             elif event.type is EventType.WORLD_READY and event.waited_s is not None:
                 ends.setdefault(Phase.IMPORTS, event.at - event.waited_s)
+            elif event.type is EventType.STEP:
+                break
     if Phase.LAUNCHER not in ends:
         return {}, ""
     return {phase: end for phase, end in ends.items() if end is not None}, not_forked

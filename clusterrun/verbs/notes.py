@@ -13,7 +13,7 @@ from clusterrun.diagnosis.lines import PrintedLine
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.logformat.notes import ChangedCheck, Memory, Note, NoteSource
-from clusterrun.rundir.events import EventType, read_last
+from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.outcome import Outcome
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import read_world
@@ -47,7 +47,8 @@ def read_notes(paths: RunPaths, attempt: int) -> list[NodeNote]:
     nodes = read_world(paths, attempt) or [file.stem for file in paths.events_dir.glob("*.jsonl")]
     files = (paths.events(node) for node in sorted(nodes))
     found = []
-    for event in (each for file in files for each in read_last(file, attempt, EventType.NOTE)):
+    events = (event for file in files for event in read_ends(file, attempt))
+    for event in (each for each in events if each.type is EventType.NOTE):
         with contextlib.suppress(ValueError):  # a rank may write any event
             found.append(NodeNote(event.node, event.at, decoded(Note, event.note)))
     return found

@@ -160,15 +160,12 @@ def _streams(text: str | None) -> frozenset[Stream] | None:
     if text is None:
         return STREAMS
     names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in _STREAMS and name != BATCH:
-            known = ", ".join([*sorted(_STREAMS), BATCH])
-            raise UsageError(f"no stream '{name}'", hint=f"use one of: {known}")
     if names == [BATCH]:
         return None
-    if BATCH in names:
-        hint = f"pass only --stream {BATCH}; its lines have no times to merge by"
-        raise UsageError(f"stream '{BATCH}' cannot be combined with others", hint=hint)
+    for name in names:
+        if name not in _STREAMS:
+            hint = f"use {', '.join(sorted(_STREAMS))}, or only {BATCH}, which has no times"
+            raise UsageError(f"no stream '{name}' to merge", hint=hint)
     return frozenset(_STREAMS[name] for name in names)
 
 

@@ -174,7 +174,6 @@ class Forwarder(threading.Thread):
 
     def _find_files(self, now_us: int) -> None:
         """Find the outputs that have appeared since the last round."""
-        self._leftovers.look()
         for output in self._spool.outputs():
             if output not in self._lanes:
                 with contextlib.suppress(OSError):  # no descriptor is left: try again

@@ -19,25 +19,21 @@ class Leftovers:
     """
 
     def __init__(self, spool: Spool, paths: RunPaths, attempt: int, node: str) -> None:
-        self._spool = spool
-        self._errors = _Joined(paths.rank_errors(attempt, node))
-        self._nccl = _Joined(paths.nccl_log(attempt, node))
-        self._dumps = paths.flight_dumps(attempt, node)
+        self._spool, self._dumps = spool, paths.flight_dumps(attempt, node)
+        self._sources = {
+            _Joined(paths.rank_errors(attempt, node)): spool.error_files,
+            _Joined(paths.nccl_log(attempt, node)): spool.nccl_files,
+        }
 
     @property
     def is_written(self) -> bool:
         """Return whether everything that was read has been written."""
-        return not (self._errors.pending_bytes or self._nccl.pending_bytes)
-
-    def look(self) -> None:
-        """List the files that exist now."""
-        self._errors.found(self._spool.error_files())
-        self._nccl.found(self._spool.nccl_files())
+        return not any(file.pending_bytes for file in self._sources)
 
     def copy(self, *, is_last: bool) -> None:
         """Copy data added since the last call: whole lines, or everything if `is_last`."""
-        self._errors.copy(is_last=is_last)
-        self._nccl.copy(is_last=is_last)
+        for file, found in self._sources.items():
+            file.copy(found(), is_last=is_last)
 
     def pack_dumps(self) -> bool:
         """Pack the dumps once no rank is running; return whether that succeeded."""
@@ -49,8 +45,8 @@ class Leftovers:
 
     def close(self) -> None:
         """Close the files."""
-        self._errors.close()
-        self._nccl.close()
+        for file in self._sources:
+            file.close()
 
 
 def pack(spool: Spool, target: Path, *, is_moved: bool = False) -> None:
@@ -81,16 +77,12 @@ class _Joined(AppendedFile):
         super().__init__(path)
         self._read: dict[Path, int] = {}
 
-    def found(self, paths: Iterable[Path]) -> None:
-        for path in paths:
-            self._read.setdefault(path, 0)
-
-    def copy(self, *, is_last: bool) -> None:
-        for path in () if self.pending_bytes else self._read:
+    def copy(self, paths: Iterable[Path], *, is_last: bool) -> None:
+        for path in () if self.pending_bytes else paths:
             with contextlib.suppress(OSError), open(path, "rb") as file:
-                file.seek(self._read[path])
+                file.seek(self._read.get(path, 0))
                 data = file.read()
                 whole = data if is_last else data[: data.rfind(b"\n") + 1]
                 self.add(whole)
-                self._read[path] += len(whole)
+                self._read[path] = self._read.get(path, 0) + len(whole)
         self.flush()
