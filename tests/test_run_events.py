@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.rundir import usage
-from clusterrun.rundir.events import Event, EventType, parse, read, read_ends, read_last
+from clusterrun.rundir.events import Event, EventType, parse, read, read_ends
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.usage import ActivityKind, Alert, AlertKind, GpuSample, Sample, to_line
 
@@ -48,8 +48,9 @@ def test_what_an_attempt_wrote_last_is_found_before_a_later_attempt(tmp_path: Pa
     rows = [{**row, "attempt": n} for n in (1, 2, 3) for row in (*[STEP] * 9000, note)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for attempt in (1, 2, 3):
-        assert [event.note for event in read_last(path, attempt, EventType.NOTE)] == [note["note"]]
-    assert list(read_last(tmp_path / "none", 1, EventType.NOTE)) == []
+        first, *_, last = read_ends(path, attempt)
+        assert (first.type, last.note) == (EventType.STEP, note["note"])
+    assert list(read_ends(tmp_path / "none", 1)) == []
 
 
 GPU = GpuSample(index=0, memory_bytes=1 << 36, activity=5.5, activity_kind=ActivityKind.SM)

@@ -13,17 +13,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 TWO = ("--cluster", "local", "--nodes", "2", *LIGHT)
 
 
-@pytest.mark.long
-def test_every_byte_of_every_rank_and_stream_is_there(here: Project) -> None:
-    argv = (*TWO, "--gpus-per-node", "2", "chatter.py", "bytes", "11")
-    done = here.cli("submit", "--wait", *argv)
-    assert done.returncode == 0, done.stderr
-    for rank in range(4):
-        for stream in ("out", "err"):
-            read = here.raw_logs("L1", "--rank", str(rank), "--stream", stream)
-            assert chatter.difference(read, chatter.written(11, rank, stream)) == "", (rank, stream)
-
-
 def test_a_burst_of_many_lines_is_followed_whole_and_in_order(here: Project) -> None:
     amount = 100_000
     job_id = here.submit(*TWO, "--gpus-per-node", "1", "chatter.py", "burst", str(amount))

@@ -19,14 +19,13 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.logs import job as cli_job
 from clusterrun.cli.logs import reading
 from clusterrun.cli.logs.job import RunLogs
-from clusterrun.config.spec import Cluster
 from clusterrun.logs.follow import Left
 from clusterrun.rundir.outcome import Cause
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.state import JobState
 from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw
-from tests.logs.runs import LogsCommand, new_project, without_times
+from tests.logs.runs import LogsCommand, without_times
 from tests.patience import patience
 
 
@@ -40,15 +39,6 @@ def test_default_is_rank_0_the_launcher_and_the_errors_of_all(ended: LogsCommand
         "note: all lines of rank 0 and the launcher, and the error lines of all 16 ranks; "
         "183 bytes in all (-a all ranks, -n all, -f follow)\n"
     )
-
-
-def test_the_last_200_lines_are_shown_unless_all_are_asked_for(here: LogsCommand) -> None:
-    here.start()
-    here.write("n1", *(raw(T0 + i, 0, "o", f"step {i}") for i in range(300)))
-    done = here.logs("L1", "--rank", "0")
-    assert done.stdout.splitlines() == [f"n1:0  | step {i}" for i in range(100, 300)]
-    assert done.stderr == "note: last 200 lines (-n all, -f follow)\n"
-    assert len(here.lines("L1", "--rank", "0", "-n", "all")) == 300
 
 
 def test_raw_gives_the_bytes_that_were_written(here: LogsCommand) -> None:
@@ -72,14 +62,6 @@ def test_text_is_utf8_in_any_locale(here: LogsCommand) -> None:
     assert without_times(done.stdout.decode()) == "n1:0  | é 漢 \ufffd\n"
 
 
-def test_an_unknown_job_is_not_found(ended: LogsCommand) -> None:
-    ended.environ["PATH"] = str(ended.path)  # no Slurm there that could know it
-    done = ended.logs("4711")
-    assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr.startswith("error: no job or run '4711' in ")
-    assert json.loads(ended.logs("4711", "--json").stdout)["code"] == "job_not_found"
-
-
 def test_a_file_that_cannot_be_read_is_named(ended: LogsCommand) -> None:
     file = ended.paths.log(1, "n1")
     file.unlink()
@@ -87,25 +69,6 @@ def test_a_file_that_cannot_be_read_is_named(ended: LogsCommand) -> None:
     done = ended.logs("L1")
     assert done.returncode == 1
     assert f"error: cannot read {file}: Is a directory\n" in done.stderr
-
-
-def test_a_pending_job_says_that_it_waits(here: LogsCommand) -> None:
-    done = here.logs("L1")
-    starting = "job L1 is pending: its controller is starting\n"
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", starting)
-
-
-@pytest.fixture
-def on_slurm(tmp_path: Path) -> LogsCommand:
-    """Give a job in the queue of a Slurm whose squeue is a script."""
-    project = new_project(tmp_path, job_id="4711", cluster=Cluster.SLURM)
-    squeue = tmp_path / "bin" / "squeue"
-    squeue.parent.mkdir()
-    squeue.write_text('#!/bin/sh\nexec cat "$HOME/queue"\n')
-    squeue.chmod(0o755)
-    (tmp_path / "queue").write_text("4711|PENDING||0:00|10:00|N/A|N/A|Resources\n")
-    project.environ["PATH"] = f"{squeue.parent}:/usr/bin:/bin"
-    return project
 
 
 def test_a_job_that_died_before_its_nodes_wrote_shows_what_the_batch_script_said(
@@ -250,17 +213,6 @@ def test_ctrl_c_ends_the_watching_and_says_that_the_job_goes_on(
     running.child.send_signal(signal.SIGINT)
     code, out, err = running.finish()
     assert (code, out, err) == (130, ["n1:0  | step 1"], ["+ n1", "job L1 keeps running"])
-
-
-def test_why_a_job_waits_is_said_once(on_slurm: LogsCommand, follow: type[Follower]) -> None:
-    running = follow(on_slurm, "4711")
-    running.wait_for("job 4711 is pending: waiting for free nodes\n")
-    time.sleep(1.2)
-    running.child.send_signal(signal.SIGINT)
-    assert running.finish()[2] == [
-        "job 4711 is pending: waiting for free nodes",
-        "job 4711 keeps running",
-    ]
 
 
 def test_a_follower_waits_as_long_as_the_job_may_go_on(

@@ -101,7 +101,7 @@ MISTAKES = (
     (["--until", "25:00"], "--until: '25:00' is not a time"),
     (["--since", "1h", "--until", "2h"], "--since is not before --until"),
     (["--stream", "stdin"], "no stream 'stdin'"),
-    (["--stream", "batch,out"], "stream 'batch' cannot be combined with others"),
+    (["--stream", "batch,out"], "no stream 'batch' to merge"),
     (["--attempt", "-1"], "job L1 has no attempt -1"),
     (["--rank", "9000"], "rank 9000 does not exist; job L1 has ranks 0-15"),
     (["--follow", "--path"], "--follow and --path cannot be combined"),

@@ -92,19 +92,6 @@ def test_bytes_of_each_source_stay_whole_and_in_order(actions: list[object]) -> 
     assert went == came
 
 
-@given(st.permutations([(rank, part) for rank in range(4) for part in range(3)]))
-def test_raw_lines_of_different_ranks_are_not_torn_into_each_other(
-    order: list[tuple[int, int]],
-) -> None:
-    written: list[bytes] = []
-    view = RawView(write=written.append, note=lambda text: None)
-    came = [0] * 4
-    for rank, _ in order:  # whatever the order, a rank's own pieces come in theirs
-        part, came[rank] = came[rank], came[rank] + 1
-        view.show(piece("OOo"[part], b"%d%d" % (rank, part), rank=rank))
-    assert sorted(b"".join(written).splitlines()) == [b"000102", b"101112", b"202122", b"303132"]
-
-
 @given(st.lists(st.tuples(st.sampled_from("oOeEg"), st.integers(0, 2)), max_size=9))
 def test_raw_lines_are_the_same_many_at_once_as_one_by_one(heads: list[tuple[str, int]]) -> None:
     lines = [piece(s, b"o %d gone" % i, rank=r) for i, (s, r) in enumerate(heads)]

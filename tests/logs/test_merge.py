@@ -34,24 +34,6 @@ def test_any_files_are_merged_as_sorting_all_their_lines_would(
         assert list(merge_sources(sources(directory, corpus))) == merged(corpus)
 
 
-@given(CORPORA, BLOCKS, st.sets(st.integers(0, 3)), st.sets(st.sampled_from(list(Stream))))
-def test_what_is_not_taken_changes_nothing_else(
-    tmp_path_factory: pytest.TempPathFactory,
-    corpus: dict[str, bytes],
-    block: int,
-    ranks: set[int],
-    streams: set[Stream],
-) -> None:
-    def takes(rank: int | None, stream: Stream) -> bool:
-        return (rank is None or rank in ranks) and stream in streams
-
-    directory = tmp_path_factory.mktemp("logs")
-    chosen = [whole(source.file, takes=takes) for source in sources(directory, corpus)]
-    expected = [line for line in merged(corpus) if takes(line.rank, line.stream)]
-    with blocks_of(block):
-        assert list(merge_sources(chosen)) == expected
-
-
 @given(CORPORA, BLOCKS, st.sampled_from([(b"x",), (b"xxx", b"loss="), (b" 3 o",), (b"\0\0",)]))
 def test_literals_only_save_time(
     tmp_path_factory: pytest.TempPathFactory,

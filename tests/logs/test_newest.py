@@ -54,17 +54,6 @@ def test_so_are_the_newest_of_the_wanted_lines(
         assert newest(chosen, count) == last(everything, count)
 
 
-def test_what_is_older_than_needed_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [raw(T0 + i * 1_000_000, 0, "o", f"{i}") for i in range(20_000)]
-    wanted, other = sources(tmp_path, dict.fromkeys(("n1", "n2"), b"".join(lines)))
-    read = _count_bytes(monkeypatch)
-    found = newest([wanted, whole(other.file, takes=lambda rank, stream: False)], 200)
-    assert texts(found) == [str(i) for i in range(19_800, 20_000)]
-    assert sum(read) < 100_000
-
-
 def _count_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     read: list[int] = []
     original = OpenFiles.read

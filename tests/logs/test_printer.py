@@ -114,28 +114,7 @@ def test_the_progress_bar_of_one_rank_stays_in_its_row_of_a_terminal(
     assert terminal.take() == "\r\x1b[Kn1:3  ! done\n"
 
 
-def test_what_is_told_beside_a_progress_bar_has_a_row_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    terminal = use_stdout(monkeypatch, is_terminal=True)
-    to = printer(is_following=True, query=Query(ranks=frozenset({3})))
-    to.print_line(line(T0, "n1", 3, "E", b"\r10 %"))
-    to.pause()
-    terminal.take()
-    to.note("+ n2 (8 ranks)")
-    assert (terminal.take(), capsys.readouterr().err) == ("\r\x1b[K", "+ n2 (8 ranks)\n")
-
-
 ALIKE = tuple(Left(node=node, code=1) for node in ("n2", "n3"))
-
-
-def test_a_pause_shows_what_waits_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = use_stdout(monkeypatch)
-    to = printer(is_following=True)
-    print_alike(to, 2)
-    assert pipe.take() == ""
-    to.pause()
-    assert pipe.take() == "n1:0  | alike\nn1:1  | alike\n"
 
 
 def test_what_happens_beside_the_lines_is_told_on_stderr_in_order(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import SIDE_TEXT_BYTES, STAMPED
-from clusterrun.logs.files import FileKind, LogFile, OpenFiles, find_files
+from clusterrun.logs.files import FileKind, LogFile, find_files
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query, seek_time, sources_of
 from clusterrun.node.forward.logfile import NodeLog as AgentLog
@@ -129,13 +129,6 @@ def test_errors_that_a_side_file_had_no_room_for_are_found_in_the_log(run: Logge
     run.write()
     assert run.read(ERRORS) == WRONG
     assert run.opened(ERRORS) == ["n1.err", "n2.log"]
-
-
-def test_an_overview_says_what_a_side_file_had_no_room_for(run: LoggedRun) -> None:
-    run.sides["n2"].clear()
-    run.leave_out("n2", 5, 1200)
-    run.write()
-    assert run.read(OVERVIEW) == ["agent", "step 1", "x 1200 full", "KeyError: 7"]
 
 
 def test_of_a_rank_only_the_log_of_its_node_is_opened(run: LoggedRun) -> None:
@@ -265,19 +258,3 @@ def test_a_moment_is_found_where_a_look_at_each_line_finds_it(
     end = data.draw(st.sampled_from(places))
     with blocks_of(block):
         assert seek_time(file, T0 + time_us, end) == linear(content, T0 + time_us, end)
-
-
-def test_a_moment_is_found_by_a_few_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = b"".join(raw(T0 + i * 1000, 0, "o", "x" * 50) for i in range(50_000))
-    file = write(tmp_path, "n1", content)
-    sizes: list[int] = []
-    original = OpenFiles.read
-
-    def counted(self: OpenFiles, path: Path, offset: int, size: int) -> bytes:
-        sizes.append(size)
-        return original(self, path, offset, size)
-
-    monkeypatch.setattr(OpenFiles, "read", counted)
-    place = seek_time(file, T0 + 31_234_567, len(content))
-    assert content[place : place + 16] == b"%d" % (T0 + 31_235_000)
-    assert sum(sizes) < len(content) / 50
