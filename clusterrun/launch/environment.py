@@ -50,6 +50,15 @@ _PRESETS: dict[Network, Variable] = {
         "network.preset efa: data loaders fork, and a fork cannot copy EFA's huge pages",
     ),
 }
+# ACCELERATE_USE_CPU would silently make ZeRO DDP.
+_ZERO_ON_CPU: tuple[Variable, ...] = (
+    ("ACCELERATE_TORCH_DEVICE", "cpu", "accelerate's device for ZeRO"),
+    ("DS_ACCELERATOR", "cpu", "DeepSpeed's device"),
+)
+_PLAIN_ON_CPU: Variable = (
+    *("ACCELERATE_USE_CPU", "true"),
+    "otherwise accelerate starts one world for each process",
+)
 
 
 def decide_environment(
@@ -62,13 +71,7 @@ def decide_environment(
     """
     check_variables(spec)
     torch = version_of(facts, "torch")
-    ours = (
-        *_for_all(threads),
-        *(_for_gpus(spec.network, torch) if world.device is Device.CUDA else ()),
-        *(_for_cpus(strategy) if world.device is Device.CPU else ()),
-        *_for_deepspeed(strategy, spec.timeout_s or 0),
-        *(_planned(spec) if spec.planned else ()),
-    )
+    ours = _ours(spec, world, strategy, torch, threads)
     found = {name: (value, why) for name, value, why in ours}
     notes = []
     for variables, why in ((spec.network_env, "yours (network.env)"), (spec.env, "yours (env)")):
@@ -102,47 +105,34 @@ def spellings(name: str, torch: tuple[int, int] | None) -> tuple[str, ...]:
     return (name,)
 
 
-def _for_all(threads: int) -> Iterator[Variable]:
+def _ours(
+    spec: JobSpec, world: World, strategy: Strategy, torch: tuple[int, int] | None, threads: int
+) -> Iterator[Variable]:
     yield "PYTHONFAULTHANDLER", "1", "stacks at SIGSEGV, SIGABRT and SIGBUS"
     if threads:
         why = "the node's CPUs divided by its ranks; launchers default to 1"
         yield "OMP_NUM_THREADS", str(threads), why
-
-
-def _for_gpus(network: Network, torch: tuple[int, int] | None) -> Iterator[Variable]:
-    errors = "prints only errors, including the cause of an 'unhandled system error'"
-    yield "NCCL_DEBUG", "WARN", errors
-    recorder = "flight recorder: the last collectives of each rank, dumped when one times out"
-    for name in spellings("TORCH_FR_BUFFER_SIZE", torch):
-        yield name, "2000", recorder
-    yield "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", recorder
-    if network in _PRESETS:
-        yield _PRESETS[network]
-
-
-def _for_cpus(strategy: Strategy) -> Iterator[Variable]:
-    yield "CUDA_VISIBLE_DEVICES", "", "on the CPU, even if a node has GPUs"
-    if strategy.is_deepspeed:  # ACCELERATE_USE_CPU would silently make it DDP.
-        yield "ACCELERATE_TORCH_DEVICE", "cpu", "accelerate's device for ZeRO"
-        yield "DS_ACCELERATOR", "cpu", "DeepSpeed's device"
-    else:
-        why = "otherwise accelerate starts one world for each process"
-        yield "ACCELERATE_USE_CPU", "true", why
-
-
-def _for_deepspeed(strategy: Strategy, timeout_s: int) -> Iterator[Variable]:
-    if strategy.is_deepspeed and timeout_s:
-        minutes = -(-timeout_s // 60)  # DeepSpeed reads whole minutes
+    if world.device is Device.CUDA:
+        errors = "prints only errors, including the cause of an 'unhandled system error'"
+        yield "NCCL_DEBUG", "WARN", errors
+        recorder = "flight recorder: the last collectives of each rank, dumped when one times out"
+        for name in spellings("TORCH_FR_BUFFER_SIZE", torch):
+            yield name, "2000", recorder
+        yield "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", recorder
+        if spec.network in _PRESETS:
+            yield _PRESETS[spec.network]
+    if world.device is Device.CPU:
+        yield "CUDA_VISIBLE_DEVICES", "", "on the CPU, even if a node has GPUs"
+        yield from _ZERO_ON_CPU if strategy.is_deepspeed else (_PLAIN_ON_CPU,)
+    if strategy.is_deepspeed and spec.timeout_s:
+        minutes = -(-spec.timeout_s // 60)  # DeepSpeed reads whole minutes
         yield "DEEPSPEED_TIMEOUT", str(minutes), "--timeout, in minutes"
-
-
-def _planned(spec: JobSpec) -> Iterator[Variable]:
-    """Yield the planned batch; accelerate reads the accumulation."""
-    accumulation, why = str(spec.accumulation or 1), "planned: clusterrun.runtime.planned()"
-    yield "CLUSTERRUN_MICRO_BATCH", str(spec.micro_batch or 1), why
-    yield "CLUSTERRUN_ACCUMULATION", accumulation, why
-    yield "CLUSTERRUN_GRAD_CKPT", "1" if spec.grad_ckpt else "0", why
-    yield "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", accumulation, why
+    if spec.planned:
+        accumulation, why = str(spec.accumulation or 1), "planned: clusterrun.runtime.planned()"
+        yield "CLUSTERRUN_MICRO_BATCH", str(spec.micro_batch or 1), why
+        yield "CLUSTERRUN_ACCUMULATION", accumulation, why
+        yield "CLUSTERRUN_GRAD_CKPT", "1" if spec.grad_ckpt else "0", why
+        yield "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", accumulation, why  # accelerate reads it
 
 
 # The node decides a rank's identity, its rendezvous and its GPU.

@@ -71,7 +71,6 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     check_options(SBATCH, sbatch, lines)
     check_options(SRUN, srun)
     check_environments(spec.setup, facts)
-    in_workdir = partial(posixpath.join, facts.workdir)
     steps = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec))
     # All nodes of a large job together must not overload the disk of its logs.
     lines_per_s = LARGE_JOB_LINES_PER_S if world.nodes > LARGE_JOB_NODES else 0
@@ -79,6 +78,9 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     env, env_notes = decide_environment(spec, facts, world, strategy, threads)
     same: dict[str, Any] = {name: getattr(spec, name) for name in _SAME}
     same |= {name: getattr(spec, name) or 0 for name in _OR_ZERO}
+    same |= host_settings(spec, facts, world.nodes)
+    if facts.cluster.scheduler.reads_sbatch and (spec.stage is not Stage.AUTO or world.nodes > 1):
+        same |= {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
     return Plan(
         name=job_name(spec),
         cluster=facts.cluster,
@@ -90,14 +92,13 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         workdir=facts.workdir,
         runs_dir=facts.runs_dir,
         python=_python(spec, facts),
-        setup=tuple(in_place(line, in_workdir) for line in spec.setup),
+        setup=tuple(in_place(x, partial(posixpath.join, facts.workdir)) for x in spec.setup),
         directives=lines,
         srun_args=(*steps, *srun),
         env=env,
         pass_env=tuple(dict.fromkeys(spec.pass_env)),
         network_interface=spec.network_interface or "",
-        accelerate_config=_template(strategy, own),
-        accelerate=_template_values(world, strategy, sizes, precision, own),
+        **_template(world, strategy, sizes, precision, own),
         deepspeed=own.deepspeed_text,
         threads_per_process=threads,
         port_range=port_range(spec.port_range),
@@ -108,15 +109,8 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         log_lines_per_s=spec.log_lines_per_s or lines_per_s,
         accelerate_text=own.accelerate_text,
         health_command=spec.health_command or "",
-        **_place_settings(spec, facts, world),
         notes=(*host_notes, *_notes(asked, own, facts, world, cpus), *env_notes),
     )
-
-
-def _place_settings(spec: JobSpec, facts: Facts, world: World) -> dict[str, Any]:
-    if facts.cluster.scheduler.reads_sbatch and not (spec.stage is Stage.AUTO and world.nodes == 1):
-        return {"stage": spec.stage, "stage_dir": spec.stage_dir or ""}
-    return host_settings(spec, facts, world.nodes)
 
 
 def _entry(spec: JobSpec) -> tuple[str, ...]:
@@ -222,15 +216,11 @@ def _wanted_precision(spec: JobSpec, own: OwnFiles, world: World) -> Precision:
         # Beside a DeepSpeed JSON accelerate accepts a precision as a flag, not in its file.
         return own.stated or Precision.FILE
     if world.device is not Device.CUDA:
-        return _only(own.allowed) if Precision.NO not in own.allowed else Precision.NO
+        return min(own.allowed, key=[Precision.NO, Precision.BF16, Precision.FP16].index)
     if {Precision.FP16, Precision.BF16} <= own.allowed and Precision.NO in own.allowed:
         return Precision.HEAD
     left = own.allowed - {Precision.NO}
-    return _only(left) if len(left) == 1 else Precision.NO
-
-
-def _only(precisions: frozenset[Precision]) -> Precision:
-    return min(precisions, key=lambda precision: precision.value)
+    return next(iter(left)) if len(left) == 1 else Precision.NO
 
 
 def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
@@ -243,23 +233,19 @@ def _threads(spec: JobSpec, facts: Facts, world: World, cpus: int) -> int:
     return max(1, facts.local_cpus // world.size)
 
 
-def _template(strategy: Strategy, own: OwnFiles) -> str:
-    if own.accelerate_text:
-        return ""
-    stem = "deepspeed-config" if own.deepspeed_text else strategy.value
-    return f"{stem}.yaml.j2"
-
-
-def _template_values(
+def _template(
     world: World, strategy: Strategy, sizes: Parallel, precision: Precision, own: OwnFiles
 ) -> dict[str, Any]:
-    """Return the values for an accelerate template; `mixed_precision` may be ""."""
+    """Return the name and the values of an accelerate template; `mixed_precision` may be ""."""
     if own.accelerate_text:
-        return {}
+        return {"accelerate_config": "", "accelerate": {}}
+    # One GPU a node is still one world; a world of one is not MULTI_GPU to accelerate.
+    kind = "MULTI_GPU" if world.size > 1 else "NO"
+    kind = "FSDP" if strategy.is_fsdp else "DEEPSPEED" if strategy.is_deepspeed else kind
     published = precision in (Precision.HEAD, Precision.FILE) or bool(own.deepspeed_text)
-    return {
+    values = {
         "strategy": strategy.value,
-        "distributed_type": _distributed_type(strategy, world),
+        "distributed_type": kind,
         # accelerate turns DeepSpeed with use_cpu into DDP.
         "use_cpu": world.device is Device.CPU and not strategy.is_deepspeed,
         "num_machines": world.nodes,
@@ -269,15 +255,8 @@ def _template_values(
         "is_tensor_parallel": sizes.tensor > 1,
         "mixed_precision": "" if published else precision.value,
     }
-
-
-def _distributed_type(strategy: Strategy, world: World) -> str:
-    if strategy.is_fsdp:
-        return "FSDP"
-    if strategy.is_deepspeed:
-        return "DEEPSPEED"
-    # One GPU a node is still one world; a world of one is not MULTI_GPU to accelerate.
-    return "MULTI_GPU" if world.size > 1 else "NO"
+    stem = "deepspeed-config" if own.deepspeed_text else strategy.value
+    return {"accelerate_config": f"{stem}.yaml.j2", "accelerate": values}
 
 
 def _notes(spec: JobSpec, own: OwnFiles, facts: Facts, world: World, cpus: int) -> tuple[str, ...]:

@@ -51,10 +51,23 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
     name, text = _deepspeed_file(spec, facts)
     zero = _deepspeed_mapping(name, text) if name else {}
     strategy = _strategy_of_yaml(spec, config) if config else None
+    if zero and config and (strategy is None or not strategy.is_deepspeed):
+        raise UsageError(
+            f"{name} is for DeepSpeed, but {spec.accelerate_config} "
+            f"has distributed_type {config['distributed_type']}",
+            hint="write distributed_type: DEEPSPEED there, or drop one of the two files",
+        )
     if zero:
-        _refuse_two_voices(spec, name, config, strategy)
         strategy = _zero_strategy(zero["zero_optimization"])
-    _refuse_other_family(spec, name, strategy)
+    asked = spec.strategy
+    # DDP may be the default, not a choice.
+    families = [(each.engine, each.stage) for each in (strategy, asked) if each]
+    if strategy and asked is not Strategy.DDP and len({*families}) > 1:
+        raise UsageError(
+            f"--strategy {asked.value}, but {name or spec.accelerate_config} means "
+            f"{strategy.value}",
+            hint="drop --strategy: your own file decides",
+        )
     return OwnFiles(
         accelerate_text=_unix_text(facts.accelerate_config_text) if config else "",
         deepspeed_text=_unix_text(text) if zero else "",
@@ -183,32 +196,6 @@ def _deepspeed_mapping(name: str, text: str) -> dict[str, Any]:
             hint='add "zero_optimization": {"stage": 0}, which changes nothing in the training',
         )
     return config
-
-
-def _refuse_two_voices(
-    spec: JobSpec, name: str, config: dict[str, Any], strategy: Strategy | None
-) -> None:
-    if not config:
-        return
-    if strategy is None or not strategy.is_deepspeed:
-        raise UsageError(
-            f"{name} is for DeepSpeed, but {spec.accelerate_config} "
-            f"has distributed_type {config['distributed_type']}",
-            hint="write distributed_type: DEEPSPEED there, or drop one of the two files",
-        )
-
-
-def _refuse_other_family(spec: JobSpec, name: str, strategy: Strategy | None) -> None:
-    # DDP may be the default, not a choice.
-    if strategy is None or spec.strategy is Strategy.DDP:
-        return
-    if (strategy.engine, strategy.stage) == (spec.strategy.engine, spec.strategy.stage):
-        return
-    given = name or spec.accelerate_config
-    raise UsageError(
-        f"--strategy {spec.strategy.value}, but {given} means {strategy.value}",
-        hint="drop --strategy: your own file decides",
-    )
 
 
 def _stated_precision(config: dict[str, Any]) -> Precision | None:

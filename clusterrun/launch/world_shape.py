@@ -34,9 +34,17 @@ def decide_world(spec: JobSpec, facts: Facts, *, cpu_by_file: bool = False) -> W
 
     Raises UsageError if the request contradicts itself or this machine.
     """
-    if facts.cluster.scheduler.has_queue:
+    scheduler = facts.cluster.scheduler
+    if spec.gpu_ids is not None and not scheduler.is_this_machine:
+        raise UsageError(
+            "--gpu-ids chooses among the GPUs of this machine",
+            hint="pass --gpus-per-node: Slurm, or each host, chooses; or pass --cluster local",
+        )
+    if spec.device is Device.MPS and not scheduler.is_this_machine:
+        raise UsageError("--device mps is Apple's GPU; nodes have none", hint="drop --device")
+    if scheduler.has_queue:
         world = _on_slurm(spec, cpu_by_file=cpu_by_file)
-    elif facts.cluster.scheduler.has_hosts:
+    elif scheduler.has_hosts:
         world = _on_hosts(spec, facts, cpu_by_file=cpu_by_file)
     else:
         world = _on_this_machine(spec, facts, cpu_by_file=cpu_by_file)
@@ -60,11 +68,6 @@ def check_sharing(world: World) -> None:
 
 
 def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
-    if spec.gpu_ids is not None:
-        raise UsageError(
-            "--gpu-ids chooses among the GPUs of this machine; on a cluster, Slurm chooses",
-            hint="pass --gpus-per-node, or --cluster local",
-        )
     gpus = spec.gpus_per_node or 0
     procs = spec.nproc_per_node or gpus or 1
     device = spec.device
@@ -73,8 +76,6 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
         device = Device.CUDA if gpus and not cpu_by_file else Device.CPU
         if not gpus:
             notes = (f"no GPU requested: {_cpu_processes(procs)}",)
-    if device is Device.MPS:
-        raise UsageError("--device mps is Apple's GPU; nodes of a Slurm cluster have none")
     if device is Device.CUDA and not gpus and spec.gpu_request is not GpuRequest.NONE:
         raise UsageError(
             "--device cuda, but no GPU is requested",
@@ -87,13 +88,6 @@ def _on_slurm(spec: JobSpec, *, cpu_by_file: bool) -> World:
 
 def _on_hosts(spec: JobSpec, facts: Facts, *, cpu_by_file: bool) -> World:
     """Take the GPUs of each host from the options or the hostfile; no host is reached yet."""
-    if spec.gpu_ids is not None:
-        raise UsageError(
-            "--gpu-ids chooses among the GPUs of this machine, not of other hosts",
-            hint="pass --gpus-per-node: the first free GPUs of each host are used",
-        )
-    if spec.device is Device.MPS:
-        raise UsageError("--device mps is Apple's GPU; the hosts run Linux", hint="drop --device")
     given = spec.gpus_per_node
     is_auto = spec.device is Device.AUTO
     is_cpu = spec.device is Device.CPU or (is_auto and (cpu_by_file or given == 0))
