@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, Final
 
 from clusterrun.diagnosis.kinds import INSTALLED
+from clusterrun.shared.wording import count
 
 DEFAULT_GROUP: Final = "default_pg"
 _COMPARED: Final = 64  # of the newest collectives of a group
@@ -257,8 +258,7 @@ def wording(stuck: Stuck) -> str:
     >>> wording(Stuck(kind=kind, group=group, number=812, call=call, waiting=(0, 1)))
     '2 ranks wait in all_reduce #812 [[7]] Float at train.py:88 in step'
     """
-    number = len(stuck.waiting)
-    ranks = "1 rank waits" if number == 1 else f"{number:,} ranks wait"
+    ranks = count(len(stuck.waiting), "rank") + (" wait" if len(stuck.waiting) > 1 else " waits")
     group = "" if stuck.group == DEFAULT_GROUP else f" of the group '{stuck.group}'"
     return f"{ranks} in {_text(stuck.call, stuck.number)}{group}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -110,17 +110,16 @@ def extended(more: Iterable[KnownCause]) -> Table:
 
 def parse(texts: Iterable[str], *, loader: Any = BoundedLoader) -> Table:
     """Read YAML lists of causes. Raises UsageError."""
-    return _merged(map(_cause, [row for text in texts for row in _rows(text, loader)]))
-
-
-def _rows(text: str, loader: Any) -> Sequence[Any]:
-    try:
-        rows = yaml.load(text, Loader=loader)
-    except yaml.YAMLError as error:
-        raise UsageError("the table of causes is not valid YAML", cause=str(error)) from error
-    if not isinstance(rows, list):
-        raise UsageError("a table of causes is a list", hint="begin each cause with '- id:'")
-    return rows
+    found: list[KnownCause] = []
+    for text in texts:
+        try:
+            rows = yaml.load(text, Loader=loader)
+        except yaml.YAMLError as error:
+            raise UsageError("the table of causes is not valid YAML", cause=str(error)) from error
+        if not isinstance(rows, list):
+            raise UsageError("a table of causes is a list", hint="begin each cause with '- id:'")
+        found += map(_cause, rows)
+    return _merged(found)
 
 
 def _merged(causes: Iterable[KnownCause]) -> Table:

@@ -87,9 +87,8 @@ _DONE: Final = ("done", "done!", "done.", "all done")  # before the steps, somet
 
 def losses_in(text: str) -> tuple[str, ...]:
     """Return the losses of a training that a line shows, as printed."""
-    if "loss" not in text.lower() or _loss(text) is None:
-        return ()
-    return tuple(found["loss"] for found in _LOSS.finditer(text))
+    is_shown = "loss" in text.lower() and _loss(text)
+    return tuple(found["loss"] for found in _LOSS.finditer(text)) if is_shown else ()
 
 
 def _loss(text: str) -> re.Match[str] | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -46,7 +45,6 @@ MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024
 _PIECE_BYTES: Final = 256 * 1024  # a longer line counts as several
-_SHOWN_LINES: Final = 20_000  # after so many a reader hears of them
 _MOST_MISSING: Final = 1 / 3  # of the ranks that timed out
 _LAST_S: Final = 600  # of the rank that failed first, everything
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
@@ -144,16 +142,15 @@ def diagnose_attempt(
     scanner = Scanner(table=known_causes(), ranks=set(range(record.world_size)))
     paths = record.paths
     files = find_files(paths, number)
-    newest = find_newest(_sources(files, outcome), MOST_LINES).lines
     loud: set[int | None] = set()
-    for line in chain(_batch_output(paths, number, outcome), _printed(newest, loud)):
+    for line in _all_printed(paths, number, outcome, loud):
         scanner.feed(line)
     scanner.leave_out(  # guesses at the size of a world; that of a run was checked
         each
         for each in scanner.causal()
         if each.cause.id == "world_size_mismatch" and each.role is Role.CONFIRMATION
     )
-    subtracted = subtract(scanner, record, _all_printed)
+    subtracted = subtract(scanner, record, lambda run, at: _all_printed(run, at, None, set()))
     _add_missing(scanner, files, record.world_size)
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
     hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
@@ -189,11 +186,18 @@ def place_of(line: PrintedLine, *, is_of_job: bool) -> str:
     return f"{rank} on {line.node}"
 
 
-def _all_printed(paths: RunPaths, attempt: int) -> Iterator[PrintedLine]:
-    """Yield what an attempt of an earlier run printed, its batch script included."""
-    sources = _sources(find_files(paths, attempt), None)
-    newest = find_newest(sources, MOST_LINES).lines
-    yield from chain(_batch_output(paths, attempt, None), _printed(newest, set()))
+def _all_printed(
+    paths: RunPaths, attempt: int, outcome: Outcome | None, loud: set[int | None]
+) -> Iterator[PrintedLine]:
+    """Yield what an attempt printed; add the ranks that printed to stderr to `loud`."""
+    yield from _batch_output(paths, attempt, outcome)
+    number = 0
+    for each in find_newest(_sources(find_files(paths, attempt), outcome), MOST_LINES).lines:
+        if each.stream not in (Stream.AGENT, Stream.GAP):
+            number += 1
+            if each.stream is Stream.ERR:
+                loud.add(each.rank)
+            yield _line(each, number)
 
 
 def _add_outcome(
@@ -278,19 +282,14 @@ def _add_missing(scanner: Scanner, files: Sequence[LogFile], world: int) -> None
         scanner.add("hang_rank_missing", Role.EITHER, line)
 
 
-def diagnose_logs(
-    names: Sequence[str], *, stdin: BinaryIO, show: Callable[[int], None] = lambda lines: None
-) -> Diagnosis:
+def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
     """Diagnose the logs of any job: one interleaved file, or one for each rank or node.
 
-    `-` is standard input. `show` hears now and then how many lines were read. Raises UsageError
-    for a file that cannot be read.
+    `-` is standard input. Raises UsageError for a file that cannot be read.
     """
     scanner = Scanner(table=known_causes())
     for line in _lines_of(names, stdin):
         scanner.feed(line)
-        if not scanner.lines % _SHOWN_LINES:
-            show(scanner.lines)
     return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines)
 
 
@@ -311,17 +310,6 @@ def _batch_output(paths: RunPaths, attempt: int, outcome: Outcome | None) -> Ite
         is_of_slurm = text.startswith(SLURM_LINES) and not is_echo
         if is_of_slurm or not (has_run or text.startswith(PREFIX)):
             yield read_line(text, number=number, file=paths.batch_output.name)
-
-
-def _printed(lines: Iterable[LogLine], loud: set[int | None]) -> Iterator[PrintedLine]:
-    """Yield what ranks and launchers printed; add the ranks that printed to stderr to `loud`."""
-    number = 0
-    for each in lines:
-        if each.stream not in (Stream.AGENT, Stream.GAP):
-            number += 1
-            if each.stream is Stream.ERR:
-                loud.add(each.rank)
-            yield _line(each, number)
 
 
 def _sources(files: Sequence[LogFile], outcome: Outcome | None) -> list[Source]:

@@ -34,12 +34,8 @@ _GPU: Final = re.compile(r"\bGPU (\d{1,4})\b")
 _OOM: Final = re.compile(r"[Oo]ut of memory: Kill|Killed process|oom_reaper:")
 
 
-class NodeNote(NamedTuple):
-    """What an agent noted: its node, and when (epoch seconds)."""
-
-    node: str
-    at: float
-    note: Note
+NodeNote = tuple[str, float, Note]
+"""What an agent noted: its node, and when (epoch seconds)."""
 
 
 def read_notes(paths: RunPaths, attempt: int) -> list[NodeNote]:
@@ -50,7 +46,7 @@ def read_notes(paths: RunPaths, attempt: int) -> list[NodeNote]:
     events = (event for file in files for event in read_ends(file, attempt))
     for event in (each for each in events if each.type is EventType.NOTE):
         with contextlib.suppress(ValueError):  # a rank may write any event
-            found.append(NodeNote(event.node, event.at, decoded(Note, event.note)))
+            found.append((event.node, event.at, decoded(Note, event.note)))
     return found
 
 

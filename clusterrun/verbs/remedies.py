@@ -14,7 +14,6 @@ from typing import Final
 
 from clusterrun.backends.evidence import ProgressSource
 from clusterrun.backends.status import JobStatus
-from clusterrun.config import Resolved
 from clusterrun.config.secrets import redacted
 from clusterrun.config.spec import JobSpec
 from clusterrun.diagnosis.kinds import Advice, Retry
@@ -54,15 +53,10 @@ class Run:
 
     job: JobStatus
     verdict: ShortVerdict
-    resolved: Resolved
+    spec: JobSpec
     plan: Plan
     is_newest: bool
     outcome: Outcome | None = None
-
-    @property
-    def spec(self) -> JobSpec:
-        """Its settings."""
-        return self.resolved.spec
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | None:
@@ -89,7 +83,7 @@ def run_of(job: JobStatus, verdict: ShortVerdict, attempt: int) -> Run | None:
     return Run(
         job=job,
         verdict=verdict,
-        resolved=resolved,
+        spec=resolved.spec,
         plan=plan,
         is_newest=attempt == job.attempt,
         outcome=outcome,
@@ -163,9 +157,8 @@ def _smaller_batch(run: Run) -> list[Advice]:
     smaller = smaller_passes(micro, accumulation)
     if smaller is None:
         return []
-    keys = ("micro_batch", "accumulation")
     if spec.planned or options is None:
-        sets = [f"training.{key}={n}" for key, n in zip(keys, smaller, strict=True)]
+        sets = (f"training.micro_batch={smaller[0]}", f"training.accumulation={smaller[1]}")
         command = run.resume("--set", sets[0], "--set", sets[1])
     else:
         args: Sequence[str] = spec.args
@@ -224,10 +217,9 @@ def _more_memory(run: Run) -> list[Advice]:
 
 
 def _timeout(run: Run) -> str:
-    """Return twice the timeout."""
-    found = map(_TIMEOUT.search, (run.verdict.text, *run.verdict.more))
-    printed = next((int(hit[1]) // 1000 for hit in found if hit), 0)
-    now = run.plan.timeout_s or printed
+    """Return twice the timeout, that of the job or the one that was printed."""
+    hit = _TIMEOUT.search("\n".join((run.verdict.text, *run.verdict.more)))
+    now = run.plan.timeout_s or (int(hit[1]) // 1000 if hit else 0)
     return format_seconds(2 * now) if now else "TIMEOUT"
 
 

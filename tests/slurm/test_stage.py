@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.namespaces import small_disk
 from tests.road import LIGHT, Project, project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(300)]
@@ -74,18 +72,3 @@ def test_ranks_import_from_the_disk_of_their_node_and_the_next_job_finds_the_cop
     assert len(list(here.path.glob("runs/by-job/*/attempts/2"))) == 1
     assert "; 0 nodes lacked it; " in batch
     assert "packing" not in batch
-
-
-@pytest.mark.long
-def test_a_job_whose_nodes_have_no_room_trains_from_the_shared_file_system(
-    cluster: Cluster, here: Project, tmp_path: Path
-) -> None:
-    with small_disk(tmp_path / "small", 64) as disk:
-        ranks, batch = run(
-            cluster, here, *python(tmp_path), "--set", f"launch.stage_dir={disk.root}"
-        )
-    assert ranks == {f"0 {tmp_path / 'env'} 1", f"1 {tmp_path / 'env'} 1"}
-    line = re.escape(f"clusterrun: the nodes use {tmp_path / 'env'} where it is: ")
-    where = re.escape(f"{disk.root}/clusterrun-stage-0")
-    room = rf"^{line}\w+: {where} has no room for \d+ MiB$"
-    assert len(re.findall(room, batch, re.MULTILINE)) == 1

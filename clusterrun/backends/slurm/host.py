@@ -120,7 +120,7 @@ class SlurmHost(Host):
         """Start an attempt's srun: one task on each node. Raises OSError."""
         argv = self.command(attempt, is_relaunch=is_relaunch, excluded=excluded)
         if self.plan.stage is not Stage.OFF and not is_relaunch:
-            words = (str(self.paths.root), str(attempt), *argv)
+            words = (str(self.paths.root), *argv)
             argv = module_argv(sys.executable, "clusterrun.backends.slurm.stage", *words)
         environ = {**self.environ, "CLUSTERRUN_BATCH_PID": str(os.getpid())}
         return SrunStep(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL))

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.environment import scrubbed
@@ -167,43 +166,39 @@ def _squeue_job(values: Sequence[str]) -> SchedulerJob:
     job_id, state, nodes, elapsed, limit, start, end, rest = values
     request = re.match(_REQUEST, rest)
     reason, partition, number = request.groups() if request else (rest, None, None)
-    times = _Times(parse_clock(elapsed), parse_clock(limit), start, end)
+    times = (parse_clock(elapsed), parse_clock(limit), start, end)
     job = _job("squeue", job_id, state, reason, nodes, times)
     if job.state is not JobState.PENDING:
         return job
     return replace(job, partition=partition or "", asked_nodes=int(number) if number else None)
 
 
-class _Times(NamedTuple):
-    """A job's times: spans in seconds, moments as Slurm prints them."""
-
-    elapsed_s: int | None
-    limit_s: int | None
-    start: str
-    end: str
+_Times = tuple[int | None, int | None, str, str]
+"""How long a job has run and may run, in seconds; its start and its end, as Slurm prints them."""
 
 
 def _job(
     source: str, job_id: str, word: str, reason: str, nodes: str, times: _Times, ended: str = ""
 ) -> SchedulerJob:
     """Return what a program says of a job; what means nothing in its state is left out."""
+    elapsed_s, limit_s, began, ends = times
     state = parse_slurm_state(word)
     nodelist = "" if nodes in ("(null)", "None assigned") else nodes
     has_started = bool(nodelist) and state not in (JobState.PENDING, JobState.UNKNOWN)
     stale = state.is_terminal and reason in WAITING
     code, number = parse_exit(ended) if state.is_terminal else (None, None)
-    start = parse_time(times.start)
+    start = parse_time(began)
     return SchedulerJob(
         job_id=job_id,
         source=source,
         state=state,
         reason="" if stale or reason in ("None", "(null)") else reason,
         nodelist=nodelist,
-        elapsed_s=times.elapsed_s if has_started else None,
-        limit_s=None if times.limit_s == YEAR_S else times.limit_s,
+        elapsed_s=elapsed_s if has_started else None,
+        limit_s=None if limit_s == YEAR_S else limit_s,
         start=start if has_started else None,
         expected_start=start if state is JobState.PENDING else None,
-        end=parse_time(times.end) if state.is_terminal else None,
+        end=parse_time(ends) if state.is_terminal else None,
         exit_code=code,
         exit_signal=number,
     )
@@ -244,7 +239,7 @@ def parse_sacct(text: str) -> dict[str, SchedulerJob]:
 def _sacct_job(values: Sequence[str]) -> SchedulerJob:
     job_id, state, ended, nodes, elapsed, minutes, start, end, reason = values
     limit_s = int(minutes) * 60 if minutes.isdigit() else None
-    times = _Times(int(elapsed) if elapsed.isdigit() else None, limit_s, start, end)
+    times = (int(elapsed) if elapsed.isdigit() else None, limit_s, start, end)
     return _job("sacct", job_id, state, reason, nodes, times, ended)
 
 
@@ -283,7 +278,7 @@ def parse_scontrol(text: str, job_ids: Iterable[str]) -> dict[str, SchedulerJob]
 def _scontrol_job(job_id: str, pairs: Mapping[str, str]) -> SchedulerJob:
     words = ("JobState", "Reason", "NodeList", "RunTime", "TimeLimit", "StartTime", "EndTime")
     state, reason, nodes, elapsed, limit, start, end = (pairs.get(name, "") for name in words)
-    times = _Times(parse_clock(elapsed), parse_clock(limit), start, end)
+    times = (parse_clock(elapsed), parse_clock(limit), start, end)
     job = _job("scontrol", job_id, state, reason, nodes, times, pairs.get("ExitCode", ""))
     restarts = pairs.get("Restarts", "")
     return replace(job, restarts=int(restarts) if restarts.isdigit() else None)

@@ -67,20 +67,20 @@ class Association:
 def partition_rows(name: str | None = None) -> list[PartitionRow]:
     """Ask sinfo once, about one partition or all; return nothing if it doesn't answer."""
     only = [f"--partition={name}"] if name else []
-    lines = _lines(["sinfo", "--noheader", f"--format={'|'.join(_PARTITION_FIELDS)}", *only])
-    return [_row(*line) for line in lines if len(line) == len(_PARTITION_FIELDS)]
-
-
-def _row(name: str, nodes: str, gres: str, cpus: str, memory: str, limit: str) -> PartitionRow:
-    return PartitionRow(
-        name=name.rstrip("*"),
-        is_default=name.endswith("*"),
-        nodes=int(nodes) if nodes.isdigit() else 0,
-        gres="" if gres == "(null)" else gres,
-        cpus=cpus,
-        memory_mb=memory,
-        limit=limit,
-    )
+    argv = ["sinfo", "--noheader", f"--format={'|'.join(_PARTITION_FIELDS)}", *only]
+    lines = (line for line in _lines(argv) if len(line) == len(_PARTITION_FIELDS))
+    return [
+        PartitionRow(
+            name=name.rstrip("*"),
+            is_default=name.endswith("*"),
+            nodes=int(nodes) if nodes.isdigit() else 0,
+            gres="" if gres == "(null)" else gres,
+            cpus=cpus,
+            memory_mb=memory,
+            limit=limit,
+        )
+        for name, nodes, gres, cpus, memory, limit in lines
+    ]
 
 
 def associations(user: str) -> list[Association]:

@@ -16,7 +16,6 @@ import signal
 import stat
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,6 @@ from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
-from clusterrun.rundir.request import Reason, read_request
 from clusterrun.rundir.startup import STAGED_AT
 from clusterrun.shared import assets, files, shell
 from clusterrun.shared.locks import locked
@@ -62,13 +60,11 @@ class Pack:
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Stage the environment for the attempt of an srun, and become it."""
-    run_dir, attempt, *srun = argv
+    run_dir, *srun = argv
     paths = RunPaths(root=Path(run_dir))
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm's warnings, for the conductor
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(NodeExit.CANCELLED))
-    request = paths.request(int(attempt))
-    threading.Thread(target=_end_when_asked, args=(request,), daemon=True).start()
     try:
         paths.stage_script.unlink(missing_ok=True)
         _stage(paths, read_plan(paths), srun)
@@ -81,12 +77,6 @@ def main(argv: Sequence[str]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     os.environ[STAGED_AT] = f"{time.time():.3f}"
     os.execvp(srun[0], srun)
-
-
-def _end_when_asked(request: Path) -> None:
-    while read_request(request) is not Reason.END:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _stage(paths: RunPaths, plan: Plan, srun: Sequence[str]) -> None:
