@@ -60,29 +60,20 @@ STARTER: Final = """\
 slurm:
   #partition: gpu
   #account: my-account
-  #qos: normal
   #time: 1-00:00:00               # days-hours:minutes:seconds
   #nodes: 2
   #gpus_per_node: 4               # one rank per GPU
   #gpu_type: a100                 # requests gpu:a100:4
   #cpus_per_task: 32              # per node
   #mem: 200G                      # per node
-  #constraint: a100
-  #gpu_request: gpus-per-node     # or gres, if the site expects --gres=gpu:4
-  #extra: ["--nice=100"]          # any other options of sbatch
 
 launch:
   #nproc_per_node: 2              # ranks per node, if not one per GPU
   #device: auto                   # cuda, cpu or auto
   #strategy: ddp                  # none, ddp, fsdp, zero1, zero2, zero3, zero2-offload, ...
   #mixed_precision: auto          # no, fp16, bf16 or auto: the best that the GPUs support
-  #timeout: 30m                   # of the process group
   #setup: ["modules: cuda/12.4", "conda: llm"]    # also "venv: DIR", "uv: DIR" or a line of bash
   #python: python3                # on the nodes; default: that of conda, venv or uv, else this one
-
-network:
-  #preset: auto                   # ethernet, infiniband, efa
-  #env: {NCCL_DEBUG: WARN}
 
 env:
   #TOKENIZERS_PARALLELISM: "false"

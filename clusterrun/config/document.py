@@ -6,6 +6,7 @@ the number 5400.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,12 +18,13 @@ from clusterrun.config.environments import setup_line
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_KEY, SECTIONS, hint_for_key
 from clusterrun.config.settings import Anchor, ConfigFile, Origin, Setting, settings_of
-from clusterrun.config.values import Raw, unexpanded_variable
+from clusterrun.config.values import Raw
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.shared.bounded_yaml import MERGE, MOST_VALUES, BoundedLoader
 
 _BROKEN: Final = "this is not valid YAML"
 HINTS: Final = 100  # for so many mistakes; a hint takes a search
+_VARIABLE: Final = r"\$(?:[A-Za-z_]\w*|\{\w+\})"
 _NULL: Final = "tag:yaml.org,2002:null"
 _TEXT_TAGS: Final = frozenset(
     f"tag:yaml.org,2002:{name}"
@@ -152,9 +154,10 @@ class _Reader:
         into = self.document.profiles[self.profile] if self.profile else self.document.settings
         try:
             for setting in self.settings_in(field, key, node):
-                if variable := unexpanded_variable(field, setting.value):
+                is_path = field.kind is Kind.PATH
+                if found := re.search(_VARIABLE, setting.value) if is_path else None:
                     self.document.warnings.append(
-                        f"{setting.origin.where}: {field.key} has '{variable}', which is not "
+                        f"{setting.origin.where}: {field.key} has '{found[0]}', which is not "
                         f"expanded in files; export {field.env} in your shell's profile instead"
                     )
                 into.append(setting)
@@ -193,7 +196,12 @@ class _Reader:
         Raises ConfigError for a key that is given twice or is not a text.
         """
         if id(node) not in self.known_pairs:  # an alias leads to the same node again
-            self._refuse_duplicates(node)
+            first: dict[str, Node] = {}
+            for key, _value in node.value:
+                name = "" if key.tag == MERGE else self._name(key)
+                if (earlier := first.setdefault(name, key)) is not key and name:
+                    hint = f"keep one; the first is on line {earlier.start_mark.line + 1}"
+                    raise self.wrong(key, f"key '{name}' is given twice", hint)
             try:
                 self.loader.flatten_mapping(node)
             except yaml.MarkedYAMLError as error:
@@ -209,19 +217,6 @@ class _Reader:
         if self.values > MOST_VALUES:
             hint = "repeat less of the file with << and *"
             raise self.wrong(node, f"the file has more than {MOST_VALUES:,} values", hint)
-
-    def _refuse_duplicates(self, node: MappingNode) -> None:
-        first: dict[str, Node] = {}
-        for key, _value in node.value:
-            if key.tag == MERGE:
-                continue
-            name = self._name(key)
-            if name in first:
-                line = first[name].start_mark.line + 1
-                raise self.wrong(
-                    key, f"key '{name}' is given twice", f"keep one; the first is on line {line}"
-                )
-            first[name] = key
 
     def _name(self, key: Node) -> str:
         if isinstance(key, ScalarNode):

@@ -48,8 +48,7 @@ def keys_in(section: str) -> list[str]:
 def hint_for_key(name: str, section: str) -> str:
     """Return a hint for an unknown key of a section ("": the top level)."""
     plain = name.replace("-", "_").removeprefix(section + "." if section else "")
-    words = _words()
-    key = words.get(plain)
+    key = words().get(plain)
     if plain in ("conda", "conda_env", "modules", "uv", "venv"):
         return f"write it under 'launch:' as setup: {{{plain.removesuffix('_env')}: ...}}"
     if plain not in keys_in(section) and key is not None:
@@ -57,25 +56,20 @@ def hint_for_key(name: str, section: str) -> str:
     near = nearest(plain, keys_in(section))
     if near is not None:
         return f"use '{near}'"
-    key = words.get(nearest(plain, words) or "")
+    key = words().get(nearest(plain, words()) or "")
     return _written_at(key, section) if key else f"use one of: {', '.join(keys_in(section))}"
 
 
-def key_of_word(word: str) -> str | None:
-    """Return the key that a word names: `gpus`, `nodes`."""
-    return _words().get(word)
-
-
 @functools.cache
-def _words() -> dict[str, str]:
+def words() -> dict[str, str]:
     """Map words to the keys that they name: whole keys, their last parts, long options."""
-    words = dict(_ALIASES)
+    found = dict(_ALIASES)
     for field in FIELDS:
         flags = (flag for flag in (*field.flags, *field.former) if flag[:2] == "--")
         options = [flag.lstrip("-").replace("-", "_") for flag in flags]
         for word in (*options, field.name, field.key.rpartition(".")[2], field.key):
-            words[word] = field.key
-    return words
+            found[word] = field.key
+    return found
 
 
 def _written_at(key: str, section: str) -> str:

@@ -16,7 +16,7 @@ from clusterrun.config.keys import (
     BY_NAME,
     SECTIONS,
     hint_for_key,
-    key_of_word,
+    words,
 )
 from clusterrun.config.secrets import secret_arguments
 from clusterrun.config.settings import (
@@ -175,7 +175,11 @@ def resolve(
         ]
     )
     merged.take_timeout()
-    merged.warn_of_secrets()
+    for argument in secret_arguments(merged.values.get("args", ())):
+        merged.notes.append(
+            f"argument {argument} looks like a secret: others can read it in ps and in the "
+            "run directory; let the script read it from a variable listed in pass_env"
+        )
     refuse_several_clusters(merged)
     merged.complete(found.project_dir, cwd)
     warnings = [text for document in documents for text in document.warnings]
@@ -188,23 +192,6 @@ def resolve(
         files=tuple(file.shown for file in found.files),
         notes=(*found.notes, *warnings, *unknown_variables(environ), *merged.notes),
     )
-
-
-def _documents(files: Sequence[ConfigFile], only: str) -> list[Document]:
-    if not files:
-        return []
-    from clusterrun.config.document import parse_document  # imports YAML
-
-    return [parse_document(file, only=only) for file in files]
-
-
-def _file_layers(documents: Sequence[Document], profile: str | None) -> list[Layer]:
-    """Return all plain values below all values of the profile, each from the lowest file up."""
-    lowest_first = list(reversed(documents))
-    plain: list[Layer] = [document.settings for document in lowest_first]
-    if profile is None:
-        return plain
-    return plain + [document.profiles.get(profile, []) for document in lowest_first]
 
 
 # The command line and the environment
@@ -244,7 +231,7 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     looks = ("CLUSTERRUN_",) if environ.keys().isdisjoint(_OF_A_JOB) else sections
     for name in sorted(environ):
         if name.startswith(looks) and name not in BY_ENV and not name.startswith(_OTHERS):
-            key = key_of_word(name.removeprefix("CLUSTERRUN_").lower())
+            key = words().get(name.removeprefix("CLUSTERRUN_").lower())
             near = BY_KEY[key].env if key else None
             near = nearest(name, BY_ENV) if name.startswith(sections) else near
             hint = f"; use {near}" if near else ""
@@ -371,14 +358,6 @@ class Merged:
             else:
                 note += "launch.timeout is used"
             self.notes.append(note)
-
-    def warn_of_secrets(self) -> None:
-        """Warn of an argument that looks like a secret: `ps` and the run directory show it."""
-        for argument in secret_arguments(self.values.get("args", ())):
-            self.notes.append(
-                f"argument {argument} looks like a secret: others can read it in ps and in the "
-                "run directory; let the script read it from a variable listed in pass_env"
-            )
 
     def complete(self, project_dir: Path, cwd: Path) -> None:
         """Fill in the origins of defaults, and the directory of the project's runs."""

@@ -78,16 +78,11 @@ def _scalar_text(field: Field, value: Any) -> str:
     if field.kind is Kind.FLAG:
         return "true" if value else "false"
     if field.kind is Kind.REAL:
-        return _yaml_number(value)
+        if value == int(value):
+            return str(int(value))
+        mantissa, mark, exponent = repr(value).partition("e")  # YAML's numbers have a point
+        return f"{mantissa if '.' in mantissa else mantissa + '.0'}{mark}{exponent}"
     return str(value.value) if isinstance(value, Enum) else str(value)
-
-
-def _yaml_number(value: float) -> str:
-    """Return a number that every YAML reader reads as one: 478720, 1.0e-05."""
-    if value == int(value):
-        return str(int(value))
-    mantissa, mark, exponent = repr(value).partition("e")
-    return f"{mantissa if '.' in mantissa else mantissa + '.0'}{mark}{exponent}"
 
 
 def anchored(field: Field, value: Any, *, directory: str | None, home: str | None) -> Any:
@@ -104,14 +99,6 @@ def anchored(field: Field, value: Any, *, directory: str | None, home: str | Non
     if is_program and value.startswith("~/"):
         return value  # the home of whichever machine runs it
     return absolute(value) if field.kind is Kind.PATH or is_program else value
-
-
-def unexpanded_variable(field: Field, value: Any) -> str | None:
-    """Return a `$NAME` in a path, which is not expanded."""
-    if field.kind is not Kind.PATH:
-        return None
-    found = re.search(r"\$(?:[A-Za-z_]\w*|\{\w+\})", value)
-    return found[0] if found else None
 
 
 def _texts(raw: Raw) -> tuple[str, ...]:

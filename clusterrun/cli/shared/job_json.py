@@ -18,6 +18,8 @@ from clusterrun.shared.hostlist import named
 def job_object(job: JobStatus) -> dict[str, Any]:
     """Describe a job for JSON; null is unknown."""
     record = job.record
+    pending = job.pending or PendingReason(code=job.reason, text=job.reason, can_start=None)
+    said = {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
     return {
         "job_id": record.job_id or None,
         "name": record.name,
@@ -26,7 +28,7 @@ def job_object(job: JobStatus) -> dict[str, Any]:
         "backend": record.cluster.value,
         "cluster": record.slurm_cluster,
         "state": job.state.value,
-        "reason": _reason(job),
+        "reason": {**said, **outlook_object(job)} if pending.code else None,
         "suspicions": [{"kind": each.kind.value, "text": each.text} for each in job.suspicions],
         "nodes": record.nodes,
         "nodelist": nodelist(job) or None,
@@ -78,12 +80,6 @@ def end_object(job: JobStatus) -> dict[str, Any]:
         "exit": {"code": job.exit_code, "signal": job.exit_signal},
         "verdict": _failure(job.failure),
     }
-
-
-def _reason(job: JobStatus) -> dict[str, Any] | None:
-    pending = job.pending or PendingReason(code=job.reason, text=job.reason, can_start=None)
-    said = {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
-    return {**said, **outlook_object(job)} if pending.code else None
 
 
 def _failure(failure: Outcome | None) -> dict[str, Any] | None:

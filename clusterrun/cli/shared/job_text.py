@@ -38,20 +38,14 @@ def locate_announced(job: str | None) -> JobRecord:
     if job is None and not FORWARDED:
         where = os.path.relpath(record.runs_dir.root)
         output.say(f"using job {record.job_id} ({record.name}, newest run in {where})")
-    else:
-        announce(job or "", record)
-    return record
-
-
-def announce(job: str, record: JobRecord) -> None:
-    """Print which run a name means, if several have it or it belongs to another project."""
-    if job in FORWARDED:  # the machine that forwarded it has announced it
-        return
+    if job is None or job in FORWARDED:  # the machine that forwarded it has announced it
+        return record
     number = 1 if job != record.name or job in record.job_ids else count_namesakes(record)
     newest = f", newest of {number} runs of this name" if number > 1 else ""
     place = f" of {record.workdir}" if not os.path.exists(job) and is_elsewhere(record) else ""
     if newest or place:
         output.say(f"using job {record.job_id} ({record.name}{newest}){place}")
+    return record
 
 
 def say_released(job: JobStatus) -> None:

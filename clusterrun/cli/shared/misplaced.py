@@ -60,7 +60,9 @@ def refuse_misplaced(
             continue
         is_certain = name in _CERTAIN or (script.are_visible and is_clear)
         is_certain = not script.has_parser if name in _HELP else bool(option) and is_certain
-        places = [at, at + 1] if _takes_value(option) and typed == args[at] else [at]
+        is_flag = getattr(option, "is_flag", True)
+        is_flag = option.kind is Kind.FLAG if isinstance(option, Field) else is_flag
+        places = [at] if is_flag or typed != args[at] else [at, at + 1]
         if is_certain and not script.takes_any:
             moved += places
             refused.append(typed)
@@ -72,12 +74,6 @@ def refuse_misplaced(
         raise _refusal([ctx.command_path, *before], entry, args, moved, refused, is_module)
     where = "comes after the script and goes to it; put clusterrun's options before the script"
     return tuple(f"{name} {where}" for name in dict.fromkeys(noted))
-
-
-def _takes_value(option: click.Parameter | Field | None) -> bool:
-    if isinstance(option, Field):
-        return option.kind is not Kind.FLAG
-    return isinstance(option, click.Option) and not option.is_flag
 
 
 def _name(word: str) -> str:

@@ -21,10 +21,7 @@ from clusterrun.cli.shared.help import (
 )
 from clusterrun.cli.shared.misplaced import refuse_misplaced
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
-from clusterrun.cli.shared.spellings import (
-    refuse_launcher_module,
-    refuse_other_program,
-)
+from clusterrun.cli.shared.spellings import refuse_launcher_module, refuse_other_program
 from clusterrun.config import Given, Resolved
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.settings import BUILT_IN
@@ -37,15 +34,9 @@ if TYPE_CHECKING:
 _TYPED: Final = "clusterrun.typed"
 _WIDEST: Final = 30  # characters; longer choices go into the help text
 _METAVARS: Final = {
-    Kind.TEXT: "TEXT",
-    Kind.PATH: "PATH",
-    Kind.COUNT: "N",
-    Kind.NUMBER: "N",
-    Kind.REAL: "X",
-    Kind.BYTES: "SIZE",
-    Kind.MINUTES: "TIME",
-    Kind.SECONDS: "TIME",
-    Kind.DURATION: "TIME",
+    **{Kind.TEXT: "TEXT", Kind.PATH: "PATH", Kind.REAL: "X", Kind.BYTES: "SIZE"},
+    **dict.fromkeys((Kind.COUNT, Kind.NUMBER), "N"),
+    **dict.fromkeys((Kind.MINUTES, Kind.SECONDS, Kind.DURATION), "TIME"),
 }
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -76,20 +67,14 @@ class JobOptions(NamedTuple):
             profile=self.profile,
             overrides=self.overrides,
         )
-        _show_sources(resolved)
+        if output.current_session().verbose:
+            output.detail("files", ", ".join(resolved.files) or "none")
+            output.detail("profile", resolved.profile or "none")
+            rows = [row for row in resolved.rows() if row.origin != str(BUILT_IN)]
+            for index, row in enumerate(rows):
+                text = f"{row.key}: {row.text}  ({row.origin})"
+                output.detail("" if index else "settings", text)
         return resolved._replace(notes=(*self.notes, *resolved.notes))
-
-
-def _show_sources(resolved: Resolved) -> None:
-    """Print, with --verbose, the files that were read and each value that is not a default."""
-    if not output.current_session().verbose:
-        return
-    output.detail("files", ", ".join(resolved.files) or "none")
-    if resolved.profile:
-        output.detail("profile", resolved.profile)
-    rows = [row for row in resolved.rows() if row.origin != str(BUILT_IN)]
-    for index, row in enumerate(rows):
-        output.detail("" if index else "settings", f"{row.key}: {row.text}  ({row.origin})")
 
 
 submission_option: Final = under(HEADINGS["submission"])
