@@ -63,6 +63,10 @@ def test_submit_refuses_no_environment_whose_own_code_may_add_packages(
     text = "script: train.py\nlaunch: {setup: [{conda: ./evilenv}]}\n"
     (here.path / "clusterrun.yaml").write_text(text)
     said = here("submit", "--dry-run")
+    assert (said.code, "has no clusterrun, torch or accelerate" in said.err) == (2, True), said
+    pth = here.path / "evilenv/lib/python3.99/site-packages/shared.pth"
+    pth.write_text("import site; site.addsitedir('/shared/pkgs')\n")
+    said = here("submit", "--dry-run")
     assert said.code != 2
     assert "has no clusterrun" not in said.err
     assert "note: the nodes run python from the environment that setup activates" in said.err
