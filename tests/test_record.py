@@ -176,31 +176,6 @@ def test_a_damaged_record_is_an_error_alone_and_passed_over_in_a_list(
             record.resolve_job(word, [runs])
 
 
-def test_writing_never_leaves_a_half_file(runs: RunsDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make(runs)
-    before = made.paths.record.read_text()
-
-    def no_space(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "rename", no_space)
-    with pytest.raises(OSError, match="No space"):
-        record.write(dataclasses.replace(made, job_id="8"))
-    assert made.paths.record.read_text() == before
-    assert sorted(path.name for path in made.paths.root.glob(".*")) == []
-
-
-def test_the_commit_of_the_working_directory_is_recorded(runs: RunsDir, tmp_path: Path) -> None:
-    from clusterrun.shared import shell
-
-    assert make(runs, run_id="r1").git_commit is None
-    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for argv in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "x"]):
-        assert shell.run(["git", "-C", str(tmp_path), *argv]).rc == 0
-    commit = shell.run(["git", "-C", str(tmp_path), "rev-parse", "HEAD"]).stdout.strip()
-    assert make(runs, run_id="r2").git_commit == commit
-
-
 # Finding
 
 

@@ -137,7 +137,6 @@ def _write_run(paths: RunPaths, *, nodes: int, end: int) -> None:
         workdir=str(paths.root),
         time_minutes=0,
         versions={},
-        git_commit=None,
         user="me",
         host="here",
     )

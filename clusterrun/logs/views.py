@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -30,23 +29,12 @@ def node_colour(node: str) -> int:
     return _COLOURS[zlib.crc32(node.encode("utf-8", "surrogateescape")) % len(_COLOURS)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Style:
-    """How to format lines; `time_chars` is 0, 8 (whole seconds) or 12 (with milliseconds)."""
-
-    prefix: bool = True
-    colour: bool = False
-    time_chars: int = 0
-
-
-PLAIN = Style()
-
-
 class TextView(View):
     """Writes lines for people; an unfinished line gets a mark.
 
     The prefix is as wide as the longest name in `nodes` with the highest rank; it grows only for a
-    longer name that appears later.
+    longer name that appears later. `time_chars` of the times are shown: 0, 8 (whole seconds) or 12
+    (with milliseconds).
     """
 
     def __init__(
@@ -55,11 +43,13 @@ class TextView(View):
         write: Callable[[bytes], None],
         nodes: Iterable[str],
         world_size: int,
-        style: Style = PLAIN,
+        prefix: bool = True,
+        colour: bool = False,
+        time_chars: int = 0,
         dedup: bool = False,
     ) -> None:
         super().__init__(write, Joiner())
-        self._style = style
+        self._prefix, self._colour, self._time_chars = prefix, colour, time_chars
         self._world_size = world_size
         folded = Dedup(write=self._write, world_size=world_size)
         tracebacks = Tracebacks(take=folded.feed)
@@ -76,19 +66,19 @@ class TextView(View):
         if line is None:
             return None
         body = readable(line.text, keep_colours=False)
-        if not self._style.prefix:
+        if not self._prefix:
             return body
         self._make_room_for(line.node)
         return f"{source_name(line).ljust(self._width)} {_MARKS.get(line.stream, '|')} {body}"
 
     def _show_line(self, line: LogLine) -> None:
-        self._take(line, readable(line.text, keep_colours=self._style.colour))
+        self._take(line, readable(line.text, keep_colours=self._colour))
 
     def _show_gap(self, line: LogLine, gap: Gap) -> None:
         self._take(line, strip_controls(gap_sentence(gap), keep_colours=False))
 
     def _write(self, line: LogLine, body: str, copies: Copies | None = None) -> None:
-        chars = self._style.time_chars
+        chars = self._time_chars
         start = f"{clock_time(line.epoch_us)[:chars]} " if chars else ""
         start += self._folded_head(copies) if copies else self._head(line)
         if not (copies or "\n" in body):
@@ -97,7 +87,7 @@ class TextView(View):
         texts = body.split("\n")
         if copies and copies.is_late:
             texts = texts[-1:]  # the end of a traceback; the rest was shown before
-        if copies and self._style.prefix:
+        if copies and self._prefix:
             texts[-1] += _spread(copies)
         for text in texts:
             self._put(f"{start}{text}\n".encode())
@@ -118,10 +108,10 @@ class TextView(View):
         return self._written(label, copies.line.stream, colour=1)
 
     def _written(self, who: str, stream: Stream, *, colour: int) -> str:
-        if not self._style.prefix:
+        if not self._prefix:
             return ""
         mark = _MARKS.get(stream, "|")
-        if not self._style.colour:
+        if not self._colour:
             return f"{who.ljust(self._width)} {mark} "
         mark = f"{_RED}{mark}{_RESET}" if mark == "!" else mark
         return f"\x1b[{colour}m{who.ljust(self._width)}{_RESET} {mark} "

@@ -21,13 +21,12 @@ from clusterrun.config.choices import Cluster
 from clusterrun.errors import (
     ClusterrunError,
     JobNotFoundError,
-    SchedulerUnreachableError,
     UsageError,
 )
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths, RunsDir, directory_name
 from clusterrun.rundir.plan import read_plan
-from clusterrun.shared import files, shell, typed
+from clusterrun.shared import files, typed
 from clusterrun.shared.installed import installed_version
 from clusterrun.shared.job_id import JobId
 from clusterrun.shared.locks import locked
@@ -79,7 +78,6 @@ class JobRecord:
     workdir: str
     time_minutes: int
     versions: Mapping[str, str]
-    git_commit: str | None
     user: str
     host: str
     earlier_job_ids: tuple[JobId, ...] = ()
@@ -130,7 +128,6 @@ def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) 
         argv=tuple(argv),
         workdir=plan.workdir,
         versions={"python": platform.python_version(), **{k: v for k, v in versions.items() if v}},
-        git_commit=_git_commit(plan.workdir),
         user=current_user(),
         host=socket.gethostname(),
         is_smoke=plan.is_smoke,
@@ -179,19 +176,6 @@ def continued_by(record: JobRecord, job_id: JobId) -> JobRecord:
     return dataclasses.replace(
         record, job_id=job_id, earlier_job_ids=ids[:at], chained_job_ids=ids[at + 1 :]
     )
-
-
-def _git_commit(workdir: str) -> str | None:
-    places = (Path(workdir), *Path(workdir).parents)
-    git = shell.find("git") if any((place / ".git").exists() for place in places) else None
-    if git is None:
-        return None
-    argv = [git, "-C", workdir, "rev-parse", "--verify", "--quiet", "HEAD"]
-    try:
-        done = shell.run(argv, timeout_s=2, tries=1)
-    except SchedulerUnreachableError:  # a slow disk; the commit is not needed
-        return None
-    return done.stdout.strip() or None if done.rc == 0 else None
 
 
 def current_user() -> str:
@@ -260,7 +244,7 @@ def _unreadable(root: Path, written_at: float) -> JobRecord:
     blank: dict[str, Any] = {field.name: 0 if field.type == "int" else "" for field in fields}
     blank |= {"job_id": JobId(), "name": root.parent.name, "run_id": root.name, "argv": ()}
     place = {"run_dir": str(root.absolute()), "workdir": str(root.parent.parent.parent)}
-    blank |= {"slurm_cluster": None, "git_commit": None, "versions": {}, "cluster": Cluster.LOCAL}
+    blank |= {"slurm_cluster": None, "versions": {}, "cluster": Cluster.LOCAL}
     return JobRecord(**{**blank, **place}, submitted_at=written_at, is_damaged=True)
 
 

@@ -118,7 +118,6 @@ def _record(root: Path, *, job_id: str, cluster: Cluster) -> JobRecord:
         workdir=str(root),
         time_minutes=0,
         versions={},
-        git_commit=None,
         user="me",
         host="here",
     )

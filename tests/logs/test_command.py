@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import resource
 import signal
 import subprocess
 import time
@@ -15,14 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.backends.status import JobStatus
-from clusterrun.cli.logs import job as cli_job
-from clusterrun.cli.logs import reading
-from clusterrun.cli.logs.job import RunLogs
-from clusterrun.logs.follow import Left
 from clusterrun.rundir.outcome import Cause
-from clusterrun.rundir.record import JobRecord
-from clusterrun.shared.state import JobState
 from tests.cli.outcomes import outcome
 from tests.logs.corpus import T0, raw
 from tests.logs.runs import LogsCommand, without_times
@@ -215,39 +207,6 @@ def test_ctrl_c_ends_the_watching_and_says_that_the_job_goes_on(
     assert (code, out, err) == (130, ["n1:0  | step 1"], ["+ n1", "job L1 keeps running"])
 
 
-def test_a_follower_waits_as_long_as_the_job_may_go_on(
-    here: LogsCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s, asked, state = [1000.0], list[float](), [JobState.RUNNING]
-
-    def look(record: JobRecord, *, max_age_s: float | None = None) -> JobStatus:
-        asked.append(now_s[0])
-        return JobStatus(record=record, state=state[0])
-
-    monkeypatch.setattr(reading.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(cli_job, "look", look)
-    watch = reading._Watch(RunLogs(record=here.record))
-
-    def ends_within(limit_s: float) -> float | None:
-        begin = now_s[0]
-        while now_s[0] - begin < limit_s:
-            if watch.ended():
-                return now_s[0] - begin
-            now_s[0] += 0.5
-        return None
-
-    assert ends_within(300) is None
-    assert 60 < len(asked) < 90  # seldom, as nothing changes
-    state[0] = JobState.PENDING  # it starts again
-    assert ends_within(100) is None
-    assert (watch.see(Left(node="n1", code=0)), ends_within(1)) == (None, None)
-    state[0] = JobState.UNKNOWN  # everybody has forgotten it
-    assert 30 <= (ends_within(600) or 0) < 60
-    watch = reading._Watch(RunLogs(record=here.record))
-    state[0] = JobState.COMPLETED
-    assert ends_within(10) == 0
-
-
 # Streams
 
 
@@ -310,25 +269,3 @@ def test_a_terminal_gets_colours_and_no_control_sequence_of_the_application(
     assert shown == "\x1b[93mn1:0 \x1b[0m \x1b[31m!\x1b[0m \x1b[1mbold\x1b[0m\r\n"
     here.environ["NO_COLOR"] = "1"
     assert _in_terminal(here, "L1", "--rank", "0") == "n1:0  ! bold\r\n"
-
-
-def test_memory_of_the_whole_command_is_bounded(here: LogsCommand) -> None:
-    here.start()
-    os.truncate(here.write("n1", raw(T0, 0, "o", "first")), 300 * 1024**2)
-    here.write("n1", b"\n", *(raw(T0 + i, 0, "o", f"{i}") for i in range(5)))
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (200 * 1024**2, 200 * 1024**2))
-
-    for args in (["-n", "3"], ["-n", "all", "-o", "raw", "--rank", "0"]):
-        done = subprocess.run(
-            here.argv("L1", *args),
-            cwd=here.path,
-            env=here.environ,
-            capture_output=True,
-            preexec_fn=limit,
-            timeout=60 * patience(),
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.endswith(b"4\n")

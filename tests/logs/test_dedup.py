@@ -155,16 +155,6 @@ def test_held_lines_are_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> N
     assert not folded.dedup._open
 
 
-def test_what_was_folded_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dedup, "REMEMBERED", 5)
-    folded = Folded()
-    for n in range(20):
-        for rank in range(3):
-            folded.feed(rank, "x" * n)
-    folded.drain()
-    assert len(folded.dedup._shown) == 5
-
-
 @given(
     st.lists(
         st.tuples(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from clusterrun.logs import text as texts
 from clusterrun.logs.text import clock_time, last_state, strip_controls, utc_time
 from clusterrun.logs.view import BAR_PAUSES, QUIET_PAUSES, SHOWN_BYTES
-from clusterrun.logs.views import Style, TextView, node_colour
+from clusterrun.logs.views import TextView, node_colour
 from tests.logs.corpus import T0, line
 
 
@@ -24,16 +25,14 @@ class View:
         *,
         nodes: tuple[str, ...] = (),
         world_size: int = 1,
-        style: Style | None = None,
-        dedup: bool = False,
+        **style: Any,
     ) -> None:
         self._written: list[bytes] = []
         self.view = TextView(
             write=self._written.append,
             nodes=nodes,
             world_size=world_size,
-            style=style or Style(),
-            dedup=dedup,
+            **style,
         )
 
     def take(self) -> list[str]:
@@ -69,7 +68,7 @@ def test_hostile_names_of_nodes_reach_no_terminal() -> None:
 
 
 def test_colour_comes_from_the_name_of_the_node_and_red_is_for_stderr() -> None:
-    assert View(style=Style(colour=True)).show((0, "e", b"\x1b[1mbold")) == [
+    assert View(colour=True).show((0, "e", b"\x1b[1mbold")) == [
         f"\x1b[{node_colour('n1')}mn1:0\x1b[0m \x1b[31m!\x1b[0m \x1b[1mbold\x1b[0m\n"
     ]
 
@@ -90,7 +89,7 @@ def east_of_greenwich(monkeypatch: pytest.MonkeyPatch) -> object:
 
 @pytest.mark.usefixtures("east_of_greenwich")
 def test_times_are_of_the_local_zone() -> None:
-    assert View(style=Style(time_chars=12)).show((0, "o", b"a")) == ["00:13:20.000 n1:0 | a\n"]
+    assert View(time_chars=12).show((0, "o", b"a")) == ["00:13:20.000 n1:0 | a\n"]
     assert clock_time(T0 + 1_234_567) == "00:13:21.234"
     assert utc_time(T0) == "2023-11-14T22:13:20.000000Z"
 

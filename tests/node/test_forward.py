@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 import tarfile
 import time
 from collections import defaultdict
@@ -324,35 +323,3 @@ def test_what_is_given_and_what_is_lost_add_up_on_a_disk_that_was_full(
                 assert data[position:].startswith(part)
             position += part if isinstance(part, int) else len(part)
         assert position == len(data)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small disk")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, text=True
-    )
-    if done.returncode:
-        pytest.skip(f"no disk can be mounted: {done.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
-
-
-def test_a_disk_that_is_full_in_the_middle_of_a_line_tears_none(
-    small_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    data = b"".join(b"error: line %d\n" % i for i in range(60_000))
-    (small_disk / "spool").symlink_to(tmp_path)
-    thread = forwarder(small_disk)
-    (small_disk / "spool" / "rank_0.out").write_bytes(data)
-    thread.end(0, "well")
-    thread.start()
-    wait_for(lambda: "No space left on device" in capfd.readouterr().err)
-    assert not log_path(small_disk).read_bytes().endswith(b"\n")
-    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    assert thread.finish(30)
-    assert whole(restored(small_disk)["0o"]) == data
-    assert list(read_log(small_disk))[-1][2] == "z"

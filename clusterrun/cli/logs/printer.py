@@ -15,7 +15,7 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.logformat.lines import LogLine
 from clusterrun.logs.text import strip_controls
 from clusterrun.logs.view import RawView
-from clusterrun.logs.views import JsonView, Style, TextView, to_json
+from clusterrun.logs.views import JsonView, TextView, to_json
 
 _AT_ONCE = 256
 _HELD_LINES = 256
@@ -126,11 +126,9 @@ class LogPrinter:
             write=write,
             nodes=self.nodes,
             world_size=job.world_size,
-            style=Style(
-                prefix=request.prefix,
-                colour=output.wants_colour(sys.stdout, output.current_session().color, os.environ),
-                time_chars=request.time_chars,
-            ),
+            prefix=request.prefix,
+            colour=output.wants_colour(sys.stdout, output.current_session().color, os.environ),
+            time_chars=request.time_chars,
             dedup=request.folds,
         )
 
