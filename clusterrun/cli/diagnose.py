@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -93,7 +94,12 @@ def command(
     if stacks or with_dumps:
         ctx.exit(show_look(job, stacks=stacks, with_dumps=with_dumps, as_json=as_json))
     if logs:
-        found = diagnose_logs(logs, stdin=sys.stdin.buffer)
+        begun = time.monotonic()
+        found = diagnose_logs(
+            logs,
+            stdin=sys.stdin.buffer,
+            show=lambda lines: output.move(f"read {lines:,} lines", time.monotonic() - begun),
+        )
     else:
         record = _found(job)
         name = f"job {record.job_id}" if record.job_id else record.name

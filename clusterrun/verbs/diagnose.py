@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ MOST_LINES: Final = 50_000  # of an attempt, the newest
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024
 _PIECE_BYTES: Final = 256 * 1024  # a longer line counts as several
+_SHOWN_LINES: Final = 20_000  # after so many a reader hears of them
 _MOST_MISSING: Final = 1 / 3  # of the ranks that timed out
 _LAST_S: Final = 600  # of the rank that failed first, everything
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
@@ -282,14 +283,19 @@ def _add_missing(scanner: Scanner, files: Sequence[LogFile], world: int) -> None
         scanner.add("hang_rank_missing", Role.EITHER, line)
 
 
-def diagnose_logs(names: Sequence[str], *, stdin: BinaryIO) -> Diagnosis:
+def diagnose_logs(
+    names: Sequence[str], *, stdin: BinaryIO, show: Callable[[int], None] = lambda lines: None
+) -> Diagnosis:
     """Diagnose the logs of any job: one interleaved file, or one for each rank or node.
 
-    `-` is standard input. Raises UsageError for a file that cannot be read.
+    `-` is standard input. `show` hears now and then how many lines were read. Raises UsageError
+    for a file that cannot be read.
     """
     scanner = Scanner(table=known_causes())
     for line in _lines_of(names, stdin):
         scanner.feed(line)
+        if not scanner.lines % _SHOWN_LINES:
+            show(scanner.lines)
     return Diagnosis(verdict=verdict_of(scanner), lines=scanner.lines)
 
 

@@ -410,7 +410,7 @@ def test_a_model_of_the_command_line_is_not_mixed_with_another_of_the_file(
     assert mixed == plain
     assert mixed["inputs"]["model"]["params"] == 8_030_261_248
     said = asked(here, words, recommend).err
-    assert "note: training.model, command line (--model), replaces training.params, " in said
+    assert "note: training.model, command line (--model), replaces training.params (" in said
     assert "training.epochs, command line (--epochs), replaces training.max_steps (" in said
 
 

@@ -329,7 +329,7 @@ def test_what_is_easily_meant_otherwise_is_noted(
         f"note: CLUSTERRUN_FOO {ignored}",
         f"note: CLUSTERRUN_NODES {ignored}; use CLUSTERRUN_SLURM_NODES",
         "note: --mem 64 is 64 megabytes; for gigabytes: 64G",
-        "note: -t 4:00 is minutes:seconds, 4 minutes; for hours: 4:00:00",
+        "note: --time 4:00 is minutes:seconds, 4 minutes; for hours: 4:00:00",
     ]
     said = here("render", "--cluster", "slurm", "--mem", "64", "-t", "4:00", "train.py")
     assert said.err.splitlines()[:5] == notes
