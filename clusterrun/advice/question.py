@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -44,7 +45,6 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
     Raises UsageError if the model's size is unknown or the question makes no sense.
     """
     spec = resolved.spec
-    _refuse_own_files(spec, is_open=is_open)
     _refuse(spec, is_open=is_open)
     gpu, is_cpu = _gpu(spec), _is_cpu(spec)
     setup = _setup(spec, _model(resolved, may_count=may_count), gpu, is_open=is_open)
@@ -55,6 +55,9 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
     is_seen = _runs_here(spec) or all(place.scheduler.shares_files for place in places)
     saves_here = spec.save_every is not None and is_seen
     within, between = spec.intra_node_bandwidth, spec.inter_node_bandwidth
+    cpus = _cpus(spec)
+    if cpus is None and _runs_here(spec):
+        cpus = usable_cpus() // (spec.nodes or 1)
     measured = (x for x in stored_scaling(resolved) if x.is_of(setup, is_cpu=is_cpu))
     question = Question(
         **{name: getattr(spec, name) for name in same},
@@ -63,7 +66,7 @@ def question_of(resolved: Resolved, *, is_open: bool = False, may_count: bool = 
         gpu=None if is_cpu else gpu,
         gpu_bytes=spec.gpu_mem_bytes or (gpu.memory_bytes if gpu else None),
         host_bytes=_host_bytes(spec),
-        cpus_per_rank=_cpus_per_rank(spec, setup.procs_per_node),
+        cpus_per_rank=max(1, cpus // setup.procs_per_node) if cpus else None,
         samples=_samples(spec),
         epochs=spec.epochs or (None if spec.max_steps else 1),
         wanted_batch=spec.effective_batch,
@@ -148,7 +151,13 @@ def assumptions_of(resolved: Resolved) -> tuple[str, ...]:
 
 
 def _refuse(spec: JobSpec, *, is_open: bool) -> None:
-    """Refuse what can't be estimated or trained."""
+    """Refuse what can't be estimated or trained, and files of the user, which may set anything."""
+    is_adopted = not is_open and not spec.strategy.is_deepspeed and named_json(spec.args)
+    if spec.accelerate_config or spec.deepspeed_config or is_adopted:
+        raise UsageError(
+            "plan cannot read your own configuration file",
+            hint="omit it, and describe the setup with --strategy, --nodes and --gpus-per-node",
+        )
     for option, size in (("--gpu-mem", spec.gpu_mem_bytes), ("--host-mem", spec.host_mem_bytes)):
         if size is not None and size < _LEAST_BYTES:
             raise UsageError(f"{option} is only {size} bytes", hint="add a unit, as in 24GiB")
@@ -374,29 +383,9 @@ def _cpus(spec: JobSpec) -> int | None:
     return spec.cpus_per_gpu * (spec.gpus_per_node or 1) if spec.cpus_per_gpu else None
 
 
-def _cpus_per_rank(spec: JobSpec, procs: int) -> int | None:
-    cpus = _cpus(spec)
-    if cpus is None and _runs_here(spec):
-        cpus = usable_cpus() // (spec.nodes or 1)
-    return max(1, cpus // procs) if cpus else None
-
-
 def _free_bytes(path: Path) -> int | None:
     """Return the free disk space where the runs are, or will be."""
-    for place in (path, *path.parents):
-        if place.exists():
-            try:
-                return shutil.disk_usage(place).free
-            except OSError:
-                return None
+    place = next(place for place in (path, *path.parents) if place.exists())
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(place).free
     return None
-
-
-def _refuse_own_files(spec: JobSpec, *, is_open: bool) -> None:
-    """Refuse the user's files of accelerate and DeepSpeed, which may set anything."""
-    is_adopted = not is_open and not spec.strategy.is_deepspeed and named_json(spec.args)
-    if spec.accelerate_config or spec.deepspeed_config or is_adopted:
-        raise UsageError(
-            "plan cannot read your own configuration file",
-            hint="omit it, and describe the setup with --strategy, --nodes and --gpus-per-node",
-        )

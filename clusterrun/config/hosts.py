@@ -106,18 +106,6 @@ def _hosts_of(words: Sequence[str]) -> Iterator[tuple[str, int]]:
     return ((host, slots) for host in split_hosts(name))
 
 
-def parse_counted(text: str, *, shown: str) -> HostList:
-    """Read `hostA 4 hostB 4`, as in LSF's LSB_MCPU_HOSTS; the CPUs do not count.
-
-    >>> parse_counted("a 4 b 4", shown="$LSB_MCPU_HOSTS").hosts
-    ('a', 'b')
-    """
-    words = text.split()
-    if len(words) % 2 or not all(map(str.isdecimal, words[1::2])):
-        raise UsageError(f"{shown} is not a list of hosts and counts", hint="pass --hostfile FILE")
-    return _listed(words[::2], shown)
-
-
 def parse_named(text: str, *, shown: str) -> HostList:
     """Read a list of hosts in Slurm's form."""
     return _listed(split_hosts(text), shown)

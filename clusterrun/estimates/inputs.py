@@ -64,11 +64,6 @@ class Model:
         return min(self.hidden, self.layers, self.heads, self.ffn) > 0 and not is_open
 
     @property
-    def attentions(self) -> int:
-        """Return the number of attentions in all blocks."""
-        return self.layers + self.cross_layers
-
-    @property
     def query_width(self) -> int:
         """Return the width of all heads together; the hidden size if it is unknown."""
         return self.heads * self.head_dim or self.hidden
@@ -115,12 +110,8 @@ class Setup:
         return self.parallel.data(self.world)
 
     @property
-    def replicas(self) -> int:
-        """Return the number of copies of a sharded state."""
-        return self._sizes.replicate
-
-    @property
-    def _sizes(self) -> Parallel:
+    def sizes(self) -> Parallel:
+        """Return the parallel sizes that the strategy decides; `replicate` copies of a shard."""
         return self.parallel.decided(self.strategy, nodes=self.nodes, world=self.world)
 
     @property
@@ -144,7 +135,7 @@ class Setup:
         if not self.strategy.stage:
             return 1
         # FSDP and ZeRO also shard over the ranks that split a sample.
-        return self._sizes.shard * self.parallel.context * self.parallel.sequence
+        return self.sizes.shard * self.parallel.context * self.parallel.sequence
 
     @property
     def offloads_optimizer(self) -> bool:

@@ -143,7 +143,7 @@ def _plain_host(setup: Setup) -> Term:
         return term("model while loading", size, formula, source)
     each = _each(setup)
     frozen = setup.number_bytes * setup.model.params if setup.lora else 0
-    states = (frozen + each * trainable_params(setup)) * setup.replicas / setup.nodes
+    states = (frozen + each * trainable_params(setup)) * setup.sizes.replicate / setup.nodes
     kept = f"({setup.number_bytes} P + {each} P_t)/M" if setup.lora else f"{each} P/M"
     return term("states and model while loading", states + size, f"{kept} + {formula}", source)
 

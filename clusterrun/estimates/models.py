@@ -100,7 +100,8 @@ _VARIANT = re.compile(r"(-(hf|chat|instruct|it|pt|base|thinking|reasoning|fp8|bf
 
 def find(name: str) -> Model | None:
     """Return a built-in model by one of its usual names, in any case; else None."""
-    known = _known(name)
+    names = _names()
+    known = names.get(name.lower()) or names.get(_plain(name))
     return replace(BUILT_IN[known], name=name) if known else None
 
 
@@ -109,12 +110,6 @@ def nearest(name: str) -> list[str]:
     plain = _plain(name).rpartition("/")[2]
     longer = [known for known in BUILT_IN if plain and known.startswith(plain)]
     return longer[:2] or difflib.get_close_matches(plain, list(BUILT_IN), n=2, cutoff=0.75)
-
-
-def _known(name: str) -> str:
-    """Return the built-in name of a model; "" if it has none."""
-    names, plain = _names(), name.lower()
-    return names.get(plain) or names.get(_plain(plain)) or ""
 
 
 def _plain(name: str) -> str:

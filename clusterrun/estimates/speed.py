@@ -82,7 +82,7 @@ def flops_per_token(model: Model, seq_len: int, *, lora: int = 0) -> float:
     activations never count.
     """
     work = (4 if lora else 6) * (model.active_params or model.params)
-    return work + 12 * model.attentions * model.query_width * seq_len
+    return work + 12 * (model.layers + model.cross_layers) * model.query_width * seq_len
 
 
 def peak_flops(gpu: Gpu, precision: str) -> float:
@@ -277,7 +277,7 @@ def assumption(links: Links) -> str:
 
 def _network_seconds(setup: Setup, links: Links) -> float:
     between = links.within_node if setup.nodes == 1 else min(links.within_node, links.between_nodes)
-    if setup.strategy.is_fsdp and setup.replicas > 1:
+    if setup.strategy.is_fsdp and setup.sizes.replicate > 1:
         # Replicas communicate between nodes, in a ring per local rank; shards within if they fit.
         is_within = setup.shards * setup.parallel.tensor <= setup.procs_per_node
         replicated = 2 * FP32 * trainable_params(setup) / between

@@ -36,7 +36,7 @@ def adapter_params(model: Model, rank: int) -> int:
     attention = 2 * (model.hidden + model.query_width) + 2 * (model.hidden + model.key_value_width)
     ffn = model.ffn - model.experts_met * model.expert_ffn
     feed_forward = (3 if model.gated else 2) * (model.hidden + ffn) if ffn else 0
-    return rank * (model.attentions * attention + model.layers * feed_forward)
+    return rank * ((model.layers + model.cross_layers) * attention + model.layers * feed_forward)
 
 
 def trainable_params(setup: Setup) -> int:
@@ -117,7 +117,11 @@ def buffers(setup: Setup, bucket: int = REDUCE_BUCKET_SIZE) -> tuple[Term, ...]:
         size, symbol = 4 * trainable_params(setup), symbols(setup)[0]
         return (term("gradient buckets", size, f"4 {symbol}", "torch DDP, gradients are copied"),)
     if setup.strategy.is_fsdp:
-        return (*_fsdp_buffers(setup), *_summed_up(setup))
+        width, symbol = setup.number_bytes, symbols(setup)[0]
+        size = width * trainable_params(setup) if setup.accumulation > 1 else 0
+        # Of a step's passes: FSDP reduces them after the last.
+        summed = term("accumulated gradients", size, f"{width} {symbol}", NO_SYNC)
+        return (*_fsdp_buffers(setup), summed)
     if setup.strategy.is_deepspeed:
         return _zero_buffers(setup, bucket)
     return ()
@@ -154,12 +158,3 @@ def _fsdp_buffers(setup: Setup) -> tuple[Term, ...]:
         term("gathered weights", width * (outside + 2 * model.block), f"{width} (E + 2 U)", FSDP),
         term("whole gradients", 2 * width * graded, f"{2 * width} {symbol}", FSDP),
     )
-
-
-def _summed_up(setup: Setup) -> tuple[Term, ...]:
-    """Return the summed gradients of a step's passes: FSDP reduces them after the last pass."""
-    if setup.accumulation == 1:
-        return ()
-    width, symbol = setup.number_bytes, symbols(setup)[0]
-    size = width * trainable_params(setup)
-    return (term("accumulated gradients", size, f"{width} {symbol}", NO_SYNC),)

@@ -10,7 +10,6 @@ from clusterrun.config.choices import Cluster, Starter
 from clusterrun.config.hosts import (
     HostList,
     check_distinct,
-    parse_counted,
     parse_hostfile,
     parse_named,
 )
@@ -26,7 +25,6 @@ class Form(str, Enum):
     """What a variable contains: the name of a file, or the hosts themselves."""
 
     FILE = "file"
-    COUNTED = "counted"
     NAMED = "named"
     COMMAND = "command"  # it only shows that FLUX_HOSTS answers
 
@@ -41,7 +39,6 @@ class NodeSource(NamedTuple):
 SOURCES: Final = (
     NodeSource(variable="PBS_NODEFILE", form=Form.FILE),
     NodeSource(variable="LSB_DJOB_HOSTFILE", form=Form.FILE),
-    NodeSource(variable="LSB_MCPU_HOSTS", form=Form.COUNTED),
     NodeSource(variable="SLURM_JOB_NODELIST", form=Form.NAMED),
     NodeSource(variable="FLUX_URI", form=Form.COMMAND),
 )
@@ -68,7 +65,7 @@ def allocation_source(environ: Mapping[str, str]) -> NodeSource:
 
 def allocation_hosts(source: NodeSource, text: str) -> HostList:
     """Return the hosts in the file, the variable or the answer of `source`. Raises UsageError."""
-    read = {Form.FILE: parse_hostfile, Form.COUNTED: parse_counted}.get(source.form, parse_named)
+    read = parse_hostfile if source.form is Form.FILE else parse_named
     return read(text, shown=f"${source.variable}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.config.hosts import HostList, parse_counted, parse_hostfile, split_hosts
+from clusterrun.config.hosts import HostList, parse_hostfile, split_hosts
 from clusterrun.config.spec import Cluster, Device, JobSpec, Starter
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
@@ -73,15 +73,12 @@ def test_a_bad_line_of_a_hostfile_is_named() -> None:
 
 def test_one_text_may_contain_many_hosts() -> None:
     assert split_hosts("gpu[1,3],b:2222 [::1]") == ["gpu1", "gpu3", "b:2222", "[::1]"]
-    with pytest.raises(UsageError, match="not a list of hosts and counts"):
-        parse_counted("a 4 b", shown="$LSB_MCPU_HOSTS")
 
 
 def test_an_allocation_lists_its_nodes() -> None:
     for variable, text in {
         "PBS_NODEFILE": "n1\nn1\nn2\nn2\n",
         "LSB_DJOB_HOSTFILE": "n1\nn2\nn2\n",
-        "LSB_MCPU_HOSTS": "n1 4 n2 8",
         "SLURM_JOB_NODELIST": "n[1-2]",
         "FLUX_URI": "n[1-2]\n",
     }.items():
