@@ -17,7 +17,7 @@ from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import Verdict, by_numbers, verdict_of
 from clusterrun.errors import UsageError
-from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.logformat.lines import Stream
 from clusterrun.logformat.notes import Memory
 from clusterrun.logs.files import LogFile, find_files
 from clusterrun.logs.sources import OVERVIEW, Query, Source, sources_of
@@ -198,7 +198,10 @@ def _all_printed(
             number += 1
             if each.stream is Stream.ERR:
                 loud.add(each.rank)
-            yield _line(each, number)
+            text, rank, node = each.text.decode("utf-8", "replace"), each.rank, each.node
+            found = read_line(text, number=number, file="", rank=rank, node=node)
+            source = f"{node}\0{rank}\0{each.stream.value}{found.source}"
+            yield found._replace(source=source, at=each.epoch_us / 1e6)
 
 
 def _add_outcome(
@@ -336,13 +339,6 @@ def _without(source: Source, left_out: int) -> Source:
     return dataclasses.replace(
         source, takes=lambda rank, stream: rank != left_out and takes(rank, stream)
     )
-
-
-def _line(each: LogLine, number: int) -> PrintedLine:
-    text = each.text.decode("utf-8", "replace")
-    found = read_line(text, number=number, file="", rank=each.rank, node=each.node)
-    source = f"{each.node}\0{each.rank}\0{each.stream.value}{found.source}"
-    return PrintedLine(number, found.text, source, "", found.rank, found.node, each.epoch_us / 1e6)
 
 
 def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:

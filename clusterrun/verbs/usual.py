@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
@@ -30,7 +30,8 @@ def subtract(scanner: Scanner, record: JobRecord, printed: Printed) -> int:
     """
     found = {each: kind_of(each, record.run_id) for each in doubtful(scanner)}
     usual: set[Kind] = set()
-    for paths in islice(_completed(record), RUNS if found else 0):
+    earlier = (each.paths for each in earlier_namesakes(record, _MOST_RECORDS))
+    for paths in islice(filter(_went_well, earlier), RUNS if found else 0):
         lines = printed(paths, paths.newest_attempt())
         usual |= usual_among(found, ((line.text, paths.root.name) for line in lines))
         if usual.issuperset(found.values()):
@@ -39,12 +40,10 @@ def subtract(scanner: Scanner, record: JobRecord, printed: Printed) -> int:
     return len(usual)
 
 
-def _completed(record: JobRecord) -> Iterator[RunPaths]:
-    """Yield the runs that went well: they exited with 0 and seem to have trained."""
-    for paths in (each.paths for each in earlier_namesakes(record, _MOST_RECORDS)):
-        end, outcome = read_end(paths), read_outcome(paths, paths.newest_attempt())
-        if end and end.state.is_success and not (outcome and outcome.suspicions):
-            yield paths
+def _went_well(paths: RunPaths) -> bool:
+    """Return whether a run exited with 0 and seems to have trained."""
+    end, outcome = read_end(paths), read_outcome(paths, paths.newest_attempt())
+    return bool(end and end.state.is_success) and not (outcome and outcome.suspicions)
 
 
 def shape_of(text: str, run_id: str = "") -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,33 +158,6 @@ def test_a_full_disk(here: Project, tmp_path: Path) -> None:
         here.extra["SMALL_DISK"] = str(disk.root)
         verdict = diagnosed(here, "broken.py", "disk")["verdict"]
     assert (verdict["class"], verdict["ranks"]) == ("disk_full", "2")
-
-
-@pytest.fixture(name="small_memory")
-def _small_memory() -> Iterator[Path]:
-    """Make a memory cgroup of 3 GiB (version 1) for a run."""
-    path = Path(f"/sys/fs/cgroup/memory/clusterrun-test-{os.getpid()}")
-    try:
-        path.mkdir()
-        (path / "memory.limit_in_bytes").write_text(str(3 << 30))
-    except OSError:
-        pytest.skip("cannot make a memory cgroup")
-    yield path
-    wait_for(lambda: not (path / "cgroup.procs").read_text(), "the end of the run")
-    path.rmdir()
-
-
-def test_memory_that_ran_out(here: Project, small_memory: Path) -> None:
-    enter = f"echo $$ > {small_memory}/cgroup.procs"
-    (here.path / "clusterrun.yaml").write_text(f"launch: {{setup: ['{enter}']}}\n")
-    found = diagnosed(here, "broken.py", "memory")
-    verdict, texts = found["verdict"], [each["text"] for each in found["evidence"]]
-    assert (verdict["class"], verdict["status"]) == ("host_oom", "established")
-    assert (verdict["ranks"], verdict["nodes"]) == ("2", ["local1"])
-    assert any("the job may use 3 GiB on this node" in text for text in texts)
-    if os.access("/dev/kmsg", os.R_OK):
-        killed = [each for each in found["evidence"] if each["source"] == "kernel"]
-        assert {each["rank"] for each in killed} == {2}, found["evidence"]
 
 
 def test_a_batch_that_deepspeed_refuses(here: Project) -> None:

@@ -72,7 +72,11 @@ def ask(
     asked_at = time.time()
     unreachable: SchedulerUnreachableError | None = None
     try:
-        found = _ask_squeue(job_ids, slurm_cluster, own=own)
+        # Without a user, squeue loads the jobs of all users, or one job.
+        user = [f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []
+        fields = SEPARATOR.join((*SQUEUE_FIELDS, *REQUEST_FIELDS))
+        options = (*user, f"--jobs={','.join(job_ids)}", f"--format={fields}")
+        found = parse_squeue(_squeue(slurm_cluster, *options))
     except SchedulerUnreachableError as error:
         if not shell.may_pass(error.cause or ""):
             raise  # sacct reads the same configuration
@@ -118,16 +122,6 @@ def _without_history(
 
 
 # squeue
-
-
-def _ask_squeue(
-    job_ids: Sequence[str], slurm_cluster: str | None, *, own: bool
-) -> dict[str, SchedulerJob]:
-    """Query one job, or jobs of one user: otherwise squeue loads the jobs of all users."""
-    user = [f"--user={os.getuid()}"] if own and len(job_ids) > 1 else []
-    fields = SEPARATOR.join((*SQUEUE_FIELDS, *REQUEST_FIELDS))
-    options = (*user, f"--jobs={','.join(job_ids)}", f"--format={fields}")
-    return parse_squeue(_squeue(slurm_cluster, *options))
 
 
 def _squeue(slurm_cluster: str | None, *options: str) -> str:
