@@ -37,7 +37,6 @@ from clusterrun.verbs.render import Prepared, check, prepare
 
 DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks is left behind
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
-_OFFLOADS: Final = re.compile(r'"offload_optimizer": *\{[^}]{0,400}"device": *"(?:cpu|nvme)"')
 ALONE: Final = ("slurm.submit", "net.name")  # each may be slow
 _OF_THIS_MACHINE: Final = ("cuda.driver", "gpu.", "node.", "net.")
 _CLONE: Final = "'.[train]' in a clone of clusterrun"
@@ -96,9 +95,8 @@ class Subject:
     @property
     def builds_operators(self) -> bool:
         """Whether DeepSpeed compiles its optimizer for the CPU when the job starts."""
-        plan = self.ready.plan
-        is_offload = plan.strategy.offload or _OFFLOADS.search(plan.deepspeed)
-        return plan.strategy.is_deepspeed and bool(is_offload)
+        strategy = self.ready.plan.strategy
+        return strategy.is_deepspeed and bool(strategy.offload)
 
     @property
     def cuda(self) -> str | None:

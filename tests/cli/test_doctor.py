@@ -305,16 +305,6 @@ def test_what_does_not_answer_is_left_behind(
     assert found["net.ports"]["status"] == "ok"
 
 
-def test_offload_of_the_users_own_file(well: CommandLine) -> None:
-    for device, status in (("none", "skip"), ("cpu", "ok")):
-        zero = {"stage": 2, "offload_optimizer": {"device": device}}
-        batch = {"train_micro_batch_size_per_gpu": 1}
-        (well.path / "ds.json").write_text(json.dumps({"zero_optimization": zero, **batch}))
-        own = ("--strategy", "zero2", "--deepspeed-config", "ds.json", "train.py")
-        found = look(well, *SLURM, *own)
-        assert found["python.compiler"]["status"] == status, found["config.job"]
-
-
 @pytest.mark.parametrize(("cluster", "status"), [("local", "fail"), ("slurm", "note")])
 def test_a_gpu_with_errors(
     well: CommandLine, monkeypatch: pytest.MonkeyPatch, cluster: str, status: str

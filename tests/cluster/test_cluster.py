@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from tests import namespaces
 from tests.cluster.cluster import Cluster
 from tests.cluster.shape import Shape, default_state_dir, own_slot
 from tests.namespaces import ClusterError, run
-from tests.patience import wait_for
 
 pytestmark = pytest.mark.slurm
 
@@ -53,33 +51,6 @@ def _traces(shape: Shape) -> dict[str, object]:
         "devices": shape.device_dir.exists(),
         "files": shape.state_dir.exists(),
     }
-
-
-def _eventually(fact: Callable[[], bool], timeout_s: float = 20) -> None:
-    wait_for(fact, timeout_s=timeout_s)
-
-
-@pytest.mark.long
-def test_a_powered_off_node_comes_back_and_works(spare: Cluster) -> None:
-    node = spare.nodes[1]
-    job_id = spare.sbatch("-N2", "-o", "/dev/null", "--wrap=srun sleep 299")
-    spare.wait_job(job_id, "RUNNING")
-    spare.power_off(node)
-    assert spare.problems() == [f"slurmd-{node} does not run"]
-    assert spare.processes(infrastructure=True)[node] == []
-    spare.run(["scancel", job_id])
-    time.sleep(12)  # MessageTimeout is 10 s: from here on Slurm has failed to end the lost job
-    spare.heal()
-    assert spare.run(["srun", "-w", node, "hostname"], timeout_s=15).stdout == f"{node}\n"
-
-
-def test_a_cluster_whose_processes_were_all_killed_is_made_anew(spare: Cluster) -> None:
-    assert Cluster.running(spare.shape.state_dir) == spare
-    namespaces.kill(namespaces.marked(spare.shape.bridge))
-    assert Cluster.existing(spare.shape.state_dir) == spare
-    assert Cluster.running(spare.shape.state_dir) is None
-    assert spare.up()
-    assert spare.run(["srun", "-w", spare.nodes[1], "hostname"]).stdout == f"{spare.nodes[1]}\n"
 
 
 def test_down_leaves_nothing(spare: Cluster) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends import machine_facts
+from clusterrun.logformat.symptoms import Classifier
 from tests.cli.conftest import CommandLine
 from tests.examples.guides import load
 from tests.examples.worlds import EXAMPLES
@@ -390,3 +391,17 @@ def test_a_script_takes_the_flags_of_its_guide(
     monkeypatch.syspath_prepend(str((EXAMPLES / script).parent))
     args = vars(load(EXAMPLES / script).parse_arguments(typed.format(out=tmp_path / "out").split()))
     assert {name: args[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("", "UserWarning: 'pin_memory' argument is set as true but not supported on MPS now"),
+        ("error", "ModuleNotFoundError: No module named 'torch'"),
+        ("severe", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("severe", "Killed"),
+        ("severe", "[rank0]: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL("),
+    ],
+)
+def test_a_message_of_a_guide_is_named(kind: str, line: str) -> None:
+    assert Classifier().classify(0, line.encode()) == kind

@@ -120,11 +120,6 @@ def test_our_own_processes_are_not_foreign(driver: StandIn) -> None:
         own.wait()
 
 
-def test_software_that_saves_power_is_no_fault(driver: StandIn) -> None:
-    driver.answer(gpu0_reasons=0x4 | 0x1 | 0x2, gpu0_recovery=0, gpu1_recovery=0)
-    assert statuses(looked(asked())) == {}
-
-
 def test_only_the_jobs_gpus_are_looked_at(driver: StandIn) -> None:
     driver.answer(gpu0_errors=3, gpu0_recovery=2, gpu1_recovery=0)  # of the driver: a reboot
     assert statuses(looked(asked("1"), ranks=1)) == {}

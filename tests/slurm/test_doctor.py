@@ -33,13 +33,6 @@ def test_a_healthy_site(cluster: Cluster, here: Project) -> None:
     assert "expects a start" in found["slurm.submit"]["text"]
 
 
-def test_a_request_that_slurm_would_refuse(cluster: Cluster, here: Project) -> None:
-    del cluster
-    found = looked(here, "-N", "900")
-    failed = {name for name, each in found.items() if each["status"] == "fail"}
-    assert failed == {"slurm.limits", "slurm.submit"}
-
-
 # The nodes
 
 NODES = ("--nodes", "4", "--device", "cpu", "--skip", "config,python,slurm")
