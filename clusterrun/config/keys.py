@@ -47,17 +47,18 @@ def keys_in(section: str) -> list[str]:
 
 def hint_for_key(name: str, section: str) -> str:
     """Return a hint for an unknown key of a section ("": the top level)."""
-    plain = name.replace("-", "_").removeprefix(section + "." if section else "")
-    key = words().get(plain)
+    plain, known = name.replace("-", "_").removeprefix(f"{section}."), keys_in(section)
     if plain in ("conda", "conda_env", "modules", "uv", "venv"):
         return f"write it under 'launch:' as setup: {{{plain.removesuffix('_env')}: ...}}"
-    if plain not in keys_in(section) and key is not None:
-        return _written_at(key, section)
-    near = nearest(plain, keys_in(section))
-    if near is not None:
+    key = words().get(plain) if plain not in known else None
+    if key is None and (near := nearest(plain, known)):
         return f"use '{near}'"
-    key = words().get(nearest(plain, words()) or "")
-    return _written_at(key, section) if key else f"use one of: {', '.join(keys_in(section))}"
+    key = key or words().get(nearest(plain, words()) or "", "")
+    home, _, leaf = key.rpartition(".")
+    if home == section:
+        return f"use '{leaf}'" if leaf else f"use one of: {', '.join(known)}"
+    where = f"under '{home}:'" if home else "at the top level"
+    return f"write '{leaf}' {where}" if leaf else f"use one of: {', '.join(known)}"
 
 
 @functools.cache
@@ -70,10 +71,3 @@ def words() -> dict[str, str]:
         for word in (*options, field.name, field.key.rpartition(".")[2], field.key):
             found[word] = field.key
     return found
-
-
-def _written_at(key: str, section: str) -> str:
-    home, _, leaf = key.rpartition(".")
-    if home == section:
-        return f"use '{leaf}'"
-    return f"write '{leaf}' under '{home}:'" if home else f"write '{leaf}' at the top level"

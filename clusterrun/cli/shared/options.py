@@ -241,35 +241,22 @@ _SCRIPT_ARGUMENT: Final = click.argument(
     type=click.UNPROCESSED,
     shell_complete=complete.files,
 )
+_config_option: Final = under(HEADINGS["config"])
 _FILE_OPTIONS: Final = (
-    click.option(
-        "config_file",
-        "--config",
-        metavar="FILE",
-        type=click.Path(),
-        cls=GroupedOption,
-        heading=HEADINGS["config"],
-        common=False,
+    under(HEADINGS["config"], common=False)(
+        *("config_file", "--config"),
+        **{"metavar": "FILE", "type": click.Path()},
         help="also read this file; it overrides clusterrun.yaml",
     ),
-    click.option(
-        "profile",
-        "--profile",
-        metavar="NAME",
-        cls=GroupedOption,
-        shell_complete=complete.profiles,
-        heading=HEADINGS["config"],
+    _config_option(
+        *("profile", "--profile"),
+        **{"metavar": "NAME", "shell_complete": complete.profiles},
         help="apply this profile of the configuration ('': none)",
     ),
 )
-_SET_OPTION: Final = click.option(
-    "overrides",
-    "--set",
-    metavar="KEY=VALUE",
-    multiple=True,
-    type=click.UNPROCESSED,
-    cls=GroupedOption,
-    heading=HEADINGS["config"],
+_SET_OPTION: Final = _config_option(
+    *("overrides", "--set"),
+    **{"metavar": "KEY=VALUE", "multiple": True, "type": click.UNPROCESSED},
     shell_complete=complete.assignments,
     help="set any key of the configuration, e.g. slurm.nodes=2 (repeatable)",
 )
