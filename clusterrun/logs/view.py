@@ -24,41 +24,32 @@ _MARK = b"\x07" + "…".encode()
 
 @dataclass(kw_only=True)
 class _Open:
-    """A cut line: its bytes so far, and the time of its last piece."""
+    """A cut line and the time of its last piece.
+
+    If it is not `exact`, it has only the beginning of a long line, without overwritten text.
+    """
 
     first: LogLine
+    exact: bool
     epoch_us: int = 0
     text: bytearray = field(default_factory=bytearray)
+    size: int = 0
     pauses: int = 0
     quiet_pauses: int = 0
-
-    @property
-    def is_due(self) -> bool:
-        """Return whether it has waited long enough for its end."""
-        return self.quiet_pauses > QUIET_PAUSES or self.pauses > OPEN_PAUSES
-
-    def add(self, text: bytes) -> None:
-        self.text += text
-
-    def line(self, *, ends: bool, mark: bytes = b"") -> LogLine:
-        text = bytes(self.text) + mark
-        return self.first._replace(text=text, partial=not ends, epoch_us=self.epoch_us)
-
-
-@dataclass(kw_only=True)
-class _Shown(_Open):
-    """A line for people: only the beginning if it is long, without overwritten text."""
-
-    size: int = 0
     returned: bool = False
     is_bar: bool = False
 
     @property
     def is_due(self) -> bool:
-        """Return whether it has waited long enough; a progress bar may wait longer."""
-        return self.pauses > BAR_PAUSES if self.is_bar else super().is_due
+        """Return whether it has waited long enough for its end; a progress bar may wait longer."""
+        if self.is_bar:
+            return self.pauses > BAR_PAUSES
+        return self.quiet_pauses > QUIET_PAUSES or self.pauses > OPEN_PAUSES
 
     def add(self, text: bytes) -> None:
+        if self.exact:
+            self.text += text
+            return
         body = text.rstrip(b"\r")
         kept_from = body.rfind(b"\r") + 1
         if kept_from or (body and self.returned):
@@ -69,10 +60,12 @@ class _Shown(_Open):
         self.size += len(body) - kept_from
         self.returned = len(body) < len(text) or (self.returned and not body)
 
-    def line(self, *, ends: bool, mark: bytes = b"") -> LogLine:
-        hidden = self.size - len(self.text)
-        mark = _MARK + f"[+{hidden:,} bytes]".encode() if hidden else b"" if ends else _MARK
-        return super().line(ends=ends, mark=mark)
+    def line(self, *, ends: bool) -> LogLine:
+        hidden = 0 if self.exact else self.size - len(self.text)
+        mark = b"" if ends or self.exact else _MARK
+        mark = _MARK + f"[+{hidden:,} bytes]".encode() if hidden else mark
+        text = bytes(self.text) + mark
+        return self.first._replace(text=text, partial=not ends, epoch_us=self.epoch_us)
 
 
 @dataclass(kw_only=True)
@@ -96,7 +89,7 @@ class Joiner:
         if entry is None:
             if not line.partial and (self.exact or len(line.text) <= SHOWN_BYTES):
                 return line
-            entry = self.begun[source] = _Open(first=line) if self.exact else _Shown(first=line)
+            entry = self.begun[source] = _Open(first=line, exact=self.exact)
         self._held_bytes -= len(entry.text)
         entry.add(line.text)
         entry.epoch_us = line.epoch_us

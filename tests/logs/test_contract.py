@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logformat.lines import LINE_BYTES, LogLine, Stream
-from clusterrun.node.forward.source import HELD_S
+from clusterrun.node.forward.spool import HELD_S
 from clusterrun.node.forward.stamp import split_pieces, stamp
 from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import everything, write_log

@@ -183,13 +183,8 @@ def files_of_parts(parts: Iterable[ForeignPart]) -> list[LogFile]:
     return list(files.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Named:
-    """The job that a name means; a stamped log also names its node and attempt."""
-
-    job: LogJob
-    nodes: frozenset[str] | None = None
-    attempt: int | None = None
+# A job, and the nodes and the attempt that its name names: those of a stamped log.
+Named = tuple[LogJob, frozenset[str] | None, int | None]
 
 
 def find_log_job(name: str | None) -> Named:
@@ -198,12 +193,12 @@ def find_log_job(name: str | None) -> Named:
     Raises JobNotFoundError, and SchedulerUnreachableError if only Slurm could find it.
     """
     if name is None or name in FORWARDED:
-        return Named(job=RunLogs(record=find_announced(name)))
+        return RunLogs(record=find_announced(name)), None, None
     with contextlib.suppress(OSError, ValueError):  # too long for a name, or not to be looked at
         if Path(name).is_file():
             return _find_by_path(Path(os.path.abspath(name)))
     try:
-        return Named(job=RunLogs(record=find_announced(name)))
+        return RunLogs(record=find_announced(name)), None, None
     except JobNotFoundError as error:
         if not foreign.is_job_id(name) or shell.find("scontrol") is None:
             raise
@@ -219,17 +214,17 @@ def _find_by_path(path: Path) -> Named:
     paths, attempt = RunPaths(root=path.parent.parent.parent), path.parent.name[1:]
     is_stamped = attempt.isdecimal() and paths.log(int(attempt), path.stem) == path
     if not (is_stamped and paths.record.is_file()):
-        return Named(job=PlainLogs(path=path))
+        return PlainLogs(path=path), None, None
     run = RunLogs(record=find_record(str(paths.root)))
-    return Named(job=run, nodes=frozenset({path.stem}), attempt=int(attempt))
+    return run, frozenset({path.stem}), int(attempt)
 
 
 def _named_by_slurm(job_id: str, parts: Sequence[ForeignPart]) -> Named:
     run = RunPaths(root=Path(parts[0].stdout).parent.parent)  # if its output is a batch script's
     if run.batch_output == Path(parts[0].stdout) and run.record.is_file():
-        return Named(job=RunLogs(record=find_record(str(run.root))))
+        return RunLogs(record=find_record(str(run.root))), None, None
     output.note(f"job {job_id} was not started by clusterrun; its lines have no times")
     for part in parts:
         if "%" in part.stdout:
             output.note(f"cannot expand the % in {part.stdout}; only the node knows its value")
-    return Named(job=PlainLogs(job_id=job_id, parts=list(parts)))
+    return PlainLogs(job_id=job_id, parts=list(parts)), None, None

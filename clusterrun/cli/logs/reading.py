@@ -194,9 +194,6 @@ def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None
         output.note(f"{what} (-n all, -f follow)")
 
 
-FEW_NODES = 16  # more share a line
-
-
 def follow_job(request: Request) -> int:
     """Print the last lines of a job, then new ones until it ends.
 
@@ -258,12 +255,10 @@ def _lines(entries: Iterable[Entry], printer: LogPrinter, watch: _Watch) -> Iter
 
 
 def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
-    """Print which nodes have logs now; many share a line."""
-    groups = [[file] for file in files] if len(files) <= FEW_NODES else [[*files]]
-    for group in groups:
-        nodes = fold_hosts(file.node for file in group) if group[1:] else group[0].node
-        ranks = sum(len(file.ranks or ()) for file in group)
-        printer.note(f"+ {nodes} ({wording.count(ranks, 'rank')})" if ranks else f"+ {nodes}")
+    """Print which nodes have logs now."""
+    ranks = sum(len(file.ranks or ()) for file in files)
+    nodes = fold_hosts(file.node for file in files)
+    printer.note(f"+ {nodes} ({wording.count(ranks, 'rank')})" if ranks else f"+ {nodes}")
 
 
 def print_left(left: list[Left], printer: LogPrinter) -> None:

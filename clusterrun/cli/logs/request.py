@@ -74,11 +74,11 @@ class Request:
 
 def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
     """Check the options of `logs`, by parameter name, against the job. Raises UsageError."""
-    job = named.job
-    nodes = named.nodes if wanted["nodes"] is None else frozenset(parse_hostlist(wanted["nodes"]))
+    job, nodes, attempt = named
+    nodes = nodes if wanted["nodes"] is None else frozenset(parse_hostlist(wanted["nodes"]))
     streams = _streams(wanted["streams"])
     catalogue = job.catalogue(nodes, batch=streams is None)
-    attempt = named.attempt if wanted["attempt"] is None else wanted["attempt"]
+    attempt = attempt if wanted["attempt"] is None else wanted["attempt"]
     attempts = choose_attempts(job.title, catalogue.attempts(), attempt)
     query = _query(job, nodes, streams, wanted)
     has_prefix = wanted["prefix"] == "auto"

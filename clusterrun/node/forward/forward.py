@@ -20,8 +20,7 @@ from clusterrun.node.base.stderr import say_on_stderr
 from clusterrun.node.forward.appended import AppendedFile
 from clusterrun.node.forward.leftovers import Leftovers
 from clusterrun.node.forward.logfile import NodeLog
-from clusterrun.node.forward.source import SpoolReader, water_level
-from clusterrun.node.forward.spool import Output, Spool
+from clusterrun.node.forward.spool import Output, Spool, SpoolReader, water_level
 from clusterrun.node.forward.stamp import Loss, Piece, Rate
 from clusterrun.node.link.clock import Clock
 from clusterrun.rundir.paths import RunPaths
