@@ -440,15 +440,10 @@ async def test_a_member_passes_over_the_head_of_another_job(tmp_path: Path) -> N
 HELLO = {"type": "hello", "run": "job/run", "attempt": 1, "nonce": "1", "report": {}}
 
 
-async def connected() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the head as soon as it listens."""
-    deadline = time.monotonic() + 10 * patience()
-    while True:
-        try:
-            return await asyncio.open_connection("127.0.0.1", PORTS[0])
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+async def connected() -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    with contextlib.suppress(ConnectionRefusedError):
+        return await asyncio.open_connection("127.0.0.1", PORTS[0])
+    return None
 
 
 def hello(**changes: Any) -> bytes:
@@ -485,7 +480,9 @@ def _no_trouble(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 async def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: bytes) -> None:
     nodes = Nodes(tmp_path, nodes=2)
     meeting = asyncio.ensure_future(nodes.head.meet(report(0)))
-    reader, writer = await connected()
+    while not (ends := await connected()):
+        await asyncio.sleep(0.01)
+    reader, writer = ends
     assert set(json.loads(await reader.readline())) == {"type", "nonce", "run", "attempt"}
     writer.write(said)
     if not said:
@@ -495,29 +492,6 @@ async def test_strangers_are_shown_out_and_do_no_harm(tmp_path: Path, said: byte
     writer.close()
     await nodes.members[0].meet(report(1))
     assert (await meeting).port == 2
-
-
-class Stranger:
-    """Stands on the port where members knock first, and answers what a test wants."""
-
-    def __init__(self, *answers: dict[str, Any] | bytes) -> None:
-        self.answers, self.knocks = answers, 0
-
-    async def __aenter__(self) -> Stranger:
-        self.server = await asyncio.start_server(self._answer, "127.0.0.1", PORTS[0])
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.server.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.knocks += 1
-        for answer in self.answers:
-            writer.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
-            writer.write(b"\n")
-            with contextlib.suppress(OSError):
-                await reader.readline()
-        writer.close()
 
 
 CHALLENGE = {"type": "challenge", "run": "job/run", "attempt": 1, "nonce": "1"}
@@ -536,10 +510,22 @@ CHALLENGE = {"type": "challenge", "run": "job/run", "attempt": 1, "nonce": "1"}
 async def test_no_answer_of_a_stranger_ends_a_member(
     tmp_path: Path, answers: tuple[dict[str, Any] | bytes, ...]
 ) -> None:
-    async with Stranger(*answers) as stranger:
+    knocks = []
+
+    async def stand(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer on the port where members knock first."""
+        knocks.append(reader)
+        for answer in answers:
+            writer.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+            writer.write(b"\n")
+            with contextlib.suppress(OSError):
+                await reader.readline()
+        writer.close()
+
+    async with await asyncio.start_server(stand, "127.0.0.1", PORTS[0]):
         met = await Nodes(tmp_path, nodes=2).meet_late()
         assert [parameters.port for parameters in met] == [2, 2]
-        assert stranger.knocks
+        assert knocks
 
 
 async def test_who_passes_messages_on_to_the_head_is_not_taken_for_it(tmp_path: Path) -> None:
