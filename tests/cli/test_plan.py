@@ -22,6 +22,7 @@ NODES = "-N 4 --gpus-per-node 8"
 LLAMA = f"{MODEL} {NODES}"
 H100 = "--gpu h100-80g --strategy zero3 --grad-ckpt --micro-batch 4"
 BATCH = "--accumulation 2 --samples 1200000"
+EXPERTS = "--params 46.7B --active-params 12.9B --seq-len 4096"
 ADAPTERS = "--model llama-2-7b --lora 64 --seq-len 1024 --grad-ckpt"
 BATCH_64 = "--micro-batch 8 --accumulation 8 --samples 2500 --epochs 3"
 RTX3080 = "--gpu rtx3080 --gpu-mem 20GiB"
@@ -58,14 +59,13 @@ class Shown(NamedTuple):
     code: int = 0
 
 
+CARD = "--gpu h100-80g"
+TWO = f"{MODEL} -N1 --gpus-per-node 2 --strategy ddp --grad-ckpt --lora 8"
+ON_ONE = f"--model llama-2-70b --seq-len 512 --gpus-per-node 1 {CARD} --recommend"
 SHOWN = (
     # The verdict is the first line.
-    Shown(f"{LLAMA} --gpu h100-80g --strategy zero3 --grad-ckpt", (r"\Afits: 19 of 80 GiB per",)),
-    Shown(
-        f"{LLAMA} --gpu a100-40g --strategy ddp",
-        (r"\Adoes not fit: 219 of 40 GiB per GPU",),
-        code=3,
-    ),
+    Shown(f"{LLAMA} {CARD} --strategy zero3 --grad-ckpt", (r"\Afits: 19 of 80 GiB per",)),
+    Shown(f"{LLAMA} --gpu a100-40g --strategy ddp", (r"\Adoes not fit: 219 of 40 GiB",), code=3),
     Shown(
         f"{LLAMA} --grad-ckpt --strategy=zero3",
         (r"\Ano verdict: 19.5 GiB per GPU; pass --gpu h100",),
@@ -77,37 +77,26 @@ SHOWN = (
         code=1,
     ),
     Shown(
-        f"{LLAMA} --gpu h100-80g --strategy fsdp --host-mem 40GiB",
+        f"{LLAMA} {CARD} --strategy fsdp --host-mem 40GiB",
         (r"\Adoes not fit: 54 of 40 GiB of memory per node",),
         code=3,
     ),
     Shown(
-        f"{LLAMA} --gpu h100-80g --strategy zero3 --max-steps=1000000 --time=1:00:00",
+        f"{LLAMA} {CARD} --strategy zero3 --max-steps=1000000 --time=1:00:00",
         (r"\Adoes not finish: [0-9.]+ d in a job of 01:00:00 that saves nothing; pass --save",),
         code=3,
     ),
     # The host's work, a speed-up unless memory is lacking, a neighbour in a table.
-    Shown(
-        f"{LLAMA} {H100} --strategy zero2-offload --host-mem 1000GiB",
-        (r"a step: passes .*host [0-9.]+ s",),
-    ),
-    Shown(
-        f"{MODEL} -N1 --gpus-per-node 2 --strategy ddp --grad-ckpt --lora 8 --gpu h100-80g",
-        (r"\nspeed-up  ",),
-    ),
-    Shown(
-        f"{MODEL} -N1 --gpus-per-node 2 --strategy ddp --grad-ckpt --lora 8 --gpu t4",
-        (r"\Adoes not fit",),
-        ("speed-up",),
-        3,
-    ),
+    Shown(f"{LLAMA} {H100} --strategy zero2-offload --host-mem 1000GiB", ("passes .*host [0-9.]",)),
+    Shown(f"{TWO} {CARD}", (r"\nspeed-up  ",)),
+    Shown(f"{TWO} --gpu t4", (r"\Adoes not fit",), ("speed-up",), 3),
     Shown(
         f"{LLAMA} {H100} --what-if strategy",
         (r"\nSTRATEGY .*\nzero3 ", r"\nddp .* no\n", r"\nzero1 ", r"\nzero3-offload "),
     ),
     # What is recommended.
     Shown(
-        f"{LLAMA} --gpu h100-80g --recommend --effective-batch 256",
+        f"{LLAMA} {CARD} --recommend --effective-batch 256",
         (r"\n(\S+) +(\d+) .* x1.00 +fits\n[^$]*plan \.\.\. --strategy \1 --micro-batch \2",),
     ),
     Shown(
@@ -119,21 +108,11 @@ SHOWN = (
         code=3,
     ),
     # Without the memory of a node, what offloads is tight at best.
-    Shown(
-        "--model llama-2-70b --seq-len 512 --gpus-per-node 1 --gpu h100 --recommend "
-        "--effective-batch 8",
-        (r"\n.* x1.00 +tight\n", "--host-mem"),
-    ),
-    Shown(
-        "--model llama-2-70b --seq-len 512 --gpus-per-node 1 --gpu h100 --recommend "
-        "--effective-batch 8 --host-mem 64GiB",
-        ("nothing fits",),
-        code=3,
-    ),
+    Shown(f"{ON_ONE} --effective-batch 8", (r"\n.* x1.00 +tight\n", "--host-mem")),
+    Shown(f"{ON_ONE} --effective-batch 8 --host-mem 64GiB", ("nothing fits",), code=3),
     # Experts work as their active part.
     Shown(
-        f"--params 46.7B --active-params 12.9B --seq-len 4096 {NODES} --gpu h100-80g "
-        "--strategy zero3",
+        f"{EXPERTS} {NODES} {CARD} --strategy zero3",
         (
             "46.70 B parameters, 12.90 B active",
             "note: activations are not counted without the model's shape: the total",
@@ -144,12 +123,12 @@ SHOWN = (
     Shown("--params 1B --gpu=a100", ("'a100' is assumed to be the A100-40G",), code=1),
     Shown("--model mistral-7b --seq-len 4096 --gpu rtx3090", (), ("preset",), 3),
     Shown(
-        f"{LLAMA} --gpu h100-80g --strategy fsdp --set launch.tensor_parallel=4"
+        f"{LLAMA} {CARD} --strategy fsdp --set launch.tensor_parallel=4"
         " --set launch.context_parallel=2",
         ("1 per rank x 1 accumulation x 4 data-parallel ranks = 4 samples", "P and U are a GPU's"),
     ),
     Shown(
-        "--model gpt2 -N 2 --gpus-per-node 0 --gpu h100-80g",
+        f"--model gpt2 -N 2 --gpus-per-node 0 {CARD}",
         ("cluster   2 nodes x 1 CPU = 2 ranks",),
         ("GPU",),
         1,
@@ -177,16 +156,18 @@ REFUSED = (
         "'my/model' is not a known model, not a config.json",
         "run 'hf download my/model config.json', then plan --model with the path it prints",
     ),
+    ("--model gpt5", "'gpt5' is not a known model", "use 'gpt2'"),
     ("--model gpt2 --gpu h200x", "GPU 'h200x' is not known", "h200"),
-    (
-        "--model gpt2 --samples 200 --micro-batch 256",
-        "effective batch 256 is larger than the dataset (200 samples)",
-        "--micro-batch",
-    ),
+    ("--model gpt2 --samples 200 --micro-batch 256", "effective batch 256 is larger", "--micro-b"),
     (
         "--model gpt2 --effective-batch 100 --micro-batch 3",
         "an effective batch of 100 is not a multiple of 3 samples per pass",
         "use 99, change --micro-batch, or let --recommend",
+    ),
+    (
+        "--model gpt2 --effective-batch 64 --accumulation 4",
+        "an effective batch of 64 is 64 passes of 1, not 4",
+        "leave out --effective-batch",
     ),
     ("--model gpt2 --tokens 1e9", "--tokens needs the length", "--seq-len"),
     ("--model gpt2 --recommend", "a recommendation needs the memory", "--gpu"),
@@ -200,26 +181,13 @@ REFUSED = (
     ("--model gpt2 --strategy none -N 2", "strategy none runs one", "ddp"),
     ("--model gpt2 --device cpu --strategy fsdp", "fsdp needs GPUs", "zero2"),
     ("--model gpt2 --device cpu --mixed-precision fp16", "fp16 needs a GPU", "bf16"),
-    (
-        "--model gpt2 --effective-batch 64 --accumulation 4",
-        "an effective batch of 64 is 64 passes of 1, not 4",
-        "leave out --effective-batch",
-    ),
-    ("--model gpt5", "'gpt5' is not a known model", "use 'gpt2'"),
-    ("--model qwen-3-8b", "'qwen-3-8b' is not a known", "use 'qwen3-8b' or 'qwen3-4b'"),
-    ("--model x/llama-3.1-9b --params 9B", "'x/llama", "use 'llama-3.1-8b'"),
-    ("--model nothing-like-it", "'nothing-like-it'", "hf download ORG/NAME config.json"),
     ("--model gpt2 --load-in-4bit", "4-bit weights can't", "--lora 16"),
     (
         "--model gpt-oss-20b --lora 16 --load-in-4bit",
         "bitsandbytes can't quantize experts",
         "leave out --load-in-4bit",
     ),
-    (
-        "--model gpt2 --gpus-per-node 2 --nproc-per-node 4",
-        "4 ranks of a node cannot share 2 GPUs",
-        "--nproc-per-node",
-    ),
+    ("--model gpt2 --gpus-per-node 2 --nproc-per-node 4", "4 ranks of a node cannot", "--nproc-p"),
     ("--active-params 3B", "--active-params needs --params", "--params"),
     ("--model gpt2 --recommend --what-if nodes", "--recommend, --what-if", "one"),
     (
@@ -228,32 +196,15 @@ REFUSED = (
         "--gpus-per-node",
     ),
     *(
-        (
-            f"{ADAPTERS} --gpu h100-80g --gpu-price {price}",
-            f"--gpu-price '{price}' has no price",
-            "h100-80g=2.5",
-        )
-        for price in ("h100", "h100=", "h100=-1", "h100=nan")
+        (f"{ADAPTERS} --gpu-price {price}", f"--gpu-price '{price}' has no price", "h100-80g=2.5")
+        for price in ("h100", "h100=-1", "h100=nan")
     ),
-    (
-        "--params 46.7B --active-params 12.9B --seq-len 4096 --gpu h100-80g --recommend",
-        "a recommendation needs the activations",
-        "shape",
-    ),
-    (
-        "--params 46.7B --active-params 12.9B --seq-len 4096 --gpu h100-80g --lora 8",
-        "the size of LoRA's adapters depends on the model's shape",
-        "--hidden",
-    ),
+    (f"{EXPERTS} --gpu h100-80g --recommend", "a recommendation needs the activations", "shape"),
+    (f"{EXPERTS} --gpu h100-80g --lora 8", "the size of LoRA's adapters depends", "--hidden"),
     (
         f"{LLAMA} --gpu h100-80g --strategy fsdp --set launch.tensor_parallel=16",
         "launch.tensor_parallel 16 does not divide the 8 key-value heads",
         "heads",
-    ),
-    (
-        f"{LLAMA} --gpu h100-80g --strategy ddp --set launch.tensor_parallel=2",
-        "launch.tensor_parallel 2 does not work with --strategy ddp",
-        "fsdp",
     ),
     (
         f"{LLAMA} --gpu h100-80g --effective-batch 64 --set launch.context_parallel=3 --recommend",
