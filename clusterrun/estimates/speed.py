@@ -209,22 +209,17 @@ def links_of(
     >>> print(links_of(find("rtx4090"), 4, network=Network.ETHERNET))
     15.8 GB/s within a node, 2.81 GB/s between nodes, 15.8 GB/s to the host
     """
-    fabric = FABRIC_REACHED * _node_bits(gpu, procs_per_node, network) / 8
+    of_gpu = gpu.fabric
+    if network is Network.EFA and gpu.compute_capability < (9, 0):
+        of_gpu = min(of_gpu, EFA_BEFORE_HOPPER)
+    bits = SOCKETS if network is Network.ETHERNET else procs_per_node * of_gpu or ONE_CARD
+    fabric = FABRIC_REACHED * bits / 8
     return Links(
         within_node=within_node
         or (NVLINK_REACHED * gpu.nvlink / 2 if gpu.nvlink else PCIE_REACHED * gpu.pcie),
         between_nodes=between_nodes or fabric,
         to_host=PCIE_REACHED * gpu.pcie,
     )
-
-
-def _node_bits(gpu: Gpu, procs_per_node: int, network: Network) -> float:
-    if network is Network.ETHERNET:
-        return SOCKETS
-    of_gpu = gpu.fabric
-    if network is Network.EFA and gpu.compute_capability < (9, 0):
-        of_gpu = min(of_gpu, EFA_BEFORE_HOPPER)
-    return procs_per_node * of_gpu or ONE_CARD
 
 
 FP32: Final = 4

@@ -55,19 +55,16 @@ def directive_line(line: Directive) -> Quoted:
     >>> print(directive_line(Directive(name="comment", value="a\\b #1")))
     --comment='a\\b #1'
     """
-    value = "" if line.value is None else "=" + _sbatch_word(line.value)
+    value = "" if line.value is None else "=" + sbatch_word(line.value)
     return Quoted(f"--{line.name}{value}")
 
 
 def sbatch_word(value: object) -> Quoted:
-    """Return one whole option of the user for an `#SBATCH` line."""
-    return Quoted(_sbatch_word(_text(value)))
-
-
-def _sbatch_word(text: str) -> str:
+    """Return one whole option, or the value of one, for an `#SBATCH` line."""
+    text = _text(value)
     if re.search(_NEEDS_ESCAPES, text):
         raise ValueError(f"a directive cannot contain {text!r}")
-    return shlex.quote(text).replace("\\", "\\\\")
+    return Quoted(shlex.quote(text).replace("\\", "\\\\"))
 
 
 def yaml_scalar(value: object) -> Quoted:

@@ -99,19 +99,18 @@ def _kept_in(directory: Path) -> BytecodeCache:
 
 
 def _filtered(quote: Any, value: Any) -> Quoted:
-    _refuse_undefined(value)
-    return Quoted(quote(value))
+    return Quoted(quote(_defined(value)))
 
 
 def _only_quoted(value: Any) -> Any:
-    _refuse_undefined(value)
-    if not isinstance(value, Quoted):
+    if not isinstance(_defined(value), Quoted):
         raise TypeError(f"{value!r} passed through none of the filters {', '.join(_FILTERS)}")
     return value
 
 
-def _refuse_undefined(value: Any) -> None:
+def _defined(value: Any) -> Any:
     import jinja2
 
     if isinstance(value, jinja2.Undefined):
         str(value)  # raises UndefinedError with its own message
+    return value

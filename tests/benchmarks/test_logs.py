@@ -22,27 +22,6 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return corpus.find_or_make(directory, "big", nodes=120, size_bytes=120 * 20_000)
 
 
-def _lines(path: str) -> dict[int, tuple[int, bytes]]:
-    """Give number and line by offset."""
-    found, offset = {}, 0
-    for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1]):
-        found[offset] = (number, line)
-        offset += len(line) + 1
-    return found
-
-
-def test_a_corpus_has_the_size_that_was_asked_for(made: Corpus) -> None:
-    assert sum([Path(file).stat().st_size for file in made.files]) == made.size_bytes
-    assert 0.9 < made.size_bytes / (120 * 20_000) < 1.4
-    assert sum(len(_lines(file)) for file in made.files) == made.lines
-
-
-def test_each_node_of_a_corpus_has_the_ranks_that_are_its_own(made: Corpus) -> None:
-    for node, file in enumerate(made.files):
-        ranks = {line.split(b" ")[1] for _, line in _lines(file).values()}
-        assert ranks == {b"-", *(b"%d" % (8 * node + local) for local in range(8))}
-
-
 def test_the_files_of_a_corpus_are_those_that_a_node_would_write(
     made: Corpus, tmp_path: Path
 ) -> None:

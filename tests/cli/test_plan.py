@@ -482,25 +482,6 @@ def test_who_chose_no_batch_is_told_what_to_start_with(here: CommandLine) -> Non
 # Models of other kinds
 
 
-def test_without_activations_nothing_fits_for_sure(here: CommandLine) -> None:
-    for more in ("", "--host-mem 64GiB"):
-        assert told(here, "--params 1B --gpu h100-80g", more)["verdict"] is None
-    answer = told(here, "--params 70B --gpu h100-80g")
-    assert answer["verdict"] == "no"
-    assert any("activations are not counted" in note for note in answer["notes"])
-
-
-def test_experts_work_as_their_active_part_and_never_fit_for_sure(here: CommandLine) -> None:
-    more = f"--seq-len 4096 {NODES} --gpu h100-80g --strategy zero3"
-    experts = told(here, "--params 46.7B --active-params 12.9B", more)
-    dense = told(here, "--params 12.9B", more)
-    compute = [found["time"]["parts"]["compute_s"] for found in (experts, dense)]
-    assert compute[0] == compute[1]
-    assert experts["time"]["parts"]["network_s"] > dense["time"]["parts"]["network_s"]
-    assert experts["disk"]["total_bytes"] > 3 * dense["disk"]["total_bytes"]
-    assert experts["verdict"] is None
-
-
 def test_a_known_model_with_experts_has_a_verdict_and_a_recommendation(here: CommandLine) -> None:
     words = f"--model Qwen/Qwen3-30B-A3B --seq-len 4096 {NODES} --gpu h100-80g"
     answer = told(here, words, "--strategy fsdp --grad-ckpt")
