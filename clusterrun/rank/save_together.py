@@ -102,15 +102,18 @@ class Checkpoints:
         Rank 0 reports newer incomplete ones and overridden settings on its stderr. Raises
         ClusterrunError for a name in `override` that is not a setting.
         """
-        found = self._newest()
-        self._note_overrides(found)
+        if found := self._newest():
+            self._overrides = overridden(found, self._settings, self._override)
         return found
 
     def _newest(self) -> Checkpoint | None:
         here, _ = joined_world()
         sharing = Sharing.of_this_rank()
         found = None
-        for path in self._listed(sharing):
+        listed = checkpoint_files.listed(self.directory) if sharing.is_first else []
+        every = sharing.each([path.name for _, path in listed])
+        paths = (self.directory / name for name in {name for names in every for name in names})
+        for _, path in checkpoint_files.newest_first(paths):
             found, problem = _verified(path, sharing)
             if found is not None:
                 break
@@ -119,20 +122,6 @@ class Checkpoints:
         if here == 0:
             emit("resumed", step=found.step if found else 0)
         return found
-
-    def _listed(self, sharing: Sharing) -> list[Path]:
-        """Return the checkpoints of all nodes, newest first."""
-        listed = checkpoint_files.listed(self.directory) if sharing.is_first else []
-        every = sharing.each([path for _, path in listed])
-        if not sharing.is_apart:
-            return every[0]
-        names = {path.name for paths in every for path in paths}
-        found = checkpoint_files.newest_first(self.directory / name for name in names)
-        return [path for _, path in found]
-
-    def _note_overrides(self, found: Checkpoint | None) -> None:
-        if found is not None:
-            self._overrides = overridden(found, self._settings, self._override)
 
     def resumable(
         self, world_size: int | None = None, *, overridable: Collection[str] = ()
@@ -155,7 +144,8 @@ class Checkpoints:
             more = {*overridable} - {*self._override}
             advice = _advice(found, world_size, found.changed(self._settings), more)
             raise refusal(f"can't resume from {found.path}: {words}", advice)
-        self._note_overrides(found)
+        if found:
+            self._overrides = overridden(found, self._settings, self._override)
         return found
 
     def save(self, step: int, write: Callable[[Path], object]) -> Path | None:
