@@ -14,7 +14,7 @@ from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch.looks import Looks
 from clusterrun.node.watch.stacks import RankPlace, from_data, to_data
-from clusterrun.rundir.request import answer_path, request_look, requests
+from clusterrun.rundir.request import answer_path, request_look
 from tests.patience import patience
 
 
@@ -65,14 +65,11 @@ class Nodes:
 STACKS = {1: to_data([place(1)]), 2: to_data([place(2)])}
 
 
-def test_stacks_of_all_nodes_are_answered_once(tmp_path: Path) -> None:
-    async def run() -> tuple[dict[str, Any], Nodes]:
-        nodes = Nodes(tmp_path, {"stacks": STACKS})
-        found = await nodes.answered(request_look(tmp_path, with_dumps=False))
-        await nodes.looks.look()
-        return found, nodes
-
-    found, nodes = asyncio.run(run())
+async def test_stacks_of_all_nodes_are_answered_once(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, {"stacks": STACKS})
+    (tmp_path / "outcome.json").touch()  # no request
+    found = await nodes.answered(request_look(tmp_path, with_dumps=False))
+    await nodes.looks.look()
     assert from_data(found) == [place(0), place(1), place(2)]
     assert (found["dumped"], found["silent"]) == ([], [])
     assert [asked["what"] for asked in nodes.asked] == ["stacks"]
@@ -87,22 +84,12 @@ def test_stacks_of_all_nodes_are_answered_once(tmp_path: Path) -> None:
         ({1: STACKS[1]}, {1: {"dumped": [1]}}, [0, 1], ["n2"]),
     ],
 )
-def test_who_dumped_and_who_is_silent(
+async def test_who_dumped_and_who_is_silent(
     tmp_path: Path, stacks: Any, dump: Any, dumped: list[int], silent: list[str]
 ) -> None:
-    async def run() -> tuple[dict[str, Any], Nodes]:
-        nodes = Nodes(tmp_path, {"stacks": stacks, "dump": dump})
-        return await nodes.answered(request_look(tmp_path, with_dumps=True)), nodes
-
-    found, nodes = asyncio.run(run())
+    nodes = Nodes(tmp_path, {"stacks": stacks, "dump": dump})
+    found = await nodes.answered(request_look(tmp_path, with_dumps=True))
     assert (found["dumped"], found["silent"]) == (dumped, silent)
     assert nodes.asked[-1]["live"] is True
     names = {at.node for at in from_data(found)}
     assert names == {"n0", "n1", "n2"} - set(silent)
-
-
-def test_requests_are_found_by_their_names(tmp_path: Path) -> None:
-    made = sorted(request_look(tmp_path, with_dumps=flag) for flag in (False, True))
-    answer_path(made[0]).touch()
-    (tmp_path / "outcome.json").touch()
-    assert requests(tmp_path) == made

@@ -34,22 +34,7 @@ def start(count):
     for _ in range(count):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 """
-Start = Callable[..., "DumpedRank"]
-
-
-class DumpedRank:
-    """A process that writes its stacks where a rank does."""
-
-    def __init__(self, spool: Spool, number: int, script: Path) -> None:
-        self.number = number
-        argv = [sys.executable, str(script), str(spool.stacks(number))]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"ready\n"
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+Start = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
@@ -59,23 +44,27 @@ def spool(tmp_path: Path) -> Spool:
 
 @pytest.fixture
 def start(tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start processes that write their stacks where rank 0 does."""
     monkeypatch.setattr(stacks, "ANSWER_S", 0.5)
-    ranks: list[DumpedRank] = []
+    ranks: list[subprocess.Popen[bytes]] = []
 
-    def started(body: str, number: int = 0, name: str = "train.py") -> DumpedRank:
-        script = tmp_path / name
+    def started(body: str) -> subprocess.Popen[bytes]:
+        script = tmp_path / "train.py"
         script.write_text(_SETUP + textwrap.dedent(body))
-        ranks.append(DumpedRank(spool, number, script))
+        argv = [sys.executable, str(script), str(spool.stacks(0))]
+        ranks.append(subprocess.Popen(argv, stdout=subprocess.PIPE))
+        assert ranks[-1].stdout is not None
+        assert ranks[-1].stdout.readline() == b"ready\n"
         return ranks[-1]
 
     yield started
     for rank in ranks:
-        rank.process.kill()
-        rank.process.communicate()
+        rank.kill()
+        rank.communicate()
 
 
-def where(spool: Spool, *ranks: DumpedRank) -> list[RankPlace]:
-    return asyncio.run(places({rank.number: rank.pid for rank in ranks}, spool, "n1"))
+def where(spool: Spool, rank: subprocess.Popen[bytes]) -> list[RankPlace]:
+    return asyncio.run(places({0: rank.pid}, spool, "n1"))
 
 
 def test_a_rank_says_where_its_script_is(start: Start, spool: Spool, tmp_path: Path) -> None:
@@ -83,7 +72,7 @@ def test_a_rank_says_where_its_script_is(start: Start, spool: Spool, tmp_path: P
     (place,) = where(spool, rank)
     assert re.fullmatch(rf"{re.escape(str(tmp_path))}/train\.py:\d+ in rest", place.where)
     assert (place.rank, place.node, place.is_waiting, place.state) == (0, "n1", False, "")
-    assert rank.process.poll() is None
+    assert rank.poll() is None
 
 
 def test_other_threads_are_not_taken_for_the_scripts(start: Start, spool: Spool) -> None:
@@ -117,8 +106,8 @@ def test_the_second_question_is_not_answered_with_the_first_answer(
 
 def test_a_rank_that_went_meanwhile_is_gone(start: Start, spool: Spool) -> None:
     rank = start("rest()\n")
-    rank.process.kill()
-    rank.process.wait()
+    rank.kill()
+    rank.wait()
     (place,) = where(spool, rank)
     assert (place.state, place.where) == ("gone", "")
 
