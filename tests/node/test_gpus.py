@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.diagnosis.table import Role, built_in
+from clusterrun.health.nvml import NvmlGpu
 from clusterrun.node.base import processes
 from clusterrun.node.watch import gpus
 from clusterrun.node.watch.gpus import Gpus
@@ -33,8 +34,9 @@ def _driver(
 def _start(driver: StandIn) -> Iterator[Start]:
     made: list[Gpus] = []
 
-    def start(*names: str) -> Gpus:
+    def start(*names: str, is_asked: bool = True) -> Gpus:
         made.append(Gpus(names))
+        assert not is_asked or made[-1].ask(30 * patience())
         return made[-1]
 
     yield start
@@ -66,7 +68,6 @@ def test_what_became_worse_is_a_sign_of_one_cause(
     driver: StandIn, start: Start, change: dict[str, int], text: str, cause: str
 ) -> None:
     found = start("0")
-    assert found.ask(30 * patience())
     driver.answer(**change)
     (line,) = noted(found)
     assert line.startswith("nvml: GPU 0 (0000:3b:00, GPU-a): ")
@@ -77,14 +78,12 @@ def test_what_became_worse_is_a_sign_of_one_cause(
 def test_what_was_so_before_or_is_another_jobs_is_no_change(driver: StandIn, start: Start) -> None:
     driver.answer(gpu1_errors=2, gpu1_pending=1)
     found = start("1")
-    assert found.ask(30 * patience())
     driver.answer(gpu0_errors=3)
     assert noted(found) == []
 
 
 def test_a_gpu_that_fell_off_is_no_longer_listed(driver: StandIn, start: Start) -> None:
     found = start()
-    assert found.ask(30 * patience())
     driver.answer(gpus=1)
     (line,) = noted(found)
     assert line == "nvml: GPU 1 (0000:3c:00, GPU-b) is no longer listed"
@@ -99,26 +98,25 @@ def test_memory_that_others_held_is_noted_but_not_what_ranks_use(
     driver.answer(gpu1_used=79123)
     line = "GPU 1 (0000:3c:00): 79123 of 81559 MiB were in use before the ranks started"
     found = start()
-    assert found.ask(30 * patience())
     assert noted(found) == [f"nvml: {line}"] * is_noted
     assert roles(line) == {}
 
 
 def test_the_work_of_gpus_by_the_counters_that_they_have(driver: StandIn, start: Start) -> None:
-    found = start("GPU-b").ask(30 * patience())
-    assert found is not None
-    (gpu,) = found
+    def asked(name: str) -> NvmlGpu:
+        (gpu,) = start(name).before.values()
+        return gpu
+
+    gpu = asked("GPU-b")
     assert (gpu.activity, gpu.is_of_sms) == (30.0, False)
     assert (gpu.watts, gpu.celsius) == (350.5, 61)
     driver.answer(gpm=1, gpu0_power=-3)
-    hopper = start("0").ask(30 * patience())
-    assert hopper is not None
-    (gpu,) = hopper
+    gpu = asked("0")
     assert (gpu.activity, gpu.is_of_sms, gpu.watts) == (80.0, True, None)
     driver.answer(gpu0_sms=-1)  # it is then no number
-    assert [gpu.activity for gpu in start("0").ask(30 * patience()) or ()] == [None]
+    assert asked("0").activity is None
     driver.answer(gpu0_mig=1)
-    made = start()
+    made = start(is_asked=False)
     assert made.ask(0.0) is None, "a late answer is that to the next question"
     listed = made.ask(30 * patience()) or []
     assert [(gpu.name, made.number(gpu)) for gpu in listed] == [("MIG-a", 0), ("1", 1)]
@@ -126,7 +124,6 @@ def test_the_work_of_gpus_by_the_counters_that_they_have(driver: StandIn, start:
 
 def test_a_driver_that_hangs_is_left_alone(driver: StandIn, start: Start) -> None:
     found = start()
-    assert found.ask(30 * patience())
     driver.answer(gpu0_errors="hang")
     begun = time.monotonic()
     for _ in range(2):
@@ -150,7 +147,7 @@ def test_a_node_without_a_driver_has_no_notes(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    found = start()
+    found = start(is_asked=False)
     assert (noted(found), found.is_open, found.before) == ([], False, {})
 
 

@@ -60,25 +60,15 @@ def lines(made: NodeNotes, ending: Ending) -> list[str]:
     return [str(note) for note in asyncio.run(made.notes(ending, {}))]
 
 
-def test_a_failure_is_noted_and_memory_where_a_rank_was_killed(made: NodeNotes) -> None:
-    memory = f"cgroup: {Memory(0, 4096)}"
-    assert lines(made, killed()) == [memory, "kernel: x", "nvml: x", "preflight: x"]
-    assert lines(made, killed("n2")) == ["kernel: x", "nvml: x", "preflight: x"]
-
-
-def test_without_gpus_only_the_node_that_failed_is_checked_again(made: NodeNotes) -> None:
-    made.gpus = None
-    assert lines(made, killed())[-1] == "preflight: x"
-    assert lines(made, killed("n2")) == ["kernel: x"]
-
-
-@pytest.mark.parametrize("ending", [Ending.completed(), Ending.of(cancelled("n1"))])
-def test_what_did_not_fail_is_not_noted(made: NodeNotes, ending: Ending) -> None:
-    assert lines(made, ending) == []
-
-
-def test_a_lost_node_is_not_the_fault_of_another_nodes_gpus(made: NodeNotes) -> None:
-    assert lines(made, Ending.of(lost_node("n2", "gone"))) == ["kernel: x"]
+def test_a_failure_is_noted_and_what_the_node_knows_of_it(made: NodeNotes) -> None:
+    kernel, nvml, preflight = "kernel: x", "nvml: x", "preflight: x"
+    assert lines(made, killed()) == [f"cgroup: {Memory(0, 4096)}", kernel, nvml, preflight]
+    assert lines(made, killed("n2")) == [kernel, nvml, preflight]
+    assert lines(made, Ending.of(lost_node("n2", "gone"))) == [kernel], "not the GPUs' fault"
+    made.gpus = None  # only the node that failed is checked again
+    assert [lines(made, killed())[-1], lines(made, killed("n2"))] == [preflight, [kernel]]
+    for ending in (Ending.completed(), Ending.of(cancelled("n1"))):
+        assert lines(made, ending) == []
 
 
 def test_an_error_while_noting_is_a_line(made: NodeNotes, monkeypatch: pytest.MonkeyPatch) -> None:

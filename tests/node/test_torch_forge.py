@@ -88,11 +88,15 @@ def _started(job: AgentJob) -> AgentJob:
     return job.start(in_lower_case="accelerate sets it again in capital letters")
 
 
-def _shown(job: AgentJob) -> dict[str, dict[str, Any]]:
+def _lines(job: AgentJob, word: str) -> list[tuple[str, str]]:
+    """Run a job; return the ranks' lines that begin with a word, and their ranks."""
     assert _started(job).wait() == [0] * job.plan.nodes, job.text() + job.errors()
-    nodes = [f"local{node}" for node in range(job.plan.nodes)]
-    rows = [(rank, text) for node in nodes for _, rank, _, text in job.log(node)]
-    found = {rank: json.loads(text[6:]) for rank, text in rows if text.startswith("ABOUT ")}
+    rows = [row for node in range(job.plan.nodes) for row in job.log(f"local{node}")]
+    return [(rank, text) for _, rank, _, text in rows if text.startswith(f"{word} ")]
+
+
+def _shown(job: AgentJob) -> dict[str, dict[str, Any]]:
+    found = {rank: json.loads(text[6:]) for rank, text in _lines(job, "ABOUT")}
     assert len(found) == job.plan.world_size, job.text()
     job.assert_clean()
     return found
@@ -153,13 +157,6 @@ for batch in data:
 """
 
 
-def _losses(job: AgentJob) -> list[tuple[str, str]]:
-    assert _started(job).wait() == [0] * job.plan.nodes, job.text() + job.errors()
-    nodes = [f"local{node}" for node in range(job.plan.nodes)]
-    rows = [(rank, text) for node in nodes for _, rank, _, text in job.log(node)]
-    return [(rank, text) for rank, text in rows if text.startswith("loss ")]
-
-
 @pytest.mark.parametrize(("device", "strategy"), CASES)
 def test_a_forked_rank_trains_bit_for_bit_as_one_of_accelerate_launch(
     torch_job: Make, device: Device, strategy: Strategy
@@ -167,7 +164,7 @@ def test_a_forked_rank_trains_bit_for_bit_as_one_of_accelerate_launch(
     asked = _asked(device, strategy)
     launchers = (Launcher.FORGE, Launcher.ACCELERATE)
     jobs = [torch_job(LOSSES, launcher=launcher, **asked) for launcher in launchers]
-    forked, launched = map(_losses, jobs)
+    forked, launched = (_lines(job, "loss") for job in jobs)
     assert len(forked) == 16
     assert sorted(forked) == sorted(launched)
     assert "not as forks" not in jobs[0].text()
@@ -246,25 +243,6 @@ def _attempt(job: AgentJob, node: int) -> Attempt:
     return Attempt(plan=job.plan, paths=job.paths, number=1, who=who)
 
 
-THREADS = """
-import os, numpy, torch
-numpy.ones((512, 512)) @ numpy.ones((512, 512))
-print("THREADS", torch.get_num_threads(), len(os.listdir("/proc/self/task")))
-"""
-
-
-def test_libraries_keep_their_threads(torch_job: Make) -> None:
-    asked: dict[str, Any] = {"nodes": 1, "nproc_per_node": 1, "env": {"OMP_NUM_THREADS": "4"}}
-    launchers = (Launcher.FORGE, Launcher.ACCELERATE)
-    jobs = [torch_job(THREADS, launcher=launcher, **asked) for launcher in launchers]
-    for job in jobs:
-        assert job.start().wait() == [0], job.text() + job.errors()
-        assert "not as forks" not in job.text()
-    forked, launched = ([t for _, _, _, t in job.log() if "THREADS" in t] for job in jobs)
-    assert forked == launched
-    assert int(forked[0].split()[2]) > 1, "OpenBLAS starts threads, also in the forge"
-
-
 SEES = """
 import sys
 print("SEES", "transformers.trainer" in sys.modules, flush=True)
@@ -306,9 +284,8 @@ accelerator.wait_for_everyone()
 @pytest.mark.parametrize("strategy", [Strategy.DDP, Strategy.FSDP, Strategy.ZERO2])
 def test_only_ranks_hold_memory_of_a_gpu(torch_job: Make, strategy: Strategy) -> None:
     job = torch_job(HOLDS, launcher=Launcher.FORGE, **_asked(Device.CUDA, strategy))
-    assert _started(job).wait() == [0, 0], job.text() + job.errors()
-    rows = [t for node in ("local0", "local1") for _, _, _, t in job.log(node) if "HOLDS" in t]
-    ranks, holders, parents, devices = zip(*(json.loads(row[6:]) for row in rows), strict=True)
+    rows = [json.loads(text[6:]) for _, text in _lines(job, "HOLDS")]
+    ranks, holders, parents, devices = zip(*rows, strict=True)
     assert all("clusterrun: forge of" in parent for parent in parents), job.text()
     assert sorted(ranks) == sorted(holders[0]) == sorted(holders[1])
     assert devices == ([], [])

@@ -244,14 +244,14 @@ def test_the_files_of_a_node_are_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     assert ats[0] <= 190
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/x", path)])
-def test_a_file_that_is_none_costs_only_its_samples(tmp_path: Path, make: Any) -> None:
-    paths = RunPaths(root=tmp_path)
-    paths.usage_dir.mkdir()
-    paths.attempt(1).mkdir(parents=True)
-    make(paths.usage("n1"))
-    assert usage.append(paths, "n1", b"{}\n") is False
-    assert files.read_latest(paths) == {}
+def test_a_file_that_is_none_costs_only_its_samples(tmp_path: Path) -> None:
+    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/x", path)):
+        paths = RunPaths(root=tmp_path / f"{make}")
+        paths.usage_dir.mkdir(parents=True)
+        paths.attempt(1).mkdir(parents=True)
+        make(paths.usage("n1"))  # type: ignore[operator]
+        assert usage.append(paths, "n1", b"{}\n") is False
+        assert files.read_latest(paths) == {}
 
 
 def test_a_sample_costs_less_than_a_hundredth_of_a_core(tmp_path: Path) -> None:

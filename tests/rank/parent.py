@@ -20,9 +20,12 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.patience import patience
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = ("torch", "torch.distributed.fsdp", "torch.multiprocessing")
@@ -71,6 +74,32 @@ def fork(
 ) -> Forked:
     """Start Python with arguments as a fork of a parent that has imported some modules."""
     return Forked(_parent(modules), {"argv": argv, "cwd": str(cwd), "env": dict(env)})
+
+
+def ranks(
+    argv: list[str],
+    folders: Sequence[Path],
+    *,
+    modules: tuple[str, ...] = TORCH,
+    own: Callable[[int], Mapping[str, str]] = lambda _: {},
+    **env: str,
+) -> list[tuple[str, str]]:
+    """Run Python as ranks that end well, one in each folder; return what each wrote."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CLUSTERRUN"))}
+    size, port = len(folders), str(free_port())
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), **env}
+    started = []
+    for rank, folder in enumerate(folders):
+        folder.mkdir(parents=True, exist_ok=True)
+        mine = {"RANK": str(rank), "LOCAL_RANK": str(rank), **own(rank)}
+        started.append(fork(argv, cwd=folder, env={**clean, **env, **mine}, modules=modules))
+    try:
+        told = [each.communicate(timeout=200 * patience()) for each in started]
+    finally:
+        for each in started:
+            each.kill()
+    assert [each.returncode for each in started] == [0] * size, told
+    return told
 
 
 @functools.cache

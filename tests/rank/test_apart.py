@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import pytest
 from clusterrun.errors import ClusterrunError
 from clusterrun.rank.apart import SavedPart, problem_of
 from clusterrun.shared.checkpoint_files import Checkpoint
-from tests.patience import patience
-from tests.ports import free_port
-from tests.rank.parent import TORCH, TRAINER, fork
+from tests.rank.parent import TORCH, TRAINER, ranks
 from tests.rank.test_hf import TRAIN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,30 +199,16 @@ dist.destroy_process_group()
 NODES = ("h1", "h1", "h2", "h2")
 
 
-def world(folder: Path, *argv: str, **env: str) -> list[tuple[str, str]]:
+def world(folder: Path, *argv: str) -> list[tuple[str, str]]:
     """Run Python on two nodes of two ranks; return what each rank wrote."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CLUSTERRUN"))}
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4"}
-    shared["CLUSTERRUN_HOSTS_APART"] = "1"
-    for node in NODES:
-        (folder / node).mkdir(parents=True, exist_ok=True)
-    ranks = [
-        fork(
-            [*argv],
-            cwd=folder / node,
-            env={**clean, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)}
-            | {"CLUSTERRUN_NODE": node, "CLUSTERRUN_CHECKPOINT_DIR": str(folder / node), **env},
-            modules=TRAINER if TRAIN in argv else TORCH,
-        )
-        for rank, node in enumerate(NODES)
-    ]
-    try:
-        told = [rank.communicate(timeout=100 * patience()) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * 4, told
-    return told
+
+    def own(rank: int) -> dict[str, str]:
+        disk = {"CLUSTERRUN_CHECKPOINT_DIR": str(folder / NODES[rank])}
+        return {"LOCAL_RANK": str(rank % 2), "CLUSTERRUN_NODE": NODES[rank], **disk}
+
+    modules = TRAINER if TRAIN in argv else TORCH
+    folders = [folder / node for node in NODES]
+    return ranks([*argv], folders, modules=modules, own=own, CLUSTERRUN_HOSTS_APART="1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

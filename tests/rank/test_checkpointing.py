@@ -19,7 +19,7 @@ from clusterrun.rank import emit, save_together
 from clusterrun.runtime import Checkpoints
 from clusterrun.shared import checkpoint_files
 from tests.patience import patience
-from tests.rank.parent import Forked, fork
+from tests.rank.parent import ranks
 
 
 @pytest.fixture(autouse=True)
@@ -306,18 +306,6 @@ def test_an_attempt_that_is_superseded_publishes_and_writes_nothing(
     assert names(store) == [".step-00000002.a4.tmp", "step-00000001"]
 
 
-def ranks_of(script: str, size: int, folder: Path, *words: str) -> list[Forked]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("CLUSTERRUN")}
-    return [
-        fork(
-            ["-c", script, str(folder), *words],
-            cwd=folder,
-            env={**clean, "RANK": str(rank), "WORLD_SIZE": str(size)},
-        )
-        for rank in range(size)
-    ]
-
-
 SHARES = """
 import json, os, sys
 from pathlib import Path
@@ -403,9 +391,7 @@ Three = tuple[Path, list[dict[str, Any]], str]
 def _three(tmp_path_factory: pytest.TempPathFactory) -> Three:
     """What three ranks were told, and what rank 0 said, in the course of SHARES."""
     folder = tmp_path_factory.mktemp("three")
-    ranks = ranks_of(SHARES, 3, folder)
-    told = [rank.communicate(timeout=100 * patience()) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], told
+    told = ranks(["-c", SHARES, str(folder)], [folder] * 3)
     assert [err for _, err in told[1:] if "clusterrun:" in err] == []
     return folder, [json.loads(out) for out, _ in told], told[0][1]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +12,8 @@ import pytest
 from clusterrun.errors import ClusterrunError
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.control_page import ControlPage, SavePoint
-from tests.patience import patience
-from tests.ports import free_port
-from tests.rank.parent import TRAINER, fork
+from tests.rank import parent
+from tests.rank.parent import TRAINER
 
 pytestmark = pytest.mark.torch
 
@@ -60,21 +58,7 @@ accelerator.end_training()
 
 def train(folder: Path, strategy: str, *, ranks: int = 2, **environ: str) -> tuple[list[str], str]:
     """Train in a directory of their own; return what ranks printed last, and 0's stderr."""
-    folder.mkdir(exist_ok=True)
-    port = str(free_port())
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "CLUSTERRUN"))}
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-    started = [
-        fork(
-            ["-c", TRAIN, strategy],
-            cwd=folder,
-            env={**clean, **world, "RANK": str(n), "LOCAL_RANK": str(n), **environ},
-            modules=TRAINER,
-        )
-        for n in range(ranks)
-    ]
-    told = [rank.communicate(timeout=200 * patience()) for rank in started]
-    assert [rank.returncode for rank in started] == [0] * ranks, told
+    told = parent.ranks(["-c", TRAIN, strategy], [folder] * ranks, modules=TRAINER, **environ)
     return [out.splitlines()[-1] for out, _ in told], told[0][1]
 
 
