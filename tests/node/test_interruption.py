@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,6 @@ from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.control_page import ControlPage
 
-Deed = Callable[["InterruptedNode"], Awaitable[None]]
 WHO = Identity(job_id="1", node="n0", node_rank=0, nodes=("n0",), head_host=LOOPBACK, is_local=True)
 PARAMETERS = LaunchParameters(address=LOOPBACK, port=1, interface="lo", precision="no")
 
@@ -33,14 +30,7 @@ PARAMETERS = LaunchParameters(address=LOOPBACK, port=1, interface="lo", precisio
 class InterruptedNode:
     """An attempt of one node and one rank; what its agent was told is written down."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        warning_s: float = 120,
-        end_s: float = 120,
-        named: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, path: Path, *, warning_s: float = 120) -> None:
         self.ranks: dict[int, int] = {}
         self.file = path / "request"
         self.control = ControlPage(path / "control", 1)
@@ -65,8 +55,7 @@ class InterruptedNode:
             is_through=lambda: self.is_through,
             disk=disk,
             own=OwnSignals(page=Page(self.control, 1), pids=lambda: self.ranks),
-            named=named,
-            end_s=end_s,
+            end_s=120,
         )
 
     def _cancel(self) -> None:
@@ -101,13 +90,6 @@ class InterruptedNode:
         return await asyncio.wait_for(self.link.ending(), 20)
 
 
-def play(path: Path, deed: Callable[[InterruptedNode], Awaitable[Any]], **about: Any) -> Any:
-    async def scene() -> Any:
-        return await deed(InterruptedNode(path, **about))
-
-    return asyncio.run(scene())
-
-
 @pytest.mark.parametrize(
     ("word", "code", "reason"),
     [
@@ -116,206 +98,172 @@ def play(path: Path, deed: Callable[[InterruptedNode], Awaitable[Any]], **about:
         ("preempt", NodeExit.INTERRUPTED, "preempted"),
     ],
 )
-def test_ranks_are_told_to_leave_and_the_attempt_says_why(
+async def test_ranks_are_told_to_leave_and_the_attempt_says_why(
     tmp_path: Path, word: str, code: int, reason: str
 ) -> None:
-    async def deed(scene: InterruptedNode) -> Ending:
-        scene.step()
-        await scene.warned(Reason(word))
-        assert scene.decisions() == (1, True)
-        assert scene.events == [f"interrupted {word} True"]
-        assert scene.said == [f"{reason}: the ranks are asked to save and exit"]
-        scene.control.stopping(0)
-        scene.link.report_done()
-        return await scene.ending()
-
-    ending = play(tmp_path, deed)
+    scene = InterruptedNode(tmp_path)
+    scene.step()
+    await scene.warned(Reason(word))
+    assert scene.decisions() == (1, True)
+    assert scene.events == [f"interrupted {word} True"]
+    assert scene.said == [f"{reason}: the ranks are asked to save and exit"]
+    scene.control.stopping(0)
+    scene.link.report_done()
+    ending = await scene.ending()
     assert (ending.code, ending.reason, ending.cause) == (int(code), reason, Cause.INTERRUPTED)
 
 
 @pytest.mark.parametrize(("left_s", "reason"), [(100, "time-limit"), (3600, "signal")])
-def test_a_warning_without_a_request_is_that_of_the_time_limit_if_that_is_near(
+async def test_a_warning_without_a_request_is_that_of_the_time_limit_if_that_is_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_s: int, reason: str
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + left_s))
-
-    async def deed(scene: InterruptedNode) -> None:
-        scene.step()
-        await scene.warned()
-        assert scene.events == [f"interrupted {reason} True"]
-        text = Reason(reason).text
-        assert scene.said == [f"{text}: the ranks are asked to save and exit"]
-
-    play(tmp_path, deed)
-    assert (tmp_path / "request").read_text() == f"{reason}\n"
-    assert (tmp_path / "request").stat().st_mode & 0o777 == 0o600
+    scene = InterruptedNode(tmp_path)
+    scene.step()
+    await scene.warned()
+    assert scene.events == [f"interrupted {reason} True"]
+    assert scene.said == [f"{Reason(reason).text}: the ranks are asked to save and exit"]
+    assert scene.file.read_text() == f"{reason}\n"
+    assert scene.file.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("text", ["", "\xff\n"])
-def test_a_request_that_is_no_word_of_ours_is_one_for_the_time_limit(
+async def test_a_request_that_is_no_word_of_ours_is_one_for_the_time_limit(
     tmp_path: Path, text: str
 ) -> None:
-    async def deed(scene: InterruptedNode) -> Reason | None:
-        await scene.looked()
-        assert (scene.interruption.reason, scene.decisions()) == (None, (0, False))
-        scene.file.write_text(text, encoding="latin-1")
-        await scene.warned()
-        return scene.interruption.reason
-
-    assert play(tmp_path, deed) is Reason.TIME_LIMIT
+    scene = InterruptedNode(tmp_path)
+    await scene.looked()
+    assert (scene.interruption.reason, scene.decisions()) == (None, (0, False))
+    scene.file.write_text(text, encoding="latin-1")
+    await scene.warned()
+    assert scene.interruption.reason is Reason.TIME_LIMIT
 
 
-def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
-    async def deed(scene: InterruptedNode) -> None:
-        scene.step()
-        for reason in (Reason.CANCEL, Reason.TIME_LIMIT, Reason.PREEMPT):
-            write_request(scene.file, reason)
-        scene.interruption.warned()
-        await scene.warned()
-        scene.interruption.warned()
-        scene.interruption.ending()
-        await scene.settle()
-        assert scene.decisions() == (1, True)
-        assert scene.events == ["interrupted cancel True"]
-
-    play(tmp_path, deed)
+async def test_two_warnings_are_one_interruption(tmp_path: Path) -> None:
+    scene = InterruptedNode(tmp_path)
+    scene.step()
+    for reason in (Reason.CANCEL, Reason.TIME_LIMIT, Reason.PREEMPT):
+        write_request(scene.file, reason)
+    scene.interruption.warned()
+    await scene.warned()
+    scene.interruption.warned()
+    scene.interruption.ending()
+    await scene.settle()
+    assert scene.decisions() == (1, True)
+    assert scene.events == ["interrupted cancel True"]
 
 
-def test_sigterm_ends_ranks_at_once_that_have_never_asked(tmp_path: Path) -> None:
-    async def deed(scene: InterruptedNode) -> None:
-        scene.interruption.ending()
-        assert scene.cancels == 1
-        assert not scene.file.exists()
-
-    play(tmp_path, deed)
+async def test_sigterm_ends_ranks_at_once_that_have_never_asked(tmp_path: Path) -> None:
+    scene = InterruptedNode(tmp_path)
+    scene.interruption.ending()
+    assert (scene.cancels, scene.file.exists()) == (1, False)
 
 
-def test_sigterm_without_a_word_is_a_preemption(
+async def test_sigterm_without_a_word_is_a_preemption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WORD_S", 0.1)
-
-    async def deed(scene: InterruptedNode) -> None:
-        scene.step()
-        for _ in range(1000):  # all nodes tell the head
-            scene.interruption.ending()
-        assert len(scene.interruption._tasks) == 1
-        await scene.settle()
-        assert scene.interruption.reason is Reason.PREEMPT
-        assert (scene.decisions(), scene.cancels) == ((1, True), 0)
-
-    play(tmp_path, deed)
-    assert (tmp_path / "request").read_text() == "preempt\n"
-
-
-def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path) -> None:
-    async def deed(scene: InterruptedNode) -> None:
-        scene.step()
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.1, write_request, scene.file, Reason.END)
+    scene = InterruptedNode(tmp_path)
+    scene.step()
+    for _ in range(1000):  # all nodes tell the head
         scene.interruption.ending()
-        await scene.settle()
-        assert (scene.cancels, scene.decisions()) == (1, (0, False))
+    assert len(scene.interruption._tasks) == 1
+    await scene.settle()
+    assert scene.interruption.reason is Reason.PREEMPT
+    assert (scene.decisions(), scene.cancels) == ((1, True), 0)
+    assert scene.file.read_text() == "preempt\n"
 
-    play(tmp_path, deed)
+
+async def test_sigterm_with_the_batch_shells_word_ends_at_once(tmp_path: Path) -> None:
+    scene = InterruptedNode(tmp_path)
+    scene.step()
+    asyncio.get_running_loop().call_later(0.1, write_request, scene.file, Reason.END)
+    scene.interruption.ending()
+    await scene.settle()
+    assert (scene.cancels, scene.decisions()) == (1, (0, False))
 
 
 @pytest.mark.parametrize("is_through", [True, False])
-def test_a_training_that_ends_before_it_hears_or_leaves_at_its_last_step_is_complete(
+async def test_a_training_that_ends_before_it_hears_or_leaves_at_its_last_step_is_complete(
     tmp_path: Path, is_through: bool
 ) -> None:
-    async def deed(scene: InterruptedNode) -> Ending:
-        scene.step()
-        scene.is_through = is_through
-        await scene.warned(Reason.TIME_LIMIT)
-        if is_through:
-            scene.control.stopping(0)
-        scene.link.report_done()
-        return await scene.ending()
-
-    assert play(tmp_path, deed).code == 0
+    scene = InterruptedNode(tmp_path)
+    scene.step()
+    scene.is_through = is_through
+    await scene.warned(Reason.TIME_LIMIT)
+    if is_through:
+        scene.control.stopping(0)
+    scene.link.report_done()
+    assert (await scene.ending()).code == 0
 
 
-def test_ranks_that_saved_and_go_on_are_ended(
+async def test_ranks_that_saved_and_go_on_are_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEAVE_S", 0.1)
-
-    async def deed(scene: InterruptedNode) -> Ending:
-        scene.step()
-        await scene.warned(Reason.TIME_LIMIT)
-        scene.has_saved = True
-        scene.interruption.saved()
-        return await scene.ending()
-
-    ending = play(tmp_path, deed)
+    scene = InterruptedNode(tmp_path)
+    scene.step()
+    await scene.warned(Reason.TIME_LIMIT)
+    scene.has_saved = True
+    scene.interruption.saved()
+    ending = await scene.ending()
     assert (ending.code, ending.reason) == (int(NodeExit.INTERRUPTED), "the time limit")
 
 
 @pytest.mark.parametrize("has_saved", [True, False])
-def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint(
+async def test_before_the_time_limit_ranks_are_ended_where_there_is_a_checkpoint(
     tmp_path: Path, has_saved: bool
 ) -> None:
-    async def deed(scene: InterruptedNode) -> bool:
-        scene.step()
-        scene.has_saved = has_saved  # by an earlier attempt, perhaps
-        scene.interruption.warned()
-        if has_saved:
-            await scene.ending()
-        await asyncio.sleep(0.6)
-        return scene.link.decision.is_made
-
-    assert play(tmp_path, deed, warning_s=0.5) is has_saved
+    scene = InterruptedNode(tmp_path, warning_s=0.5)
+    scene.step()
+    scene.has_saved = has_saved  # by an earlier attempt, perhaps
+    scene.interruption.warned()
+    if has_saved:
+        await scene.ending()
+    await asyncio.sleep(0.6)
+    assert scene.link.decision.is_made is has_saved
 
 
-def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
-    async def deed(scene: InterruptedNode) -> None:
-        await scene.warned(Reason.CANCEL)
-        assert "no rank has called runtime.should_checkpoint() yet" in scene.said[-1]
-        assert scene.events == ["interrupted cancel False"]
-        scene.step()
-        for _ in range(2):
-            await scene.interruption.look()
-        assert scene.events == ["interrupted cancel False", "interrupted cancel True"]
-
-    play(tmp_path, deed)
-
-
-def test_a_node_that_is_silent_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.05)
-
-    async def deed(scene: InterruptedNode) -> None:
-        scene.step()
-        scene.link.questions._members = lambda: {1}
-        await scene.warned(Reason.CANCEL)
-        told = "not all nodes answered: the ranks could not be asked to save"
-        assert scene.said[1:] == [told] * TRIES
-        assert scene.decisions() == (TRIES, False)
-        assert scene.control.save_point.at == 0
-
-    play(tmp_path, deed)
-
-
-def test_an_end_beats_what_interrupts(tmp_path: Path) -> None:
-    async def deed(scene: InterruptedNode) -> None:
-        scene.step()
-        await scene.warned(Reason.CANCEL)
-        write_request(scene.file, Reason.END)
-        await scene.looked()
-        scene.interruption.ending()
-        await scene.settle()
-        assert (scene.cancels, scene.link.decision.is_held()) == (1, False)
-
-    play(tmp_path, deed)
-
-
-def test_an_end_after_the_warning_is_that_of_the_time_limit(tmp_path: Path) -> None:
-    async def deed(scene: InterruptedNode) -> Ending:
-        await scene.warned()
-        write_request(scene.file, Reason.END)
+async def test_ranks_that_never_asked_are_told_apart(tmp_path: Path) -> None:
+    scene = InterruptedNode(tmp_path)
+    await scene.warned(Reason.CANCEL)
+    assert "no rank has called runtime.should_checkpoint() yet" in scene.said[-1]
+    assert scene.events == ["interrupted cancel False"]
+    scene.step()
+    for _ in range(2):
         await scene.interruption.look()
-        return await scene.ending()
+    assert scene.events == ["interrupted cancel False", "interrupted cancel True"]
 
-    ending = play(tmp_path, deed)
+
+async def test_a_node_that_is_silent_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.05)
+    scene = InterruptedNode(tmp_path)
+    scene.step()
+    scene.link.questions._members = lambda: {1}
+    await scene.warned(Reason.CANCEL)
+    told = "not all nodes answered: the ranks could not be asked to save"
+    assert scene.said[1:] == [told] * TRIES
+    assert (scene.decisions(), scene.control.save_point.at) == ((TRIES, False), 0)
+
+
+async def test_an_end_beats_what_interrupts(tmp_path: Path) -> None:
+    scene = InterruptedNode(tmp_path)
+    scene.step()
+    await scene.warned(Reason.CANCEL)
+    write_request(scene.file, Reason.END)
+    await scene.looked()
+    scene.interruption.ending()
+    await scene.settle()
+    assert (scene.cancels, scene.link.decision.is_held()) == (1, False)
+
+
+async def test_an_end_after_the_warning_is_that_of_the_time_limit(tmp_path: Path) -> None:
+    scene = InterruptedNode(tmp_path)
+    await scene.warned()
+    write_request(scene.file, Reason.END)
+    await scene.interruption.look()
+    ending = await scene.ending()
     assert (ending.code, ending.cause) == (int(NodeExit.CANCELLED), Cause.CANCELLED)
     assert ending.reason == "the time limit: the ranks did not exit in time"
