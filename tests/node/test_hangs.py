@@ -20,7 +20,7 @@ from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.outcome import Cause
 from clusterrun.shared.control_page import ControlPage
 
-Play = Callable[..., list[Failure]]
+Make = Callable[..., "HangingRanks"]
 
 
 class TickingClock:
@@ -91,35 +91,32 @@ class HangingRanks:
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     clock = TickingClock()
     monkeypatch.setattr(hangs, "time", clock)
     monkeypatch.setattr(hangs, "AGAIN_S", 0.05)
+    monkeypatch.setattr(hangs, "LEAVERS_LOOK_S", 0.001)
     monkeypatch.setattr("clusterrun.node.link.questions.ANSWER_S", 0.1)
 
-    def played(
-        deed: Any, answer: dict[str, Any] | None = None, *, silence_s: float = 0
-    ) -> list[Failure]:
-        async def scene() -> list[Failure]:
-            scene = HangingRanks(tmp_path, clock, answer, silence_s)
-            await deed(scene)
-            await scene.settle()
-            return scene.failures
+    def made(answer: dict[str, Any] | None = None, silence_s: float = 0) -> HangingRanks:
+        return HangingRanks(tmp_path, clock, answer, silence_s)
 
-        return asyncio.run(scene())
-
-    return played
+    return made
 
 
-async def hang(scene: HangingRanks) -> None:
+async def hung(scene: HangingRanks) -> Failure:
+    """Let a step begin that does not end; return the failure."""
     scene.call()
     await scene.idle(1)
     await scene.idle(300)
+    await scene.settle()
+    (failure,) = scene.failures
+    return failure
 
 
-def test_the_rank_that_the_others_wait_for_is_named(play: Play) -> None:
+async def test_the_rank_that_the_others_wait_for_is_named(make: Make) -> None:
     late = [place(2, "train.py:9 in step"), place(3, "data.py:3 in load", waits=False)]
-    (failure,) = play(hang, stacks.to_data(late))
+    failure = await hung(make(stacks.to_data(late)))
     assert (failure.node, failure.rank, failure.where) == ("n2", 3, "data.py:3")
     assert (failure.code, failure.cause.value) == (int(NodeExit.HUNG), "hung")
     assert failure.message == (
@@ -128,40 +125,39 @@ def test_the_rank_that_the_others_wait_for_is_named(play: Play) -> None:
     )
 
 
-def test_a_rank_that_does_not_run_is_told_from_one_that_waits(play: Play) -> None:
-    found = {}
-    for state in ("stopped by a signal", "gone", ""):
-        there = dataclasses.replace(place(3, "train.py:9 in step"), state=state)
-        (failure,) = play(hang, stacks.to_data([there]))
-        found[state] = failure.cause
-    assert found == {"stopped by a signal": Cause.HALTED, "gone": Cause.HUNG, "": Cause.HUNG}
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [("stopped by a signal", Cause.HALTED), ("gone", Cause.HUNG), ("", Cause.HUNG)],
+)
+async def test_a_rank_that_does_not_run_is_told_from_one_that_waits(
+    make: Make, state: str, cause: Cause
+) -> None:
+    there = dataclasses.replace(place(3, "train.py:9 in step"), state=state)
+    assert (await hung(make(stacks.to_data([there])))).cause is cause
 
 
-def test_a_node_that_is_silent_is_said_and_the_others_are_heard(play: Play) -> None:
-    (failure,) = play(hang)
-    assert failure.message.endswith(
-        "2 ranks (e.g. rank 0) at train.py:9 in step; 1 node did not answer"
-    )
+async def test_a_node_that_is_silent_is_said_and_the_others_are_heard(make: Make) -> None:
+    found = "2 ranks (e.g. rank 0) at train.py:9 in step; 1 node did not answer"
+    assert (await hung(make())).message.endswith(found)
 
 
+@pytest.mark.parametrize("silence_s", [0, 90])
 @pytest.mark.parametrize("sign", ["calls", "steps", "events", "output"])
-def test_each_sign_of_life_is_enough(play: Play, sign: str) -> None:
-    async def live(scene: HangingRanks) -> None:
-        scene.call()
-        for number in range(10):
-            await scene.idle(50)
-            if sign == "calls":
-                scene.call()
-            elif sign == "steps":
-                scene.watch.heard({"type": "step", "step": number, "total": 99})
-            elif sign == "events":
-                scene.watch.heard({"type": "checkpoint", "step": number})
-            else:
-                (scene.root / "rank_0.out").write_text("x" * (1 + number))
-
-    assert play(live) == []
-    if sign in ("steps", "output"):
-        assert play(live, silence_s=90) == []
+async def test_each_sign_of_life_is_enough(make: Make, sign: str, silence_s: float) -> None:
+    scene = make(silence_s=silence_s)
+    scene.call()
+    for number in range(10):
+        await scene.idle(50)
+        if sign == "calls":
+            scene.call()
+        elif sign == "steps":
+            scene.watch.heard({"type": "step", "step": number, "total": 99})
+        elif sign == "events":
+            scene.watch.heard({"type": "checkpoint", "step": number})
+        else:
+            (scene.root / "rank_0.out").write_text("x" * (1 + number))
+    await scene.settle()
+    assert scene.failures == []
 
 
 async def fall_silent(scene: HangingRanks) -> None:
@@ -175,130 +171,115 @@ async def fall_silent(scene: HangingRanks) -> None:
         await scene.settle()
 
 
-def test_silence_is_a_hang_only_where_that_was_asked_for(play: Play) -> None:
-    assert play(fall_silent, {"silent_s": 1000.0}) == []
-    (failure,) = play(fall_silent, {"silent_s": None}, silence_s=90)
+async def test_silence_is_a_hang_only_where_that_was_asked_for(make: Make) -> None:
+    scene = make({"silent_s": 1000.0})
+    await fall_silent(scene)
+    assert scene.failures == []
+    scene = make({"silent_s": None}, silence_s=90)
+    await fall_silent(scene)
+    (failure,) = scene.failures
     assert failure.message == (
         "no rank has printed anything for 91 s: 2 ranks (e.g. rank 0) at train.py:9 in step"
     )
     assert (failure.cause, failure.code) == (Cause.HUNG, int(NodeExit.HUNG))
 
 
-def test_output_on_another_node_is_no_silence(play: Play) -> None:
-    async def live(scene: HangingRanks) -> None:
-        await fall_silent(scene)
-        assert 0 < scene.asked <= 500 // 90  # all nodes, once in that time
+async def test_output_on_another_node_is_no_silence(make: Make) -> None:
+    scene = make({"silent_s": 89.0}, silence_s=90)
+    await fall_silent(scene)
+    assert 0 < scene.asked <= 500 // 90  # all nodes, once in that time
+    assert scene.failures == []
 
-    assert play(live, {"silent_s": 89.0}, silence_s=90) == []
 
-
-def test_ranks_that_went_on_while_they_were_asked_do_not_hang(play: Play) -> None:
+async def test_ranks_that_went_on_while_they_were_asked_do_not_hang(make: Make) -> None:
     """They may be caught in the same place twice, as in each step's backward pass."""
+    scene = make({"places": []})
+    scene.call()
+    await scene.idle(1)
+    await scene.idle(300)
+    assert len(scene.watch._tasks) == 1
+    scene.call()
+    await scene.settle()
+    assert scene.failures == []
 
-    async def deed(scene: HangingRanks) -> None:
-        await hang(scene)
-        assert len(scene.watch._tasks) == 1
-        scene.call()
 
-    assert play(deed, {"places": []}) == []
-
-
-def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+async def test_ranks_that_get_on_without_a_step_are_given_more_time_but_not_for_ever(
+    make: Make,
 ) -> None:
-    looks = iter(range(1000))
+    scene, looks = make({"places": []}), iter(range(1000))
 
-    async def own(scene: HangingRanks) -> list[stacks.RankPlace]:
+    async def own() -> list[stacks.RankPlace]:
         return [dataclasses.replace(WAITING[0], stack=next(looks))]
 
-    monkeypatch.setattr(HangingRanks, "_own", own)
-    found: list[int] = []
-
-    async def deed(scene: HangingRanks) -> None:
-        scene.call()
-        for _ in range(EXTENSIONS + 1):
-            await scene.idle(100)
-            found.append(len(scene.failures))
-            assert len(scene.watch._tasks) == 1
-            await scene.settle()
-
-    assert len(play(deed, {"places": []})) == 1
-    assert found == [0] * (EXTENSIONS + 1)
+    scene.watch.own_places = own
+    scene.call()
+    for _ in range(EXTENSIONS + 1):
+        await scene.idle(100)
+        assert (scene.failures, len(scene.watch._tasks)) == ([], 1)
+        await scene.settle()
+    assert len(scene.failures) == 1
 
 
 @pytest.mark.parametrize("moved", [hangs.IDLE_BYTES, hangs.SAVE_BYTES * 10])
-def test_a_save_is_given_time_while_bytes_move(play: Play, moved: int) -> None:
+async def test_a_save_is_given_time_while_bytes_move(make: Make, moved: int) -> None:
     """The stacks stand still, as in a long torch.save; a waiting rank's store is polled."""
-    found: list[int] = []
+    scene = make({"places": []})
 
-    async def deed(scene: HangingRanks) -> None:
-        def signs() -> int:
-            scene.signs += moved
-            return scene.signs
+    def signs() -> int:
+        scene.signs += moved
+        return scene.signs
 
-        scene.watch.own_signs = signs
-        scene.call()
-        for _ in range(EXTENSIONS + 3):
-            await scene.idle(100)
-            await scene.settle()
-        found.append(len(scene.failures))
-        scene.watch.own_signs = lambda: scene.signs  # the save is done
+    scene.watch.own_signs = signs
+    scene.call()
+    for _ in range(EXTENSIONS + 3):
         await scene.idle(100)
-
-    assert len(play(deed, {"places": []})) == 1
-    assert found == [moved < hangs.SAVE_BYTES]
+        await scene.settle()
+    assert len(scene.failures) == (moved < hangs.SAVE_BYTES)
+    scene.watch.own_signs = lambda: scene.signs  # the save is done
+    await scene.idle(100)
+    await scene.settle()
+    assert len(scene.failures) == 1
 
 
 @pytest.mark.parametrize("is_saving", [False, True])
-def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
-    play: Play, monkeypatch: pytest.MonkeyPatch, is_saving: bool
+async def test_ranks_that_outlive_others_may_save_but_not_do_nothing(
+    make: Make, is_saving: bool
 ) -> None:
-    monkeypatch.setattr(hangs, "LEAVERS_LOOK_S", 0.001)
-    found: list[int] = []
-
-    async def deed(scene: HangingRanks) -> None:
-        def signs() -> int:
-            scene.clock.now += 10
-            scene.signs += is_saving and scene.clock.now < 3000
-            return scene.signs
-
-        scene.watch.own_signs = signs
-        for _ in range(2):
-            scene.watch.leaving()
-        while scene.clock.now < 2900 and not scene.failures:
-            await asyncio.sleep(0.01)
-        found.append(len(scene.failures))
-
     late = [place(3, "train.py:99 in <module>", waits=False)]
-    monkeypatch.setattr(HangingRanks, "_own", lambda scene: asyncio.sleep(0, []))
-    (failure,) = play(deed, {**stacks.to_data(late), "signs": 7})
-    assert found == [0 if is_saving else 1]
+    scene = make({**stacks.to_data(late), "signs": 7})
+
+    def signs() -> int:
+        scene.clock.now += 10
+        scene.signs += is_saving and scene.clock.now < 3000
+        return scene.signs
+
+    scene.watch.own_places = lambda: asyncio.sleep(0, [])
+    scene.watch.own_signs = signs
+    for _ in range(2):
+        scene.watch.leaving()
+    while scene.clock.now < 2900 and not scene.failures:
+        await asyncio.sleep(0.01)
+    assert len(scene.failures) == (not is_saving)
+    await scene.settle()
+    (failure,) = scene.failures
     assert (failure.node, failure.rank, failure.cause.value) == ("n2", 3, "hung")
     assert failure.message == (
         "other ranks have ended; no progress for 70 s: rank 3 at train.py:99 in <module>"
     )
 
 
-def test_ranks_that_outlive_others_and_compute_are_left_alone(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hangs, "LEAVERS_LOOK_S", 0.001)
-    monkeypatch.setattr(hangs, "AGAIN_S", 0.001)
-    looks = iter(range(20))
+async def test_ranks_that_outlive_others_and_compute_are_left_alone(make: Make) -> None:
+    scene, looks = make({"places": []}), iter(range(20))
 
-    async def own(scene: HangingRanks) -> list[stacks.RankPlace]:
+    async def own() -> list[stacks.RankPlace]:
         return [dataclasses.replace(WAITING[0], stack=next(looks, 99))]
 
-    monkeypatch.setattr(HangingRanks, "_own", own)
+    def signs() -> int:
+        scene.clock.now += 10
+        return 0
 
-    async def deed(scene: HangingRanks) -> None:
-        def signs() -> int:
-            scene.clock.now += 10
-            return 0
-
-        scene.watch.own_signs = signs
-        scene.watch.leaving()
-
-    (failure,) = play(deed, {"places": []})
-    assert next(looks, None) is None
-    assert failure.rank == 0
+    scene.watch.own_places, scene.watch.own_signs = own, signs
+    scene.watch.leaving()
+    await scene.settle()
+    (failure,) = scene.failures
+    assert (next(looks, None), failure.rank) == (None, 0)
