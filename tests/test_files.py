@@ -15,6 +15,7 @@ import pytest
 from clusterrun.errors import ClusterrunError
 from clusterrun.shared import files, locks
 from clusterrun.shared.locks import locked
+from clusterrun.shared.state import JobState, parse_slurm_state
 
 
 def names(directory: Path) -> list[str]:
@@ -123,3 +124,24 @@ def test_the_soft_limit_is_raised_as_far_as_the_hard_one_allows() -> None:
         shell = f"ulimit -Sn {soft} && ulimit -Hn 1000 && exec {sys.executable} -c '{code}'"
         done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == limits
+
+
+# As Slurm writes them, and ours, by name.
+WORDS = {
+    **{" RUNNING \n": "RUNNING", "CANCELLED by 60001": "CANCELLED", "CANCELLED+": "CANCELLED"},
+    **{"REQUEUE_HOLD": "PENDING", "STOPPED": "SUSPENDED", "STAGE_OUT": "COMPLETING"},
+    **dict.fromkeys(("", " ", "+", "COMPLET+", "HIBERNATING", "LAUNCH_FAILED", "0"), "UNKNOWN"),
+    **{each.value: each.value for each in JobState},
+}
+
+
+def test_states_are_read_in_each_form_that_slurm_writes() -> None:
+    assert {text: parse_slurm_state(text).name for text in WORDS} == WORDS
+
+
+def test_states_split_into_ended_and_active() -> None:
+    active = {each.value for each in JobState if not each.is_terminal}
+    assert active == {
+        *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "UNKNOWN"),
+    }
+    assert [each for each in JobState if each.is_success] == [JobState.COMPLETED]

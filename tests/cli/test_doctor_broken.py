@@ -119,13 +119,6 @@ class Break(NamedTuple):
     under: tuple[str, ...] = ()
 
 
-def stale(name: str, version: str) -> str:
-    """Return how an old package comes before that of the environment."""
-    place = f"old/{name}/{name}-{version}.dist-info"
-    text = f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
-    return f"mkdir -p {place}; printf '{text}' > {place}/METADATA; export PYTHONPATH=old/{name}"
-
-
 BREAKS = [
     Break("path.runs", "fail", "--run-dir", "mount -o remount,ro runs"),
     Break("path.disk", "fail", "delete old runs", "mount -o remount,size=64m runs; {full}"),
@@ -142,8 +135,6 @@ BREAKS = [
     Break("node.tmp", "note", "--env TMPDIR", "mount -o remount,ro scratch"),
     Break("node.clock", "note", "chronyc tracking", "", (*SERVER, "0", "3600")),
     Break("node.clock", "note", "chronyc tracking", "", (*SERVER, "0", "-10")),
-    Break("python.torch", "fail", "'torch>=", stale("torch", "1.9.0")),
-    Break("python.accelerate", "fail", "'acc", stale("accelerate", "0.1")),
     Break("net.interface", "note", "ip -brief link", "ip link del eth0"),
     Break("net.name", "note", "/etc/hosts: 127.0.1.1 node2", "hostname node2"),
 ]
