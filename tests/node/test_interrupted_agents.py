@@ -77,42 +77,36 @@ def ask(job: AgentJob, reason: Reason) -> None:
     os.kill(int(job.paths.head_pid(1).read_text()), signal.SIGUSR2)
 
 
-def assert_all_saved_at_one_step(job: AgentJob, times: int = 1) -> None:
-    found = saves(job)
-    steps = sorted({step for _, step in found})
-    assert found == sorted((str(rank), step) for rank in range(ranks(job)) for step in steps)
-    assert len(steps) == times
+def assert_all_saved_at_one_step(job: AgentJob) -> None:
+    steps = {step for _, step in saves(job)}
+    assert saves(job) == sorted((str(rank), step) for rank in range(ranks(job)) for step in steps)
+    assert len(steps) == 1
 
 
-def test_ranks_save_and_leave_before_the_time_limit(stub_job: Make) -> None:
-    job = started(stub_job(TRAIN, nproc_per_node=1))
-    ask(job, Reason.TIME_LIMIT)
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("a request", "the time limit"),
+        ("SIGTERM for one agent", "preempted"),
+        # with proctrack/linuxproc, or scancel --full
+        ("SIGTERM for launchers and ranks, too", "preempted"),
+    ],
+)
+def test_ranks_save_at_one_step_and_leave(stub_job: Make, how: str, reason: str) -> None:
+    job = started(stub_job(TRAIN))
+    agent = psutil.Process(job.agent_pid("local1"))
+    if how == "a request":
+        ask(job, Reason.TIME_LIMIT)
+    else:
+        for process in [agent] if "one" in how else job.processes():
+            process.send_signal(signal.SIGTERM)
     assert job.wait() == [NodeExit.INTERRUPTED] * 2
     assert_all_saved_at_one_step(job)
     assert job.text().count("left") == ranks(job)
     left = outcome(job)
     assert (left["code"], left["cause"]) == (NodeExit.INTERRUPTED, "interrupted")
-    assert (left["reason"], left["checkpoint"]) == ("the time limit", saves(job)[0][1])
+    assert (left["reason"], left["checkpoint"]) == (reason, saves(job)[0][1])
     assert job.events("failed") == []
-    job.assert_clean()
-
-
-def test_sigterm_for_one_agent_has_all_ranks_save_and_leave(stub_job: Make) -> None:
-    job = started(stub_job(TRAIN, nproc_per_node=1))
-    os.kill(job.agent_pid("local1"), signal.SIGTERM)
-    assert job.wait() == [NodeExit.INTERRUPTED] * 2
-    assert_all_saved_at_one_step(job)
-    assert job.paths.request(1).read_text() == "preempt\n"
-    assert outcome(job)["reason"] == "preempted"
-
-
-def test_sigterm_for_every_process_still_leads_to_one_step(stub_job: Make) -> None:
-    """Slurm's may reach launchers and ranks, too: with proctrack/linuxproc, or scancel --full."""
-    job = started(stub_job(TRAIN))
-    for process in job.processes():
-        process.send_signal(signal.SIGTERM)
-    assert (job.wait(), outcome(job)["reason"]) == ([NodeExit.INTERRUPTED] * 2, "preempted")
-    assert_all_saved_at_one_step(job)
     job.assert_clean()
 
 
