@@ -87,22 +87,17 @@ def test_the_heads_word_wins_over_that_of_a_node_that_lost_it(paths: RunPaths) -
     assert (outcome(paths).node, paths.status(1).read_text()) == ("n2", "123\n")
 
 
-def test_a_setup_line_that_failed_is_not_talked_over(paths: RunPaths) -> None:
-    paths.status(1).write_text("122\n")
-    account(paths).close(Ending.of_first([FAILURE]))
-    assert paths.status(1).read_text() == "122\n"
-    assert outcome(paths).code == 122
-
-
 def test_what_an_earlier_attempt_saved_is_there(paths: RunPaths) -> None:
     first = account(paths)
     first.take({"type": "checkpoint", "step": 100})
     first.close(Ending.of_first([FAILURE]))
+    paths.status(2).write_text("122\n")  # of a setup line that failed on another node
     second = account(paths, 2)
     second.open()
     second.take({"type": "step", "step": 3})
     second.close(Ending.of_first([FAILURE]))
     assert (outcome(paths, 2).step, outcome(paths, 2).checkpoint) == (3, 100)
+    assert (paths.status(2).read_text(), outcome(paths, 2).code) == ("122\n", 122)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from clusterrun.node.base.ports import candidate_ports, free_port, listening_soc
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.shared.shell import Completed
-from tests.patience import patience, wait_for
+from tests.patience import wait_for
 
 
 def failure(**changes: Any) -> Failure:
@@ -190,19 +190,9 @@ def _two(found: list[int]) -> list[int]:
     return found if len(found) == 2 and any(map(processes._children, found)) else []
 
 
-def node(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "clusterrun.node", *argv],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=60 * patience(),
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("argv", [(), ("agent", "/x", "one")])
 def test_a_wrong_call_shows_the_usage(argv: tuple[str, ...]) -> None:
-    done = node(*argv)
+    command = [sys.executable, "-m", "clusterrun.node", *argv]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: python -m clusterrun.node agent RUN_DIR ATTEMPT")

@@ -192,6 +192,7 @@ def test_each_history_has_its_next_step() -> None:
     assert len(found) > 60
 
 
+SPARE = (*NODES, "n3")
 BROKEN = {"code": 1, "cause": Cause.EXCEPTION, "reason": "x", "where": "train.py:7"}
 DIED, DIED_AFTER = "2 attempts died without a checkpoint", " beyond step 100"
 
@@ -223,6 +224,11 @@ def reasons() -> Iterator[tuple[Decision, Next, str]]:
     yield after(ended(BROKEN, 100, nodes=("n1",), alike=1), plan=alone), STOP, every
     why = "rank 1 failed at train.py:5, step 47, for the second time: a restart would not help"
     yield after(ended(ERROR, 40), ended(ERROR, 40)), STOP, why
+    out = "n2 is left out: failed in preflight"
+    yield after(ended(LOST, 100), allocated=SPARE, gone=("n2",)), RELAUNCH, "n2 is lost"
+    yield after(ended(FAILED_CHECK, unfit=("n2",)), allocated=SPARE), RELAUNCH, out
+    warned = after(ended(KILLED, 100, unfit=("n2",)), allocated=SPARE)
+    yield warned, RELAUNCH, f"{KILLED['reason']}; {out}"
     for code in (int(NodeExit.WORLD_BROKEN), int(NodeExit.NODE_UNFIT)):
         end = ended({"code": code, "cause": Cause.WORLD, "reason": "x"}, 100)
         why = "the ranks did not form one world; a restart would not help"
@@ -251,7 +257,7 @@ def test_more_reports_are_awaited_only_if_no_restart_follows(
     assert may_be_shared(slurm(**asked), alike, reports, checkpoint) is may_be
 
 
-SPARE, ON_UNFIT = (*NODES, "n3"), {"unfit": ("n2",), "node": "n2"}
+ON_UNFIT = {"unfit": ("n2",), "node": "n2"}
 ONE = on_slurm(nodes=1, gpus_per_node=2, max_restarts=9)
 
 
@@ -311,17 +317,6 @@ def exclusions() -> Iterator[tuple[str, Decision, Next, tuple[str, ...]]]:
 def test_each_history_leaves_out_its_nodes() -> None:
     found = [(name, (d.next, d.exclude), (step, nodes)) for name, d, step, nodes in exclusions()]
     assert [each for each in found if each[1] != each[2]] == []
-
-
-def test_it_is_said_why_nodes_are_left_out() -> None:
-    gone = after(ended(LOST, 100), allocated=SPARE, gone=("n2",))
-    failed = after(ended(FAILED_CHECK, unfit=("n2",)), allocated=SPARE)
-    warned = after(ended(KILLED, 100, unfit=("n2",)), allocated=SPARE)
-    assert [decision.why for decision in (gone, failed, warned)] == [
-        "n2 is lost",
-        "n2 is left out: failed in preflight",
-        f"{KILLED['reason']}; n2 is left out: failed in preflight",
-    ]
 
 
 def test_a_warning_does_not_change_how_a_job_that_slurm_ends_goes_on() -> None:
