@@ -124,7 +124,12 @@ def errors_of(sources: Iterable[Source], query: Query) -> list[Source]:
 def _parts(
     files: Iterable[LogFile], sides: Mapping[str, LogFile], query: Query, *, ends: bool
 ) -> Iterable[tuple[LogFile, Part, Takes]]:
-    logs = [file for file in files if file.kind is not FileKind.ERRORS and _may_hold(file, query)]
+    logs = [
+        file
+        for file in files
+        if file.kind is not FileKind.ERRORS
+        and (query.ranks is None or file.ranks is None or not query.ranks.isdisjoint(file.ranks))
+    ]
     takes = _takes(query, ends=ends)
     for log in sorted(logs, key=lambda file: natural_key(file.node)):
         if not query.overview and not query.errors:
@@ -139,12 +144,6 @@ def _parts(
             yield notes, Part.NOTES, lambda rank, stream: rank != 0 and takes(rank, stream)
         else:
             yield notes, Part.ERRORS, takes
-
-
-def _may_hold(file: LogFile, query: Query) -> bool:
-    if query.ranks is None or file.ranks is None:
-        return True
-    return any(rank in query.ranks for rank in file.ranks)
 
 
 def _takes(query: Query, *, ends: bool) -> Takes:

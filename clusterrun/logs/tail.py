@@ -251,13 +251,14 @@ def _with_room(
     if not _before(lines, errors):
         return lines
     kept = set(map(_place, errors))
-    room = count - _count(errors, folded=folded)
-    others = LineCount(folded=folded)
+    counted, others = LineCount(folded=folded), LineCount(folded=folded)
+    for line in reversed(errors):
+        counted.add(line)
     for start in range(len(lines), 0, -1):
         line = lines[start - 1]
         if _place(line) not in kept:
             others.add(line)
-            if others.count > room:
+            if others.count > count - counted.count:
                 return lines[start:]
     return lines
 
@@ -270,10 +271,3 @@ def _before(lines: list[LogLine], errors: list[LogLine]) -> list[LogLine]:
 
 def _place(line: LogLine) -> tuple[str, int]:
     return line.node, line.offset
-
-
-def _count(lines: list[LogLine], *, folded: bool) -> int:
-    counted = LineCount(folded=folded)
-    for line in reversed(lines):
-        counted.add(line)
-    return counted.count

@@ -80,7 +80,12 @@ class TextView(View):
     def _write(self, line: LogLine, body: str, copies: Copies | None = None) -> None:
         chars = self._time_chars
         start = f"{clock_time(line.epoch_us)[:chars]} " if chars else ""
-        start += self._folded_head(copies) if copies else self._head(line)
+        if copies:
+            what = "node" if line.rank is None else "rank"
+            label = f"[{count(copies.count, f'more {what}' if copies.is_late else what)}]"
+            start += self._written(label, line.stream, colour=1)
+        else:
+            start += self._head(line)
         if not (copies or "\n" in body):
             self._put(f"{start}{body}\n".encode())
             return
@@ -101,11 +106,6 @@ class TextView(View):
             if len(self._heads) < MAX_SPEAKERS:
                 self._heads[source] = head
         return head
-
-    def _folded_head(self, copies: Copies) -> str:
-        what = "node" if copies.line.rank is None else "rank"
-        label = f"[{count(copies.count, f'more {what}' if copies.is_late else what)}]"
-        return self._written(label, copies.line.stream, colour=1)
 
     def _written(self, who: str, stream: Stream, *, colour: int) -> str:
         if not self._prefix:

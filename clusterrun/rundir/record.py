@@ -388,13 +388,9 @@ def resolve_job(text: str | None, runs_dirs: Sequence[RunsDir]) -> JobRecord:
     Return the newest of several runs with a name. Raises JobNotFoundError.
     """
     if text is None:
-        newest = [
-            record
-            for place in runs_dirs[:1]
-            for record in list_records(
-                place, 1, of=lambda record: not record.is_smoke, with_damaged=True
-            )
-        ]
+        newest: list[JobRecord] = []
+        for place in runs_dirs[:1]:
+            newest = list_records(place, 1, of=lambda each: not each.is_smoke, with_damaged=True)
         if not newest:
             raise _not_found("no run yet", runs_dirs[:1])
         return _undamaged(newest[0])

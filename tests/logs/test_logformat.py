@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -32,55 +31,55 @@ def test_every_stamped_line_is_read_back(
     assert parse(written) == line(time_us, "n1", rank, stream, text, offset=7)
 
 
-@pytest.mark.parametrize(
-    "torn",
-    [
-        b"",
-        b"170000",
-        b"1700000000000000",
-        b"1700000000000000 0",
-        b"1700000000000000 0 x text",
-        b"1700000000000000 -1 o text",
-        b"1700000000000000 0 oo text",
-        b" 0 o text",
-        b"17000000000000000 0 o in a far year",
-        b"170000000000000 0 o in a year long ago",
-        b"1700000000000000 1234567890 o text",
-        b"\x00\x00\x00",
-        "١٧ 0 o digits of another script".encode(),
-    ],
+TORN = (
+    b"",
+    b"170000",
+    b"1700000000000000",
+    b"1700000000000000 0",
+    b"1700000000000000 0 x text",
+    b"1700000000000000 -1 o text",
+    b"1700000000000000 0 oo text",
+    b" 0 o text",
+    b"17000000000000000 0 o in a far year",
+    b"170000000000000 0 o in a year long ago",
+    b"1700000000000000 1234567890 o text",
+    b"\x00\x00\x00",
+    "١٧ 0 o digits of another script".encode(),
 )
-def test_a_line_without_its_head_is_kept_whole(torn: bytes) -> None:
-    assert parse(torn) == line(5, "n1", None, "l", torn, offset=7)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "literals"),
-    [
-        (rb"RuntimeError", (b"RuntimeError",)),
-        (rb"NCCL (WARN|INFO)", (b"NCCL ",)),
-        (rb"a(?:bc)d", (b"abcd",)),
-        (rb"\bfoo\b bar$", (b"foo bar",)),
-        (rb"loss=(nan|inf)", (b"loss=",)),
-        (rb"(?:cuda|nccl|gloo)", (b"cuda", b"nccl", b"gloo")),
-        (rb"(?:error){2,}", (b"error",)),
-        (rb"x+yz", (b"yz",)),
-        (rb"colou?r", (b"colo",)),
-        (rb"(?!not)this", (b"this",)),
-        (rb"\d+", ()),
-        (rb"", ()),
-        (rb"(?:abc)?", ()),
-        (rb"abc|", ()),
-        (rb"abc|\d", ()),
-        (rb"(?i)error", ()),
-        (rb"(?i:error) 7", (b" 7",)),
-        (rb"step [0-9]+", (b"step ",)),
-        (rb"(a)\1bc", (b"bc",)),
-        (b"\xc3\xa9t\xc3\xa9", ("été".encode(),)),
-    ],
+def test_a_line_without_its_head_is_kept_whole() -> None:
+    for torn in TORN:
+        assert parse(torn) == line(5, "n1", None, "l", torn, offset=7)
+
+
+LITERALS = (
+    (rb"RuntimeError", (b"RuntimeError",)),
+    (rb"NCCL (WARN|INFO)", (b"NCCL ",)),
+    (rb"a(?:bc)d", (b"abcd",)),
+    (rb"\bfoo\b bar$", (b"foo bar",)),
+    (rb"loss=(nan|inf)", (b"loss=",)),
+    (rb"(?:cuda|nccl|gloo)", (b"cuda", b"nccl", b"gloo")),
+    (rb"(?:error){2,}", (b"error",)),
+    (rb"x+yz", (b"yz",)),
+    (rb"colou?r", (b"colo",)),
+    (rb"(?!not)this", (b"this",)),
+    (rb"\d+", ()),
+    (rb"", ()),
+    (rb"(?:abc)?", ()),
+    (rb"abc|", ()),
+    (rb"abc|\d", ()),
+    (rb"(?i)error", ()),
+    (rb"(?i:error) 7", (b" 7",)),
+    (rb"step [0-9]+", (b"step ",)),
+    (rb"(a)\1bc", (b"bc",)),
+    (b"\xc3\xa9t\xc3\xa9", ("été".encode(),)),
 )
-def test_literals_of(pattern: bytes, literals: tuple[bytes, ...]) -> None:
-    assert required_literals([re.compile(pattern)]) == literals
+
+
+def test_literals_of() -> None:
+    for pattern, literals in LITERALS:
+        assert required_literals([re.compile(pattern)]) == literals, pattern
 
 
 def test_more_literals_than_are_worth_a_search_are_none() -> None:

@@ -45,18 +45,6 @@ def test_pieces_are_the_data_in_order(data: bytes, with_rest: bool) -> None:
         assert max(map(len, text.split(b"\n"))) <= LINE_BYTES
 
 
-@given(_data)
-def test_a_stamped_piece_gives_its_bytes_back(data: bytes) -> None:
-    out = b""
-    for piece in split_pieces(data, with_rest=True):
-        for line in stamp(piece, NOW_US, "12", "e").split(b"\n")[:-1]:
-            _, rank, stream, text = line.split(b" ", 3)
-            assert rank == b"12"
-            assert stream == (b"E" if piece.is_cut else b"e")
-            out += text + (b"" if piece.is_cut else b"\n")
-    assert data.startswith(out)
-
-
 @given(st.text(max_size=20), st.integers(0, 80))
 def test_whole_characters_can_be_read(text: str, end: int) -> None:
     data = text.encode()

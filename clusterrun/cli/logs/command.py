@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from clusterrun.cli.logs.job import find_log_job
-from clusterrun.cli.logs.reading import ask_exit_status, find_files, follow_job, read
+from clusterrun.cli.logs.reading import exit_status, find_files, follow_job, read
 from clusterrun.cli.logs.request import Request, build_request, read_attempt, read_tail
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.help import GroupedCommand, under
@@ -109,7 +109,7 @@ def command(ctx: click.Context, /, **_: Any) -> None:
         _print_path(request)
     else:
         read(request)
-    ctx.exit(ask_exit_status(request))
+    ctx.exit(exit_status(request))
 
 
 def _refuse_two(wanted: Mapping[str, Any], **names: str) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from clusterrun.cli.logs.request import Request
 from clusterrun.cli.shared import output
@@ -76,7 +75,9 @@ class LogPrinter:
         self._flush()
         self._last = self._kept_lines()
         if self._attempt:
-            self._say(f"== attempt {attempt} ==", {"type": "attempt", "attempt": attempt})
+            if self.request.form == "json":
+                self._held.append(to_json({"type": "attempt", "attempt": attempt}))
+            self.note(f"== attempt {attempt} ==")
         self._attempt = attempt
 
     def print_end(self, state: str, exit_code: int | None) -> None:
@@ -137,11 +138,6 @@ class LogPrinter:
         tail = self.request.tail
         is_all = self.is_following or not self.request.folds or (tail or 0) > MOST_KEPT
         return None if is_all else tail
-
-    def _say(self, text: str, data: Mapping[str, Any]) -> None:
-        if self.request.form == "json":
-            self._held.append(to_json(data))
-        self.note(text)
 
     def _write(self) -> None:
         """Write the held lines if there are many."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from clusterrun.cli.logs.job import BATCH, WAITING, LogJob, PlainLogs, Standing, waiting
@@ -100,20 +99,15 @@ def find_files(request: Request) -> list[LogFile]:
     return files
 
 
-def exit_status(request: Request, standing: Standing) -> int:
+def exit_status(request: Request, standing: Standing | None = None) -> int:
     """Return 3 for a job that did not complete, if --exit-status was given."""
-    ended_badly = standing.state.is_terminal and not standing.state.is_success
-    return Exit.NO if request.exit_status and ended_badly else Exit.OK
-
-
-def ask_exit_status(request: Request) -> int:
-    """Ask for the state of the job, if --exit-status was given."""
     if not request.exit_status:
         return Exit.OK
-    standing = request.job.standing()
-    if standing.error:
-        raise standing.error
-    return exit_status(request, standing)
+    if standing is None:
+        standing = request.job.standing()
+        if standing.error:
+            raise standing.error
+    return Exit.NO if standing.state.is_terminal and not standing.state.is_success else Exit.OK
 
 
 def _tell_nothing_yet(request: Request) -> None:
@@ -225,33 +219,27 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
         tail=request.tail,
         folded=request.folds,
     )
+    left: list[Left] = []
     try:
-        for line in _lines(entries, printer, watch):
-            printer.print_line(line)
+        for entry in entries:
+            watch.see(entry)
+            match entry:
+                case LogLine():
+                    printer.print_line(entry)
+                case NewAttempt(attempt=attempt):
+                    printer.start_attempt(attempt)
+                case Joined(files=files):
+                    print_joined(files, printer)
+                case Left():
+                    left.append(entry)
+                case Pause():
+                    print_left(left, printer)
+                    printer.pause()
+        print_left(left, printer)
     finally:
         printer.finish()
     if watch.standing is not None:
         printer.print_end(watch.standing.state.value, watch.standing.exit_code)
-
-
-def _lines(entries: Iterable[Entry], printer: LogPrinter, watch: _Watch) -> Iterator[LogLine]:
-    """Yield the lines, and report events on stderr; show what an attempt without lines does."""
-    left: list[Left] = []
-    for entry in entries:
-        watch.see(entry)
-        match entry:
-            case LogLine():
-                yield entry
-            case NewAttempt(attempt=attempt):
-                printer.start_attempt(attempt)
-            case Joined(files=files):
-                print_joined(files, printer)
-            case Left():
-                left.append(entry)
-            case Pause():
-                print_left(left, printer)
-                printer.pause()
-    print_left(left, printer)
 
 
 def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:

@@ -208,20 +208,13 @@ def parse_moment(text: str, now: datetime) -> int:
     try:
         if re.match(SPAN, stripped):
             moment = now.astimezone(timezone.utc) - timedelta(seconds=parse_seconds(stripped))
-        else:
-            moment = _clock(stripped, now) if _CLOCK.match(stripped) else _date(stripped, now)
+        elif _CLOCK.match(stripped):
+            clock = time.fromisoformat(stripped if stripped[1] != ":" else f"0{stripped}")
+            moment = datetime.combine(now, clock, now.tzinfo)
+            moment -= timedelta(days=moment > now)
+        else:  # Python 3.10 does not accept the Z
+            moment = datetime.fromisoformat(re.sub(r"[Zz]\Z", "+00:00", stripped))
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
         return round(moment.timestamp() * 1_000_000)
     except (ValueError, OverflowError, OSError):  # OSError: a year beyond this machine's zone
         raise UsageError(f"'{text}' is not a time", hint=_HINT) from None
-
-
-def _clock(text: str, now: datetime) -> datetime:
-    clock = time.fromisoformat(text if text[1] != ":" else f"0{text}")
-    moment = datetime.combine(now, clock, now.tzinfo)
-    return moment if moment <= now else moment - timedelta(days=1)
-
-
-def _date(text: str, now: datetime) -> datetime:
-    # Python 3.10 does not accept the Z.
-    moment = datetime.fromisoformat(re.sub(r"[Zz]\Z", "+00:00", text))
-    return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)  # None stays None
