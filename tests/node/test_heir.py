@@ -27,6 +27,18 @@ from tests.launch.samples import on_slurm
 from tests.node.jobs import who
 
 NODES = ("n1", "n2", "n3")
+LOST_HEAD = Outcome(
+    attempt=1,
+    job_id="42",
+    started_at=1.0,
+    ended_at=2.0,
+    nodes=NODES,
+    code=heir.LOST,
+    cause=Cause.NODE_LOST,
+    reason="n1: its agent is gone",
+    node="n1",
+    checkpoint=40,
+)
 
 
 class Heirs:
@@ -41,16 +53,13 @@ class Heirs:
         self.asked: list[list[str]] = []
         self.said: list[str] = []
 
-    def lose_head(
-        self, rank: int = 1, attempt: int = 1, cluster: Cluster = Cluster.SLURM, **asked: Any
-    ) -> Heirs:
+    def lose_head(self, rank: int = 1, cluster: Cluster = Cluster.SLURM, **asked: Any) -> Heirs:
         plan = on_slurm(nodes=3, gpus_per_node=1, **asked)
         plan = dataclasses.replace(plan, cluster=cluster)
         self.paths.plan.write_text(plan.to_json())
-        self.paths.attempt(attempt).mkdir(exist_ok=True)
-        if not self.paths.outcome(attempt).exists():
-            write_outcome(self.paths, lost_head(attempt))
-        given = Attempt(plan=plan, paths=self.paths, number=attempt, who=who(rank, *NODES))
+        self.paths.attempt(1).mkdir(exist_ok=True)
+        write_outcome(self.paths, LOST_HEAD)
+        given = Attempt(plan=plan, paths=self.paths, number=1, who=who(rank, *NODES))
         heir.inherit(given, self.said.append)
         return self
 
@@ -63,21 +72,6 @@ class Heirs:
         if is_successor and self.refusal:
             return Completed(rc=1, stdout="", stderr=f"clusterrun: {self.refusal}\n")
         return Completed(rc=0, stdout="43\n", stderr="")
-
-
-def lost_head(attempt: int, checkpoint: int | None = 40) -> Outcome:
-    return Outcome(
-        attempt=attempt,
-        job_id="42",
-        started_at=1.0,
-        ended_at=2.0,
-        nodes=NODES,
-        code=heir.LOST,
-        cause=Cause.NODE_LOST,
-        reason="n1: its agent is gone",
-        node="n1",
-        checkpoint=checkpoint,
-    )
 
 
 @pytest.fixture

@@ -94,17 +94,14 @@ def test_a_port_of_the_users_choice_is_taken_or_refused() -> None:
     assert 23450 <= decided_parameters(narrow, reports(H100), "127.0.0.1").port <= 23453
 
 
-@pytest.mark.parametrize(
-    ("env", "problem"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, ""),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, "only 1 GPU for 2 ranks; each rank needs one"),
-        ({"SLURM_GPUS_ON_NODE": "8"}, ""),
-        ({"SLURM_GPUS_ON_NODE": "1"}, "only 1 GPU for 2 ranks; each rank needs one"),
-    ],
-)
-def test_gpus_are_counted_against_the_ranks(env: dict[str, str], problem: str) -> None:
-    assert gpu_problem(attempt().plan, env, GpuAnswer()) == problem
+def test_gpus_are_counted_against_the_ranks() -> None:
+    for variable, many, few in (
+        ("CUDA_VISIBLE_DEVICES", "0,1", "0"),
+        ("SLURM_GPUS_ON_NODE", "8", "1"),
+    ):
+        assert gpu_problem(attempt().plan, {variable: many}, GpuAnswer()) == ""
+        problem = gpu_problem(attempt().plan, {variable: few}, GpuAnswer())
+        assert problem == "only 1 GPU for 2 ranks; each rank needs one"
 
 
 def test_equal_job_ids_of_two_projects_do_not_want_the_same_port() -> None:
