@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,6 +99,11 @@ def test_numbers_that_were_changed_by_hand_are_refused(tmp_path: Path) -> None:
     for nodes, reason in (("1", fewer), ("3", "")):
         given = host(tmp_path, env={"SLURM_JOB_NUM_NODES": nodes}, spare_nodes=1)
         assert given.refusal() == reason
+    given.paths.accelerate.write_text("num_machines: 2\nnum_processes: 4\n")
+    assert "accelerate.yaml has num_processes 4 now" in given.refusal()
+    own = "num_machines: 2\nnum_processes: 4\n"  # the user's file
+    given.plan = dataclasses.replace(given.plan, accelerate_text=own)
+    assert given.refusal() == ""
     given.srun = tuple(word.replace("--ntasks=2", "--ntasks=1") for word in given.srun)
     assert "srun has --ntasks=1 but the job was rendered with --ntasks=2" in given.refusal()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ from clusterrun.shared.wording import count
 
 BY_HAND = "by-hand"
 RECORD_S = 5.0  # for the submitting process to record this job
+_NUMBERS = re.compile(r"^(num_machines|num_processes):\s*(\d+)", re.MULTILINE)
 END_S = 5.0  # Slurm may enforce a time limit this early or late
 REQUEUES_SINCE = (24, 5)
 ASK_S = 10.0
@@ -114,6 +116,13 @@ class SlurmHost(Host):
             new = next((word for word in self.srun if word.startswith(f"{name}=")), old)
             if name in ("--nodes", "--ntasks") and new != old:
                 return f"srun has {new} but the job was rendered with {old}; render it again"
+        # The launcher's options override these numbers: a change would have no effect.
+        plan, own = self.plan, dict(_NUMBERS.findall(self.plan.accelerate_text))
+        rendered = own if plan.accelerate_text else plan.accelerate
+        with contextlib.suppress(OSError):
+            for name, number in _NUMBERS.findall(self.paths.accelerate.read_text()):
+                if str(rendered.get(name, number)) != number:
+                    return f"accelerate.yaml has {name} {number} now; render the job again"
         return ""
 
     def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> SrunStep:
