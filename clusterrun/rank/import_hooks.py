@@ -1,7 +1,14 @@
-"""Patch modules right after the script imports them."""
+"""Patch modules right after the script imports them, also in the processes that it starts.
+
+A process that a rank forks inherits the checks of its rank: it must not train separately. A spawned
+one is a new interpreter: it installs them when it reads the first data from its parent, before it
+imports anything from the script.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
@@ -47,3 +54,51 @@ def _patch_after(loader: Any, patch: Patch) -> None:
         patch(module)
 
     loader.exec_module = exec_module
+
+
+# Without the working directory, as in the ranks: a project's modules come later.
+_INSTALL = """
+import sys
+path = sys.path[:]
+sys.path[:] = filter(None, path)
+try:
+    from clusterrun.rank import import_hooks
+    import_hooks.install()
+except Exception:  # such as a foreign module of that name
+    pass
+finally:
+    sys.path[:] = path
+"""
+
+
+class _Install:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, (_INSTALL, {})
+
+
+def pass_on(module: ModuleType) -> None:
+    """Add the checks to the data that `multiprocessing.spawn` sends to a new process."""
+    original = module.get_preparation_data
+
+    @functools.wraps(original)
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {"clusterrun": _Install(), **original(name)}
+
+    module.get_preparation_data = get_preparation_data  # type: ignore[attr-defined]
+
+
+def install() -> None:
+    """Watch this process, which a rank spawned; this costs nothing until torch is imported."""
+    distributed = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
+    names = (*distributed, "torch.optim.optimizer")
+    patches = {name: lambda module: _patches()[module.__name__](module) for name in names}
+    patch_on_import({**patches, "multiprocessing.spawn": pass_on})
+
+
+@functools.cache
+def _patches() -> dict[str, Patch]:
+    """Return what a rank itself patches; only a process that imports torch needs it."""
+    from clusterrun.rank.contract import Contract
+    from clusterrun.rank.ending import RankEnd
+
+    return Contract(os.environ, RankEnd().break_off, is_child=True).patches()

@@ -23,8 +23,8 @@ from types import ModuleType
 
 from clusterrun import runtime
 from clusterrun.errors import shortened
-from clusterrun.rank import children, output
 from clusterrun.rank import contract as world
+from clusterrun.rank import import_hooks, output
 from clusterrun.rank.emit import own_rank
 from clusterrun.rank.ending import RankEnd, endings, error_file, freeze, leave_last, one_line
 from clusterrun.shared import given
@@ -51,7 +51,11 @@ def main() -> None:
     gc.freeze = freeze  # for scripts that call it
     ending = RankEnd()
     endings.append(ending)
-    die_with_parent("CLUSTERRUN_LAUNCHER_PID")
+    if (launcher := os.environ.get("CLUSTERRUN_LAUNCHER_PID", "")).isdigit():
+        # For the kernel, the parent is the thread that started this process (prctl(2)).
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != int(launcher):
+            os._exit(128 + signal.SIGKILL)
     if spool := os.environ.get("CLUSTERRUN_SPOOL"):
         _move_output(os.path.join(spool, f"rank_{own_rank()}"))
     faulthandler.enable()
@@ -67,22 +71,8 @@ def main() -> None:
     contract.when_joined += when_joined
     contract.check_environment(os.environ)
     if contract.expected:
-        world.install(contract, children.pass_on)
+        world.install(contract, import_hooks.pass_on)
     _run(argv, contract, ending)
-
-
-def die_with_parent(variable: str) -> None:
-    """Have the kernel kill this process when its parent dies; exit now if it is already dead.
-
-    `variable` names the environment variable with the parent's pid; do nothing without it. For the
-    kernel, the parent is the thread that started this process (prctl(2)).
-    """
-    parent = os.environ.get(variable, "")
-    if not parent.isdigit():
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != int(parent):
-        os._exit(128 + signal.SIGKILL)
 
 
 def _move_output(name: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from clusterrun.config.spec import Launcher
 from clusterrun.errors import NodeExit
-from clusterrun.node.forge import ranks, script
+from clusterrun.node.forge import project, ranks
 from clusterrun.node.forge.preload import Closed
 from clusterrun.rundir.startup import read_start
 from tests.health.stand_in import stand_in
@@ -366,7 +366,7 @@ def test_a_directory_shadows_modules_and_packages(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("")
     imported = {"calendar", "fast.part", "pack.x", "notes", "data", "wandb"}
-    found = script.shadowing([tmp_path.as_posix(), "/no/such"], imported)
+    found = project.shadowing([tmp_path.as_posix(), "/no/such"], imported)
     assert found == ["calendar", "fast", "pack"]
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.node.forge import preload
-from clusterrun.node.forge.project import Changes, ProjectFiles
-from clusterrun.node.forge.script import RankStart, directories, read_early
+from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, directories, read_early
 from tests.node.jobs import STUB
 from tests.node.test_forge import FRESH, HELLO, ROOT, Make
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from clusterrun.node.watch.kernel import (
+from clusterrun.node.watch.notes import (
     MOST_LINES,
     OLD_S,
     KernelLog,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.rank import children
+from clusterrun.rank import import_hooks
 from clusterrun.shared.control_page import ControlPage, Joining
 from tests.rank.place import JOIN, ONE, REAL, World
 
@@ -164,7 +164,7 @@ def test_a_spawned_process_runs_also_if_the_checks_fail(monkeypatch: pytest.Monk
     def install() -> None:
         raise RuntimeError("another module of this name")
 
-    monkeypatch.setattr(children, "install", install)
+    monkeypatch.setattr(import_hooks, "install", install)
     before = sys.path[:]
-    exec(children._INSTALL, {})
+    exec(import_hooks._INSTALL, {})
     assert sys.path == before

@@ -26,8 +26,7 @@ from clusterrun.node.base.processes import allocated_cpus, die_with_parent, open
 from clusterrun.node.forge import launcher_variables, preload, ranks, store
 from clusterrun.node.forge.begin import receive, send
 from clusterrun.node.forge.preload import Closed, fork
-from clusterrun.node.forge.project import Changes, ProjectFiles
-from clusterrun.node.forge.script import RankStart, not_late, read_early
+from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, not_late, read_early
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.given import note_given
 from clusterrun.shared.own_modules import WORKER_MODULE

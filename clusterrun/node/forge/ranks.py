@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.node.forge.preload import Closed, start_nvml
-from clusterrun.node.forge.project import ProjectFiles
-from clusterrun.node.forge.script import READ_LATE, directories, shadowing
+from clusterrun.node.forge.project import READ_LATE, ProjectFiles, directories, shadowing
 from clusterrun.shared.own_modules import WORKER_MODULE, module_argv
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)

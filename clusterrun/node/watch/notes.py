@@ -1,24 +1,172 @@
-"""Note what the node knows about a failure: its memory cgroup, its kernel and its GPUs."""
+"""Note what the node knows about a failure: its memory cgroup, its kernel and its GPUs.
+
+A node may be shared: what the kernel reports about processes and GPUs of others is left out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
+from typing import Final
 
 from clusterrun.config.choices import Device
 from clusterrun.health.cgroup import own_group
 from clusterrun.health.gpu_answer import device_names
+from clusterrun.health.kernel_log import DEVICE, GPU, open_log, pci_address, texts
 from clusterrun.logformat.notes import Note, NoteSource
 from clusterrun.node.base.causes import Cause, Ending
 from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.processes import descendants
 from clusterrun.node.watch.gpus import Gpus
-from clusterrun.node.watch.kernel import KernelLog, Own, is_container, is_node_ours
 from clusterrun.node.watch.preflight import NodeChecks
+
+GPUS, PIDS = Path("/proc/driver/nvidia/gpus"), Path("/proc/self/ns/pid")
+INITIAL_PIDS: Final = 0xEFFFFFFC  # of PIDS, unless this is a container
+MOST_LINES, ALIKE = 60, 3
+LETTERS: Final = 500  # of a line
+OLD_S: Final = 7200.0  # the training went on after an older message
+_LEFT_OUT: Final = -1
+_DIGITS: Final = re.compile(r"\d+")
+# Linux 3-6: kernel/hung_task.c, mm/oom_kill.c, mm/memory-failure.c, arch/x86/mm/fault.c
+_PROCESS: Final = re.compile(
+    r"task_memcg=(?P<group>[^,]{1,999}),task=.{0,99},pid=(?P<oom>\d{1,9}),"
+    r"|[Kk]ill(?:ed)? process (?P<killed>\d+)\b|oom_reaper: reaped process (?P<reaped>\d+)\b"
+    r"|\[(?P<fault>\d+)\]:? (?:segfault at|general protection|trap \w)"
+    r"|task .{1,99}:(?P<hung>\d{1,9}) blocked for more than"
+    r"|(?:Sending SIGBUS to|Killing) .{1,99}:(?P<bus>\d{1,9}) due to"
+)
+_NODE: Final = re.compile(
+    r"task (?:nvidia|nv_)\S{0,99}:\d{1,9} blocked for more than"
+    r"|EDAC \S+: \d+ UE |\[Hardware Error\].{0,400}(?i:uncorrect|fatal)"
+    r"|\b(?:mlx[45]_\w{1,40}|hfi1|infiniband) "
+    r".{0,400}(?i:health|fatal|error|timeout|assert|\bdown\b)"
+    r"|\bI/O error\b|EXT4-fs error|XFS .{0,200}Corruption"
+    r"|nvme\S{0,40} .{0,200}(?:timeout|resetting)|LustreError: .{0,400}evicted"
+    r"|nfs: server \S+ not responding"
+)
+_SERVER: Final = re.compile(r"nfs: server (?P<name>\S+) (?P<state>not responding|OK)")
+_GPU_PID: Final = re.compile(r"\bpid='?(\d+)")
+_SWITCH: Final = re.compile(r"\bSXid \(PCI:")
+_FRAME: Final = re.compile(r"^ +(?:\? )?[\w.]+\+0x[0-9a-f]+/0x")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What belongs to the attempt on this node.
+
+    `pids` maps its processes to their ranks, None for helpers. `job` is the path of the job's
+    cgroup. `gpus` are PCI addresses; None: all of the node's.
+    """
+
+    pids: Mapping[int, int | None]
+    job: str = ""
+    gpus: frozenset[str] | None = frozenset()
+
+
+class KernelLog:
+    """The kernel's log from now on; `problem` is why it cannot be read."""
+
+    def __init__(self, device: Path = DEVICE) -> None:
+        self.problem = ""
+        self._descriptor = -1
+        try:
+            self._descriptor = open_log(device)
+            os.lseek(self._descriptor, 0, os.SEEK_END)
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor, self.problem = -1, "closed"
+
+    def notes(self, own: Own) -> list[Note]:
+        """Return each new message that may explain a failure of the attempt."""
+        found = () if self.problem else texts(self._descriptor, (time.monotonic() - OLD_S) * 1e6)
+        return list(_few(of_interest(found, own)))
+
+
+def of_interest(messages: Iterable[str], own: Own) -> Iterator[Note]:
+    """Choose messages, and the frames of a blocked task's stack; an NFS server may come back."""
+    kept: list[tuple[Note, str]] = []  # with the name of an NFS server
+    killed: set[int] = set()
+    is_stack = False
+    for text in messages:
+        server = _SERVER.search(text)
+        name = server["name"] if server else ""
+        if server and server["state"] == "OK":
+            kept = [each for each in kept if each[1] != name]
+        elif _FRAME.match(text):
+            kept += [(_note(text), "")] if is_stack else []
+        else:
+            rank = _rank(text, own, killed)
+            if rank != _LEFT_OUT:
+                kept.append((_note(text, rank), name))
+            if " blocked for more than " in text:
+                is_stack = rank != _LEFT_OUT
+    yield from (note for note, _ in kept)
+
+
+def _note(text: str, rank: int | None = None) -> Note:
+    return Note(source=NoteSource.KERNEL, text=text[:LETTERS], rank=rank)
+
+
+def _rank(text: str, own: Own, killed: set[int]) -> int | None:
+    """Return the rank that a message is about; None: no rank; _LEFT_OUT: do not show it."""
+    if _NODE.search(text) or _is_of_gpu(text, own):
+        return None
+    found = _PROCESS.search(text)
+    if found is None:
+        return _LEFT_OUT
+    pid = int(next(number for number in found.groups()[1:] if number))
+    if found["group"]:  # the line after it is easier to read
+        if own.job and f"{found['group']}/".startswith(f"{own.job}/"):
+            killed.add(pid)
+        return _LEFT_OUT
+    return own.pids.get(pid) if pid in own.pids or pid in killed else _LEFT_OUT
+
+
+def _is_of_gpu(text: str, own: Own) -> bool:
+    if _SWITCH.search(text):
+        return own.gpus is None
+    found, pid = GPU.match(text), _GPU_PID.search(text)
+    if found is None or (pid and own.pids and int(pid[1]) not in own.pids):
+        return False
+    return own.gpus is None or pci_address(found["gpu"]) in own.gpus
+
+
+def _few(notes: Iterable[Note]) -> Iterator[Note]:
+    """Leave out repetitions, and the rest of a storm of messages."""
+    counts: Counter[str] = Counter()
+    for note in notes:
+        form = _DIGITS.sub("0", note.text)
+        counts[form] += 1
+        if counts[form] <= ALIKE and counts.total() <= MOST_LINES:
+            yield note
+
+
+def is_node_ours(gpus: int, directory: Path = GPUS) -> bool:
+    """Return whether the attempt's GPUs are all that the node has."""
+    with contextlib.suppress(OSError):
+        return 0 < len(os.listdir(directory)) <= gpus
+    return False
+
+
+def is_container() -> bool:
+    """Return whether this process has other pids than the kernel's log."""
+    with contextlib.suppress(OSError):
+        return PIDS.stat().st_ino != INITIAL_PIDS
+    return True
 
 
 class NodeNotes:
