@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
@@ -211,15 +211,10 @@ def _compare(job: str | None, *, as_json: bool) -> None:
     head = ("WHAT", "ESTIMATED", "MEASURED", "RATIO")
     shown = [pair for pair in pairs if pair.measured is not None]
     output.answer_table(head, [(pair.name, *pair.cells) for pair in shown])
-    for note in _notes(answer, found.step_s):
-        output.note(note)
-
-
-def _notes(answer: Estimate, step_s: float | None) -> Iterator[str]:
-    if step_s is not None:
+    if found.step_s is not None:
         if answer.time is None:
-            yield f"the step time is not estimated: {unknown_speed(answer.question)}"
-        yield f"pass --step-time {step_s:.4g}s to plan with the measured time"
+            output.note(f"the step time is not estimated: {unknown_speed(answer.question)}")
+        output.note(f"pass --step-time {found.step_s:.4g}s to plan with the measured time")
 
 
 def _pairs(answer: Estimate, found: Measured) -> list[Pair]:

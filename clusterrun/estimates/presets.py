@@ -5,7 +5,6 @@ They are rules of thumb, not measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,20 +30,16 @@ class Preset:
     grad_ckpt: bool
 
 
-def _preset(name: str, micro_batch: int, *, grad_ckpt: bool = False) -> Preset:
-    return Preset(
+PRESETS: Final = {
+    name: Preset(
         name=name,
         micro_batch=micro_batch,
         accumulation=BATCH // micro_batch,
         precision=MixedPrecision.NO if name == "cpu" else MixedPrecision.AUTO,
-        grad_ckpt=grad_ckpt,
+        grad_ckpt=name == "small-gpu",
     )
-
-
-_CPU: Final = _preset("cpu", 4)  # larger passes gain nothing there
-_SMALL: Final = _preset("small-gpu", 2, grad_ckpt=True)
-_LARGE: Final = _preset("large-gpu", 8)  # larger passes keep the GPU busy
-PRESETS: Final[Mapping[str, Preset]] = {preset.name: preset for preset in (_CPU, _SMALL, _LARGE)}
+    for name, micro_batch in {"cpu": 4, "small-gpu": 2, "large-gpu": 8}.items()
+}
 
 
 def preset_for(gpu_bytes: int) -> Preset:
@@ -53,7 +48,8 @@ def preset_for(gpu_bytes: int) -> Preset:
     >>> preset_for(80 * GIB).name
     'large-gpu'
     """
-    return _LARGE if gpu_bytes > LARGE_GPU_BYTES else _SMALL if gpu_bytes else _CPU
+    size = "large-gpu" if gpu_bytes > LARGE_GPU_BYTES else "small-gpu"
+    return PRESETS[size if gpu_bytes else "cpu"]
 
 
 MAX_WORKERS: Final = 4

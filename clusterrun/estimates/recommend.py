@@ -19,7 +19,6 @@ from clusterrun.estimates.estimate import (
     mistake,
     step_duration,
 )
-from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import Fit, Setup
 from clusterrun.estimates.speed import step_cost
 
@@ -158,19 +157,17 @@ def neighbours(question: Question, what: str) -> list[Question]:
                 hint="request GPUs (--gpus-per-node)",
             )
         others = [gpu for gpu in gpus.ALL if question.gpu is None or gpu.name != question.gpu.name]
-        found = [_on(question, gpu) for gpu in others]
+        found = []
+        for gpu in others:  # in fp16 if the card lacks the precision
+            setup, memory = question.setup, gpu.memory_bytes
+            if setup.precision not in gpu.tflops:
+                setup = replace(setup, precision="fp16")
+            card = replace(question, gpu=gpu, gpu_bytes=memory, step_time_s=None)
+            found.append(replace(card, setup=setup))
         return sorted(found, key=lambda each: step.mid_s if (step := step_duration(each)) else 0.0)
     setups = _neighbours(question.setup, what)
     asked = (replace(question, setup=setup) for setup in setups)
     return [neighbour for neighbour in asked if not mistake(neighbour)]
-
-
-def _on(question: Question, gpu: Gpu) -> Question:
-    """Return the same question about another card, in fp16 if the card lacks the precision."""
-    old = question.setup
-    setup = old if old.precision in gpu.tflops else replace(old, precision="fp16")
-    memory = gpu.memory_bytes
-    return replace(question, setup=setup, gpu=gpu, gpu_bytes=memory, step_time_s=None)
 
 
 def _neighbours(setup: Setup, what: str) -> list[Setup]:

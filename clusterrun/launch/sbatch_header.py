@@ -32,7 +32,6 @@ def directives(spec: JobSpec, *, name: str, world: World, cpus: int) -> tuple[Di
         *_gpus(spec),
         *([Directive(name="cpus-per-task", value=str(cpus))] if cpus else []),
         *_memory(spec),
-        *_times(spec),
         *_plain(spec),
         # A requeued job appends to the output of its first start.
         Directive(name="open-mode", value="append"),
@@ -89,17 +88,13 @@ def _memory(spec: JobSpec) -> list[Directive]:
     return lines
 
 
-def _times(spec: JobSpec) -> list[Directive]:
-    if spec.time_min_minutes and spec.time_minutes and spec.time_min_minutes > spec.time_minutes:
-        raise UsageError(
-            f"slurm.time_min, {spec.time_min_minutes} minutes, exceeds --time, {spec.time_minutes}"
-        )
-    asked = {"time": spec.time_minutes, "time-min": spec.time_min_minutes}
-    return [Directive(name=name, value=str(value)) for name, value in asked.items() if value]
-
-
 def _plain(spec: JobSpec) -> list[Directive]:
+    limit, least = spec.time_minutes, spec.time_min_minutes
+    if least and limit and least > limit:
+        raise UsageError(f"slurm.time_min, {least} minutes, exceeds --time, {limit}")
     asked: dict[str, str | bool | None] = {
+        "time": str(limit) if limit else None,
+        "time-min": str(least) if least else None,
         **{name: getattr(spec, name.replace("-", "_")) for name in _AS_NAMED},
         "signal": signal_request(spec),
         "exclusive": spec.exclusive,
