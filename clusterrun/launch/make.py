@@ -29,7 +29,7 @@ from clusterrun.launch.sbatch_header import (
     survives_lost_nodes,
     warning_s,
 )
-from clusterrun.launch.script_args import check_fsdp_argument
+from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argument
 from clusterrun.launch.user_files import (
     ANY_PRECISION,
     OwnFiles,
@@ -40,7 +40,7 @@ from clusterrun.launch.user_files import (
 from clusterrun.launch.world_shape import World, check_gpu_options, decide_world
 
 LARGE_JOB_NODES = 64  # above it the ranks' logs are capped: all nodes share one file system
-LARGE_JOB_LINES_PER_S = 2000
+LARGE_JOB_LINES_PER_S = 2000  # all nodes together must not overload the disk of the logs
 # Settings that a plan has under the same name.
 _SAME = (
     *("sbatch_args", "network", "rendezvous_timeout_s", "world_contract", "spare_nodes"),
@@ -65,6 +65,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     check_strategy(strategy, world, facts)
     check_fsdp_argument(spec, strategy, world)
     sizes = decide_sizes(spec, own, strategy, world)
+    check_batch_numbers(spec.args, own.deepspeed_text, own.deepspeed_name, sizes.data(world.size))
     check_parts(spec, sizes, facts)
     precision, cpus = _precision(spec, own, world), cpus_per_task(spec, world)
     lines = directives(spec, name=job_name(spec), world=world, cpus=cpus)
@@ -72,7 +73,6 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     check_options(SRUN, srun)
     check_environments(spec.setup, facts)
     steps = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec))
-    # All nodes of a large job together must not overload the disk of its logs.
     lines_per_s = LARGE_JOB_LINES_PER_S if world.nodes > LARGE_JOB_NODES else 0
     threads = _threads(spec, facts, world, cpus)
     env, env_notes = decide_environment(spec, facts, world, strategy, threads)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from clusterrun.config.choices import Device, Strategy
 from clusterrun.config.spec import JobSpec
-from clusterrun.errors import UsageError
+from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.world_shape import World
 
 # The Trainer's option, and that of DeepSpeed's add_config_arguments().
 _DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_MODEL_PARALLEL = ("sequence_parallel_size", "tensor_parallel", "pipeline")  # in a JSON
 # Values that the Trainer accepts for --fsdp; the option may mean something else in other scripts.
 _FSDP_WORDS = frozenset(
     ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
@@ -75,6 +79,29 @@ def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None
         raise UsageError(
             f"the script's arguments contain --fsdp, but the launch uses {strategy.value}",
             hint="drop one of them: DeepSpeed and FSDP can't share a model",
+        )
+
+
+def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) -> None:
+    """Refuse a DeepSpeed JSON whose batch numbers don't multiply. Raises ConfigError.
+
+    `ranks` is the data-parallel size. If the script or the JSON divides the model, DeepSpeed checks
+    the numbers.
+    """
+    config: dict[str, Any] = json.loads(text or "{}")
+    numbers: dict[str, int] = {key: config[key] for key in _BATCH if type(config.get(key)) is int}
+    total = numbers.pop("train_batch_size", None)
+    words = (word for word in args if word.startswith("--") and "parallel" in word)
+    if total is None or any(map(config.get, _MODEL_PARALLEL)) or any(words):
+        return
+    known, is_whole = math.prod([ranks, *numbers.values()]), len(numbers) == len(_BATCH) - 1
+    if total != known and (is_whole or total % known):
+        parts = [*(f"{value} ({key})" for key, value in numbers.items()), f"{ranks} ranks"]
+        relation = "is not" if is_whole else "is not a multiple of"
+        raise ConfigError(
+            f"train_batch_size {total} {relation} {' x '.join(parts)}",
+            where=where,
+            hint='write "auto", or the number for these nodes and ranks',
         )
 
 

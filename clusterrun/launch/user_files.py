@@ -20,6 +20,13 @@ from clusterrun.shared.wording import count
 
 ANY_PRECISION = frozenset((Precision.NO, Precision.FP16, Precision.BF16))
 
+# accelerate refuses these beside a DeepSpeed JSON (DeepSpeedPlugin._deepspeed_config_checks).
+_JSON_SAYS_IT = {
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_save_16bit_model"),
+    *("offload_optimizer_device", "offload_optimizer_nvme_path"),
+    *("offload_param_device", "offload_param_nvme_path"),
+}
+
 _ENGINES = {"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 
 
@@ -57,6 +64,7 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
             f"has distributed_type {config['distributed_type']}",
             hint="write distributed_type: DEEPSPEED there, or drop one of the two files",
         )
+    _refuse_both(spec, name, config)
     if zero:
         strategy = _zero_strategy(zero["zero_optimization"])
     asked = spec.strategy
@@ -79,6 +87,16 @@ def read_own_files(spec: JobSpec, facts: Facts) -> OwnFiles:
         allowed=allowed_precisions(zero),
         accelerate=config,
     )
+
+
+def _refuse_both(spec: JobSpec, name: str, config: dict[str, Any]) -> None:
+    """Refuse settings of the YAML that accelerate takes from the JSON alone. Raises UsageError."""
+    if name and (both := sorted(_JSON_SAYS_IT & _mapping(config.get("deepspeed_config")).keys())):
+        raise UsageError(
+            f"{spec.accelerate_config} has {', '.join(both)}: "
+            "accelerate refuses that with a DeepSpeed JSON",
+            hint=f"move it to {name}",
+        )
 
 
 def _deepspeed_file(spec: JobSpec, facts: Facts) -> tuple[str, str]:

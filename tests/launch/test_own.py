@@ -166,6 +166,11 @@ def test_both_files_go_together_where_they_do_not_contradict() -> None:
     assert plan.precision is Precision.BF16
 
 
+def test_what_accelerate_refuses_beside_a_json_is_refused_before_queueing() -> None:
+    with pytest.raises(UsageError, match=r"acc\.yaml has zero_stage: accelerate refuses that"):
+        both("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n")
+
+
 # What `accelerate config` writes for one machine, apart from the counts.
 USUAL: dict[str, Any] = {
     "compute_environment": "LOCAL_MACHINE",

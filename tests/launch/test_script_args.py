@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from clusterrun.config.spec import Device, Strategy
-from clusterrun.errors import UsageError
+from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.launch.script_args import is_for_deepspeed, named_json
 from tests.launch.samples import ZERO2_OFFLOAD, on_slurm, slurm_facts, variables
 
+STEPS = "gradient_accumulation_steps"
 TRAINER = ("--bf16", "--deepspeed", "ds.json", "--lr", "1e-4")
 
 
@@ -93,6 +94,28 @@ def test_a_yaml_of_another_family_is_refused() -> None:
     yaml = {"accelerate_config_text": "distributed_type: MULTI_GPU"}
     with pytest.raises(UsageError, match=r"ds\.json is for DeepSpeed, but acc\.yaml has"):
         adopting(ZERO2_OFFLOAD, accelerate_config="acc.yaml", facts=yaml)
+
+
+def test_batch_numbers_of_a_json_must_multiply() -> None:
+    """Of 8 ranks; a script or a JSON that divides the model has fewer to a batch."""
+
+    def said(*numbers: int | str | None, args: tuple[str, ...] = TRAINER, **more: int) -> str:
+        names = ("batch_size", "micro_batch_size_per_gpu")
+        given = dict(zip((*(f"train_{n}" for n in names), STEPS), numbers, strict=True))
+        try:
+            adopting({**ZERO2_OFFLOAD, **{n: v for n, v in given.items() if v}, **more}, args=args)
+        except ConfigError as refused:
+            return f"{refused.where}: {refused}".removeprefix("ds.json: train_batch_size ")
+        return ""
+
+    tensor = ("--tensor-model-parallel-size", "2", *TRAINER)
+    wrong = [said(64, 4, 1), said(36, 4, None), said(8, None, 2), said(12, None, None)]
+    assert [text.split(" (")[0] for text in wrong] == [
+        *("64 is not 4", "36 is not a multiple of 4", "8 is not a multiple of 2"),
+        "12 is not a multiple of 8 ranks",
+    ]
+    right = [said(64, 4, 2), said(32, 4, None), said(16, "auto", 2), said(None, 3, 5)]
+    assert {*right, said(16, 4, 1, args=tensor), said(4, 4, 1, sequence_parallel_size=8)} == {""}
 
 
 @pytest.mark.parametrize(
