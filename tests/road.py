@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -79,20 +80,23 @@ class Project:
     environ: Mapping[str, str]
     extra: dict[str, str] = field(default_factory=dict)
 
-    def cli(self, *argv: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    @property
+    def here(self) -> dict[str, Any]:
+        env = {**self.environ, **self.extra}
+        return {"cwd": self.path, "env": env, "stdin": subprocess.DEVNULL}
+
+    def cli(self, *argv: str, timeout_s: float = 240, text: bool = True) -> Any:
         return subprocess.run(
             [sys.executable, "-m", "clusterrun", *argv],
-            cwd=self.path,
-            env={**self.environ, **self.extra},
-            stdin=subprocess.DEVNULL,
+            **self.here,
             capture_output=True,
-            text=True,
+            text=text,
             timeout=timeout_s * patience(),
             check=False,
         )
 
-    def ok(self, *argv: str, timeout_s: float = 240) -> str:
-        done = self.cli(*argv, timeout_s=timeout_s)
+    def ok(self, *argv: str, timeout_s: float = 240, text: bool = True) -> Any:
+        done = self.cli(*argv, timeout_s=timeout_s, text=text)
         assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -100,14 +104,8 @@ class Project:
         """Start a command and go on."""
         out, err = (self.path / f"watched-{time.monotonic_ns()}.{end}" for end in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "clusterrun", *argv],
-                cwd=self.path,
-                env={**self.environ, **self.extra},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-            )
+            words = [sys.executable, "-m", "clusterrun", *argv]
+            process = subprocess.Popen(words, **self.here, stdout=stdout, stderr=stderr)
         return Watcher(process, out, err)
 
     def recorded(self, job_id: str, rank: int, stream: str, attempt: int = 1) -> list[Recorded]:
@@ -127,17 +125,8 @@ class Project:
 
     def raw_logs(self, job_id: str, *argv: str) -> bytes:
         """Return the bytes that `logs` gives for what it is asked."""
-        done = subprocess.run(
-            [sys.executable, "-m", "clusterrun", "logs", job_id, "-n", "all", "-o", "raw", *argv],
-            cwd=self.path,
-            env={**self.environ, **self.extra},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=240 * patience(),
-            check=False,
-        )
-        assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stderr.decode()}"
-        return done.stdout
+        raw: bytes = self.ok("logs", job_id, "-n", "all", "-o", "raw", *argv, text=False)
+        return raw
 
     def written_by(self, rank: int, attempt: int = 1) -> int:
         """Return how many bytes chatter.py has written to stdout by now."""
@@ -156,7 +145,7 @@ class Project:
 
     def submit(self, *argv: str) -> str:
         """Submit and return the job id, not waiting."""
-        return self.ok("submit", "--parsable", *argv).strip()
+        return str(self.ok("submit", "--parsable", *argv)).strip()
 
     def run_dir(self, job_id: str) -> Path:
         return (self.path / "runs" / "by-job" / job_id).resolve()
@@ -183,7 +172,8 @@ class Project:
         return wait_for(lambda: self.events_of(job_id, kind), f"an event {kind}")[0]
 
     def logs(self, job_id: str) -> str:
-        return self.ok("logs", job_id, "-a", "-n", "all", "--no-dedup")
+        text: str = self.ok("logs", job_id, "-a", "-n", "all", "--no-dedup")
+        return text
 
 
 def project(path: Path, state: Path) -> Project:
@@ -201,30 +191,18 @@ def a_project(tmp_path: Path) -> Project:
     return project(tmp_path / "project", tmp_path / "state")
 
 
-def processes_of(here: Project, job_id: str) -> list[psutil.Process]:
-    """Find what runs for a job, by the run directory in its environment or command line."""
-    mark = str(here.run_dir(job_id))
-    found = []
-    for process in psutil.process_iter():
-        try:
-            env = process.environ().get("CLUSTERRUN_RUN_DIR", "")
-            if process.pid != os.getpid() and (env == mark or mark in process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def wait_for_none(here: Project, job_id: str, timeout_s: float = 10) -> None:
+    """Wait until nothing runs for a job, by the run directory in an environment or command line."""
+    mark = str(here.run_dir(job_id))
 
     def left() -> list[psutil.Process]:
-        return [p for p in processes_of(here, job_id) if not _is_zombie(p)]
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                env = process.environ().get("CLUSTERRUN_RUN_DIR", "")
+                is_of_it = env == mark or mark in process.cmdline()
+                is_over = process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid()
+                found += [process] * (is_of_it and not is_over)
+        return found
 
     wait_for(lambda: not left(), f"the end of all processes of {job_id}", timeout_s)
-
-
-def _is_zombie(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
