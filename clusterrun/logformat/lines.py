@@ -47,7 +47,7 @@ SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
 _GAP = re.compile(rb"([oela]) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 _SIDE = re.compile(rb"([^ ]{0,99}?)(\+?) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 _LEFT_OUT = re.compile(rb"^[0-9]{16} - g - [0-9]+ x ", re.MULTILINE)
-_LEFT_OUT_TEXT = b"x "
+LEFT_OUT_TEXT = b"x repeated, or more than this file may hold"  # of a side file's record
 _NO_CLASS = b"-"
 
 
@@ -136,14 +136,9 @@ def parse_gap(text: bytes) -> Gap | None:
     return Gap(Stream(found[1].decode()), int(found[2]), reason)
 
 
-def left_out_text(lines: int) -> bytes:
-    """Return the text of a side file's record of omitted lines."""
-    return _LEFT_OUT_TEXT + b"%d repeated, or more than this file may hold" % lines
-
-
 def is_left_out(line: LogLine) -> bool:
     """Return whether a line is a side file's record of omitted lines."""
-    return line.stream is Stream.GAP and line.text.startswith(_LEFT_OUT_TEXT)
+    return line.stream is Stream.GAP and line.text.startswith(b"x ")
 
 
 def holds_left_out(data: bytes) -> bool:

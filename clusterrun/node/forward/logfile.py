@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterrun.logformat.lines import (
+    LEFT_OUT_TEXT,
     OF_NO_RANK,
     SIDE_TEXT_BYTES,
     SideEntry,
     Stream,
     end_text,
     gap_text,
-    left_out_text,
     line_head,
     side_text,
 )
@@ -28,7 +28,6 @@ FILE_BYTES = 200_000
 SEVERE_BYTES = 50_000  # of these, reserved for severe lines
 REPEATS = 20
 HEAD_BYTES = 64  # of a record, at most
-RECORD_S = 5  # between two records of left-out lines
 _DIGITS = b"0123456789"
 
 
@@ -100,7 +99,7 @@ class NodeLog:
 
 
 class SideFile:
-    """Keep error lines and those of launcher and agent, up to a size; count those left out.
+    """Keep error lines and those of launcher and agent, up to a size; record if some are left out.
 
     Of a line that was cut, only the first piece is kept; readers find more of it in the log.
     """
@@ -111,8 +110,7 @@ class SideFile:
         self._size = 0
         self._times: dict[tuple[str, bytes], int] = {}
         self._cut: set[tuple[str, str]] = set()  # whose next piece continues an error line
-        self._left_out = self._recorded = 0
-        self._recorded_us = 0
+        self._lacks_some = self._has_recorded = False
 
     def add(self, piece: Piece, time_us: int, rank: str, stream: str, offset: int) -> None:
         """Add the lines to keep; `offset` is the offset in the log of the first line of `piece`."""
@@ -141,12 +139,12 @@ class SideFile:
             self._write(head, SideEntry(kind, is_cut or len(shown) < len(text), offset, shown))
 
     def _has_room(self, rank: str, kind: str, text: bytes) -> bool:
-        """Return whether to keep a new line; count it if not."""
+        """Return whether to keep a new line; remember if not."""
         key = (rank, text.translate(None, _DIGITS))
         times = self._times.get(key, 0)
         room = FILE_BYTES - (SEVERE_BYTES if kind in ("", ERROR) else 0)
         if times >= REPEATS or self._size + 2 * HEAD_BYTES + len(text) > room:
-            self._left_out += 1
+            self._lacks_some = True
             return False
         self._times[key] = times + 1
         return True
@@ -164,19 +162,14 @@ class SideFile:
             self._write(head, SideEntry("", has_more=False, offset=offset, text=text))
 
     def add_end(self, time_us: int, text: bytes, offset: int) -> None:
-        """Add the last record, after the last count of left-out lines."""
-        self._record_left_out(time_us, offset)
+        """Add the last record, after that of left-out lines."""
+        self.record_left_out(time_us, offset)
         head = line_head(time_us, OF_NO_RANK, Stream.END.value)
         self._write(head, SideEntry("", has_more=False, offset=offset, text=text))
 
     def record_left_out(self, time_us: int, offset: int) -> None:
-        """Record the number of left-out lines when it has grown by a tenth, to keep records few."""
-        is_time = time_us - self._recorded_us >= RECORD_S * 1_000_000
-        if is_time and self._left_out * 10 >= self._recorded * 11:
-            self._record_left_out(time_us, offset)
-
-    def _record_left_out(self, time_us: int, offset: int) -> None:
-        if self._left_out > self._recorded:
-            head, text = line_head(time_us, OF_NO_RANK, "g"), left_out_text(self._left_out)
-            self._write(head, SideEntry("", has_more=False, offset=offset, text=text))
-            self._recorded, self._recorded_us = self._left_out, time_us
+        """Record, once, that lines are left out."""
+        if self._lacks_some and not self._has_recorded:
+            self._has_recorded = True
+            head = line_head(time_us, OF_NO_RANK, Stream.GAP.value)
+            self._write(head, SideEntry("", has_more=False, offset=offset, text=LEFT_OUT_TEXT))
