@@ -31,7 +31,7 @@ from clusterrun.rank.save_together import (
 )
 from clusterrun.rank.trainer_saves import batch_settings
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.checkpoint_files import MARKER, Checkpoint, IncompleteError
+from clusterrun.shared.checkpoint_files import MARKER, IncompleteError
 
 
 class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
@@ -65,8 +65,11 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
             args.save_on_each_node = True  # else other nodes than the first never remove old ones
             if here == 0:
                 say("save_on_each_node=True: the nodes share no directory")
-        path = _checkpoint(args, state)
-        if found := broadcast(_saved(path) if here == 0 else None):
+        found = None
+        with contextlib.suppress(IncompleteError):  # at step 0, or if another program saved it
+            if here == 0:
+                found, _ = checkpoint_files.read_marker(_checkpoint(args, state))
+        if found := broadcast(found):
             _refuse_batch_of_checkpoint(args, state, kwargs.get("train_dataloader"))
             settings = batch_settings(args, world_size)
             if words := found.difference(None, settings, override=self._override):
@@ -112,13 +115,6 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # transformers
 
 def _checkpoint(args: Any, state: Any) -> Path:
     return Path(args.output_dir, f"checkpoint-{state.global_step}")
-
-
-def _saved(path: Path) -> Checkpoint | None:
-    """Return the checkpoint there; None at step 0, or if another program saved it."""
-    with contextlib.suppress(IncompleteError):
-        return checkpoint_files.read_marker(path)[0]
-    return None
 
 
 def _refuse_batch_of_checkpoint(args: Any, state: Any, loader: Any) -> None:

@@ -85,7 +85,12 @@ class RankEnd:
         if not self._code:
             runtime.report_end()
             runtime.emit("rank_exit", code=0)
-        may_abort = _may_abort()
+        # gloo's threads may outlive the group and abort at Python's exit: DeepSpeed and FSDP keep a
+        # group alive after its destruction, and about one successful run in four ended with SIGABRT
+        # (torch 2.13). With a GPU in use the process exits as usual: profilers write at exit.
+        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+        is_alone = os.environ.get("CLUSTERRUN_WORLD_SIZE", "1") == "1"
+        may_abort = not is_alone and hasattr(cuda, "is_initialized") and not cuda.is_initialized()
         c10d = getattr(distributed, "distributed_c10d", None)
         kept = [*getattr(getattr(c10d, "_world", None), "pg_map", ())]  # see Contract.gloo_groups
         if not may_abort:
@@ -168,18 +173,6 @@ def _peak_rss() -> int:
         return int(line.split()[1]) * 1024
     except (OSError, StopIteration, ValueError):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _may_abort() -> bool:
-    """Return whether gloo's threads may outlive the group and abort at Python's exit.
-
-    DeepSpeed and FSDP keep a group alive after its destruction: about one successful run in four
-    ended with SIGABRT (torch 2.13). With a GPU in use the process exits as usual, since profilers
-    write their results at exit.
-    """
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    is_alone = os.environ.get("CLUSTERRUN_WORLD_SIZE", "1") == "1"
-    return not is_alone and hasattr(cuda, "is_initialized") and not cuda.is_initialized()
 
 
 def _report(code: int, message: str, cause: str, error: BaseException) -> None:

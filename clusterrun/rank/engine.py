@@ -88,6 +88,7 @@ _PLUGINS = {
     "deepspeed_plugins": Engine.DEEPSPEED,
     "fsdp_plugin": Engine.FSDP,
 }
+_KINDS = {"NO": Engine.NONE, "FSDP": Engine.FSDP, "DEEPSPEED": Engine.DEEPSPEED}  # accelerate's
 _LAUNCH, _SCRIPT = "the launch", "the script itself"
 
 
@@ -182,7 +183,9 @@ class EngineWatch:
             wish = self._wish(signature, (made, *args), kwargs)
             original(made, *args, **kwargs)
             if self._world.is_mine:
-                self._check_accelerator(_used(made), wish)
+                kind = str(made.distributed_type.value)
+                ddp = Engine.DDP if kind.startswith("MULTI_") else None
+                self._check_accelerator(_KINDS.get(kind, ddp), wish)
 
         accelerator.__init__ = __init__
 
@@ -221,13 +224,6 @@ def _is_sharded(optimizer: Any, world: int) -> bool:
         param.device_mesh.size() == world and any(place.is_shard() for place in param.placements)
         for param in spread
     )
-
-
-def _used(accelerator: Any) -> Engine | None:
-    kind = str(accelerator.distributed_type.value)
-    if kind.startswith("MULTI_"):
-        return Engine.DDP
-    return {"NO": Engine.NONE, "FSDP": Engine.FSDP, "DEEPSPEED": Engine.DEEPSPEED}.get(kind)
 
 
 def _why(asked: Engine, runs: Engine, who: str, *, prepares: bool) -> tuple[str | None, str]:

@@ -319,7 +319,13 @@ def settled_together(path: Path, sharing: Sharing) -> tuple[Sequence[Sums], str]
     On all ranks return their sizes and checksums, in one part for each node if nodes are apart, and
     the error ("" for none).
     """
-    listings = sharing.each(_named(path) if sharing.is_first else ([], ""))
+    names: list[str] = []
+    problem = ""
+    try:
+        names = checkpoint_files.file_names(path) if sharing.is_first else []
+    except OSError as error:
+        problem = f"{disk_problem(error) or error} (rank {sharing.here})"
+    listings = sharing.each((names, problem))
     if problem := next(filter(None, (problem for _, problem in listings)), ""):
         return (), problem
     mine = sharing.own_share(listings[sharing.number][0])
@@ -328,14 +334,6 @@ def settled_together(path: Path, sharing: Sharing) -> tuple[Sequence[Sums], str]
         return (), problem
     found = {(number, name): sums for number, part in parts for name, sums in part.items()}
     return [{name: found[n, name] for name in names} for n, (names, _) in enumerate(listings)], ""
-
-
-def _named(path: Path) -> tuple[list[str], str]:
-    try:
-        return checkpoint_files.file_names(path), ""
-    except OSError as error:
-        here, _ = joined_world()
-        return [], f"{disk_problem(error) or error} (rank {here})"
 
 
 def mark(

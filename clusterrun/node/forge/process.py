@@ -184,7 +184,10 @@ class ForgeProcess:
             case "variables":
                 self._find_variables(order)
             case "store":
-                self._help(partial(self._host_store, order["place"]), "store")
+                address, port, nodes, timeout_s = order["place"]
+                is_there = partial(self._tell, "store")
+                host = partial(store.host, address, port, nodes, timeout_s, is_there)
+                self._help(host, "store")
             case "launch":
                 return self._launch(order)
             case "end":
@@ -206,9 +209,6 @@ class ForgeProcess:
             os._exit(0)
 
         self._finder = self._help(find, "variables")
-
-    def _host_store(self, place: tuple[str, int, int, int]) -> NoReturn:
-        store.host(*place, lambda: self._tell("store"))
 
     def _help(self, work: Callable[[], NoReturn], name: str) -> int:
         """Run `work` in a fork that dies with the forge, and report if it fails; return its pid."""

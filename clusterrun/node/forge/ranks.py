@@ -103,7 +103,10 @@ def become(
     `launcher` is the forge's process.
     """
     os.setsid()
-    _write_to(output)
+    target = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(target, descriptor)
+    os.close(target)
     effects = {n: v for n, v in os.environ.items() if before.get(n) != v and n not in environ}
     added = added_path(before, environ)
     os.environ.clear()
@@ -116,13 +119,6 @@ def become(
     start_nvml()
     gc.enable()
     _set_title(title)
-
-
-def _write_to(path: str) -> None:
-    target = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(target, descriptor)
-    os.close(target)
 
 
 def _refresh_seeds() -> None:

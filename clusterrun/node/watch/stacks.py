@@ -144,11 +144,12 @@ def sentence(found: Iterable[RankPlace]) -> str:
         where = f"at {place.where}" if place.where else "at an unknown place"
         groups.setdefault(place.state or where, []).append(place.rank)
     largest_first = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return "; ".join(f"{_ranks(ranks)} {what}" for what, ranks in largest_first[:NAMED_GROUPS])
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks (e.g. rank {min(ranks)})"
+    return "; ".join(
+        f"rank {ranks[0]} {what}"
+        if len(ranks) == 1
+        else f"{len(ranks)} ranks (e.g. rank {min(ranks)}) {what}"
+        for what, ranks in largest_first[:NAMED_GROUPS]
+    )
 
 
 def to_data(found: Iterable[RankPlace]) -> dict[str, Any]:
