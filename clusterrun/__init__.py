@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from clusterrun.verbs.list import list_jobs
     from clusterrun.verbs.logs import read_logs
     from clusterrun.verbs.render import render
-    from clusterrun.verbs.resubmit import resubmit
-    from clusterrun.verbs.resume import resume
+    from clusterrun.verbs.resume import resubmit, resume
     from clusterrun.verbs.status import status, wait
     from clusterrun.verbs.submit import submit
 
@@ -56,6 +55,7 @@ _HOMES = {  # all others are in the module of their name in `verbs`
     "list_jobs": "verbs.list",
     "load_spec": "verbs.config",
     "read_logs": "verbs.logs",
+    "resubmit": "verbs.resume",
     "wait": "verbs.status",
 }
 

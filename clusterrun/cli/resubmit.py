@@ -18,7 +18,7 @@ from clusterrun.cli.shared.options import (
     job_options,
 )
 from clusterrun.cli.shared.submission import answer_and_wait
-from clusterrun.verbs.resubmit import prepare_resubmit
+from clusterrun.verbs.resume import prepare_resubmit
 from clusterrun.verbs.submit import submit_prepared
 
 

@@ -1,4 +1,4 @@
-"""Start the next attempt of a run that has ended."""
+"""Start the next attempt of a run that has ended, or a new run with its configuration."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from clusterrun.shared.locks import locked
 from clusterrun.shared.state import JobState
 from clusterrun.verbs.cancel import active_chain
 from clusterrun.verbs.changes import Changed, change, refuse_other_world
-from clusterrun.verbs.find import FORWARDED, Which, find_record, own_runs
+from clusterrun.verbs.find import FORWARDED, Which, find_record, locate, own_runs
 from clusterrun.verbs.render import Prepared, prepare
-from clusterrun.verbs.submit import remember
+from clusterrun.verbs.submit import remember, submit_prepared
 
 if TYPE_CHECKING:
     from clusterrun.verbs.job import Job
@@ -314,3 +314,29 @@ def set_aside(paths: RunPaths, newer: tuple[Path, ...]) -> Callable[[], None]:
         back()
         raise
     return back
+
+
+# A new run
+
+
+def resubmit(job: Which | None = None, **settings: Any) -> Job:
+    """Start a new run with the configuration of an earlier one; `settings` as for `resume`."""
+    from clusterrun.verbs.job import Job  # imports submitit, which most commands never need
+
+    prepared, _ = prepare_resubmit(job, flags=settings)
+    return Job(submit_prepared(prepared))
+
+
+def prepare_resubmit(
+    job: Which | None = None,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    exclude_bad: bool = False,
+) -> tuple[Prepared, Changed]:
+    """Prepare a new run from an earlier run's configuration; `submit_prepared` starts it.
+
+    Raises UsageError if the job cannot run.
+    """
+    changed = change(locate(job), flags or {}, overrides, exclude_bad=exclude_bad)
+    return prepare(changed.resolved, is_again=True), changed

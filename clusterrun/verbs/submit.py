@@ -22,7 +22,7 @@ from clusterrun.rundir.known_roots import remember_home, remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.job_id import JobId
-from clusterrun.verbs.passed import note_passed
+from clusterrun.verbs.bundle import note_passed
 from clusterrun.verbs.render import Prepared, Wanted, prepare
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.backends.hosts import facts
-from clusterrun.backends.hosts.facts import gather
+from clusterrun.backends.hosts import courier
+from clusterrun.backends.hosts.courier import gather
 from clusterrun.backends.hosts.locks import gpu_lock, take
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user
@@ -26,7 +26,7 @@ def ask(tmp_path: Path, **more: object) -> dict[str, object]:
 
 
 def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "SEEN_S", 0.1)
+    monkeypatch.setattr(courier, "SEEN_S", 0.1)
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 4000 10.0.0.1 22")
     script = tmp_path / "train.py"
     wanted = ask(tmp_path, paths=[str(tmp_path), str(script)])
@@ -43,8 +43,8 @@ def test_a_host_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_stuck_file_system_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(facts, "packages", lambda: time.sleep(30))
+    monkeypatch.setattr(courier, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(courier, "packages", lambda: time.sleep(30))
     assert "versions" in gather(ask(tmp_path))["late"]
 
 

@@ -19,7 +19,7 @@ import pytest
 from clusterrun.backends.base import SchedulerJob
 from clusterrun.backends.local import backend, process
 from clusterrun.backends.local.backend import LocalBackend
-from clusterrun.backends.local.host import LocalStep
+from clusterrun.backends.local.controller import LocalStep
 from clusterrun.backends.local.job_ids import take_job_id
 from clusterrun.backends.select import submit_or_remove
 from clusterrun.config.spec import Device

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.verbs import scaling as scaling_verb
+from clusterrun.cli import scaling as scaling_verb
 from tests.cli.conftest import CommandLine, Said
 
 # Ends at once as a job of N nodes that took `2 + N` seconds for each ten steps, the first slower.

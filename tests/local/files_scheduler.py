@@ -17,7 +17,7 @@ from typing import Any
 
 from clusterrun.backends.base import Backend, SchedulerJob, Submission, Where
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.local.host import LocalStep
+from clusterrun.backends.local.controller import LocalStep
 from clusterrun.config.choices import Lack, Scheduler
 from clusterrun.errors import JobNotFoundError
 from clusterrun.launch.plan import Plan

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
+import platform
 import queue
 import signal
 import socket
@@ -18,26 +18,39 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.hosts import facts, mirror
+from clusterrun.backends.hosts import mirror
 from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
-from clusterrun.backends.hosts.locks import Busy, Lock, gpu_lock, job_lock, take, tidy
+from clusterrun.backends.hosts.locks import Busy, Lock, gpu_lock, holder_of, job_lock, take, tidy
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import ProjectReceiver
 from clusterrun.backends.hosts.start import ENVIRON, take_streams
 from clusterrun.backends.local.controller import amend_controller
+from clusterrun.backends.local.process import boot_id
 from clusterrun.errors import ClusterrunError
+from clusterrun.health import paths as health_paths
+from clusterrun.health.examine import Look, examine
+from clusterrun.health.facts import packages
+from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
+from clusterrun.health.nvml import NO_DRIVER
 from clusterrun.node.base.ports import listening_socket
-from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
+from clusterrun.node.base.processes import (
+    adopt_orphans,
+    allocated_cpus,
+    die_with_parent,
+    kill_descendants,
+)
 from clusterrun.rundir import record
 from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.known_roots import remember_home, remember_root
 from clusterrun.rundir.paths import RunPaths, RunsDir
-from clusterrun.rundir.record import link_job
+from clusterrun.rundir.record import current_user, link_job, user_name
+from clusterrun.shared.finding import Severity
 from clusterrun.shared.given import before_setup
 
 POLL_S = 0.1
@@ -49,6 +62,11 @@ DRAIN_S = 20.0
 CONNECT_S = 3.0
 STUCK_S = 15.0  # after SILENCE_S, for a main thread that a dead connection may block
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+SEEN_S: Final = 1.0  # for a file server to show a new file
+PAUSE_S: Final = 0.1
+DEADLINE_S: Final = LONG_S + 1.0
+_CHECKS_S: Final = 2.0
+_AMD: Final = Path("/dev/kfd")
 
 
 class Courier:
@@ -124,7 +142,7 @@ class Courier:
         self._pipe.send("alive")
 
     def _on_facts(self, message: Frame) -> None:
-        self._answer(facts=facts.gather(message.fields))
+        self._answer(facts=gather(message.fields))
 
     def _on_lock(self, message: Frame) -> None:
         """Lock this host for the job, and as many of the given GPUs as it needs."""
@@ -209,7 +227,7 @@ class Courier:
             env=environ,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=functools.partial(die_with_parent, os.getpid()),
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
 
     def _on_end(self, message: Frame) -> None:
@@ -296,6 +314,115 @@ def _runs_dir(paths: RunPaths) -> RunsDir:
 
 def _say(text: str) -> None:
     print(f"clusterrun: {os.uname().nodename}: {text}", file=sys.stderr)  # noqa: T201
+
+
+# What a host knows about itself: `judge` decides by it
+
+
+def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Return this host's facts; JSON can hold them. A stuck file system or driver is in `late`.
+
+    `ask` has `home` and `nonce`; `own_dir`: where this host would write without the home; `paths`:
+    what must exist if it sees the home; `device`: "cuda" if GPUs are needed; `gpus`: their names,
+    if any were named.
+    """
+    is_seen = partial(_sees, RunPaths(root=Path(ask["home"])).nonce(ask["nonce"]))
+    sees_home = bool(_side_by_side({"sees_home": is_seen}).get("sees_home"))
+    parts: dict[str, Callable[[], Any]] = {
+        "missing": lambda: [
+            name for name in ask.get("paths", ()) if sees_home and not os.path.exists(name)
+        ],
+        "versions": packages,
+        "checks": partial(_checks, Path(ask["home"] if sees_home else ask["own_dir"]).expanduser()),
+        "gpus": partial(_gpus, ask),
+    }
+    found = _side_by_side(parts)
+    connection = [*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""]
+    return {
+        **{"sees_home": sees_home, "missing": [], "versions": {}, "checks": [], "gpus": {}},
+        **found,
+        "late": sorted({*parts} - {*found}),
+        "hostname": socket.gethostname(),
+        "user": current_user(),
+        "boot_id": boot_id(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "cpus": allocated_cpus(os.environ),
+        "client": connection[0],  # the address of the first host as this one sees it
+        "server": connection[2],  # and of this one as the first host reached it
+        "time": time.time(),
+    }
+
+
+def _side_by_side(parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Run each part in a thread; leave out those that are late."""
+    found: dict[str, Any] = {}
+
+    def answer(name: str, part: Callable[[], Any]) -> None:
+        found[name] = part()
+
+    threads = [threading.Thread(target=answer, args=each, daemon=True) for each in parts.items()]
+    deadline = time.monotonic() + DEADLINE_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
+
+
+def _sees(file: Path) -> bool:
+    """Return whether a file is seen that another host has just written."""
+    deadline = time.monotonic() + SEEN_S
+    while not file.exists():
+        if time.monotonic() > deadline or not file.parent.parent.is_dir():
+            return False
+        for place in (file.parent.parent, file.parent):  # NFS asks the server again
+            with contextlib.suppress(OSError):
+                os.listdir(place)
+        time.sleep(PAUSE_S)
+    return True
+
+
+def _checks(run_dir: Path) -> list[dict[str, str]]:
+    """Return what would fail with this host's directories, as JSON of findings."""
+    looks: dict[str, Look] = {
+        "path.runs": partial(health_paths.runs, run_dir, is_shared=False),
+        "path.disk": partial(health_paths.disk, run_dir),
+        "path.inodes": partial(health_paths.inodes, run_dir),
+        "node.tmp": health_paths.scratch,
+    }
+    found = examine(looks, _CHECKS_S, late={"path.runs": health_paths.slow(run_dir)})
+    return [each.to_data() for each in found if each.severity is Severity.FAIL]
+
+
+def _gpus(ask: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the GPUs that this host may use; `unknown` tells why they cannot be looked at."""
+    if ask.get("device") != "cuda":
+        return {}
+    answer = GpuAnswer(ask.get("gpus") or device_names(os.environ), LONG_S).any
+    if answer.absent and (answer.absent != NO_DRIVER or _AMD.exists()):
+        return {"unknown": answer.absent}
+    found = []
+    for gpu in answer.gpus:
+        holder = holder_of(gpu_lock(gpu.uuid or gpu.name))
+        held = zip(gpu.pids or (), gpu.held or (), strict=True)
+        about = {
+            **{"name": gpu.name, "uuid": gpu.uuid or "", "problem": gpu.problem},
+            "holder": dataclasses.asdict(holder) if holder else None,
+            "processes": [{**_process(pid), "pid": pid, "bytes": size or 0} for pid, size in held],
+        }
+        found.append(about)
+    return {"problem": answer.problem or answer.absent, "all": found}
+
+
+def _process(pid: int) -> dict[str, str]:
+    """Return user and command of a process; a container may not show it."""
+    place = Path(f"/proc/{pid}")
+    try:
+        user = user_name(place.stat().st_uid)
+        return {"user": user, "command": (place / "comm").read_text(errors="replace").strip()}
+    except OSError:
+        return {"user": "", "command": ""}
 
 
 def main() -> int:

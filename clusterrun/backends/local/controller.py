@@ -10,26 +10,33 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from clusterrun.backends.local import process
-from clusterrun.backends.local.backend import SCHEMA
-from clusterrun.backends.local.host import LocalHost
+from clusterrun.backends.local.backend import SCHEMA, VISIBLE, split_gpus
+from clusterrun.errors import NodeExit
 from clusterrun.launch.plan import Plan
-from clusterrun.node.base.processes import adopt_orphans
+from clusterrun.node.base.processes import adopt_orphans, die_with_parent, kill_descendants
 from clusterrun.node.conductor.conductor import Conductor
-from clusterrun.node.conductor.host import Signals
+from clusterrun.node.conductor.host import Host, Signals
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
+from clusterrun.rundir.record import register_run
+from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.files import read_json, write_whole
 
 READY = b"ready"
+LEAVE_TOGETHER_S = 3.0  # for agents to end each other over their link; then we end them
+GRACE_S = 10.0  # from SIGTERM to SIGKILL, after the time that ranks have to save
 
 
 def conduct(paths: RunPaths, plan: Plan, job_id: str, ready: Callable[[], None]) -> None:
@@ -105,6 +112,117 @@ def _redirect(output: Path) -> None:
         os.dup2(descriptor, place)
     os.close(null)
     os.close(file)
+
+
+# This machine as the conductor's host: each node of a job is a process, nothing is queued
+
+
+@dataclass(kw_only=True)
+class LocalStep:
+    """The nodes of one attempt or more; they end together, as in a step of Slurm.
+
+    Ranks that handle SIGTERM themselves have `lead_s`.
+    """
+
+    paths: RunPaths
+    running: dict[int, subprocess.Popen[bytes]]
+    lead_s: float = 0.0
+    codes: list[int] = field(default_factory=list)
+    code: int = 0
+    end_by: float = float("inf")
+    kill_by: float = float("inf")
+
+    def poll(self) -> int | None:
+        """Return the exit status once all nodes have ended or the grace time is over; else None."""
+        now = time.monotonic()
+        if not self._reap() or now > self.kill_by:
+            return self.code or exit_code(self.codes)
+        if any(self.codes):
+            self.end_by = min(self.end_by, now + LEAVE_TOGETHER_S)
+        if now > self.end_by:
+            self.end()
+        return None
+
+    def end(self) -> None:
+        """End all nodes within the grace time."""
+        if self.kill_by < float("inf"):
+            return
+        self.code = exit_code(self.codes)  # before the exits that this causes
+        self.kill_by = time.monotonic() + GRACE_S + self.lead_s
+        write_request(self.paths.request(self.paths.newest_attempt()), Reason.END)
+        for pid in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)  # Popen.terminate() would reap it unseen
+
+    def kill(self) -> None:
+        """Kill the processes that are left, which would hold ports and locks."""
+        kill_descendants()
+
+    def _reap(self) -> bool:
+        """Collect exit statuses; return whether a node still runs."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return bool(self.running)
+            node = self.running.pop(pid, None)
+            if node is not None:  # else an adopted orphan
+                node.returncode = os.waitstatus_to_exitcode(status)
+                self.codes.append(node.returncode)
+
+
+class LocalHost(Host):
+    """One job on this machine; only end.json records how it ended."""
+
+    def __init__(self, paths: RunPaths, plan: Plan, job_id: str) -> None:
+        self.paths, self.plan, self.job_id = paths, plan, job_id
+        self.environ = {"CLUSTERRUN_LOCAL_JOB_ID": job_id}
+        self.time_limit_s = plan.time_minutes * 60 or float("inf")
+
+    def start(self, attempt: int, *, is_relaunch: bool, excluded: tuple[str, ...]) -> LocalStep:
+        """Start every node. Raises OSError and ClusterrunError."""
+        del is_relaunch, excluded  # a simulated node is never lost on its own
+        gpus = split_gpus(self.plan, os.environ.get(VISIBLE))
+        step = LocalStep(paths=self.paths, running={}, lead_s=self.plan.warning_s)
+        for rank in range(self.plan.nodes):
+            node = self._start_node(rank, attempt, gpus[rank] if gpus else None)
+            step.running[node.pid] = node
+        return step
+
+    def _start_node(self, rank: int, attempt: int, gpus: str | None) -> subprocess.Popen[bytes]:
+        environ = {name: text for name, text in os.environ.items() if name != VISIBLE}
+        environ["CLUSTERRUN_LOCAL_NODE_RANK"] = str(rank)
+        environ["CLUSTERRUN_LOCAL_JOB_ID"] = self.job_id
+        environ["CLUSTERRUN_BATCH_PID"] = str(os.getpid())
+        if gpus is not None:
+            environ[VISIBLE] = gpus
+        return subprocess.Popen(
+            ["bash", str(self.paths.node_script), str(self.paths.root), str(attempt)],
+            cwd=self.plan.workdir,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),  # no threads run here
+        )
+
+    def register(self) -> None:
+        """Record the job if the submitting shell died before it could."""
+        register_run(self.paths.root, self.environ)
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """Return the job's exit status; `codes` are those of its nodes, in the order of their ends.
+
+    A rank's status takes precedence over an agent's; a signal is 128 + its number.
+
+    >>> exit_code([0, 123, 3]), exit_code([0, 123]), exit_code([-9]), exit_code([0, 0])
+    (3, 123, 137, 0)
+    """
+    bad = [code if code > 0 else 128 - code for code in codes if code]
+    own = [code for code in bad if code not in set(NodeExit)]
+    return (own or bad or [0])[0]
 
 
 def main() -> int:
