@@ -449,24 +449,21 @@ def watch_locks(module: ModuleType) -> None:
     if acquire is None or release is None:
         return
 
+    note = Path(os.environ.get("CLUSTERRUN_SPOOL", ""), f"rank_{rank()}.lock")
+
     @functools.wraps(acquire)
     def try_acquire(self: Any) -> Any:
         is_mine = acquire(self)
-        path = os.path.abspath(self.lock_file_path)
         if is_mine:
             with contextlib.suppress(OSError):
-                write_whole(Path(_note_path()), os.fsencode(path))
+                write_whole(note, os.fsencode(os.path.abspath(self.lock_file_path)))
         return is_mine
 
     @functools.wraps(release)
     def released(self: Any) -> Any:
         result = release(self)
         with contextlib.suppress(OSError):
-            os.unlink(_note_path())
+            note.unlink()
         return result
 
     baton.try_acquire, baton.release = try_acquire, released
-
-
-def _note_path() -> str:
-    return os.path.join(os.environ.get("CLUSTERRUN_SPOOL", ""), f"rank_{rank()}.lock")

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -210,6 +211,20 @@ def test_a_disk_without_room_for_another_one_is_said_before_anything_is_written(
         "training continues\n"
     )
     assert names(store) == ["step-00000001"]
+
+
+def test_a_file_system_that_syncs_no_directories_keeps_checkpoints(
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert store.save(1, weights)
 
 
 def test_a_directory_that_can_not_be_listed_makes_no_complete_checkpoint(

@@ -200,7 +200,9 @@ class Interruption:
             last_s = max(0.8 * self.warning_s, self.warning_s - LAST_S)
             self._after(last_s, self._end_as_interrupted)
         if reason is not Reason.PREEMPT:  # there Slurm ends them, after its grace time
-            self._after(self._lead_s(reason) - KILL_S, self._end_handlers)
+            is_limit = reason is Reason.TIME_LIMIT and self.end_s == float("inf")
+            left_s = time_left_s(os.environ, time.time()) if is_limit else None
+            self._after((left_s or self.warning_s) - KILL_S, self._end_handlers)
         if self._is_handled:
             return
         if not self.page.is_used:
@@ -215,12 +217,6 @@ class Interruption:
         """Settle what was held back until it was known why the agents got SIGTERM."""
         self._is_ending = False
         self.leader.look_around()
-
-    def _lead_s(self, reason: Reason) -> float:
-        """Return how many seconds a handler may take before a time limit, or if asked to save."""
-        left_s = time_left_s(os.environ, time.time()) if self.end_s == float("inf") else None
-        is_limit = reason is Reason.TIME_LIMIT and left_s is not None
-        return left_s if is_limit and left_s else self.warning_s
 
     def _after(self, seconds: float, deed: Callable[[], None]) -> None:
         if seconds < float("inf"):
