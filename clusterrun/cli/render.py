@@ -14,17 +14,18 @@ from clusterrun.cli.shared.options import (
     job_options,
     json_option,
 )
-from clusterrun.cli.shared.submission import print_files, print_notes
+from clusterrun.cli.shared.submission import print_check, print_files, print_notes
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.shared import files
-from clusterrun.verbs.render import Prepared, prepare
+from clusterrun.verbs.render import Prepared, check, prepare
 
 
 @click.command(cls=ScriptCommand)
 @job_options()
 @click.option("-O", "--output-dir", metavar="DIR", help="write all files to a new directory")
+@click.option("--check", "checks", is_flag=True, help="check the script with bash and Slurm")
 @json_option
-def command(job: JobOptions, *, output_dir: str | None, as_json: bool) -> None:
+def command(job: JobOptions, *, output_dir: str | None, checks: bool, as_json: bool) -> None:
     """Print the batch script that submit sends.
 
     submit sends the same bytes; you can also pass them to sbatch yourself. For hosts (--cluster
@@ -39,6 +40,8 @@ def command(job: JobOptions, *, output_dir: str | None, as_json: bool) -> None:
     print_notes(prepared)
     if prepared.problem:
         output.note(f"submit would refuse this here: {prepared.problem.message}")
+    if checks:
+        print_check(check(prepared))
     if output_dir is not None:
         _write_files(prepared, Path(output_dir))
     if output_dir is None or as_json:

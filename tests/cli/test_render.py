@@ -73,6 +73,30 @@ def test_an_accelerate_yaml_gives_the_numbers_that_nobody_else_gives(
     assert asked() == ("2", "1", True)
 
 
+def test_check_needs_sbatch_for_a_script_that_is_for_slurm(here: CommandLine) -> None:
+    said = here("render", *SLURM, "--check", "train.py")
+    assert (said.code, said.out) == (2, "")
+    assert "error: sbatch was not found on this machine\n" in said.err
+
+
+def test_check_gives_3_where_slurm_says_no(here: CommandLine) -> None:
+    here.slurm(
+        "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
+    )
+    said = here("render", *SLURM, "--check", "train.py")
+    assert (said.code, said.out) == (3, "")
+    assert "error: sbatch refused the job: " in said.err
+
+
+def test_check_finds_a_mistake_in_an_overridden_template(here: CommandLine) -> None:
+    (here.path / "clusterrun.yaml").write_text("script: train.py\n")
+    (here.path / "templates").mkdir()
+    (here.path / "templates" / "job.sbatch.j2").write_text("#!/bin/bash\nif true; then\n")
+    said = here("render", "--cluster", "local", "--check")
+    assert (said.code, said.out) == (1, "")
+    assert "error: bash finds an error in the script" in said.err
+
+
 def test_templates_of_project_user_and_site_win_in_this_order(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +112,13 @@ def test_templates_of_project_user_and_site_win_in_this_order(
         templates.mkdir(parents=True)
         (templates / "job.sbatch.j2").write_text(f"#!/bin/bash\n# of {place.name}\n")
         assert here("render", "--cluster", "local").out == f"#!/bin/bash\n# of {place.name}\n"
+
+
+def test_check_on_this_machine_asks_bash(here: CommandLine) -> None:
+    said = here("render", "--check", "--cluster", "local", "train.py", "a'b", "$(touch x)")
+    assert said.code == 0
+    assert said.err.endswith("bash finds no errors; Slurm was not asked\n")
+    assert here.files() == ["train.py"]
 
 
 def test_a_deepspeed_json_among_the_scripts_arguments_decides_the_launch(here: CommandLine) -> None:

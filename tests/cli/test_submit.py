@@ -141,15 +141,6 @@ def test_a_dry_run_ends_with_3_if_a_look_says_no_and_5_if_slurm_did_not_answer(
     refused = here("submit", "--dry-run", "train.py")
     assert (refused.code, looks(refused)["sbatch"]) == (3, "FAIL")
     assert "allocation failure: Invalid qos specification" in refused.out
-    (here.path / "templates").mkdir()
-    (here.path / "clusterrun.yaml").write_text("script: train.py\n")
-    (here.path / "templates" / "job.sbatch.j2").write_text("#!/bin/bash\nif true; then\n")
-    broken = here("submit", "--dry-run")
-    assert (broken.code, looks(broken)["sbatch"]) == (3, "FAIL")
-    assert "bash finds an error in the script" in broken.out
-    (here.path / "templates" / "job.sbatch.j2").unlink()
-    (here.path / "clusterrun.yaml").unlink()
-    (here.path / "templates").rmdir()
     here.program("sbatch", "echo Job 53 to start >&2")
     (here.path / "train.py").write_text("import os\nos.environ['MASTER_PORT'] = '29500'\n")
     model = "--set training.model=llama-3.1-8b --set training.seq_len=4096 --set training.gpu=t4"

@@ -66,6 +66,11 @@ def warn_of_sbatch_variables(prepared: Prepared) -> list[str]:
     return removed
 
 
+def print_check(answer: str) -> None:
+    """Print Slurm's answer about a script, or that only bash checked it."""
+    output.say(answer or "bash finds no errors; Slurm was not asked")
+
+
 def print_files(prepared: Prepared, *, as_json: bool) -> None:
     """Print only the batch script, for hosts a command for each; or all files as one object."""
     if not as_json and prepared.plan.hosts:
