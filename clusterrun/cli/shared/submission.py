@@ -13,7 +13,6 @@ import click
 
 from clusterrun.backends.environment import SBATCH
 from clusterrun.cli.shared import output
-from clusterrun.config.spec import JobSpec
 from clusterrun.errors import ElsewhereError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.record import JobRecord
@@ -184,32 +183,25 @@ def submission_object(
     record: JobRecord, prepared: Prepared, warnings: Warnings, *, verb: str = "submit"
 ) -> dict[str, Any]:
     """Describe a submitted job; `job_json.end_object` describes its end."""
+    spec, ranks = prepared.resolved.spec, prepared.plan.data_parallel
+    batch = spec.effective_batch
+    if spec.micro_batch is not None:
+        batch = batch or spec.micro_batch * (spec.accumulation or 1) * ranks
+    told = ("name", "run_id", "world_size", "nodes", "procs_per_node", "gpus_per_node")
     return {
         "schema": f"clusterrun.{verb}/1",
         "job_id": record.job_id,
         "backend": record.cluster.value,
         "cluster": record.slurm_cluster,
         "chained_job_ids": list(record.chained_job_ids),
-        "name": record.name,
-        "run_id": record.run_id,
+        **{name: getattr(record, name) for name in told},
         "run_dir": (record.home or record).run_dir,
         "script": str(record.paths.script),
         "log_dir": str(record.paths.logs_dir),
-        "world_size": record.world_size,
-        "nodes": record.nodes,
-        "procs_per_node": record.procs_per_node,
-        "gpus_per_node": record.gpus_per_node,
-        "effective_batch": _batch(prepared.resolved.spec, prepared.plan.data_parallel),
+        "effective_batch": batch,
         "warnings": warnings,
         **dict.fromkeys(("state", "exit", "verdict")),  # of its end, unless the command waits
     }
-
-
-def _batch(spec: JobSpec, ranks: int) -> int | None:
-    """Return the samples of a step over `ranks` data-parallel ranks; None if nothing sets them."""
-    if spec.micro_batch is None:
-        return spec.effective_batch
-    return spec.effective_batch or spec.micro_batch * (spec.accumulation or 1) * ranks
 
 
 def changes_object(changes: Sequence[Change]) -> list[dict[str, str | None]]:
