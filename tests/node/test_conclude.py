@@ -121,6 +121,17 @@ def test_what_was_trained_and_saved_again_counts_and_what_was_begun_with_does_no
     assert run.conclude(3)[0].next is next_step
 
 
+def test_a_checkpoint_that_a_killed_agent_had_not_reported_counts_once(run: EndedAttempts) -> None:
+    run.save(100, attempt=2)
+    for number in (1, 2, 3, 4):
+        run.attempt(number)
+        run.world(number)
+    run.events("n1", {"type": "checkpoint", "step": 60, "attempt": 1})
+    found = [run.conclude(number) for number in (1, 2, 3, 4)]
+    assert [outcome.checkpoint for _, outcome in found] == [60, 100, 100, 100]
+    assert [decision.next for decision, _ in found] == [*[Next.RELAUNCH] * 3, Next.STOP]
+
+
 def test_what_was_before_a_person_resumed_does_not_count(run: EndedAttempts) -> None:
     run.attempt(1, {"checkpoint": 100})
     run.paths.earlier_end(1).write_text("{}")

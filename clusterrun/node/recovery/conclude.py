@@ -217,6 +217,9 @@ def _hostlist(env: Mapping[str, str]) -> tuple[str, ...]:
         return ()
 
 
+MARKERS = 8  # a run may keep hundreds, and each lists all files of all ranks
+
+
 @dataclass(kw_only=True)
 class StepRecord:
     """By attempt: the first and the last step, and the steps that were saved.
@@ -230,8 +233,17 @@ class StepRecord:
 
     @classmethod
     def of(cls, paths: RunPaths, attempts: range) -> StepRecord:
-        """Read the events of rank 0's nodes."""
+        """Read the events of rank 0's nodes, and the newest checkpoints on disk.
+
+        An agent that is killed right after a save has not written its event.
+        """
         record = cls()
+        listed = checkpoint_files.listed(paths.checkpoints_dir, checkpoint_files.ANY)
+        for _, path in listed[:MARKERS]:
+            with contextlib.suppress(checkpoint_files.IncompleteError):
+                found, _ = checkpoint_files.read_marker(path)
+                if found.attempt in attempts:
+                    record.saved.setdefault(found.attempt, set()).add(found.step)
         for node in {nodes[0] for n in attempts if (nodes := read_world(paths, n))}:
             for event in read(paths.events(node), (EventType.STEP, EventType.CHECKPOINT)):
                 if (attempt := event.attempt) not in attempts or (step := event.step) is None:
