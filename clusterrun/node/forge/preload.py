@@ -158,7 +158,11 @@ def nvml_kept_out() -> Iterator[list[str]]:
                 module: Any = importlib.import_module("pynvml")
                 start = module.nvmlInit
                 stack.enter_context(_replaced(module, "nvmlInit", lambda: _started.append(start)))
-                refuse = _refusing(asked, module.NVMLError)
+
+                def refuse(name: str) -> NoReturn:
+                    asked.append(name)
+                    raise module.NVMLError(1)  # uninitialised
+
                 stack.enter_context(_replaced(module, "_nvmlGetFunctionPointer", refuse))
         yield asked
 
@@ -178,14 +182,6 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-def _refusing(asked: list[str], error: type[Exception]) -> Callable[[str], NoReturn]:
-    def refuse(name: str) -> NoReturn:
-        asked.append(name)
-        raise error(1)  # uninitialised
-
-    return refuse
 
 
 def _in_fork(count: Callable[[], int]) -> Callable[[], int]:
