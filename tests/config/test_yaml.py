@@ -168,16 +168,7 @@ def test_every_kind_of_value_is_read_back_from_resolved_yaml(values: dict[str, A
     assert load_text(resolve_flags(values).to_yaml()) == JobSpec(**values)
 
 
-def assert_mistakes_have_a_place(text: str) -> None:
+@given(st.text() | st.text("{}[]:,&*!|>'\"%@`-# \n\tab<?~0"))
+def test_any_text_as_a_file_is_settings_or_mistakes_with_a_place(text: str) -> None:
     document = parse_document(ConfigFile(shown="f", text=text, anchor=Anchor(), strict=True))
     assert all(error.where and error.where.startswith("f:") for error in document.errors)
-
-
-@given(st.text())
-def test_any_text_as_a_file_is_settings_or_mistakes_with_a_place(text: str) -> None:
-    assert_mistakes_have_a_place(text)
-
-
-@given(st.text("{}[]:,&*!|>'\"%@`-# \n\tab<?~0"))
-def test_any_yaml_like_text_is_settings_or_mistakes_with_a_place(text: str) -> None:
-    assert_mistakes_have_a_place(text)

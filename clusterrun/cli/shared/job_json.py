@@ -14,6 +14,9 @@ from clusterrun.cli.shared.wait_text import outlook_object
 from clusterrun.rundir.outcome import Outcome
 from clusterrun.shared.hostlist import named
 
+_OF_RECORD = ("name", "run_id", "nodes", "world_size", "earlier_job_ids", "chained_job_ids")
+_OF_JOB = ("attempt", "elapsed_s", "limit_s", "checkpoint", "notes", "damaged")
+
 
 def job_object(job: JobStatus) -> dict[str, Any]:
     """Describe a job for JSON; null is unknown."""
@@ -22,39 +25,27 @@ def job_object(job: JobStatus) -> dict[str, Any]:
     said = {"code": pending.code, "text": pending.text, "can_start": pending.can_start}
     return {
         "job_id": record.job_id or None,
-        "name": record.name,
-        "run_id": record.run_id,
+        **{name: getattr(record, name) for name in _OF_RECORD},
+        **{name: getattr(job, name) for name in _OF_JOB},
+        **{name: timestamp(getattr(job, name)) for name in ("expected_start", "start", "end")},
         "run_dir": (record.home or record).run_dir,
         "backend": record.cluster.value,
         "cluster": record.slurm_cluster,
         "state": job.state.value,
         "reason": {**said, **outlook_object(job)} if pending.code else None,
         "suspicions": [{"kind": each.kind.value, "text": each.text} for each in job.suspicions],
-        "nodes": record.nodes,
         "nodelist": nodelist(job) or None,
         "gpus": record.nodes * record.gpus_per_node,
-        "world_size": record.world_size,
         "proven_world_size": job.world_size,
         "unjoined": vars(job.unjoined) if job.unjoined else None,
         "preflight": [{**each.to_data(), "nodes": named(each.nodes)} for each in job.preflight],
         "engine": job.engine or None,
-        "attempt": job.attempt,
         "submitted": timestamp(record.submitted_at),
-        "expected_start": timestamp(job.expected_start),
-        "start": timestamp(job.start),
-        "end": timestamp(job.end),
-        "elapsed_s": job.elapsed_s,
-        "limit_s": job.limit_s,
         "exit": {"code": job.exit_code, "signal": job.exit_signal},
         "progress": _progress(job),
-        "checkpoint": job.checkpoint,
         "usage": usage_object(job),
         "attempts": [attempt_object(attempt) for attempt in job.attempts],
-        "earlier_job_ids": list(record.earlier_job_ids),
-        "chained_job_ids": list(record.chained_job_ids),
         "verdict": _failure(job.failure),
-        "notes": list(job.notes),
-        "damaged": list(job.damaged),
     }
 
 
