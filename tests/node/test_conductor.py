@@ -596,6 +596,29 @@ def test_a_job_leaves_one_end_and_no_step(tmp_path: Path) -> None:
 # A slurmctld that is silent
 
 
+def test_a_node_that_is_quicker_by_a_moment_continues_the_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def late(paths: RunPaths, attempt: int) -> bool:
+        paths.followed(attempt).write_text("n2\n")
+        return False
+
+    monkeypatch.setattr(module, "claim", late)
+    assert scene.fails(LOST).run() == INTERRUPTED
+    assert "n2 could not reach this node" in capfd.readouterr().err
+
+
+def test_a_claim_that_a_full_disk_refuses_is_nobodys(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(module, "claim", full)
+    assert scene.run() == 0
+    assert scene.end() == (JobState.COMPLETED, 0)
+
+
 def test_nothing_is_decided_while_slurmctld_is_silent(
     scene: Scene, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -602,3 +602,22 @@ async def test_nodes_stop_waiting_for_one_that_left_word_that_it_is_unfit(tmp_pa
         assert isinstance(error, NodeError)
         assert error.code == 122
         assert error.is_told
+
+
+@pytest.mark.usefixtures("no_trouble")
+async def test_a_knock_that_fails_while_it_is_cancelled_is_passed_over(tmp_path: Path) -> None:
+    """As asyncio.wait_for does where the connection is refused at that moment."""
+
+    async def enter(port: int, report: Report) -> Any:
+        if port == PORTS[0]:
+            await asyncio.sleep(0.5)
+            return "the head"
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ConnectionRefusedError
+
+    here = member(1, 2, realm(tmp_path), 10)
+    here._enter = enter  # type: ignore[method-assign]
+    assert str(await here._join(report(1), time.monotonic() + 10 * patience())) == "the head"
+    await asyncio.sleep(0.05)
