@@ -16,9 +16,9 @@ from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import merge
 from clusterrun.logs.files import FileKind
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import Part, Source
+from clusterrun.logs.sources import Part
 from tests.logs.corpus import T0, raw, texts
-from tests.logs.reading import CORPORA, as_whole, blocks_of, merged, parsed, sources, whole, write
+from tests.logs.reading import CORPORA, as_whole, blocks_of, merged, sources, whole, write
 from tests.patience import patience
 
 BLOCKS = st.integers(1, 200)
@@ -51,29 +51,6 @@ def test_literals_only_save_time(
     with blocks_of(block):
         wanted = [line for line in merged(corpus) if wants(line)]
         assert list(merge_sources(chosen)) == [as_whole(line) for line in wanted]
-
-
-@given(CORPORA, BLOCKS, st.data())
-def test_a_stretch_gives_the_lines_that_begin_in_it(
-    tmp_path_factory: pytest.TempPathFactory,
-    corpus: dict[str, bytes],
-    block: int,
-    data: st.DataObject,
-) -> None:
-    directory = tmp_path_factory.mktemp("logs")
-    chosen, expected = [], []
-    for source in sources(directory, corpus):
-        content = corpus[source.file.node]
-        places = [0, *(i + 1 for i, byte in enumerate(content) if byte == 10), len(content)]
-        start, end = sorted(
-            (data.draw(st.sampled_from(places)), data.draw(st.sampled_from(places)))
-        )
-        chosen.append(Source(file=source.file, start=start, end=end))
-        lines = parsed(content[start:end], source.file.node)
-        expected += [line._replace(offset=line.offset + start) for line in lines]
-    with blocks_of(block):
-        found = list(merge_sources(chosen))
-    assert sorted(found, key=repr) == sorted(expected, key=repr)
 
 
 def test_lines_of_one_node_from_two_files_go_by_their_place_in_its_log(tmp_path: Path) -> None:

@@ -201,16 +201,6 @@ def test_lines_stand_in_the_order_in_which_they_were_written(tmp_path: Path) -> 
     assert [line[0] for line in lines] == sorted(line[0] for line in lines)
 
 
-def test_a_flood_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    thread = forwarder(tmp_path)
-    (tmp_path / "spool" / "rank_0.out").write_bytes(b"flood\n" * 3_000_000)
-    (tmp_path / "spool" / "rank_1.out").write_bytes(b"in time\n")
-    thread.start()
-    assert thread.finish(60)
-    before = log_path(tmp_path).read_bytes().index(b" 1 o in time\n")
-    assert before < log_path(tmp_path).stat().st_size // 2
-
-
 # The end
 
 
