@@ -226,7 +226,7 @@ class Known(NamedTuple):
 def filled(known: Mapping[str, Known]) -> str:
     """Fill in what is known, by key.
 
-    >>> filled({"slurm.nodes": Known("3", "of 8")}).splitlines()[15]
+    >>> filled({"slurm.nodes": Known("3", "of 8")}).splitlines()[14]
     '  nodes: 3                        # of 8'
     """
     lines, section = [], ""

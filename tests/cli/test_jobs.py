@@ -273,8 +273,8 @@ def test_list_shows_what_runs_and_why_the_rest_does_not(here: CommandLine) -> No
     outcome(failed, cause=Cause.EXCEPTION, step=None, **oom)
     submitted(here, "4711", "-J", "a-name-that-is-longer-than-any-column-would-be", "train.py")
     submitted(here, "4713")
-    now = time.time()
-    started = running("4711").replace("|N/A|N/A|", f"|{now:.0f}|N/A|")
+    now = int(time.time())
+    started = running("4711").replace("|N/A|N/A|", f"|{now}|N/A|")
     at = f"{datetime.fromtimestamp(now):%H:%M}"
     queue(here, started, "4713|PENDING||0:00|UNLIMITED|N/A|N/A|Priority")
     head, *rows = here("list").out.splitlines()
