@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterrun.backends.attempts import AttemptSummary, cancelled_outcome, read_attempts
 from clusterrun.backends.base import Backend, SchedulerJob
 from clusterrun.backends.evidence import (
+    AttemptSummary,
     Evidence,
     TrainingProgress,
+    cancelled_outcome,
     newest_failure,
+    read_attempts,
     read_evidence,
     with_output,
 )
@@ -153,17 +155,12 @@ def _contained(
         try:
             status = _status(record, end, answer)
         except Exception as error:  # noqa: BLE001 - other jobs are shown as usual
-            status = JobStatus(record=record, state=JobState.UNKNOWN, notes=(_fault(error),))
+            what = f"clusterrun failed to read this run: {type(error).__name__}: {error}"
+            with contextlib.suppress(OSError):
+                what += f"; report it with the traceback in {files.write_crash(error)}"
+            status = JobStatus(record=record, state=JobState.UNKNOWN, notes=(what,))
     names = (os.path.relpath(path, record.run_dir) for path in (*damaged, *found))
     return dataclasses.replace(status, damaged=tuple(dict.fromkeys(names)))
-
-
-def _fault(error: Exception) -> str:
-    """Describe a fault of clusterrun itself, and keep its traceback."""
-    what = f"clusterrun failed to read this run: {type(error).__name__}: {error}"
-    with contextlib.suppress(OSError):
-        return f"{what}; report it with the traceback in {files.write_crash(error)}"
-    return what
 
 
 def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobStatus:

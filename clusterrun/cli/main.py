@@ -50,7 +50,7 @@ submit --wait exits with the status of the job: that of the first rank that fail
 
 
 class Verb(NamedTuple):
-    """One command: the module that defines it as `command`, its heading and its summary."""
+    """One command: its module, heading and summary; there it is `NAME_command`, else `command`."""
 
     module: str
     heading: str
@@ -62,13 +62,13 @@ VERBS: Final[dict[str, Verb]] = {
     "scaling": Verb("clusterrun.cli.scaling", "Run", "Measure how a script scales across nodes."),
     "submit": Verb("clusterrun.cli.submit", "Run", "Submit a training script to N nodes."),
     "check": Verb("clusterrun.cli.check", "Run", "Look for pitfalls in a script and its launch."),
-    "render": Verb("clusterrun.cli.render", "Run", "Print the batch script that submit sends."),
+    "render": Verb("clusterrun.cli.submit", "Run", "Print the batch script that submit sends."),
     "resume": Verb("clusterrun.cli.resume", "Run", "Continue a run that has ended."),
-    "resubmit": Verb("clusterrun.cli.resubmit", "Run", "Start a new run like an earlier one."),
+    "resubmit": Verb("clusterrun.cli.resume", "Run", "Start a new run like an earlier one."),
     "cancel": Verb("clusterrun.cli.cancel", "Run", "Cancel jobs."),
     "prune": Verb("clusterrun.cli.prune", "Run", "Remove old runs of this project."),
     "status": Verb("clusterrun.cli.status", "Watch", "Show the state of jobs."),
-    "top": Verb("clusterrun.cli.top", "Watch", "Show a job while it runs."),
+    "top": Verb("clusterrun.cli.status", "Watch", "Show a job while it runs."),
     "list": Verb("clusterrun.cli.list", "Watch", "List jobs and their states."),
     "logs": Verb("clusterrun.cli.logs.command", "Watch", "Print the output of the ranks."),
     "diagnose": Verb("clusterrun.cli.diagnose", "Watch", "Name why a run failed."),
@@ -101,8 +101,8 @@ class LazyGroup(click.Group):
         module = verb.module if verb else _HIDDEN.get(cmd_name)
         if module is None:
             return None
-        name = "help_command" if cmd_name == "help" else "command"
-        found: click.Command = getattr(importlib.import_module(module), name)
+        names = vars(importlib.import_module(module))
+        found: click.Command = names.get(f"{cmd_name}_command") or names["command"]
         return _with_global_options(found)
 
     def resolve_command(

@@ -1,13 +1,14 @@
-"""`resume`: continue a run that has ended, in its own directory, from a checkpoint."""
+"""`resume`: continue a run that has ended; `resubmit`: start a new run with its settings."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
 from clusterrun.cli.shared import complete, output, submission
-from clusterrun.cli.shared.job_text import brief, failure_text, find_announced
+from clusterrun.cli.shared.job_text import brief, failure_text, find_announced, locate_announced
 from clusterrun.cli.shared.options import (
     ContinueCommand,
     HowToAnswer,
@@ -22,7 +23,14 @@ from clusterrun.cli.shared.submission import answer_and_wait
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared.wording import count
 from clusterrun.verbs.find import FORWARDED
-from clusterrun.verbs.resume import Resumption, newest_failed, prepare_resume, resume_prepared
+from clusterrun.verbs.resume import (
+    Resumption,
+    newest_failed,
+    prepare_resubmit,
+    prepare_resume,
+    resume_prepared,
+)
+from clusterrun.verbs.submit import submit_prepared
 
 
 @click.command(cls=ContinueCommand)
@@ -170,3 +178,57 @@ def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) 
         "changes": submission.changes_object(plan.changed.changes),
         "excluded": list(plan.changed.excluded),
     }
+
+
+# A new run
+
+
+@click.command(cls=ContinueCommand)
+@click.argument("run", metavar="JOB", shell_complete=complete.jobs)
+@job_options(script=False, files=False)
+@exclude_bad_option
+@dry_run_option
+@answer_options
+@click.pass_context
+def resubmit_command(
+    ctx: click.Context,
+    run: str,
+    job: JobOptions,
+    *,
+    exclude_bad: bool,
+    dry_run: bool,
+    answer: HowToAnswer,
+) -> None:
+    """Start a new run like an earlier one.
+
+    Train from the first step in a new run directory, with the settings of JOB. Options change them;
+    ARGS after -- replace all arguments of the script. clusterrun.yaml and CLUSTERRUN_* variables
+    are ignored. JOB is a job id, the name of a run (the newest of that name) or a run directory.
+
+    \b
+    clusterrun resubmit 4711
+    clusterrun resubmit 4711 -- --lr 3e-5
+    clusterrun resubmit 4711 -N 4 --exclude-bad
+    """
+    prepared, changed = prepare_resubmit(
+        locate_announced(run), flags=job.flags, overrides=job.overrides, exclude_bad=exclude_bad
+    )
+    prepared.refuse_problem()
+    warnings = submission.print_notes(prepared)
+    if exclude_bad and not changed.excluded:
+        output.note("no bad nodes are known for that run; none are excluded")
+    submission.print_changes(changed.changes)
+    submission.print_plan(prepared.plan)
+    if dry_run:
+        output.note("--dry-run: nothing was submitted")
+        if answer.as_json:
+            submission.print_files(prepared, as_json=True)
+        return
+    submission.confirm_size(prepared.plan, yes=answer.yes)
+    record = submit_prepared(prepared, argv=("clusterrun", *sys.argv[1:]))
+    data = {
+        **submission.submission_object(record, prepared, warnings, verb="resubmit"),
+        "changes": submission.changes_object(changed.changes),
+        "excluded": list(changed.excluded),
+    }
+    answer_and_wait(ctx, record, data, answer)

@@ -1,4 +1,4 @@
-"""`status`: print the state of jobs."""
+"""`status`: print the state of jobs; `top`: show one while it runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from functools import partial
 
 import click
 
-from clusterrun.backends.attempts import AttemptSummary
-from clusterrun.backends.evidence import ProgressSource
+from clusterrun.backends.evidence import AttemptSummary, ProgressSource
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import closing_rows, labelled
 from clusterrun.cli.shared.job_json import job_object
-from clusterrun.cli.shared.job_text import brief, find_all_announced, say_released, where_or_why
+from clusterrun.cli.shared.job_text import (
+    brief,
+    find_all_announced,
+    find_announced,
+    say_released,
+    where_or_why,
+)
 from clusterrun.cli.shared.progress_text import (
     WaitLine,
     eta_s,
@@ -37,7 +42,7 @@ from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.wording import count
 from clusterrun.verbs import find
-from clusterrun.verbs.status import statuses_explained, wait
+from clusterrun.verbs.status import status, statuses_explained, wait
 
 _SILENT_S = 300  # without output, a running job may hang
 _ENGINES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
@@ -128,6 +133,31 @@ def _say_notes(job: JobStatus) -> None:
         name = job.record.job_id
         output.note(f"to have Slurm start it now, run: clusterrun status --wait {name}")
         output.note(f"a site can shorten the two minutes: {REQUEUE_DELAY}")
+
+
+@click.command()
+@click.argument("job", required=False, shell_complete=complete.jobs)
+@click.pass_context
+def top_command(ctx: click.Context, job: str | None) -> None:
+    """Show a job while it runs.
+
+    JOB is a job id, the name of a run or its directory  [default: the newest run]. What is wrong
+    comes first, then progress, nodes, GPUs and the last lines. The screen ends with the job; q
+    leaves it, and the job continues. Above 32 nodes there is a cell for each node, and a row for
+    each of the 20 worst. Without a terminal, the screen is printed once.
+
+    \b
+    clusterrun top 4711
+    clusterrun top 4711 > now.txt
+    """
+    record = find_announced(job)
+    from clusterrun.cli.shared import screen  # imports rich, the estimate and the logs
+
+    seen = screen.watch(record) or status(record)
+    screen.print_screen(seen)
+    if seen.error is not None:
+        output.print_error_text(seen.error)
+        ctx.exit(seen.error.exit_code)
 
 
 # For people

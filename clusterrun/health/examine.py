@@ -6,7 +6,9 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from clusterrun.errors import ClusterrunError, describe
 from clusterrun.shared.finding import Finding, skip
@@ -38,15 +40,8 @@ def examine(
             looks, key=lambda name: name if name in alone else name.split(".")[0]
         )
     ]
-    threads = [
-        threading.Thread(target=_answer, args=(looks, names, answers), daemon=True)
-        for names in domains
-    ]
-    deadline = time.monotonic() + deadline_s
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    parts = {names[0]: partial(_answer, looks, names, answers) for names in domains}
+    side_by_side(parts, deadline_s)
     reason = f"no answer within {deadline_s:g} s"
     found = [answers.get(name) or late.get(name) or skip(name, reason) for name in looks]
     for each in found:
@@ -67,3 +62,19 @@ def _answer(
             answers[name] = skip(name, describe(error))
         except Exception as error:  # noqa: BLE001  # a fault of ours: the main thread raises it
             answers[name] = error
+
+
+def side_by_side(parts: Mapping[str, Callable[[], Any]], deadline_s: float) -> dict[str, Any]:
+    """Run each part in a thread; leave out those that are late."""
+    found: dict[str, Any] = {}
+
+    def answer(name: str, part: Callable[[], Any]) -> None:
+        found[name] = part()
+
+    threads = [threading.Thread(target=answer, args=each, daemon=True) for each in parts.items()]
+    deadline = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)

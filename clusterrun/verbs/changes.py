@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterrun.backends.attempts import bad_nodes
 from clusterrun.backends.environment import working_directory
+from clusterrun.backends.evidence import bad_nodes
 from clusterrun.config import Given, Resolved, load_again
 from clusterrun.config.parallel import FIELDS
 from clusterrun.config.spec import Strategy

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from clusterrun.backends import select
-from clusterrun.backends.attempts import AttemptSummary
+from clusterrun.backends.evidence import AttemptSummary
 from clusterrun.backends.slurm import query
 from clusterrun.backends.slurm.outlook import explained
 from clusterrun.backends.slurm.reasons import explain

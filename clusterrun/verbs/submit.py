@@ -62,7 +62,13 @@ def submit_prepared(
     scheduler = select.backend(plan.cluster, runs_dir, is_shared=is_shared)
     run_id = create.new_run_id(datetime.now(), random.SystemRandom())
     paths = create.create_run(runs_dir, plan.name, run_id, prepared.bundle)
-    _write_first_files(plan, paths, argv)
+    try:  # before the job exists: it may start before its id is known here
+        records.write(records.new_record(plan, paths, argv=argv, now=time.time()))
+    except BaseException as error:
+        create.remove_run(paths)
+        if isinstance(error, OSError):
+            raise ClusterrunError(f"cannot write {paths.record}", cause=str(error)) from error
+        raise
     new = select.submit_or_remove(scheduler, plan, paths)
     record = remember(
         paths,
@@ -88,17 +94,6 @@ def remember(paths: RunPaths, job_id: JobId, change: Callable[[JobRecord], JobRe
     with contextlib.suppress(OSError, ClusterrunError):  # a home that cannot be written
         remember_home(record)
     return record
-
-
-def _write_first_files(plan: Plan, paths: RunPaths, argv: Sequence[str]) -> None:
-    """Write job.json before the job exists: it may start before its id is known here."""
-    try:
-        records.write(records.new_record(plan, paths, argv=argv, now=time.time()))
-    except BaseException as error:
-        create.remove_run(paths)
-        if isinstance(error, OSError):
-            raise ClusterrunError(f"cannot write {paths.record}", cause=str(error)) from error
-        raise
 
 
 def _refuse_chain(plan: Plan) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from clusterrun.backends.hosts import crew
 from clusterrun.backends.hosts.crew import Link
-from clusterrun.backends.hosts.frames import Frame
+from clusterrun.backends.hosts.start import Frame
 from clusterrun.errors import NodeExit
 from tests.patience import wait_for
 

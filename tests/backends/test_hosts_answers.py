@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends.hosts import backend, homes
-from clusterrun.backends.hosts.frames import Pipe
+from clusterrun.backends.hosts.start import Pipe
 from clusterrun.backends.local import job_ids
 from clusterrun.backends.status import JobStatus
 from clusterrun.errors import SubmissionError

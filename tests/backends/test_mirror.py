@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.backends.hosts import mirror
-from clusterrun.backends.hosts.frames import Frame
 from clusterrun.backends.hosts.mirror import HOME, Chunk, Receiver, RefusedError, Sender, sizes
+from clusterrun.backends.hosts.start import Frame
 from clusterrun.node.forward.logfile import NodeLog
 from clusterrun.node.forward.stamp import Piece
 from clusterrun.node.link.handshake import Realm

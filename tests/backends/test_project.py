@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from clusterrun.backends.hosts import project as module
-from clusterrun.backends.hosts.frames import Pipe
 from clusterrun.backends.hosts.project import (
     Project,
     ProjectReceiver,
@@ -21,6 +20,7 @@ from clusterrun.backends.hosts.project import (
     send_project,
     unpack,
 )
+from clusterrun.backends.hosts.start import Pipe
 from clusterrun.errors import ClusterrunError, UsageError
 
 

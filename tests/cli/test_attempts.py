@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.backends.attempts import bad_nodes, read_attempts
+from clusterrun.backends.evidence import bad_nodes, read_attempts
 from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import write_world

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from clusterrun.backends.base import Submission, Where
 from clusterrun.backends.hosts import openssh, project, refusals, start
 from clusterrun.backends.hosts.crew import MEET_S
-from clusterrun.backends.hosts.frames import Pipe
+from clusterrun.backends.hosts.start import Pipe
 from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
 from clusterrun.backends.local.backend import Controlling, LocalBackend, read_controller
 from clusterrun.backends.local.job_ids import last_number, remember_number

@@ -18,13 +18,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from clusterrun.backends.hosts import crew, judge, mirror, project, start
 from clusterrun.backends.hosts.crew import Link
-from clusterrun.backends.hosts.frames import Frame, Pipe
 from clusterrun.backends.hosts.host import HostsHost
 from clusterrun.backends.hosts.locks import Holder, job_lock
+from clusterrun.backends.hosts.start import Frame, Pipe
 from clusterrun.backends.hosts.starters import host_command, is_this_machine
 from clusterrun.backends.local.controller import detach, write_controller
 from clusterrun.backends.local.job_ids import take_job_id
@@ -85,10 +85,17 @@ def receive(pipe: Pipe) -> SentJob:
     packed = None
     try:
         if not is_here:
-            paths = _create(plan, paths.root.name, given)
+            runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
+            bundle = Bundle(files=given["files"])
+            paths = create.create_run(runs_dir, plan.name, paths.root.name, bundle)
+            here = replace(plan, workdir=str(paths.project))
+            record.write(record.new_record(here, paths, argv=given["argv"], now=time.time()))
         pipe.send("place", is_here=is_here)
         if not is_here:
-            packed = _take_project(pipe, paths)
+            packed = tempfile.TemporaryFile()  # noqa: SIM115 - sent to all hosts
+            receiver = project.ProjectReceiver(packed, paths.project)
+            while not receiver.take(_next(pipe)):
+                continue
     except (ClusterrunError, OSError) as error:
         if str(paths.root) != given["run_dir"]:
             create.remove_run(paths)
@@ -105,32 +112,11 @@ def receive(pipe: Pipe) -> SentJob:
     )
 
 
-def _create(plan: Plan, run_id: str, given: Mapping[str, Any]) -> RunPaths:
-    runs_dir = RunsDir(root=Path(plan.hosts_dir).expanduser() / "runs")
-    paths = create.create_run(runs_dir, plan.name, run_id, Bundle(files=given["files"]))
-    here = replace(plan, workdir=str(paths.project))
-    record.write(record.new_record(here, paths, argv=given["argv"], now=time.time()))
-    return paths
-
-
-def _take_project(pipe: Pipe, paths: RunPaths) -> BinaryIO:
-    """Unpack the project in a new run directory; return it packed, for the other hosts."""
-    packed = tempfile.TemporaryFile()  # noqa: SIM115 - sent to all hosts
-    receiver = project.ProjectReceiver(packed, paths.project)
-    while not receiver.take(_next(pipe)):
-        continue
-    return packed
-
-
 def _next(pipe: Pipe) -> Frame:
     message = pipe.receive()
     if message is None:
-        raise _interrupted()
+        raise SubmissionError("the submission was interrupted")
     return message
-
-
-def _interrupted() -> SubmissionError:
-    return SubmissionError("the submission was interrupted")
 
 
 def _of_host(host: str, error: ClusterrunError | OSError) -> ClusterrunError:
@@ -151,7 +137,10 @@ class Controller:
         script = start.script(
             "clusterrun.backends.hosts.courier", python=self.plan.python, env_sh=env_sh
         )
-        self.here = _own_name(self.plan, names)
+        pairs = list(zip(names, self.plan.hosts, strict=True))
+        self.here = names[0]  # else "" if this machine is none of them
+        if not self.plan.cluster.scheduler.outlives_shell:
+            self.here = next((name for name, host in pairs if is_this_machine(host)), "")
         by_ssh = self.plan.starter in ("", Starter.SSH.value)
         self.links = [
             Link(
@@ -162,7 +151,7 @@ class Controller:
                 argv=host_command(self.plan, rank, is_here=name == self.here),
                 script=script,
             )
-            for rank, (name, host) in enumerate(zip(names, self.plan.hosts, strict=True))
+            for rank, (name, host) in enumerate(pairs)
         ]
         self.job_id = JobId()
         self.nonce = secrets.token_hex(16)
@@ -213,7 +202,10 @@ class Controller:
 
         def connect(link: Link) -> None:
             ends = {end.name: end for end in (links[0], after[link.name]) if end is not link}
-            addresses = [(_address(end, link), port_of[name]) for name, end in ends.items()]
+            addresses = []
+            for name, end in ends.items():
+                known = end.facts["server"] if end.first else link.facts["client"]
+                addresses.append((str(known or parse_host(end.host).host), port_of[name]))
             answer = link.ask("connect", addresses=addresses)
             for name, reason in zip(ends, answer["closed"], strict=True):
                 if reason:
@@ -306,7 +298,7 @@ class Controller:
         """Wait until the submitter knows of the job. Raises SubmissionError if it is gone."""
         self.listener.join(GO_S)
         if self._last_word is None:
-            raise _interrupted()
+            raise SubmissionError("the submission was interrupted")
 
     def conduct(self, hear: Callable[[float], list[int]]) -> int:
         """Run the job's conductor to the end; no process is left on any host that answers."""
@@ -357,20 +349,6 @@ def _on_all(links: Sequence[Link], deed: Callable[[Link], _Result]) -> list[_Res
     return results
 
 
-def _address(host: Link, other: Link) -> str:
-    """Return the address by which another host reaches a host."""
-    known = host.facts["server"] if host.first else other.facts["client"]
-    return str(known or parse_host(host.host).host)
-
-
-def _own_name(plan: Plan, names: Sequence[str]) -> str:
-    """Return the name of the host on which this controller runs; "" if it is none of them."""
-    if plan.cluster.scheduler.outlives_shell:
-        return names[0]
-    pairs = zip(names, plan.hosts, strict=True)
-    return next((name for name, host in pairs if is_this_machine(host)), "")
-
-
 def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
     """Assemble the hosts, answer the submitter, then run the job."""
     signals = Signals()
@@ -404,19 +382,18 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
 
 def _refuse(pipe: Pipe, error: ClusterrunError) -> None:
     """Send an error to the submitter if it still listens."""
-    data: dict[str, Any] = {
-        "message": error.message,
-        "hints": list(error.hints),
-        "cause": error.cause,
-        "exit": int(error.exit_code),
-    }
     with contextlib.suppress(OSError, ValueError):
-        pipe.send("refused", **data)
+        pipe.send(
+            "refused",
+            message=error.message,
+            hints=list(error.hints),
+            cause=error.cause,
+            exit=int(error.exit_code),
+        )
 
 
-def main(argv: Sequence[str] = ()) -> int:
+def main() -> int:
     """Receive a submission and run it in a process of its own."""
-    del argv
     os.environ.update(before_setup(start.ENVIRON))
     reader, writer = start.take_streams()
     pipe = Pipe(open(reader, "rb"), open(writer, "wb"))  # noqa: SIM115 - closed by `conduct`

@@ -25,16 +25,15 @@ from typing import Any, Final
 
 from clusterrun.backends.environment import scrubbed
 from clusterrun.backends.hosts import mirror
-from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
 from clusterrun.backends.hosts.locks import Busy, Lock, gpu_lock, holder_of, job_lock, take, tidy
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import ProjectReceiver
-from clusterrun.backends.hosts.start import ENVIRON, take_streams
+from clusterrun.backends.hosts.start import DATA_BYTES, ENVIRON, Frame, Pipe, take_streams
 from clusterrun.backends.local.controller import amend_controller
 from clusterrun.backends.local.process import boot_id
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import paths as health_paths
-from clusterrun.health.examine import Look, examine
+from clusterrun.health.examine import Look, examine, side_by_side
 from clusterrun.health.facts import packages
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, device_names
 from clusterrun.health.nvml import NO_DRIVER
@@ -327,7 +326,7 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
     if any were named.
     """
     is_seen = partial(_sees, RunPaths(root=Path(ask["home"])).nonce(ask["nonce"]))
-    sees_home = bool(_side_by_side({"sees_home": is_seen}).get("sees_home"))
+    sees_home = bool(side_by_side({"sees_home": is_seen}, DEADLINE_S).get("sees_home"))
     parts: dict[str, Callable[[], Any]] = {
         "missing": lambda: [
             name for name in ask.get("paths", ()) if sees_home and not os.path.exists(name)
@@ -336,7 +335,7 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
         "checks": partial(_checks, Path(ask["home"] if sees_home else ask["own_dir"]).expanduser()),
         "gpus": partial(_gpus, ask),
     }
-    found = _side_by_side(parts)
+    found = side_by_side(parts, DEADLINE_S)
     connection = [*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""]
     return {
         **{"sees_home": sees_home, "missing": [], "versions": {}, "checks": [], "gpus": {}},
@@ -352,22 +351,6 @@ def gather(ask: Mapping[str, Any]) -> dict[str, Any]:
         "server": connection[2],  # and of this one as the first host reached it
         "time": time.time(),
     }
-
-
-def _side_by_side(parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Run each part in a thread; leave out those that are late."""
-    found: dict[str, Any] = {}
-
-    def answer(name: str, part: Callable[[], Any]) -> None:
-        found[name] = part()
-
-    threads = [threading.Thread(target=answer, args=each, daemon=True) for each in parts.items()]
-    deadline = time.monotonic() + DEADLINE_S
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(found)
 
 
 def _sees(file: Path) -> bool:

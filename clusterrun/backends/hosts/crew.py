@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from clusterrun.backends.hosts import judge, mirror, project, refusals, start
 from clusterrun.backends.hosts.courier import ALIVE_S
-from clusterrun.backends.hosts.frames import Frame, Pipe
+from clusterrun.backends.hosts.start import Frame, Pipe
 from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError, SubmissionError
 from clusterrun.node.base.stderr import say_on_stderr
 

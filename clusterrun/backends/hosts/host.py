@@ -17,7 +17,7 @@ from typing import Any
 from clusterrun.backends.hosts import crew, mirror
 from clusterrun.backends.hosts.courier import ALIVE_S, VISIBLE
 from clusterrun.backends.hosts.crew import Link
-from clusterrun.backends.hosts.frames import DATA_BYTES
+from clusterrun.backends.hosts.start import DATA_BYTES
 from clusterrun.backends.local.controller import amend_controller, exit_code
 from clusterrun.backends.local.process import identity
 from clusterrun.errors import ClusterrunError, NodeExit

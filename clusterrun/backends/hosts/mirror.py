@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from clusterrun.backends.hosts.frames import DATA_BYTES, Frame
+from clusterrun.backends.hosts.start import DATA_BYTES, Frame
 from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import files

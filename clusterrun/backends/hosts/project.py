@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from clusterrun.backends.hosts.frames import DATA_BYTES, Frame, Pipe
+from clusterrun.backends.hosts.start import DATA_BYTES, Frame, Pipe
 from clusterrun.config.secrets import is_secret_file
 from clusterrun.errors import ClusterrunError, UsageError
 from clusterrun.launch.inputs import inputs

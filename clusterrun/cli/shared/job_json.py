@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterrun.backends.attempts import AttemptSummary
+from clusterrun.backends.evidence import AttemptSummary
 from clusterrun.backends.slurm.reasons import PendingReason
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared.job_text import nodelist, timestamp
