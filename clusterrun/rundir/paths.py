@@ -99,6 +99,11 @@ class RunPaths:
     rank_errors = _OfNode("errors/a{attempt}/{node}.jsonl")  # torchelastic's, a line for each rank
 
     @property
+    def runs_dir(self) -> RunsDir:
+        """The directory of runs that contains this one."""
+        return RunsDir(root=self.root.parent.parent)
+
+    @property
     def config_files(self) -> tuple[Path, ...]:
         """The files of the bundle, from which a run is started."""
         shell = (self.script, self.node_script, self.env_script)

@@ -111,7 +111,7 @@ class JobRecord:
     @property
     def runs_dir(self) -> RunsDir:
         """The directory of runs that contains this one."""
-        return RunsDir(root=self.paths.root.parent.parent)
+        return self.paths.runs_dir
 
 
 def new_record(plan: Plan, paths: RunPaths, *, argv: Sequence[str], now: float) -> JobRecord:

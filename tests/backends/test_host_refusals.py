@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterrun.backends.hosts.refusals import HINTS, Refusal, why
+from clusterrun.backends.hosts.openssh import HINTS, Refusal, why
 from clusterrun.errors import Exit
 
 CHANGED = """\

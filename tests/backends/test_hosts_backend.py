@@ -10,7 +10,7 @@ import pytest
 
 from clusterrun.backends.hosts import backend
 from clusterrun.backends.hosts.backend import HostsBackend
-from clusterrun.backends.hosts.refusals import HostError, Refusal
+from clusterrun.backends.hosts.openssh import HostError, Refusal
 from clusterrun.backends.select import submit_or_remove
 from clusterrun.config.hosts import HostList
 from clusterrun.config.spec import Cluster, Device, JobSpec

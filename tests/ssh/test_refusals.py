@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from clusterrun.backends.hosts.refusals import Refusal
+from clusterrun.backends.hosts.openssh import Refusal
 from tests.hosts import LAPTOP, Hosts
 from tests.hosts.machine import PYTHON
 from tests.patience import patience, wait_for

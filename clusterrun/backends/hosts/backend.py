@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clusterrun.backends.base import Submission, Where
-from clusterrun.backends.hosts import openssh, project, refusals, start
+from clusterrun.backends.hosts import openssh, project, start
 from clusterrun.backends.hosts.crew import MEET_S
 from clusterrun.backends.hosts.start import Pipe
 from clusterrun.backends.hosts.starters import is_this_machine, starters_environ
@@ -28,7 +28,7 @@ from clusterrun.backends.local.job_ids import last_number, remember_number
 from clusterrun.backends.local.process import identity
 from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
 from clusterrun.launch.plan import Plan
-from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.rundir.record import Home
 from clusterrun.shared import files, shell
@@ -136,7 +136,7 @@ class HostsBackend(LocalBackend):
             ).decode(),
         )
         if done.rc:
-            raise refusals.why(host, done.rc, done.stderr)
+            raise openssh.why(host, done.rc, done.stderr)
 
     def _is_elsewhere(self, controller: Controlling) -> bool:
         return not controller.is_gone and controller.host != socket.gethostname()
@@ -234,14 +234,14 @@ def _negotiate(
     if place is None or place.kind == "refused":
         return place
     if place.kind != "place":
-        raise refusals.nonsense(plan.hosts[0])
+        raise openssh.nonsense(plan.hosts[0])
     notes = [] if place.is_here else _send_project(pipe, plan)
     answer = _next(pipe, plan)
     if answer is None or answer.kind == "refused":
         return answer
     is_new = answer.job_id.startswith("H") and answer.job_id.number > about["last_id"]
     if answer.kind != "ready" or not is_new:
-        raise refusals.nonsense(plan.hosts[0])
+        raise openssh.nonsense(plan.hosts[0])
     try:
         pipe.send("go")
     except OSError:
@@ -255,7 +255,7 @@ def _next(pipe: Pipe, plan: Plan) -> _Answer | None:
         fields = frame and {**frame.fields, "kind": frame.kind}
         found: _Answer | None = decoded(_Answer | None, fields)
     except ValueError as error:
-        raise refusals.nonsense(plan.hosts[0]) from error
+        raise openssh.nonsense(plan.hosts[0]) from error
     return found
 
 
@@ -280,14 +280,13 @@ def _refusal(plan: Plan, code: int, errors: BinaryIO, answer: _Answer | None) ->
         error.exit_code = answer.exit or Exit.FAILED
         return error
     errors.seek(0)
-    return refusals.why(plan.hosts[0], code, errors.read().decode(errors="replace"))
+    return openssh.why(plan.hosts[0], code, errors.read().decode(errors="replace"))
 
 
 def main() -> int:
     """Signal the controller of a job, from its own host: `backend RUN_DIR JOB_ID SIGNAL`."""
     run_dir, job_id, number = sys.argv[1:]
-    runs_dir = RunsDir(root=Path(run_dir).parent.parent)
-    LocalBackend(runs_dir=runs_dir).signal(job_id, int(number))
+    LocalBackend(runs_dir=RunPaths(root=Path(run_dir)).runs_dir).signal(job_id, int(number))
     return 0
 
 

@@ -174,7 +174,7 @@ class Controller:
             raise _unseen(blind, self.paths, self._sent.must_see_hint)
         notes = self._judge(self.links)
         self.job_id = take_job_id(
-            self.paths_of_runs, self.paths, prefix="H", above=self._sent.last_id
+            self.paths.runs_dir, self.paths, prefix="H", above=self._sent.last_id
         )
         # A machine has one boot id, however it is called: of two runs, one gets all its locks.
         for link in sorted(self.links, key=lambda it: (it.facts["boot_id"], it.facts["hostname"])):
@@ -217,11 +217,6 @@ class Controller:
                 judge.closed_port(names, to, port_of[to], reason)
                 for (to, reason), names in closed.items()
             )
-
-    @property
-    def paths_of_runs(self) -> RunsDir:
-        """The directory of runs of this job's home."""
-        return RunsDir(root=self.paths.root.parent.parent)
 
     def admit(self, link: Link) -> None:
         """Make a host usable that was lost. Raises ClusterrunError."""
@@ -323,7 +318,7 @@ class Controller:
         """End all couriers and remove what was written for the job."""
         self._close(forget=True)
         if self.job_id:
-            self.paths_of_runs.job_link(self.job_id).unlink(missing_ok=True)
+            self.paths.runs_dir.job_link(self.job_id).unlink(missing_ok=True)
         if self._sent.is_new:
             create.remove_run(self.paths)
 
@@ -374,7 +369,7 @@ def conduct(sent: SentJob, pipe: Pipe, ready: Callable[[], None]) -> None:
         ready()
         return
     if sent.is_new:
-        remember_root(controller.paths_of_runs)
+        remember_root(sent.paths.runs_dir)
     pipe.close()
     ready()
     controller.conduct(signals.wait)

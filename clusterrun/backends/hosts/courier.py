@@ -47,7 +47,7 @@ from clusterrun.node.base.processes import (
 from clusterrun.rundir import record
 from clusterrun.rundir.create import remove_run
 from clusterrun.rundir.known_roots import remember_home, remember_root
-from clusterrun.rundir.paths import RunPaths, RunsDir
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import current_user, link_job, user_name
 from clusterrun.shared.finding import Severity
 from clusterrun.shared.given import before_setup
@@ -214,9 +214,9 @@ class Courier:
         if self._sender is not None:
             mirror.write_bundle(paths.root, fields["files"])
             with contextlib.suppress(OSError, ClusterrunError):
-                link_job(_runs_dir(paths), fields["environ"]["CLUSTERRUN_HOSTS_JOB_ID"], paths)
+                link_job(paths.runs_dir, fields["environ"]["CLUSTERRUN_HOSTS_JOB_ID"], paths)
                 remember_home(record.read(paths))  # the controller's host
-        remember_root(_runs_dir(paths))
+        remember_root(paths.runs_dir)
         environ = {**scrubbed(self._environ, keep=(VISIBLE,)), **fields["environ"]}
         self._kill_by, self._attempt = float("inf"), fields["attempt"]
         self._grace_s = GRACE_S + fields["lead_s"]
@@ -305,10 +305,6 @@ def can_connect(address: str, port: int, timeout_s: float = CONNECT_S) -> str:
     except OSError as error:
         return error.strerror or str(error) or "no answer"
     return ""
-
-
-def _runs_dir(paths: RunPaths) -> RunsDir:
-    return RunsDir(root=paths.root.parent.parent)
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeVar
 
-from clusterrun.backends.hosts import judge, mirror, project, refusals, start
+from clusterrun.backends.hosts import judge, mirror, openssh, project, start
 from clusterrun.backends.hosts.courier import ALIVE_S
 from clusterrun.backends.hosts.start import Frame, Pipe
 from clusterrun.errors import ClusterrunError, NodeExit, SchedulerUnreachableError, SubmissionError
@@ -98,7 +98,7 @@ class Link:
             speaker.join(LAST_WORDS_S)
             said = "\n".join(self._lines)
             reached = {"first": self.first, "starter": self.starter}
-            raise refusals.why(self.name, code, said, **reached) from error
+            raise openssh.why(self.name, code, said, **reached) from error
         self.ahead_s = self.facts["time"] - time.time()
         self._is_met = True
         threading.Thread(target=self._show_life, args=(process,), daemon=True).start()

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterrun.backends import select
-from clusterrun.backends.hosts import refusals
-from clusterrun.backends.hosts.openssh import module, silent, ssh
+from clusterrun.backends.hosts.openssh import SSH_FAILED, module, nonsense, silent, ssh
 from clusterrun.backends.local.job_ids import remember_number
 from clusterrun.backends.status import JobStatus, statuses
 from clusterrun.errors import ClusterrunError, NotAdoptedError
@@ -93,7 +92,7 @@ def _here(record: JobRecord, host: str, there: JobStatus | None, is_whole: bool)
             if new.job_ids != record.job_ids:
                 remember(new)
             return replace(there, record=new)
-    return _unknown(record, refusals.nonsense(host))
+    return _unknown(record, nonsense(host))
 
 
 def remember(record: JobRecord) -> None:
@@ -118,7 +117,7 @@ def _answer(host: str, python: str, run_dirs: Sequence[str]) -> list[JobStatus |
     """
     argv = ssh(host, module(python, __name__))
     done = shell.run_once(argv, ANSWER_S, input=json.dumps(run_dirs), most=ANSWER_BYTES)
-    if done.rc in (shell.TIMED_OUT, refusals.SSH_FAILED):
+    if done.rc in (shell.TIMED_OUT, SSH_FAILED):
         raise silent(host, done.stderr or f"no answer within {ANSWER_S:.0f} s")
     try:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]

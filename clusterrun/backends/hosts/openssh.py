@@ -1,6 +1,7 @@
 """Commands on the hosts over ssh: no prompt, no new host key, the user's settings.
 
-`run` runs one there as if it ran here: with its input, output, exit status and Ctrl-C.
+`run` runs one there as if it ran here: with its input, output, exit status and Ctrl-C. `why`
+explains what ssh means if it does not run a command: one error, one hint.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from clusterrun.backends.hosts.refusals import SSH_FAILED
-from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError
+from clusterrun.backends.hosts.start import SETUP_FAILED
+from clusterrun.errors import ClusterrunError, Exit, SchedulerUnreachableError, SubmissionError
 from clusterrun.shared.host_specs import parse_host
 
+SSH_FAILED: Final = 255  # ssh's own status; any other is the command's
+NOT_FOUND: Final = 127  # bash's
 CONNECT_S = 10
 LINK_S = 100  # a connection that is silent for longer is lost; the agents' link gives up first
 _PINGS = 5
@@ -100,3 +104,122 @@ def _status(process: subprocess.Popen[bytes], is_terminal: bool) -> int:
         return Exit.INTERRUPTED
     finally:
         process.kill()
+
+
+# Why a host cannot be used
+
+
+class Refusal(Enum):
+    """Why a host cannot be used."""
+
+    CHANGED_KEY = "its host key has changed"
+    UNKNOWN_KEY = "its host key is not known here"
+    KEY_FILE = "ssh ignores your key because others can read its file"
+    CONFIGURATION = "ssh cannot read its configuration"
+    TOO_MANY_KEYS = "ssh offered too many keys"
+    DENIED = "permission denied"
+    UNKNOWN_HOST = "its name cannot be resolved"
+    REFUSED = "nothing listens on its ssh port"
+    SILENT = "it does not answer"
+    CLOSED = "the connection was closed"
+    NO_PYTHON = "Python was not found there"
+    NO_CLUSTERRUN = "clusterrun does not run there"
+    SETUP = "its setup lines failed"
+    ENDED = "its shell ended early"
+    OTHER = "ssh failed"
+
+
+# Parts of ssh's messages in lower case; the first refusal of which one matches wins. A message on
+# the way (the key of a jump host) precedes what follows from it (a closed connection).
+SIGNS: Final[tuple[tuple[Refusal, tuple[str, ...]], ...]] = (
+    (Refusal.CHANGED_KEY, ("remote host identification has changed", "has changed and you have")),
+    (Refusal.UNKNOWN_KEY, ("host key is known for", "host key verification failed")),
+    (Refusal.CONFIGURATION, ("bad configuration option", "terminating,", "bad owner or permiss")),
+    (Refusal.CONFIGURATION, ("unsupported option", "missing argument", "invalid argument.")),
+    (Refusal.TOO_MANY_KEYS, ("too many authentication failures",)),
+    (Refusal.KEY_FILE, ("unprotected private key file",)),
+    (Refusal.DENIED, ("permission denied (", "no supported authentication", "access denied")),
+    (Refusal.UNKNOWN_HOST, ("could not resolve hostname", "name or service not known")),
+    (Refusal.REFUSED, ("connection refused",)),
+    (Refusal.SILENT, ("timed out", "no route to host", "network is unreachable", "host is down")),
+    (Refusal.CLOSED, ("kex_exchange_identification", "connection closed", "connection reset")),
+    (Refusal.CLOSED, ("broken pipe", "not responding", "exited on signal", "banner exchange")),
+)
+HINTS: Final[dict[Refusal, str]] = {
+    Refusal.CHANGED_KEY: (
+        "ask the administrator of HOST whether its key was replaced, and compare the fingerprint; "
+        "only then remove the old one with ssh-keygen -R HOST"
+    ),
+    Refusal.UNKNOWN_KEY: "run 'ssh HOST' once, and compare the fingerprint before you accept it",
+    Refusal.KEY_FILE: "run chmod 600 on the file that ssh names",
+    Refusal.CONFIGURATION: "check it with: ssh -G HOST",
+    Refusal.TOO_MANY_KEYS: "name its key in ~/.ssh/config: IdentityFile, IdentitiesOnly yes",
+    Refusal.DENIED: (
+        "copy your key with ssh-copy-id HOST; if it has a passphrase, load it with "
+        "ssh-add: clusterrun never asks for one"
+    ),
+    Refusal.UNKNOWN_HOST: "check the name with: ssh HOST; define aliases in ~/.ssh/config",
+    Refusal.REFUSED: "check that sshd runs there, and its port: USER@HOST:PORT",
+    Refusal.SILENT: "check that it is up and that no firewall blocks ssh: ssh HOST",
+    Refusal.CLOSED: "check its sshd, and the jump host if there is one, with: ssh -v HOST",
+    Refusal.NO_PYTHON: "name an interpreter that exists on all hosts with --python",
+    Refusal.NO_CLUSTERRUN: "install clusterrun there, or name another interpreter with --python",
+    Refusal.SETUP: "run the lines of setup: there: ssh HOST",
+    Refusal.ENDED: "look for exit and exec in ~/.bashrc there; try: ssh HOST bash -c true",
+    Refusal.OTHER: "look for the reason with: ssh -v HOST",
+}
+_OURS: Final = (Refusal.NO_PYTHON, Refusal.NO_CLUSTERRUN, Refusal.SETUP, Refusal.ENDED)
+
+
+def nonsense(host: str) -> SubmissionError:
+    """Return the error for an answer that is not of the form that clusterrun gives."""
+    hint = "check that clusterrun there has the version of this machine"
+    return SubmissionError(f"the answer of {host} makes no sense", hint=hint)
+
+
+class HostError(ClusterrunError):
+    """A host cannot be used; `refusal` is the reason."""
+
+    def __init__(self, message: str, *, refusal: Refusal, hint: str, cause: str) -> None:
+        super().__init__(message, hint=hint, cause=cause)
+        self.refusal = refusal
+        self.code = "refused" if refusal in _OURS else "unreachable"
+        self.exit_code = Exit.FAILED if refusal in _OURS else Exit.UNREACHABLE
+
+
+def why(host: str, rc: int, stderr: str, *, first: str = "", starter: str = "") -> HostError:
+    """Explain the exit status and messages of ssh.
+
+    `first` is the host that reaches this one, "" if it is this machine; `starter` is an
+    allocation's own program that was to start a process there instead.
+    """
+    refusal = refusal_of(rc, stderr)
+    message, hint = f"{host}: {refusal.value}", HINTS[refusal].replace("HOST", host or "HOST")
+    if refusal not in _OURS and starter:
+        refusal, message = Refusal.OTHER, f"{starter} did not start a process on {host}"
+        hint = f"check that the allocation still has {host}, or pass --set starter=ssh"
+    elif refusal not in _OURS and first:
+        message, hint = f"{first} cannot log in to {message}", f"on {first}: {hint}"
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    said = lines[-1][:500] if lines else "no message"
+    cause = "".join(letter if letter.isprintable() else " " for letter in said)
+    return HostError(message, refusal=refusal, hint=hint, cause=cause)
+
+
+def refusal_of(rc: int, stderr: str) -> Refusal:
+    """Return why a command did not run on a host.
+
+    >>> refusal_of(255, "ssh: connect to host h port 22: Connection refused").name
+    'REFUSED'
+    """
+    words = stderr.lower()
+    if rc == SSH_FAILED:
+        found = (each for each, signs in SIGNS if any(sign in words for sign in signs))
+        return next(found, Refusal.OTHER)
+    if rc < 0:  # we killed it
+        return Refusal.SILENT
+    if "no module named" in words or "traceback (" in words or "syntaxerror" in words:
+        return Refusal.NO_CLUSTERRUN
+    if rc in (NOT_FOUND, NOT_FOUND - 1):  # 126: not executable
+        return Refusal.NO_PYTHON
+    return Refusal.SETUP if rc == SETUP_FAILED else Refusal.ENDED
