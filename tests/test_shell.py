@@ -65,7 +65,7 @@ def test_a_python_for_an_old_glibc_passes_input_too(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_silent_controller_is_tried_three_times_and_told_verbatim(stub: Stub) -> None:
-    """A broken configuration is told at once."""
+    """A broken configuration is reported at once."""
     told = 0
     for words, tries, hint in (
         ("error: Unable to contact slurm controller (connect failure)", 3, "later"),

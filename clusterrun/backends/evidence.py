@@ -307,7 +307,7 @@ def _attempt(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) 
 
 
 def _resumed_from(paths: RunPaths, number: int, outcomes: dict[int, Outcome | None]) -> int:
-    """Return the step that an attempt resumed from, else the newest that it could resume from."""
+    """Return the step from which an attempt resumed, else the newest from which it could."""
     try:
         return int(read_whole(paths.resumed(number))[:15])
     except (OSError, ValueError):

@@ -167,7 +167,7 @@ _MEMORY: Final = (
     "must be an amount of memory, not",
     "write a whole number with K, M, G or T, e.g. 200G",
 )
-# A setting's pattern, what another value is told, and a hint.
+# A setting's pattern, the message for any other value, and a hint.
 _PATTERNS: Final[Mapping[str, tuple[str, str, str]]] = {
     **dict.fromkeys(("mem", "mem_per_gpu", "mem_per_cpu"), _MEMORY),
     **dict.fromkeys(

@@ -71,7 +71,7 @@ def lib(path: Path, **sources: str) -> str:
     return f"{STUB}:{ROOT}:{path / 'lib'}"
 
 
-# The module that is preloaded, those that can be imported, and the reason that is told.
+# The module that is preloaded, those that can be imported, and the reason in the message.
 BAD = {
     "missing name": ("none", {}, "cannot import none: ModuleNotFoundError: No module named 'none'"),
     "dies": (

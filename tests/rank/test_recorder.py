@@ -113,4 +113,4 @@ def test_a_rank_that_does_not_answer_leaves_no_dump_of_an_earlier_time(spool: Sp
     assert collected(spool, 1, within_s=0.1) == []
     assert os.read(reader, 64) == b"?"
     os.close(reader)
-    assert collected(spool, 1, 2) == [], "nobody reads, or there is no pipe"
+    assert collected(spool, 1, 2) == [], "no reader, or no pipe"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,7 @@ class Start:
     store: tuple[str, int, int, int] | None
 
 
-class NodeLauncher:
+class NodeLauncher(ABC):
     """What starts the ranks of a node; call it from the main thread."""
 
     def __init__(self, spool: Spool) -> None:
@@ -60,9 +61,9 @@ class NodeLauncher:
         return [process.pid for process in self._processes]
 
     @property
+    @abstractmethod
     def is_over(self) -> bool:
         """Return whether no rank of this launcher is left, or none was started."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Start the ranks. If that fails, `result` returns why."""
@@ -74,13 +75,15 @@ class NodeLauncher:
 
     def revoke(self) -> None:
         """Start no ranks from now on."""
+        return
 
+    @abstractmethod
     def result(self) -> LauncherResult | None:
         """Return how the ranks ended, or which have failed while others run; else None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _begin(self) -> None:
-        raise NotImplementedError
+        """Start the ranks."""
 
     def _last_line(self) -> str:
         return files.last_line(self._spool.launcher_output, MESSAGE_LETTERS)

@@ -130,7 +130,7 @@ class Member:
                 for port in self._ports:
                     if port not in knocks:
                         knocks[port] = asyncio.ensure_future(self._enter(port, report))
-                        # asyncio reports an exception that nobody retrieves.
+                        # asyncio logs an exception that is never retrieved.
                         knocks[port].add_done_callback(lambda k: k.cancelled() or k.exception())
                     left_s = deadline - time.monotonic()
                     if channel := await self._answered(knocks, min(self._patience_s, left_s)):
