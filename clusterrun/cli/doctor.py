@@ -59,17 +59,17 @@ def command(
         explain_id(explain, CHECK)
         return
     only, skip = (tuple(",".join(each).split(",")) if each else () for each in (only, skip))
-    probes = chosen(only, skip)
-    subject = subject_of(job.load)
+    subject = subject_of(job.load())
+    looks = chosen(subject, only, skip)
     facts: dict[str, object] = {"job_id": None, "run_dir": None, "exclude": None}
     if "nodes" not in job.flags or {"script", "module"} & job.flags.keys():
-        found = _shown(examine(subject, probes), as_json)
+        found = _shown(examine(subject, looks), as_json)
     else:
-        found = _shown(examine_here(subject, probes), as_json)
-        if subject.resolved is None or any(x.severity is Severity.FAIL for x in found):
+        found = _shown(examine_here(subject, looks), as_json)
+        if any(x.severity is Severity.FAIL for x in found):
             output.say("no job was submitted")
         else:
-            smoke = run(subject.resolved, output.say)
+            smoke = run(subject.prepared.resolved, output.say)
             of_nodes, exclude = findings(smoke)
             facts = {"job_id": smoke.job_id, "run_dir": str(smoke.run_dir)}
             facts["exclude"] = exclude or None

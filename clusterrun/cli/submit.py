@@ -144,8 +144,8 @@ def _dry_run(prepared: Prepared, warnings: submission.Warnings, *, as_json: bool
 def _machine(prepared: Prepared) -> Finding:
     from clusterrun.verbs import doctor  # slow to import
 
-    subject = doctor.Subject(resolved=prepared.resolved, prepared=prepared)
-    found = doctor.examine(subject, doctor.chosen((), doctor.ALONE))
+    subject = doctor.Subject(prepared)
+    found = doctor.examine(subject, doctor.chosen(subject, (), doctor.ALONE))
     worst = [each for each in found if each.severity is Severity.FAIL]
     if worst:
         text = "; ".join(f"{each.id}: {each.summary}" for each in worst)

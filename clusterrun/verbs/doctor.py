@@ -6,32 +6,24 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
 from clusterrun.backends.environment import scrubbed
-from clusterrun.backends.machine_facts import choose_cluster
 from clusterrun.backends.slurm import health as slurm
 from clusterrun.config import Resolved
 from clusterrun.config.spec import Cluster, Device
-from clusterrun.errors import (
-    ClusterrunError,
-    ConfigError,
-    SchedulerUnreachableError,
-    UsageError,
-    describe,
-)
+from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError, describe
 from clusterrun.health import cuda, paths, python
-from clusterrun.health.checks import own_checks, pages
+from clusterrun.health.checks import pages
 from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
 from clusterrun.shared import shell
-from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok
+from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok, skip
 from clusterrun.shared.wording import count
 from clusterrun.verbs.render import Prepared, check, prepare
 
@@ -43,40 +35,24 @@ _CLONE: Final = "'.[train]' in a clone of clusterrun"
 _EXPECTED: Final = re.compile(r"Job \d+ to start at (\S+) using .{0,200} nodes (\S+)")
 
 
-@dataclass
 class Subject:
-    """The job that is checked: its configuration, or the mistake in it, and its plan."""
+    """The job that is checked; what several checks ask about it is asked once."""
 
-    resolved: Resolved | None = None
-    prepared: Prepared | None = None
-    mistake: UsageError | None = None
-
-    @property
-    def ready(self) -> Prepared:
-        """The prepared job. Raises UnknownError if there is a mistake in it."""
-        if self.prepared is None:
-            raise UnknownError("the job's configuration has a mistake")
-        return self.prepared
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared, self.plan = prepared, prepared.plan
+        self.spec = prepared.resolved.spec
 
     @property
     def needs(self) -> Needs:
-        """What a node needs; that of one rank if there is a mistake in the job."""
-        if self.prepared is None:
-            return Needs(runs=Path())
-        plan = self.prepared.plan
-        needs, named = Needs.of(plan, is_head=True), plan.gpu_ids
+        """What a node needs."""
+        needs, named = Needs.of(self.plan, is_head=True), self.plan.gpu_ids
         return dataclasses.replace(needs, gpus=named) if named and needs.gpus is not None else needs
-
-    @property
-    def runs(self) -> Path:
-        """The directory of the runs. Raises UnknownError if there is a mistake in the job."""
-        return Path(self.ready.plan.runs_dir)
 
     @cached_property
     def wanted(self) -> python.Wanted:
         """What the job wants from its interpreter. Raises UnknownError if that is elsewhere."""
         self.refuse_container()
-        facts, spec = self.ready.facts, self.ready.resolved.spec
+        facts, spec = self.prepared.facts, self.spec
         if facts is None or (not facts.interpreter.path and spec.setup):
             raise UnknownError("only the nodes know the interpreter: the setup lines provide it")
         is_sure = spec.module != STAND_IN and is_certain(spec, facts)  # without a script, no job
@@ -84,24 +60,24 @@ class Subject:
 
     def refuse_container(self) -> None:
         """Raise UnknownError if the job runs in a container."""
-        if runs_in_container(self.ready.resolved.spec):
+        if runs_in_container(self.spec):
             raise UnknownError("the job runs in a container, which has its own programs")
 
     @property
     def has_own_programs(self) -> bool:
         """Whether no setup line adds programs to those of this shell."""
-        return not self.ready.resolved.spec.setup
+        return not self.spec.setup
 
     @property
     def builds_operators(self) -> bool:
         """Whether DeepSpeed compiles its optimizer for the CPU when the job starts."""
-        strategy = self.ready.plan.strategy
+        strategy = self.plan.strategy
         return strategy.is_deepspeed and bool(strategy.offload)
 
     @property
     def cuda(self) -> str | None:
         """The CUDA of the job's torch; "" for none, None if unknown."""
-        if self.prepared is None or self.prepared.facts is None:
+        if self.prepared.facts is None:
             return None
         found = self.prepared.facts.interpreter
         return python.cuda_of_torch(found.places, found.packages.get("torch", ""))
@@ -128,68 +104,48 @@ class Subject:
 
     @cached_property
     def _site(self) -> slurm.Site:
-        return slurm.Site(self.ready.plan)
+        return slurm.Site(self.plan)
 
     def refuse_other_cluster(self) -> None:
         """Raise UnknownError if the job does not run on Slurm."""
-        asked = self.resolved.spec.cluster if self.resolved else Cluster.AUTO
-        if not (answer := choose_cluster(asked).scheduler.reads_sbatch):
-            raise UnknownError("no sbatch here" if asked is Cluster.AUTO else answer)
+        if not (answer := self.plan.cluster.scheduler.reads_sbatch):
+            is_asked = self.spec.cluster is not Cluster.AUTO
+            raise UnknownError(answer if is_asked else "no sbatch here")
 
 
 Probe = Callable[[Subject], Finding]
 
 
-def subject_of(load: Callable[[], Resolved]) -> Subject:
-    """Prepare a job as `render` does, and keep the mistake that prevents it.
-
-    Raises UsageError for a mistake on the command line.
-    """
-    try:
-        resolved = load()
-    except ConfigError as error:
-        return Subject(mistake=error)
+def subject_of(resolved: Resolved) -> Subject:
+    """Prepare a job as `render` does; without a script it is another one. Raises UsageError."""
     spec = resolved.spec
     if spec.script is None and spec.module is None:
         resolved = resolved._replace(spec=dataclasses.replace(spec, module=STAND_IN))
-    try:
-        prepared = prepare(resolved, is_again=True)  # its notes are not printed
-    except UsageError as error:
-        return Subject(resolved=resolved, mistake=error)
-    return Subject(resolved=resolved, prepared=prepared)
+    return Subject(prepare(resolved, is_again=True))  # its notes are not printed
 
 
 # The checks that need the job
 
 
 def _files(job: Subject) -> Finding:
-    if job.resolved is None and (error := job.mistake):
-        text = ": ".join(filter(None, (error.where, describe(error))))
-        return fail("config.files", text, "; ".join(error.hints) or "clusterrun config validate")
-    resolved = job.resolved
-    if resolved and resolved.notes:
-        return note("config.files", "; ".join(resolved.notes), "clusterrun config validate")
-    read = ", ".join(resolved.files) if resolved else ""
-    return ok("config.files", f"read: {read}" if read else "no configuration file here")
+    name, resolved = "config.files", job.prepared.resolved
+    if resolved.notes:
+        return note(name, "; ".join(resolved.notes), "clusterrun config validate")
+    read = ", ".join(resolved.files)
+    return ok(name, f"read: {read}" if read else "no configuration file here")
 
 
 def _job(job: Subject) -> Finding:
-    if job.resolved is None:
-        raise UnknownError("the configuration cannot be read")
-    problem = job.mistake
-    if problem is None and (facts := job.ready.facts):
-        of_python = interpreter_problem(job.resolved.spec, facts, job.ready.plan.strategy)
-        problem = None if of_python else job.ready.problem
-    if problem:
+    name, plan, facts = "config.job", job.plan, job.prepared.facts
+    is_of_python = facts and interpreter_problem(job.spec, facts, plan.strategy)
+    if (problem := job.prepared.problem) and not is_of_python:
         text = ": ".join(filter(None, (problem.where, describe(problem))))
-        return fail("config.job", text, "; ".join(problem.hints) or "clusterrun render --help")
-    plan = job.ready.plan
+        return fail(name, text, "; ".join(problem.hints) or "clusterrun render --help")
     where = (
         f", on this machine ({plan.device.value})" if plan.cluster.scheduler.is_this_machine else ""
     )
     where = f", on {count(len(plan.hosts), 'host')}" if plan.hosts else where
-    ranks = f"{plan.nodes} x {plan.procs_per_node} ranks"
-    return ok("config.job", f"{ranks}, {plan.strategy.value}{where}")
+    return ok(name, f"{plan.nodes} x {plan.procs_per_node} ranks, {plan.strategy.value}{where}")
 
 
 def _left_over(_: Subject) -> Finding:
@@ -207,7 +163,7 @@ def _package(name: str, job: Subject, source: str = "") -> Finding:
 
 def _torch(job: Subject) -> Finding:
     found = _package("torch", job)
-    if found.severity is Severity.OK and job.cuda == "" and job.ready.plan.device is Device.CUDA:
+    if found.severity is Severity.OK and job.cuda == "" and job.plan.device is Device.CUDA:
         text = f"{found.text} was built without CUDA; the job requests GPUs"
         hint = "install a torch with CUDA: pytorch.org/get-started; or train on CPUs: --device cpu"
         return bad(found.id, text, hint, is_sure=job.wanted.is_sure)
@@ -215,7 +171,7 @@ def _torch(job: Subject) -> Finding:
 
 
 def _deepspeed(job: Subject) -> Finding:
-    strategy = job.ready.plan.strategy
+    strategy = job.plan.strategy
     needed_by = f"strategy {strategy.value}" if strategy.is_deepspeed else ""
     return python.package(job.wanted, "deepspeed", needed_by=needed_by)
 
@@ -228,32 +184,22 @@ def _ninja(job: Subject) -> Finding:
 def _operators(job: Subject) -> dict[str, str]:
     """Return the job's variables. Raises UnknownError if it builds no operators, or elsewhere."""
     if not job.builds_operators:
-        strategy = job.ready.plan.strategy.value
+        strategy = job.plan.strategy.value
         raise UnknownError(f"strategy {strategy} builds no operators of DeepSpeed")
     job.refuse_container()
     return _environ(job)
 
 
 def _environ(job: Subject) -> dict[str, str]:
-    return {**os.environ, **job.ready.resolved.spec.env}
+    return {**os.environ, **job.spec.env}
 
 
 def _toolkit(job: Subject) -> Finding:
-    builds = job.builds_operators and job.ready.plan.device is Device.CUDA
+    builds = job.builds_operators and job.plan.device is Device.CUDA
     job.refuse_container()
     return cuda.toolkit(
         job.cuda, _environ(job), builds_operators=builds, is_sure=job.has_own_programs
     )
-
-
-def _quick(name: str, job: Subject) -> Finding:
-    of_gpus = name.startswith("gpu.")
-    if of_gpus or name.startswith("path.") or name in own_checks():
-        _ = job.ready  # knows the directory of the runs, and the device
-    is_of_nodes = name in ("node.memory", "gpu.count")
-    if is_of_nodes and not (answer := job.ready.plan.cluster.scheduler.is_this_machine):
-        raise UnknownError(answer)
-    return all_looks(job.needs, job.gpus if of_gpus else None)[name]()
 
 
 def _submit(job: Subject) -> Finding:
@@ -261,7 +207,7 @@ def _submit(job: Subject) -> Finding:
     if shell.find("sbatch") is None:
         raise UnknownError("sbatch was not found")
     try:
-        answer = check(job.ready._replace(problem=None))
+        answer = check(job.prepared._replace(problem=None))
     except SchedulerUnreachableError:
         raise
     except ClusterrunError as error:
@@ -272,11 +218,7 @@ def _submit(job: Subject) -> Finding:
     return ok("slurm.submit", f"sbatch accepts the job{when}")
 
 
-def _of_machine(names: str) -> dict[str, Probe]:
-    return {name: partial(_quick, name) for name in names.split()}
-
-
-_LOOKS: Final[dict[str, Probe]] = {
+_OF_JOB: Final[dict[str, Probe]] = {
     "config.files": _files,
     "config.job": _job,
     "env.left_over": _left_over,
@@ -289,14 +231,9 @@ _LOOKS: Final[dict[str, Probe]] = {
     "python.ninja": _ninja,
     "cuda.driver": lambda job: cuda.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
     "cuda.toolkit": _toolkit,
-    **_of_machine("gpu.count gpu.ecc gpu.throttle gpu.foreign gpu.xid gpu.links"),
     "path.runs": lambda job: paths.runs(
-        job.runs, is_shared=bool(job.ready.plan.cluster.scheduler.shares_files)
+        Path(job.plan.runs_dir), is_shared=bool(job.plan.cluster.scheduler.shares_files)
     ),
-    "path.disk": partial(_quick, "path.disk"),
-    "path.inodes": partial(_quick, "path.inodes"),
-    **_of_machine("node.shm node.memory node.files node.memlock node.processes node.tmp"),
-    **_of_machine("net.interface net.ports net.name"),
     "slurm.controller": lambda job: job.controller,
     "slurm.partition": lambda job: slurm.partition(job.site),
     "slurm.nodes": lambda job: slurm.nodes(job.site),
@@ -305,32 +242,36 @@ _LOOKS: Final[dict[str, Probe]] = {
 }
 
 
-def probes() -> dict[str, Probe]:
-    """Return all checks by id, those with a file of their own last."""
-    return {**_LOOKS, **_of_machine(" ".join(own_checks()))}
+def looks_of(job: Subject) -> dict[str, Look]:
+    """Return all checks of this machine by id, in the order of their pages."""
+    looks = all_looks(job.needs, job.gpus)
+    if not (answer := job.plan.cluster.scheduler.is_this_machine):
+        looks |= {name: partial(skip, name, str(answer)) for name in ("node.memory", "gpu.count")}
+    looks |= {name: partial(probe, job) for name, probe in _OF_JOB.items()}
+    return {name: looks[name] for name in pages() if name in looks}
 
 
 def places(name: str) -> Iterator[str]:
     """Yield where a check runs, in words."""
     needs = Needs(runs=Path(), gpus=())
-    is_here = name in probes()
-    if is_here:
+    is_of_nodes = name in all_looks(needs)
+    if name in _OF_JOB or is_of_nodes:
         is_guess = name.startswith(_OF_THIS_MACHINE)
         but = "; if the job runs on Slurm, a failure here is a note" if is_guess else ""
         yield f"this machine: clusterrun doctor{but}"
-    if not is_here or name in all_looks(needs):
+    if name not in _OF_JOB or is_of_nodes:
         yield "the nodes: clusterrun doctor --nodes N"
     if name in quick_looks(needs):
         yield "the nodes of each job, before the ranks start and after a failure: the preflight"
 
 
-def chosen(only: Sequence[str], without: Sequence[str]) -> dict[str, Probe]:
+def chosen(job: Subject, only: Sequence[str], without: Sequence[str]) -> dict[str, Look]:
     """Return the checks whose id begins with one of `only`, and with none of `without`."""
     for prefix in (*only, *without):
         if not any(name.startswith(prefix) for name in pages()):
             hint = "list them with: clusterrun explain all"
             raise UsageError(f"no check begins with '{prefix}'", hint=hint)
-    return {name: each for name, each in probes().items() if is_chosen(name, only, without)}
+    return {name: each for name, each in looks_of(job).items() if is_chosen(name, only, without)}
 
 
 def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:
@@ -338,12 +279,11 @@ def is_chosen(name: str, only: Sequence[str], without: Sequence[str]) -> bool:
     return name.startswith(tuple(only) or "") and not name.startswith(tuple(without))
 
 
-def examine(job: Subject, probes: Mapping[str, Probe]) -> list[Finding]:
+def examine(job: Subject, looks: Mapping[str, Look]) -> list[Finding]:
     """Run checks of a job."""
-    looks: dict[str, Look] = {name: partial(probe, job) for name, probe in probes.items()}
-    late = {"path.runs": paths.slow(job.runs)} if job.prepared else {}
+    late = {"path.runs": paths.slow(Path(job.plan.runs_dir))}
     found = side_by_side(looks, DEADLINE_S, alone=ALONE, late=late)
-    if job.prepared is None or job.prepared.plan.cluster.scheduler.is_this_machine:
+    if job.plan.cluster.scheduler.is_this_machine:
         return found
     return [  # the job runs on other machines: what would fail here may not fail there
         dataclasses.replace(each, severity=Severity.NOTE)

@@ -20,6 +20,7 @@ from clusterrun.config.spec import OnInterrupt
 from clusterrun.errors import ClusterrunError
 from clusterrun.health import reports
 from clusterrun.health.compare import merged, to_exclude
+from clusterrun.health.examine import Look
 from clusterrun.health.reports import NodeReport
 from clusterrun.health.together import OF_ALL, UNSTARTED, of_group, of_nodes, unreported
 from clusterrun.launch.sbatch_header import END_OTHERS, KEEP_OTHERS
@@ -32,7 +33,7 @@ from clusterrun.shared.files import end_of
 from clusterrun.shared.finding import Finding, Severity, fail
 from clusterrun.shared.hostlist import fold_hosts, parse_hostlist
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.doctor import Probe, Subject, examine
+from clusterrun.verbs.doctor import Subject, examine
 from clusterrun.verbs.render import prepare
 from clusterrun.verbs.submit import submit_prepared
 
@@ -223,12 +224,12 @@ class _Gathering:
 # What the run found, as one list
 
 
-def examine_here(job: Subject, probes: Mapping[str, Probe]) -> list[Finding]:
+def examine_here(job: Subject, looks: Mapping[str, Look]) -> list[Finding]:
     """Run the checks that concern this machine; the nodes run the others.
 
     Whether they see the directory of the runs will be known: a guess is only noted.
     """
-    found = examine(job, {name: each for name, each in probes.items() if name.startswith(HERE)})
+    found = examine(job, {name: each for name, each in looks.items() if name.startswith(HERE)})
     return [
         dataclasses.replace(each, severity=Severity.NOTE)
         if each.id == "path.runs" and each.severity is Severity.FAIL
