@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import click
 
 from clusterrun.backends.machine_facts import choose_cluster, find_gpus, visible_gpus
-from clusterrun.backends.slurm.site import associations, partition_rows
+from clusterrun.backends.slurm.site import associations, kinds, node_groups
 from clusterrun.cli.shared import complete, output
 from clusterrun.config.files import PROJECT_FILE
 from clusterrun.config.settings import yaml_text
@@ -22,7 +22,7 @@ from clusterrun.rundir.record import current_user
 from clusterrun.shared import files
 from clusterrun.shared.durations import clock
 
-DAY_MINUTES: Final = 24 * 60
+DAY_S: Final = 24 * 3600
 LOOKED_AT: Final = 200  # files, and directories
 LISTED: Final = 2000  # names in each directory: a data directory may contain millions
 READ_BYTES: Final = 256 * 1024  # of each
@@ -184,33 +184,31 @@ def _place() -> dict[str, Known]:
         ranks = Known("2", "ranks per node; this machine has no GPU")
         return {**where, "launch.nproc_per_node": ranks, "launch.device": Known("cpu")}
     known = {"cluster": Known("slurm", "this machine has sbatch"), "slurm.nodes": Known("1")}
-    rows = partition_rows()
+    rows = kinds(node_groups(None))
     if not rows:
         output.warn("sinfo did not answer", notes=("set the partition and GPUs in the file",))
         return known
     allowed = associations(current_user())
-    mine = {each.partition for each in allowed} or {""}
-    usable = [row for row in rows if not mine.isdisjoint(("", row.name))]
+    mine = {partition for _, partition in allowed} or {""}
+    usable = [row for row in rows if not mine.isdisjoint(("", row.partition))]
     # One with GPUs: the default, else that with the most nodes.
-    chosen = max(usable or rows, key=lambda row: (bool(row.gpus), row.is_default, row.nodes))
-    others = {row.name: None for row in rows if row.name != chosen.name}
-    limit = chosen.limit_minutes or DAY_MINUTES
-    accounts = {each.account: None for each in allowed if each.partition in ("", chosen.name)}
-    known["slurm.partition"] = Known(
-        yaml_text(chosen.name), f"also: {_names(others)}" * bool(others)
-    )
-    known["slurm.time"] = Known(f'"{clock(60 * min(limit, DAY_MINUTES))}"')
+    chosen = max(usable or rows, key=lambda row: (bool(row.gpus), row.is_default, row.count))
+    name, limit_s = chosen.partition, min(chosen.limit_s or DAY_S, DAY_S)
+    others = {row.partition: None for row in rows if row.partition != name}
+    accounts = {account: None for account, partition in allowed if partition in ("", name)}
+    known["slurm.partition"] = Known(yaml_text(name), f"also: {_names(others)}" * bool(others))
+    known["slurm.time"] = Known(f'"{clock(limit_s)}"')
     if len(accounts) == 1:
         known["slurm.account"] = Known(yaml_text(*accounts))
     elif accounts:
         known["slurm.account"] = Known(None, f"one of: {_names(accounts)}; the default is charged")
     if not chosen.gpus:
-        return {**known, "launch.device": Known("cpu", f"'{chosen.name}' has no GPUs")}
+        return {**known, "launch.device": Known("cpu", f"'{name}' has no GPUs")}
     kind, number = chosen.gpus[0]  # what a whole node has
     known["slurm.gpus_per_node"] = Known(str(number), "one rank per GPU; all GPUs of a node")
     if kind:
         known["slurm.gpu_type"] = Known(yaml_text(kind), f"requests gpu:{kind}:{number}")
-    return {**known, "slurm.cpus_per_task": Known(chosen.cpus.rstrip("+"), "all CPUs of a node")}
+    return {**known, "slurm.cpus_per_task": Known(str(chosen.cpus or 1), "all CPUs of a node")}
 
 
 # The file

@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from clusterrun.backends.slurm.outlook import (
-    NodeGroup,
-    NodeRequest,
-    node_groups,
-    of_nodes,
-    of_reservations,
-    parse_sinfo,
-    request_of,
-)
+from clusterrun.backends.slurm.outlook import NodeRequest, of_nodes, of_reservations, request_of
 from clusterrun.backends.slurm.reasons import ChangeKind, FactKind, Outlook, Sooner, Use
+from clusterrun.backends.slurm.site import NodeGroup, node_groups, parse_sinfo
 from clusterrun.backends.status import JobStatus
 from clusterrun.launch.plan import Directive
 from clusterrun.rundir.paths import RunPaths

@@ -29,7 +29,11 @@ from clusterrun.rundir.paths import RunPaths
 from .builders import make_bundle, make_plan, make_run
 from .conftest import Stubs
 
-SINFO = "echo 'low|4|gpu:h100:4|64|512000|infinite'; echo 'main*|4|gpu:h100:4|64|512000|1-00:00:00'"
+SINFO = """\
+echo 'low|up|infinite|1-infinite|no|4|idle|gpu:h100:4|64|512000|(null)|n[1-4]|none'
+echo 'main*|up|1-00:00:00|1-infinite|no|1|idle|gpu:h100:4|64|512000|(null)|n1|none'
+echo 'main*|up|1-00:00:00|1-infinite|no|3|down|gpu:h100:4|64|512000|(null)|n[2-4]|broken'
+"""
 
 
 @pytest.fixture(autouse=True)

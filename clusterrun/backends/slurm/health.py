@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from clusterrun.backends.slurm.outlook import NodeGroup, node_groups
 from clusterrun.backends.slurm.query import call
 from clusterrun.backends.slurm.reasons import Use
+from clusterrun.backends.slurm.site import NodeGroup, node_groups
 from clusterrun.errors import SchedulerUnreachableError, shortened
 from clusterrun.health.compare import some
 from clusterrun.launch.plan import Plan

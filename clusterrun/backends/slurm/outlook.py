@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from clusterrun.backends import cache
-from clusterrun.backends.slurm.query import SEPARATOR, call, parse_clock, parse_time
+from clusterrun.backends.slurm.query import parse_time
 from clusterrun.backends.slurm.reasons import (
     WAITS_FOR_REPAIR,
     ChangeKind,
@@ -25,10 +24,10 @@ from clusterrun.backends.slurm.reasons import (
     Sooner,
     Use,
 )
-from clusterrun.backends.slurm.site import gpus_of
+from clusterrun.backends.slurm.site import NodeGroup, answer, node_groups
 from clusterrun.backends.status import JobStatus
 from clusterrun.config.choices import Strategy
-from clusterrun.errors import SchedulerUnreachableError, UsageError
+from clusterrun.errors import UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared.hostlist import parse_hostlist
@@ -37,7 +36,6 @@ from clusterrun.shared.sizes import parse_bytes
 MOST_REASONS: Final = 3
 MOST_CHANGES: Final = 4
 STEP_S: Final = 300  # a suggested time limit ends on five minutes, and leaves as much to spare
-TIMEOUT_S: Final = 5.0
 # Of other reasons, such as a dependency or a limit of the QOS, the nodes say nothing.
 OF_NODES: Final = frozenset(
     {
@@ -51,58 +49,7 @@ _FEATURES: Final = re.compile(r"[\w.-]+(?:&[\w.-]+)*\Z")
 _HARMLESS: Final = (
     *("--licenses", "-L", "--comment", "--mail", "--nice", "--wckey", "--account", "--qos"),
 )
-# What sinfo prints of the partitions that the user may see. The reason comes last: it is free text.
-_FIELDS: Final = {
-    **{"partition": "%P", "availability": "%a", "limit": "%l", "size": "%s"},
-    **{"root_only": "%r", "count": "%D", "state": "%T", "gres": "%G", "cpus": "%c"},
-    **{"memory": "%m", "features": "%f", "nodes": "%N", "reason": "%E"},
-}
 _PAIR: Final = re.compile(r"(?:^| )(\w+)=(\S*)")
-
-
-# States of sinfo; the first that matches counts, any other is busy. Marks after a state: "*" does
-# not respond, "$" is reserved, "-" is planned, "~" is powered down and starts on demand.
-_USES: Final = (
-    (r".*\*|(down|drain(ed|ing)|fail(ing)?|error|inval)\b.*", Use.OUT),
-    (r".*\$|maint|reserved", Use.RESERVED),
-    (r".*-|planned", Use.PLANNED),
-    (r"idle~?", Use.IDLE),
-    (r"mixed.*", Use.PARTLY),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeGroup:
-    """Nodes of a partition with one configuration and state; None means no limit, or unknown.
-
-    `nodes` is a host list, `reason` is why they are down or drained.
-    """
-
-    partition: str
-    is_default: bool
-    is_up: bool
-    limit_s: int | None
-    most_nodes: int | None
-    count: int
-    state: str
-    gpus: tuple[tuple[str, int], ...]
-    cpus: int | None
-    memory_mb: int | None
-    features: frozenset[str]
-    nodes: str
-    reason: str
-
-    @property
-    def use(self) -> Use:
-        """What the nodes are used for; a state that is not known counts as busy."""
-        return next((use for form, use in _USES if re.fullmatch(form, self.state)), Use.BUSY)
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The names of the nodes; () if they can't be read."""
-        with contextlib.suppress(UsageError):
-            return tuple(parse_hostlist(self.nodes))
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +121,7 @@ def explained(job: JobStatus) -> JobStatus:
     if is_of_nodes:
         found = of_nodes(pending.code, request, node_groups(cluster))
     else:
-        text = _text(cluster, "scontrol", "--oneliner", "show", "reservation")
+        text = answer(cluster, "scontrol", "--oneliner", "show", "reservation")
         found = of_reservations(request, text, time.time())
     if found.is_out:
         pending = dataclasses.replace(pending, text=WAITS_FOR_REPAIR, can_start=None)
@@ -210,65 +157,6 @@ def request_of(job: JobStatus, plan: Plan) -> NodeRequest:
         spare_nodes=plan.spare_nodes,
         is_exact=is_simple and is_usual and not has_own_nodes and exclude is not None,
     )
-
-
-def node_groups(slurm_cluster: str | None) -> list[NodeGroup]:
-    """Ask sinfo once about all partitions; reuse an answer of the last 10 s.
-
-    Return nothing if it doesn't answer. Skip lines of another shape (the rest of a reason,
-    `CLUSTER: x`).
-    """
-    wanted = ("--noheader", "--exact", f"--format={SEPARATOR.join(_FIELDS.values())}")
-    return parse_sinfo(_text(slurm_cluster, "sinfo", *wanted))
-
-
-def _text(slurm_cluster: str | None, program: str, *words: str) -> str:
-    def ask() -> str:
-        done = call(slurm_cluster, program, *words, tries=1, timeout_s=TIMEOUT_S)
-        if done.rc != 0:
-            raise SchedulerUnreachableError(f"{program} failed", cause=done.stderr.strip())
-        return done.stdout
-
-    try:
-        return cache.through((slurm_cluster or "", program, *words), cache.TTL_S, ask, str)
-    except SchedulerUnreachableError:
-        return ""
-
-
-def parse_sinfo(text: str) -> list[NodeGroup]:
-    """Parse sinfo's lines.
-
-    >>> line = "gpu*|up|1:00:00|4|no|2|idle|gpu:h100:4(S:0)|64|512000|(null)|n[1-2]|none"
-    >>> (group,) = parse_sinfo(line)
-    >>> group.partition, group.limit_s, group.most_nodes, group.gpus, group.use.value
-    ('gpu', 3600, 4, (('h100', 4),), 'idle')
-    """
-    rows = (line.split(SEPARATOR, len(_FIELDS) - 1) for line in text.splitlines())
-    found = (dict(zip(_FIELDS, row, strict=True)) for row in rows if len(row) == len(_FIELDS))
-    return [
-        NodeGroup(
-            partition=row["partition"].removesuffix("*"),
-            is_default=row["partition"].endswith("*"),
-            is_up=row["availability"] == "up" and row["root_only"] != "yes",
-            limit_s=parse_clock(row["limit"]),
-            most_nodes=_number(row["size"].rpartition("-")[2]),
-            count=int(row["count"]),
-            state=row["state"],
-            gpus=gpus_of(row["gres"]),
-            cpus=_number(row["cpus"]),
-            memory_mb=_number(row["memory"]),
-            features=frozenset(row["features"].replace("(null)", "").split(",")),
-            nodes=row["nodes"],
-            reason="" if row["reason"] in ("none", "(null)") else row["reason"],
-        )
-        for row in found
-        if row["count"].isdecimal()
-    ]
-
-
-def _number(text: str) -> int | None:
-    digits = text.removesuffix("+")
-    return int(digits) if digits.isdecimal() and digits.isascii() else None
 
 
 def of_nodes(code: str, request: NodeRequest, groups: Sequence[NodeGroup]) -> Outlook:

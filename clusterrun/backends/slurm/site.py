@@ -1,101 +1,164 @@
-"""What a Slurm site offers this user: partitions, accounts, and why sbatch refuses a job."""
+"""What a Slurm site offers this user: nodes, accounts, and why sbatch refuses a job."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import dataclasses
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from clusterrun.backends.environment import scrubbed
-from clusterrun.errors import ClusterrunError, SubmissionError, UsageError
+from clusterrun.backends import cache
+from clusterrun.backends.slurm.query import SEPARATOR, call, parse_clock
+from clusterrun.backends.slurm.reasons import Use
+from clusterrun.errors import SchedulerUnreachableError, SubmissionError, UsageError
 from clusterrun.launch.plan import Plan
 from clusterrun.shared import shell
-from clusterrun.shared.durations import parse_slurm_minutes
+from clusterrun.shared.durations import clock
+from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.wording import count
 
 TIMEOUT_S: Final = 5.0
 _GPUS: Final = re.compile(r"\bgpu:(?:([^:,()]+):)?([0-9]+)")
-_PARTITION_FIELDS: Final = ("%P", "%D", "%G", "%c", "%m", "%l")  # as PartitionRow
+# What sinfo prints of the partitions that the user may see. The reason comes last: it is free text.
+_FIELDS: Final = {
+    **{"partition": "%P", "availability": "%a", "limit": "%l", "size": "%s"},
+    **{"root_only": "%r", "count": "%D", "state": "%T", "gres": "%G", "cpus": "%c"},
+    **{"memory": "%m", "features": "%f", "nodes": "%N", "reason": "%E"},
+}
 
 
-def gpus_of(gres: str) -> tuple[tuple[str, int], ...]:
-    """Return the GPUs of a node, by type ("" if the site names none)."""
-    return tuple((kind, int(number)) for kind, number in _GPUS.findall(gres))
+# States of sinfo; the first that matches counts, any other is busy. Marks after a state: "*" does
+# not respond, "$" is reserved, "-" is planned, "~" is powered down and starts on demand.
+_USES: Final = (
+    (r".*\*|(down|drain(ed|ing)|fail(ing)?|error|inval)\b.*", Use.OUT),
+    (r".*\$|maint|reserved", Use.RESERVED),
+    (r".*-|planned", Use.PLANNED),
+    (r"idle~?", Use.IDLE),
+    (r"mixed.*", Use.PARTLY),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionRow:
-    """A partition's nodes of one kind; texts are as sinfo prints them."""
+class NodeGroup:
+    """Nodes of a partition with one configuration and state; None means no limit, or unknown.
 
-    name: str
+    `nodes` is a host list, `reason` is why they are down or drained.
+    """
+
+    partition: str
     is_default: bool
-    nodes: int
+    is_up: bool
+    limit_s: int | None
+    most_nodes: int | None
+    count: int
+    state: str
     gres: str
-    cpus: str
-    memory_mb: str
-    limit: str
+    cpus: int | None
+    memory_mb: int | None
+    features: frozenset[str]
+    nodes: str
+    reason: str
 
     @property
     def gpus(self) -> tuple[tuple[str, int], ...]:
-        """The GPUs of a node, by type ("" if the site names none).
-
-        >>> row = PartitionRow(name="g", is_default=True, nodes=2, gres="gpu:h100:4(S:0-1)",
-        ...                    cpus="64", memory_mb="512000", limit="infinite")
-        >>> row.gpus
-        (('h100', 4),)
-        """
-        return gpus_of(self.gres)
+        """The GPUs of a node, by type ("" if the site names none)."""
+        return tuple((kind, int(number)) for kind, number in _GPUS.findall(self.gres))
 
     @property
-    def limit_minutes(self) -> int | None:
-        """The time limit; None if there is none."""
-        try:
-            return parse_slurm_minutes(self.limit)
-        except UsageError:
-            return None
+    def use(self) -> Use:
+        """What the nodes are used for; a state that is not known counts as busy."""
+        return next((use for form, use in _USES if re.fullmatch(form, self.state)), Use.BUSY)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the nodes; () if they can't be read."""
+        with contextlib.suppress(UsageError):
+            return tuple(parse_hostlist(self.nodes))
+        return ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Association:
-    """An account that the user may charge; in one partition only, if that is named."""
+def node_groups(slurm_cluster: str | None) -> list[NodeGroup]:
+    """Ask sinfo once about all partitions; reuse an answer of the last 10 s.
 
-    account: str
-    partition: str
+    Return nothing if it doesn't answer. Skip lines of another shape (the rest of a reason,
+    `CLUSTER: x`).
+    """
+    wanted = ("--noheader", "--exact", f"--format={SEPARATOR.join(_FIELDS.values())}")
+    return parse_sinfo(answer(slurm_cluster, "sinfo", *wanted))
 
 
-def partition_rows(name: str | None = None) -> list[PartitionRow]:
-    """Ask sinfo once, about one partition or all; return nothing if it doesn't answer."""
-    only = [f"--partition={name}"] if name else []
-    argv = ["sinfo", "--noheader", f"--format={'|'.join(_PARTITION_FIELDS)}", *only]
-    lines = (line for line in _lines(argv) if len(line) == len(_PARTITION_FIELDS))
+def answer(slurm_cluster: str | None, program: str, *words: str) -> str:
+    """Return what a command of Slurm prints, or printed in the last 10 s; "" if it fails."""
+
+    def ask() -> str:
+        done = call(slurm_cluster, program, *words, tries=1, timeout_s=TIMEOUT_S)
+        if done.rc != 0:
+            raise SchedulerUnreachableError(f"{program} failed", cause=done.stderr.strip())
+        return done.stdout
+
+    try:
+        return cache.through((slurm_cluster or "", program, *words), cache.TTL_S, ask, str)
+    except SchedulerUnreachableError:
+        return ""
+
+
+def parse_sinfo(text: str) -> list[NodeGroup]:
+    """Parse sinfo's lines.
+
+    >>> line = "gpu*|up|1:00:00|4|no|2|idle|gpu:h100:4(S:0)|64|512000|(null)|n[1-2]|none"
+    >>> (group,) = parse_sinfo(line)
+    >>> group.partition, group.limit_s, group.most_nodes, group.gpus, group.use.value
+    ('gpu', 3600, 4, (('h100', 4),), 'idle')
+    """
+    rows = (line.split(SEPARATOR, len(_FIELDS) - 1) for line in text.splitlines())
+    found = (dict(zip(_FIELDS, row, strict=True)) for row in rows if len(row) == len(_FIELDS))
     return [
-        PartitionRow(
-            name=name.rstrip("*"),
-            is_default=name.endswith("*"),
-            nodes=int(nodes) if nodes.isdigit() else 0,
-            gres="" if gres == "(null)" else gres,
-            cpus=cpus,
-            memory_mb=memory,
-            limit=limit,
+        NodeGroup(
+            partition=row["partition"].removesuffix("*"),
+            is_default=row["partition"].endswith("*"),
+            is_up=row["availability"] == "up" and row["root_only"] != "yes",
+            limit_s=parse_clock(row["limit"]),
+            most_nodes=_number(row["size"].rpartition("-")[2]),
+            count=int(row["count"]),
+            state=row["state"],
+            gres=row["gres"].replace("(null)", ""),
+            cpus=_number(row["cpus"]),
+            memory_mb=_number(row["memory"]),
+            features=frozenset(row["features"].replace("(null)", "").split(",")),
+            nodes=row["nodes"],
+            reason="" if row["reason"] in ("none", "(null)") else row["reason"],
         )
-        for name, nodes, gres, cpus, memory, limit in lines
+        for row in found
+        if row["count"].isdecimal()
     ]
 
 
-def associations(user: str) -> list[Association]:
-    """Ask sacctmgr once; return nothing if there is no accounting."""
-    argv = ["sacctmgr", "show", "assoc", f"user={user}", "format=account,partition", "-nP"]
-    found = (line for line in _lines(argv) if len(line) == 2 and line[0])
-    return [Association(account=account, partition=partition) for account, partition in found]
+def _number(text: str) -> int | None:
+    digits = text.removesuffix("+")
+    return int(digits) if digits.isdecimal() and digits.isascii() else None
 
 
-def _lines(argv: list[str]) -> list[list[str]]:
-    try:
-        done = shell.run(argv, env=scrubbed(os.environ), timeout_s=TIMEOUT_S, tries=1)
-    except ClusterrunError:
-        return []
-    return [line.split("|") for line in done.stdout.splitlines()] if done.rc == 0 else []
+def kinds(groups: Iterable[NodeGroup]) -> list[NodeGroup]:
+    """Return the nodes of each partition with one configuration as one group, in any state."""
+    found: dict[tuple[object, ...], NodeGroup] = {}
+    for each in groups:
+        kind = (each.partition, each.gres, each.cpus, each.memory_mb)
+        before = found[kind].count if kind in found else 0
+        found[kind] = dataclasses.replace(each, count=each.count + before)
+    return [*found.values()]
+
+
+def associations(user: str) -> list[tuple[str, str]]:
+    """Return the accounts that the user may charge, each with its only partition, or "".
+
+    Return nothing if there is no accounting.
+    """
+    words = ("show", "assoc", f"user={user}", "format=account,partition", "-nP")
+    lines = answer(None, "sacctmgr", *words).splitlines()
+    found = (line.partition(SEPARATOR) for line in lines)
+    return [(account, partition) for account, _, partition in found if account]
 
 
 # Why sbatch refuses a job
@@ -133,20 +196,21 @@ def refused(done: shell.Completed, plan: Plan) -> SubmissionError:
     )
 
 
-def _hints(words: str, plan: Plan) -> list[str]:
+def _hints(words: str, plan: Plan) -> Iterator[str]:
+    groups = kinds(node_groups(plan.directive("clusters")))
+    asked = (plan.directive("partition") or "").split(",")
+    here = [each for each in groups if each.partition in asked or asked == [""]]
     if "nvalid partition" in words:
-        names = sorted({row.name for row in partition_rows()})
-        return [f"choose one of the partitions here: {', '.join(names)}"] if names else []
-    if any(part in words for part in TOO_MUCH):
-        rows = partition_rows(plan.directive("partition"))
-        return [
-            f"partition '{row.name}' has {count(row.nodes, 'node')} with {row.gres or 'no GPUs'}, "
-            f"{row.cpus} CPUs and {row.memory_mb} MB"
-            for row in ([row for row in rows if row.is_default] or rows)[:5]
-        ]
-    if "time limit" in words.lower():
-        return [
-            f"partition '{row.name}' allows at most {row.limit}"
-            for row in partition_rows(plan.directive("partition"))
-        ]
-    return [hint for parts, hint in HINTS if any(part in words for part in parts)][:1]
+        if names := sorted({each.partition for each in groups}):
+            yield f"choose one of the partitions here: {', '.join(names)}"
+    elif any(part in words for part in TOO_MUCH):
+        for each in ([each for each in here if each.is_default] or here)[:5]:
+            yield (
+                f"partition '{each.partition}' has {count(each.count, 'node')} with "
+                f"{each.gres or 'no GPUs'}, {each.cpus} CPUs and {each.memory_mb} MB"
+            )
+    elif "time limit" in words.lower():
+        for name, limit_s in {each.partition: each.limit_s for each in here}.items():
+            yield f"partition '{name}' allows at most {clock(limit_s) if limit_s else 'infinite'}"
+    else:
+        yield from [hint for parts, hint in HINTS if any(part in words for part in parts)][:1]
