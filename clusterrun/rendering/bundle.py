@@ -1,23 +1,41 @@
-"""Render the exact text of every file of a run."""
+"""Render the exact text of every file of a run; every value passes through a quoting filter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterrun import __version__
 from clusterrun.config.environments import read_step
-from clusterrun.errors import NodeExit, UsageError
+from clusterrun.errors import ConfigError, NodeExit, UsageError
 from clusterrun.launch.accelerate_argv import shown_command
 from clusterrun.launch.plan import Plan
-from clusterrun.rendering.quoting import Quoted, sh_word
-from clusterrun.rendering.templates import Renderer
+from clusterrun.rendering.quoting import (
+    Quoted,
+    comment_text,
+    directive_line,
+    sbatch_word,
+    sh_word,
+    yaml_scalar,
+)
 from clusterrun.rundir.paths import directory_name
+from clusterrun.shared.assets import template_directories
 from clusterrun.shared.own_modules import RUN_MODULE
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # Slurm's own limit on a batch script (SchedulerParameters=max_script_size, 4 MiB by default).
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024
+_FILTERS = {
+    "sh": sh_word,
+    "directive": directive_line,
+    "sbatch": sbatch_word,
+    "yaml": yaml_scalar,
+    "comment": comment_text,
+}
 
 
 class Bundle(NamedTuple):
@@ -39,21 +57,14 @@ class Carried(NamedTuple):
     text: Quoted
 
 
-def render_bundle(
-    plan: Plan,
-    *,
-    resolved_yaml: str,
-    template_dirs: Sequence[Path] = (),
-    compiled: Path | None = None,
-) -> Bundle:
+def render_bundle(plan: Plan, *, resolved_yaml: str, template_dirs: Sequence[Path] = ()) -> Bundle:
     """Render every file of a run; the same plan gives the same bytes.
 
-    `template_dirs` contain templates of the site or the project, which override ours by name;
-    `compiled` is a directory for compiled templates.
+    `template_dirs` contain templates of the site or the project, which override ours by name.
     Raises ConfigError for an unusable template, UsageError if the batch script is larger than
     Slurm accepts.
     """
-    renderer = Renderer(template_dirs, compiled)
+    render = partial(_render, _environment((*template_dirs, *template_directories())))
     values: dict[str, object] = {
         "plan": plan,
         "launch": Quoted(" ".join(map(sh_word, shown_command(plan, 0)))),
@@ -64,9 +75,10 @@ def render_bundle(
         "cancelled": int(NodeExit.CANCELLED),
     }
     carried = {
-        "env.sh": renderer.render("env.sh.j2", values),
-        "node.sh": renderer.render("node.sh.j2", values),
-        "accelerate.yaml": _accelerate(renderer, plan),
+        "env.sh": render("env.sh.j2", values),
+        "node.sh": render("node.sh.j2", values),
+        "accelerate.yaml": plan.accelerate_text
+        or render(plan.accelerate_config, {**plan.accelerate, "version": __version__}),
         **({"ds_config.json": plan.deepspeed} if plan.deepspeed else {}),
         "plan.json": plan.to_json(),
         "resolved.yaml": resolved_yaml,
@@ -80,7 +92,7 @@ def render_bundle(
         for name, text in carried.items()
     ]
     values |= {"carried": files, "directory": directory_name(plan.name)}
-    script = renderer.render("job.sbatch.j2", values)
+    script = render("job.sbatch.j2", values)
     size = len(script.encode(errors="surrogateescape"))
     if size > MAX_SCRIPT_BYTES:
         raise UsageError(
@@ -90,15 +102,61 @@ def render_bundle(
     return Bundle(files={"job.sbatch": script, **carried})
 
 
-def _accelerate(renderer: Renderer, plan: Plan) -> str:
-    if plan.accelerate_text:
-        return plan.accelerate_text
-    return renderer.render(plan.accelerate_config, {**plan.accelerate, "version": __version__})
-
-
 def _delimiter(text: str) -> str:
     lines = set(text.split("\n"))
     delimiter = "END_OF_FILE"
     while delimiter in lines:
         delimiter += "_"
     return delimiter
+
+
+@lru_cache(maxsize=8)  # with what it has compiled; a file that changed is read anew
+def _environment(directories: tuple[Path, ...]) -> Environment:
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    # A project's templates are not trusted: they must not reach Python objects.
+    environment = ImmutableSandboxedEnvironment(
+        loader=jinja2.FileSystemLoader([str(directory) for directory in directories]),
+        undefined=jinja2.StrictUndefined,
+        finalize=_only_quoted,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {name: partial(_filtered, quote) for name, quote in _FILTERS.items()}
+    return environment
+
+
+def _render(environment: Environment, name: str, values: Mapping[str, Any]) -> str:
+    """Render one template.
+
+    Raises ConfigError with its name if it is missing, broken, or prints a value that
+    passed through no quoting filter.
+    """
+    import jinja2
+
+    try:
+        return environment.get_template(name).render(values)
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"template {name} cannot be rendered", cause=cause) from error
+
+
+def _filtered(quote: Any, value: Any) -> Quoted:
+    return Quoted(quote(_defined(value)))
+
+
+def _only_quoted(value: Any) -> Any:
+    if not isinstance(_defined(value), Quoted):
+        raise TypeError(f"{value!r} passed through none of the filters {', '.join(_FILTERS)}")
+    return value
+
+
+def _defined(value: Any) -> Any:
+    import jinja2
+
+    if isinstance(value, jinja2.Undefined):
+        str(value)  # raises UndefinedError with its own message
+    return value

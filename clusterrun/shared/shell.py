@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,7 +94,9 @@ def run_once(
     The first `most` bytes of each stream are kept. One that the kernel blocks cannot be killed; it
     is left alone after `rest_s`. Raises SchedulerUnreachableError if it cannot be started.
     """
-    with _file_with(input) as stdin:
+    with open(files.unnamed_file(), "w+b", buffering=0) as stdin:  # so that nothing has to write it
+        stdin.write((input or "").encode("utf-8", "surrogateescape"))
+        stdin.seek(0)
         try:
             process = subprocess.Popen(
                 list(argv),
@@ -108,18 +110,6 @@ def run_once(
         except OSError as error:
             raise cannot_start(argv[0], error) from error
     return collect(process, timeout_s, rest_s, most)
-
-
-@contextlib.contextmanager
-def _file_with(text: str | None) -> Iterator[int]:
-    """Open a file without a name with the input of a command, so that nothing has to write it."""
-    if text is None:
-        yield subprocess.DEVNULL
-        return
-    with open(files.unnamed_file(), "w+b", buffering=0) as file:
-        file.write(text.encode("utf-8", "surrogateescape"))
-        file.seek(0)
-        yield file.fileno()
 
 
 def collect(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from clusterrun import __version__
 from clusterrun.backends import interpreters, select
 from clusterrun.backends.environment import scrubbed, working_directory
 from clusterrun.backends.machine_facts import gather_facts
@@ -27,7 +25,6 @@ from clusterrun.rendering.bundle import Bundle, render_bundle
 from clusterrun.rundir.paths import PLACES_OF_ONE_MACHINE
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding
-from clusterrun.shared.installed import installed_version
 from clusterrun.verbs.check import find_pitfalls
 
 Wanted = JobSpec | Resolved
@@ -89,7 +86,6 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
         plan,
         resolved_yaml=job.to_yaml(),
         template_dirs=[d for d in (file.parent / "templates" for file in files) if d.is_dir()],
-        compiled=_compiled_dir(os.environ),
     )
     notes = (*job.notes, *_notes(job, plan, is_again=is_again), *estimates)
     problem, is_sure = _problem(job, facts, plan.strategy, source, may_run=may_run)
@@ -106,19 +102,6 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
         pitfalls=() if is_again else find_pitfalls(job, plan, source),
         problem=problem,
     )
-
-
-def _compiled_dir(environ: Mapping[str, str]) -> Path | None:
-    """Make the directory of compiled templates; None unless only this user can write to it."""
-    cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    version = f"{__version__}-jinja{installed_version('jinja2')}"
-    directory = Path(cache) / "clusterrun" / "templates" / version
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat()
-    except OSError:
-        return None
-    return directory if found.st_uid == os.getuid() and not found.st_mode & 0o022 else None
 
 
 def _problem(

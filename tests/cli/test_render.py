@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 import stat
-from pathlib import Path
 
 import pytest
 
-from clusterrun.verbs.render import _compiled_dir
 from tests.cli.conftest import CommandLine
 
 SLURM = ("--cluster", "slurm", "-N2", "--gpus-per-node", "4")
@@ -170,13 +168,3 @@ def test_verbose_names_the_files_and_settings_in_use(here: CommandLine) -> None:
         assert "script: train.py  (./clusterrun.yaml:1)\n" in said.err
         assert "slurm.time: 01:00:00  (./clusterrun.yaml:2 (profile a))\n" in said.err
     assert "files" not in here("render", "--cluster", "local").err
-
-
-def test_compiled_templates_are_kept_where_only_the_user_can_write(tmp_path: Path) -> None:
-    kept = _compiled_dir({"XDG_CACHE_HOME": str(tmp_path)})
-    assert kept is not None
-    assert kept.stat().st_mode & 0o777 == 0o700
-    kept.chmod(0o770)
-    assert _compiled_dir({"XDG_CACHE_HOME": str(tmp_path)}) is None
-    (tmp_path / "file").write_text("")
-    assert _compiled_dir({"XDG_CACHE_HOME": str(tmp_path / "file")}) is None

@@ -307,12 +307,10 @@ def files(machine: Machine) -> Iterator[str]:
             below[:] = [name for name in below if os.lstat(f"{directory}/{name}").st_dev == own]
             for name in names:
                 path = Path(place) / (Path(directory) / name).relative_to(top)
-                is_kept = TEMPLATES in str(path) or (".ssh" in path.parts and name in SSH_FILES)
-                if not is_kept:
+                if not (".ssh" in path.parts and name in SSH_FILES):
                     yield str(path)
 
 
-TEMPLATES = "/.cache/clusterrun/templates/"  # compiled, for a user's next command
 SSH_FILES = {"authorized_keys", "config", "id_ed25519", "id_ed25519.pub", "known_hosts"}
 
 
