@@ -27,7 +27,7 @@ from clusterrun.logformat.lines import (
 )
 from clusterrun.logformat.literals import Literals
 from clusterrun.logformat.symptoms import Classifier, may_hold_errors
-from clusterrun.logs.files import FileKind, OpenFiles, stat_file
+from clusterrun.logs.files import FileKind, OpenFiles
 from clusterrun.logs.sources import Part, Source, Takes
 
 _CUT = "…".encode()
@@ -96,8 +96,6 @@ class Sieve:
         self._errors = _ErrorLines(source.part) if is_classified else None
         self.near = BEFORE_ALL
         self.place = source.start
-        if source.file.kind is FileKind.PLAIN and (found := stat_file(source.file.path)):
-            self.near = b"%016d" % (found.st_mtime_ns // 1000)
 
     def skips(self, data: bytes, offset: int) -> bool:
         """Return whether these whole lines contain nothing wanted; if so, move past them."""
@@ -161,16 +159,15 @@ class Sieve:
         return [(0, len(data))]
 
     def _parse_plain(self, data: bytes, offset: int) -> list[LogLine]:
-        file = self._source.file
-        if not self._source.takes(None, file.stream) or not holds_any(data, self._source.literals):
+        if not self._source.takes(None, Stream.OUT):
             return []
-        epoch_us, lines = int(self.near), []
+        lines, node = [], self._source.file.node
         *whole, rest = data.split(b"\n")
         for raw in whole:
-            lines.append(LogLine(epoch_us, file.node, None, file.stream, raw, False, offset))
+            lines.append(LogLine(0, node, None, Stream.OUT, raw, False, offset))
             offset += len(raw) + 1
         if rest:
-            lines.append(LogLine(epoch_us, file.node, None, file.stream, rest, True, offset))
+            lines.append(LogLine(0, node, None, Stream.OUT, rest, True, offset))
         return lines
 
     def _without_class(self, lines: list[LogLine]) -> Iterator[LogLine]:

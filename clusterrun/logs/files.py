@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from clusterrun.errors import ClusterrunError
-from clusterrun.logformat.lines import Stream
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import ranks_by_node
 from clusterrun.shared.descriptors import raise_descriptor_limit
@@ -26,7 +24,7 @@ _SPARE_DESCRIPTORS = 64  # for everything else that this process opens
 
 
 class FileKind(Enum):
-    """The format of a file's lines: PLAIN lines have no stamp."""
+    """The format of a file's lines: PLAIN lines have no stamp, nor a rank."""
 
     LOG = "log"
     ERRORS = "errors"
@@ -35,16 +33,12 @@ class FileKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """A file of one node's log lines; `ranks` is None if unknown.
-
-    `stream` applies to all lines of a PLAIN file; `log` is the log of an ERRORS file.
-    """
+    """A file of one node's log lines; `ranks` is None if unknown, `log` is an ERRORS file's log."""
 
     node: str
     path: Path
     kind: FileKind = FileKind.LOG
     ranks: range | None = None
-    stream: Stream = Stream.OUT
     log: Path | None = None
 
 
@@ -117,16 +111,6 @@ class Catalogue(NamedTuple):
 
     attempts: Callable[[], list[int]]
     files: Callable[[int], list[LogFile]]
-
-
-def plain_files(candidates: Callable[[], Iterable[LogFile]]) -> Catalogue:
-    """Return the files without stamps that exist and are regular, all of one attempt."""
-
-    def existing(_attempt: int) -> list[LogFile]:
-        stats = ((file, stat_file(file.path)) for file in candidates())
-        return [file for file, found in stats if found and stat.S_ISREG(found.st_mode)]
-
-    return Catalogue(lambda: [1], existing)
 
 
 class OpenFiles:

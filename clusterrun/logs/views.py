@@ -13,6 +13,7 @@ from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.dedup import Copies, Dedup, Tracebacks
 from clusterrun.logs.text import clock_time, readable, strip_controls, utc_time
 from clusterrun.logs.view import Joiner, View, gap_sentence, printable, source_name
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared.wording import count
 
 _SPREAD_US = 100_000  # between the first and last copy; less is not shown
@@ -136,18 +137,18 @@ def to_json(data: Mapping[str, Any]) -> bytes:
 
 
 class JsonView(View):
-    """Writes one object per line; `file_of` names a node's log within the run directory."""
+    """Writes one object per line; it names a node's log within the run directory."""
 
     def __init__(
         self,
         *,
         write: Callable[[bytes], None],
-        file_of: Callable[[int, str], str],
+        paths: RunPaths,
         procs_per_node: int,
         attempt: int,
     ) -> None:
         super().__init__(write, Joiner(exact=True), attempt)
-        self._file_of = file_of
+        self._paths = paths
         self._procs_per_node = max(procs_per_node, 1)
         self._classifier = Classifier()
         self._frames: dict[tuple[str, int | None, Stream], tuple[str, str]] = {}
@@ -193,7 +194,8 @@ class JsonView(View):
             "stream": stream.label,
             "attempt": self._attempt,
         }
-        after = {"file": self._file_of(self._attempt, node)}
+        file = self._paths.log(self._attempt, node).relative_to(self._paths.root)
+        after = {"file": str(file)}
         frame = to_json(before).decode()[1:-2], to_json(after).decode()[1:-2]
         if len(self._frames) < MAX_SPEAKERS:
             self._frames[source] = frame

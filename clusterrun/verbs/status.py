@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from clusterrun.backends import select
 from clusterrun.backends.evidence import AttemptSummary
@@ -87,28 +87,27 @@ class Release:
 class Watch:
     """Looks at a job again and again: soon after a change, seldom while nothing changes.
 
-    `is_over`: it has ended, or has not been found for FORGOTTEN_S. `ask` gets whether the answer
-    must be fresh; it has `state` and `error`.
+    `is_over`: it has ended, or has not been found for FORGOTTEN_S.
     """
 
     is_over = False
 
-    def __init__(self, ask: Callable[[bool], Any], least_s: float, most_s: float) -> None:
-        self._ask, self._least_s, self._most_s = ask, least_s, most_s
+    def __init__(self, record: JobRecord) -> None:
+        self._record = record
         self._known_at = time.monotonic()
         self._state: JobState | None = None
-        self.pause_s = least_s
+        self.pause_s = POLL_S
 
-    def look(self) -> Any:
+    def look(self) -> JobStatus:
         """Look now; `pause_s` says when to look again."""
-        now = self._ask(False)
+        now = look(self._record)
         if now.error or now.state is not JobState.UNKNOWN:
             self._known_at = time.monotonic()
         if now.state.is_terminal and not now.state.is_success:
-            now = self._ask(True)  # it may be starting again
+            now = look(self._record, max_age_s=0)  # it may be starting again
         self.is_over = now.state.is_terminal or time.monotonic() - self._known_at > FORGOTTEN_S
         is_same, self._state = now.state is self._state, now.state
-        self.pause_s = min(self._most_s, self.pause_s * POLL_GROWTH) if is_same else self._least_s
+        self.pause_s = min(POLL_MOST_S, self.pause_s * POLL_GROWTH) if is_same else POLL_S
         return now
 
 
@@ -129,10 +128,10 @@ def wait(
     """
     record = find_record(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
-    watch = Watch(lambda fresh: look(record, max_age_s=0 if fresh else None), POLL_S, POLL_MOST_S)
+    watch = Watch(record)
     release, told = Release(), ""
     while True:
-        now: JobStatus = watch.look()
+        now = watch.look()
         if release(now):
             released(now)
         if now.pending and now.pending.can_start is False and now.pending.code != told:

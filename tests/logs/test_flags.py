@@ -88,10 +88,6 @@ def test_what_a_side_file_left_out_is_told_and_found_in_the_log(run: LogsCommand
 
 def test_a_log_file_can_be_named_by_its_path(run: LogsCommand) -> None:
     assert run.lines(str(run.paths.log(1, "n2")), "--prefix", "none", "-n", "1") == ["after"]
-    plain = run.path / "notes.txt"
-    plain.write_text("one\ntwo\nTraceback\n")
-    assert run.lines(str(plain), "--prefix", "none", "-n", "2") == ["two", "Traceback"]
-    assert run.lines(str(plain), "--path") == [str(plain)]
 
 
 MISTAKES = (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.logs.views import JsonView
+from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, line
 
 
@@ -17,7 +19,7 @@ class Objects:
         self._written: list[bytes] = []
         self.view = JsonView(
             write=self._written.append,
-            file_of=lambda attempt, node: f"logs/a{attempt}/{node}.log",
+            paths=RunPaths(root=Path("/run")),
             procs_per_node=8,
             attempt=2,
         )

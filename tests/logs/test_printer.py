@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,15 @@ from clusterrun.cli.logs.request import Request
 from clusterrun.logs.files import LogFile
 from clusterrun.logs.follow import Left
 from clusterrun.logs.sources import EVERYTHING, Query
+from clusterrun.rundir.paths import RunPaths
 from tests.logs.corpus import T0, line
 
 
 @dataclass
-class PrintedJob:
+class PrintedRun:
     world_size: int = 16
     procs_per_node: int = 8
-    record: str = "job.json"
-
-    def file_of(self, attempt: int, node: str) -> str:
-        return f"logs/a{attempt}/{node}.log"
+    paths: RunPaths = field(default_factory=lambda: RunPaths(root=Path("/run")))
 
 
 class Stdout(io.TextIOWrapper):
@@ -56,7 +54,7 @@ def use_stdout(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool = False) ->
 def printer(*, world_size: int = 16, is_following: bool = False, **wanted: Any) -> LogPrinter:
     wanted.setdefault("query", EVERYTHING)
     request = Request(
-        job=PrintedJob(world_size=world_size),
+        record=PrintedRun(world_size=world_size),
         catalogue=None,
         attempts=(1,),
         **wanted,

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from clusterrun.cli.logs.job import find_log_job
-from clusterrun.cli.logs.reading import exit_status, find_files, follow_job, read
+from clusterrun.cli.logs.reading import exit_status, follow_job, read
 from clusterrun.cli.logs.request import Request, build_request, read_attempt, read_tail
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.help import GroupedCommand, under
@@ -83,7 +82,8 @@ _instead = under("Instead")
 def command(ctx: click.Context, /, **_: Any) -> None:
     """Print the output of the ranks.
 
-    JOB is a job id, the name of a run, its directory or a log file  [default: the newest run].
+    JOB is a job id, the name of a run, its directory or the log of a node  [default: the newest
+    run].
     By default, print the last lines of rank 0 and the launcher in the newest attempt, and the error
     lines of all its ranks. Up to half of the lines are error lines.
 
@@ -100,8 +100,8 @@ def command(ctx: click.Context, /, **_: Any) -> None:
     output.current_session().json = wanted["form"] == "json"
     _refuse_two(wanted, follow="following", path="locating")
     _refuse_two(wanted, follow="following", until="until")
-    request = build_request(find_log_job(wanted["job"]), wanted)
-    if wanted["with_times"] and not request.has_times:
+    request = build_request(wanted)
+    if wanted["with_times"] and request.reads_batch:
         output.note("these lines have no times")
     if wanted["following"]:
         ctx.exit(follow_job(request))
@@ -121,16 +121,10 @@ def _refuse_two(wanted: Mapping[str, Any], **names: str) -> None:
 
 
 def _print_path(request: Request) -> None:
-    """Print the directory of the newest attempt's logs; for a job of another tool, each file."""
-    record, attempt = request.job.record, max(request.attempts, default=0)
-    if record is None:
-        paths = [str(file.path) for file in find_files(request)]
-    elif attempt:
-        paths = [str(record.paths.log(attempt, "any").parent)]
-    else:
-        paths = [str(record.paths.logs_dir)]
+    """Print the directory of the newest attempt's logs."""
+    paths, attempt = request.record.paths, max(request.attempts, default=0)
+    path = str(paths.log(attempt, "any").parent if attempt else paths.logs_dir)
     if request.form == "json":
-        output.answer_json({"schema": "clusterrun.logs/1", "paths": paths})
-        return
-    for path in paths:
+        output.answer_json({"schema": "clusterrun.logs/1", "paths": [path]})
+    else:
         output.answer(path, wraps=False)

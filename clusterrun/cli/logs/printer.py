@@ -48,13 +48,11 @@ class LogPrinter:
 
     def print_line(self, line: LogLine) -> None:
         """Print a line, or hold it until its rest or its copies arrive."""
-        self._view.show(line if self.request.has_times else line._replace(epoch_us=0))
+        self._view.show(line)
         self._write()
 
     def print_lines(self, lines: Sequence[LogLine]) -> None:
         """Print many lines at once."""
-        if not self.request.has_times:
-            lines = [line._replace(epoch_us=0) for line in lines]
         buffers_much = isinstance(self._view, RawView)
         write = self._flush if buffers_much else self._write
         for start in range(0, len(lines), _AT_ONCE):
@@ -113,20 +111,20 @@ class LogPrinter:
         output.say(strip_controls(text, keep_colours=False))
 
     def _new_view(self) -> TextView | JsonView | RawView:
-        request, job, write = self.request, self.request.job, self._held.append
+        request, record, write = self.request, self.request.record, self._held.append
         if request.form == "raw":
             return RawView(write=write, note=self.note)
         if request.form == "json":
             return JsonView(
                 write=write,
-                file_of=job.file_of,
+                paths=record.paths,
                 attempt=self._attempt,
-                procs_per_node=job.procs_per_node,
+                procs_per_node=record.procs_per_node,
             )
         return TextView(
             write=write,
             nodes=self.nodes,
-            world_size=job.world_size,
+            world_size=record.world_size,
             prefix=request.prefix,
             colour=output.wants_colour(sys.stdout, output.current_session().color, os.environ),
             time_chars=request.time_chars,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from itertools import groupby
 
-from clusterrun.cli.logs.job import BATCH, WAITING, LogJob, PlainLogs, Standing, waiting
+from clusterrun.backends.status import JobStatus
 from clusterrun.cli.logs.printer import LogPrinter
-from clusterrun.cli.logs.request import Request
+from clusterrun.cli.logs.request import BATCH, Request, catalogue_of
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.closing import say_end
 from clusterrun.cli.shared.job_text import failure_lines, released
@@ -27,10 +27,14 @@ from clusterrun.logs.sources import has_left_out, sources_of
 from clusterrun.logs.tail import Cut, last_lines
 from clusterrun.logs.text import strip_controls
 from clusterrun.rundir.outcome import Cause, read_outcome
+from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import wording
 from clusterrun.shared.files import end_of
 from clusterrun.shared.hostlist import fold_hosts
-from clusterrun.verbs.status import Release, Watch
+from clusterrun.shared.state import JobState
+from clusterrun.verbs.status import POLL_S, Release, Watch, look
+
+_WAITING = (JobState.PENDING, JobState.CONFIGURING)
 
 
 def read(request: Request) -> None:
@@ -40,7 +44,7 @@ def read(request: Request) -> None:
     if request.query.errors and request.form == "text":
         _note_silent_failures(request)
     if size == 0 and request.reads_batch:
-        output.say(f"the batch script of {request.job.title} has printed nothing")
+        output.say(f"the batch script of {request.title} has printed nothing")
         return
     if size == 0:
         _tell_nothing_yet(request)
@@ -52,9 +56,8 @@ def read(request: Request) -> None:
 
 def _note_silent_failures(request: Request) -> None:
     """Report failures first that no rank could print: a signal, a hang, a lost node."""
-    record = request.job.record
-    for attempt in request.attempts if record else ():
-        failure = read_outcome(record.paths, attempt) if record else None
+    for attempt in request.attempts:
+        failure = read_outcome(request.record.paths, attempt)
         if failure and failure.cause.is_failure and failure.cause is not Cause.EXCEPTION:
             of = f" of attempt {attempt}" if len(request.attempts) > 1 else ""
             text = "\n  ".join(failure_lines(failure))
@@ -90,7 +93,7 @@ def find_files(request: Request) -> list[LogFile]:
         return files
     missing = request.nodes - {file.node for file in files}
     if missing and not files:
-        there = request.job.catalogue(None, batch=False).files(request.first_attempt)
+        there = catalogue_of(request.record, None, batch=False).files(request.first_attempt)
         others = fold_hosts(file.node for file in there)
         hint = f"choose from {others}" if others else ()
         raise UsageError(f"no log of {fold_hosts(missing)}", hint=hint)
@@ -99,52 +102,45 @@ def find_files(request: Request) -> list[LogFile]:
     return files
 
 
-def exit_status(request: Request, standing: Standing | None = None) -> int:
+def exit_status(request: Request, now: JobStatus | None = None) -> int:
     """Return 3 for a job that did not complete, if --exit-status was given."""
     if not request.exit_status:
         return Exit.OK
-    if standing is None:
-        standing = request.job.standing()
-        if standing.error:
-            raise standing.error
-    return Exit.NO if standing.state.is_terminal and not standing.state.is_success else Exit.OK
+    if now is None:
+        now = look(request.record)
+        if now.error:
+            raise now.error
+    return Exit.NO if now.state.is_terminal and not now.state.is_success else Exit.OK
 
 
 def _tell_nothing_yet(request: Request) -> None:
     """Report why there are no lines. Raises ClusterrunError if there should be some."""
-    job = request.job
-    standing = job.standing()
-    if standing.error:
-        raise standing.error
-    if standing.state in WAITING:
-        output.say(waiting(job, standing))
+    now, title = look(request.record), request.title
+    if now.error:
+        raise now.error
+    if now.state in _WAITING:
+        output.say(_why_it_waits(title, now))
         return
-    if not standing.state.is_terminal:
-        output.say(
-            f"{job.title} is {standing.state.value}; nothing has been written yet{_to_where(job)}"
-        )
+    name = request.record.job_id or request.record.run_id
+    where = f"the batch script's output: clusterrun logs {name} --stream {BATCH}"
+    if not now.state.is_terminal:
+        output.say(f"{title} is {now.state.value}; nothing has been written yet ({where})")
         return
-    printed = _end_of_batch_output(request)
-    where = f"read the batch script's output: clusterrun logs {job.name} --stream {BATCH}"
+    printed = _end_of_batch_output(request.record.paths)
     raise ClusterrunError(
-        f"{job.title} is {standing.state.value} and has no log lines",
+        f"{title} is {now.state.value} and has no log lines",
         cause=printed,
-        hint=where if printed else (),
+        hint=f"read {where}" if printed else (),
     )
 
 
-def _to_where(job: LogJob) -> str:
-    if isinstance(job, PlainLogs):
-        names = sorted({part.stdout for part in job.parts})
-        return f" to {names[0]}" if len(names) == 1 and names[0] else ""
-    return f" (the batch script's output: clusterrun logs {job.name} --stream {BATCH})"
+def _why_it_waits(title: str, now: JobStatus) -> str:
+    why = now.pending.text if now.pending else now.reason
+    return ": ".join(filter(None, (f"{title} is {now.state.value.lower()}", why)))
 
 
-def _end_of_batch_output(request: Request) -> str | None:
-    record = request.job.record
-    if record is None:
-        return None
-    lines = end_of(record.paths.batch_output, 4096).decode("utf-8", "replace").splitlines()[-10:]
+def _end_of_batch_output(paths: RunPaths) -> str | None:
+    lines = end_of(paths.batch_output, 4096).decode("utf-8", "replace").splitlines()[-10:]
     different = (line for line, _ in groupby(lines))  # nodes repeat each other
     return "\n".join(strip_controls(line, keep_colours=False) for line in different) or None
 
@@ -174,7 +170,7 @@ def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -
 
 
 def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:
-    world = request.job.world_size
+    world = request.record.world_size
     of_each = " of each attempt" if len(request.attempts) > 1 else ""
     number = request.tail if of_each and request.tail else count
     what = f"last {wording.count(number, 'line')}{of_each}" if Cut.LINES in cut else "all lines"
@@ -193,18 +189,18 @@ def follow_job(request: Request) -> int:
 
     Ctrl-C stops following, not the job; the exit status is then 130.
     """
-    watch = _Watch(request.job)
+    watch = _Watch(request)
     try:
         _print_until_the_end(request, watch)
     except KeyboardInterrupt:
         say = output.say_interrupted if output.is_interactive() else output.say
-        say(f"{request.job.title} keeps running")
+        say(f"{request.title} keeps running")
         return Exit.INTERRUPTED
-    standing = watch.standing
-    if standing is None or not standing.state.is_terminal:  # a chosen attempt is over, not the job
+    now = watch.now
+    if now is None or not now.state.is_terminal:  # a chosen attempt is over, not the job
         return Exit.OK
-    say_end(request.job.title, standing.state, standing.elapsed_s, standing.job)
-    return exit_status(request, standing)
+    say_end(request.title, now)
+    return exit_status(request, now)
 
 
 def _print_until_the_end(request: Request, watch: _Watch) -> None:
@@ -238,8 +234,8 @@ def _print_until_the_end(request: Request, watch: _Watch) -> None:
         print_left(left, printer)
     finally:
         printer.finish()
-    if watch.standing is not None:
-        printer.print_end(watch.standing.state.value, watch.standing.exit_code)
+    if watch.now is not None:
+        printer.print_end(watch.now.state.value, watch.now.exit_code)
 
 
 def print_joined(files: tuple[LogFile, ...], printer: LogPrinter) -> None:
@@ -263,25 +259,23 @@ def print_left(left: list[Left], printer: LogPrinter) -> None:
 class _Watch:
     """Looks now and then whether the job has ended, sooner once a node's log is complete."""
 
-    def __init__(self, job: LogJob) -> None:
-        self._job = job
-        self._watch = Watch(lambda fresh: job.standing(fresh=fresh), *job.pauses_s)
+    def __init__(self, request: Request) -> None:
+        self._request, self._watch = request, Watch(request.record)
         self._due_at = float("-inf")
         self._said = ""
         self._prints = False
         self._line, self._release = WaitLine(), Release()
-        self.standing: Standing | None = None
+        self.now: JobStatus | None = None
 
     def see(self, entry: Entry) -> None:
         """Show on a terminal what an attempt does until it prints."""
-        now = self.standing
         if isinstance(entry, Left):
-            self._watch.pause_s, self._due_at = self._job.pauses_s[0], float("-inf")
+            self._watch.pause_s, self._due_at = POLL_S, float("-inf")
         if not isinstance(entry, Pause):
             output.still()
             self._prints = isinstance(entry, LogLine)
-        elif now and self._job.record and not self._prints:
-            self._line.show(self._job.record, now.state, now.waits_for)
+        elif self.now and not self._prints:
+            self._line.show(self.now)
 
     def ended(self) -> bool:
         """Return whether the job has ended, or its scheduler has forgotten it."""
@@ -291,13 +285,13 @@ class _Watch:
         return self._watch.is_over
 
     def _look(self) -> None:
-        standing = self.standing = self._watch.look()
-        if standing.error:
-            self._say(f"{standing.error.message}; still following the logs")
-        elif standing.state in WAITING:
-            self._say(waiting(self._job, standing))
-            if standing.job and self._release(standing.job):
-                self._say(released(self._job.title))
+        now = self.now = self._watch.look()
+        if now.error:
+            self._say(f"{now.error.message}; still following the logs")
+        elif now.state in _WAITING:
+            self._say(_why_it_waits(self._request.title, now))
+            if self._release(now):
+                self._say(released(self._request.title))
 
     def _say(self, text: str) -> None:
         if text != self._said:

@@ -6,34 +6,36 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone
+from pathlib import Path
 from typing import Any, Final
 
-from clusterrun.cli.logs.job import BATCH, LogJob, Named
-from clusterrun.cli.shared.job_text import choose_attempts
+from clusterrun.cli.shared.job_text import choose_attempts, find_announced
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
 from clusterrun.logs.dedup import LEAST_WRITERS
-from clusterrun.logs.files import Catalogue
+from clusterrun.logs.files import Catalogue, FileKind, LogFile, find_files
 from clusterrun.logs.sources import OVERVIEW, STREAMS, Query
+from clusterrun.rundir.record import JobRecord, read_again
 from clusterrun.shared.durations import SPAN, parse_seconds
 from clusterrun.shared.hostlist import parse_hostlist, parse_ranks
 from clusterrun.shared.sizes import parse_count
 
+BATCH: Final = "batch"
 DEFAULT_TAIL: Final = 200
 _STREAMS: Final = {stream.label: stream for stream in STREAMS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The requested lines of a job, and their form.
+    """The requested lines of a run, and their form.
 
     `attempts`: those to read, oldest first; none if the run has not started. `is_chosen`: the user
     named one of them. `tail` None means all lines of each, `nodes` None all nodes. `form` is text,
     raw or json; `time_chars` of the times are printed. `dedup` None folds for people only.
-    `reads_batch`: the lines are those of the batch script.
+    `reads_batch`: the lines are those of the batch script, without times.
     """
 
-    job: LogJob
+    record: JobRecord
     catalogue: Catalogue
     attempts: tuple[int, ...] = ()
     is_chosen: bool = False
@@ -53,9 +55,9 @@ class Request:
         return self.attempts[0] if self.attempts else 0
 
     @property
-    def has_times(self) -> bool:
-        """Return whether the lines carry times."""
-        return self.job.record is not None and not self.reads_batch
+    def title(self) -> str:
+        """The newest job of the run, or the run if it has no job yet."""
+        return _title(self.record)
 
     @property
     def has_one_rank(self) -> bool:
@@ -68,26 +70,35 @@ class Request:
         if self.form != "text" or self.dedup is not None:
             return self.form == "text" and self.dedup is True
         ranks = self.query.ranks
-        writers = self.job.world_size if ranks is None else len(ranks)
+        writers = self.record.world_size if ranks is None else len(ranks)
         return writers >= LEAST_WRITERS and self.prefix
 
 
-def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
-    """Check the options of `logs`, by parameter name, against the job. Raises UsageError."""
-    job, nodes, attempt = named
+def _title(record: JobRecord) -> str:
+    record = read_again(record)
+    return f"job {record.job_id}" if record.job_id else f"run {record.run_id}"
+
+
+def build_request(wanted: Mapping[str, Any]) -> Request:
+    """Check the options of `logs`, by parameter name, against the run that they name.
+
+    Raises UsageError, and JobNotFoundError without the run.
+    """
+    record = find_announced(wanted["job"])
+    nodes, attempt = _named_by_log(record, wanted["job"] or "")
     nodes = nodes if wanted["nodes"] is None else frozenset(parse_hostlist(wanted["nodes"]))
     streams = _streams(wanted["streams"])
-    catalogue = job.catalogue(nodes, batch=streams is None)
+    catalogue = catalogue_of(record, nodes, batch=streams is None)
     attempt = attempt if wanted["attempt"] is None else wanted["attempt"]
-    attempts = choose_attempts(job.title, catalogue.attempts(), attempt)
-    query = _query(job, nodes, streams, wanted)
+    attempts = choose_attempts(_title(record), catalogue.attempts(), attempt)
+    query = _query(record, nodes, streams, wanted)
     has_prefix = wanted["prefix"] == "auto"
     tail = wanted["tail"]
     if tail is None:
         tail = "all" if wanted["since"] or wanted["until"] else DEFAULT_TAIL
     time_chars = 12 if wanted["with_times"] else 8 if has_prefix else 0
     return Request(
-        job=job,
+        record=record,
         catalogue=catalogue,
         attempts=tuple(attempts),
         is_chosen=isinstance(attempt, int),
@@ -95,12 +106,30 @@ def build_request(named: Named, wanted: Mapping[str, Any]) -> Request:
         query=query,
         tail=None if tail == "all" else tail,
         form=wanted["form"],
-        time_chars=time_chars if job.record and streams else 0,
+        time_chars=time_chars if streams else 0,
         prefix=has_prefix,
         dedup=wanted["dedup"],
         exit_status=wanted["exit_status"],
         reads_batch=streams is None,
     )
+
+
+def _named_by_log(record: JobRecord, name: str) -> tuple[frozenset[str] | None, int | None]:
+    """Return the node and the attempt whose log a name is, if it is the path of one."""
+    path = Path(name).resolve()
+    attempt = path.parent.name[1:]
+    if attempt.isdecimal() and record.paths.log(int(attempt), path.stem).resolve() == path:
+        return frozenset({path.stem}), int(attempt)
+    return None, None
+
+
+def catalogue_of(record: JobRecord, nodes: frozenset[str] | None, *, batch: bool) -> Catalogue:
+    """Return the logs of a run, or those of some nodes; or the batch script's own output."""
+    paths = record.paths
+    if not batch:
+        return Catalogue(paths.attempts, lambda attempt: find_files(paths, attempt, nodes))
+    script = LogFile(node=BATCH, path=paths.batch_output, kind=FileKind.PLAIN)
+    return Catalogue(lambda: [1], lambda _: [script] if script.path.is_file() else [])
 
 
 def read_tail(text: str) -> int | str:
@@ -123,22 +152,20 @@ def read_attempt(text: str) -> int | str:
 
 
 def _query(
-    job: LogJob,
+    record: JobRecord,
     nodes: frozenset[str] | None,
     streams: frozenset[Stream] | None,
     wanted: Mapping[str, Any],
 ) -> Query:
     if wanted["all_ranks"] and wanted["ranks"] is not None:
         raise UsageError("--rank and --all-ranks cannot be combined", hint="keep one of them")
-    if job.record is None and wanted["ranks"] is not None:
-        raise UsageError(f"the lines of {job.title} have no ranks", hint="drop the ranks")
     ranks = wanted["ranks"] and parse_ranks(
-        wanted["ranks"], job.world_size, of=f"{job.title} has ranks"
+        wanted["ranks"], record.world_size, of=f"{_title(record)} has ranks"
     )
     chosen = (ranks, nodes, wanted["streams"])
     is_chosen = wanted["all_ranks"] or wanted["errors"] or any(c is not None for c in chosen)
     since_us, until_us = (
-        _moment(f"--{name}", wanted[name], job=job, batch=streams is None)
+        _moment(f"--{name}", wanted[name], record=record, batch=streams is None)
         for name in ("since", "until")
     )
     if since_us is not None and until_us is not None and since_us >= until_us:
@@ -146,7 +173,7 @@ def _query(
     return Query(
         ranks=ranks,
         streams=streams or STREAMS,
-        overview=not is_chosen and job.record is not None,
+        overview=not is_chosen,
         errors=wanted["errors"],
         include=_patterns("--include", wanted["include"]),
         exclude=_patterns("--exclude", wanted["exclude"]),
@@ -181,12 +208,12 @@ def _patterns(option: str, texts: Collection[str]) -> tuple[re.Pattern[bytes], .
     return tuple(compiled)
 
 
-def _moment(option: str, text: str | None, *, job: LogJob, batch: bool) -> int | None:
+def _moment(option: str, text: str | None, *, record: JobRecord, batch: bool) -> int | None:
     """Read a moment as epoch µs. Raises UsageError that names the option."""
     if text is None:
         return None
-    if job.record is None or batch:
-        whose = f"the batch script of {job.title}" if batch else job.title
+    if batch:
+        whose = f"the batch script of {_title(record)}"
         raise UsageError(f"{option}: the lines of {whose} have no times", hint=f"drop {option}")
     try:
         return parse_moment(text, datetime.now())

@@ -30,12 +30,12 @@ RETRIES: Final = {
 }
 
 
-def say_end(title: str, state: JobState, elapsed_s: int | None, job: JobStatus | None) -> None:
-    """Print on stderr how a job ended; `job` is unknown if another program started it."""
-    spent = f" after {clock(elapsed_s)}" if elapsed_s is not None else ""
-    output.say(f"{title} {output.painted_state(state.value)}{spent}")
-    doubts = (each.text for each in job.suspicions) if job else ()
-    for label, text in (*labelled("suspect", doubts), *(closing_rows(job) if job else ())):
+def say_end(title: str, job: JobStatus) -> None:
+    """Print on stderr how a job ended."""
+    spent = f" after {clock(job.elapsed_s)}" if job.elapsed_s is not None else ""
+    output.say(f"{title} {output.painted_state(job.state.value)}{spent}")
+    doubts = (each.text for each in job.suspicions)
+    for label, text in (*labelled("suspect", doubts), *closing_rows(job)):
         wraps = not isinstance(text, Command)
         output.say(f"  {label:<10} {text}", indent=13, wraps=wraps)
 

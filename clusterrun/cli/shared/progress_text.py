@@ -123,18 +123,17 @@ class WaitLine:
         """Pause, and meanwhile show what a job does."""
         until = time.monotonic() + pause_s
         while (left_s := until - time.monotonic()) > 0:
-            self.show(job.record, job.state, where_or_why(job) * bool(job.pending), job.progress)
+            self.show(job)
             time.sleep(min(left_s, TICK_S))
 
-    def show(
-        self, record: JobRecord, state: JobState, why: str, progress: TrainingProgress = UNKNOWN
-    ) -> None:
+    def show(self, job: JobStatus) -> None:
         """Show it, at most twice a second."""
         now = time.monotonic()
         if now < self._due_at or not output.can_move():
             return
         if now >= self._read_at:
-            self._text = activity(record, state, why, progress)
+            why = where_or_why(job) * bool(job.pending)
+            self._text = activity(job.record, job.state, why, job.progress)
             self._read_at = now + READ_S
         if (doing := self._text.partition(":")[0]) != self._doing:
             self._doing, self._since = doing, now

@@ -93,7 +93,7 @@ def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
         _print_how_to_end(record)
         raise
     if not is_followed:
-        say_end(f"job {record.job_id}", ended.state, ended.elapsed_s, ended)
+        say_end(f"job {record.job_id}", ended)
     return ended
 
 
