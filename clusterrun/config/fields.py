@@ -184,11 +184,6 @@ _PATTERNS: Final[Mapping[str, tuple[str, str, str]]] = {
         "cannot be the name of a run directory:",
         "leave out slashes; '.', '..' and 'by-job' are reserved",
     ),
-    "preload": (
-        r"[^\W\d]\w*(?:\.[^\W\d]\w*)*\Z",
-        "must list names of modules, not",
-        "list installed modules, such as [transformers, datasets]",
-    ),
     "stage_dir": (
         r"/[^$]*\Z",
         "must be an absolute path, not",

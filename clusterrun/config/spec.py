@@ -159,14 +159,9 @@ launch.preflight | enum | (--preflight) | |
 launch.launcher | enum | (--launcher) | |
   start the ranks as forks of a process that has imported torch (forge), as new interpreters
   (direct) or by accelerate launch  [default: auto]
-launch.preload | texts MODULE | (--preload) | |
-  import these installed modules before the ranks are forked; auto stands for those that the script
-  imports
 launch.hang_timeout = hang_timeout_s | duration | --hang-timeout | |
   restart when no step ends for this long or, if longer, for the time of ten steps; 0 disables it
   [default: 15m]
-launch.silence_timeout = silence_timeout_s | duration | (--silence-timeout) | |
-  restart when no rank prints anything for this long; 0 disables it  [default: 0]
 launch.world_contract | flag | (--world-contract/--no-world-contract) | |
   fail the job if its ranks do not form one world  [default: yes]
 launch.trainer_resume | flag | (--trainer-resume/--no-trainer-resume) | |
@@ -325,9 +320,7 @@ class JobSpec:
     on_interrupt: OnInterrupt | None = None
     preflight: Preflight = Preflight.WARN
     launcher: Launcher = Launcher.AUTO
-    preload: tuple[str, ...] = ()
     hang_timeout_s: int = 900
-    silence_timeout_s: int = 0
     world_contract: bool = True
     trainer_resume: bool = True
     health_command: str | None = None

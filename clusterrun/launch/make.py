@@ -44,8 +44,7 @@ LARGE_JOB_LINES_PER_S = 2000  # all nodes together must not overload the disk of
 # Settings that a plan has under the same name.
 _SAME = (
     *("sbatch_args", "network", "rendezvous_timeout_s", "world_contract", "spare_nodes"),
-    *("max_restarts", "hang_timeout_s", "silence_timeout_s", "preflight", "preload"),
-    *("trainer_resume", "log_spool_bytes"),
+    *("max_restarts", "hang_timeout_s", "preflight", "trainer_resume", "log_spool_bytes"),
 )
 _OR_ZERO = ("timeout_s", "main_process_port", "time_minutes")
 _OF_WORLD = ("nodes", "procs_per_node", "gpus_per_node", "device", "gpu_ids")

@@ -113,11 +113,9 @@ class Plan:
     on_interrupt: OnInterrupt
     warning_s: int
     hang_timeout_s: int
-    silence_timeout_s: int = 0
     trainer_resume: bool = True
     preflight: Preflight = Preflight.WARN
     launcher: Launcher = Launcher.ACCELERATE
-    preload: tuple[str, ...] = ()
     log_spool_bytes: int
     log_lines_per_s: int
     accelerate_text: str = ""

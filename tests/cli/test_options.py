@@ -93,7 +93,7 @@ def test_a_former_option_is_answered_with_the_setting_that_works(here: CommandLi
 VALUES = {
     **{"starter": "ssh", "gpu_request": "gres", "preflight": "off", "launcher": "direct"},
     **{"stage": "auto", "network": "efa", "dependency": "afterok:1", "port_range": "4000-5000"},
-    **{"preload": "yaml", "health_command": "true", "mem_per_cpu": "4G", "mem_per_gpu": "4G"},
+    **{"health_command": "true", "mem_per_cpu": "4G", "mem_per_gpu": "4G"},
 }
 
 
@@ -114,10 +114,10 @@ def test_no_text_names_a_former_option() -> None:
 
 
 def test_several_former_options_are_answered_at_once(here: CommandLine) -> None:
-    words = "--preload a --hold --preload=b --no-requeue -N 2 -d singleton train.py --switches 1"
+    words = "--starter a --hold --starter=ssh --no-requeue -N 2 -d singleton train.py --switches 1"
     assert here("submit", *words.split()).err.splitlines() == [
-        "error: no option '--preload'",
-        "  hint: pass --set 'launch.preload=['\"'\"'a'\"'\"', '\"'\"'b'\"'\"']' "
+        "error: no option '--starter'",
+        "  hint: pass --set starter=ssh "
         "--set slurm.hold=true --set slurm.requeue=false --set slurm.dependency=singleton",
     ]
 

@@ -24,7 +24,6 @@ WAIT = "write afterok:JOBID, or singleton"
 HOSTS = "write it as Slurm does: node[01-04,7]"
 NAME = "leave out slashes; '.', '..' and 'by-job' are reserved"
 DISK = "name a directory on the disk of each node, without variables: /local/scratch"
-MODULE = "list installed modules, such as [transformers, datasets]"
 PORTS = "write two ports between 1024 and 65535, e.g. 20000-29999"
 LEAST = "write {} or more, or leave it out"
 MOST = "write {} or less, or leave it out"
@@ -50,8 +49,6 @@ RULES = [
      "{0} must be at most 67105792, not 2000000000", MOST.format(67105792)),
     ("main_process_port", ("65536",), "{0} must be at most 65535, not {1}", MOST.format(65535)),
     ("stage_dir", ("local", "~/x", "/x/$USER"), "{0} must be an absolute path, not '{1}'", DISK),
-    ("preload", ("a b", "../x.py", "a..b", "a,b"), "{0} must list names of modules, not '{1}'",
-     MODULE),
     ("port_range", ("80-90", "20000", "2000-1000", "20000-70000", "1-2-3"),
      "{0} {1} is not a range of ports", PORTS),
     ("name", ("a/b", "..", "by-job"), "{0} cannot be the name of a run directory: '{1}'", NAME),

@@ -130,7 +130,7 @@ import socket, sys
 from clusterrun.node.forge import preload, process
 process.IDLE_S = 0.01
 preload.between_attempts = lambda: ("colorsys",)
-plan = {"strategy": "ddp", "preload": [], "entry": ["train.py"]}
+plan = {"strategy": "ddp", "entry": ["train.py"]}
 agent, end = socket.socketpair()
 forge = process.ForgeProcess(end, plan, is_alone=True)
 forge._late_at = 0.0
@@ -168,16 +168,8 @@ def test_a_helper_that_sets_variables_first_is_named(stub_job: Make, tmp_path: P
 
 
 @pytest.fixture(name="project")
-def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _project(tmp_path: Path) -> Path:
     """Make a project whose script imports a module and a package of its own."""
-    packages = tmp_path / "lib" / "site-packages"
-    for name in ("alpha", "beta", "gamma", "delta", "unused"):
-        (packages / name).mkdir(parents=True)
-        (packages / name / "__init__.py").write_text("")
-    (tmp_path / "editable").mkdir()
-    (tmp_path / "editable" / "mine.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path / "editable"))
-    monkeypatch.syspath_prepend(str(packages))
     project = tmp_path / "project"
     (project / "model").mkdir(parents=True)
     (project / "helpers.py").write_text("import beta.part as b\nimport train\n")
@@ -187,18 +179,17 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project
 
 
-def test_installed_modules_are_found_in_the_order_of_the_script(project: Path) -> None:
+def test_what_every_rank_imports_is_found(project: Path) -> None:
     script = project / "train.py"
     script.write_text(
-        "import os, json\nfrom alpha import Trainer, tools\nimport mine, missing, helpers\n"
-        "from model.layers import Layer\nimport alpha\n"
+        "import os\nfrom alpha import Trainer\nimport helpers\nfrom model.layers import Layer\n"
         "def later():\n    import unused\nif os.environ:\n    import unused\n"
     )
-    expected = ["alpha", "alpha.Trainer", "alpha.tools", "beta.part", "gamma", "delta"]
-    assert ProjectFiles([str(script), "--lr", "1"]).installed == expected
+    expected = {"os", "alpha", "beta", "gamma", "delta"}
+    assert ProjectFiles([str(script), "--lr", "1"]).imported == expected
     script.write_text("import alpha\nnot = 1\n")
     for entry in ([str(script)], ["-m", "no_such_module"], [str(project / "none.py")]):
-        assert ProjectFiles(entry).installed == [], "it cannot be read"
+        assert ProjectFiles(entry).imported == set(), "it cannot be read"
 
 
 @pytest.mark.parametrize("entry", [["-m", "model.run"], ["-m", "model"], ["model"]])
@@ -212,7 +203,7 @@ def test_a_module_or_a_directory_is_read_as_a_script_is(
         (place / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '3'\n")
     found = ProjectFiles(entry)
     assert Changes(found).names == {"OMP_NUM_THREADS"}
-    assert entry == ["model"] or found.installed == ["gamma", "delta"]
+    assert entry == ["model"] or found.imported == {"os", "gamma", "delta"}
 
 
 def test_deepspeed_is_imported_for_a_script_that_imports_it(
@@ -221,25 +212,3 @@ def test_deepspeed_is_imported_for_a_script_that_imports_it(
     monkeypatch.setattr(preload.importlib.util, "find_spec", lambda name: name == "deepspeed")
     assert preload.of_ranks("ddp", ["alpha", "deepspeed"]) == ("deepspeed",)
     assert preload.of_ranks("ddp", ["alpha"]) == ()
-
-
-def test_a_package_loads_what_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lazy = tmp_path / "lazy_package"
-    lazy.mkdir()
-    (lazy / "__init__.py").write_text(
-        "loaded = []\ndef __getattr__(name):\n"
-        "    if name != 'Heavy':\n        raise AttributeError(name)\n"
-        "    loaded.append(name)\n    return name\n"
-    )
-    (lazy / "part.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(preload, "threads", lambda: 1)  # this process has those of the tests
-    names = ["lazy_package.Heavy", "lazy_package.part", "lazy_package.missing"]
-    with pytest.raises(preload.Closed, match=r"cannot import lazy_package\.missing: Module"):
-        preload.preload(names, lambda _: None)
-    import lazy_package  # type: ignore[import-not-found]
-
-    assert lazy_package.loaded == ["Heavy"]
-    assert lazy_package.part

@@ -243,19 +243,6 @@ def _attempt(job: AgentJob, node: int) -> Attempt:
     return Attempt(plan=job.plan, paths=job.paths, number=1, who=who)
 
 
-SEES = """
-import sys
-print("SEES", "transformers.trainer" in sys.modules, flush=True)
-from transformers import Trainer
-"""
-
-
-def test_what_the_script_imports_can_be_imported_before(torch_job: Make) -> None:
-    job = torch_job(SEES, nodes=1, preload=("auto",), world_contract=False)  # it hosts a store
-    assert job.start().wait() == [0], job.text() + job.errors()
-    assert "SEES True" in job.text()
-
-
 HOLDS = """
 import json, os, pynvml, torch
 from accelerate import Accelerator

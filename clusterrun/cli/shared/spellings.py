@@ -101,7 +101,7 @@ def renewed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     from clusterrun.config.fields import Kind  # only after a mistake
     from clusterrun.config.keys import FORMER
 
-    texts: dict[str, list[str]] = {}
+    texts: dict[str, str] = {}
     others, left = list[str](), list(words)
     while left:
         word = left[0]
@@ -112,13 +112,11 @@ def renewed(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if field is None:
             others.append(word)
         elif field.kind is Kind.FLAG:
-            texts[field.key] = ["false" if name.startswith("--no-") else "true"]
+            texts[field.key] = "false" if name.startswith("--no-") else "true"
         else:
             left = left[1:] if value and left[:1] == [value] else left
-            old = texts.get(field.key, []) if field.kind is Kind.TEXTS else []
-            texts[field.key] = [*old, value or "VALUE"]
-    values = {key: found[0] if len(found) == 1 else str(found) for key, found in texts.items()}
-    return [word for key, text in values.items() for word in ("--set", f"{key}={text}")], others
+            texts[field.key] = value or "VALUE"
+    return [word for key, text in texts.items() for word in ("--set", f"{key}={text}")], others
 
 
 def _entry(section: str, *flags: str) -> Iterator[str]:

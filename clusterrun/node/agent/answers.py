@@ -57,7 +57,6 @@ class NodeAnswers:
             "warn": warn,
             "signs": lambda _: {"signs": self.signs()},
             "joins": lambda _: vars(self.joins()),
-            "silence": lambda _: {"silent_s": self._spool.silent_s()},
             "look": look,
         }
 

@@ -244,8 +244,6 @@ class ForgeLauncher(_RankLauncher):
 
     def _look(self) -> None:
         self._forge.look()
-        while self._forge.notes:
-            self._say(self._forge.notes.pop(0))
         if text := self._forge.new_output():  # of the modules that it imported
             with contextlib.suppress(OSError), open(self._start.spool.launcher_output, "ab") as log:
                 log.write(text)

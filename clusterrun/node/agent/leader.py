@@ -163,7 +163,6 @@ class Leader:
         )
         self._hangs = HangWatch(
             floor_s=plan.hang_timeout_s,
-            silence_s=plan.silence_timeout_s,
             node=self._node,
             spool=self._spool,
             page=answers.page,

@@ -12,8 +12,8 @@ from typing import Any
 
 from clusterrun.node.base.processes import ForkedProcess
 from clusterrun.node.forge.begin import Started, receive, send
+from clusterrun.node.forge.preload import INSTEAD
 
-PRELOAD_S = 60.0  # for one module of `launch.preload`
 IMPORT_S = 300.0  # torch from a busy shared file system
 END_S = 6.0
 OUTPUT_BYTES = 1 << 20
@@ -30,12 +30,11 @@ class Forge:
         self._socket, self._output = started.link, started.output
         self._socket.setblocking(False)
         self._changed_at = time.monotonic()
-        self.importing = self._hint = ""
+        self.importing = ""
         self._has_libraries = False
         self._variables: dict[str, Any] | None = None
         self._is_ended = False
         self._shown = 0  # bytes of its output that have been taken
-        self.notes: list[str] = []
         self.why_closed = ""
         self.problem_of_store = ""
         self.pids: list[int] = []
@@ -91,22 +90,21 @@ class Forge:
         if is_dead:
             self._closed(f"it {self.how_ended()}")
             return
-        limit_s = PRELOAD_S if self._has_libraries else IMPORT_S
-        if self.importing and time.monotonic() - self._changed_at > limit_s:
-            text = f"importing {self.importing} takes longer than {limit_s:.0f} s"
-            self.close(f"{text}{self._advice}")
+        if self.importing and time.monotonic() - self._changed_at > IMPORT_S:
+            text = f"importing {self.importing} takes longer than {IMPORT_S:.0f} s"
+            self.close(f"{text}; hint: {INSTEAD}")
 
     def _take(self, answer: dict[str, Any]) -> None:
         self._changed_at = time.monotonic()
         match answer.pop("event"):
             case "importing":
-                self.importing, self._hint = answer["module"], answer["hint"]
+                self.importing = answer["module"]
             case "imported":
                 self._has_libraries, self.importing = True, ""
             case "open":
-                self.importing = self._hint = ""
+                self.importing = ""
             case "closed":
-                self.importing, self._hint = "", answer["hint"] or self._hint
+                self.importing = ""
                 self._closed(answer["why"])
             case "variables":
                 self._variables = answer
@@ -115,8 +113,6 @@ class Forge:
 
     def _take_of_ranks(self, event: str, answer: Mapping[str, Any]) -> None:
         match event:
-            case "note":
-                self.notes.append(answer["text"])
             case "store":
                 self.problem_of_store = answer.get("problem", "")
             case "started":
@@ -127,13 +123,10 @@ class Forge:
                 self._is_ended = True
 
     def _closed(self, why: str) -> None:
-        at = f" while it imported {self.importing}" if self.importing else ""
+        if self.importing:
+            why = f"{why} while it imported {self.importing}; hint: {INSTEAD}"
         self.importing = ""
-        self.why_closed = self.why_closed or f"{why}{at}{self._advice}"
-
-    @property
-    def _advice(self) -> str:
-        return f"; hint: {self._hint}" if self._hint else ""
+        self.why_closed = self.why_closed or why
 
     @property
     def is_dead(self) -> bool:

@@ -16,40 +16,23 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, NoReturn
 
 TRIAL_S = 5.0
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-# Each starts threads or keeps connections that a fork does not have.
-UNFIT = {
-    "grpc": "grpc does not survive a fork",
-    "jax": "jax starts threads that a fork lacks",
-    "mpi4py.MPI": "MPI must not be initialised before a fork",
-    "pyspark": "pyspark keeps a connection to its own process",
-    "ray": "ray starts threads that a fork lacks",
-    "tensorflow": "tensorflow starts threads that a fork lacks",
-    "torch_xla": "torch_xla opens its device when it is imported",
-}
+INSTEAD = "use --set launch.launcher=accelerate"
 _started: list[Callable[[], None]] = []  # what the ranks have yet to start
 
 
 class Closed(Exception):
-    """A fork of this process can't become a rank; the message tells why.
+    """A fork of this process can't become a rank: why, and what the user can do."""
 
-    `hint` is what the user can do; empty if it depends on the module that was imported.
-    """
-
-    def __init__(self, why: str, hint: str = "") -> None:
-        super().__init__(why)
-        self.hint = hint
+    def __init__(self, why: str, hint: str = INSTEAD) -> None:
+        super().__init__(f"{why}; hint: {hint}")
 
 
-def check(name: str, imported: Collection[str]) -> None:
-    """Raise Closed if the import of `name`, which has imported these modules, made it unfit."""
-    for module, why in UNFIT.items():
-        if module in imported:
-            raise Closed(f"{why} ({name} imports it)" if module != name else why)
+def check(name: str) -> None:
+    """Raise Closed if the import of `name` has made this process unfit."""
     if device := open_device():
         raise Closed(f"{name} opens {device}")
     torch: Any = sys.modules.get("torch")
@@ -62,12 +45,8 @@ def check(name: str, imported: Collection[str]) -> None:
 
 
 def threads() -> int:
-    """Return the number of threads of this process, without those that pyarrow's jemalloc starts.
-
-    jemalloc expects forks.
-    """
-    names = (Path(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task"))
-    return sum(not (name.exists() and "jemalloc_bg_thd" in name.read_text()) for name in names)
+    """Return the number of threads of this process."""
+    return len(os.listdir("/proc/self/task"))
 
 
 def open_device() -> str:
@@ -102,12 +81,13 @@ def _trial_fork() -> None:
     raise Closed("a fork of the imported libraries hangs")
 
 
-def of_ranks(strategy: str, installed: Collection[str]) -> tuple[str, ...]:
+def of_ranks(strategy: str, imported: Collection[str]) -> tuple[str, ...]:
     """Return what each rank imports in any case, if it is installed.
 
-    accelerate does so for a strategy, a script that imports deepspeed for DeepSpeed's own loop.
+    accelerate does so for a strategy, a script that imports deepspeed for DeepSpeed's own loop:
+    `imported` is what the project imports.
     """
-    names = ["deepspeed"] if "deepspeed" in installed else []
+    names = ["deepspeed"] if "deepspeed" in imported else []
     if strategy.startswith("zero"):
         names += ["setuptools", "transformers.integrations.deepspeed"]
     return tuple(name for name in names if importlib.util.find_spec(name.partition(".")[0]))
@@ -127,19 +107,15 @@ def preload(names: Iterable[str], tell: Callable[[str], None]) -> None:
 
 
 def _preload(name: str) -> None:
-    before = set(sys.modules)
     try:
-        package, _, last = name.rpartition(".")
         with nvml_kept_out() as asked:
-            # A package may load a part only when it is asked for its name.
-            if not package or not hasattr(importlib.import_module(package), last):
-                importlib.import_module(name)
+            importlib.import_module(name)
     except BaseException as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
         raise Closed(f"cannot import {name}: {text}") from error
     if asked:
         raise Closed(f"{name} asks NVML about the GPUs")
-    check(name, sys.modules.keys() - before)
+    check(name)
 
 
 @contextlib.contextmanager

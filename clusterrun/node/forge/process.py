@@ -26,7 +26,7 @@ from clusterrun.node.base.processes import allocated_cpus, die_with_parent, open
 from clusterrun.node.forge import launcher_variables, preload, ranks, store
 from clusterrun.node.forge.begin import receive, send
 from clusterrun.node.forge.preload import Closed, fork
-from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, not_late, read_early
+from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, read_early
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.given import note_given
 from clusterrun.shared.own_modules import WORKER_MODULE
@@ -35,7 +35,6 @@ KILL_S = 5.0
 IDLE_S = 10.0  # after which it imports, for the next attempt, what each rank imports itself
 LOOK_S = 0.5  # between looks at a rank that the kernel does not report
 NAMED = 3  # variables in a message
-AUTO = "auto"  # in launch.preload: what the script imports
 
 
 class ForgeProcess:
@@ -48,7 +47,6 @@ class ForgeProcess:
         self._modules = set(sys.modules)
         self._children: dict[int, int] = {}  # by pid: the local rank
         self._helpers: list[int] = []
-        self._finder = 0  # pid of the one that finds the variables; 0 if none does
         self._watched: dict[int, int] = {}  # by pidfd: the pid
         self._unwatched: set[int] = set()  # pids without one
         self._waiting: list[dict[str, Any]] = []
@@ -78,7 +76,7 @@ class ForgeProcess:
         """
         gc.disable()  # all of it stays
         strategy = self._plan["strategy"]
-        of_ranks = preload.of_ranks(strategy, self._project.installed)
+        of_ranks = preload.of_ranks(strategy, self._project.imported)
         try:
             if not is_head:
                 self._check_variables(of_ranks)
@@ -93,7 +91,6 @@ class ForgeProcess:
                 raise Closed(why, "remove them from sitecustomize or a .pth file")
             self._check_variables((*of_ranks, *sys.modules))
             preload.preload(of_ranks, self._importing)
-            self._preload_listed()
         except Closed as error:
             self._close(error)
         except Exception as error:  # noqa: BLE001 - the ranks can always start another way
@@ -103,12 +100,12 @@ class ForgeProcess:
             self._tell("open")
         _worker().freeze()
 
-    def _importing(self, name: str, hint: str = "use --set launch.launcher=accelerate") -> None:
-        self._tell("importing", module=name, hint=hint.format(name))
+    def _importing(self, name: str) -> None:
+        self._tell("importing", module=name)
 
     def _close(self, error: Closed) -> None:
         self._why_closed = str(error)
-        self._tell("closed", why=str(error), hint=error.hint)
+        self._tell("closed", why=str(error))
 
     def _obey_early(self, *, is_head: bool) -> None:
         """Begin with orders that need no more modules: their forks work meanwhile.
@@ -133,20 +130,6 @@ class ForgeProcess:
             named = ", ".join(early[:NAMED])
             hint = f"pass it with --env {early[0]}=VALUE, and remove it from the script"
             raise Closed(f"the script may set {named} before it imports what reads it", hint)
-
-    def _preload_listed(self) -> None:
-        """Import the modules of `launch.preload`, of which it is unknown what they read then."""
-        listed, auto = self._plan["preload"], self._project.installed
-        names = [name for each in listed for name in (auto if each == AUTO else [each])]
-        if names and (found := not_late(self._changes.names)):
-            why = f"the script may set {', '.join(found[:NAMED])} before"
-            hint = f"pass it with --env {found[0]}=VALUE"
-            self._tell("note", text=f"launch.preload imports nothing, since {why}; hint: {hint}")
-            return
-        if names and self._finder:  # a module may end this process, and that with it
-            os.waitid(os.P_PID, self._finder, os.WEXITED | os.WNOWAIT)
-        hint = "leave {} out of launch.preload"
-        preload.preload(names, partial(self._importing, hint=hint))
 
     def serve(self) -> None:
         """Follow orders; return in each rank."""
@@ -208,14 +191,14 @@ class ForgeProcess:
             self._tell("variables", common=launcher_variables.common(found))
             os._exit(0)
 
-        self._finder = self._help(find, "variables")
+        self._help(find, "variables")
 
-    def _help(self, work: Callable[[], NoReturn], name: str) -> int:
-        """Run `work` in a fork that dies with the forge, and report if it fails; return its pid."""
+    def _help(self, work: Callable[[], NoReturn], name: str) -> None:
+        """Run `work` in a fork that dies with the forge, and report if it fails."""
         parent, pid = os.getpid(), fork()
         if pid:
             self._helpers.append(pid)
-            return pid
+            return
         try:
             die_with_parent(parent)
             work()
@@ -273,7 +256,7 @@ class ForgeProcess:
             os.close(end)
         if problem:
             self._kill_all()
-            raise Closed(problem)
+            raise Closed(problem, "raise the limit on processes (ulimit -u)")
         for pid in self._children:
             try:
                 self._watched[open_pidfd(pid)] = pid
@@ -313,7 +296,7 @@ class ForgeProcess:
         while left and time.monotonic() < deadline:
             left = {pid for pid in left if not os.waitpid(pid, os.WNOHANG)[0]}
             time.sleep(0.001 if left else 0)
-        self._children, self._helpers, self._finder = {}, [], 0
+        self._children, self._helpers = {}, []
         self._watched, self._unwatched = {}, set()
 
 

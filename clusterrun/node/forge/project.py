@@ -1,14 +1,11 @@
 """The script of a training and the project's modules that it imports, and the variables that they
 change: read, not run. An import before the fork misses what they set before their first import.
-
-Of installed packages, only imports outside functions and blocks count, which every rank executes.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
 import os
 import re
 import sys
@@ -29,12 +26,12 @@ class ProjectFiles:
     def __init__(self, entry: Sequence[str]) -> None:
         # By path, the script first: all syntax of those that may change variables or sys.path.
         self.files: dict[str, Nodes] = {}
-        self.installed: list[str] = []  # what they import from installed packages, in order
+        # The packages of others that every rank imports, outside functions and blocks.
+        self.imported: set[str] = set()
         self.directories = first_on_path(entry)
         path, package = _script(entry)
         if path:
             self._read(path, package)
-        self.installed = list(dict.fromkeys(self.installed))
 
     def _read(self, path: str, package: str) -> None:
         if path in self.files or len(self.files) >= _FILES:
@@ -51,17 +48,14 @@ class ProjectFiles:
                 self._import(_absolute(node, package), names, is_first=is_first)
 
     def _import(self, module: str, names: Sequence[str], *, is_first: bool) -> None:
-        """Read the files of a module, or note an installed one and what is taken from it.
-
-        `from a import B` is `a.B`: packages load much only when they are asked for a name.
-        """
+        """Read the files of a module, or note one that the project does not have."""
         parents = accumulate(module.split("."), lambda above, name: f"{above}.{name}")
         modules = (*parents, *(f"{module}.{name}" for name in names))
         found = [each for each in (_file(each, self.directories) for each in modules) if each[0]]
         for path, package in found:
             self._read(path, package)
-        if is_first and not found and is_installed(module.partition(".")[0]):
-            self.installed += [module, *(f"{module}.{name}" for name in names if name != "*")]
+        if is_first and not found:
+            self.imported.add(module.partition(".")[0])
 
 
 def first_on_path(entry: Sequence[str]) -> list[str]:
@@ -121,18 +115,6 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
     parts = package.split(".")
     above = parts[: len(parts) - node.level + 1]
     return ".".join([*above, *([node.module] if node.module else [])])
-
-
-def is_installed(root: str) -> bool:
-    """Return whether a package lies among the installed ones: an editable one does not."""
-    if root in sys.stdlib_module_names:
-        return False
-    try:
-        spec = importlib.util.find_spec(root)
-    except (ImportError, ValueError):
-        return False
-    directories = (spec.origin or "").split(os.sep) if spec is not None else []
-    return any(name.endswith("-packages") for name in directories)
 
 
 class Changes:
@@ -269,12 +251,8 @@ def read_early(names: Iterable[str], modules: Iterable[str]) -> list[str]:
     """Return the variables that torch, its companions or these modules read at their import."""
     roots = {module.partition(".")[0] for module in modules}
     early = (*_READ_EARLY, *(prefix for root in roots for prefix in _READ_BY.get(root, ())))
-    return [name for name in not_late(names) if name.startswith(early)]
-
-
-def not_late(names: Iterable[str]) -> list[str]:
-    """Return the variables of which it is not known that they are read when a rank trains."""
-    return sorted({name for name in names if not name.startswith(_LATE)})
+    found = {name for name in names if name.startswith(early) and not name.startswith(_LATE)}
+    return sorted(found)
 
 
 def directories(project: ProjectFiles) -> list[str]:

@@ -49,11 +49,6 @@ class Output:
     stream: str
 
     @property
-    def is_of_rank(self) -> bool:
-        """Return whether a rank, not the launcher, writes it."""
-        return self.rank != "-"
-
-    @property
     def name(self) -> str:
         """The name to show to users."""
         if self.stream == "l":
@@ -94,15 +89,6 @@ class Spool:
         if self.launcher_output.exists():
             found.append(Output(path=self.launcher_output, rank="-", stream="l"))
         return found
-
-    def silent_s(self) -> float | None:
-        """Return for how many seconds no rank has printed; None before the first output."""
-        times = []
-        for output in self.outputs():
-            with contextlib.suppress(OSError):
-                found = output.path.stat()
-                times += [found.st_mtime] if found.st_size and output.is_of_rank else []
-        return time.time() - max(times) if times else None
 
     def events(self, rank: int) -> Path:
         """Where a rank writes its events."""

@@ -94,13 +94,11 @@ IDLE_BYTES = 1 << 10  # a waiting rank moves less: NCCL's watchdog polls rank 0'
 class HangWatch:
     """Watch the ranks of the head's node: if any rank hangs, these also stop soon.
 
-    `floor_s` is the least time without a step that counts as a hang. `silence_s` is the same
-    without output or events of any rank, after the first. 0 switches either off. `keep` keeps
-    evidence of where the ranks are, before they are ended.
+    `floor_s` is the least time without a step that counts as a hang; 0 switches this off. `keep`
+    keeps evidence of where the ranks are, before they are ended.
     """
 
     floor_s: float
-    silence_s: float = 0.0
     node: str
     spool: Spool
     page: Page
@@ -111,7 +109,6 @@ class HangWatch:
     keep: Callable[[list[stacks.RankPlace]], Awaitable[None]] | None = None
     _steps_reported: int = 0
     _others_reported: int = 0
-    _others_printed: int = 0
     _is_through: bool = False
     _is_leaving: bool = False
     _is_reported: bool = False
@@ -120,7 +117,6 @@ class HangWatch:
     def __post_init__(self) -> None:
         """Start measuring."""
         self._progress = Progress(floor_s=self.floor_s)
-        self._silence = Progress(floor_s=self.silence_s)
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """Count a rank's event; stop looking for hangs when the training has ended."""
@@ -136,16 +132,10 @@ class HangWatch:
         now = time.monotonic()
         if self._is_through or self._is_leaving or self._is_reported or len(self._tasks):
             return
-        sizes = [(size_of(output.path), output.is_of_rank) for output in self.spool.outputs()]
-        printed = sum(size for size, _ in sizes)
+        printed = sum(size_of(output.path) for output in self.spool.outputs())
         self._progress.look(now, steps=self._steps(), printed=printed + self._others_reported)
-        signs = self._steps() + self._others_reported
-        signs += sum(size for size, is_of_rank in sizes if is_of_rank)
-        self._silence.look(now, steps=min(signs, 1), printed=signs + self._others_printed)
         if stalled_s := self._progress.stalled_s:
             self._tasks.start(self._report(stalled_s))
-        elif silent_s := self._silence.stalled_s:
-            self._tasks.start(self._report_silence(silent_s))
 
     def leaving(self) -> None:
         """Once ranks have succeeded, watch for the end of the others instead of steps."""
@@ -198,16 +188,6 @@ class HangWatch:
         is_alive = (is_moving or is_saving) and self._progress.extend(is_saving)
         if self._steps() == steps and not is_alive:  # none has ended in the meantime
             await self._end(f"no step ended for {stalled_s:.0f} s", found, silent)
-
-    async def _report_silence(self, silent_s: float) -> None:
-        """Report where the ranks are, unless a rank on another node has printed something."""
-        answers = await self.questions.ask("silence")
-        ages = [message.get("silent_s") for message in answers.given.values()]
-        if any(isinstance(age, float) and age < self.silence_s for age in ages):
-            self._others_printed += 1
-            return
-        found, silent, *_ = await self._look_twice()
-        await self._end(f"no rank has printed anything for {silent_s:.0f} s", found, silent)
 
     async def _end(self, text: str, found: list[stacks.RankPlace], unheard: int) -> None:
         self._is_reported = True
