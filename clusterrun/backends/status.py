@@ -182,7 +182,7 @@ def _status(record: JobRecord, end: End | None, answer: _Answer | None) -> JobSt
     if end is not None and end.exit_code is not None:  # the run's own is better
         code, number = end.exit_code, end.exit_code - 128
         number = number if 0 < number < 65 else None
-    reason = _without_room(record.paths, evidence.attempt) if runs else ""
+    reason = _without_room(record.paths) if runs else ""
     if state is JobState.COMPLETING:
         reason = "its processes are being stopped"
     elif job and job.state is state and not waits and job.reason != "NonZeroExitCode":
@@ -236,14 +236,12 @@ def with_usage(job: JobStatus) -> JobStatus:
     return dataclasses.replace(job, usage=read_latest(job.record.paths, job.attempt))
 
 
-def _without_room(paths: RunPaths, attempt: int) -> str:
-    """Return what a running job can't record because its disk is full; "" if the disk has room."""
+def _without_room(paths: RunPaths) -> str:
+    """Return what a running job can't write because its disk is full; "" if the disk has room."""
     with contextlib.suppress(OSError):
         if files.is_full(paths.root):
-            is_over = attempt > 0 and paths.followed(attempt).exists()
-            waits = f"waits for room to record the end of attempt {attempt}"
-            does = waits if is_over else "has no room for logs and checkpoints"
-            return f"{does}: the disk of {paths.root} is full"
+            lacks = "has no room for checkpoints, logs and the record of its end"
+            return f"{lacks}: the disk of {paths.root} is full"
     return ""
 
 

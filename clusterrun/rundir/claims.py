@@ -1,7 +1,7 @@
 """Decide which process continues a run.
 
-The first to write `owner` has the attempt; the first to write `followed` decides what follows. The
-first to write `next` decides whether the agents that rest after an attempt begin another.
+The first to write `owner` has the attempt. The first to write `next` decides whether the agents
+that rest after an attempt begin another.
 """
 
 from __future__ import annotations
@@ -49,18 +49,6 @@ def _owner_line(paths: RunPaths, attempt: int, number: int) -> str:
     return "".join(_text(paths.owner(attempt)).split("\n")[number : number + 1])
 
 
-def claim(paths: RunPaths, attempt: int, node: str = "") -> bool:
-    """Claim the decision on what follows an attempt; return False if it is taken. Raises OSError.
-
-    An heir writes its node's name; the conductor's claim is empty.
-    """
-    try:
-        files.create(paths.followed(attempt), f"{node}\n" if node else "")
-    except FileExistsError:
-        return False
-    return True
-
-
 def pass_on(paths: RunPaths, attempt: int, following: int) -> int:
     """Give the agents that rest the number of their next attempt, 0 to leave; return what holds.
 
@@ -78,15 +66,11 @@ def passed_on(paths: RunPaths, attempt: int) -> int | None:
 
 
 def followed_by(paths: RunPaths, attempt: int, owner: str) -> str:
-    """Describe which other process continues the run after an attempt; "" if none."""
-    if not attempt:
-        return ""
-    if node := _text(paths.followed(attempt)):
-        return f"{node} could not reach this node, and continues the run after attempt {attempt}"
+    """Say that another process has begun a later attempt; "" if none has."""
     newest = 0
     with contextlib.suppress(OSError):
         newest = paths.newest_attempt()
-    if newest > attempt and _owner_line(paths, newest, 0) not in ("", owner):
+    if attempt and newest > attempt and _owner_line(paths, newest, 0) not in ("", owner):
         return f"attempt {newest} of this run has begun elsewhere"
     return ""
 

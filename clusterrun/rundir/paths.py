@@ -82,7 +82,6 @@ class RunPaths:
     status = _OfAttempt("status")  # its exit status; the first process to write it decides
     outcome = _OfAttempt("outcome.json")  # how it ended and what follows
     resumed = _OfAttempt("resumed")  # the step that it resumed from; 0 is the beginning
-    followed = _OfAttempt("followed")  # the claim to decide what follows; an heir writes its node
     rests = _OfAttempt("rests")  # its agents wait for the next attempt, in the same step
     next_attempt = _OfAttempt("next")  # the number of that attempt, or 0: they leave
     request = _OfAttempt("request")  # why it is interrupted, in one word

@@ -20,6 +20,17 @@ from clusterrun.rundir import create
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from tests.launch.samples import here, local_facts
 
+SUBMIT_SUCCESSOR = """
+import os, sys
+from pathlib import Path
+from clusterrun.backends.slurm.successor import submit_successor
+from clusterrun.errors import ClusterrunError, describe
+try:
+    print(submit_successor(Path(sys.argv[1]), "".join(sys.argv[2:]), os.environ))
+except ClusterrunError as error:
+    sys.exit(describe(error))
+"""
+
 
 def make_plan(root: Path, **changes: Any) -> Plan:
     """Make a plan for two nodes of one process on CPUs, changed as asked."""

@@ -348,16 +348,13 @@ def test_a_running_job_whose_disk_is_full_says_what_waits(
     runs: RunsDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, running = make(runs), said(JobState.RUNNING)
-    made.paths.attempt(1).mkdir(parents=True)
     assert status(made, running).reason == ""
     full = f"the disk of {made.paths.root} is full"
     for blocks, inodes in ((3, 1000), (1 << 20, 0)):
         disk = (4096, 4096, 1 << 30, blocks, blocks, 2000, inodes, inodes, 0, 255)
         monkeypatch.setattr(os, "statvfs", lambda _, disk=disk: os.statvfs_result(disk))
-        assert status(made, running).reason == f"has no room for logs and checkpoints: {full}"
-    made.paths.followed(1).touch()
-    waits = "waits for room to record the end of attempt 1"
-    assert status(made, running).reason == f"{waits}: {full}"
+        lacks = "has no room for checkpoints, logs and the record of its end"
+        assert status(made, running).reason == f"{lacks}: {full}"
 
 
 def test_what_the_time_limit_ended_was_not_cancelled(runs: RunsDir) -> None:

@@ -18,7 +18,7 @@ from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
 from tests.patience import patience
 
-from .builders import make_bundle, make_plan, make_run
+from .builders import SUBMIT_SUCCESSOR, make_bundle, make_plan, make_run
 from .conftest import Stubs
 
 
@@ -41,7 +41,7 @@ def successor(
     made: JobRecord, nodes: str = "", job_id: str = "52", **env: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "clusterrun.backends.slurm.successor", made.run_dir, nodes],
+        [sys.executable, "-c", SUBMIT_SUCCESSOR, made.run_dir, nodes],
         env={**os.environ, "SLURM_JOB_ID": job_id, **env},
         capture_output=True,
         text=True,
@@ -161,4 +161,4 @@ def test_in_a_chain_the_next_job_waits_already(site: Stubs, tmp_path: Path) -> N
 def test_a_chain_that_is_used_up_goes_on_no_further(site: Stubs, tmp_path: Path) -> None:
     done = successor(chain(tmp_path))
     assert (done.returncode, site.calls("sbatch")) == (1, [])
-    assert done.stderr == "no successor: all 1 jobs of the chain are used\n"
+    assert done.stderr == "all 1 jobs of the chain are used\n"

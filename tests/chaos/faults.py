@@ -133,6 +133,10 @@ def lose_node(scene: Scene) -> float:
     return scene.lose(scene.other, scene.cluster.kill_node)
 
 
+def lose_head(scene: Scene) -> float:
+    return scene.lose(scene.head, scene.cluster.kill_node)
+
+
 def cut_for_a_while(scene: Scene) -> None:
     node = scene.other
     scene.undo.callback(scene.cluster.heal)
@@ -226,6 +230,7 @@ UNDISTURBED = Fault("none", NOTHING, attempts=1)
 RESTARTS = ("--max-restarts", "3")
 SUCCESSOR = ("--on-interrupt", "successor")
 AGAIN = (*RESTARTS, *SUCCESSOR)
+SPARE = ("--set", "slurm.spare_nodes=1")
 LOW = ("--partition", "low", "--on-interrupt")
 LIMIT = ("--time", "2", "--set", "slurm.signal=B:USR2@85", *SUCCESSOR)
 SPOILED: dict[str, Any] = {"at": AFTER_TWO, "unusable": 1}
@@ -237,9 +242,15 @@ FAULTS = {
         Fault("rank stopped", stop_rank, (*RESTARTS, "--hang-timeout", "5s"), same_agents=True),
         Fault("agent killed", lambda s: s.kill_agent(s.other), RESTARTS, same_agents=False),
         Fault("head's agent killed", lambda s: s.kill_agent(s.head), RESTARTS),
-        Fault("node killed, a spare", lose_node, (*AGAIN, "--set", "slurm.spare_nodes=1")),
+        Fault("node killed, a spare", lose_node, (*AGAIN, *SPARE)),
         Fault("node killed", lose_node, AGAIN, same_agents=False),
-        Fault("first node killed", lambda s: s.lose(s.head, s.cluster.kill_node), AGAIN),
+        Fault("first node killed", lose_head, AGAIN),
+        Fault(  # Slurm may refuse steps of a requeued job that had lost a node: a successor follows
+            "first node killed, a spare",
+            lose_head,
+            (*AGAIN, *SPARE),
+            attempts=None,
+        ),
         Fault("link cut for good", lambda s: s.lose(s.other, s.cluster.cut), AGAIN),
         Fault("link cut for 20 s", timed(cut_for_a_while), AGAIN, attempts=None),
         Fault("preempted", timed(preempt), (*LOW, "successor"), warned=True),

@@ -559,15 +559,10 @@ def ends(new: Callable[[], Scene]) -> Iterator[tuple[str, Scene, int, End, list[
     late = new().fails(137).decides(RELAUNCH)
     late.meanwhile = lambda: late.elsewhere(2)
     yield "another job takes the next attempt", late, INTERRUPTED, None, ["1", "2"]
-    for follows in ("heir", "attempt"):
-        lost = new().fails(0, lasts_s=STAYS)
-        if follows == "heir":
-            lost.at(1, partial(lost.paths.followed(1).write_text, "n2\n"))
-        else:
-            lost.at(1, partial(lost.elsewhere, 2))
-        lost.at(2, signal.SIGURG)
-        taken = ["1"] if follows == "heir" else ["1", "2"]
-        yield f"others took it for lost: {follows}", lost, INTERRUPTED, None, taken
+    lost = new().fails(0, lasts_s=STAYS)
+    lost.at(1, partial(lost.elsewhere, 2))
+    lost.at(2, signal.SIGURG)
+    yield "others took it for lost", lost, INTERRUPTED, None, ["1", "2"]
     (scene := new().fails(INTERRUPTED).decides(REQUEUE)).is_requeued = True
     yield "its script has requeued it", scene, INTERRUPTED, None, ["1"]
     (scene := new()).at(0.5, signal.SIGTERM)
@@ -590,33 +585,7 @@ def test_a_job_leaves_one_end_and_no_step(tmp_path: Path) -> None:
         assert not {"requeue", "successor"} & {asked[0] for asked in scene.asked}
 
 
-# Claims
-
-
 # A slurmctld that is silent
-
-
-def test_a_node_that_is_quicker_by_a_moment_continues_the_run(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def late(paths: RunPaths, attempt: int) -> bool:
-        paths.followed(attempt).write_text("n2\n")
-        return False
-
-    monkeypatch.setattr(module, "claim", late)
-    assert scene.fails(LOST).run() == INTERRUPTED
-    assert "n2 could not reach this node" in capfd.readouterr().err
-
-
-def test_a_claim_that_a_full_disk_refuses_is_nobodys(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> bool:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(module, "claim", full)
-    assert scene.run() == 0
-    assert scene.end() == (JobState.COMPLETED, 0)
 
 
 def test_nothing_is_decided_while_slurmctld_is_silent(
@@ -624,9 +593,10 @@ def test_nothing_is_decided_while_slurmctld_is_silent(
 ) -> None:
     scene.silent_until = scene.now + 60
     scene.decisions = [RELAUNCH]
-    scene.at(50, lambda: scene.asked.append(("claimed", scene.paths.followed(1).exists())))
+    scene.at(50, lambda: scene.asked.append(("silent",)))
     assert scene.fails(137, 0).run() == 0
-    assert ("claimed", False) in scene.asked
+    asked = [what[0] for what in scene.asked]
+    assert asked.index("silent") < asked.index("decide")
     assert capfd.readouterr().err.count("waits until slurmctld answers") == 1
 
 

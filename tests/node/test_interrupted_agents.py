@@ -201,8 +201,8 @@ def test_ranks_that_do_not_follow_those_that_ended_are_named(stub_job: Make) -> 
 
 
 ORPHANS = (
-    "from clusterrun.node.recovery import heir\n"
-    "    heir.inherit = lambda attempt, say: say('what follows is asked here')"
+    "from clusterrun.node.recovery import lost_head\n"
+    "    lost_head.see_to_run = lambda attempt, say: say('what follows is asked here')"
 )
 
 

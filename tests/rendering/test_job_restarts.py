@@ -143,7 +143,8 @@ def test_a_job_that_others_took_for_lost_leaves_none_of_its_steps(run: BatchRun)
     process = run.start_step()
     below = descendants(process.pid)[:-1]
     assert len(below) >= 1
-    (run.attempt() / "followed").write_text("node2\n")
+    run.attempt(2).mkdir()
+    (run.attempt(2) / "owner").write_text("node2 1\n")
     process.send_signal(signal.SIGURG)
     assert process.wait(60 * patience()) == INTERRUPTED
     step = below[-1]  # srun itself; what it started here is not ours to find

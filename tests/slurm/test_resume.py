@@ -13,6 +13,7 @@ from clusterrun.rundir import record as records
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import checkpoint_files
 from clusterrun.shared.state import JobState
+from tests.backends.builders import SUBMIT_SUCCESSOR
 from tests.chaos.training import add_scripts
 from tests.cluster.cluster import Cluster
 from tests.patience import patience, wait_for
@@ -25,7 +26,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-NEXT = f'"{sys.executable}" -m clusterrun.backends.slurm.successor'
+NEXT = f"{sys.executable} -c '{SUBMIT_SUCCESSOR}'"
 RUN = (
     *("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "1", "--device", "cpu"),
     *("--set", "launch.threads_per_process=1", "paced.py", "--layers", "1", "--width", "32"),

@@ -1,21 +1,18 @@
 """Submit the next job of a run from inside its job.
 
-It starts in seconds, while Slurm would hold a requeued job for two minutes. An heir runs
-`python -m clusterrun.backends.slurm.successor RUN_DIR NODES` on its node.
+It starts in seconds, while Slurm would hold a requeued job for two minutes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from clusterrun.backends.base import Submission
 from clusterrun.backends.slurm import query
 from clusterrun.backends.slurm.backend import SlurmBackend
-from clusterrun.errors import ClusterrunError, describe
+from clusterrun.errors import ClusterrunError
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
@@ -75,17 +72,3 @@ def _remember(record: JobRecord, new: Submission, backend: SlurmBackend) -> None
         with contextlib.suppress(OSError, ClusterrunError):
             records.update(record.paths, lambda _: record)
         raise ClusterrunError(f"cannot write {record.paths.record}", cause=str(error)) from error
-
-
-def main(run_dir: str, nodes: str = "") -> int:
-    """Print the id of the job that continues the run, or why there is none."""
-    try:
-        print(submit_successor(Path(run_dir), nodes, os.environ))  # noqa: T201 - for the heir
-    except (ClusterrunError, OSError, ValueError) as error:
-        print(f"no successor: {describe(error)}", file=sys.stderr)  # noqa: T201 - as above
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from clusterrun.node.agent.agent import Agent
 from clusterrun.node.base.causes import NodeError, NodeExit
@@ -24,6 +22,7 @@ from clusterrun.node.forge.ranks import WARNINGS
 from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.forward.spool import Spool, create_spool
 from clusterrun.node.link.clock import Clock
+from clusterrun.node.recovery.lost_head import see_to_run
 from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
@@ -31,7 +30,6 @@ from clusterrun.shared.control_page import ControlPage
 from clusterrun.shared.wording import count
 
 DRAIN_S = 10.0
-LOAD_S = 5.0  # into an attempt
 CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -80,7 +78,7 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
         if not agent.next_attempt:
             post.close()
         if agent.is_orphaned:
-            _heir().inherit(attempt, say=forwarder.say)
+            see_to_run(attempt, forwarder.say)
         if forwarder.finish(DRAIN_S):
             spool.remove()
         else:
@@ -159,15 +157,9 @@ def _needed(problem: str, hint: str = "", spool: Spool | None = None) -> Iterato
         raise NodeError(NodeExit.NODE_UNFIT, f"{problem}: {error}{hint}") from error
 
 
-def _heir() -> Any:
-    """Import what continues a run whose first node is lost: the disk may be slow by then."""
-    return importlib.import_module("clusterrun.node.recovery.heir")
-
-
 async def _run(agent: Agent, post: Post) -> int:
     """Run the agent; return the exit status."""
     post.attend(agent)
-    asyncio.get_running_loop().call_later(LOAD_S, _heir)
     try:
         return await agent.run()
     finally:

@@ -21,7 +21,7 @@ from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreacha
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.stderr import print_trouble, say_on_stderr
 from clusterrun.node.conductor.host import Host, Step, held
-from clusterrun.rundir.claims import claim, followed_by, pass_on, take_attempt
+from clusterrun.rundir.claims import followed_by, pass_on, take_attempt
 from clusterrun.rundir.outcome import Next, write_end
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, write_request
@@ -132,7 +132,7 @@ class Conductor:
             self._check()
             if self.code and not self.agents_rest:
                 self._await_scheduler()
-            self._claim()
+            self._leave_if_followed()
             if not self.code:
                 self._examine()
                 return Finish(state=JobState.COMPLETED, code=0)
@@ -219,7 +219,7 @@ class Conductor:
     def _await_scheduler(self) -> None:
         """Wait until the scheduler answers.
 
-        If only this node cannot reach it, others continue the run meanwhile.
+        If only this node cannot reach it, Slurm starts the job elsewhere meanwhile.
         """
         says = f"the decision after attempt {self.attempt} waits until slurmctld answers"
         while not self.host.answers():
@@ -229,12 +229,6 @@ class Conductor:
                 say_on_stderr(says)
             says = ""
             self._pause(SILENCE_S)
-
-    def _claim(self) -> None:
-        self._leave_if_followed()
-        with contextlib.suppress(OSError):  # on a full disk continue without a claim
-            if not claim(self.paths, self.attempt):
-                self._leave_if_followed()
 
     def _leave_if_followed(self) -> None:
         if who := followed_by(self.paths, self.attempt, self.owner):
