@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.backends.hosts.mirror import Receiver, Sender, bundle, sizes, write_bundle
+from clusterrun.backends.hosts.mirror import Receiver, bundle, news, write_bundle
+from clusterrun.backends.hosts.start import Frame
 from clusterrun.node.link.handshake import Realm
 from clusterrun.rundir.paths import RunPaths
 from tests.node.jobs import AgentJob
@@ -40,18 +41,18 @@ def test_a_node_with_a_run_directory_of_its_own_takes_part(
     job.paths.slurm_dir.mkdir()
     member = job.start_node(1, FAILS=fails, TMPDIR=str(tmp_path))
     job.paths = home
-    receiver = Receiver(root=home.root, nodes=("local1",), say=said.append)
-    sender = Sender(host.root, "local1", {})
+    receiver = Receiver(root=home.root, node="local1", say=said.append)
     deadline = time.monotonic() + 60 * patience()
-    while member.poll() is None and time.monotonic() < deadline:
-        for chunk in sender.chunks(200):
-            receiver.take(chunk)
-        if job.text().count("rank 3 step") == 7:
-            sender = Sender(host.root, "local1", sizes(home.root, "local1"))
+    is_whole = False
+    while not is_whole and time.monotonic() < deadline:
+        has_ended, wanted = member.poll() is not None, receiver.wants()
+        assert wanted
+        parts = list(news(host.root, **wanted, shifts={}))
+        for path, at, data in parts[:1] if not has_ended else parts:
+            receiver.take(Frame(kind="file", fields={"path": path, "at": at}, data=data))
+        is_whole = has_ended and not parts
         time.sleep(0.02)
-    for chunk in sender.drain(deadline):
-        receiver.take(chunk)
-    assert (receiver.again(), said) == ({}, [])
+    assert said == []
     assert [bool(code) for code in job.wait()] == [bool(fails)] * 2
     assert home.log(1, "local1").read_bytes() == host.log(1, "local1").read_bytes()
     lines = [text for _, rank, _, text in job.log("local1") if rank == "3"]

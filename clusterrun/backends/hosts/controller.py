@@ -265,14 +265,8 @@ class Controller:
             link.ask("place", home=str(self.paths.root), is_first=not link.first)
             link.is_lost = False
             return
-        link.receiver = mirror.Receiver(root=self.paths.root, nodes=[link.name], say=say_on_stderr)
-        placed = link.ask(
-            "place",
-            root=self._own_dir,
-            node=link.name,
-            files=mirror.bundle(self.paths),
-            known=mirror.sizes(self.paths.root, link.name),
-        )
+        link.receiver = mirror.Receiver(root=self.paths.root, node=link.name, say=say_on_stderr)
+        placed = link.ask("place", root=self._own_dir, files=mirror.bundle(self.paths))
         if not placed["has_project"]:
             with self._packing:
                 self._packed = self._packed or self._pack()
@@ -324,8 +318,6 @@ class Controller:
 
     def _close(self, *, forget: bool = False) -> None:
         crew.end_all(self.links, forget=forget)
-        for receiver in filter(None, (link.receiver for link in self.links)):
-            receiver.close()
         self.paths.nonce(self.nonce).unlink(missing_ok=True)
 
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ from clusterrun.backends.hosts import mirror
 from clusterrun.backends.hosts.locks import Busy, Lock, gpu_lock, holder_of, job_lock, take, tidy
 from clusterrun.backends.hosts.openssh import LINK_S
 from clusterrun.backends.hosts.project import ProjectReceiver
-from clusterrun.backends.hosts.start import DATA_BYTES, ENVIRON, Frame, Pipe, take_streams
+from clusterrun.backends.hosts.start import ENVIRON, Frame, Pipe, take_streams
 from clusterrun.backends.local.controller import amend_controller
 from clusterrun.backends.local.process import boot_id
 from clusterrun.errors import ClusterrunError
@@ -53,6 +53,7 @@ from clusterrun.shared.finding import Severity
 from clusterrun.shared.given import before_setup
 
 POLL_S = 0.1
+ASK_S = 0.25  # between two looks for what the home lacks
 ALIVE_S = 5.0  # between two signs of life of the controller
 SILENCE_S = float(LINK_S)  # after which the controller is considered lost
 # From SIGTERM to SIGKILL, after the time that ranks have to save: an agent also writes its logs.
@@ -76,10 +77,13 @@ class Courier:
         self._messages: queue.Queue[Frame | None] = queue.Queue()
         self._locks: list[Lock] = []
         self._paths: RunPaths | None = None
-        self._sender: mirror.Sender | None = None
-        self._orders: mirror.Receiver | None = None
+        self._is_apart = False  # this host keeps a run directory of its own
+        self._shifts: dict[str, int] = {}  # see `mirror.news`
+        self._ask_at = 0.0
+        self._drain_by = 0.0  # 0.0 if the home has all that is here
         self._project: ProjectReceiver | None = None
         self._node: subprocess.Popen[bytes] | None = None
+        self._code: int | None = None  # of the node that has ended
         self._parent = os.getppid()
         self._is_first = False
         self._made: RunPaths | None = None  # a run directory of this job that only this host has
@@ -191,9 +195,7 @@ class Courier:
             if not root.exists():
                 self._made = paths
             mirror.write_bundle(root, fields["files"])
-            self._paths = paths
-            self._sender = mirror.Sender(root, fields["node"], fields["known"])
-            self._orders = mirror.Receiver(root=root, nodes=[mirror.HOME], say=_say)
+            self._paths, self._is_apart = paths, True
         self._answer(has_project=(self._paths.project).is_dir())
 
     def _on_project(self, message: Frame) -> None:
@@ -211,7 +213,7 @@ class Courier:
         assert self._paths is not None
         fields, paths = message.fields, self._paths
         self._stop_listening()  # it may have tried ports for a host that came back
-        if self._sender is not None:
+        if self._is_apart:
             mirror.write_bundle(paths.root, fields["files"])
             with contextlib.suppress(OSError, ClusterrunError):
                 link_job(paths.runs_dir, fields["environ"]["CLUSTERRUN_HOSTS_JOB_ID"], paths)
@@ -243,13 +245,19 @@ class Courier:
         if self._made is not None:
             remove_run(self._made)
 
-    def _on_order(self, message: Frame) -> None:
-        if self._orders is not None:
-            self._orders.take(mirror.Chunk.of(message))
+    def _on_orders(self, message: Frame) -> None:
+        assert self._paths is not None
+        with contextlib.suppress(OSError):  # the disk is full; to end needs no file
+            mirror.write_bundle(self._paths.root, message.fields["files"])
 
-    def _on_rewind(self, message: Frame) -> None:
-        if self._sender is not None:
-            self._sender.rewind(message.fields["known"])
+    def _on_wants(self, message: Frame) -> None:
+        assert self._paths is not None
+        self._ask_at, is_whole = time.monotonic() + ASK_S, True
+        for path, at, data in mirror.news(self._paths.root, **message.fields, shifts=self._shifts):
+            self._pipe.send("file", data, path=path, at=at)
+            is_whole = False
+        if is_whole:
+            self._drain_by = 0.0
 
     def _on_bye(self, message: Frame) -> None:
         self._is_over = True
@@ -257,22 +265,19 @@ class Courier:
     # The node
 
     def _look(self) -> None:
-        if self._sender is not None:
-            self._send(self._sender.chunks(8 * DATA_BYTES))
-        if self._node is None:
-            return
-        if time.monotonic() > self._kill_by:
+        now = time.monotonic()
+        if self._is_apart and now > self._ask_at:
+            self._ask_at = now + mirror.RETRY_S  # the home does not answer while its disk is full
+            self._pipe.send("ask")
+        if self._node is not None and now > self._kill_by:
             kill_descendants()
-        if (code := self._node.poll()) is not None:
-            self._node = None
+        if self._node is not None and (code := self._node.poll()) is not None:
+            self._node, self._code = None, code
             kill_descendants()
-            if self._sender is not None:
-                self._send(self._sender.drain(time.monotonic() + DRAIN_S))
-            self._pipe.send("ended", code=code, attempt=self._attempt)
-
-    def _send(self, chunks: Iterable[mirror.Chunk]) -> None:
-        for chunk in chunks:
-            self._pipe.send("file", chunk.data, **chunk.fields)
+            self._drain_by = now + DRAIN_S if self._is_apart else 0.0
+        if self._code is not None and now > self._drain_by:
+            self._pipe.send("ended", code=self._code, attempt=self._attempt)
+            self._code = None
 
     def _end(self) -> None:
         """End the node as Slurm would: SIGTERM, then SIGKILL to all that is left."""

@@ -186,8 +186,10 @@ class Link:
             self._answers.put(message)
         elif message.kind == "ended" and message.fields["attempt"] == self.attempt:
             self.code = message.fields["code"]
-        elif message.kind == "file" and self.receiver is not None:
-            self.receiver.take(mirror.Chunk.of(message))
+        elif message.kind == "ask" and self.receiver and (wanted := self.receiver.wants()):
+            self.send("wants", **wanted)
+        elif message.kind == "file" and self.receiver:
+            self.receiver.take(message)
 
     def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
         """Print what the host reports; until it has met us, keep it to explain a refusal."""

@@ -17,7 +17,6 @@ from typing import Any
 from clusterrun.backends.hosts import crew, mirror
 from clusterrun.backends.hosts.courier import ALIVE_S, VISIBLE
 from clusterrun.backends.hosts.crew import Link
-from clusterrun.backends.hosts.start import DATA_BYTES
 from clusterrun.backends.local.controller import amend_controller, exit_code
 from clusterrun.backends.local.process import identity
 from clusterrun.errors import ClusterrunError, NodeExit
@@ -124,7 +123,7 @@ class HostsHost(Host):
         self._next_sign = self._wait_until = 0.0
         self._opener: threading.Thread | None = None
         self._is_waiting = False
-        self._orders = mirror.Sender(paths.root, mirror.HOME, {})
+        self._orders: list[tuple[str, str, int]] = []  # see `mirror.orders`
         self._were_lost: set[str] = set()
         self._errors: dict[str, ClusterrunError] = {}
 
@@ -145,8 +144,7 @@ class HostsHost(Host):
         if is_apart:
             Realm(paths=self.paths, attempt=attempt).create_secret()
         files = [*mirror.bundle(self.paths), *self._record()] if is_apart else []
-        if chosen and chosen[0].receiver:
-            chosen[0].receiver.leads = (attempt,)
+        self._orders = []
         for rank, link in enumerate(chosen):
             link.attempt, link.code = attempt, None
             link.send(
@@ -183,21 +181,18 @@ class HostsHost(Host):
     def keep_alive(self) -> None:
         """Show readers on other machines that this process lives.
 
-        Pass the run's requests on to hosts that do not share its directory, and have them send
-        again what could not be written.
+        Pass the run's requests on to hosts that do not share its directory.
         """
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + ALIVE_S
             self._watch_shell()
             with contextlib.suppress(OSError):
                 os.utime(self.paths.controller)
-            for link in self.links:
-                if link.receiver and (known := link.receiver.again()):
-                    link.send("rewind", known=known)
-        apart = [link for link in self.links if link.receiver and not link.is_lost]
-        for chunk in self._orders.chunks(DATA_BYTES) if apart else ():
+        apart = [link for link in self.links if link.is_apart and not link.is_lost]
+        if apart and (orders := mirror.orders(self.paths)) != self._orders:
+            self._orders = orders
             for link in apart:
-                link.send("order", chunk.data, **chunk.fields)
+                link.send("orders", files=orders)
 
     def _watch_shell(self) -> None:
         """Save and end the run if the allocation's shell is gone: the allocation has ended."""

@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
+from clusterrun.shared import files
 from clusterrun.shared.own_modules import RUN_MODULE
 
 READ = ("bash", "-s")  # plain words: what starts it may join and split them
@@ -36,7 +37,7 @@ SETUP_FAILED: Final = 122
 MARK: Final = "clusterrun-output"
 _LINE_BYTES: Final = 1 << 16
 HEADER_BYTES = 16 << 20  # a header may name many files
-DATA_BYTES = 1 << 20  # of one message
+DATA_BYTES = 1 << 20  # of one part of a file
 
 
 def script(module: str, *words: str, python: str, env_sh: str = "") -> bytes:
@@ -103,7 +104,7 @@ class Pipe:
         try:
             fields = json.loads(self._reader.readline(HEADER_BYTES))
             kind, size = fields.pop("kind"), fields.pop("size")
-            data = self._reader.read(size + 1)[:-1] if 0 < size <= DATA_BYTES else b""
+            data = self._reader.read(size + 1)[:-1] if 0 < size <= files.MOST_BYTES else b""
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         return Frame(kind=kind, fields=fields, data=data) if len(data) == size else None
