@@ -166,8 +166,6 @@ launch.world_contract | flag | (--world-contract/--no-world-contract) | |
   fail the job if its ranks do not form one world  [default: yes]
 launch.trainer_resume | flag | (--trainer-resume/--no-trainer-resume) | |
   have Trainer.train() continue from the newest checkpoint of this run  [default: yes]
-launch.health_command | text COMMAND | (--health-command) | |
-  adopt the verdict of this command on a node, by its exit status
 launch.python | text | --python | | run this interpreter on the nodes  [default: this one]
 launch.setup | texts LINE | --setup | common |
   run this first on each node: a line of bash, conda:NAME or venv:DIR (repeatable)
@@ -323,7 +321,6 @@ class JobSpec:
     hang_timeout_s: int = 900
     world_contract: bool = True
     trainer_resume: bool = True
-    health_command: str | None = None
     python: str | None = None
     setup: tuple[str, ...] = ()
     stage: Stage = Stage.OFF

@@ -1,4 +1,4 @@
-"""This machine's name, ports and interfaces."""
+"""This machine's name and interfaces."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.health.machine import INFINIBAND
-from clusterrun.shared.finding import Finding, bad, fail, note, ok
+from clusterrun.shared.finding import Finding, bad, note, ok
 
 INTERFACES: Final = Path("/sys/class/net")
 MOST: Final = 6  # interfaces that are named
-TRIED: Final = 32  # ports, spread over the range
 _IFF_UP: Final = 1
 _IFF_LOOPBACK: Final = 8
 
@@ -27,21 +26,6 @@ def own_name() -> Finding:
         text = f"the name of this machine, {host}, does not resolve: {error.strerror}"
         return note(name, text, f"add it to /etc/hosts: 127.0.1.1 {host}")
     return ok(name, f"{host} is {address}")
-
-
-def free_ports(first: int, last: int) -> Finding:
-    """Try to listen on ports of the range that jobs use."""
-    tried = range(first, last + 1, max(1, (last + 1 - first) // TRIED))[:TRIED]
-    free = 0
-    for port in tried:
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            free += 1
-    text = f"{free} of {len(tried)} ports tried in {first}-{last} are free"
-    if free:
-        return ok("net.ports", text)
-    return fail(
-        "net.ports", text, "choose another range, e.g. --set network.port_range=40000-49999"
-    )
 
 
 def interface(machines: int) -> Finding:

@@ -17,7 +17,7 @@ from clusterrun.health.checks import own_checks
 from clusterrun.health.examine import Look
 from clusterrun.health.gpu_answer import ANSWER_S, GpuAnswer, device_names
 from clusterrun.health.gpus import gpu_checks
-from clusterrun.launch.plan import DEFAULT_PORTS, Plan
+from clusterrun.launch.plan import Plan
 from clusterrun.shared.descriptors import needed_descriptors
 from clusterrun.shared.finding import Finding
 
@@ -34,7 +34,6 @@ class Needs:
 
     runs: Path
     ranks: int = 1
-    ports: tuple[int, int] = DEFAULT_PORTS
     machines: int = 1
     files: int = 0
     host_bytes: int = 0
@@ -51,7 +50,6 @@ class Needs:
         return cls(
             runs=Path(plan.runs_dir),
             ranks=plan.procs_per_node * shared,
-            ports=plan.port_range,
             machines=plan.nodes // shared,
             files=needed_descriptors(plan.nodes, plan.world_size) if is_head else 0,
             host_bytes=plan.host_bytes * shared,
@@ -91,7 +89,6 @@ def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
     return {
         **quick_looks(needs, asked),
         "net.name": network.own_name,
-        "net.ports": partial(network.free_ports, *needs.ports),
         **({"cuda.driver": partial(_driver, asked)} if asked else {}),
         **{name: partial(each.look, needs) for name, each in own_checks().items()},
     }

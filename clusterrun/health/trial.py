@@ -24,14 +24,11 @@ from clusterrun.health.facts import facts
 from clusterrun.health.gpu_answer import LONG_S, gpu_facts
 from clusterrun.health.node import Needs, all_looks
 from clusterrun.health.reports import NodeReport
-from clusterrun.health.site import site_verdict
 from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
-from clusterrun.shared.finding import Finding
 
 CHECKS_S: Final = 4.0
-SITE_S: Final = 10.0
 COMPUTE_S: Final = 40.0  # torch may be imported from a busy file system
 REDUCE_S: Final = gemm.TIMEOUT_S + 3.0
 JOIN_S: Final = 15.0  # for the first report of a node, after the first rank's products
@@ -45,10 +42,8 @@ def main() -> None:
     plan = read_plan(RunPaths(root=root))
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     device = f"{'cuda' if plan.device is Device.CUDA else 'cpu'}:{local}"
-    report, verdict = None, list[Finding]()
+    report = None
     if local == 0:
-        asking = threading.Thread(target=_ask_site, args=(plan, verdict), daemon=True)
-        asking.start()
         report = _alone(plan, rank)
         reports.write_node(root, report)
     computed = {device: gemm.result(device)}
@@ -61,13 +56,7 @@ def main() -> None:
             report = replace(report, has_measured=True, **found)
             reports.write_node(root, report)
     if report:
-        asking.join(SITE_S)
-        checks = (*report.checks, *verdict)
-        reports.write_node(root, replace(report, checks=checks, is_done=True))
-
-
-def _ask_site(plan: Plan, verdict: list[Finding]) -> None:
-    verdict += [site_verdict(plan.health_command, SITE_S)] if plan.health_command else []
+        reports.write_node(root, replace(report, is_done=True))
 
 
 def _alone(plan: Plan, rank: int) -> NodeReport:

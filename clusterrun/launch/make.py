@@ -107,7 +107,6 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         **same,
         log_lines_per_s=spec.log_lines_per_s or lines_per_s,
         accelerate_text=own.accelerate_text,
-        health_command=spec.health_command or "",
         notes=(*host_notes, *_notes(asked, own, facts, world, cpus), *env_notes),
     )
 

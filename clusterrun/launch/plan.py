@@ -119,7 +119,6 @@ class Plan:
     log_spool_bytes: int
     log_lines_per_s: int
     accelerate_text: str = ""
-    health_command: str = ""
     parallel: Parallel = field(default_factory=Parallel)
     port_range: tuple[int, int] = DEFAULT_PORTS
     host_bytes: int = 0

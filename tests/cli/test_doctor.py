@@ -75,7 +75,7 @@ def test_on_a_healthy_machine_nothing_fails(well: CommandLine) -> None:
     assert {each["status"] for each in found.values()} <= {"ok", "note", "skip"}
     sure = {name for name in found if name.split(".")[0] in ("config", "env", "python", "slurm")}
     assert {found[name]["status"] for name in sure | {"cuda.toolkit"}} == {"ok"}
-    nodes_only = ("node.report", "node.compute", "node.site", "net.meet", "net.reduce", "same.")
+    nodes_only = ("node.report", "node.compute", "net.meet", "net.reduce", "same.")
     assert list(found) == [name for name in pages() if not name.startswith(nodes_only)]
     assert well.files() == ["train.py"], "nothing is written"
 
@@ -140,10 +140,6 @@ def both(*breaks: Break) -> Break:
     return lambda here, patch: [each(here, patch) for each in breaks]
 
 
-def no_port(*_: object) -> None:
-    raise OSError("in use")
-
-
 def test_a_torch_without_cuda_for_a_job_with_gpus(
     well: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,12 +180,6 @@ BREAKS: list[tuple[str, str, str, Break]] = [
         lambda here, patch: patch.setattr(
             paths, "PLACES_OF_ONE_MACHINE", (os.path.realpath(here.path),)
         ),
-    ),
-    (
-        "net.ports",
-        "note",
-        "network.port_range",
-        lambda _, patch: patch.setattr(socket, "create_server", no_port),
     ),
     (
         "slurm.partition",
@@ -300,7 +290,7 @@ def test_what_does_not_answer_is_left_behind(
     found = look(well, "--cluster", "local", "--only", "net", "--only", "node")
     assert found["net.name"]["status"] == "skip"
     assert "no answer" in found["net.name"]["text"]
-    assert found["net.ports"]["status"] == "ok"
+    assert found["net.interface"]["status"] != "skip"
 
 
 @pytest.mark.parametrize(("cluster", "status"), [("local", "fail"), ("slurm", "note")])

@@ -93,7 +93,7 @@ def test_a_former_option_is_answered_with_the_setting_that_works(here: CommandLi
 VALUES = {
     **{"starter": "ssh", "gpu_request": "gres", "preflight": "off", "launcher": "direct"},
     **{"stage": "auto", "network": "efa", "dependency": "afterok:1", "port_range": "4000-5000"},
-    **{"health_command": "true", "mem_per_cpu": "4G", "mem_per_gpu": "4G"},
+    **{"mem_per_cpu": "4G", "mem_per_gpu": "4G"},
 }
 
 
