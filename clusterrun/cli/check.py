@@ -6,8 +6,6 @@ import click
 
 from clusterrun.backends.script import read_script
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.explanations import RULE
-from clusterrun.cli.shared.explanations import explain as explain_id
 from clusterrun.cli.shared.findings import show
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
 from clusterrun.cli.shared.submission import warn_of_sbatch_variables
@@ -21,10 +19,9 @@ SCHEMA = "clusterrun.check/2"
 
 @click.command(cls=ScriptCommand)
 @job_options()
-@click.option("--explain", metavar="RULE", help="explain a rule instead; 'all' lists them")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json: bool) -> None:
+def command(ctx: click.Context, job: JobOptions, *, as_json: bool) -> None:
     """Look for pitfalls in a script and its launch.
 
     Reads the script and executes nothing of it. The exit status is 3 if something was found, 0 if
@@ -34,12 +31,9 @@ def command(ctx: click.Context, job: JobOptions, *, explain: str | None, as_json
 
     \b
     clusterrun check -N 2 --gpus-per-node 4 train.py --epochs 3
-    clusterrun check --explain fixed-port
+    clusterrun explain fixed-port
     """
     output.expect_json(as_json)
-    if explain is not None:
-        explain_id(explain, RULE)
-        return
     resolved = job.load()
     if not (resolved.spec.script or resolved.spec.module):
         hint = "name it: clusterrun check train.py (or script: in clusterrun.yaml)"

@@ -14,8 +14,6 @@ import click
 
 from clusterrun.cli.shared import complete, output
 from clusterrun.cli.shared.closing import Row, block, labelled
-from clusterrun.cli.shared.explanations import CAUSE
-from clusterrun.cli.shared.explanations import explain as explain_id
 from clusterrun.cli.shared.job_text import choose_attempts, cut, find_announced, timestamp
 from clusterrun.diagnosis.scan import FoundSign
 from clusterrun.diagnosis.weigh import Verdict
@@ -56,7 +54,6 @@ SCHEMA = "clusterrun.diagnose/1"
 @click.option(
     "--fr", "with_dumps", is_flag=True, help="show which ranks of a running job miss a collective"
 )
-@click.option("--explain", metavar="ID", help="explain a cause, and list its signs")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
 def command(
@@ -68,7 +65,6 @@ def command(
     bundle: Path | None,
     stacks: bool,
     with_dumps: bool,
-    explain: str | None,
     as_json: bool,
 ) -> None:
     """Name why a run failed.
@@ -83,12 +79,9 @@ def command(
     clusterrun diagnose 4711 --attempt 1
     clusterrun diagnose 4711 --stacks --fr
     clusterrun diagnose --log slurm-4711.out
-    clusterrun diagnose --explain cuda_oom
+    clusterrun explain cuda_oom
     """
     output.expect_json(as_json)
-    if explain is not None:
-        explain_id(explain, CAUSE)
-        return
     if logs and (job or attempt or bundle or stacks or with_dumps):
         raise UsageError("--log reads files, not a job", hint="drop --log, or all that is of a job")
     if stacks or with_dumps:

@@ -8,8 +8,6 @@ from typing import Final
 import click
 
 from clusterrun.cli.shared import output
-from clusterrun.cli.shared.explanations import CHECK
-from clusterrun.cli.shared.explanations import explain as explain_id
 from clusterrun.cli.shared.findings import show
 from clusterrun.cli.shared.options import JobOptions, ScriptCommand, job_options, json_option
 from clusterrun.errors import Exit
@@ -26,11 +24,6 @@ _COUNTED: Final = dict(zip(Severity, ("ok", "noted", "failed", "skipped"), stric
 @job_options()
 @click.option("--only", metavar="PREFIX", multiple=True, help="run only these checks (repeatable)")
 @click.option("--skip", metavar="PREFIX", multiple=True, help="leave these checks out (repeatable)")
-@click.option(
-    "--explain",
-    metavar="ID",
-    help="explain a check instead; 'all', or a beginning such as gpu, lists checks",
-)
 @json_option
 @click.pass_context
 def command(
@@ -39,7 +32,6 @@ def command(
     *,
     only: tuple[str, ...],
     skip: tuple[str, ...],
-    explain: str | None,
     as_json: bool,
 ) -> None:
     """Check this machine and Slurm for a job, or nodes.
@@ -55,9 +47,6 @@ def command(
     clusterrun doctor --only slurm --only path
     """
     output.expect_json(as_json)
-    if explain is not None:
-        explain_id(explain, CHECK)
-        return
     only, skip = (tuple(",".join(each).split(",")) if each else () for each in (only, skip))
     subject = subject_of(job.load())
     looks = chosen(subject, only, skip)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import textwrap
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
 import click
 
-from clusterrun.cli.shared.explanations import explain
+from clusterrun.cli.shared import output
+from clusterrun.errors import UsageError
+
+_WIDTH: Final = 90  # of a page's text
 
 
 @click.command()
@@ -20,4 +28,57 @@ def command(name: str) -> None:
     clusterrun explain node.shm
     clusterrun explain gpu
     """
-    explain(name)
+    known = pages()
+    if page := next((page for page in known if page.id == name), None):
+        output.answer_page(f"{page.id}  {page.summary}", page.rows)
+        return
+    listed = [page for page in known if name == "all" or page.id.startswith(name)]
+    if not listed:
+        near = difflib.get_close_matches(name, [page.id for page in known], n=1)
+        hint = f"use '{near[0]}'" if near else "list the ids with: clusterrun explain all"
+        raise UsageError(f"nothing has the id '{name}'", hint=hint)
+    output.answer_table(("ID", "ABOUT"), [(page.id, page.summary) for page in listed])
+
+
+class Explanation(NamedTuple):
+    """What an id stands for; `rows` have a label and a text each."""
+
+    id: str
+    summary: str
+    rows: list[tuple[str, str]]
+
+
+def pages() -> list[Explanation]:
+    """Return the pages of all ids."""
+    return [*_causes(), *_checks(), *_rules()]
+
+
+def _causes() -> Iterator[Explanation]:
+    from clusterrun.verbs.causes import known_causes
+
+    for cause in known_causes().values():
+        signs = [f"{sign.written}  [{sign.seen or 'any version'}]" for sign in cause.signs]
+        rows = [("do", str(advice)) for advice in cause.do] + [("sign", text) for text in signs]
+        yield Explanation(cause.id, cause.means, rows)
+
+
+def _checks() -> Iterator[Explanation]:
+    from clusterrun.health.checks import pages
+    from clusterrun.verbs.doctor import places
+
+    for name, page in pages().items():
+        texts = (("FAIL if", page.fails), ("note if", page.notes), ("then", page.why))
+        rows = []
+        for label, text in texts:
+            lines = textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
+            rows += [("" if number else label, line) for number, line in enumerate(lines)]
+        rows += [("fix", text) for text in page.fix]  # never wrapped: they are copied
+        rows += [("runs on", text) for text in places(name)]
+        yield Explanation(name, f"looks at {page.looks_at}", rows)
+
+
+def _rules() -> Iterator[Explanation]:
+    from clusterrun.linting.rule import rules
+
+    for rule in rules().values():
+        yield Explanation(rule.id, rule.reason, [("fix", rule.fix)])

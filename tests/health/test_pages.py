@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from clusterrun.backends.slurm import health as slurm
-from clusterrun.cli.shared import explanations
+from clusterrun.cli import explain
 from clusterrun.health import checks as own
 from clusterrun.health import (
     compare,
@@ -141,7 +141,7 @@ def test_a_file_adds_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for looks in (quick_looks(needs), all_looks(needs)):
         assert str(looks["node.mine"]()) == f"node.mine: bad in {tmp_path}; hint: mend it"
     assert len(list(doctor.places("node.mine"))) == 3
-    page = next(page for page in explanations.pages(explanations.CHECK) if page.id == "node.mine")
+    page = next(page for page in explain.pages() if page.id == "node.mine")
     assert (page.summary, page.rows[0]) == ("looks at a thing", ("FAIL if", "it is bad"))
     generate = runpy.run_path(str(ROOT / "docs" / "reference" / "generate.py"))
     assert "## node.mine" in "\n".join(generate["_checks"]())

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from clusterrun import linting
-from clusterrun.cli.shared.explanations import RULE, pages
+from clusterrun.cli.explain import pages
 from clusterrun.linting import rule as registry
 from clusterrun.linting.rule import Launch, lint, rules
 from tests.checkout import EXAMPLES, listed
@@ -52,7 +52,7 @@ def test_a_file_adds_a_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (found.id, found.line, found.text, found.fix) == (
         *("sleeps", 2, "it sleeps: all ranks wait", "remove it"),
     )
-    page = next(page for page in pages(RULE) if page.id == "sleeps")
+    page = next(page for page in pages() if page.id == "sleeps")
     assert (page.summary, page.rows) == ("all ranks wait", [("fix", "remove it")])
 
 
