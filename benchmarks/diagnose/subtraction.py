@@ -20,7 +20,7 @@ from clusterrun.diagnosis.lines import read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import built_in
 from clusterrun.diagnosis.weigh import verdict_of
-from clusterrun.verbs.usual import doubtful, kind_of, usual_among
+from clusterrun.verbs.diagnose import doubtful, shape_of, usual_among
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXAMPLES: Final = ROOT / "tests" / "diagnosis" / "examples"
@@ -85,9 +85,8 @@ def _row(name: str, cases: Sequence[tuple[str, str, str]]) -> dict[str, Value]:
 
 def _judged(failed: str, earlier: str, cause: str) -> str:
     scanner = _scanned(failed)
-    found = {each: kind_of(each, "") for each in doubtful(scanner)}
-    usual = usual_among(found, ((text, "") for text in earlier.splitlines()))
-    scanner.leave_out(each for each, kind in found.items() if kind in usual)
+    found = {each: shape_of(each.line.text, "") for each in doubtful(scanner)}
+    scanner.leave_out(usual_among(found, ((text, "") for text in earlier.splitlines())))
     verdict = verdict_of(scanner)
     if verdict is None:
         return "silent"

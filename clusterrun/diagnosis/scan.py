@@ -195,10 +195,10 @@ class Scanner:
 
     def leave_out(self, findings: Iterable[FoundSign]) -> None:
         """Take findings for noise: they are no causes."""
-        left_out = {id(each) for each in findings}
+        left_out = set(findings)
         for kept in self._found.values():
             kept[:] = [
-                dataclasses.replace(each, role=Role.NOISE) if id(each) in left_out else each
+                dataclasses.replace(each, role=Role.NOISE) if each in left_out else each
                 for each in kept
             ]
 

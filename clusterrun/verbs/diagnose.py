@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import signal
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis.lines import PrintedLine, read_line
-from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
-from clusterrun.diagnosis.table import Role
-from clusterrun.diagnosis.weigh import Verdict, by_numbers, verdict_of
+from clusterrun.diagnosis.scan import FoundSign, Scanner
+from clusterrun.diagnosis.table import Domain, Role
+from clusterrun.diagnosis.weigh import Verdict, verdict_of
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
 from clusterrun.logformat.notes import Memory
@@ -26,69 +26,35 @@ from clusterrun.node.base.stderr import PREFIX
 from clusterrun.node.recovery.printed import ECHO
 from clusterrun.node.recovery.printed import SLURM as SLURM_LINES
 from clusterrun.rundir.claims import printed_before
-from clusterrun.rundir.outcome import Cause, Outcome, Reason
+from clusterrun.rundir.outcome import Cause, Outcome, read_end, read_outcome
 from clusterrun.rundir.paths import RunPaths
-from clusterrun.rundir.record import JobRecord
+from clusterrun.rundir.record import JobRecord, earlier_namesakes
 from clusterrun.shared.files import end_of
 from clusterrun.shared.state import JobState
-from clusterrun.verbs import hangs, notes
+from clusterrun.verbs import evidence, hangs
 from clusterrun.verbs.causes import known_causes
+from clusterrun.verbs.evidence import AGENTS, RANKS, SLURM
 from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
-from clusterrun.verbs.usual import subtract
 
 STDIN: Final = "-"
-# Sources of what is in no log; all are compared.
-AGENTS, SLURM, RANKS = "agents", "Slurm", "ranks"
-REPORTED: Final = (AGENTS, SLURM, RANKS, *notes.SOURCES, hangs.RECORDER)
+# Sources of what is in no log.
+REPORTED: Final = (AGENTS, SLURM, RANKS, *evidence.NOTES, hangs.RECORDER)
 MOST_LINES: Final = 50_000  # of an attempt, the newest
-_TRACEBACK: Final = "Traceback (most recent call last):"
 _BATCH_BYTES: Final = 256 * 1024
 _PIECE_BYTES: Final = 256 * 1024  # a longer line counts as several
 _SHOWN_LINES: Final = 20_000  # after so many a reader hears of them
-_MOST_MISSING: Final = 1 / 3  # of the ranks that timed out
 _LAST_S: Final = 600  # of the rank that failed first, everything
+_MOST_RUNS: Final = 3  # that completed
+_MOST_RECORDS: Final = 50
+_NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _RANK_OF_FILE: Final = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
 
-_BY_STATE: Final = {
-    JobState.TIMEOUT: "slurm_time_limit",
-    JobState.DEADLINE: "slurm_time_limit",
-    JobState.CANCELLED: "slurm_cancelled",
-    JobState.PREEMPTED: "slurm_preempted",
-    JobState.NODE_FAIL: "slurm_node_fail",
-    JobState.BOOT_FAIL: "slurm_node_boot",
-    JobState.OUT_OF_MEMORY: "host_oom",
-}
-_BY_OUTCOME: Final = {
-    Cause.WORLD: ("world_size_not_joined", Role.ROOT),
-    Cause.WORLD_ELSEWHERE: ("world_size_not_joined", Role.ROOT),
-    Cause.NODE_LOST: ("slurm_node_fail", Role.ROOT),
-    Cause.VANISHED: ("slurm_node_fail", Role.ROOT),
-    Cause.PREFLIGHT: ("preflight_failed", Role.ROOT),
-    Cause.RENDEZVOUS: ("rendezvous_unreachable", Role.EITHER),
-    Cause.HUNG: ("hang_no_timeout", Role.EITHER),
-    Cause.HALTED: ("hang_no_timeout", Role.EITHER),
-    Cause.CANCELLED: ("slurm_cancelled", Role.EITHER),
-}
 # Ends that ranks may not have come to.
 _BEFORE_RANKS: Final = (
     *(Cause.LAUNCHER, Cause.NODE_UNFIT, Cause.PREFLIGHT, Cause.RENDEZVOUS),
     *(Cause.NODE_LOST, Cause.VANISHED),
 )
-_BY_REASON: Final = {
-    Reason.END: "slurm_cancelled",
-    Reason.CANCEL: "slurm_cancelled",
-    Reason.TIME_LIMIT: "slurm_time_limit",
-    Reason.PREEMPT: "slurm_preempted",
-    Reason.SIGNAL: "sigterm_external",
-}
-_BY_SIGNAL: Final = {
-    9: ("host_oom", Role.CONFIRMATION),
-    7: ("shm_exhausted", Role.CONFIRMATION),
-    11: ("segfault", Role.ROOT),
-    6: ("segfault", Role.CONFIRMATION),
-    15: ("sigterm_external", Role.EITHER),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +72,7 @@ class Diagnosis:
     attempt: int = 0
     subtracted: int = 0
     memory: Mapping[str, Memory] = field(default_factory=dict)
-    changes: tuple[notes.Worsened, ...] = ()
+    changes: tuple[evidence.Worsened, ...] = ()
 
     @property
     def failure(self) -> Outcome | None:
@@ -129,7 +95,7 @@ def diagnose(job: Which | None = None, *, attempt: int | None = None) -> Diagnos
     is_newest = number == paths.newest_attempt()
     outcome = outcome or (None if number else found.failure)  # it failed before its first attempt
     is_completed = outcome is not None and outcome.cause is Cause.COMPLETED
-    if is_completed and found.state not in _BY_STATE:
+    if is_completed and found.state not in evidence.BY_STATE:
         return Diagnosis(verdict=None, lines=0, job=found, attempt=number)
     state = found.state if is_newest else None
     answer = diagnose_attempt(found.record, number, outcome, state=state)
@@ -151,22 +117,22 @@ def diagnose_attempt(
         for each in scanner.causal()
         if each.cause.id == "world_size_mismatch" and each.role is Role.CONFIRMATION
     )
-    subtracted = subtract(scanner, record, lambda run, at: _all_printed(run, at, None, set()))
-    _add_missing(scanner, files, record.world_size)
+    subtracted = subtract(scanner, record)
+    evidence.add_missing(scanner, files, record.world_size)
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
     hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
-    noted = notes.read_notes(paths, number)
-    memory = notes.memory_of(noted)
-    notes.add_kills(scanner, memory, outcome)
+    noted = evidence.read_notes(paths, number)
+    memory = evidence.memory_of(noted)
+    evidence.add_kills(scanner, memory, outcome)
     if outcome is not None:
-        _add_outcome(scanner, outcome, memory, loud)
-    notes.add_notes(scanner, noted, outcome)
-    changes = notes.changes_of(noted)
-    notes.add_changes(scanner, changes)
-    if state in _BY_STATE:
+        evidence.add_outcome(scanner, outcome, memory, loud)
+    evidence.add_notes(scanner, noted, outcome)
+    changes = evidence.changes_of(noted)
+    evidence.add_changes(scanner, changes)
+    if state in evidence.BY_STATE:
         source = SLURM if record.cluster.scheduler.reads_sbatch else AGENTS
         line = PrintedLine(number=0, text=f"the job is {state.value}", source=source)
-        scanner.add(_BY_STATE[state], Role.ROOT, line)
+        scanner.add(evidence.BY_STATE[state], Role.ROOT, line)
     verdict = verdict_of(scanner)
     if verdict and verdict.cause.id == "peer_died":  # nothing shows why it died
         hangs.add_leavers(scanner, paths, number)
@@ -202,88 +168,6 @@ def _all_printed(
             found = read_line(text, number=number, file="", rank=rank, node=node)
             source = f"{node}\0{rank}\0{each.stream.value}{found.source}"
             yield found._replace(source=source, at=each.epoch_us / 1e6)
-
-
-def _add_outcome(
-    scanner: Scanner, outcome: Outcome, memory: Mapping[str, Memory], loud: Container[int | None]
-) -> None:
-    """Add what the agents know: they see signals, exits and ranks that never joined.
-
-    `loud` are the ranks that printed to stderr.
-    """
-    text = outcome.message or outcome.reason
-    where = f" at {outcome.where}" if outcome.where and outcome.where not in text else ""
-    line = PrintedLine(
-        number=0,
-        text=text + where,
-        source=AGENTS,
-        rank=outcome.rank,
-        node=outcome.node or "",
-        at=outcome.ended_at,
-    )
-    texts = text.splitlines()
-    if outcome.cause is Cause.EXCEPTION:
-        texts = [_TRACEBACK, *texts]
-    is_printed = not _of_rank(scanner, outcome.rank).isdisjoint(texts)
-    for each in () if is_printed else texts:  # the log has what is around it
-        scanner.feed(line._replace(text=each))
-    is_reported = any(each.line.source == AGENTS for each in scanner.causal())
-    if outcome.cause is Cause.EXCEPTION and not (is_printed or is_reported):
-        scanner.add(UNCAUGHT, Role.ROOT, line)
-    is_of_launcher = outcome.cause is Cause.LAUNCHER and not outcome.signal
-    if is_of_launcher and {(x.cause.id, x.line.rank) for x in scanner.causal()} == {
-        (UNCAUGHT, None)
-    }:
-        scanner.add("launcher_failed", Role.ROOT, line)
-    is_unexplained = not _of_rank(scanner, outcome.rank) and by_numbers(scanner) is None
-    if outcome.cause is Cause.EXIT and is_unexplained:
-        silent = "" if outcome.rank in loud else " and printed no error"
-        scanner.add(UNCAUGHT, Role.EITHER, line._replace(text=text + silent))
-    # Blame no node for a failed preflight if they share what failed.
-    is_before = outcome.cause is Cause.PREFLIGHT
-    unfit = [node for node in outcome.unfit if is_before and node in outcome.exclude]
-    for name, role in filter(None, (_by_outcome(outcome), _by_signal(outcome, memory))):
-        for node in unfit or (line.node,):
-            scanner.add(name, role, line._replace(node=node))
-
-
-def _by_signal(outcome: Outcome, memory: Mapping[str, Memory]) -> tuple[str, Role] | None:
-    """Return what a signal shows; the kernel killed nothing if its count did not rise."""
-    found = memory.get(outcome.node or "")
-    if outcome.signal == signal.SIGKILL and found and not found.kills:
-        return "sigkill_external", Role.EITHER
-    return _BY_SIGNAL.get(outcome.signal)
-
-
-def _of_rank(scanner: Scanner, rank: int | None) -> set[str]:
-    """Return the lines of a rank that can show the cause."""
-    return {each.line.text.strip() for each in scanner.causal() if each.line.rank == rank}
-
-
-def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
-    if outcome.cause in (Cause.HUNG, Cause.HALTED) and outcome.rank is not None:
-        return "hang_rank_missing", Role.ROOT
-    if outcome.cause is Cause.INTERRUPTED and outcome.interruption:
-        return _BY_REASON[outcome.interruption], Role.ROOT
-    return _BY_OUTCOME.get(outcome.cause)
-
-
-def _add_missing(scanner: Scanner, files: Sequence[LogFile], world: int) -> None:
-    """Add the ranks that did not time out in a collective, if nearly all others did."""
-    waited = {
-        rank
-        for (name, _), ranks in scanner.seen_on.items()
-        for rank in ranks
-        if name == "nccl_timeout"
-    }
-    missing = sorted(set(range(world)) - waited)
-    if not waited or _MOST_MISSING * len(waited) < len(missing):
-        return
-    text = f"{len(waited)} of {world} ranks timed out in a collective, the others did not"
-    for rank in missing:
-        node = next((file.node for file in files if file.ranks and rank in file.ranks), "")
-        line = PrintedLine(number=0, text=text, source=RANKS, rank=rank, node=node)
-        scanner.add("hang_rank_missing", Role.EITHER, line)
 
 
 def diagnose_logs(
@@ -353,3 +237,74 @@ def _lines_of(names: Sequence[str], stdin: BinaryIO) -> Iterator[PrintedLine]:
                     yield read_line(raw.decode("utf-8", "replace"), number=at, file=own, rank=rank)
         except OSError as error:
             raise UsageError(f"cannot read the log '{name}'", cause=error.strerror or "") from error
+
+
+# What earlier runs printed when they went well
+
+
+def subtract(scanner: Scanner, record: JobRecord) -> int:
+    """Leave out what earlier runs also printed; return how many kinds of lines.
+
+    Read them only if a finding may be usual, and none that are not needed.
+    """
+    found = {each: shape_of(each.line.text, record.run_id) for each in doubtful(scanner)}
+    usual: set[FoundSign] = set()
+    earlier = (each.paths for each in earlier_namesakes(record, _MOST_RECORDS))
+    for paths in islice(filter(_went_well, earlier), _MOST_RUNS if found else 0):
+        lines = _all_printed(paths, paths.newest_attempt(), None, set())
+        usual |= usual_among(found, ((line.text, paths.root.name) for line in lines))
+        if usual == found.keys():
+            break
+    scanner.leave_out(usual)
+    return len({found[each] for each in usual})
+
+
+def _went_well(paths: RunPaths) -> bool:
+    """Return whether a run exited with 0 and seems to have trained."""
+    end, outcome = read_end(paths), read_outcome(paths, paths.newest_attempt())
+    return bool(end and end.state.is_success) and not (outcome and outcome.suspicions)
+
+
+def shape_of(text: str, run_id: str) -> str:
+    """Return what lines of several runs have in common that differ in numbers and the run's id.
+
+    >>> shape_of("pid 905 in /runs/a/1121-103252-k3fq/x", "1121-103252-k3fq")
+    'pid 0 in /runs/a/0/x'
+    """
+    return _NUMBER.sub("0", text.replace(run_id, "0") if run_id else text).strip()
+
+
+def doubtful(scanner: Scanner) -> list[FoundSign]:
+    """Return the findings that may be usual.
+
+    These are printed lines (the number of a line that agents or Slurm reported is 0), but no
+    traceback that ended its process, no fault of the hardware and no decision of the cluster.
+    """
+    return [
+        each
+        for each in scanner.causal()
+        if each.line.number
+        and not (each.cause.lasting or each.cause.blames_node)
+        and each.cause.domain is not Domain.POLICY
+        and not scanner.is_last_words(each)
+    ]
+
+
+def usual_among(found: Mapping[FoundSign, str], lines: Iterable[tuple[str, str]]) -> set[FoundSign]:
+    """Return the findings, given with their shapes, that are among lines of runs with these ids."""
+    wanted: dict[str, list[FoundSign]] = {}
+    for finding, shape in found.items():
+        wanted.setdefault(shape, []).append(finding)
+    return {
+        finding
+        for text, run_id in lines
+        for finding in wanted.get(shape_of(text, run_id), ())
+        if _is_sign(finding, text)
+    }
+
+
+def _is_sign(finding: FoundSign, text: str) -> bool:
+    """Return whether a line of the same shape is the same sign: its numbers may decide."""
+    signs = [sign.text for sign in finding.cause.signs if sign.role is finding.role]
+    own = [sign for sign in signs if sign.search(finding.line.text)]
+    return not own or any(sign.search(text) for sign in own)

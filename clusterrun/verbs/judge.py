@@ -18,7 +18,8 @@ from clusterrun.diagnosis.table import built_in
 from clusterrun.rundir.outcome import Outcome, ShortVerdict
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.record import read
-from clusterrun.verbs.diagnose import AGENTS, Diagnosis, diagnose_attempt, place_of
+from clusterrun.verbs.diagnose import Diagnosis, diagnose_attempt, place_of
+from clusterrun.verbs.evidence import AGENTS
 
 MOST: Final = 64  # ranks; nodes are all named: many faulty ones are no fault of theirs
 _LETTERS: Final = 300

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterrun.diagnosis.weigh import verdict_of
-from clusterrun.verbs.usual import doubtful, kind_of, usual_among
+from clusterrun.verbs.diagnose import doubtful, shape_of, usual_among
 from tests.diagnosis.test_examples import scanned
 
 RETRY = "fetch of shard 17 by pid 905: Connection timed out: No space left on device"
@@ -28,9 +28,8 @@ def test_what_is_left() -> None:
     wrong = []
     for name, (failed, earlier, cause) in TABLE.items():
         scanner = scanned(failed)
-        found = {each: kind_of(each, "") for each in doubtful(scanner)}
-        usual = usual_among(found, ((text, "") for text in earlier.splitlines()))
-        scanner.leave_out(each for each, kind in found.items() if kind in usual)
+        found = {each: shape_of(each.line.text, "") for each in doubtful(scanner)}
+        scanner.leave_out(usual_among(found, ((text, "") for text in earlier.splitlines())))
         verdict = verdict_of(scanner)
         wrong += [name] * ((verdict.cause.id if verdict else None) != cause)
     assert wrong == []
