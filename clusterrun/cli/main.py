@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 from click.exceptions import Exit as ClickExit
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, shell_complete
 
 import clusterrun
 from clusterrun.cli.shared import output, spellings
@@ -287,10 +287,6 @@ def _invoke_here(ctx: click.Context, args: list[str]) -> Any:
 
 
 def _complete(instruction: str) -> int:
-    from click.shell_completion import shell_complete
-
-    from clusterrun.cli.shared import complete  # noqa: F401 - extends click's shells
-
     try:
         return shell_complete(group, {}, "clusterrun", "_CLUSTERRUN_COMPLETE", instruction)
     except (ClusterrunError, OSError):  # an error would spoil the line being typed

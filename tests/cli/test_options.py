@@ -26,9 +26,10 @@ from clusterrun.cli.shared.options import (
     job_options,
     wait_option,
 )
+from clusterrun.config.choices import Strategy
 from clusterrun.config.fields import Kind
 from clusterrun.config.keys import FORMER
-from clusterrun.config.spec import FIELDS, Strategy
+from clusterrun.config.spec import FIELDS
 from clusterrun.errors import UsageError
 from tests.cli.conftest import CommandLine
 
@@ -111,24 +112,6 @@ def test_no_text_names_a_former_option() -> None:
         for name in former.findall(path.read_text())
     ]
     assert found == []
-
-
-def test_several_former_options_are_answered_at_once(here: CommandLine) -> None:
-    words = "--starter a --hold --starter=ssh --no-requeue -N 2 -d singleton train.py --switches 1"
-    assert here("submit", *words.split()).err.splitlines() == [
-        "error: no option '--starter'",
-        "  hint: pass --set starter=ssh "
-        "--set slurm.hold=true --set slurm.requeue=false --set slurm.dependency=singleton",
-    ]
-
-
-def test_a_former_option_after_the_script_is_moved_and_renewed(here: CommandLine) -> None:
-    said = here("submit", "-N2", "train.py", "--switches", "1", "--lr", "2")
-    assert said.code == 2
-    assert said.err.splitlines()[0] == (
-        "error: --switches would go to the script, but train.py has no such option"
-    )
-    assert "clusterrun submit -N2 --set slurm.switches=1 train.py --lr 2" in said.err
 
 
 def test_no_two_options_share_a_spelling() -> None:

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    FishComplete,
-    ZshComplete,
-    add_completion_class,
-)
+from click.shell_completion import CompletionItem
 
+SHELLS: Final = ("bash", "zsh", "fish")
 NEWEST_JOBS: Final = 20  # each is a small file to read
 _PLAIN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.+/=-]*\Z"
 
@@ -41,6 +36,11 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
 def active_jobs(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer ids and names of jobs that have not recorded their end."""
     return _matching(_jobs(only_active=True), incomplete)
+
+
+def one_of(words: Sequence[str]) -> Completer:
+    """Return what offers these words."""
+    return lambda _, __, incomplete: _matching(((word, "") for word in words), incomplete)
 
 
 def keys(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -116,32 +116,3 @@ def _jobs(*, only_active: bool) -> Iterator[tuple[str, str]]:
         name = record.name if re.match(_PLAIN, record.name) else ""
         yield job_id, "  ".join(filter(None, (name, end.state.value if end else "")))
     yield from names.items()
-
-
-class _Bash(BashComplete):
-    """Bash adds a space after each word: not after `KEY=`."""
-
-    source_template = BashComplete.source_template.replace(
-        "COMPREPLY+=($value)",
-        'COMPREPLY+=("$value")\n            [[ $value == *[=.] ]] && compopt -o nospace',
-    )
-
-
-class _Zsh(ZshComplete):
-    """Zsh adds a space after each word: not after `KEY=`."""
-
-    source_template = ZshComplete.source_template.replace(
-        'if [[ "$type" == "plain" ]]; then',
-        'if [[ "$type" == "plain" && "$key" == *[=.] ]]; then\n'
-        "            compadd -S '' -U -V unsorted -- \"$key\"\n"
-        '        elif [[ "$type" == "plain" ]]; then',
-    )
-
-
-class _Fish(FishComplete):
-    """Help texts have commas."""
-
-    source_template = FishComplete.source_template.replace('split ","', 'split -m 1 ","')
-
-
-SHELLS: Final = tuple(each.name for each in map(add_completion_class, (_Bash, _Zsh, _Fish)))

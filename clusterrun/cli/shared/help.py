@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import click
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem
 
 HELP_ALL: Final = "clusterrun.help_all"
 REPLACED: Final = "clusterrun.replaced"  # the script's new arguments, after `--`
@@ -29,33 +27,16 @@ AS_SUBMIT: Final = ("-N, -t, --set, ...", "the options of a job: see clusterrun 
 
 
 class GroupedOption(click.Option):
-    """An option with its heading in the help, and with the words of an enum to complete.
+    """An option with its heading in the help; `common`: the short help shows it."""
 
-    `common`: the short help shows it.
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        heading: str,
-        words: Sequence[str] = (),
-        common: bool = True,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, heading: str, common: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.heading = heading
-        self.words = tuple(words)
         self.common = common
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the words of an enum, or what the type offers; files if the script takes it."""
-        from click.shell_completion import CompletionItem
-
-        if _is_for_script(ctx):
-            return _files(incomplete)
-        if not self.words:
-            return super().shell_complete(ctx, incomplete)
-        return [CompletionItem(word) for word in self.words if word.startswith(incomplete)]
+        """Offer values; files if the script takes it."""
+        return _of_script(ctx, incomplete) or super().shell_complete(ctx, incomplete)
 
 
 class GroupedCommand(click.Command):
@@ -68,9 +49,7 @@ class GroupedCommand(click.Command):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer options before the script, and files after it."""
-        return (
-            _files(incomplete) if _is_for_script(ctx) else super().shell_complete(ctx, incomplete)
-        )
+        return _of_script(ctx, incomplete) or super().shell_complete(ctx, incomplete)
 
     def listed_options(self, ctx: click.Context) -> Iterator[click.Option]:
         """Yield the options that this verb itself explains."""
@@ -95,15 +74,10 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(rows)
 
 
-def _is_for_script(ctx: click.Context) -> bool:
-    """Return whether the words typed so far end in the script's arguments."""
-    return bool(ctx.params.get("words")) or REPLACED in ctx.meta
-
-
-def _files(incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(incomplete, type="file")]
+def _of_script(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Offer files if the words typed so far end in the script's arguments."""
+    is_for_script = bool(ctx.params.get("words")) or REPLACED in ctx.meta
+    return [CompletionItem(incomplete, type="file")] * is_for_script
 
 
 def under(heading: str, *, common: bool = True) -> Callable[..., Callable[[Any], Any]]:

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from clusterrun.cli.shared.help import HEADINGS, OF_A_JOB
-from clusterrun.cli.shared.spellings import normalized, renewed
-from clusterrun.config.fields import Field, Kind
-from clusterrun.config.keys import FORMER
+from clusterrun.cli.shared.spellings import normalized
 from clusterrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,8 +41,7 @@ def refuse_misplaced(
     `before` are the words typed before the script. Raises UsageError.
     """
     params = ctx.command.params
-    options: dict[str, click.Parameter | Field] = {**FORMER}
-    options |= {name: each for each in params for name in (*each.opts, *each.secondary_opts)}
+    options = {name: each for each in params for name in (*each.opts, *each.secondary_opts)}
     ours = {*options, *_CERTAIN, *_HELP}  # the verb may lack some of submit's
     plain = args[: args.index("--")] if "--" in args else args
     found = {at: name for at, word in enumerate(plain) if (name := _name(word)) in ours}
@@ -52,17 +49,14 @@ def refuse_misplaced(
     moved, unsure, refused, noted = list[int](), list[int](), list[str](), list[str]()
     for at, name in found.items() if script else ():
         option, typed = options.get(name), _typed(args[at])
-        former = HEADINGS[option.group] if isinstance(option, Field) else ""
-        heading = former or getattr(option, "heading", "")
+        heading = getattr(option, "heading", "")
         is_ours = heading in _UNMISTAKABLE or getattr(option, "name", "") in _OTHERS
         is_clear = (is_ours and (name[:2] == "--" or name in _SHORT)) or name in _CERTAIN
         if script is None or script.may_have(typed):
             continue
         is_certain = name in _CERTAIN or (script.are_visible and is_clear)
         is_certain = not script.has_parser if name in _HELP else bool(option) and is_certain
-        is_flag = getattr(option, "is_flag", True)
-        is_flag = option.kind is Kind.FLAG if isinstance(option, Field) else is_flag
-        places = [at] if is_flag or typed != args[at] else [at, at + 1]
+        places = [at] if getattr(option, "is_flag", True) or typed != args[at] else [at, at + 1]
         if is_certain and not script.takes_any:
             moved += places
             refused.append(typed)
@@ -97,8 +91,8 @@ def _refusal(
 ) -> UsageError:
     rest = [word for at, word in enumerate(args) if at not in moved]
     after = ["--"] * bool(rest) if is_module else [entry]
-    settings, own = renewed([args[at] for at in moved if at < len(args)])
-    right = shlex.join([*first[1:], *settings, *own, *after, *rest])
+    own = [args[at] for at in moved if at < len(args)]
+    right = shlex.join([*first[1:], *own, *after, *rest])
     passed = shlex.join([*first[1:], *([] if is_module else [entry]), "--", *args])
     return UsageError(
         f"{' and '.join(dict.fromkeys(refused))} would go to the script, "

@@ -22,9 +22,9 @@ from clusterrun.cli.shared.help import (
 from clusterrun.cli.shared.misplaced import refuse_misplaced
 from clusterrun.cli.shared.output import CONFIRM_ABOVE_NODES
 from clusterrun.cli.shared.spellings import refuse_launcher_module, refuse_other_program
-from clusterrun.config import Given, Resolved
 from clusterrun.config.fields import Field, Kind
-from clusterrun.config.settings import BUILT_IN
+from clusterrun.config.load import Given
+from clusterrun.config.settings import BUILT_IN, Resolved
 from clusterrun.config.spec import FIELDS
 from clusterrun.errors import UsageError
 
@@ -211,14 +211,14 @@ def _field_option(declared: Field) -> Callable[[Any], Any]:
     words = [str(member.value) for member in declared.choices or ()]
     shown = "|".join(words)
     is_wide = len(shown) > _WIDEST
+    of_words = complete.one_of(words) if words else None
     settings: dict[str, Any] = {
         "cls": GroupedOption,
         "heading": HEADINGS[declared.group],
         "common": declared.is_common,
-        "words": words,
         "default": None,
         "help": declared.help,
-        "shell_complete": complete.BY_FIELD.get(declared.name),
+        "shell_complete": complete.BY_FIELD.get(declared.name) or of_words,
     }
     if is_wide:
         what, mark, default = declared.help.partition("  [")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import itertools
 import os
 import re
 import shlex
@@ -51,16 +50,25 @@ def no_option(error: click.NoSuchOption, words: Sequence[str]) -> UsageError:
     value = _value(words, at, flag)
     typed = words[at].partition("=")[0] if at < len(words) and flag.startswith("--") else flag
     known = [name for each in ctx.command.params for name in each.opts] if ctx else []
-    from clusterrun.config.keys import FORMER  # only after a mistake
-
-    if "--set" in known and flag in FORMER:
-        own = itertools.takewhile(lambda word: word != "--" and not word.endswith(".py"), words)
-        return UsageError(f"no option '{typed}'", hint=f"pass {shlex.join(renewed([*own])[0])}")
+    if "--set" in known and (setting := _setting(flag, value)):
+        return UsageError(f"no option '{typed}'", hint=f"pass --set {shlex.quote(setting)}")
     fallback = "--help-all" if verb in JOB_VERBS else "--help"
     command = ctx.command_path if ctx else "clusterrun"
     hints = _hints(flag, words, at, verb, known)
     hint = next(hints, f"run '{command} {fallback}' for the options")
     return UsageError(f"no option '{typed}'", hint=_filled(hint, value or "VALUE", verb))
+
+
+def _setting(flag: str, value: str) -> str:
+    """Return `KEY=VALUE` for an option that is only a setting by now, "" for any other."""
+    from clusterrun.config.fields import Kind  # only after a mistake
+    from clusterrun.config.keys import FORMER
+
+    if (field := FORMER.get(flag)) is None:
+        return ""
+    if field.kind is Kind.FLAG:
+        value = "false" if flag.startswith("--no-") else "true"
+    return f"{field.key}={value or 'VALUE'}"
 
 
 def _hints(
@@ -90,33 +98,6 @@ def _hints(
         script = next((word for word in words[at:] if word.endswith(".py")), "train.py")
         rest = " ".join(word for word in words[at : at + 2] if word != script)
         yield f"put arguments of the script after it: clusterrun {verb} {script} {rest}"
-
-
-def renewed(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the former options among options as `--set KEY=VALUE`, and the other words.
-
-    >>> renewed(["--switches", "1", "--no-requeue", "-N2"])
-    (['--set', 'slurm.switches=1', '--set', 'slurm.requeue=false'], ['-N2'])
-    """
-    from clusterrun.config.fields import Kind  # only after a mistake
-    from clusterrun.config.keys import FORMER
-
-    texts: dict[str, str] = {}
-    others, left = list[str](), list(words)
-    while left:
-        word = left[0]
-        is_long = word.startswith("--")
-        name = f"--{normalized(word[2:].partition('=')[0])}" if is_long else word[:2]
-        field, value = FORMER.get(name), _value(left, 0, name)
-        left = left[1:]
-        if field is None:
-            others.append(word)
-        elif field.kind is Kind.FLAG:
-            texts[field.key] = "false" if name.startswith("--no-") else "true"
-        else:
-            left = left[1:] if value and left[:1] == [value] else left
-            texts[field.key] = value or "VALUE"
-    return [word for key, text in texts.items() for word in ("--set", f"{key}={text}")], others
 
 
 def _entry(section: str, *flags: str) -> Iterator[str]:
