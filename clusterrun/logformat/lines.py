@@ -42,7 +42,6 @@ STAMPED = re.compile(  # the head of a line; 16 digits of µs last until 2286
 _STAMPED_LINE = re.compile(rb"^" + STAMPED.pattern, re.MULTILINE)
 # Bytes that a block contains if it has a line of this kind.
 GAP_LITERAL, END_LITERAL = b" g ", b" z "
-SPEAKER_LITERALS = (b" - l ", b" - a ", b" - L ", b" - A ")
 
 _GAP = re.compile(rb"([oela]) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)
 _SIDE = re.compile(rb"([^ ]{0,99}?)(\+?) ([0-9]{1,18})(?: (.*))?\Z", re.DOTALL)

@@ -6,17 +6,14 @@ then at the bytes of each line's head (` 149 o `). Only wanted lines become obje
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 from clusterrun.logformat.lines import (
     BEFORE_ALL,
-    END_LITERAL,
-    GAP_LITERAL,
     LINE_BYTES,
     MAX_HEAD_BYTES,
     MAX_SPEAKERS,
     RECORDS,
-    SPEAKER_LITERALS,
     STAMPED,
     LogLine,
     Stream,
@@ -26,12 +23,10 @@ from clusterrun.logformat.lines import (
     who_wrote,
 )
 from clusterrun.logformat.literals import Literals
-from clusterrun.logformat.symptoms import Classifier, may_hold_errors
 from clusterrun.logs.files import FileKind, OpenFiles
-from clusterrun.logs.sources import Part, Source, Takes
+from clusterrun.logs.sources import Source, Takes
 
 _CUT = "…".encode()
-_RECORD_LITERALS = (GAP_LITERAL, END_LITERAL)
 
 Head = tuple[bool, "int | None", Stream, bool]
 
@@ -92,20 +87,15 @@ class Sieve:
         self._source, self._files = source, files
         self._heads = LineHeads(source.takes)
         self._takes_torn = source.takes(None, Stream.LAUNCHER)
-        is_classified = source.part is not Part.ALL and source.file.kind is not FileKind.ERRORS
-        self._errors = _ErrorLines(source.part) if is_classified else None
         self.near = BEFORE_ALL
         self.place = source.start
 
     def skips(self, data: bytes, offset: int) -> bool:
         """Return whether these whole lines contain nothing wanted; if so, move past them."""
-        if self._errors is not None:
-            is_empty = not self._errors.may_be_in(data) and not holds_any(data, self._errors.others)
-        else:
-            is_empty = not holds_any(data, self._source.literals)
-        if is_empty:
-            self._advance(data, offset)
-        return is_empty
+        if holds_any(data, self._source.literals):
+            return False
+        self._advance(data, offset)
+        return True
 
     def _advance(self, data: bytes, offset: int) -> None:
         kind = self._source.file.kind
@@ -126,20 +116,17 @@ class Sieve:
         if kind is FileKind.ERRORS:
             lines = list(self._without_class(lines))
         self._advance(data, offset)
-        if self._errors is not None:
-            lines = list(filter(self._errors.holds, lines))
         if self._source.wants is not None:
-            lines = list(filter(self._source.wants, lines))
-        if self._source.wants is not None or self._errors is not None:
             lines = [
                 line._replace(text=line.text + _CUT, partial=False) if line.partial else line
-                for line in lines
+                for line in filter(self._source.wants, lines)
             ]
         return lines
 
     def _parse(self, data: bytes, offset: int) -> list[LogLine]:
         lines: list[LogLine] = []
-        for start, end in self._stretches(data):
+        literals = self._source.literals
+        for start, end in find_stretches(data, literals) if literals else [(0, len(data))]:
             found, self.near = parse_log(
                 data[start:end],
                 node=self._source.file.node,
@@ -150,13 +137,6 @@ class Sieve:
             )
             lines += found
         return lines
-
-    def _stretches(self, data: bytes) -> list[tuple[int, int]]:
-        if self._errors is not None and not self._errors.may_be_in(data):
-            return find_stretches(data, self._errors.others)
-        if self._errors is None and self._source.literals:
-            return find_stretches(data, self._source.literals)
-        return [(0, len(data))]
 
     def _parse_plain(self, data: bytes, offset: int) -> list[LogLine]:
         if not self._source.takes(None, Stream.OUT):
@@ -172,7 +152,7 @@ class Sieve:
 
     def _without_class(self, lines: list[LogLine]) -> Iterator[LogLine]:
         """Yield the lines of a side file without `<class> <offset>`; damaged ones stay whole."""
-        is_all = self._source.part is not Part.ERRORS
+        is_all = not self._source.only_errors
         for line in lines:
             entry = parse_side_text(line.text)
             if entry is None:
@@ -192,34 +172,6 @@ class Sieve:
         is_same = newline and found[2:4] == noted[2:4] and found.text.startswith(noted.text)
         text = found.text if is_same else noted.text
         return noted._replace(text=text if is_same and not found.partial else text + _CUT)
-
-
-class _ErrorLines:
-    """Decides which lines of a log would be in its side file."""
-
-    def __init__(self, part: Part) -> None:
-        self._takes_speakers = part is Part.NOTES
-        self.others = _RECORD_LITERALS + (SPEAKER_LITERALS if self._takes_speakers else ())
-        self._classifier = Classifier()
-        self._sources: set[Hashable] = set()
-        self._begun: set[Hashable] = set()  # sources of cut error lines
-
-    def may_be_in(self, data: bytes) -> bool:
-        """Return whether some of these lines may be errors, or continue an earlier one."""
-        is_inside = any(self._classifier.is_in_traceback(source) for source in self._sources)
-        return is_inside or bool(self._begun) or may_hold_errors(data)
-
-    def holds(self, line: LogLine) -> bool:
-        """Return whether the next line would be in the side file."""
-        if line.stream in RECORDS:
-            return True
-        source = (line.rank, line.stream)
-        self._sources.add(source)
-        is_error = source in self._begun or self._classifier.classify(source, line.text) != ""
-        self._begun.discard(source)
-        if is_error and line.partial:
-            self._begun.add(source)
-        return is_error or (self._takes_speakers and line.rank is None)
 
 
 def holds_any(data: bytes, literals: Literals) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from clusterrun.logformat.lines import LogLine, Stream, is_left_out, parse_end
 from clusterrun.logs.files import Catalogue, FileKind, LogFile, find_line_end, stat_file
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import EVERYTHING, Part, Query, Source, Takes, sources_of
+from clusterrun.logs.sources import EVERYTHING, Query, Source, Takes, sources_of
 from clusterrun.logs.tail import last_lines
 
 INTERVAL_S = 0.2
@@ -118,7 +118,6 @@ class _Attempt:
     number: int
     query: Query
     _known: set[Path] = field(default_factory=set)
-    _classified: set[str] = field(default_factory=set)
     _places: list[_Position] = field(default_factory=list)
     _held: deque[LogLine] = field(default_factory=deque)
 
@@ -156,25 +155,17 @@ class _Attempt:
         return stretches, news
 
     def _join(self) -> tuple[LogFile, ...]:
-        """Add the files that have appeared.
-
-        Whether a node's errors come from its side file or its log is decided once, at its log.
-        """
+        """Add the files that have appeared."""
         files = self.catalogue.files(self.number)
         changed = {file.node for file in files if file.path not in self._known}
         if not changed:
             return ()
         candidates = [file for file in files if file.node in changed]
         for source in sources_of(candidates, self.query, ends=True, live=True):
-            file = source.file
-            is_side = file.kind is FileKind.ERRORS
-            if file.path in self._known or (is_side and file.node in self._classified):
-                continue
-            if source.part is not Part.ALL and not is_side:
-                self._classified.add(file.node)
-            found = stat_file(file.path)
-            inode = found.st_ino if found else 0
-            self._places.append(_Position(source=source, inode=inode, offset=source.start))
+            if source.file.path not in self._known:
+                found = stat_file(source.file.path)
+                inode = found.st_ino if found else 0
+                self._places.append(_Position(source=source, inode=inode, offset=source.start))
         new = [file for file in candidates if file.path not in self._known]
         self._known.update(file.path for file in new)
         return tuple(file for file in new if file.kind is not FileKind.ERRORS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 
 from clusterrun.logformat.lines import (
@@ -51,33 +50,22 @@ OVERVIEW = Query(overview=True)
 Takes = Callable[["int | None", Stream], bool]
 
 
-class Part(Enum):
-    """Which lines of a file are read.
-
-    NOTES are a side file's lines: error lines, lines of launcher and agent, and records. ERRORS
-    are error lines and records only. In a log, both are found by classifying its lines.
-    """
-
-    ALL = "all"
-    NOTES = "notes"
-    ERRORS = "errors"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """A stretch of a file from the beginning of a line, and which of its lines are wanted.
 
     `takes` decides by rank and stream; `wants` decides on the remaining lines. If `literals` is not
-    empty, each wanted line contains one of them.
+    empty, each wanted line contains one of them. `only_errors`: of a side file, leave out the lines
+    of launcher and agent that report no error.
     """
 
     file: LogFile
     start: int
     end: int
-    part: Part = Part.ALL
     takes: Takes = lambda rank, stream: True
     wants: Callable[[LogLine], bool] | None = None
     literals: tuple[bytes, ...] = ()
+    only_errors: bool = False
 
 
 def sources_of(
@@ -85,14 +73,15 @@ def sources_of(
 ) -> list[Source]:
     """Choose what to read of some files, up to their current ends.
 
-    A side file can replace its node's log. `ends` includes the logs' end records; `live` includes
-    files without wanted lines yet. Raises ClusterrunError for a file that can't be read.
+    Error lines come from the side files; a missing one counts as empty. `ends` includes the logs'
+    end records; `live` includes files without wanted lines yet. Raises ClusterrunError for a file
+    that can't be read.
     """
     chosen = []
     files = list(files)
     searched = required_literals(query.include)
     sides = {file.node: file for file in files if file.kind is FileKind.ERRORS}
-    for file, part, takes in _parts(files, sides, query, ends=ends):
+    for file, takes in _parts(files, query, ends=ends):
         start, end = _stretch(file, query)
         if start >= end and not live:
             continue
@@ -101,11 +90,10 @@ def sources_of(
                 file=file,
                 start=start,
                 end=end,
-                part=part,
                 takes=takes,
                 wants=_wants(query),
-                # Classifying needs all lines, and a side file may lack a line's end.
-                literals=_literals(file, sides, searched, ends=ends) if part is Part.ALL else (),
+                literals=_literals(file, sides, searched, ends=ends),
+                only_errors=query.errors,
             )
         )
     return chosen
@@ -115,35 +103,27 @@ def errors_of(sources: Iterable[Source], query: Query) -> list[Source]:
     """Return the sources of an overview reduced to the error lines of all ranks."""
     streams = query.streams
     return [
-        replace(source, part=Part.ERRORS, takes=lambda rank, stream: stream in streams)
+        replace(source, only_errors=True, takes=lambda rank, stream: stream in streams)
         for source in sources
         if source.file.kind is FileKind.ERRORS
     ]
 
 
 def _parts(
-    files: Iterable[LogFile], sides: Mapping[str, LogFile], query: Query, *, ends: bool
-) -> Iterable[tuple[LogFile, Part, Takes]]:
-    logs = [
-        file
-        for file in files
-        if file.kind is not FileKind.ERRORS
-        and (query.ranks is None or file.ranks is None or not query.ranks.isdisjoint(file.ranks))
-    ]
+    files: Iterable[LogFile], query: Query, *, ends: bool
+) -> Iterator[tuple[LogFile, Takes]]:
+    """Yield the files to read, each with which of its lines are taken."""
     takes = _takes(query, ends=ends)
-    for log in sorted(logs, key=lambda file: natural_key(file.node)):
-        if not query.overview and not query.errors:
-            yield log, Part.ALL, takes
+    for file in sorted(files, key=lambda file: natural_key(file.node)):
+        is_side, ranks = file.kind is FileKind.ERRORS, file.ranks
+        if not (query.ranks is None or ranks is None or not query.ranks.isdisjoint(ranks)):
             continue
-        if query.overview and (log.ranks is None or 0 in log.ranks):
-            yield log, Part.ALL, lambda rank, stream: rank == 0 and takes(rank, stream)
-        side = sides.get(log.node)
-        # An overview uses a side file even if it had no room for all, and shows how many it lacks.
-        notes = side if side and (query.overview or not has_left_out(side)) else log
-        if query.overview:
-            yield notes, Part.NOTES, lambda rank, stream: rank != 0 and takes(rank, stream)
-        else:
-            yield notes, Part.ERRORS, takes
+        if not query.overview and is_side is query.errors:
+            yield file, takes
+        elif query.overview and is_side:
+            yield file, lambda rank, stream: rank != 0 and takes(rank, stream)
+        elif query.overview and (ranks is None or 0 in ranks):
+            yield file, lambda rank, stream: rank == 0 and takes(rank, stream)
 
 
 def _takes(query: Query, *, ends: bool) -> Takes:
@@ -180,9 +160,9 @@ def _literals(
     """Return the literals to search for, with those of the records that are always shown.
 
     Leave out gap records if the side file has none: searching for such a short literal takes four
-    times as long as for a word.
+    times as long as for a word. A side file itself may lack a line's end.
     """
-    if not searched:
+    if not searched or log.kind is FileKind.ERRORS:
         return ()
     side = sides.get(log.node)
     has_none = not ends and side is not None and GAP_LITERAL not in _whole(side)

@@ -28,7 +28,7 @@ from clusterrun.logs.merge import (
     merge_rounds,
     number_nodes,
 )
-from clusterrun.logs.sources import Part, Query, Source, errors_of
+from clusterrun.logs.sources import Query, Source, errors_of
 
 MOST_LINES = 200_000
 _MAX_HELD_BYTES = 80 * 1024 * 1024  # of lines
@@ -37,7 +37,6 @@ _BLOCK_BYTES = 16 * 1024
 _MAX_BLOCK_BYTES = 128 * 1024  # if nothing is wanted; larger ones exceed the cache
 _SHORT_LINE_BYTES = 32
 _ANYWHERE = 2**62
-_CONTEXT_BYTES = 64 * 1024  # enough to see that a line belongs to an error before it
 
 Order = tuple[int, int, int]  # minus time, minus node, minus place: the newest comes first
 
@@ -119,13 +118,13 @@ class _Backward:
         """Read the previous block, a larger one if nothing was wanted; return the lines' bytes."""
         data, offset = self._first or self._fetch()
         self._first = None
-        end = 0 if self._sieve_at(data, offset).skips(data, offset) else len(data)
+        end = 0 if self._sieve_at(data).skips(data, offset) else len(data)
         weight = 0
         while end > 0 and len(self.lines) * _SHORT_LINE_BYTES < _BLOCK_BYTES > weight // 4:
             start = self._line_start(data, end - _BLOCK_BYTES)
             start = start if 0 <= start < end else 0
             part = data[start:end]
-            picked = self._sieve_at(part, offset + start).pick(part, offset + start)
+            picked = self._sieve_at(part).pick(part, offset + start)
             weight += sum(LINE_BYTES + len(line.text) for line in picked)
             self.lines = picked + self.lines
             end = start
@@ -174,17 +173,10 @@ class _Backward:
         is_plain = self._source.file.kind is FileKind.PLAIN
         return newline + 1 if is_plain else find_stamped(data, newline + 1)
 
-    def _sieve_at(self, data: bytes, offset: int) -> Sieve:
-        """Return a sieve that has read enough of the preceding lines to classify the next ones."""
-        source = self._source
-        sieve = Sieve(source, self._files)
-        if source.part is not Part.ALL and source.file.kind is not FileKind.ERRORS:
-            start = max(source.start, offset - _CONTEXT_BYTES)
-            context = self._files.read(source.file.path, start, offset - start)
-            context = context[context.find(b"\n") + 1 :]
-            if not sieve.skips(context, start):
-                sieve.pick(context, start)
-        if source.file.kind is not FileKind.PLAIN:
+    def _sieve_at(self, data: bytes) -> Sieve:
+        """Return a sieve for the lines at a place."""
+        sieve = Sieve(self._source, self._files)
+        if self._source.file.kind is not FileKind.PLAIN:
             sieve.near = self._near(data)
         return sieve
 

@@ -24,6 +24,7 @@ from clusterrun.verbs.bundle import MOST_BYTES
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, events, queue, running, submitted
+from tests.logs.corpus import side_lines
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "diagnose.md"
@@ -273,8 +274,9 @@ def test_a_loss_that_became_nan_explains_a_silent_exit(here: CommandLine) -> Non
 def test_an_error_of_the_launcher_is_not_one_of_the_script(here: CommandLine) -> None:
     root = over(here)
     noted(root, rank=RAISED)
-    log = RunPaths(root=root).log(1, "node17")
-    log.write_text(log.read_text().replace(" 0 e ", " - l "))
+    paths = RunPaths(root=root)
+    for file in (paths.log(1, "node17"), paths.log_errors(1, "node17")):
+        file.write_text(file.read_text().replace(" 0 e ", " - l "))
     outcome(root, cause=Cause.LAUNCHER, code=1, node="node17", message="the launcher exited")
     assert answered(here)["verdict"]["class"] == "launcher_failed"
 
@@ -462,6 +464,7 @@ def noted(
     printed += [f"{n} e {text}" for n, text in (others or {}).items() if text]
     lines = (f"{1140_000000 + n:016d} {text}\n" for n, text in enumerate(printed))
     log.write_text("".join(lines))
+    log.with_suffix(".err").write_bytes(b"".join(side_lines(log.read_bytes())))
     RunPaths(root=root).events("node17").unlink(missing_ok=True)
     events(root, *({"type": "note", "note": dataclasses.asdict(note)} for note in notes))
 

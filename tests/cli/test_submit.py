@@ -221,6 +221,7 @@ def test_the_failure_of_a_job_is_printed_once(here: CommandLine, option: str) ->
         f'mv {here.path}/attempts "$run"\n'
         f'echo "1700000000000000 - a {why["reason"]}" > "$run/logs/a1/n1.log"\n'
         f'echo "1700000000000001 - z 1 {why["reason"]}" >> "$run/logs/a1/n1.log"\n'
+        f'echo "1700000000000000 - a - 0 {why["reason"]}" > "$run/logs/a1/n1.err"\n'
         f"sleep 0.1; echo '{ended}' > \"$run/end.json\"; echo 4711"
     )
     said = here("submit", option, "train.py")

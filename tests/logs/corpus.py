@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from clusterrun.logformat.lines import LogLine, Stream
+from clusterrun.logformat.lines import RECORDS, STAMPED, LogLine, Stream, who_wrote
+from clusterrun.logformat.symptoms import Classifier
 from clusterrun.logs.files import find_files
 from clusterrun.logs.merge import merge_sources
 from clusterrun.logs.sources import EVERYTHING, Query, Source, sources_of
@@ -20,19 +21,28 @@ def raw(time_us: int, rank: int | None, stream: str, text: bytes | str) -> bytes
 
 
 def write_log(paths: RunPaths, attempt: int, node: str, lines: Iterable[bytes]) -> Path:
-    """Append to a node's log of an attempt, and start the attempt if it is new."""
+    """Append to a node's log of an attempt, start the attempt if it is new; write its side file."""
     paths.attempt(attempt).mkdir(parents=True, exist_ok=True)
     path = paths.log(attempt, node)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(b"".join(lines))
+    paths.log_errors(attempt, node).write_bytes(b"".join(side_lines(path.read_bytes())))
     return path
 
 
-def write_side_file(paths: RunPaths, attempt: int, node: str, lines: Iterable[bytes]) -> None:
-    """Append to the side file of errors; each line's text begins with its class and offset."""
-    with paths.log_errors(attempt, node).open("ab") as file:
-        file.write(b"".join(lines))
+def side_lines(log: bytes) -> Iterator[bytes]:
+    """Yield the lines of a log's side file, none of them cut or left out."""
+    classifier, offset = Classifier(), 0
+    for text in log.splitlines(keepends=True):
+        head = STAMPED.match(text)
+        if head and text.endswith(b"\n"):
+            rank, stream, _ = who_wrote(head)
+            kind = classifier.classify((rank, stream), text[head.end() + 1 : -1])
+            if kind or rank is None or stream in RECORDS:
+                place = f" {kind or '-'} {offset}".encode()
+                yield text[: head.end()] + place + text[head.end() :]
+        offset += len(text)
 
 
 def line(

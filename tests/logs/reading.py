@@ -14,7 +14,7 @@ from clusterrun.logs import merge
 from clusterrun.logs import sources as sources_module
 from clusterrun.logs import tail as newest_module
 from clusterrun.logs.files import FileKind, LogFile
-from clusterrun.logs.sources import Part, Source
+from clusterrun.logs.sources import Source
 from clusterrun.shared.hostlist import natural_key
 from tests.logs.corpus import T0, raw
 
@@ -28,7 +28,6 @@ def write(directory: Path, node: str, content: bytes, kind: FileKind = FileKind.
 def whole(
     file: LogFile,
     *,
-    part: Part = Part.ALL,
     takes: Callable[[int | None, Stream], bool] = lambda rank, stream: True,
     wants: Callable[[LogLine], bool] | None = None,
     literals: tuple[bytes, ...] = (),
@@ -37,7 +36,6 @@ def whole(
         file=file,
         start=0,
         end=file.path.stat().st_size,
-        part=part,
         takes=takes,
         wants=wants,
         literals=literals,

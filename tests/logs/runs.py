@@ -23,7 +23,7 @@ from clusterrun.config.spec import Cluster
 from clusterrun.rundir import record as records
 from clusterrun.rundir.paths import RunPaths, RunsDir
 from clusterrun.rundir.record import JobRecord
-from tests.logs.corpus import T0, raw, write_log, write_side_file
+from tests.logs.corpus import T0, raw, write_log
 
 
 def without_times(text: str) -> str:
@@ -180,15 +180,6 @@ def run(here: LogsCommand) -> LogsCommand:
         raw(T0 + 6 * SECOND, None, "l", "launcher says"),
         raw(T0 + 7 * SECOND, None, "z", "1 rank 9 failed"),
     )
-    write_side_file(
-        here.paths,
-        1,
-        "n1",
-        [
-            raw(T0, None, "a", "- 0 8 ranks start"),
-            raw(T0 + 6 * SECOND, None, "l", "- 203 launcher says"),
-        ],
-    )
     trouble = [
         raw(T0 + 4 * SECOND, 9, "o", "about to fail"),
         raw(T0 + 5 * SECOND, 9, "e", "ValueError: bad"),
@@ -196,10 +187,6 @@ def run(here: LogsCommand) -> LogsCommand:
         raw(T0 + 5 * SECOND, 9, "o", "after"),
     ]
     here.write("n2", *trouble)
-    offset = len(trouble[0])
-    write_side_file(
-        here.paths, 1, "n2", [raw(T0 + 5 * SECOND, 9, "e", f"exception {offset} ValueError: bad")]
-    )
     world = {"schema": "clusterrun.world/1", "nodes": ["n1", "n2"], "procs_per_node": 8}
     here.paths.world(1).write_text(json.dumps(world))
     here.end("FAILED", 1)

@@ -19,7 +19,8 @@ def paths(tmp_path: Path) -> RunPaths:
     paths = RunPaths(root=tmp_path)
     for node in ("n10", "n2", "n\udcff"):
         write_log(paths, 1, node, [b"x\n"])
-    paths.log_errors(1, "n2").write_bytes(b"")
+    for node in ("n10", "n\udcff"):
+        paths.log_errors(1, node).unlink()
     paths.nccl_log(1, "n2").parent.mkdir()
     return paths
 

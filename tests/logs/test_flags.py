@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clusterrun.cli.logs.request import parse_moment
 from clusterrun.errors import UsageError
-from tests.logs.corpus import T0, raw, write_side_file
+from tests.logs.corpus import T0, raw
 from tests.logs.runs import SECOND, LogsCommand
 
 
@@ -75,15 +75,13 @@ def test_attempts_can_be_counted_from_the_end(run: LogsCommand) -> None:
     assert shown(run, "--attempt", "all", "-n", "1", "--rank", "0") == ["step 2 loss 2.25", "again"]
 
 
-def test_what_a_side_file_left_out_is_told_and_found_in_the_log(run: LogsCommand) -> None:
-    run.write("n2", raw(T0 + 6 * SECOND, 9, "e", "OSError: late"))
-    write_side_file(run.paths, 1, "n2", [raw(T0 + 6 * SECOND, None, "g", "- 99 x 1 full")])
-    done = run.logs("L1", "--prefix", "none")
-    assert "OSError: late" not in done.stdout
-    assert done.stderr.splitlines()[-1] == (
-        "note: some error lines of n2 are not shown (pass --errors)"
-    )
-    assert shown(run, "--errors") == ["ValueError: bad", "OSError: late"]
+def test_what_a_side_file_left_out_is_told(run: LogsCommand) -> None:
+    with run.paths.log_errors(1, "n2").open("ab") as side:
+        side.write(raw(T0 + 6 * SECOND, None, "g", "- 99 x 1 full"))
+    for args in ((), ("--errors",)):
+        assert run.logs("L1", *args).stderr.splitlines()[-1] == (
+            "note: some error lines of n2 are in the log only (-a -n all -g Error)"
+        )
 
 
 def test_a_log_file_can_be_named_by_its_path(run: LogsCommand) -> None:
@@ -97,6 +95,7 @@ MISTAKES = (
     (["--until", "25:00"], "--until: '25:00' is not a time"),
     (["--since", "1h", "--until", "2h"], "--since is not before --until"),
     (["--stream", "stdin"], "no stream 'stdin'"),
+    (["--stream", "batch", "--errors"], "--errors and --stream batch cannot be combined"),
     (["--stream", "batch,out"], "no stream 'batch' to merge"),
     (["--attempt", "-1"], "job L1 has no attempt -1"),
     (["--rank", "9000"], "rank 9000 does not exist; job L1 has ranks 0-15"),
@@ -122,12 +121,8 @@ def test_mistakes_are_told_in_a_line_with_a_way_out(run: LogsCommand) -> None:
 
 def test_the_last_lines_are_counted_as_they_are_shown(here: LogsCommand) -> None:
     here.start()
-    cause = raw(T0, 9, "e", "MemoryError: the cause")
-    here.write("n2", cause)
+    here.write("n2", raw(T0, 9, "e", "MemoryError: the cause"))
     here.write("n1", *(raw(T0 + 1 + r, r, "e", f"OSError: lost by rank {r}") for r in range(8)))
-    for node, lines in (("n2", [cause]), ("n1", here.paths.log(1, "n1").read_bytes().splitlines())):
-        side = [line.rstrip(b"\n").replace(b" e ", b" e exception 0 ", 1) + b"\n" for line in lines]
-        write_side_file(here.paths, 1, node, side)
     expected = ["n2:9      ! MemoryError: the cause", "[8 ranks] ! OSError: lost by rank <n>"]
     for args in (["-n", "2"], ["--errors", "-n", "2"], ["-a", "-n", "2"]):
         assert [re.sub(" +[!]", " !", line) for line in here.lines("L1", *args)] == [
@@ -147,22 +142,10 @@ def test_a_name_that_no_file_can_have_is_no_crash(run: LogsCommand) -> None:
 def test_nothing_of_a_log_moves_the_readers_terminal(run: LogsCommand) -> None:
     evil = b"1 \x1b]0;title\x07\x1b[2Jbad news"
     run.write("n2", raw(T0 + 9 * SECOND, None, "z", evil))
-    write_side_file(run.paths, 1, "n2", [raw(T0 + 9 * SECOND, None, "z", b"- 0 " + evil)])
     done = run.logs("L1", "-f", "--color", "always", "-n", "all", "--rank", "9")
     assert "- n2 exited 1" in done.stderr
     assert "\x1b]" not in done.stderr
     assert "\x1b[2J" not in done.stderr
-
-
-def test_the_rest_of_an_error_line_that_was_cut_is_found_without_a_side_file(
-    here: LogsCommand,
-) -> None:
-    here.start()
-    pieces = [("O", "ERROR: retrying … "), ("o", "and gave up"), ("o", "unrelated")]
-    here.write(
-        "n1", *(raw(T0 + i * SECOND, 3, stream, text) for i, (stream, text) in enumerate(pieces))
-    )
-    assert shown(here, "--errors") == ["ERROR: retrying … …", "and gave up"]
 
 
 def test_a_batch_script_that_printed_nothing_is_no_failure(run: LogsCommand) -> None:

@@ -23,7 +23,7 @@ from clusterrun.logs.follow import (
 )
 from clusterrun.logs.sources import EVERYTHING, OVERVIEW, Query
 from clusterrun.rundir.paths import RunPaths
-from tests.logs.corpus import T0, everything, raw, texts, write_log, write_side_file
+from tests.logs.corpus import T0, everything, raw, texts, write_log
 
 
 @pytest.fixture
@@ -166,28 +166,13 @@ def test_a_pending_job_is_waited_for(paths: RunPaths) -> None:
 
 def test_an_overview_reads_the_errors_of_others_from_their_side_files(paths: RunPaths) -> None:
     write_log(paths, 1, "n1", [raw(T0, 0, "o", "0"), raw(T0, 1, "o", "1")])
-    write_side_file(paths, 1, "n1", [])
 
     def fail() -> None:
         write_log(paths, 1, "n1", [raw(T0 + 1, 0, "o", "00"), raw(T0 + 2, 1, "e", "OSError: x")])
-        write_side_file(paths, 1, "n1", [raw(T0 + 2, 1, "e", "exception 0 OSError: x")])
         write_log(paths, 1, "n2", [raw(T0 + 1, 2, "o", "2"), raw(T0 + 3, 2, "e", "OSError: y")])
-        write_side_file(paths, 1, "n2", [raw(T0 + 3, 2, "e", "exception 0 OSError: y")])
 
     shown = followed(paths, Script(fail, lambda: None), query=OVERVIEW, tail=9)
     assert shown == ["0", "00", "OSError: x", "OSError: y"]
-
-
-def test_a_side_file_that_comes_after_its_log_was_classified_repeats_nothing(
-    paths: RunPaths,
-) -> None:
-    write_log(paths, 1, "n2", [raw(T0, 2, "e", "OSError: y")])
-
-    def more() -> None:
-        write_log(paths, 1, "n2", [raw(T0 + 1, 2, "e", "OSError: z")])
-        write_side_file(paths, 1, "n2", [raw(T0 + i, 2, "e", "exception 0 x") for i in range(2)])
-
-    assert followed(paths, Script(more), query=OVERVIEW) == ["OSError: y", "OSError: z"]
 
 
 def test_the_end_of_a_nodes_log_is_told(paths: RunPaths) -> None:

@@ -16,7 +16,6 @@ from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import merge
 from clusterrun.logs.files import FileKind
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import Part
 from tests.logs.corpus import T0, raw, texts
 from tests.logs.reading import CORPORA, as_whole, blocks_of, merged, sources, whole, write
 from tests.patience import patience
@@ -63,7 +62,7 @@ def test_lines_of_one_node_from_two_files_go_by_their_place_in_its_log(tmp_path:
         b"".join(raw(T0, 1, "o", f"error {places[i]} {i}") for i in (1, 3, 5)),
         FileKind.ERRORS,
     )
-    chosen = [whole(side, part=Part.NOTES), whole(log, takes=lambda rank, stream: rank == 0)]
+    chosen = [whole(side), whole(log, takes=lambda rank, stream: rank == 0)]
     for block in (1, 30, 10_000):
         with blocks_of(block):
             assert texts(merge_sources(chosen)) == ["0", "1", "2", "3", "4", "5"]

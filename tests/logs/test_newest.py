@@ -13,7 +13,6 @@ from clusterrun.logformat.lines import LogLine, Stream
 from clusterrun.logs import tail as newest_module
 from clusterrun.logs.files import OpenFiles
 from clusterrun.logs.merge import merge_sources
-from clusterrun.logs.sources import Part
 from tests.logs.corpus import T0, raw, texts
 from tests.logs.reading import CORPORA, blocks_of, last, newest, sources, whole, write
 
@@ -86,19 +85,6 @@ def test_a_file_that_shrank_gives_what_is_left(tmp_path: Path) -> None:
     for block in (10, 1000, 1 << 16):
         with blocks_of(block):
             assert texts(newest([source], 3)) == [" 37", " 38", " 39"]
-
-
-def test_errors_of_a_log_without_side_file_come_with_the_traceback_that_began_before(
-    tmp_path: Path,
-) -> None:
-    lines = ["step 1", "Traceback (most recent call last):"]
-    lines += [f'  File "a.py", line {i}, in f' for i in range(200)] + ["ValueError: no", "step 2"]
-    content = b"".join(raw(T0 + i, 0, "e", text) for i, text in enumerate(lines))
-    source = whole(write(tmp_path, "n1", content), part=Part.ERRORS)
-    assert texts(newest([source], 500)) == lines[1:-1]
-    with blocks_of(100):
-        assert texts(newest([source], 500)) == lines[1:-1]
-        assert texts(merge_sources([source])) == lines[1:-1]
 
 
 def test_no_more_may_be_read_than_can_be_held(

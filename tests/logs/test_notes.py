@@ -6,18 +6,13 @@ import pytest
 
 from clusterrun.rundir.outcome import Cause
 from tests.cli.outcomes import outcome
-from tests.logs.corpus import T0, raw, write_side_file
+from tests.logs.corpus import T0, raw
 from tests.logs.runs import SECOND, LogsCommand
 
 
 def write_errors(run: LogsCommand, node: str, *errors: tuple[int, int, str]) -> None:
-    """Write errors (time, rank, text) to a node's log, and to its side file as the agent does."""
-    start = 0 if not run.paths.log(1, node).exists() else run.paths.log(1, node).stat().st_size
-    for time_us, rank, text in errors:
-        line = raw(time_us, rank, "e", text)
-        run.write(node, line)
-        write_side_file(run.paths, 1, node, [raw(time_us, rank, "e", f"exception {start} {text}")])
-        start += len(line)
+    """Write errors (time, rank, text) to a node's log."""
+    run.write(node, *(raw(time_us, rank, "e", text) for time_us, rank, text in errors))
 
 
 @pytest.fixture

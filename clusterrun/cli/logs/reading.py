@@ -161,12 +161,12 @@ def _note_what_was_left_out(request: Request, count: int, size: int, cut: Cut) -
         output.note(f"no line {where}matches; {size:,} bytes in all{more}")
     elif request.form == "text":
         _note_which_lines(request, count, size, cut)
-    if request.form == "text" and request.query.overview:
+    if request.form == "text" and (request.query.overview or request.query.errors):
         sides = request.catalogue.files(request.attempts[-1])
         short = [side for side in sides if side.kind is FileKind.ERRORS and has_left_out(side)]
         if short:
             nodes = fold_hosts(side.node for side in short)
-            output.note(f"some error lines of {nodes} are not shown (pass --errors)")
+            output.note(f"some error lines of {nodes} are in the log only (-a -n all -g Error)")
 
 
 def _note_which_lines(request: Request, count: int, size: int, cut: Cut) -> None:

@@ -159,6 +159,8 @@ def _query(
 ) -> Query:
     if wanted["all_ranks"] and wanted["ranks"] is not None:
         raise UsageError("--rank and --all-ranks cannot be combined", hint="keep one of them")
+    if streams is None and wanted["errors"]:
+        raise UsageError(f"--errors and --stream {BATCH} cannot be combined", hint="keep one")
     ranks = wanted["ranks"] and parse_ranks(
         wanted["ranks"], record.world_size, of=f"{_title(record)} has ranks"
     )
