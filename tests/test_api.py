@@ -249,7 +249,6 @@ def test_wait_looks_less_often_at_a_job_that_stays_as_it_is(
     looks = iter(SimpleNamespace(state=state, error=None, pending=None) for state in states)
     pauses: list[float] = []
     monkeypatch.setattr(status_verb, "find_record", lambda job: SimpleNamespace(job_id=job))
-    monkeypatch.setattr(status_verb, "Release", lambda: lambda _: False)
     monkeypatch.setattr(status_verb, "look", lambda *_, **__: next(looks))
     for name in ("with_startups", "with_usage"):
         monkeypatch.setattr(status_verb, name, lambda job: job)

@@ -54,7 +54,6 @@ class SchedulerJob:
     end: float | None = None
     exit_code: int | None = None
     exit_signal: int | None = None
-    restarts: int | None = None
     partition: str = ""
     asked_nodes: int | None = None
     asked_at: float | None = None
@@ -131,10 +130,3 @@ class Backend(Protocol):
         Raises ClusterrunError if they can't be signalled.
         """
         return
-
-    def release(self, job_id: str) -> bool:
-        """Start a requeued job that is held; return False for any other job.
-
-        Raises ClusterrunError if Slurm refuses.
-        """
-        return False

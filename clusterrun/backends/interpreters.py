@@ -38,14 +38,6 @@ _CLASSES: Final = ("BaseConfig", "ClusterConfig")  # of accelerate: the fields a
 _IMPORT: Final = ("import ", "import\t")  # what site.py executes in a .pth file
 # Lines of this kind that every environment may have; they hide no package.
 _KNOWN_PTH: Final = r"distutils-precedence|_virtualenv|__editable__.*|.*-nspkg"
-_COMPILE: Final = """
-import json, sys, warnings
-warnings.simplefilter("ignore")
-try:
-    compile(sys.stdin.buffer.read(), sys.argv[1], "exec", dont_inherit=True)
-except SyntaxError as error:
-    print(json.dumps([error.lineno or 0, error.msg]))
-"""
 
 
 def path_of(python: str, spec: JobSpec, environ: Mapping[str, str]) -> str:
@@ -90,16 +82,6 @@ def accelerate_keys(interpreter: Interpreter) -> frozenset[str]:
             old = {str(c.value) for c in compared if isinstance(c, ast.Constant)}
             return frozenset(fields | old if "distributed_type" in fields else ())
     return frozenset()
-
-
-def mistake_in(source: bytes, name: str, path: str) -> tuple[int, str] | None:
-    """Compile a script with another interpreter; return line and message of a syntax error."""
-    argv = [path, "-I", "-S", "-c", _COMPILE, name]
-    text = source.decode("utf-8", "surrogateescape")
-    with contextlib.suppress(ClusterrunError, ValueError, TypeError):
-        line, message = json.loads(shell.run(argv, input=text, timeout_s=ANSWER_S, tries=1).stdout)
-        return int(line), str(message)
-    return None
 
 
 @functools.cache

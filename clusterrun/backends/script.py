@@ -9,7 +9,6 @@ import sys
 import warnings
 from pathlib import Path
 
-from clusterrun.backends.interpreters import mistake_in
 from clusterrun.backends.machine_facts import nearest_file
 from clusterrun.config import Resolved
 from clusterrun.errors import UsageError
@@ -53,16 +52,13 @@ def read_script(resolved: Resolved) -> bytes | None:
 
 
 def syntax_problem(
-    resolved: Resolved, source: bytes, interpreter: Interpreter, *, may_run: bool
+    resolved: Resolved, source: bytes, interpreter: Interpreter
 ) -> UsageError | None:
-    """Return the syntax error that the job's Python would find; None if none is known."""
+    """Return the script's syntax error; None if the job's Python is of another version."""
     name = resolved.spec.script or resolved.spec.module or ""
-    if interpreter.version in (None, sys.version_info[:2]):
-        found = _mistake(source, name)
-    elif may_run:
-        found = mistake_in(source, name, interpreter.path)
-    else:
+    if interpreter.version not in (None, sys.version_info[:2]):
         return None
+    found = _mistake(source, name)
     if found is None:
         return None
     line, message = found

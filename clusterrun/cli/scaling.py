@@ -17,7 +17,7 @@ from clusterrun.backends import select
 from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output, submission
 from clusterrun.cli.shared.help import under
-from clusterrun.cli.shared.job_text import failure_text, say_released
+from clusterrun.cli.shared.job_text import failure_text
 from clusterrun.cli.shared.options import (
     JobOptions,
     ScriptCommand,
@@ -122,7 +122,7 @@ def _waited(worlds: Sequence[Prepared], runs: Iterable[JobRecord | None]) -> lis
     results: list[Result] = []
     try:
         for world, record in zip(worlds, runs, strict=True):
-            ended = wait(record, released=say_released) if record else None
+            ended = wait(record) if record else None
             is_measured = ended and ended.state in _MEASURED
             found = measure(ended.record.paths, warm_up=WARM_UP) if ended and is_measured else None
             ranks = world.plan.world_size

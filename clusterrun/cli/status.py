@@ -18,7 +18,6 @@ from clusterrun.cli.shared.job_text import (
     brief,
     find_all_announced,
     find_announced,
-    say_released,
     where_or_why,
 )
 from clusterrun.cli.shared.progress_text import (
@@ -121,7 +120,7 @@ def _look(record: JobRecord, *, follow: bool, waiting: bool) -> JobStatus:
             return seen
     if not waiting:
         return statuses_explained([record])[0]
-    return wait(record, released=say_released, stuck=warn_stuck, rest=WaitLine().rest)
+    return wait(record, stuck=warn_stuck, rest=WaitLine().rest)
 
 
 def _say_notes(job: JobStatus) -> None:
@@ -130,8 +129,8 @@ def _say_notes(job: JobStatus) -> None:
     if job.unjoined is not None:
         output.note(job.unjoined.hint)
     if job.is_held:
-        name = job.record.job_id
-        output.note(f"to have Slurm start it now, run: clusterrun status --wait {name}")
+        command = f"scontrol update JobId={job.record.job_id} StartTime=now+2"
+        output.note(f"to have Slurm start it now, run: {command}")
         output.note(f"a site can shorten the two minutes: {REQUEUE_DELAY}")
 
 

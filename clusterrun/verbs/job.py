@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from submitit.core import core
@@ -63,14 +63,9 @@ class Job(core.Job):  # type: ignore[misc]  # submitit is not followed
         """Return the status of the job."""
         return status(self.record)
 
-    def wait(
-        self,
-        timeout_s: float | None = None,
-        *,
-        released: Callable[[JobStatus], None] = lambda _: None,
-    ) -> JobStatus:
+    def wait(self, timeout_s: float | None = None) -> JobStatus:
         """Wait until the job has ended and return its last status; like `clusterrun.wait`."""
-        return wait(self.record, timeout_s=timeout_s, released=released)
+        return wait(self.record, timeout_s=timeout_s)
 
     def logs(
         self,

@@ -88,7 +88,7 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
         template_dirs=[d for d in (file.parent / "templates" for file in files) if d.is_dir()],
     )
     notes = (*job.notes, *_notes(job, plan, is_again=is_again), *estimates)
-    problem, is_sure = _problem(job, facts, plan.strategy, source, may_run=may_run)
+    problem, is_sure = _problem(job, facts, plan.strategy, source)
     if problem and not is_sure:
         notes += (f"{problem.message}; {problem.hint}",)
         problem = None
@@ -105,15 +105,14 @@ def prepare(job: Wanted, *, is_again: bool = False) -> Prepared:
 
 
 def _problem(
-    job: Resolved, facts: Facts, strategy: Strategy, source: bytes | None, *, may_run: bool
+    job: Resolved, facts: Facts, strategy: Strategy, source: bytes | None
 ) -> tuple[UsageError | None, bool]:
     """Return why the job would fail on the nodes, and whether that is certain."""
     if problem := interpreter_problem(job.spec, facts, strategy):
         return problem, is_certain(job.spec, facts)
     if source is None:
         return None, True
-    problem = syntax_problem(job, source, facts.interpreter, may_run=may_run)
-    return problem, facts.interpreter.version is not None
+    return syntax_problem(job, source, facts.interpreter), facts.interpreter.version is not None
 
 
 def check(prepared: Prepared) -> str:

@@ -1,11 +1,7 @@
-"""Look up the status of a job, wait until it has ended, and release it while Slurm holds it.
-
-By default, Slurm holds a requeued job for two minutes.
-"""
+"""Look up the status of a job, and wait until it has ended."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -13,11 +9,8 @@ from typing import Final
 
 from clusterrun.backends import select
 from clusterrun.backends.evidence import AttemptSummary
-from clusterrun.backends.slurm import query
 from clusterrun.backends.slurm.outlook import explained
-from clusterrun.backends.slurm.reasons import explain
 from clusterrun.backends.status import JobStatus, statuses, with_last_step, with_usage
-from clusterrun.errors import ClusterrunError
 from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.record import JobRecord, read_again
 from clusterrun.rundir.startup import Phase, Startup, read_start, startup_of
@@ -51,37 +44,9 @@ def statuses_explained(records: Sequence[JobRecord]) -> list[JobStatus]:
 
 
 def stuck_now(record: JobRecord) -> JobStatus | None:
-    """Ask Slurm once about a new job; None unless the job will not start without a change."""
-    reason = query.pending_reason(record.job_id, record.slurm_cluster)
-    if not reason or explain(reason, record.job_id).can_start is not False:
-        return None
-    return explained(look(record, max_age_s=0))
-
-
-RETRY_S = 5.0
-
-
-class Release:
-    """Releases the user's own job, once for each time that it was requeued.
-
-    Slurm refuses until the job's last processes have ended; later calls try again.
-    """
-
-    def __init__(self) -> None:
-        self._released: tuple[str, int] | None = None
-        self._next_try = 0.0
-
-    def __call__(self, job: JobStatus) -> bool:
-        """Release the job if it is held; return whether that worked."""
-        record, wait = job.record, (job.record.job_id, job.attempt)
-        is_due = job.is_held and record.is_own and self._released != wait
-        if not is_due or time.monotonic() < self._next_try:
-            return False
-        self._next_try = time.monotonic() + RETRY_S
-        with contextlib.suppress(ClusterrunError):  # then it starts two minutes later
-            if select.backend_of(record).release(record.job_id):
-                self._released = wait
-        return self._released == wait
+    """Ask Slurm about a new job; None unless the job will not start without a change."""
+    now = look(record, max_age_s=0)
+    return explained(now) if now.pending and now.pending.can_start is False else None
 
 
 class Watch:
@@ -115,25 +80,20 @@ def wait(
     job: Which | None = None,
     *,
     timeout_s: float | None = None,
-    released: Callable[[JobStatus], None] = lambda _: None,
     stuck: Callable[[JobStatus], None] = lambda _: None,
     rest: Callable[[JobStatus, float], None] = lambda _, pause_s: time.sleep(pause_s),
 ) -> JobStatus:
     """Wait until a job has ended and return its last status.
 
-    A job that Slurm requeued and holds is released, and `released` is called. `stuck` is called
-    once for each reason why the job will not start unless somebody changes something. `rest` pauses
-    between two looks. The last state is UNKNOWN if the job can't be found any more. Raises
-    JobNotFoundError, and TimeoutError after `timeout_s`.
+    `stuck` is called once for each reason why the job will not start unless somebody changes
+    something. `rest` pauses between two looks. The last state is UNKNOWN if the job can't be found
+    any more. Raises JobNotFoundError, and TimeoutError after `timeout_s`.
     """
     record = find_record(job)
     deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
-    watch = Watch(record)
-    release, told = Release(), ""
+    watch, told = Watch(record), ""
     while True:
         now = watch.look()
-        if release(now):
-            released(now)
         if now.pending and now.pending.can_start is False and now.pending.code != told:
             told = now.pending.code
             stuck(explained(now))

@@ -11,7 +11,6 @@ from clusterrun.backends.evidence import bad_nodes, read_attempts
 from clusterrun.rundir.outcome import Next
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.world import write_world
-from clusterrun.verbs.status import Release, status
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import outcome
 from tests.cli.runs import ended, queue, running, submitted
@@ -145,72 +144,14 @@ def test_a_node_is_bad_without_a_sign_of_life_or_where_ranks_halted_twice(tmp_pa
         assert bad_nodes(RunPaths(root=root)) == bad, outcomes
 
 
-# Released by who watches
-
-
-def requeued(here: CommandLine, restarts: int = 1) -> Path:
-    """Submit a job that was requeued and is held back, until it is released; then it completes."""
-    root = came_back(here)
-    (root / "events").mkdir()
-    end = json.dumps({"state": "COMPLETED", "exit_code": 0, "ended_at": 7})
-    show = f"JobId=4711 JobState=PENDING Restarts={restarts} Command=/x"
-    here.program("scontrol", f"[[ $1 == update ]] && echo '{end}' > {root}/end.json\necho '{show}'")
+def test_a_requeued_job_that_is_held_is_named_with_the_command_that_starts_it(
+    here: CommandLine,
+) -> None:
+    came_back(here)
     queue(here, HELD)
-    return root
-
-
-UPDATE = ["update", "JobId=4711", "StartTime=now+2"]
-
-
-def test_who_waits_has_slurm_start_a_requeued_job_now(here: CommandLine) -> None:
-    requeued(here)
-    said = here("status", "4711", "--wait")
-    assert said.code == 0
-    assert said.err == (
-        "job 4711 was requeued; Slurm was asked to start it now, not in two minutes\n"
-    )
-    assert here.asked("scontrol")[-3:] == UPDATE
-
-
-def test_who_follows_the_logs_has_it_start_now_too(here: CommandLine) -> None:
-    requeued(here)
-    assert "Slurm was asked to start it now" in here("logs", "-f", "4711").err
-    assert here.asked("scontrol")[-3:] == UPDATE
-
-
-def test_who_only_looks_changes_nothing(here: CommandLine) -> None:
-    requeued(here)
     said = here("status", "4711")
     assert "waits      requeued; Slurm holds it for two minutes; starts about" in said.out
     now, later = said.err.splitlines()
-    assert now == "note: to have Slurm start it now, run: clusterrun status --wait 4711"
+    assert now.endswith("start it now, run: scontrol update JobId=4711 StartTime=now+2")
     assert later.startswith("note: a site can shorten the two minutes: SchedulerParameters=")
     assert here.asked("scontrol") == []
-
-
-def released(here: CommandLine, root: Path) -> bool:
-    """Wait for a job a while, and say whether Slurm was asked to start it."""
-    release = Release()
-    for _ in range(2):
-        release(status(str(root)))
-    return "StartTime=now+2" in here.asked("scontrol")
-
-
-def test_a_job_of_another_user_or_for_a_later_time_is_left_alone(here: CommandLine) -> None:
-    root = requeued(here, restarts=0)
-    assert not released(here, root)
-    requeued_again = "JobId=4711 JobState=PENDING Restarts=1 Command=/x"
-    here.program("scontrol", f"echo '{requeued_again}'")
-    data = json.loads((root / "job.json").read_text()) | {"user": "somebody"}
-    (root / "job.json").write_text(json.dumps(data))
-    assert not released(here, root)
-
-
-def test_a_release_that_is_refused_is_not_tried_again_at_once(here: CommandLine) -> None:
-    root = requeued(here)
-    here.program(
-        "scontrol",
-        "[[ $1 == update ]] && exit 1\necho JobId=4711 JobState=PENDING Restarts=1 Command=/x",
-    )
-    assert released(here, root)
-    assert here.asked("scontrol").count("StartTime=now+2") == 1

@@ -178,16 +178,3 @@ def test_a_slurmctld_that_is_down_is_unreachable_and_has_no_job(
         submitter(tmp_path)("true")
     assert "Unable to contact slurm controller" in str(silent.value.cause)
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_job_that_is_released_in_the_second_of_its_requeue_starts(
-    submit: Submit, cluster: Cluster
-) -> None:
-    step = "srun bash -c 'echo run $SLURM_RESTART_COUNT; exec sleep 100' & wait"
-    made = submit(f"trap 'exit 124' TERM; {step}", "--requeue")
-    cluster.wait_job(made.job_id, "RUNNING")
-    time.sleep(2 - time.time() % 1)  # what follows fits into one second
-    cluster.run(["scontrol", "requeue", made.job_id])
-    wait_for(lambda: BACKEND.release(made.job_id), "the release of the job", 20)
-    wait_for(lambda: "run 1\n" in batch_output(made), "the second run of its step", 30)
-    cluster.run(["scancel", made.job_id])

@@ -66,7 +66,12 @@ def test_a_script_saves_and_its_run_continues_or_ends(
         slurm.run(["scancel", job_id])
     elif event == "cancel":
         assert here.cli("cancel", "--checkpoint", job_id).returncode == 0
-    here.cli("status", job_id, "--wait")  # it also starts a requeued job
+
+    def has_ended() -> bool:
+        slurm.start_requeued(job_id)
+        return bool(here.json("status", job_id)["state"] == state)
+
+    wait_for(has_ended, f"the end of job {job_id} as {state}", 300)
     restarts = int(state == "COMPLETED")
     logs = "".join(path.read_text() for path in here.run_dir(job_id).glob("logs/a*/*.log"))
     counts = [logs.count(text) for text in ("handles SIG", "has saved", "continues")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,12 @@ import pytest
 from clusterrun.rundir import record as records
 from clusterrun.rundir.record import JobRecord
 from clusterrun.shared import checkpoint_files
-from clusterrun.shared.state import JobState
 from tests.backends.builders import SUBMIT_SUCCESSOR
 from tests.chaos.training import add_scripts
 from tests.cluster.cluster import Cluster
-from tests.patience import patience, wait_for
+from tests.patience import wait_for
 from tests.road import Project, project
-from tests.slurm.jobs import Submit, until
+from tests.slurm.jobs import Submit
 
 pytestmark = [
     pytest.mark.slurm,
@@ -78,26 +76,6 @@ fi
     assert made.runs_dir.job_link(new.job_id).resolve() == root.resolve()
     waited_s = float(text(root / "begun")) - float(text(root / "ended"))
     assert waited_s < HELD_S
-
-
-def test_a_requeued_job_that_is_waited_for_starts_at_once(
-    submit: Submit, here: Project, cluster: Cluster
-) -> None:
-    end = '{"schema": "clusterrun.end/1", "state": "COMPLETED", "exit_code": 0, "ended_at": 1}'
-    made = submit(
-        f"""mkdir -p "$1/attempts"; mkdir "$1/attempts/1" && exec sleep 120
-mkdir "$1/attempts/2"; echo '{end}' > "$1/end.json\"""",
-        "--requeue",
-    )
-    until(made, JobState.RUNNING)
-    wait_for(made.paths.attempt(1).is_dir)
-    cluster.run(["scontrol", "requeue", made.job_id])
-    until(made, JobState.PENDING)
-    begin = time.monotonic()
-    done = here.cli("status", made.run_dir, "--wait")
-    assert done.returncode == 0, done.stderr
-    assert "Slurm was asked to start it now" in done.stderr
-    assert time.monotonic() - begin < 90 * patience()
 
 
 # The real thing

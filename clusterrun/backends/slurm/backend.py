@@ -26,7 +26,6 @@ from clusterrun.launch.plan import Plan
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import shell
 from clusterrun.shared.job_id import JobId
-from clusterrun.shared.state import JobState
 
 if TYPE_CHECKING:
     from clusterrun.rundir.record import JobRecord
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 SBATCH_TIMEOUT_S = 60.0
 CHAINED = "chained"  # second argument of the script: a job that waits for the one before it
 LOOK_AGAIN_S = 3.0
-# A job fails if it starts in the second in which its last start was killed: slurmd mistakes
-# its credential for the revoked one ("Job credential revoked").
-SOON = "now+2"
 # What sbatch prints if it never reached slurmctld; after any other timeout the job may be queued.
 NEVER_REACHED = ("Unable to contact slurm controller", *shell.LASTING)
 
@@ -185,14 +181,6 @@ class SlurmBackend:
         done = slurm_query.call(self.slurm_cluster, *argv)
         if done.rc != 0:
             raise ClusterrunError(f"cannot signal job {job_id}", cause=done.stderr.strip())
-
-    def release(self, job_id: str) -> bool:
-        """Start a requeued job now, but not a job that the user wants to start later."""
-        job = slurm_query.ask_scontrol([job_id], self.slurm_cluster).get(job_id)
-        if job is None or job.state is not JobState.PENDING or not job.restarts:
-            return False
-        self.update(job_id, f"StartTime={SOON}")
-        return True
 
     def update(self, job_id: str, setting: str) -> None:
         """Change a pending job by a setting of `scontrol update`. Raises ClusterrunError."""

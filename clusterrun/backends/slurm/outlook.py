@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from clusterrun.backends.slurm.query import parse_time
+from clusterrun.backends.slurm.query import pairs, parse_time
 from clusterrun.backends.slurm.reasons import (
     WAITS_FOR_REPAIR,
     ChangeKind,
@@ -49,7 +49,6 @@ _FEATURES: Final = re.compile(r"[\w.-]+(?:&[\w.-]+)*\Z")
 _HARMLESS: Final = (
     *("--licenses", "-L", "--comment", "--mail", "--nice", "--wckey", "--account", "--qos"),
 )
-_PAIR: Final = re.compile(r"(?:^| )(\w+)=(\S*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +245,7 @@ def of_reservations(request: NodeRequest, text: str, now: float) -> Outlook:
     horizon = float("inf") if request.limit_s is None else now + request.limit_s
     facts = []
     for line in text.splitlines():
-        row = dict(_PAIR.findall(line.replace("=(null)", "=")))
+        row = pairs(line.replace("=(null)", "="))
         start, end = parse_time(row.get("StartTime", "")), parse_time(row.get("EndTime", ""))
         is_own = row.get("PartitionName", "") in ("", *request.partitions)
         if is_own and start and end and start < horizon and end > now:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -113,7 +113,7 @@ def _without_history(
     """Query scontrol about ended jobs that accounting doesn't know (yet)."""
     note = f"accounting does not answer: {problem}" if problem else ""
     short = [job_id for job_id in job_ids if job_id in found and _needs_more(found[job_id])]
-    shown = ask_scontrol(short, slurm_cluster) if short else {}
+    shown = _ask_scontrol(short, slurm_cluster) if short else {}
     answers = {job_id: replace(shown.get(job_id, found[job_id]), note=note) for job_id in short}
     gone = f"slurmctld no longer knows this job; {note}"
     for job_id in set(job_ids) - found.keys() if problem else ():
@@ -130,16 +130,6 @@ def _squeue(slurm_cluster: str | None, *options: str) -> str:
     if done.rc != 0 and "Invalid job id" not in done.stderr:
         raise SchedulerUnreachableError("squeue failed", cause=done.stderr.strip())
     return done.stdout
-
-
-def pending_reason(job_id: str, slurm_cluster: str | None) -> str:
-    """Return why a job waits, from one call; "" if the job does not, or Slurm does not answer."""
-    try:
-        words = ("--noheader", "--states=PENDING", f"--jobs={job_id}", "--format=%r")
-        done = call(slurm_cluster, "squeue", *words, tries=1)
-    except SchedulerUnreachableError:
-        return ""
-    return done.stdout.strip() if done.rc == 0 else ""
 
 
 def parse_squeue(text: str) -> dict[str, SchedulerJob]:
@@ -240,42 +230,37 @@ def _sacct_job(values: Sequence[str]) -> SchedulerJob:
 # scontrol
 
 
-def ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
+def _ask_scontrol(job_ids: Sequence[str], slurm_cluster: str | None) -> dict[str, SchedulerJob]:
     """Query each job, or all jobs of slurmctld in one call: scontrol takes no list."""
     asked = [[job_id] for job_id in job_ids] if len(job_ids) <= FEW else [[]]
     jobs: dict[str, SchedulerJob] = {}
     for words in asked:
         argv = ("scontrol", "--oneliner", "show", "job", *words)
         done = call(slurm_cluster, *argv, tries=1)
-        if done.rc == 0:
-            jobs |= parse_scontrol(done.stdout, job_ids)
+        for line in done.stdout.splitlines() if done.rc == 0 else ():
+            if line.startswith("JobId="):
+                job = parse_scontrol(line)
+                jobs[job.job_id] = job
     return jobs
 
 
-def parse_scontrol(text: str, job_ids: Iterable[str]) -> dict[str, SchedulerJob]:
-    """Parse `scontrol --oneliner show job`.
+def parse_scontrol(line: str) -> SchedulerJob:
+    """Parse a line of `scontrol --oneliner show job`.
 
     Slurm's own fields follow the job's name, so they override a name that imitates a field. The
     command, its directory and the comment are cut off.
     """
-    wanted = set(job_ids)
-    jobs = {}
-    for line in text.splitlines():
-        job_id = line.partition(" ")[0].removeprefix("JobId=")
-        if job_id in wanted:
-            jobs[job_id] = _scontrol_job(
-                job_id, dict(re.findall(_PAIR, line.rpartition(" Command=")[0]))
-            )
-    return jobs
-
-
-def _scontrol_job(job_id: str, pairs: Mapping[str, str]) -> SchedulerJob:
+    found = pairs(line.rpartition(" Command=")[0])
     words = ("JobState", "Reason", "NodeList", "RunTime", "TimeLimit", "StartTime", "EndTime")
-    state, reason, nodes, elapsed, limit, start, end = (pairs.get(name, "") for name in words)
+    state, reason, nodes, elapsed, limit, start, end = (found.get(name, "") for name in words)
     times = (parse_clock(elapsed), parse_clock(limit), start, end)
-    job = _job("scontrol", job_id, state, reason, nodes, times, pairs.get("ExitCode", ""))
-    restarts = pairs.get("Restarts", "")
-    return replace(job, restarts=int(restarts) if restarts.isdigit() else None)
+    job_id = line.partition(" ")[0].removeprefix("JobId=")
+    return _job("scontrol", job_id, state, reason, nodes, times, found.get("ExitCode", ""))
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Parse what scontrol prints as `Name=value`; the last of several counts."""
+    return dict(re.findall(_PAIR, text))
 
 
 def find_by_command(

@@ -10,7 +10,7 @@ from clusterrun.cli.logs.printer import LogPrinter
 from clusterrun.cli.logs.request import BATCH, Request, catalogue_of
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.closing import say_end
-from clusterrun.cli.shared.job_text import failure_lines, released
+from clusterrun.cli.shared.job_text import failure_lines
 from clusterrun.cli.shared.progress_text import WaitLine
 from clusterrun.errors import ClusterrunError, Exit, UsageError
 from clusterrun.logformat.lines import LogLine
@@ -32,7 +32,7 @@ from clusterrun.shared import wording
 from clusterrun.shared.files import end_of
 from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
-from clusterrun.verbs.status import POLL_S, Release, Watch, look
+from clusterrun.verbs.status import POLL_S, Watch, look
 
 _WAITING = (JobState.PENDING, JobState.CONFIGURING)
 
@@ -264,7 +264,7 @@ class _Watch:
         self._due_at = float("-inf")
         self._said = ""
         self._prints = False
-        self._line, self._release = WaitLine(), Release()
+        self._line = WaitLine()
         self.now: JobStatus | None = None
 
     def see(self, entry: Entry) -> None:
@@ -290,8 +290,6 @@ class _Watch:
             self._say(f"{now.error.message}; still following the logs")
         elif now.state in _WAITING:
             self._say(_why_it_waits(self._request.title, now))
-            if self._release(now):
-                self._say(released(self._request.title))
 
     def _say(self, text: str) -> None:
         if text != self._said:

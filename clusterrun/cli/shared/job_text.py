@@ -48,16 +48,6 @@ def locate_announced(job: str | None) -> JobRecord:
     return record
 
 
-def say_released(job: JobStatus) -> None:
-    """Print that Slurm was asked to start a requeued job now."""
-    output.say(released(f"job {job.record.job_id}"))
-
-
-def released(title: str) -> str:
-    """Return the sentence about a requeued job that Slurm was asked to start now."""
-    return f"{title} was requeued; Slurm was asked to start it now, not in two minutes"
-
-
 def failure_text(failure: Outcome) -> str:
     """Name the failure that ended an attempt, on one line."""
     return " ".join(" ".join(failure_lines(failure)).split())

@@ -16,7 +16,6 @@ from clusterrun.backends.status import JobStatus
 from clusterrun.cli.shared import output
 from clusterrun.cli.shared.closing import say_end
 from clusterrun.cli.shared.job_json import end_object
-from clusterrun.cli.shared.job_text import say_released
 from clusterrun.cli.shared.progress_text import WaitLine
 from clusterrun.cli.shared.wait_text import warn_stuck
 from clusterrun.errors import Exit
@@ -85,9 +84,7 @@ def _wait_for_json(record: JobRecord, data: dict[str, Any]) -> int:
 def _wait(record: JobRecord, *, is_followed: bool) -> JobStatus:
     """Wait for the end and print it, unless `logs` has done so."""
     try:
-        ended = wait_until_ended(
-            record, released=say_released, stuck=warn_stuck, rest=WaitLine().rest
-        )
+        ended = wait_until_ended(record, stuck=warn_stuck, rest=WaitLine().rest)
     except KeyboardInterrupt:
         output.say_interrupted(f"job {record.job_id} keeps running")
         _print_how_to_end(record)
