@@ -1,4 +1,4 @@
-"""The job's interpreter: its packages, and what DeepSpeed needs to build its operators."""
+"""The job's interpreter: its torch, and what DeepSpeed needs to build its operators."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from pathlib import Path
 from typing import Final
 
 from clusterrun.launch.facts import Interpreter
-from clusterrun.launch.inputs import too_old_text
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, bad, ok, skip
 from clusterrun.shared.installed import versions_in
-from clusterrun.shared.wording import dotted, missing_text
 
 _CUDA: Final = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a job wants from its interpreter; `is_sure` if the nodes will find what is here."""
+    """The interpreter that a job wants; `is_sure` if the nodes will find what is here."""
 
     python: Interpreter
-    oldest: Mapping[str, tuple[int, int]]
     is_sure: bool
 
 
@@ -34,38 +31,17 @@ def lacks(python: Interpreter, package: str) -> bool | None:
     return False if is_found else True if python.is_known else None
 
 
-def version(wanted: Wanted) -> Finding:
-    """Compare the version of Python with the oldest that is supported."""
-    name, python = "python.version", wanted.python
-    other = "name another interpreter with --python"
-    if not python.path:
-        return bad(name, "the interpreter was not found here", other, is_sure=wanted.is_sure)
-    if python.version is None:
-        return skip(name, f"the version of {python.path} is unknown")
-    if text := too_old_text(python, wanted.oldest, "python"):
-        return bad(name, text, other, is_sure=wanted.is_sure)
-    return ok(name, f"{python.path} is Python {dotted(python.version)}")
-
-
-def package(wanted: Wanted, package: str, *, needed_by: str, source: str = "") -> Finding:
-    """Look for a package that is new enough; `needed_by` is "" if the job works without it.
-
-    `source` is what pip installs instead of the package of this name.
-    """
-    name, python = f"python.{package}", wanted.python
-    found, least = python.packages.get(package, ""), wanted.oldest.get(package)
-    if not python.is_known:
-        return skip(name, f"the packages of {python.path or 'the interpreter'} are unknown")
-    if not found and not needed_by:
-        return skip(name, "not installed, and not needed by this job")
-    wants = f"{package}>={dotted(least)}" if least else package
-    hint = f"run: {python.path} -m pip install {source or repr(wants)}"
-    if not found:
-        text = missing_text(python.path, [package], needed_by)
+def torch(wanted: Wanted, cuda: str | None, *, on_gpus: bool) -> Finding:
+    """Look whether torch, built with this CUDA, can use the GPUs of the job."""
+    name, version = "python.torch", wanted.python.packages.get("torch", "")
+    if not version:
+        return skip(name, f"no torch is known of {wanted.python.path or 'the interpreter'}")
+    text = f"torch {version}".replace(" ?", ", version unknown")
+    if cuda == "" and on_gpus:
+        text = f"{text} was built without CUDA; the job requests GPUs"
+        hint = "install a torch with CUDA: pytorch.org/get-started; or train on CPUs: --device cpu"
         return bad(name, text, hint, is_sure=wanted.is_sure)
-    if needed_by and (text := too_old_text(python, wanted.oldest, package)):
-        return bad(name, text, hint, is_sure=wanted.is_sure)
-    return ok(name, f"{package} {found}".replace(" ?", ", version unknown"))
+    return ok(name, text)
 
 
 def compiler(environ: Mapping[str, str], *, is_sure: bool) -> Finding:

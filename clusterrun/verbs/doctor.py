@@ -24,14 +24,13 @@ from clusterrun.health.node import Needs, all_looks, quick_looks
 from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok, skip
-from clusterrun.shared.wording import count
+from clusterrun.shared.wording import count, dotted
 from clusterrun.verbs.render import Prepared, check, prepare
 
 DEADLINE_S: Final = 4.0  # a domain that a file system, a driver or Slurm blocks is left behind
 STAND_IN: Final = "__hello__"  # a module that every Python has, for a job without a script
 ALONE: Final = ("slurm.submit", "net.name")  # each may be slow
 _OF_THIS_MACHINE: Final = ("cuda.driver", "gpu.", "node.", "net.")
-_CLONE: Final = "'.[train]' in a clone of clusterrun"
 _EXPECTED: Final = re.compile(r"Job \d+ to start at (\S+) using .{0,200} nodes (\S+)")
 
 
@@ -56,7 +55,7 @@ class Subject:
         if facts is None or (not facts.interpreter.path and spec.setup):
             raise UnknownError("only the nodes know the interpreter: the setup lines provide it")
         is_sure = spec.module != STAND_IN and is_certain(spec, facts)  # without a script, no job
-        return python.Wanted(python=facts.interpreter, oldest=facts.oldest, is_sure=is_sure)
+        return python.Wanted(python=facts.interpreter, is_sure=is_sure)
 
     def refuse_container(self) -> None:
         """Raise UnknownError if the job runs in a container."""
@@ -157,23 +156,20 @@ def _left_over(_: Subject) -> Finding:
     return note(name, text, f"unset {' '.join(found)}, or use a new shell")
 
 
-def _package(name: str, job: Subject, source: str = "") -> Finding:
-    return python.package(job.wanted, name, needed_by="every job", source=source)
+def _packages(job: Subject) -> Finding:
+    name, wanted = "python.packages", job.wanted
+    found, facts = wanted.python, job.prepared.facts
+    if facts and (problem := interpreter_problem(job.spec, facts, job.plan.strategy)):
+        return bad(name, problem.message, "; ".join(problem.hints), is_sure=wanted.is_sure)
+    if found.version is None or not found.is_known:
+        return skip(name, f"the packages of {found.path or 'the interpreter'} are unknown")
+    versions = ", ".join(f"{each} {version}" for each, version in found.packages.items() if version)
+    return ok(name, f"{found.path}: Python {dotted(found.version)}, {versions}")
 
 
 def _torch(job: Subject) -> Finding:
-    found = _package("torch", job)
-    if found.severity is Severity.OK and job.cuda == "" and job.plan.device is Device.CUDA:
-        text = f"{found.text} was built without CUDA; the job requests GPUs"
-        hint = "install a torch with CUDA: pytorch.org/get-started; or train on CPUs: --device cpu"
-        return bad(found.id, text, hint, is_sure=job.wanted.is_sure)
-    return found
-
-
-def _deepspeed(job: Subject) -> Finding:
-    strategy = job.plan.strategy
-    needed_by = f"strategy {strategy.value}" if strategy.is_deepspeed else ""
-    return python.package(job.wanted, "deepspeed", needed_by=needed_by)
+    on_gpus = job.plan.device is Device.CUDA
+    return python.torch(job.wanted, job.cuda, on_gpus=on_gpus)
 
 
 def _ninja(job: Subject) -> Finding:
@@ -222,11 +218,8 @@ _OF_JOB: Final[dict[str, Probe]] = {
     "config.files": _files,
     "config.job": _job,
     "env.left_over": _left_over,
-    "python.version": lambda job: python.version(job.wanted),
-    "python.clusterrun": partial(_package, "clusterrun", source=_CLONE),
+    "python.packages": _packages,
     "python.torch": _torch,
-    "python.accelerate": partial(_package, "accelerate"),
-    "python.deepspeed": _deepspeed,
     "python.compiler": lambda job: python.compiler(_operators(job), is_sure=job.has_own_programs),
     "python.ninja": _ninja,
     "cuda.driver": lambda job: cuda.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),

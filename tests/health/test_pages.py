@@ -17,7 +17,6 @@ from clusterrun.health import checks as own
 from clusterrun.health import (
     compare,
     cuda,
-    gemm,
     gpu_answer,
     gpus,
     machine,
@@ -83,7 +82,7 @@ NUMBERS: Final = {
     ],
     "node.clock": [seconds(clock.CLOCK_S)],
     "node.compute": [seconds(trial.COMPUTE_S), share(LEAST), share(together._LEAST_OF_TWO)],
-    "net.reduce": [seconds(gemm.TIMEOUT_S)],
+    "net.reduce": [seconds(trial.TIMEOUT_S)],
     "same.hardware": [share(compare._CLOSE)],
 }
 

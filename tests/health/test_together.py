@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterrun.health import gemm
+from clusterrun.health import trial
 from clusterrun.health.compare import merged, to_exclude
 from clusterrun.health.reports import NodeReport
 from clusterrun.health.together import OF_ALL, of_group, of_nodes
@@ -219,8 +219,8 @@ def test_a_node_that_could_not_take_part_says_why(tmp_path: Path) -> None:
 def test_the_rate_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(gemm, "CPU_S", 0.02)
-    assert 0 < gemm.matmul_rate("cpu") < 1000
+    monkeypatch.setattr(trial, "CPU_S", 0.02)
+    assert 0 < trial.matmul_rate("cpu") < 1000
     monkeypatch.setattr(torch, "randn", lambda *size, **kind: torch.full(size, 1e30, **kind))
     with pytest.raises(RuntimeError, match="not finite"):
-        gemm.matmul_rate("cpu")
+        trial.matmul_rate("cpu")
