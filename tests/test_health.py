@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from clusterrun.health import cgroup, machine, network
@@ -52,36 +54,26 @@ def ports(path: Path, *states: str) -> None:
         (path / "mlx5_0" / "ports" / str(number) / "state").write_text(f"{state}\n")
 
 
-def interfaces(path: Path, **flags: str) -> None:
-    for name, text in flags.items():
-        (path / name).mkdir()
-        (path / name / "flags").write_text(text)
-        (path / name / "speed").write_text("25000\n" if name == "eth0" else "-1\n")
+def up(monkeypatch: pytest.MonkeyPatch, **cards: bool) -> None:
+    found = {name: SimpleNamespace(isup=is_up) for name, is_up in cards.items()}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: found)
 
 
-@pytest.fixture(name="devices")
-def _devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """The directories of the interfaces and of InfiniBand."""
-    places = tmp_path / "net", tmp_path / "infiniband"
-    for place in places:
-        place.mkdir()
-    monkeypatch.setattr(network, "INTERFACES", places[0])
-    monkeypatch.setattr(network, "INFINIBAND", places[1])
-    return places
-
-
-def test_a_port_that_is_down_beside_one_that_is_active(devices: tuple[Path, Path]) -> None:
-    interfaces(devices[0], ib0="0x1003")
-    ports(devices[1], "4: ACTIVE", "1: DOWN")
+def test_a_port_that_is_down_beside_one_that_is_active(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "INFINIBAND", tmp_path)
+    up(monkeypatch, lo=True, ib0=True)
+    ports(tmp_path, "4: ACTIVE", "1: DOWN")
     found = network.interface(2)
     assert (found.severity, found.text) == (Severity.NOTE, "up: ib0, mlx5_0/1; mlx5_0/2 is DOWN")
 
 
 @pytest.mark.parametrize(("machines", "status"), [(1, Severity.NOTE), (2, Severity.FAIL)])
 def test_a_job_of_several_machines_needs_an_interface(
-    devices: tuple[Path, Path], machines: int, status: Severity
+    monkeypatch: pytest.MonkeyPatch, machines: int, status: Severity
 ) -> None:
-    interfaces(devices[0], lo="0x9", eth0="0x1002")
+    up(monkeypatch, lo=True, eth0=False)
     assert network.interface(machines).severity is status
 
 

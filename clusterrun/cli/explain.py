@@ -54,9 +54,9 @@ def pages() -> list[Explanation]:
 
 
 def _causes() -> Iterator[Explanation]:
-    from clusterrun.verbs.causes import known_causes
+    from clusterrun.diagnosis.table import built_in
 
-    for cause in known_causes().values():
+    for cause in built_in().values():
         signs = [f"{sign.written}  [{sign.seen or 'any version'}]" for sign in cause.signs]
         rows = [("do", str(advice)) for advice in cause.do] + [("sign", text) for text in signs]
         yield Explanation(cause.id, cause.means, rows)

@@ -13,8 +13,6 @@ from typing import Any, Final
 import yaml
 
 from clusterrun.diagnosis.kinds import Advice, Retry
-from clusterrun.errors import UsageError
-from clusterrun.shared.bounded_yaml import BoundedLoader
 
 CAUSES: Final = Path(__file__).parent / "causes"
 EVERYTHING, LATER = "everything", "later"  # in `explains`: any other cause, any later one
@@ -97,62 +95,33 @@ Table = Mapping[str, KnownCause]
 
 @functools.cache
 def built_in() -> Table:
-    """Return our own causes by id."""
-    files = sorted(CAUSES.glob("*.yaml"))
+    """Return the causes by id."""
+    return parse(file.read_text(encoding="utf-8") for file in sorted(CAUSES.glob("*.yaml")))
+
+
+def parse(texts: Iterable[str]) -> Table:
+    """Read YAML lists of causes."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return parse((file.read_text(encoding="utf-8") for file in files), loader=loader)
-
-
-def extended(more: Iterable[KnownCause]) -> Table:
-    """Return our causes and these; an id that exists gets more signs."""
-    return _merged([*built_in().values(), *more])
-
-
-def parse(texts: Iterable[str], *, loader: Any = BoundedLoader) -> Table:
-    """Read YAML lists of causes. Raises UsageError."""
-    found: list[KnownCause] = []
-    for text in texts:
-        try:
-            rows = yaml.load(text, Loader=loader)
-        except yaml.YAMLError as error:
-            raise UsageError("the table of causes is not valid YAML", cause=str(error)) from error
-        if not isinstance(rows, list):
-            raise UsageError("a table of causes is a list", hint="begin each cause with '- id:'")
-        found += map(_cause, rows)
-    return _merged(found)
-
-
-def _merged(causes: Iterable[KnownCause]) -> Table:
-    found: dict[str, KnownCause] = {}
-    for cause in causes:
-        if before := found.get(cause.id):
-            cause = KnownCause(**{**vars(before), "signs": before.signs + cause.signs})
-        found[cause.id] = cause
-    return found
+    causes = [_cause(row) for text in texts for row in yaml.load(text, Loader=loader)]
+    return {cause.id: cause for cause in causes}
 
 
 def _cause(row: Any) -> KnownCause:
-    try:
-        values = {**row, "id": str(row["id"])}
-        role = Role(values.pop("role", Role.ROOT))
-        signs = tuple(_sign(sign, role) for sign in values.pop("signs", ()))
-        do = values.pop("do", ())
-        repeats = values.pop("repeats", None)
-        return KnownCause(
-            domain=Domain(values.pop("domain", Domain.UNKNOWN)),
-            retry=Retry(values.pop("retry", Retry.MAYBE)),
-            repeats=bounded(repeats) if repeats else None,
-            do=tuple(
-                Advice(**row) if isinstance(row, dict) else Advice(text=str(row))
-                for row in ((do,) if isinstance(do, str) else do)
-            ),
-            explains=frozenset(values.pop("explains", ())),
-            signs=signs,
-            **values,
-        )
-    except (KeyError, TypeError, ValueError, re.error) as error:
-        name = row.get("id", row) if isinstance(row, dict) else row
-        raise UsageError(f"cannot read the cause '{name}'", cause=str(error)) from error
+    values = {**row, "id": str(row["id"])}
+    role = Role(values.pop("role", Role.ROOT))
+    do, repeats = values.pop("do", ()), values.pop("repeats", None)
+    return KnownCause(
+        domain=Domain(values.pop("domain", Domain.UNKNOWN)),
+        retry=Retry(values.pop("retry", Retry.MAYBE)),
+        repeats=bounded(repeats) if repeats else None,
+        do=tuple(
+            Advice(**row) if isinstance(row, dict) else Advice(text=str(row))
+            for row in ((do,) if isinstance(do, str) else do)
+        ),
+        explains=frozenset(values.pop("explains", ())),
+        signs=tuple(_sign(sign, role) for sign in values.pop("signs", ())),
+        **values,
+    )
 
 
 def _sign(row: Any, role: Role) -> Sign:

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from clusterrun.health import machine
+import psutil
+
+from clusterrun.health import machine, network
 from clusterrun.shared.installed import installed_version
 
 EVERY_NODE: Final = ("torch", "accelerate")  # an attempt does not start if they differ
@@ -87,8 +89,6 @@ def _cpu() -> str:
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
-    import psutil
-
     for name, found in sorted(psutil.net_if_stats().items()):
         if not _INNER.match(name):
             speed = f"{found.speed} Mb/s, " if found.speed else ""
@@ -96,18 +96,8 @@ def _interfaces() -> Iterator[tuple[str, str]]:
 
 
 def _infiniband() -> Iterator[tuple[str, str]]:
-    with contextlib.suppress(OSError):
-        for device in sorted(machine.INFINIBAND.iterdir()):
-            firmware = _read(device / "fw_ver")
-            if firmware:
-                yield f"{device.name} firmware", firmware
-            for port in sorted((device / "ports").iterdir()):
-                state = _read(port / "state").rpartition(" ")[2]
-                yield f"{device.name}/{port.name}", f"{state}, {_read(port / 'rate')}"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    for name, state in network.infiniband().items():
+        device, _, port = name.partition("/")
+        place = machine.INFINIBAND / device
+        yield f"{device} firmware", network.text_of(place / "fw_ver")
+        yield name, f"{state}, {network.text_of(place / 'ports' / port / 'rate')}"

@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 from clusterrun.health.examine import Look, UnknownError
-from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, links_text
+from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.machine import gib
 from clusterrun.health.nvml import NvmlGpu
 from clusterrun.shared.finding import Finding, bad, fail, ok, skip
@@ -45,7 +45,6 @@ def gpu_checks(asked: GpuAnswer | None, ranks: int) -> dict[str, Look]:
         "gpu.throttle": throttle,
         "gpu.foreign": foreign,
         "gpu.xid": xid,
-        "gpu.links": links,
     }
     return {
         name: partial(look, asked) if asked else partial(skip, name, "this job uses no GPU")
@@ -162,23 +161,6 @@ def xid(asked: GpuAnswer) -> Finding:
         found[gpu.name] = [(text, bool(needed))] if needed or wanted else []
     hint = f"{_LEAVE_OUT}: nvidia-smi -q; dmesg | grep -i xid"
     return _judged("gpu.xid", found, f"no reset is needed on {_all(known)}", hint)
-
-
-def links(asked: GpuAnswer) -> Finding:
-    """Look for NVLinks that are down: the GPUs of a node have as many.
-
-    A board may leave some of the links unused.
-    """
-    known = [gpu for gpu in asked.gpus if gpu.links and any(gpu.links)]
-    if not known:
-        raise UnknownError("the GPUs report no active NVLink")
-    most = max(sum(gpu.links or ()) for gpu in known)
-    found: dict[str, list[_Flaw]] = {}
-    for gpu in known:
-        is_short = sum(gpu.links or ()) < most
-        found[gpu.name] = [(f"NVLink: {links_text(gpu)}", False)] if is_short else []
-    hint = f"{_LEAVE_OUT}: nvidia-smi nvlink --status"
-    return _judged("gpu.links", found, f"{links_text(known[0])} on {_all(known)}", hint)
 
 
 def _all(gpus: Sequence[NvmlGpu]) -> str:

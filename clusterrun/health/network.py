@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from clusterrun.health.machine import INFINIBAND
 from clusterrun.shared.finding import Finding, bad, note, ok
 
-INTERFACES: Final = Path("/sys/class/net")
 MOST: Final = 6  # interfaces that are named
-_IFF_UP: Final = 1
-_IFF_LOOPBACK: Final = 8
 
 
 def own_name() -> Finding:
@@ -33,7 +31,8 @@ def interface(machines: int) -> Finding:
 
     A job of several machines needs one.
     """
-    name, found = "net.interface", sorted(filter(_is_up, os.listdir(INTERFACES)))
+    name, cards = "net.interface", psutil.net_if_stats()
+    found = sorted(card for card, stats in cards.items() if stats.isup and card != "lo")
     ports = infiniband()
     active = [port for port, state in ports.items() if state == "ACTIVE"]
     if not found:
@@ -51,19 +50,12 @@ def interface(machines: int) -> Finding:
 def infiniband() -> dict[str, str]:
     """Return the state of each port of InfiniBand: {"mlx5_0/1": "ACTIVE"}."""
     files = sorted(INFINIBAND.glob("*/ports/*/state"))
-    texts = {f"{file.parts[-4]}/{file.parts[-2]}": _text(file) for file in files}
+    texts = {f"{file.parts[-4]}/{file.parts[-2]}": text_of(file) for file in files}
     return {port: text.rpartition(":")[2].strip() for port, text in texts.items() if text}
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return the text of a small file of the kernel; "" if it can't be read."""
     with contextlib.suppress(OSError):
         return path.read_text(encoding="ascii", errors="replace").strip()
     return ""
-
-
-def _is_up(name: str) -> bool:
-    try:
-        flags = int(_text(INTERFACES / name / "flags"), 16)
-    except ValueError:
-        return False
-    return bool(flags & _IFF_UP) and not flags & _IFF_LOOPBACK

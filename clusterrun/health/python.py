@@ -44,25 +44,18 @@ def torch(wanted: Wanted, cuda: str | None, *, on_gpus: bool) -> Finding:
     return ok(name, text)
 
 
-def compiler(environ: Mapping[str, str], *, is_sure: bool) -> Finding:
-    """Look for the C++ compiler that builds DeepSpeed's operators."""
-    name, wanted = "python.compiler", environ.get("CXX") or "c++"
-    if found := next(filter(None, map(shell.find, wanted.split()[:1])), None):
-        return ok(name, found)
-    text = f"no C++ compiler ({wanted}), which DeepSpeed's offload needs to build its optimizer"
-    return bad(name, text, "install g++ or load a module with it in setup:", is_sure=is_sure)
-
-
-def ninja(wanted: Wanted) -> Finding:
-    """Look for ninja, with which torch builds DeepSpeed's operators."""
-    name, is_missing = "python.ninja", lacks(wanted.python, "ninja")
-    if is_missing is False or shell.find("ninja"):
-        return ok(name, "ninja was found")
-    if is_missing is None:
-        return skip(name, "the packages of the job's interpreter are unknown")
-    text = "no ninja, which DeepSpeed's offload needs to build its optimizer"
-    hint = "run: pip install ninja, in the job's environment"
-    return bad(name, text, hint, is_sure=wanted.is_sure)
+def compiler(wanted: Wanted, environ: Mapping[str, str], *, is_sure: bool) -> Finding:
+    """Look for the C++ compiler and ninja, with which torch builds DeepSpeed's operators."""
+    name, program = "python.compiler", environ.get("CXX") or "c++"
+    why = "which DeepSpeed's offload needs to build its optimizer"
+    found = next(filter(None, map(shell.find, program.split()[:1])), None)
+    if not found:
+        hint = "install g++ or load a module with it in setup:"
+        return bad(name, f"no C++ compiler ({program}), {why}", hint, is_sure=is_sure)
+    if lacks(wanted.python, "ninja") and not shell.find("ninja"):
+        hint = "run: pip install ninja, in the job's environment"
+        return bad(name, f"no ninja, {why}", hint, is_sure=wanted.is_sure)
+    return ok(name, found)
 
 
 def cuda_of_torch(places: Sequence[str], torch: str) -> str | None:

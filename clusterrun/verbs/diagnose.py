@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 from clusterrun.backends.status import JobStatus
 from clusterrun.diagnosis.lines import PrintedLine, read_line
 from clusterrun.diagnosis.scan import FoundSign, Scanner
-from clusterrun.diagnosis.table import Domain, Role
+from clusterrun.diagnosis.table import Domain, Role, built_in
 from clusterrun.diagnosis.weigh import Verdict, verdict_of
 from clusterrun.errors import UsageError
 from clusterrun.logformat.lines import Stream
@@ -32,7 +32,6 @@ from clusterrun.rundir.record import JobRecord, earlier_namesakes
 from clusterrun.shared.files import end_of
 from clusterrun.shared.state import JobState
 from clusterrun.verbs import evidence, hangs
-from clusterrun.verbs.causes import known_causes
 from clusterrun.verbs.evidence import AGENTS, RANKS, SLURM
 from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
@@ -106,7 +105,7 @@ def diagnose_attempt(
     record: JobRecord, number: int, outcome: Outcome | None, *, state: JobState | None = None
 ) -> Diagnosis:
     """Diagnose an attempt; `state` is the job's, if this is its newest attempt."""
-    scanner = Scanner(table=known_causes(), ranks=set(range(record.world_size)))
+    scanner = Scanner(table=built_in(), ranks=set(range(record.world_size)))
     paths = record.paths
     files = find_files(paths, number)
     loud: set[int | None] = set()
@@ -178,7 +177,7 @@ def diagnose_logs(
     `-` is standard input. `show` hears now and then how many lines were read. Raises UsageError
     for a file that cannot be read.
     """
-    scanner = Scanner(table=known_causes())
+    scanner = Scanner(table=built_in())
     for line in _lines_of(names, stdin):
         scanner.feed(line)
         if not scanner.lines % _SHOWN_LINES:

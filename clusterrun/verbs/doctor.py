@@ -172,18 +172,11 @@ def _torch(job: Subject) -> Finding:
     return python.torch(job.wanted, job.cuda, on_gpus=on_gpus)
 
 
-def _ninja(job: Subject) -> Finding:
-    _operators(job)
-    return python.ninja(job.wanted)
-
-
-def _operators(job: Subject) -> dict[str, str]:
-    """Return the job's variables. Raises UnknownError if it builds no operators, or elsewhere."""
+def _compiler(job: Subject) -> Finding:
     if not job.builds_operators:
         strategy = job.plan.strategy.value
         raise UnknownError(f"strategy {strategy} builds no operators of DeepSpeed")
-    job.refuse_container()
-    return _environ(job)
+    return python.compiler(job.wanted, _environ(job), is_sure=job.has_own_programs)
 
 
 def _environ(job: Subject) -> dict[str, str]:
@@ -220,8 +213,7 @@ _OF_JOB: Final[dict[str, Probe]] = {
     "env.left_over": _left_over,
     "python.packages": _packages,
     "python.torch": _torch,
-    "python.compiler": lambda job: python.compiler(_operators(job), is_sure=job.has_own_programs),
-    "python.ninja": _ninja,
+    "python.compiler": _compiler,
     "cuda.driver": lambda job: cuda.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
     "cuda.toolkit": _toolkit,
     "path.runs": lambda job: paths.runs(

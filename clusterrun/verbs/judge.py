@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -33,8 +31,6 @@ def prepare() -> None:
 def judged(run_dir: Path, outcome: Outcome) -> str:
     """Diagnose an attempt by what its agents and logs report; return the verdict as JSON."""
     record = read(RunPaths(root=run_dir))
-    with contextlib.suppress(OSError):
-        os.chdir(record.workdir)  # the project's causes.yaml
     verdict = short(diagnose_attempt(record, outcome.attempt, outcome), most=MOST)
     return json.dumps(dataclasses.asdict(verdict) if verdict else None)
 

@@ -438,22 +438,6 @@ def test_one_file_adds_a_cause_its_page_and_its_documentation(
     assert f"## {added}\n\nScratch was purged." in "\n".join(generate["_causes"]())
 
 
-def test_a_project_adds_causes(here: CommandLine) -> None:
-    (here.path / "clusterrun.yaml").write_text("script: train.py\n")
-    (here.path / "causes.yaml").write_text(
-        "- {id: purged, means: Scratch was purged., do: [copy it], signs: ['purged by policy']}\n"
-        "- {id: cuda_oom, signs: ['the card is full']}\n"
-    )
-    (here.path / "a.log").write_text("/scratch was purged by policy\n")
-    (here.path / "b.log").write_text("the card is full\n")
-    assert "Scratch was purged (purged)" in here("diagnose", "--log", "a.log").out
-    assert "A GPU ran out of memory (cuda_oom)" in here("diagnose", "--log", "b.log").out
-    (here.path / "causes.yaml").write_text("- {id: purged, signs: ['(']}\n")
-    done = here("diagnose", "--log", "a.log")
-    assert done.code == 2
-    assert "causes.yaml: cannot read the cause 'purged'" in done.err
-
-
 def noted(
     root: Path, *notes: Note, rank: str = "", others: Mapping[int, str] | None = None
 ) -> None:

@@ -162,7 +162,7 @@ BREAKS: list[tuple[str, str, str, Break]] = [
     ("python.packages", "fail", "-m pip install '.[train]' in a", package(accelerate="")),
     ("python.packages", "fail", "-m pip install '.[train]' in a", package(deepspeed="")),
     ("python.compiler", "fail", "install g++", gone("c++")),
-    ("python.ninja", "fail", "pip install ninja", lacking("ninja")),
+    ("python.compiler", "fail", "pip install ninja", lacking("ninja")),
     ("cuda.toolkit", "fail", "load CUDA 12.4", program("nvcc", "echo release 11.8,")),
     ("cuda.toolkit", "note", "load CUDA 12.4", program("nvcc", "echo release 12.6,")),
     ("cuda.toolkit", "fail", "load CUDA 12.4", gone("nvcc")),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from clusterrun.diagnosis.table import built_in
 from clusterrun.health.checks import pages
 from clusterrun.linting.rule import rules
 from clusterrun.verbs import doctor
-from clusterrun.verbs.causes import known_causes
 from tests.checkout import ROOT
 from tests.cli.conftest import CommandLine
 
 
 def test_each_id_is_listed(here: CommandLine) -> None:
     listed = [line.split()[0] for line in here("explain", "all").out.splitlines()[1:]]
-    assert listed == [*known_causes(), *pages(), *rules()]
+    assert listed == [*built_in(), *pages(), *rules()]
     of_gpus = here("explain", "gpu.").out.splitlines()[1:]
     assert [line.split()[0] for line in of_gpus] == [x for x in pages() if x.startswith("gpu.")]
 

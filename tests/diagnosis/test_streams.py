@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from clusterrun.verbs.causes import known_causes
+from clusterrun.diagnosis.table import built_in
 from clusterrun.verbs.diagnose import STDIN, diagnose_logs
 
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
@@ -33,7 +33,7 @@ class Blocks(io.RawIOBase):
 
 @pytest.mark.parametrize("filler", [b"x", b"10%\r", b"\r", b"\x1b[1m"])
 def test_a_line_of_any_length_takes_little_memory(filler: bytes) -> None:
-    known_causes()  # they stay in memory
+    built_in()  # they stay in memory
     block = (filler * MIB)[:MIB]
     blocks = [*[block] * 16, b"\n", OOM + b"\n", *[block] * 4]
     tracemalloc.start()

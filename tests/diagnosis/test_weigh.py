@@ -12,7 +12,6 @@ from clusterrun.diagnosis.lines import read_line
 from clusterrun.diagnosis.scan import Scanner
 from clusterrun.diagnosis.table import Role, Table, built_in, parse
 from clusterrun.diagnosis.weigh import Verdict, verdict_of
-from clusterrun.errors import UsageError
 
 TABLE = """
 - {id: fire, means: Fire., explains: [smoke], signs: ['^FIRE']}
@@ -293,10 +292,3 @@ def test_prefixes_are_read() -> None:
     for text, rank, node, rest in PREFIXES:
         line = read_line(text, number=1, file="")
         assert (line.rank, line.node, line.text) == (rank, node, rest or text)
-
-
-def test_a_table_that_cannot_be_read() -> None:
-    wrong = ("- {id: a, signs: ['(']}", "a: 1", "- {id: a, colour: red}", "- {role: x, id: a}", "[")
-    for text in (*wrong, "- 3"):
-        with pytest.raises(UsageError):
-            parse([text])

@@ -50,7 +50,6 @@ def test_healthy_gpus(driver: StandIn) -> None:
     assert statuses(found) == {}
     assert found["gpu.count"].text == "2 GPUs (NVIDIA H100 80GB HBM3) for 2 ranks"
     assert [tuple(gpu.capability or ()) for gpu in asked().gpus] == [(9, 0)] * 2
-    assert found["gpu.links"].text == "18 of 18 active on 2 GPUs"
     assert "at most 4 MiB in use" in found["gpu.foreign"].text
     assert cuda.driver("12.4", asked()).severity is Severity.OK
     old = cuda.driver("13.0", asked())
@@ -97,7 +96,6 @@ def test_healthy_gpus(driver: StandIn) -> None:
         ),
         ("gpu.xid", "fail", "dmesg", "GPU 1: the driver asks for a reboot", {"gpu1_recovery": 2}),
         ("gpu.xid", "note", "dmesg", "for a reset when its jobs", {"gpu1_recovery": 4}),
-        ("gpu.links", "note", "nvlink --status", "GPU 1: NVLink: 17 of 18", {"gpu1_links": 17}),
     ],
 )
 def test_one_thing_is_broken(
@@ -134,7 +132,6 @@ def test_only_the_jobs_gpus_are_looked_at(driver: StandIn) -> None:
         ("gpu.ecc", "do not report errors", ("errors", "retired", "pending")),
         ("gpu.throttle", "do not report why", ("reasons",)),
         ("gpu.foreign", "do not report their memory", ("used", "used1", "pid")),
-        ("gpu.links", "no active NVLink", ("links",)),
     ],
 )
 def test_what_a_gpu_does_not_report_is_not_ok(
@@ -143,19 +140,13 @@ def test_what_a_gpu_does_not_report_is_not_ok(
     """As a GPU without the feature (-3), or a driver without the function (-13)."""
     recovered = {"gpu0_recovery": 0, "gpu1_recovery": 0}
     driver.answer(**recovered, **{f"gpu0_{field}": -3 for field in fields})
-    if name != "gpu.links":
-        found = looked(asked())
-        assert statuses(found) == {}
-        assert found[name].text.endswith("not all is reported by GPU 0")
+    found = looked(asked())
+    assert statuses(found) == {}
+    assert found[name].text.endswith("not all is reported by GPU 0")
     driver.answer(**{f"gpu1_{field}": -13 for field in fields})
     found = looked(asked())
     assert statuses(found) == {name: "skip"}
     assert text in found[name].text
-
-
-def test_links_that_a_board_does_not_use(driver: StandIn) -> None:
-    driver.answer(gpu0_links=12, gpu1_links=12, gpu0_recovery=0, gpu1_recovery=0)
-    assert looked(asked())["gpu.links"].text == "12 of 18 active on 2 GPUs"
 
 
 @pytest.mark.parametrize("says", [{"init": -12}, {"init": -9}])
