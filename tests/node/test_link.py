@@ -113,7 +113,6 @@ async def test_the_earliest_failure_decides_on_all_nodes(tmp_path: Path) -> None
     nodes.members[1].report_failure(failure(2, now - 0.2, code=3))
     endings = await nodes.end()
     assert [ending.code for ending in endings] == [3, 3, 3]
-    assert not any(member.decided_alone for member in nodes.members)
     assert {ending.reason for ending in endings} == {"rank 2 on n2: x"}
 
 
@@ -563,21 +562,6 @@ async def test_a_second_agent_of_the_same_node_is_refused(tmp_path: Path) -> Non
         return_exceptions=True,
     )
     assert [error.code for error in outcome if isinstance(error, NodeError)] == [121] * 3
-
-
-async def test_a_member_decides_alone_when_the_head_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("clusterrun.node.link.member.HEAD_DECIDES_S", 0.2)
-    nodes = Nodes(tmp_path, nodes=2)
-    await nodes.meet()
-    nodes.head._handle = lambda member, message: None  # type: ignore[method-assign]
-    assert not nodes.members[0].decided_alone
-    for _ in range(2):
-        nodes.members[0].report_failure(failure(1, time.time()))
-    assert (await nodes.members[0].ending()).code == 3
-    await asyncio.sleep(0.3)  # the second decides nothing
-    assert nodes.members[0].decided_alone
 
 
 async def test_many_nodes_meet_quickly(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from clusterrun.config.choices import Launcher
 from clusterrun.errors import NodeExit
-from clusterrun.node.link.member import HEAD_DECIDES_S
 from clusterrun.node.watch.own_signals import choose, named_signals
 from clusterrun.rundir.request import Reason, write_request
 from tests.node.jobs import AgentJob
@@ -60,8 +59,7 @@ def test_ranks_have_time_to_save_in_their_own_handlers(
     stub_job: Make, reason: Reason, code: int, words: tuple[str, ...], launcher: Launcher
 ) -> None:
     names, *status_and_rank = words
-    seconds = str(HEAD_DECIDES_S + 1) if len(words) > 2 else LONG  # longer than a node alone waits
-    job = started(stub_job(SCRIPT, names, seconds, *status_and_rank, launcher=launcher))
+    job = started(stub_job(SCRIPT, names, LONG, *status_and_rank, launcher=launcher))
     if reason is Reason.END:
         write_request(job.paths.request(1), reason)
     if reason in (Reason.PREEMPT, Reason.END):

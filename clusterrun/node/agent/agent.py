@@ -102,9 +102,8 @@ class Agent:
 
     @property
     def is_orphaned(self) -> bool:
-        """Return whether the head is lost or silent, and this agent was not signalled to end."""
-        is_silent = self._member is not None and self._member.decided_alone
-        return (self.has_lost_head or is_silent) and not self._was_signalled
+        """Return whether the head is lost, and this agent was not signalled to end."""
+        return self.has_lost_head and not self._was_signalled
 
     def end(self) -> None:
         """End the job on all nodes, after a checkpoint if the ranks can write one."""
@@ -189,7 +188,7 @@ class Agent:
             failed=partial(self._rank_failed, link),
         )
         if isinstance(link, Member):
-            self._member = self._answers.member = link
+            self._member = link
         elif self._leader:
             self._leader.watch(link, self._tasks, self._cancelled.set)
             if self.was_warned:

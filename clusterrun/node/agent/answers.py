@@ -10,7 +10,6 @@ from clusterrun.node.base.identity import Attempt
 from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.forward.leftovers import pack
 from clusterrun.node.forward.spool import Spool
-from clusterrun.node.link.member import Member
 from clusterrun.node.link.questions import Answerer
 from clusterrun.node.watch import stacks
 from clusterrun.node.watch.own_signals import OwnSignals
@@ -25,7 +24,6 @@ class NodeAnswers:
     def __init__(self, attempt: Attempt, spool: Spool, page: Page, disk: SharedDisk) -> None:
         self._attempt, self._spool, self._disk, self.page = attempt, spool, disk, page
         self.ranks: Ranks | None = None
-        self.member: Member | None = None
         scheduler = attempt.plan.cluster.scheduler
         self.own = OwnSignals(
             page=page, pids=self._pids_by_local_rank, is_in_step=bool(scheduler.signals_ranks)
@@ -40,11 +38,6 @@ class NodeAnswers:
         async def dump(message: Mapping[str, Any]) -> dict[str, Any]:
             return {"dumped": await self.dumped(is_live=bool(message.get("live")))}
 
-        async def warn(message: Mapping[str, Any]) -> dict[str, Any]:
-            if self.member is not None:  # ranks save in their own handlers: the head waits for them
-                self.member.is_patient = True
-            return await self.own.warn(message)
-
         def look(message: Mapping[str, Any]) -> dict[str, Any]:
             self.look_closely()
             return {}
@@ -54,7 +47,7 @@ class NodeAnswers:
             "decide": self.page.decide,
             "stacks": found,
             "dump": dump,
-            "warn": warn,
+            "warn": self.own.warn,
             "signs": lambda _: {"signs": self.signs()},
             "joins": lambda _: vars(self.joins()),
             "look": look,

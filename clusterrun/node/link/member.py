@@ -27,14 +27,13 @@ RETRY_S = 0.03  # the head may be about to listen
 RETRY_MOST_S = 2.0
 PATIENCE_S = 0.2  # for one port to answer before the next is also tried
 BUSY_S = 0.005  # added per node: the head may be busy with them
-HEAD_DECIDES_S = 5.0
 ALIVE_S = 15.0  # between two heartbeats
 REST_S = 90.0  # the head decides earlier
 UNANSWERED = 20  # heartbeats until the head is considered lost; Slurm or a debugger may suspend it
 
 
 class Member:
-    """A node that is not the head; `decided_alone` if the head did not answer."""
+    """A node that is not the head."""
 
     def __init__(
         self,
@@ -56,8 +55,6 @@ class Member:
         self._closed = asyncio.Event()
         self._is_done = self._has_met = False
         self._next_attempt = 0
-        self.decided_alone = False
-        self.is_patient = False  # ranks may save in their own handlers: the head waits for them
         self._host = who.head_host
         self._unanswered = 0
         self.last_problem = "it does not answer"
@@ -232,18 +229,10 @@ class Member:
             self._compared(offset)
 
     def report_failure(self, failure: Failure) -> None:
-        """Report a failure to the head, in the head's time; decide alone if it does not answer."""
+        """Report a failure to the head, in the head's time."""
         failure = dataclasses.replace(failure, at=self._clock.corrected_s(failure.at))
         if self._channel is not None:
             self._channel.send("failed", **dataclasses.asdict(failure))
-        loop = asyncio.get_running_loop()
-        loop.call_later(HEAD_DECIDES_S, self._decide_alone, Ending.of(failure))
-
-    def _decide_alone(self, ending: Ending) -> None:
-        if self.is_patient:  # a lost head is still noticed
-            return
-        self.decided_alone |= not self._decision.is_made
-        self._decision.make(ending)
 
     def report_done(self) -> None:
         """Report to the head that the ranks of this node have succeeded, or are gone."""
