@@ -85,7 +85,6 @@ class RunPaths:
     rests = _OfAttempt("rests")  # its agents wait for the next attempt, in the same step
     next_attempt = _OfAttempt("next")  # the number of that attempt, or 0: they leave
     request = _OfAttempt("request")  # why it is interrupted, in one word
-    head_pid = _OfAttempt("head.pid")  # for signals from the conductor on the same host
     world = _OfAttempt("world.json")  # its nodes in rank order, and how many ranks each has
 
     stacks = _OfAttempt("stacks.json")  # where the ranks were when it hung

@@ -143,7 +143,7 @@ def test_all_that_an_agent_writes_arrives_and_nothing_else(pair: Pair) -> None:
     for path in (*names(host, 1), *wholes(host, 1), *of_all):
         pair.append(path, path.name.encode())
     expected = copied(host.root)
-    others = (host.link_secret(1), host.head_pid(1), host.owner(1), host.plan)
+    others = (host.link_secret(1), host.owner(1), host.plan)
     for path in (*others, host.checkpoints_dir / "step-1" / "model.pt", host.log(1, "gpu3")):
         pair.append(path, b"secret")
     pair.finish()
@@ -175,7 +175,7 @@ def test_a_file_that_has_become_shorter_goes_on_where_the_home_is(pair: Pair) ->
 
 HOSTILE = """../x /etc/x . job.json plan.json events/gpu3.jsonl logs/a1/gpu3.log logs/a01/gpu2.log
 logs/a0/gpu2.log logs/a1/../../x logs//a1/gpu2.log events/../events/gpu2.jsonl attempts/0/status
-attempts/1/link.secret attempts/1/head.pid attempts/1/owner attempts/1/followed attempts/7/status
+attempts/1/link.secret attempts/1/owner attempts/7/status
 attempts/\u0661/status logs/a1/gpu2.log\0 checkpoints/step-1"""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import pytest
@@ -71,10 +70,7 @@ def test_a_failure_is_told_with_who_where_and_how_far(paths: RunPaths) -> None:
     assert paths.status(1).read_text() == "1\n"
     assert paths.resumed(1).read_text() == "40\n"  # the first one
     modes = {path.name: path.stat().st_mode & 0o777 for path in paths.attempt(1).iterdir()}
-    assert modes == dict.fromkeys(
-        ("head.pid", "status", "outcome.json", paths.resumed(1).name), 0o600
-    )
-    assert paths.head_pid(1).read_text() == f"{os.getpid()}\n"
+    assert modes == dict.fromkeys(("status", "outcome.json", paths.resumed(1).name), 0o600)
 
 
 def test_the_heads_word_wins_over_that_of_a_node_that_lost_it(paths: RunPaths) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 
 from clusterrun.config.spec import Cluster
 from clusterrun.launch.plan import Plan
-from clusterrun.node.recovery import conclude as module
 from clusterrun.node.recovery.conclude import conclude, past
 from clusterrun.node.recovery.rules import Decision
 from clusterrun.rundir.claims import take_attempt
@@ -34,6 +33,7 @@ class EndedAttempts:
         self.paths = RunPaths(root=root)
         self.paths.attempts_dir.mkdir()
         self.paths.events_dir.mkdir()
+        self.reachable: Sequence[str] = ("n1", "n2", "n3")
         self.plan(on_slurm(nodes=2, gpus_per_node=2).to_json())
 
     def plan(self, text: str) -> None:
@@ -60,8 +60,11 @@ class EndedAttempts:
         saved.mkdir(parents=True)
         checkpoint_files.mark(saved, step, world_size=4, settings={}, **about)
 
+    def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(node for node in nodes if node not in self.reachable)
+
     def conclude(self, number: int, code: int = 137, **env: str) -> tuple[Decision, Outcome]:
-        decision = conclude(self.paths.root, number, code, {**ON_SLURM, **env})
+        decision = conclude(self.paths.root, number, code, {**ON_SLURM, **env}, self.unreachable)
         return decision, Outcome.from_json(self.paths.outcome(number).read_text())
 
 
@@ -82,7 +85,7 @@ def test_the_decision_is_written_into_what_the_agents_left(run: EndedAttempts) -
 
 @pytest.mark.parametrize("text", [None, '{"schema": "another/1"}'])
 def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
-    run: EndedAttempts, monkeypatch: pytest.MonkeyPatch, text: str | None
+    run: EndedAttempts, text: str | None
 ) -> None:
     run.attempt(1)
     run.world(1)
@@ -95,7 +98,7 @@ def test_where_the_agents_left_no_word_the_events_tell_how_far_it_came(
         {"type": "step", "step": 120, "attempt": 1},
     )
     run.events("n2", {"type": "rank_start", "rank": 2, "attempt": 1})
-    reachable(monkeypatch, "n1", "n2")
+    run.reachable = ("n1", "n2")
     decision, outcome = run.conclude(1, 137)
     assert decision.next is Next.RELAUNCH
     assert (outcome.code, outcome.cause) == (137, "launcher")
@@ -186,10 +189,7 @@ def interrupted() -> Iterator[tuple[dict[str, Any], str, Plan | None, Next, Caus
         yield own, "", None, Next.RELAUNCH, cause, "x"
 
 
-def test_an_end_is_told_by_its_cause_and_by_who_asked_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reachable(monkeypatch, "n1", "n2", "n3")
+def test_an_end_is_told_by_its_cause_and_by_who_asked_for_it(tmp_path: Path) -> None:
     wrong = []
     for number, (end, word, plan, *expected) in enumerate(interrupted()):
         (tmp_path / str(number)).mkdir()
@@ -253,16 +253,8 @@ def test_a_signal_with_time_left_is_not_the_time_limit(
     assert decision.next is Next.REQUEUE
 
 
-def reachable(monkeypatch: pytest.MonkeyPatch, *nodes: str) -> None:
-    monkeypatch.setattr(
-        module, "unreachable", lambda asked: tuple(n for n in asked if n not in nodes)
-    )
-
-
-def test_a_node_that_does_not_answer_is_left_out_from_then_on(
-    run: EndedAttempts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reachable(monkeypatch, "n1", "n3")
+def test_a_node_that_does_not_answer_is_left_out_from_then_on(run: EndedAttempts) -> None:
+    run.reachable = ("n1", "n3")
     run.attempt(1, {**LOST, "checkpoint": 100})
     decision, _ = run.conclude(1, 123)
     assert (decision.next, decision.exclude) == (Next.RELAUNCH, ("n2",))

@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -141,8 +142,7 @@ class Scene(Host):
 
     # The rule book
 
-    def decide(self, root: Path, attempt: int, code: int, environ: Mapping[str, str]) -> Decision:
-        assert (root, environ) == (self.paths.root, self.environ)
+    def decide(self, attempt: int, code: int) -> Decision:
         self.asked.append(("decide", attempt, code))
         self.meanwhile()
         decision = self.decisions.pop(0)
@@ -151,12 +151,12 @@ class Scene(Host):
         return decision
 
     def conductor(self) -> Conductor:
-        return Conductor(
+        return OfScene(
             paths=self.paths,
             plan=self.plan,
             host=self,
             hear=self.wait,
-            decide=self.decide,
+            scene=self,
             clock=lambda: self.now,
         )
 
@@ -192,6 +192,16 @@ def follow(step: Next, *exclude: str, state: JobState = JobState.FAILED) -> Deci
 
 RELAUNCH, STOP = follow(Next.RELAUNCH), follow(Next.STOP)
 REQUEUE, SUCCESSOR = follow(Next.REQUEUE), follow(Next.SUCCESSOR)
+
+
+@dataclass(kw_only=True)
+class OfScene(Conductor):
+    """A conductor that asks the scene what follows."""
+
+    scene: Scene
+
+    def conclude(self) -> Decision:
+        return self.scene.decide(self.attempt, self.code)
 
 
 @pytest.fixture
@@ -408,27 +418,10 @@ def test_a_run_that_nobody_continues_has_failed_and_says_how_to(
 # Warnings
 
 
-def test_slurms_warning_goes_to_the_heads_agent_with_its_reason(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, sent: killed.append((pid, sent)))
-    scene.at(0.4, lambda: scene.paths.head_pid(1).write_text("77\n"))
+def test_slurms_warning_is_a_request_to_the_head(scene: Scene) -> None:
     scene.at(0.5, signal.SIGUSR1)
     assert scene.run() == 0
-    assert killed == [(77, signal.SIGUSR2)]
     assert read_request(scene.paths.request(1)) is Reason.TIME_LIMIT
-
-
-def test_a_warning_is_not_sent_to_a_pid_of_another_node(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a stranger's pid"))
-    scene.decisions = [follow(Next.RELAUNCH, "n1")]
-    scene.at(1.4, lambda: scene.paths.head_pid(2).write_text("77\n"))
-    scene.at(1.5, signal.SIGUSR2)
-    assert scene.fails(LOST, 0).run() == 0
-    assert read_request(scene.paths.request(2)) is Reason.TIME_LIMIT
 
 
 def test_a_warning_is_passed_on_to_the_attempt_that_follows(scene: Scene) -> None:
@@ -472,7 +465,7 @@ def begin(scene: Scene, attempt: int) -> Deed:
 
     def beginning() -> None:
         assert passed_on(scene.paths, attempt - 1) == attempt
-        scene.paths.head_pid(attempt).write_text("77\n")
+        scene.paths.world(attempt).write_text("{}")
 
     return beginning
 

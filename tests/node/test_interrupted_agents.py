@@ -74,7 +74,6 @@ def started(job: AgentJob) -> AgentJob:
 def ask(job: AgentJob, reason: Reason) -> None:
     """Interrupt the attempt, as the conductor and `cancel` do."""
     write_request(job.paths.request(1), reason)
-    os.kill(int(job.paths.head_pid(1).read_text()), signal.SIGUSR2)
 
 
 def assert_all_saved_at_one_step(job: AgentJob) -> None:

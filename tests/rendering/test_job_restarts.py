@@ -125,16 +125,10 @@ def test_when_slurm_ends_the_job_its_end_is_written_at_once(
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_slurms_warning_goes_to_the_heads_agent_with_its_reason(run: BatchRun, number: int) -> None:
+def test_slurms_warning_is_a_request_to_the_head(run: BatchRun, number: int) -> None:
     process = run.start_step()
-    heard = run.site.root / "heard"
-    agent = 'trap "touch $0; exit" USR2; touch $0.up; while :; do sleep 0.05; done'
-    head = subprocess.Popen(["bash", "-c", agent, str(heard)])
-    wait_until(heard.with_name("heard.up").exists)
-    (run.attempt() / "head.pid").write_text(f"{head.pid}\n")
     process.send_signal(number)
-    wait_until(heard.exists)
-    head.wait(60 * patience())
+    wait_until((run.attempt() / "request").exists)
     assert (run.attempt() / "request").read_text() == "time-limit\n"
     assert process.poll() is None
 

@@ -34,7 +34,7 @@ from clusterrun.launch.plan import Plan
 from clusterrun.node.base.ports import candidate_ports
 from clusterrun.node.base.processes import adopt_orphans
 from clusterrun.node.base.stderr import say_on_stderr
-from clusterrun.node.conductor.conductor import Conductor, ask_rule_book
+from clusterrun.node.conductor.conductor import Conductor
 from clusterrun.node.conductor.host import Signals
 from clusterrun.rendering.bundle import Bundle
 from clusterrun.rundir import create, record
@@ -301,8 +301,7 @@ class Controller:
             here=self.here,
             shell=self._sent.shell,
         )
-        decide = functools.partial(ask_rule_book, lost=host.unreachable)
-        conductor = Conductor(paths=self.paths, plan=self.plan, host=host, hear=hear, decide=decide)
+        conductor = Conductor(paths=self.paths, plan=self.plan, host=host, hear=hear)
         try:
             return conductor.run()
         finally:

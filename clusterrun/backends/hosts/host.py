@@ -101,8 +101,6 @@ class HostsHost(Host):
     which this process runs, if it is one of them; the run ends after the process `shell`.
     """
 
-    is_beside_head = False  # it may be on any host, and looks for requests
-
     def __init__(
         self,
         paths: RunPaths,

@@ -43,10 +43,7 @@ class _Way(Enum):
 
 @lru_cache(maxsize=8192)
 def _ways(node: str, attempt: int) -> dict[str, _Way]:
-    """Return what a node writes; what points into a log is before it.
-
-    Not head.pid: on the home's host, another process may have that pid.
-    """
+    """Return what a node writes; what points into a log is before it."""
     logs = (_RUN.log_errors, _RUN.log, _RUN.nccl_log, _RUN.rank_errors)
     grows = [*(of(attempt, node) for of in logs), _RUN.usage(node), _RUN.events(node)]
     whole = [of(attempt, node) for of in (_RUN.flight_dumps, _RUN.live_dumps)]

@@ -182,6 +182,12 @@ class SlurmHost(Host):
             return True  # the next command will show
         return " is DOWN" not in answer or " is UP" in answer
 
+    def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return the nodes on which slurmd accepts no connection."""
+        from clusterrun.node.recovery.reach import unreachable
+
+        return unreachable(nodes)
+
     def was_requeued(self) -> bool:
         """Return whether this job has been requeued since it started; False if unknown."""
         found = _RESTARTS.search(_shown("job", self.job_id))

@@ -11,10 +11,9 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from clusterrun.errors import ClusterrunError, Exit, NodeExit, SchedulerUnreachableError, describe
@@ -54,20 +53,6 @@ class _OverError(Exception):
     """Raised with a `Finish` to end the job now."""
 
 
-def ask_rule_book(
-    run_dir: Path,
-    attempt: int,
-    code: int,
-    environ: Mapping[str, str],
-    *,
-    lost: Callable[[Sequence[str]], tuple[str, ...]] | None = None,
-) -> Decision:
-    """Return the decision after an attempt. Raises OSError and ValueError."""
-    from clusterrun.node.recovery.conclude import conclude
-
-    return conclude(run_dir, attempt, code, environ, lost=lost)
-
-
 @dataclass(kw_only=True)
 class Conductor:
     """One job of a run, from its first attempt to its end. `hear` returns new signals."""
@@ -76,7 +61,6 @@ class Conductor:
     plan: Plan
     host: Host
     hear: Callable[[float], list[int]]
-    decide: Callable[[Path, int, int, Mapping[str, str]], Decision] = ask_rule_book
     clock: Callable[[], float] = time.monotonic
 
     attempt: int = 0
@@ -172,7 +156,7 @@ class Conductor:
         is_relaunch, is_taken = self.step is not None, self.agents_rest
         try:
             code = self._await_step() if is_taken else None
-            signs = (self.paths.head_pid(self.attempt), self.paths.status(self.attempt))
+            signs = (self.paths.world(self.attempt), self.paths.status(self.attempt))
             has_begun = code is None or self.terminated or any(sign.exists() for sign in signs)
             if not (is_taken and has_begun):
                 self.step = self.host.start(
@@ -234,9 +218,16 @@ class Conductor:
         if who := followed_by(self.paths, self.attempt, self.owner):
             self._leave(who)
 
+    def conclude(self) -> Decision:
+        """Ask the rule book what follows the attempt. Raises OSError and ValueError."""
+        from clusterrun.node.recovery.conclude import conclude
+
+        host = self.host
+        return conclude(self.paths.root, self.attempt, self.code, host.environ, host.unreachable)
+
     def _decide(self) -> Decision:
         try:
-            decision = self.decide(self.paths.root, self.attempt, self.code, self.host.environ)
+            decision = self.conclude()
         except Exception as error:
             say_on_stderr(f"cannot decide what follows attempt {self.attempt}: {error}")
             raise _OverError(Finish(state=JobState.FAILED, code=self.code)) from error
@@ -349,18 +340,10 @@ class Conductor:
             self.agents_rest = not self.agents_left
 
     def _warn(self) -> None:
-        """Have the ranks save and exit: the time limit is near, or a person requests it.
-
-        If nodes are excluded, the head may be on another host; its agent polls for requests.
-        """
+        """Have the ranks save and exit: the time limit is near, or a person requests it."""
         self.time_is_short = True
-        if not self.attempt:
-            return
-        write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
-        with contextlib.suppress(OSError, ValueError):
-            if self.host.is_beside_head and not self.excluded:
-                head = int(self.paths.head_pid(self.attempt).read_text(encoding="ascii"))
-                os.kill(head, signal.SIGUSR2)
+        if self.attempt:  # the head looks for requests
+            write_request(self.paths.request(self.attempt), Reason.TIME_LIMIT)
 
     def _terminate(self) -> None:
         """End the job for Slurm, a person, or the time limit."""

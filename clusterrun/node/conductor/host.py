@@ -8,7 +8,7 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from clusterrun.errors import ClusterrunError
@@ -30,14 +30,12 @@ class Step(Protocol):
 class Host(Protocol):
     """Where a run's attempts run; the defaults are for a host without a queue.
 
-    `is_beside_head`: the head of an attempt runs on this machine. `is_witness`: the host also
-    records how the job ended, as end.json does. The conductor enforces `time_limit_s`. The
-    submitter may take `register_after_s` to record the job.
+    `is_witness`: the host also records how the job ended, as end.json does. The conductor enforces
+    `time_limit_s`. The submitter may take `register_after_s` to record the job.
     """
 
     job_id: str
     is_witness: bool = False
-    is_beside_head: bool = True
     register_after_s: float = 0.0
     time_limit_s: float = float("inf")
     environ: Mapping[str, str]
@@ -67,6 +65,11 @@ class Host(Protocol):
     def was_requeued(self) -> bool:
         """Return whether somebody, such as the script itself, has requeued this job."""
         return False
+
+    def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return those of some nodes that can't be reached."""
+        del nodes
+        return ()
 
     def requeue(self) -> str:
         """Requeue the job; return why that fails. Raises SchedulerUnreachableError."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +28,7 @@ class Account:
         self.unfit: tuple[str, ...] = ()
 
     def open(self) -> None:
-        """Write the pid of the head's agent, and read what was saved before."""
+        """Read what was saved before."""
         before: list[Outcome] = []
         if self._attempt.number > 1:
             from clusterrun.node.recovery.conclude import past  # not in a run's first attempt
@@ -44,8 +43,6 @@ class Account:
         if len(vanished) == LOSSES:
             text = f"{LOSSES} attempts in a row left no report: each lost its batch host"
             raise NodeError(NodeExit.NODE_LOST, text)
-        with contextlib.suppress(OSError):
-            files.create(self._attempt.paths.head_pid(self._attempt.number), f"{os.getpid()}\n")
 
     def _mend(self, last: Outcome) -> None:
         """Correct what followed an attempt that Slurm ended only to requeue the job."""

@@ -15,7 +15,6 @@ from clusterrun.errors import ClusterrunError, NodeExit
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.identity import local_node
 from clusterrun.node.recovery import printed
-from clusterrun.node.recovery.reach import unreachable
 from clusterrun.node.recovery.rules import Decision, Ground, decide
 from clusterrun.node.recovery.verdicts import judge
 from clusterrun.rundir.claims import printed_before
@@ -52,12 +51,11 @@ def conclude(
     number: int,
     code: int,
     env: Mapping[str, str],
-    *,
-    lost: Callable[[Sequence[str]], tuple[str, ...]] | None = None,
+    unreachable: Callable[[Sequence[str]], tuple[str, ...]],
 ) -> Decision:
     """Decide what follows an attempt that ended with exit status `code`, and record it.
 
-    `lost` returns those of some nodes that can't be reached; by default Slurm is asked.
+    `unreachable` returns those of some nodes that can't be reached.
     Raises OSError or ValueError if the run's files can't be read.
     """
     paths = RunPaths(root=run_dir)
@@ -87,7 +85,7 @@ def conclude(
         anew=record.anew,
         allocated=_allocated(plan, env),
         is_ending=read_request(paths.request(number)) in _INTERRUPTIONS,
-        unreachable=lost or (unreachable if plan.cluster.scheduler.reads_sbatch else lambda _: ()),
+        unreachable=unreachable,
     )
     decision = dataclasses.replace(decide([*before, newest], ground), state=newest.state)
     made = {name: getattr(decision, name) for name in ("next", "why", "exclude", "rule")}
