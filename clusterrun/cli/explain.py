@@ -30,7 +30,8 @@ def command(name: str) -> None:
     """
     known = pages()
     if page := next((page for page in known if page.id == name), None):
-        output.answer_page(f"{page.id}  {page.summary}", page.rows)
+        output.answer(f"{page.id}  {page.summary}")
+        output.answer_rows(page.rows)
         return
     listed = [page for page in known if name == "all" or page.id.startswith(name)]
     if not listed:

@@ -19,6 +19,7 @@ from clusterrun.cli.shared.help import HELP_ALL, GroupedCommand, GroupedOption
 from clusterrun.errors import ClusterrunError, ElsewhereError, Exit, UsageError
 
 COLOURS: Final = ("auto", "always", "never")
+_COMPLETE: Final = "_CLUSTERRUN_COMPLETE"
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as if the signal had killed it
 
 EXAMPLES: Final = """\
@@ -78,9 +79,7 @@ VERBS: Final[dict[str, Verb]] = {
     "doctor": Verb(
         "clusterrun.cli.doctor", "Set up", "Check this machine and Slurm for a job, or nodes."
     ),
-    "completion": Verb(
-        "clusterrun.cli.completion", "Set up", "Print a completion script for a shell."
-    ),
+    "completion": Verb("clusterrun.cli.main", "Set up", "Print a completion script for a shell."),
     "help": Verb("clusterrun.cli.main", "Set up", "Explain a command or the exit codes."),
 }
 
@@ -222,6 +221,24 @@ def help_command(ctx: click.Context, topic: str | None) -> None:
         output.answer(command.get_help(click.Context(command, parent=root, info_name=topic)))
 
 
+@click.command("completion")
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion_command(shell: str) -> None:
+    """Print a completion script for a shell.
+
+    To install it, add one line to the shell's startup file and open a new shell:
+
+    \b
+    bash  ~/.bashrc                    eval "$(clusterrun completion bash)"
+    zsh   ~/.zshrc, after compinit     eval "$(clusterrun completion zsh)"
+    fish  ~/.config/fish/config.fish   clusterrun completion fish | source
+
+    TAB then completes commands, options, jobs, profiles, configuration keys, GPUs and models.
+    Completion reads files only and never asks Slurm.
+    """
+    shell_complete(group, {}, "clusterrun", _COMPLETE, f"{shell}_source")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -259,7 +276,7 @@ def _run(args: list[str], session: output.Session) -> int:
 
 
 def _invoke(args: list[str], session: output.Session) -> int:
-    instruction = os.environ.get("_CLUSTERRUN_COMPLETE")
+    instruction = os.environ.get(_COMPLETE)
     if instruction:
         return _complete(instruction)
     try:
@@ -288,7 +305,7 @@ def _invoke_here(ctx: click.Context, args: list[str]) -> Any:
 
 def _complete(instruction: str) -> int:
     try:
-        return shell_complete(group, {}, "clusterrun", "_CLUSTERRUN_COMPLETE", instruction)
+        return shell_complete(group, {}, "clusterrun", _COMPLETE, instruction)
     except (ClusterrunError, OSError):  # an error would spoil the line being typed
         return Exit.FAILED
 

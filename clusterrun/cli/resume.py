@@ -85,9 +85,7 @@ def command(
         return
     plan.prepared.refuse_problem()
     warnings = submission.print_notes(plan.prepared)
-    if exclude_bad and not plan.changed.excluded:
-        output.note("no bad nodes are known for this run; none are excluded")
-    _print_steps(plan)
+    _print_steps(plan, exclude_bad=exclude_bad)
     if dry_run:
         output.note("--dry-run: nothing was submitted")
         if answer.as_json:
@@ -122,12 +120,12 @@ def _say_complete(plan: Resumption, answer: HowToAnswer) -> None:
 # What will be done
 
 
-def _print_steps(plan: Resumption) -> None:
+def _print_steps(plan: Resumption, *, exclude_bad: bool) -> None:
     output.detail("ended", f"job {plan.record.job_id}: {_failure(plan)}")
     output.detail("from", _from(plan))
     for text in plan.start.passed_over:
         output.detail("", text)
-    submission.print_changes(plan.changed.changes)
+    submission.print_changes(plan.changed, exclude_bad=exclude_bad)
     if batch := _batch(plan):
         output.detail("batch", batch)
     output.detail("attempt", str(plan.attempt))
@@ -175,8 +173,7 @@ def _object(plan: Resumption, record: JobRecord, warnings: submission.Warnings) 
         "step": found.step if found else None,
         "passed_over": list(plan.start.passed_over),
         "set_aside": [str(path) for path in plan.start.newer],
-        "changes": submission.changes_object(plan.changed.changes),
-        "excluded": list(plan.changed.excluded),
+        **submission.changes_object(plan.changed),
     }
 
 
@@ -215,9 +212,7 @@ def resubmit_command(
     )
     prepared.refuse_problem()
     warnings = submission.print_notes(prepared)
-    if exclude_bad and not changed.excluded:
-        output.note("no bad nodes are known for that run; none are excluded")
-    submission.print_changes(changed.changes)
+    submission.print_changes(changed, exclude_bad=exclude_bad)
     submission.print_plan(prepared.plan)
     if dry_run:
         output.note("--dry-run: nothing was submitted")
@@ -228,7 +223,6 @@ def resubmit_command(
     record = submit_prepared(prepared, argv=("clusterrun", *sys.argv[1:]))
     data = {
         **submission.submission_object(record, prepared, warnings, verb="resubmit"),
-        "changes": submission.changes_object(changed.changes),
-        "excluded": list(changed.excluded),
+        **submission.changes_object(changed),
     }
     answer_and_wait(ctx, record, data, answer)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 import yaml
@@ -32,29 +31,16 @@ _TEXT_TAGS: Final = frozenset(
 )
 
 
-@dataclass(kw_only=True)
-class Document:
-    """The settings of a file, those of each profile, and the profile that it selects."""
-
-    file: ConfigFile
-    settings: list[Setting] = field(default_factory=list)
-    profiles: dict[str, list[Setting]] = field(default_factory=dict)
-    profile: tuple[str, Origin] | None = None
-    errors: list[UsageError] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-
 def parse_document(file: ConfigFile, *, only: str = "") -> Document:
     """Read the text of a file; collect its mistakes in `errors`, in the order of the file.
 
     `only` names a key without a section: all others are passed over, and so are their mistakes.
     """
-    document = Document(file=file)
-    reader = _Reader(document, only)
+    document = Document(file, only)
     try:
-        root = reader.compose()
+        root = document.compose()
         if root is not None and not _is_empty(root):
-            reader.read_root(root)
+            document.read_root(root)
     except ConfigError as error:
         document.errors.append(error)
     return document
@@ -63,7 +49,7 @@ def parse_document(file: ConfigFile, *, only: str = "") -> Document:
 def parse_flow(field: Field, text: str, *, label: str) -> Raw:
     """Read `[a, b]` or `{NAME: value}` from a variable. Raises UsageError if it is not YAML."""
     file = ConfigFile(shown=label, text=text, anchor=Anchor(), strict=True)
-    reader = _Reader(Document(file=file))
+    reader = Document(file)
     try:
         node = reader.compose()
         return reader.raw(field, node) if isinstance(node, SequenceNode | MappingNode) else text
@@ -72,14 +58,17 @@ def parse_flow(field: Field, text: str, *, label: str) -> Raw:
         raise UsageError(f"{label}: {error.message}", hint=hint, cause=error.cause) from error
 
 
-class _Reader:
-    """Read the nodes of one file."""
+class Document:
+    """The settings of a file, those of each profile, and the profile that it selects."""
 
-    def __init__(self, document: Document, only: str = "") -> None:
-        self.document, self.only = document, only
-        self.values = 0
-        self.file = document.file
-        self.profile = ""
+    def __init__(self, file: ConfigFile, only: str = "") -> None:
+        self.file, self.only = file, only
+        self.settings: list[Setting] = []
+        self.profiles: dict[str, list[Setting]] = {}
+        self.profile: tuple[str, Origin] | None = None
+        self.errors: list[UsageError] = []
+        self.warnings: list[str] = []
+        self.values, self.inside = 0, ""  # read so far; the profile that is being read
         self.known_pairs: dict[int, list[tuple[str, Node, Node]]] = {}
 
     def compose(self) -> Node | None:
@@ -109,7 +98,7 @@ class _Reader:
                 self.read_profiles(value)
             elif name == "profile":
                 if not _is_empty(value):
-                    self.document.profile = (self.text(value, name), self.origin(value))
+                    self.profile = (self.text(value, name), self.origin(value))
             else:
                 self.read_key(name, key, value)
 
@@ -117,11 +106,11 @@ class _Reader:
         """Read each profile like a separate file."""
         hint = "write profiles: {a100: {slurm: {partition: gpu}}}"
         for name, _key, value in self.entries(node, "profiles must be a mapping", hint):
-            self.profile = name
-            self.document.profiles.setdefault(name, [])
+            self.inside = name
+            self.profiles.setdefault(name, [])
             for inner, key, child in self.entries(value, f"profile '{name}' must be a mapping"):
                 self.read_key(inner, key, child)
-        self.profile = ""
+        self.inside = ""
 
     def read_key(self, name: str, key: Node, value: Node, section: str = "") -> None:
         """Read one key of the top level, of a profile or of a section."""
@@ -144,25 +133,25 @@ class _Reader:
         if isinstance(node, MappingNode):
             return self.pairs(node)
         if not _is_empty(node):
-            self.document.errors.append(self.wrong(node, message, hint))
+            self.errors.append(self.wrong(node, message, hint))
         return []
 
     def read_value(self, field: Field, key: Node, node: Node) -> None:
         """Read a value, unless it is empty."""
         if _is_empty(node):
             return
-        into = self.document.profiles[self.profile] if self.profile else self.document.settings
+        into = self.profiles[self.inside] if self.inside else self.settings
         try:
             for setting in self.settings_in(field, key, node):
                 is_path = field.kind is Kind.PATH
                 if found := re.search(_VARIABLE, setting.value) if is_path else None:
-                    self.document.warnings.append(
+                    self.warnings.append(
                         f"{setting.origin.where}: {field.key} has '{found[0]}', which is not "
                         f"expanded in files; export {field.env} in your shell's profile instead"
                     )
                 into.append(setting)
         except UsageError as error:
-            self.document.errors.append(error)
+            self.errors.append(error)
 
     def settings_in(self, field: Field, key: Node, node: Node) -> Iterator[Setting]:
         """Read a value. The names of a mapping are separate settings, each with its line."""
@@ -181,14 +170,14 @@ class _Reader:
     def unknown(self, name: str, section: str, key: Node) -> None:
         """Refuse an unknown key; only warn in a file that other versions also read."""
         inside = f" in section [{section}]" if section else ""
-        inside += f" of profile '{self.profile}'" if self.profile else ""
+        inside += f" of profile '{self.inside}'" if self.inside else ""
         message = f"unknown key '{name}'{inside}"
-        mistakes = len(self.document.errors) + len(self.document.warnings)
+        mistakes = len(self.errors) + len(self.warnings)
         hint = hint_for_key(name, section) if mistakes < HINTS else "use a known key"
         if self.file.strict:
-            self.document.errors.append(self.wrong(key, message, hint))
+            self.errors.append(self.wrong(key, message, hint))
         else:
-            self.document.warnings.append(f"{self.at(key)}: {message} is ignored; {hint}")
+            self.warnings.append(f"{self.at(key)}: {message} is ignored; {hint}")
 
     def pairs(self, node: MappingNode) -> list[tuple[str, Node, Node]]:
         """List the keys of a mapping with their nodes; `<<` is YAML's merge.
@@ -270,8 +259,8 @@ class _Reader:
     def origin(self, key: Node, at: Node | None = None) -> Origin:
         """Return the origin of a value: its line, and its profile."""
         text = f"{self.file.origin_name}:{key.start_mark.line + 1}"
-        if self.profile:
-            text += f" (profile {self.profile})"
+        if self.inside:
+            text += f" (profile {self.inside})"
         return Origin(text=text, where=self.at(at or key), is_of_user=self.file.is_of_user)
 
 

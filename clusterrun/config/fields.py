@@ -159,9 +159,6 @@ MOST: Final[Mapping[str, int]] = {
 }
 
 RESERVED_NAMES: Final = ("", ".", "..", "by-job")  # of runs
-_JOB: Final = r"[0-9]+(?:_(?:[0-9]+|\*))?(?:\+[0-9]+)?"
-_AFTER: Final = rf"after(?:any|burstbuffer|corr|notok|ok)?(?::{_JOB})+"
-_WAIT: Final = rf"\s*(?:{_AFTER}|expand(?::{_JOB})+|singleton|{_JOB})\s*"
 _MEMORY: Final = (
     r"(?i)\s*[0-9]+(?:[KMGT]B?)?\s*\Z",
     "must be an amount of memory, not",
@@ -173,11 +170,6 @@ _PATTERNS: Final[Mapping[str, tuple[str, str, str]]] = {
     **dict.fromkeys(
         ("nodelist", "exclude"),
         (r"\S+\Z", "must not contain spaces:", "separate nodes with commas"),
-    ),
-    "dependency": (
-        rf"(?i){_WAIT}(?:[,?]{_WAIT})*\Z",
-        "is not a dependency:",
-        "write afterok:JOBID, or singleton",
     ),
     "name": (
         r"(?!(?:\.|\.\.|by-job)\Z)[^/]+\Z",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from clusterrun.config.fields import Field, Kind
 from clusterrun.config.keys import BY_NAME
@@ -136,10 +136,9 @@ _YAML_WORDS: Final = frozenset(
     {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 )
 _BARE: Final = (Kind.COUNT, Kind.NUMBER, Kind.REAL, Kind.FLAG)
-_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
 
-Plain = str | float | bool | list[str] | None  # a value for JSON
+Plain = str | float | bool | tuple[str, ...] | None  # a value for JSON
 
 
 class Row(NamedTuple):
@@ -174,14 +173,16 @@ class Resolved(NamedTuple):
         """Return every value in the order of FIELDS, each name of a mapping separately."""
         for field in FIELDS:
             value = getattr(self.spec, field.name)
-            if field.kind is Kind.MAPPING:
-                for name, text in sorted(value.items()):
-                    yield self._row(f"{field.key}.{name}", text)
+            raw = None if value is None else written(field, value)
+            if isinstance(raw, Mapping):
+                for name, text in sorted(raw.items()):
+                    yield self._row(f"{field.key}.{name}", text, text)
             else:
-                yield self._row(field.key, _plain_value(field, value))
+                yield self._row(field.key, value if field.kind in _BARE else raw, raw)
 
-    def _row(self, key: str, value: Any) -> Row:
-        text = None if value is None else _one_line(value)
+    def _row(self, key: str, value: Plain, raw: str | tuple[str, ...] | None) -> Row:
+        text = _flow_text(raw) if isinstance(raw, tuple) else raw
+        text = text if text is None else _comment(text) or '""'
         return Row(key=key, value=value, text=text, origin=str(self.origins[key]))
 
     def to_yaml(self) -> str:
@@ -214,24 +215,6 @@ class Resolved(NamedTuple):
         return "\n".join([*head, "{" + lines, "}}"]) + "\n"
 
 
-def _plain_value(field: Field, value: Any) -> Plain:
-    """Return a value for JSON: times as text, lists and numbers unchanged."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if value is None or field.kind in _BARE:
-        return cast(Plain, value)
-    raw = written(field, value)
-    return raw if isinstance(raw, str) else list(raw)
-
-
-def _one_line(value: str | float | bool | list[str]) -> str:
-    if isinstance(value, list):
-        return _flow_text(tuple(value))
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return _comment(str(value)) or '""'
-
-
 def _flow_text(raw: Raw) -> str:
     """Return a value as YAML on one line."""
     if isinstance(raw, Mapping):
@@ -252,14 +235,10 @@ def yaml_text(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    if character.isprintable():
-        return character
-    code = ord(character)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    if character == '"':
+        return '\\"'
+    is_plain = character.isprintable() and character != "\\"
+    return character if is_plain else character.encode("unicode_escape").decode()  # as YAML's
 
 
 def _comment(text: str) -> str:

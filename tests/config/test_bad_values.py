@@ -20,7 +20,6 @@ from tests.config.conftest import Workplace
 MEMORY = "write a whole number with K, M, G or T, e.g. 200G"
 TIME = "write 90 (minutes), 90m, 1h30m, 1:30:00 or 1-12:00:00 (days)"
 SPAN = "write 90 (seconds), 90s, 30m, 1h30m or 1:30:00"
-WAIT = "write afterok:JOBID, or singleton"
 HOSTS = "write it as Slurm does: node[01-04,7]"
 NAME = "leave out slashes; '.', '..' and 'by-job' are reserved"
 DISK = "name a directory on the disk of each node, without variables: /local/scratch"
@@ -40,7 +39,6 @@ RULES = [
     ("nodelist", ("n[1-",), "{0}: bad host list 'n[1-': '[' is unmatched at position 2", HOSTS),
     ("exclude", ("n[9-1]",), "{0}: bad host list '{1}': range '9-1' runs backwards at position 3",
      HOSTS),
-    ("dependency", ("foo", "afterok", "afterok:1,x:2"), "{0} is not a dependency: '{1}'", WAIT),
     ("nodes cpus_per_task layers", ("0",), "{0} must be at least 1, not 0", LEAST.format(1)),
     ("gpus_per_node", ("-1",), "{0} must be at least 0, not -1", LEAST.format(0)),
     ("nodes", ("99999",), "{0} must be at most 65533, not 99999", MOST.format(65533)),
@@ -63,7 +61,6 @@ GOOD = [
     ("mem", ["0", "200G", "200GB", "1500", "512m", "4TB"]),
     ("time_minutes", ["90", "90:59", "25:59:59", "1-12", "2-03:04:05"]),
     ("nodelist", ["node[01-04,7]", "a,b", "hosts/mine.txt"]),
-    ("dependency", ["afterok:1:2", "singleton", "afterany:7_3?AFTER:8+5", "4711", "aftercorr:3_*"]),
     ("nodes", ["1", "65533"]),
     ("name", ["a.b", "ä b", "n" * 200]),
     ("setup", ["conda:llm", "export A=b:c", "http://x: y", "cd /x; a: b", "uv: /x"]),

@@ -14,7 +14,6 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem
 
-SHELLS: Final = ("bash", "zsh", "fish")
 NEWEST_JOBS: Final = 20  # each is a small file to read
 _PLAIN: Final = r"[A-Za-z0-9_][A-Za-z0-9_.+/=-]*\Z"
 

@@ -215,14 +215,6 @@ def answer_table(
         answer("  ".join(painted).rstrip())
 
 
-def answer_page(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print a title, and below it texts with their labels."""
-    answer(title)
-    width = max((len(label) for label, _ in rows), default=0)
-    for label, text in rows:
-        answer(f"  {label:<{width}}  {text}")
-
-
 def painted_state(state: str) -> str:
     """Colour a state word; its meaning does not depend on the colour."""
     if state == "CANCELLED":

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -22,7 +21,7 @@ from clusterrun.verbs.render import Prepared
 
 if TYPE_CHECKING:
     from clusterrun.cli.shared.options import HowToAnswer
-    from clusterrun.verbs.changes import Change
+    from clusterrun.verbs.changes import Changed
 
 Warnings = list[dict[str, str]]
 
@@ -90,9 +89,11 @@ def print_files(prepared: Prepared, *, as_json: bool) -> None:
     )
 
 
-def print_changes(changes: Sequence[Change]) -> None:
+def print_changes(changed: Changed, *, exclude_bad: bool) -> None:
     """Print the settings that differ, a line each: `slurm.exclude: (none) -> node019`."""
-    for index, change in enumerate(changes):
+    if exclude_bad and not changed.excluded:
+        output.note("no bad nodes are known for this run; none are excluded")
+    for index, change in enumerate(changed.changes):
         old, new = ("(none)" if text is None else text for text in (change.old, change.new))
         output.detail("" if index else "changes", f"{change.key}: {old} -> {new}")
 
@@ -204,6 +205,7 @@ def submission_object(
     }
 
 
-def changes_object(changes: Sequence[Change]) -> list[dict[str, str | None]]:
-    """Describe the settings that differ."""
-    return [{"key": c.key, "old": c.old, "new": c.new} for c in changes]
+def changes_object(changed: Changed) -> dict[str, Any]:
+    """Describe the settings that differ, and the nodes that are excluded."""
+    changes = [{"key": c.key, "old": c.old, "new": c.new} for c in changed.changes]
+    return {"changes": changes, "excluded": list(changed.excluded)}
