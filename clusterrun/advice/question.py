@@ -25,7 +25,7 @@ from clusterrun.estimates.estimate import KEEP, Question, estimate, mistake
 from clusterrun.estimates.gpus import Gpu
 from clusterrun.estimates.inputs import GIB, Fit, Model, Setup
 from clusterrun.estimates.recommend import Choice, recommend
-from clusterrun.launch.facts import Facts
+from clusterrun.launch.facts import Interpreter
 from clusterrun.launch.make import check_strategy, fp16_without_gpu
 from clusterrun.launch.parallel import check_sizes
 from clusterrun.launch.script_args import named_json
@@ -169,9 +169,8 @@ def _refuse(spec: JobSpec, *, is_open: bool) -> None:
         device=Device.CPU if is_cpu else Device.CUDA,
     )
     check_sharing(world)
-    nowhere = Facts(cluster=Cluster.SLURM, python="", workdir="", runs_dir="", versions={})
     if not is_open:
-        check_strategy(spec.strategy, world, nowhere)
+        check_strategy(spec.strategy, world, Interpreter())
         check_sizes(Parallel.of(spec), spec.strategy, world)
 
 

@@ -18,9 +18,9 @@ from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.facts import Facts
 from clusterrun.launch.hosts import (
+    FLUX,
     FLUX_HOSTS,
-    Form,
-    NodeSource,
+    NODE_FILES,
     allocation_hosts,
     allocation_source,
     choose_starter,
@@ -52,7 +52,6 @@ def gather_facts(
         python=python,
         workdir=str(cwd),
         runs_dir=os.path.normpath(cwd / spec.run_dir),
-        versions=interpreter.packages,
         interpreter=interpreter,
         oldest=interpreters.oldest(),
         local_gpus=visible_gpus(find_gpus(), environ) if scheduler.is_this_machine else (),
@@ -91,13 +90,13 @@ def _all_hosts(spec: JobSpec, cluster: Cluster, cwd: Path, environ: Mapping[str,
             hint="pass --hosts gpu1,gpu2 or --hostfile FILE, or write hosts: in clusterrun.yaml",
         )
     source = allocation_source(environ)
-    return allocation_hosts(source, _text_of(source, environ[source.variable], cwd))
+    return allocation_hosts(source, _text_of(source, environ[source], cwd))
 
 
-def _text_of(source: NodeSource, value: str, cwd: Path) -> str:
-    if source.form is Form.FILE:
-        return _own_text(value, cwd, f"file in ${source.variable}")
-    if source.form is not Form.COMMAND:
+def _text_of(source: str, value: str, cwd: Path) -> str:
+    if source in NODE_FILES:
+        return _own_text(value, cwd, f"file in ${source}")
+    if source != FLUX:
         return value
     done = shell.run(FLUX_HOSTS, timeout_s=HOSTS_S, tries=1)
     if done.rc != 0:

@@ -14,27 +14,22 @@ from typing import TYPE_CHECKING
 
 from clusterrun.config.choices import Device, Network, Strategy
 from clusterrun.errors import UsageError
-from clusterrun.launch.facts import Facts, version_of
 from clusterrun.launch.plan import EnvVar
 
 if TYPE_CHECKING:
     from clusterrun.config.spec import JobSpec
+    from clusterrun.launch.facts import Facts
     from clusterrun.launch.world_shape import World
 
 Variable = tuple[str, str, str]
 """A name, a value, and the reason for it."""
 
-# New and old name; torch reads the new one from this version on (ProcessGroupNCCL.hpp,
-# FlightRecorder.hpp). The old name still works then, with a warning.
-_RENAMED: tuple[tuple[str, str, tuple[int, int]], ...] = (
-    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", (2, 9)),
-    ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", (2, 9)),
-    ("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK", (2, 9)),
-    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING", (2, 2)),
-    ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT", (2, 2)),
-    ("TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG", (2, 2)),
-    ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", (2, 2)),
-)
+# The names that torch reads from 2.9 on (FlightRecorder.hpp), and the old ones. An old name still
+# works then, with a warning.
+_OLD_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
 
 _PRESETS: dict[Network, Variable] = {
     Network.ETHERNET: (
@@ -63,46 +58,35 @@ _PLAIN_ON_CPU: Variable = (
 
 def decide_environment(
     spec: JobSpec, facts: Facts, world: World, strategy: Strategy, threads: int
-) -> tuple[tuple[EnvVar, ...], list[str]]:
-    """Choose the variables that do not depend on the node; return them, and notes.
+) -> tuple[EnvVar, ...]:
+    """Choose the variables that do not depend on the node.
 
     Each name appears once; the user's come last. `threads` is 0 if unknown. Raises UsageError for
     invalid ones.
     """
     check_variables(spec)
-    torch = version_of(facts, "torch")
-    ours = _ours(spec, world, strategy, torch, threads)
-    found = {name: (value, why) for name, value, why in ours}
-    notes = []
-    for variables, why in ((spec.network_env, "yours (network.env)"), (spec.env, "yours (env)")):
-        for name, value in variables.items():
-            names = (name,) if torch is None else spellings(name, torch)
-            if names != (name,):
-                read = "the name that the installed torch reads"
-                notes.append(f"{name} is exported as {names[0]}, {read}")
-            for each in names:
-                found.pop(each, None)
-                found[each] = (value, why)
-    variables_ = (EnvVar(name=name, value=value, why=why) for name, (value, why) in found.items())
-    return tuple(variables_), notes
+    given = {
+        name: (name, value, "yours (network.env)")
+        for name, value in spec.network_env.items()
+        if name not in spec.env
+    }
+    given |= {name: (name, value, "yours (env)") for name, value in spec.env.items()}
+    taken = {*given, *(new for new, old in _OLD_NAMES.items() if old in given)}
+    torch = facts.interpreter.version_of("torch")
+    ours = [row for row in _ours(spec, world, strategy, torch, threads) if row[0] not in taken]
+    rows = (*ours, *given.values())
+    return tuple(EnvVar(name=name, value=value, why=why) for name, value, why in rows)
 
 
 def spellings(name: str, torch: tuple[int, int] | None) -> tuple[str, ...]:
-    """Return a variable's name for the installed torch; both names if torch is unknown.
+    """Return a variable of the flight recorder for the installed torch; both names if unknown.
 
     >>> spellings("TORCH_FR_BUFFER_SIZE", (2, 8))
     ('TORCH_NCCL_TRACE_BUFFER_SIZE',)
-    >>> spellings("NCCL_BLOCKING_WAIT", None)
-    ('TORCH_NCCL_BLOCKING_WAIT', 'NCCL_BLOCKING_WAIT')
-    >>> spellings("NCCL_DEBUG", (2, 8))
-    ('NCCL_DEBUG',)
     """
-    for new, old, since in _RENAMED:
-        if name in (new, old):
-            if torch is None:
-                return (new, old)
-            return (new,) if torch >= since else (old,)
-    return (name,)
+    if torch is None:
+        return (name, _OLD_NAMES[name])
+    return (name,) if torch >= (2, 9) else (_OLD_NAMES[name],)
 
 
 def _ours(
@@ -149,13 +133,6 @@ _UNSET_FIRST = (
     r"|MPI_LOCAL(?:RANKID|NRANKS)"
 )
 
-# Read-only, computed or executed by bash (man bash, "Shell Variables").
-_BASH_KEEPS = (
-    r"_|BASH.*|DIRSTACK|ENV|EPOCH(?:REALTIME|SECONDS)|E?UID|FUNCNAME|GROUPS|HISTCMD|IFS|LINENO"
-    r"|OPT(?:ARG|ERR|IND)|PIPESTATUS|POSIXLY_CORRECT|PPID|PS4|(?:OLD)?PWD|S?RANDOM|SECONDS"
-    r"|SHELLOPTS|SHLVL"
-)
-
 
 def check_variables(spec: JobSpec) -> None:
     """Refuse variables that would break the launch. Raises UsageError."""
@@ -175,14 +152,11 @@ def check_variables(spec: JobSpec) -> None:
 
 
 def _refuse_owned(name: str) -> None:
-    if name == "CUDA_VISIBLE_DEVICES":
-        hint = "pass --gpu-ids on this machine; on a cluster, Slurm chooses the GPUs"
-    else:
-        hint = "drop it; clusterrun derives it from the job"
     if re.fullmatch(_NODE_DECIDES, name):
+        hint = "drop it; clusterrun derives it from the job"
+        if name == "CUDA_VISIBLE_DEVICES":
+            hint = "pass --gpu-ids on this machine; on a cluster, Slurm chooses the GPUs"
         raise UsageError(f"{name} is set on the node", hint=hint)
-    if re.fullmatch(_BASH_KEEPS, name):
-        raise UsageError(f"{name} belongs to bash and cannot be set for a job")
 
 
 def _refuse_harmful(name: str, value: str) -> None:

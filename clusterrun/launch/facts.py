@@ -25,6 +25,14 @@ class Interpreter(NamedTuple):
     is_known: bool = False
     places: tuple[str, ...] = ()
 
+    def version_of(self, package: str) -> tuple[int, int] | None:
+        """Return the major and minor version of a package; None if missing or unreadable.
+
+        >>> Interpreter(packages={"torch": "2.13.0+cpu"}).version_of("torch")
+        (2, 13)
+        """
+        return parse_version(self.packages.get(package, ""))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
@@ -33,8 +41,8 @@ class Facts:
     `cluster` is decided (never AUTO); `workdir` and `runs_dir` are absolute, and so is `python`
     unless it is a bare name, to be found on the node. `own_python` runs this process.
     `missing` contains the job's paths that do not exist here, as written.
-    `versions` are those of the packages of `interpreter`, the file that `python` resolves to;
-    `oldest` are the oldest supported versions, including Python's.
+    `interpreter` is the file that `python` resolves to; `oldest` are the oldest supported versions,
+    including Python's.
     `local_gpus` are the ids that this machine may use (CUDA_VISIBLE_DEVICES applied).
     `accelerate_keys` are those that the job's accelerate accepts in its YAML, empty if unknown.
     The three texts are the user's files, empty if there is none; the last is the DeepSpeed JSON in
@@ -46,7 +54,6 @@ class Facts:
     python: str
     workdir: str
     runs_dir: str
-    versions: Mapping[str, str]
     interpreter: Interpreter = field(default_factory=Interpreter)
     oldest: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     local_gpus: tuple[str, ...] = ()
@@ -64,13 +71,3 @@ class Facts:
     def __post_init__(self) -> None:
         if self.cluster is Cluster.AUTO:
             raise ValueError("the caller decides between Slurm and this machine")
-
-
-def version_of(facts: Facts, package: str) -> tuple[int, int] | None:
-    """Return the major and minor version of a package; None if missing or unreadable.
-
-    >>> version_of(Facts(cluster=Cluster.LOCAL, python="/p", workdir="/w", runs_dir="/r",
-    ...                  versions={"torch": "2.13.0+cpu"}), "torch")
-    (2, 13)
-    """
-    return parse_version(facts.versions.get(package, ""))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from clusterrun.config.choices import Cluster, Starter
 from clusterrun.config.hosts import (
@@ -20,42 +19,25 @@ from clusterrun.shared.host_specs import node_names, parse_host
 from clusterrun.shared.hostlist import parse_hostlist
 from clusterrun.shared.wording import count
 
-
-class Form(str, Enum):
-    """What a variable contains: the name of a file, or the hosts themselves."""
-
-    FILE = "file"
-    NAMED = "named"
-    COMMAND = "command"  # it only shows that FLUX_HOSTS answers
-
-
-class NodeSource(NamedTuple):
-    """The variable of a scheduler that leads to an allocation's hosts."""
-
-    variable: str
-    form: Form
-
-
-SOURCES: Final = (
-    NodeSource(variable="PBS_NODEFILE", form=Form.FILE),
-    NodeSource(variable="LSB_DJOB_HOSTFILE", form=Form.FILE),
-    NodeSource(variable="SLURM_JOB_NODELIST", form=Form.NAMED),
-    NodeSource(variable="FLUX_URI", form=Form.COMMAND),
-)
+# The variables of schedulers that lead to an allocation's hosts: by a file, by their names, or as a
+# sign that FLUX_HOSTS answers.
+NODE_FILES: Final = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE")
+FLUX: Final = "FLUX_URI"
+SOURCES: Final = (*NODE_FILES, "SLURM_JOB_NODELIST", FLUX)
 FLUX_HOSTS: Final = ("flux", "getattr", "hostlist")
 # The variable that a job has, and the program that starts processes on its nodes.
 _STARTERS: Final = (
     ("LSB_JOBID", Starter.BLAUNCH),
     ("SLURM_JOB_ID", Starter.SRUN),
-    ("FLUX_URI", Starter.FLUX),
+    (FLUX, Starter.FLUX),
 )
 
 
-def allocation_source(environ: Mapping[str, str]) -> NodeSource:
+def allocation_source(environ: Mapping[str, str]) -> str:
     """Return the first variable that is set. Raises UsageError if none is."""
-    found = next((source for source in SOURCES if environ.get(source.variable)), None)
+    found = next(filter(environ.get, SOURCES), None)
     if found is None:
-        names = ", ".join(f"${source.variable}" for source in SOURCES)
+        names = ", ".join(f"${source}" for source in SOURCES)
         raise UsageError(
             f"this shell is in no allocation: none of {names} is set",
             hint="run this inside the allocation, or name its nodes with --hosts or --hostfile",
@@ -63,10 +45,10 @@ def allocation_source(environ: Mapping[str, str]) -> NodeSource:
     return found
 
 
-def allocation_hosts(source: NodeSource, text: str) -> HostList:
+def allocation_hosts(source: str, text: str) -> HostList:
     """Return the hosts in the file, the variable or the answer of `source`. Raises UsageError."""
-    read = parse_hostfile if source.form is Form.FILE else parse_named
-    return read(text, shown=f"${source.variable}")
+    read = parse_hostfile if source in NODE_FILES else parse_named
+    return read(text, shown=f"${source}")
 
 
 def choose_starter(

@@ -15,7 +15,7 @@ from clusterrun.config.parallel import Parallel
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
 from clusterrun.launch.environment import decide_environment
-from clusterrun.launch.facts import Facts, version_of
+from clusterrun.launch.facts import Facts, Interpreter
 from clusterrun.launch.hosts import check_hosts, host_settings
 from clusterrun.launch.inputs import check_environments, input_notes
 from clusterrun.launch.parallel import check_parts, decide_sizes, template_sizes
@@ -61,7 +61,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     host_notes = check_hosts(spec, facts)
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
-    check_strategy(strategy, world, facts)
+    check_strategy(strategy, world, facts.interpreter)
     check_fsdp_argument(spec, strategy, world)
     sizes = decide_sizes(spec, own, strategy, world)
     check_batch_numbers(spec.args, own.deepspeed_text, own.deepspeed_name, sizes.data(world.size))
@@ -74,7 +74,6 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     steps = srun_options(nodes=world.nodes, cpus=cpus, outlives_nodes=survives_lost_nodes(spec))
     lines_per_s = LARGE_JOB_LINES_PER_S if world.nodes > LARGE_JOB_NODES else 0
     threads = _threads(spec, facts, world, cpus)
-    env, env_notes = decide_environment(spec, facts, world, strategy, threads)
     same: dict[str, Any] = {name: getattr(spec, name) for name in _SAME}
     same |= {name: getattr(spec, name) or 0 for name in _OR_ZERO}
     same |= host_settings(spec, facts, world.nodes)
@@ -94,7 +93,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         setup=tuple(in_place(x, partial(posixpath.join, facts.workdir)) for x in spec.setup),
         directives=lines,
         srun_args=(*steps, *srun),
-        env=env,
+        env=decide_environment(spec, facts, world, strategy, threads),
         pass_env=tuple(dict.fromkeys(spec.pass_env)),
         network_interface=spec.network_interface or "",
         **_template(world, strategy, sizes, precision, own),
@@ -107,7 +106,7 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
         **same,
         log_lines_per_s=spec.log_lines_per_s or lines_per_s,
         accelerate_text=own.accelerate_text,
-        notes=(*host_notes, *_notes(asked, own, facts, world, cpus), *env_notes),
+        notes=(*host_notes, *_notes(asked, own, facts, world, cpus)),
     )
 
 
@@ -149,7 +148,7 @@ def _python(spec: JobSpec, facts: Facts) -> str:
     return posixpath.join(facts.workdir, python) if is_path else python
 
 
-def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
+def check_strategy(strategy: Strategy, world: World, python: Interpreter) -> None:
     """Refuse a strategy that this world can't train with. Raises UsageError."""
     if strategy is Strategy.NONE and world.size > 1:
         raise UsageError(
@@ -172,10 +171,10 @@ def check_strategy(strategy: Strategy, world: World, facts: Facts) -> None:
                 "YAML, distributed_type: DEEPSPEED or MULTI_GPU",
             ),
         )
-    if strategy.is_fsdp and (version_of(facts, "torch") or (2, 6)) < (2, 6):
+    if strategy.is_fsdp and (python.version_of("torch") or (2, 6)) < (2, 6):
         raise UsageError(
             f"{strategy.value} is FSDP2, which needs torch 2.6; "
-            f"{facts.versions['torch']} is installed",
+            f"{python.packages['torch']} is installed",
             hint="upgrade torch, or use --strategy zero3",
         )
 

@@ -8,7 +8,7 @@ from clusterrun.config.choices import Strategy
 from clusterrun.config.parallel import FIELDS, SIZES, Parallel
 from clusterrun.config.spec import JobSpec
 from clusterrun.errors import UsageError
-from clusterrun.launch.facts import Facts, version_of
+from clusterrun.launch.facts import Facts
 from clusterrun.launch.script_args import values_of
 from clusterrun.launch.user_files import OwnFiles, yaml_error
 from clusterrun.launch.world_shape import World
@@ -98,10 +98,10 @@ def check_parts(spec: JobSpec, sizes: Parallel, facts: Facts) -> None:
             f"launch.context_parallel can't split {named[0]}, which the script's arguments request",
             hint="use --attn_implementation sdpa",
         )
-    if sizes.sequence > 1 and (version_of(facts, "accelerate") or (1, 12)) < (1, 12):
+    if sizes.sequence > 1 and (facts.interpreter.version_of("accelerate") or (1, 12)) < (1, 12):
         raise UsageError(
             "launch.sequence_parallel needs accelerate 1.12; "
-            f"{facts.versions['accelerate']} is installed",
+            f"{facts.interpreter.packages['accelerate']} is installed",
             hint="upgrade accelerate",
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from clusterrun.launch.facts import Facts
 from clusterrun.launch.plan import Precision
 from clusterrun.launch.script_args import named_json
 from clusterrun.launch.world_shape import World
-from clusterrun.shared.wording import count
+from clusterrun.shared.wording import count, nearest
 
 ANY_PRECISION = frozenset((Precision.NO, Precision.FP16, Precision.BF16))
 
@@ -267,11 +266,11 @@ def take_world(spec: JobSpec, own: OwnFiles, facts: Facts) -> JobSpec:
     known = facts.accelerate_keys
     unknown = [key for key in map(str, own.accelerate) if known and key not in known]
     if unknown:
-        near = {key: difflib.get_close_matches(key, known, 1) for key in unknown}
-        hints = [f"write {names[0]} for {key}" for key, names in near.items() if names]
+        near = {key: nearest(key, known) for key in unknown}
+        hints = [f"write {name} for {key}" for key, name in near.items() if name]
         # accelerate would say so on the nodes, after the queue; in sections it accepts any key.
         text = f"has no key {' or '.join(map(repr, unknown))}"
-        text = f"accelerate {facts.versions.get('accelerate', '')} {text}"
+        text = f"accelerate {facts.interpreter.packages.get('accelerate', '')} {text}"
         raise yaml_error(spec, text, "; ".join(hints) or "remove it, or upgrade accelerate")
     machines, each = _shape(spec, own)
     taken: dict[str, Any] = {"nodes": spec.nodes or machines}

@@ -63,8 +63,6 @@ class Finding:
         """Undo `to_data`. Raises ValueError for anything else."""
         names = {"status": "severity", "hint": "fix"}
         given = {names.get(name, name): value for name, value in data.items() if value is not None}
-        if isinstance(given.get("nodes"), str):  # an older run's
-            given["nodes"] = [given["nodes"]]
         found: Finding = decoded(cls, given)
         return found
 

@@ -27,7 +27,7 @@ def own_version(package: str) -> str:
 
 def versions_in(places: Sequence[str], packages: Iterable[str]) -> dict[str, str]:
     """Return the version of each package for a Python that imports from `places`."""
-    directories, found = _directories(places), dict[str, str]()
+    directories, found = _directories(tuple(places)), dict[str, str]()
     for name in packages:
         metadata = directories.get(_plain(name))
         is_there = any(os.path.isdir(os.path.join(place, name)) for place in places)
@@ -43,16 +43,12 @@ def _version(metadata: str) -> str:
 
 def metadata_of(package: str) -> str:
     """Return the metadata of an installed package; empty if there is none."""
-    found = _own_directories(tuple(sys.path)).get(_plain(package))
+    found = _directories(tuple(sys.path)).get(_plain(package))
     return _text_in(found) if found else ""
 
 
 @functools.cache
-def _own_directories(places: tuple[str, ...]) -> dict[str, str]:
-    return _directories(places)
-
-
-def _directories(places: Sequence[str]) -> dict[str, str]:
+def _directories(places: tuple[str, ...]) -> dict[str, str]:
     """Return where each package has its metadata, by its name; the first place counts."""
     found: dict[str, str] = {}
     for place in places:

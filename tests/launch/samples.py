@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from clusterrun.config.spec import Cluster, JobSpec
-from clusterrun.launch.facts import Facts
+from clusterrun.launch.facts import Facts, Interpreter
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "deepspeed": "0.19.8"}
 
 
-def slurm_facts(**changes: Any) -> Facts:
+def slurm_facts(*, packages: Mapping[str, str] = VERSIONS, **changes: Any) -> Facts:
     """Describe a submission on a cluster."""
     return Facts(
         **{
@@ -20,7 +21,7 @@ def slurm_facts(**changes: Any) -> Facts:
             "python": "/usr/bin/python3",
             "workdir": "/home/ada/project",
             "runs_dir": "/home/ada/project/runs",
-            "versions": VERSIONS,
+            "interpreter": Interpreter(packages=packages),
             **changes,
         }
     )

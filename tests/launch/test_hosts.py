@@ -83,7 +83,7 @@ def test_an_allocation_lists_its_nodes() -> None:
         "FLUX_URI": "n[1-2]\n",
     }.items():
         source = allocation_source({variable: "x", "PATH": "/bin"})
-        assert source.variable == variable
+        assert source == variable
         found = allocation_hosts(source, text)
         assert (found.hosts, found.slots) == (("n1", "n2"), (0, 0))  # CPUs are no GPUs
         assert found.source == f"${variable}"
@@ -92,7 +92,7 @@ def test_an_allocation_lists_its_nodes() -> None:
 def test_without_an_allocation_the_variables_are_listed() -> None:
     with pytest.raises(UsageError) as caught:
         allocation_source({"PBS_NODEFILE": ""})
-    assert all(f"${source.variable}" in caught.value.message for source in SOURCES)
+    assert all(f"${source}" in caught.value.message for source in SOURCES)
     assert "--hostfile" in caught.value.hints[0]
 
 

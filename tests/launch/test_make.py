@@ -87,7 +87,7 @@ def test_hybrid_with_one_rank_a_node_has_nothing_to_shard() -> None:
 
 
 def test_fsdp2_needs_torch_2_6() -> None:
-    facts = slurm_facts(versions={"torch": "2.5.1"})
+    facts = slurm_facts(packages={"torch": "2.5.1"})
     with pytest.raises(UsageError, match=r"needs torch 2\.6; 2\.5\.1 is installed"):
         on_slurm(facts, gpus_per_node=2, strategy=Strategy.FSDP)
 
@@ -130,7 +130,7 @@ def test_the_interpreter_is_this_one_unless_said_and_a_path_is_absolute() -> Non
 
 def test_facts_are_decided_before_planning() -> None:
     with pytest.raises(ValueError, match="decides"):
-        Facts(cluster=Cluster.AUTO, python="/p", workdir="/w", runs_dir="/r", versions={})
+        Facts(cluster=Cluster.AUTO, python="/p", workdir="/w", runs_dir="/r")
 
 
 HOSTILE = st.text(st.characters(exclude_characters="\0"), max_size=30)

@@ -116,7 +116,7 @@ def test_what_would_silently_leave_samples_whole_is_refused() -> None:
     ulysses = {**asked, "strategy": Strategy.ZERO3, "sequence_parallel": 2}
     assert on_slurm(**ulysses)
     with pytest.raises(UsageError, match=r"accelerate 1\.12; 1\.11\.0 is installed"):
-        on_slurm(slurm_facts(versions={**VERSIONS, "accelerate": "1.11.0"}), **ulysses)
+        on_slurm(slurm_facts(packages={**VERSIONS, "accelerate": "1.11.0"}), **ulysses)
 
 
 def own(sizes: dict[str, Any], **asked: Any) -> Plan:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from clusterrun.config.spec import Cluster, Device, JobSpec
-from clusterrun.launch.facts import Facts
+from clusterrun.launch.facts import Facts, Interpreter
 from clusterrun.launch.make import make_plan
 from clusterrun.launch.plan import Plan
 from clusterrun.node.base.identity import Identity
@@ -194,7 +194,7 @@ def make_job(
         python=sys.executable,
         workdir=str(path),
         runs_dir=str(path / "runs"),
-        versions=VERSIONS,
+        interpreter=Interpreter(packages=VERSIONS),
         local_cpus=2,
         local_gpus=gpus,
     )
