@@ -129,8 +129,9 @@ def test_another_users_lock_shows_the_user_the_process_and_the_run(name: str) ->
 
 @root
 def test_a_holder_that_writes_nonsense_or_squats_is_named_by_its_file(
-    name: str, place: Path
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(locks, "WAIT_S", locks.WAIT_S / 20)
     own, of_another = locks._file(name, BOB), locks._file(name, ANN)
     texts = ("", "[1, 2]", "{" * 5000, '{"pid": "1"}', '{"user": "ann"}')
     squats = (Path.touch, Path.mkdir, os.mkfifo, lambda file: file.symlink_to("/"))

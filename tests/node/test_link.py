@@ -149,7 +149,7 @@ async def test_a_killed_rank_ends_the_attempt_once_no_node_finds_an_earlier_fail
     is_waiting: bool,
     code: int,
 ) -> None:
-    settle_s = 2 * patience()
+    settle_s = patience()
     monkeypatch.setattr(link_module, "SETTLE_S", settle_s)
     monkeypatch.setattr(head_module, "SETTLE_S", settle_s)
     nodes = Nodes(tmp_path)
