@@ -27,7 +27,8 @@ from clusterrun.launch.hosts import (
     without_excluded,
 )
 from clusterrun.launch.inputs import is_of_one_machine, paths_to_look_for, runs_in_container
-from clusterrun.launch.script_args import is_for_deepspeed, named_json
+from clusterrun.launch.script_args import named_json
+from clusterrun.launch.user_files import is_for_deepspeed
 from clusterrun.shared import shell
 from clusterrun.shared.wording import nearest
 

@@ -67,7 +67,3 @@ class Facts:
     script_deepspeed_text: str = ""
     hosts: HostList = field(default_factory=HostList)
     starter: Starter = Starter.SSH
-
-    def __post_init__(self) -> None:
-        if self.cluster is Cluster.AUTO:
-            raise ValueError("the caller decides between Slurm and this machine")

@@ -29,7 +29,7 @@ from clusterrun.launch.sbatch_header import (
     survives_lost_nodes,
     warning_s,
 )
-from clusterrun.launch.script_args import check_batch_numbers, check_fsdp_argument
+from clusterrun.launch.script_args import check_batch_numbers
 from clusterrun.launch.user_files import (
     ANY_PRECISION,
     OwnFiles,
@@ -62,7 +62,6 @@ def make_plan(spec: JobSpec, facts: Facts) -> Plan:
     world = decide_world(spec, facts, cpu_by_file=own.use_cpu)
     strategy = own.strategy or spec.strategy
     check_strategy(strategy, world, facts.interpreter)
-    check_fsdp_argument(spec, strategy, world)
     sizes = decide_sizes(spec, own, strategy, world)
     check_batch_numbers(spec.args, own.deepspeed_text, own.deepspeed_name, sizes.data(world.size))
     check_parts(spec, sizes, facts)

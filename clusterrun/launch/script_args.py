@@ -1,4 +1,4 @@
-"""Read what the script's arguments require of the launch: a DeepSpeed JSON, or FSDP."""
+"""Read what the script's arguments say of the launch: a DeepSpeed JSON, and batch numbers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from clusterrun.config.choices import Device, Strategy
-from clusterrun.config.spec import JobSpec
-from clusterrun.errors import ConfigError, UsageError
-from clusterrun.launch.world_shape import World
+from clusterrun.errors import ConfigError
 
 # The Trainer's option, and that of DeepSpeed's add_config_arguments().
 _DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _MODEL_PARALLEL = ("sequence_parallel_size", "tensor_parallel", "pipeline")  # in a JSON
-# Values that the Trainer accepts for --fsdp; the option may mean something else in other scripts.
-_FSDP_WORDS = frozenset(
-    ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "auto_wrap", "offload")
-)
 
 
 def named_json(args: Sequence[str]) -> str | None:
@@ -48,38 +41,6 @@ def values_of(args: Sequence[str], name: str) -> list[str]:
         elif is_open:
             found.append(word)
     return found
-
-
-def is_for_deepspeed(text: str) -> bool:
-    """Return whether a text is a DeepSpeed JSON with a `zero_optimization` section."""
-    try:
-        config = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(config, dict) and isinstance(config.get("zero_optimization"), dict)
-
-
-def check_fsdp_argument(spec: JobSpec, strategy: Strategy, world: World) -> None:
-    """Refuse a script's --fsdp if it would be ignored. Raises UsageError.
-
-    On GPUs the script decides: accelerate shards if the script gives it an FSDP plugin, and the
-    world contract checks that it does. The strategy fsdp would add settings that the Trainer
-    does not set.
-    """
-    words = {word.strip(",") for value in values_of(spec.args, "--fsdp") for word in value.split()}
-    if not words & _FSDP_WORDS:
-        return
-    if world.device is not Device.CUDA:
-        raise UsageError(
-            f"the script's --fsdp needs GPUs: on {world.device.value}, accelerate would "
-            "train plain DDP or an unsharded model, without a warning",
-            hint="omit it and use --strategy zero2 (which also shards on a CPU) or ddp",
-        )
-    if strategy.is_deepspeed:
-        raise UsageError(
-            f"the script's arguments contain --fsdp, but the launch uses {strategy.value}",
-            hint="drop one of them: DeepSpeed and FSDP can't share a model",
-        )
 
 
 def check_batch_numbers(args: Sequence[str], text: str, where: str, ranks: int) -> None:

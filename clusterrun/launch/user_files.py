@@ -215,6 +215,14 @@ def _deepspeed_mapping(name: str, text: str) -> dict[str, Any]:
     return config
 
 
+def is_for_deepspeed(text: str) -> bool:
+    """Return whether a text is a DeepSpeed JSON with a `zero_optimization` section."""
+    try:
+        return bool(_deepspeed_mapping("", text))
+    except ConfigError:
+        return False
+
+
 def _stated_precision(config: dict[str, Any]) -> Precision | None:
     stated = config.get("mixed_precision")
     if stated is False:  # a bare `no`, which accelerate rejects

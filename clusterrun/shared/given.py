@@ -14,6 +14,8 @@ import re
 import zlib
 from collections.abc import Mapping, MutableMapping
 
+from clusterrun.shared.files import parse_object
+
 GIVEN = "CLUSTERRUN_GIVEN"
 WAS = "CLUSTERRUN_WAS_"
 STARTED = "CLUSTERRUN_STARTED"
@@ -90,7 +92,7 @@ def as_given(environ: Mapping[str, str]) -> dict[str, str]:
     if GIVEN not in environ:
         return dict(environ)
     names = set(environ[GIVEN].split())
-    started = _started(environ)
+    started = parse_object(environ.get(STARTED, ""))
     found = {name: value for name, value in environ.items() if name in names or _is_no_name(name)}
     found |= {name.removeprefix(WAS): value for name, value in _noted(environ).items()}
     if started is not None:
@@ -103,14 +105,6 @@ def as_given(environ: Mapping[str, str]) -> dict[str, str]:
 def _is_no_name(name: str) -> bool:
     """Return whether bash allows no variable of this name, as for exported functions."""
     return not (name.isascii() and name.isidentifier())
-
-
-def _started(environ: Mapping[str, str]) -> dict[str, int] | None:
-    try:
-        found = json.loads(environ.get(STARTED, "null"))
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _checksum(value: str) -> int:

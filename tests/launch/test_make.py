@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 import clusterrun.launch
 import clusterrun.rendering
-from clusterrun.config.spec import Cluster, Device, MixedPrecision, Strategy
+from clusterrun.config.spec import Device, MixedPrecision, Strategy
 from clusterrun.errors import UsageError
 from clusterrun.launch.accelerate_argv import NodeLaunch, launch_argv
-from clusterrun.launch.facts import Facts
 from clusterrun.launch.plan import Plan, Precision
 from clusterrun.shared.own_modules import RUN_MODULE
 from tests.launch.samples import here, lines, local_facts, on_slurm, slurm_facts
@@ -126,11 +125,6 @@ def test_the_interpreter_is_this_one_unless_said_and_a_path_is_absolute() -> Non
     assert on_slurm().python == "/usr/bin/python3"
     assert on_slurm(python="python3.12").python == "python3.12"
     assert on_slurm(python="venv/bin/python").python == "/home/ada/project/venv/bin/python"
-
-
-def test_facts_are_decided_before_planning() -> None:
-    with pytest.raises(ValueError, match="decides"):
-        Facts(cluster=Cluster.AUTO, python="/p", workdir="/w", runs_dir="/r")
 
 
 HOSTILE = st.text(st.characters(exclude_characters="\0"), max_size=30)

@@ -10,7 +10,8 @@ import pytest
 from clusterrun.config.spec import Device, Strategy
 from clusterrun.errors import ConfigError, UsageError
 from clusterrun.launch.plan import Plan, Precision
-from clusterrun.launch.script_args import is_for_deepspeed, named_json
+from clusterrun.launch.script_args import named_json
+from clusterrun.launch.user_files import is_for_deepspeed
 from tests.launch.samples import ZERO2_OFFLOAD, on_slurm, slurm_facts, variables
 
 STEPS = "gradient_accumulation_steps"
@@ -118,28 +119,7 @@ def test_batch_numbers_of_a_json_must_multiply() -> None:
     assert {*right, said(16, 4, 1, args=tensor), said(4, 4, 1, sequence_parallel_size=8)} == {""}
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--fsdp", "full_shard auto_wrap", "--fsdp_config", "f.json"),
-        ("--fsdp=shard_grad_op",),
-        ("--fsdp", "full_shard", "auto_wrap"),
-    ],
-)
-def test_a_trainers_fsdp_is_left_to_it_on_gpus_and_refused_elsewhere(args: tuple[str, ...]) -> None:
+def test_a_trainers_fsdp_is_left_to_it() -> None:
+    args = ("--fsdp", "full_shard auto_wrap", "--fsdp_config", "f.json")
     plan = on_slurm(args=args, gpus_per_node=4)
     assert plan == on_slurm(args=args, gpus_per_node=4, strategy=Strategy.DDP)
-    with pytest.raises(UsageError, match=r"--fsdp needs GPUs: .* plain DDP") as refused:
-        on_slurm(args=args, gpus_per_node=4, device=Device.CPU)
-    assert "--strategy zero2" in refused.value.hints[0]
-    with pytest.raises(
-        UsageError, match="the script's arguments contain --fsdp, but the launch uses zero3"
-    ):
-        on_slurm(args=args, gpus_per_node=4, strategy=Strategy.ZERO3)
-    fsdp = on_slurm(args=args, gpus_per_node=4, strategy=Strategy.FSDP)
-    assert fsdp.accelerate["distributed_type"] == "FSDP"
-
-
-def test_a_script_may_mean_something_else_by_fsdp() -> None:
-    assert on_slurm(args=("--fsdp", "--other", "full_shard")).device is Device.CPU
-    assert on_slurm(args=("--fsdp", "2")).device is Device.CPU
