@@ -12,14 +12,7 @@ from clusterrun.config.environments import read_step
 from clusterrun.errors import ConfigError, NodeExit, UsageError
 from clusterrun.launch.accelerate_argv import shown_command
 from clusterrun.launch.plan import Plan
-from clusterrun.rendering.quoting import (
-    Quoted,
-    comment_text,
-    directive_line,
-    sbatch_word,
-    sh_word,
-    yaml_scalar,
-)
+from clusterrun.rendering.quoting import FILTERS, Quoted, sh_word
 from clusterrun.rundir.paths import directory_name
 from clusterrun.shared.assets import template_directories
 from clusterrun.shared.own_modules import RUN_MODULE
@@ -29,13 +22,6 @@ if TYPE_CHECKING:
 
 # Slurm's own limit on a batch script (SchedulerParameters=max_script_size, 4 MiB by default).
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024
-_FILTERS = {
-    "sh": sh_word,
-    "directive": directive_line,
-    "sbatch": sbatch_word,
-    "yaml": yaml_scalar,
-    "comment": comment_text,
-}
 
 
 class Bundle(NamedTuple):
@@ -125,7 +111,7 @@ def _environment(directories: tuple[Path, ...]) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {name: partial(_filtered, quote) for name, quote in _FILTERS.items()}
+    environment.filters |= FILTERS
     return environment
 
 
@@ -144,19 +130,8 @@ def _render(environment: Environment, name: str, values: Mapping[str, Any]) -> s
         raise ConfigError(f"template {name} cannot be rendered", cause=cause) from error
 
 
-def _filtered(quote: Any, value: Any) -> Quoted:
-    return Quoted(quote(_defined(value)))
-
-
-def _only_quoted(value: Any) -> Any:
-    if not isinstance(_defined(value), Quoted):
-        raise TypeError(f"{value!r} passed through none of the filters {', '.join(_FILTERS)}")
-    return value
-
-
-def _defined(value: Any) -> Any:
-    import jinja2
-
-    if isinstance(value, jinja2.Undefined):
-        str(value)  # raises UndefinedError with its own message
+def _only_quoted(value: object) -> Quoted:
+    if not isinstance(value, Quoted):
+        text = str(value)  # of an undefined one raises an error that names it
+        raise TypeError(f"{text!r} passed through none of the filters {', '.join(FILTERS)}")
     return value

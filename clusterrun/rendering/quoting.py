@@ -91,5 +91,15 @@ def comment_text(value: object) -> Quoted:
 
 def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{value!r} is neither text nor a number")
+        text = str(value)  # of an undefined one raises an error that names it
+        raise ValueError(f"{text!r} is neither text nor a number")
     return str(value)
+
+
+FILTERS = {
+    "sh": sh_word,
+    "directive": directive_line,
+    "sbatch": sbatch_word,
+    "yaml": yaml_scalar,
+    "comment": comment_text,
+}

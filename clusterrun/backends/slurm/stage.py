@@ -44,10 +44,6 @@ STEP_WORDS = 4  # bash node.sh RUN_DIR ATTEMPT, at the end of srun's command
 SPARE_KIB = 1 << 20  # of a node's disk, for everything else
 
 
-class _UnstagedError(ClusterrunError):
-    """Why the nodes use the environment on the shared file system."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pack:
     """A packed environment: the file, its hash, and the files in it."""
@@ -71,8 +67,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - staging must not fail a training
         with contextlib.suppress(OSError):
             paths.stage_script.unlink()
-        why = describe(error) if isinstance(error, ClusterrunError) else str(error)
-        say_on_stderr(f"the nodes use {sys.prefix} where it is: {why}")
+        say_on_stderr(f"the nodes use {sys.prefix} where it is: {describe(error)}")
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.environ[STAGED_AT] = f"{time.time():.3f}"
@@ -83,7 +78,7 @@ def _stage(paths: RunPaths, plan: Plan, srun: Sequence[str]) -> None:
     """Write stage.sh, and send the environment to nodes that lack it. Raises ClusterrunError."""
     prefix = Path(sys.prefix)
     if why := unstageable(prefix, plan.stage):
-        raise _UnstagedError(why)
+        raise ClusterrunError(why)
     root = node_directory(plan, os.environ)
     begin = time.monotonic()
     pack = ensure_pack(paths.root.parents[1] / f".stage-{os.getuid()}", prefix)
@@ -91,7 +86,7 @@ def _stage(paths: RunPaths, plan: Plan, srun: Sequence[str]) -> None:
     write_script(paths, root, pack)
     lacking, unfit = _on_nodes(srun, paths, "look", ASK_S)
     if unfit:
-        raise _UnstagedError(unfit)
+        raise ClusterrunError(unfit)
     if lacking:
         target = f"{root}/{Path(pack.path).stem}.{os.environ['SLURM_JOB_ID']}.tar"
         _output(["sbcast", "--force", pack.path, target], SEND_S)
@@ -124,7 +119,7 @@ def node_directory(plan: Plan, environ: Mapping[str, str]) -> str:
     kind = file_system(Path(place))
     if kind not in LOCAL or (kind in ("tmpfs", "ramfs") and not plan.stage_dir):
         where = f"{place} is on {kind or 'an unknown file system'}"
-        raise _UnstagedError(f"{where}; name a directory on the nodes' disks: launch.stage_dir")
+        raise ClusterrunError(f"{where}; name a directory on the nodes' disks: launch.stage_dir")
     return f"{place}/clusterrun-stage-{os.getuid()}"
 
 
@@ -163,7 +158,7 @@ def ensure_pack(cache: Path, prefix: Path) -> Pack:
     cache.mkdir(mode=0o700, exist_ok=True)
     found = cache.lstat()  # in a directory of several users
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise _UnstagedError(f"{cache} is not a private directory of this user")
+        raise ClusterrunError(f"{cache} is not a private directory of this user")
     key, number = key_of(prefix)
     path, record = cache / f"{key}.tar", cache / f"{key}.json"
     with locked(cache / "lock", PACK_S):
@@ -181,7 +176,7 @@ def ensure_pack(cache: Path, prefix: Path) -> Pack:
         with files.replacing(path) as temporary:
             sha = _write_tar(temporary, prefix)
             if key_of(prefix)[0] != key:
-                raise _UnstagedError(f"{prefix} changed while it was packed")
+                raise ClusterrunError(f"{prefix} changed while it was packed")
         pack = Pack(path=str(path), sha=sha, size=files.size_of(path), files=number)
         files.write_whole(record, json.dumps(asdict(pack)))
         return pack
@@ -232,10 +227,10 @@ def _on_nodes(srun: Sequence[str], paths: RunPaths, act: str, within_s: float) -
 def _output(argv: Sequence[str], within_s: float) -> str:
     done = shell.run_once(argv, within_s)
     if done.rc == shell.TIMED_OUT:
-        raise _UnstagedError(f"{argv[0]} was still running after {within_s:.0f} s")
+        raise ClusterrunError(f"{argv[0]} was still running after {within_s:.0f} s")
     if done.rc:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.rc}"]
-        raise _UnstagedError(f"{argv[0]} failed: {lines[0]}")
+        raise ClusterrunError(f"{argv[0]} failed: {lines[0]}")
     return done.stdout
 
 
