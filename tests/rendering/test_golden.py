@@ -52,7 +52,7 @@ def test_bash_reads_the_script_without_a_word(case: str, name: str) -> None:
 
 def test_one_file_adds_a_strategy(tmp_path: Path) -> None:
     for name in ("clusterrun", "templates", "accelerate_configs"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name)  # with byte code
     (tmp_path / "accelerate_configs" / "zero1-offload.yaml.j2").write_text(NEW_STRATEGY)
     (tmp_path / "train.py").write_text("")
 
