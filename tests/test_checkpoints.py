@@ -25,8 +25,14 @@ def save(directory: Path, name: str, *, complete: bool = True, world_size: int =
     (path / "shards" / "rank_1.bin").write_bytes(b"moments")
     if complete:
         step = int(name.rpartition("-")[2])
-        checkpoint_files.mark(path, step, world_size=world_size, attempt=2, settings=SETTINGS)
+        about = {"world_size": world_size, "attempt": 2, "settings": SETTINGS}
+        mark(path, step, **about)
     return path
+
+
+def mark(path: Path, step: int, **about: Any) -> None:
+    about = {"settings": {}, **about}
+    checkpoint_files.mark(checkpoint_files.Checkpoint(path=path, step=step, **about))
 
 
 def newest_name(directory: Path) -> tuple[str | None, list[str]]:
@@ -62,7 +68,7 @@ def test_the_marker_lists_every_file_and_names_its_schema(tmp_path: Path) -> Non
     assert marker["schema"] == "clusterrun.checkpoint/1"
     assert sorted(marker["files"]) == ["model.bin", "shards/rank_1.bin"]
     assert marker["files"]["model.bin"] == [7, zlib.crc32(b"weights")]
-    checkpoint_files.mark(path, 20, world_size=4, settings={})  # it does not list its old marker
+    mark(path, 20, world_size=4)  # it does not list its old marker
     assert newest_name(tmp_path) == ("step-00000020", [])
 
 
@@ -113,7 +119,7 @@ def test_damage_at_the_ends_of_a_large_file_is_found_by_its_samples(tmp_path: Pa
     path = save(tmp_path, "step-00000020", complete=False)
     with open(path / "large.bin", "wb") as file:
         file.truncate(200 << 20)
-    checkpoint_files.mark(path, 20, world_size=1, settings={})
+    mark(path, 20, world_size=1)
     for place in (0, (200 << 20) - 1):
         for byte, name in ((b"x", None), (b"\0", "step-00000020")):
             with open(path / "large.bin", "r+b") as file:
@@ -229,7 +235,7 @@ def test_a_node_needs_room_for_its_own_part_alone(
     for name, size in (("own", 900), ("fetched", 9000)):
         (saved / name).write_bytes(b"x" * size)
     nodes = {"h1": ["own"], "h2": ["fetched"]}
-    checkpoint_files.mark(saved, 1, world_size=2, settings={}, nodes=nodes)
+    mark(saved, 1, world_size=2, nodes=nodes)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, free=900))
     for node in ("h1", "spare"):
         checkpoint_files.check_room(tmp_path, node)

@@ -65,7 +65,8 @@ def test_the_newest_complete_checkpoint_is_weighed(tmp_path: Path) -> None:
     saved = checkpoint_files.step_directory(paths.checkpoints_dir, 10)
     saved.mkdir(parents=True)
     (saved / "model.bin").write_bytes(bytes(5000))
-    checkpoint_files.mark(saved, 10, world_size=1, settings={})
+    found = checkpoint_files.Checkpoint(path=saved, step=10, world_size=1, settings={})
+    checkpoint_files.mark(found)
     size = measure(paths).checkpoint_bytes
     assert size is not None
     assert 5000 < size < 6000

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,13 +31,13 @@ class Sharing:
     """The ranks that share this rank's checkpoint directory: all, or those of its node.
 
     `groups` are the ranks of each such directory. If nodes are apart, `nodes` are the directories'
-    nodes, and `at` is rank 0's time.
+    nodes, and `at` is rank 0's time on all of them.
     """
 
     here: int
     groups: Sequence[Sequence[int]]
     nodes: Sequence[str] = ()
-    at: float | None = None
+    at: float = field(default_factory=lambda: round(time.time(), 6))
 
     @classmethod
     def of_this_rank(cls) -> Sharing:
@@ -46,7 +46,7 @@ class Sharing:
         if not is_apart():
             return cls(here=here, groups=(range(world_size),))
         owner, node = os.environ[APART], os.environ.get("CLUSTERRUN_NODE") or os.uname().nodename
-        every = gathered((node if owner == "1" else owner, time.time()))
+        every = gathered((node if owner == "1" else owner, round(time.time(), 6)))
         groups: dict[str, list[int]] = {}
         for rank, (node, _) in enumerate(every):
             groups.setdefault(node, []).append(rank)
@@ -218,17 +218,7 @@ def _keep(found: Checkpoint, own: SavedPart, mine: Sums, fault: OSError | None) 
         received = checkpoint_files.settled(own.path, list(mine))
         if wrong := [name for name in mine if received[name] != mine[name]]:
             raise ClusterrunError(f"{wrong[0]} did not arrive as it was sent")
-        checkpoint_files.mark(
-            own.path,
-            found.step,
-            world_size=found.world_size,
-            attempt=found.attempt,
-            settings=found.settings,
-            overrides=found.overrides,
-            nodes=found.nodes,
-            saved_at=found.saved_at,
-            files={**own.files, **received},
-        )
+        checkpoint_files.mark(found, {**own.files, **received})
     except Exception:
         for name in mine:
             (own.path / name).unlink(missing_ok=True)

@@ -13,7 +13,6 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Iterable
 from itertools import compress
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -41,8 +40,6 @@ _MAY_HOLD_GROUPS = frozenset(
     ("accelerate", "deepspeed", "lightning", "peft", "pytorch_lightning", "torch", "transformers")
 )
 endings: list[RankEnd] = []  # of this rank, at its end
-_frozen_files: list[Any] = []  # with buffers; the garbage collector does not list them
-_gc_freeze = gc.freeze
 
 
 class RankEnd:
@@ -105,7 +102,9 @@ class RankEnd:
     def _exit_at_once(self) -> NoReturn:
         # Destroying the group may hang if peers are gone. Without it, gloo's threads abort the
         # process ("terminate called without an active exception") and its exit status is lost.
-        for file in (*_frozen_files, *_buffered()):
+        gc.unfreeze()  # the collector does not list what a script, or the forge, has frozen
+        objects = gc.get_objects()  # there are many
+        for file in compress(objects, map(_BUFFERED.__contains__, map(type, objects))):
             with contextlib.suppress(OSError, ValueError):
                 file.flush()
         os._exit(self._code)
@@ -203,18 +202,6 @@ def _write_error_files(message: str, callstack: str, at: float) -> None:
     for path in filter(None, (os.environ.get("TORCHELASTIC_ERROR_FILE"), error_file())):
         with contextlib.suppress(OSError):
             write_whole(Path(path), text)
-
-
-def freeze() -> None:
-    """Freeze all objects, and note the files that must be flushed at the end."""
-    _frozen_files.extend(_buffered())
-    _gc_freeze()
-
-
-def _buffered() -> Iterable[Any]:
-    """Return the files with buffers among the objects that are not frozen: there are many."""
-    objects = gc.get_objects()
-    return compress(objects, map(_BUFFERED.__contains__, map(type, objects)))
 
 
 @functools.cache

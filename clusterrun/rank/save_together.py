@@ -346,18 +346,17 @@ def mark(
     sharing: Sharing,
 ) -> None:
     """Mark a directory as a complete checkpoint of this attempt."""
-    _, size = joined_world()
-    checkpoint_files.mark(
-        path,
-        step,
-        world_size=size,
+    found = Checkpoint(
+        path=path,
+        step=step,
+        world_size=joined_world()[1],
         attempt=own_attempt(),
+        saved_at=sharing.at,
         settings=settings,
         overrides=overrides,
-        nodes=dict(zip(sharing.nodes, map(list, parts), strict=True)) if sharing.is_apart else None,
-        saved_at=sharing.at,
-        files=parts[sharing.number],
+        nodes=dict(zip(sharing.nodes, map(list, parts), strict=False)),
     )
+    checkpoint_files.mark(found, parts[sharing.number])
 
 
 def own_attempt() -> int:

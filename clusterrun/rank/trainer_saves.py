@@ -90,14 +90,16 @@ def saved(args: Any, state: Any) -> None:
     here, world_size = joined_world()
     if here or has_begun(os.environ["CLUSTERRUN_RUN_DIR"], own_attempt() + 1):
         return
-    about: dict[str, Any] = {"world_size": world_size, "settings": settings, "target": path}
+    about: dict[str, Any] = {"step": step, "world_size": world_size, "settings": settings}
     try:
         names = checkpoint_files.of_first_rank(checkpoint_files.file_names(path))
         # The state's checksum shows which training this is.
         known = {_STATE: checkpoint_files.checksum(path / _STATE)}
         files = {name: ((path / name).stat().st_size, known.get(name, UNREAD)) for name in names}
         (record := _record(folder, step)).mkdir(parents=True, exist_ok=True)
-        checkpoint_files.mark(record, step, attempt=own_attempt(), files=files, **about)
+        checkpoint_files.mark(
+            Checkpoint(path=path, attempt=own_attempt(), **about), files, record=record
+        )
     except OSError as error:
         say_once(f"what the Trainer saved can't be recorded, so no attempt continues it: {error}")
         return

@@ -10,7 +10,6 @@ import builtins
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import io
 import os
 import runpy
@@ -26,7 +25,7 @@ from clusterrun.errors import shortened
 from clusterrun.rank import contract as world
 from clusterrun.rank import import_hooks, output
 from clusterrun.rank.emit import own_rank
-from clusterrun.rank.ending import RankEnd, endings, error_file, freeze, leave_last, one_line
+from clusterrun.rank.ending import RankEnd, endings, error_file, leave_last, one_line
 from clusterrun.shared import given
 from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import last_line
@@ -48,7 +47,6 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.unlink(error_file())
     leave_last()
-    gc.freeze = freeze  # for scripts that call it
     ending = RankEnd()
     endings.append(ending)
     if (launcher := os.environ.get("CLUSTERRUN_LAUNCHER_PID", "")).isdigit():

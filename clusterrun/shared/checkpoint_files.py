@@ -57,8 +57,8 @@ class Checkpoint:
     path: Path
     step: int
     world_size: int
-    attempt: int
-    saved_at: float
+    attempt: int = 1
+    saved_at: float = field(default_factory=lambda: round(time.time(), 6))
     settings: Mapping[str, Any]
     overrides: Sequence[Mapping[str, Any]] = ()
     nodes: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -163,43 +163,24 @@ def check_room(directory: Path, node: str = "") -> None:
         raise OSError(errno.ENOSPC, words)
 
 
-def mark(
-    path: Path,
-    step: int,
-    *,
-    world_size: int,
-    attempt: int = 1,
-    settings: Mapping[str, Any],
-    overrides: Sequence[Mapping[str, Any]] = (),
-    nodes: Mapping[str, Sequence[str]] | None = None,
-    saved_at: float | None = None,
-    files: Sums | None = None,
-    target: Path | None = None,
-) -> None:
+def mark(found: Checkpoint, files: Sums | None = None, *, record: Path | None = None) -> None:
     """Write the marker of a checkpoint after its files are on the disk.
 
     `files` is the result of `settled` for all of them, if it was called already. Nodes that share
-    no directory each write a marker: `saved_at` is the same in all, and `files` are the node's own.
-    `target` is the checkpoint if `path` is its record. Raises OSError if the disk is full.
+    no directory each write a marker: only `files` are the node's own. `record` is the directory of
+    the marker if it is another one. Raises OSError if the disk is full.
     """
-    marker = {
-        "schema": SCHEMA,
-        "step": step,
-        "world_size": world_size,
-        "attempt": attempt,
-        "saved_at": round(time.time() if saved_at is None else saved_at, 6),
-        "settings": dict(settings),
-        "overrides": list(overrides),
-        **({"nodes": dict(nodes)} if nodes else {}),
-        **({"target": str(target)} if target else {}),
-        "files": dict(files if files is not None else settled(path, file_names(path))),
-    }
+    place = record or found.path
+    files = settled(place, file_names(place)) if files is None else files
+    about = {name: value for name, value in vars(found).items() if name != "path"}
+    target = {"target": found.path} if record else {}
+    marker = {"schema": SCHEMA, **about, **target, "files": dict(files)}
     text = json.dumps(marker, indent=1, default=str)
-    with replacing(path / MARKER) as temporary, open_new(temporary, BY_UMASK) as file:
+    with replacing(place / MARKER) as temporary, open_new(temporary, BY_UMASK) as file:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
-    _sync_directory(path)
+    _sync_directory(place)
 
 
 def publish(unfinished: Path, final: Path) -> None:

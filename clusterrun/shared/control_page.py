@@ -25,7 +25,7 @@ from enum import IntEnum
 from pathlib import Path
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 7  # a rank writes its stacks on it; no library uses it
-REQUEST_BITS, AT_BITS = 22, 42
+AT_BITS = 42
 HEADER_WORDS = 8
 SLOT_WORDS = 8
 _HOLD, _SAVE_POINT = range(2)
@@ -48,20 +48,12 @@ class SavePoint:
     request: int
     at: int
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for numbers that do not fit in a word."""
-        if self.request >> REQUEST_BITS or self.at >> AT_BITS:
-            raise ValueError(f"request {self.request} at call {self.at} does not fit in a word")
-
-    def to_word(self) -> int:
-        """Pack the save point into 64 bits."""
-        return self.request << AT_BITS | self.at
-
 
 class ControlPage:
-    """The mapped page; `ranks` is the number of ranks of this node."""
+    """The mapped page; `ranks` is the number of this node's ranks that it shows."""
 
     def __init__(self, path: Path, ranks: int) -> None:
+        self.ranks = range(ranks)
         size = _WORD.size * (HEADER_WORDS + SLOT_WORDS * ranks)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -79,15 +71,25 @@ class ControlPage:
 
     def decide(self, save_point: SavePoint) -> None:
         """Set the call at which the ranks save and stop."""
-        self._set(_SAVE_POINT, save_point.to_word())
+        self._set(_SAVE_POINT, save_point.request << AT_BITS | save_point.at)
 
     def calls(self, rank: int) -> int:
         """Return how often a rank (its local rank) has called; 0 before the first call."""
         return self._get(_slot(rank, _CALLS))
 
+    @property
+    def is_used(self) -> bool:
+        """Return whether any rank has called should_checkpoint()."""
+        return any(map(self.calls, self.ranks))
+
     def has_stopped(self, rank: int) -> bool:
         """Return whether `should_stop` returned True in a rank."""
         return bool(self._get(_slot(rank, _STOPPED)))
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether any rank exits because it was asked to."""
+        return any(map(self.has_stopped, self.ranks))
 
     def is_shielded(self, rank: int, signum: int = signal.SIGTERM) -> bool:
         """Return whether a rank's handler of a signal saves nothing: the agent is to act."""
@@ -123,7 +125,7 @@ class ControlPage:
     @property
     def save_point(self) -> SavePoint:
         """The newest save point."""
-        return SavePoint(*divmod(self._get(_SAVE_POINT), 1 << AT_BITS))  # as `to_word` packs it
+        return SavePoint(*divmod(self._get(_SAVE_POINT), 1 << AT_BITS))
 
     def _get(self, word: int) -> int:
         return int(_WORD.unpack_from(self._map, word * _WORD.size)[0])

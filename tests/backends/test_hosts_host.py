@@ -20,6 +20,7 @@ from clusterrun.errors import ClusterrunError
 from clusterrun.launch.make import make_plan
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.shared import checkpoint_files
+from clusterrun.shared.checkpoint_files import Checkpoint
 from tests.launch.samples import on_slurm, slurm_facts
 from tests.patience import wait_for
 
@@ -115,7 +116,8 @@ def save(root: Path, nodes: dict[str, list[str]], *here: str) -> None:
     for name in here:
         (path / name).write_text("weights")
     files = checkpoint_files.settled(path, here)
-    checkpoint_files.mark(path, 8, world_size=2, settings={}, nodes=nodes, files=files)
+    found = Checkpoint(path=path, step=8, world_size=2, settings={}, nodes=nodes)
+    checkpoint_files.mark(found, files)
 
 
 def test_the_first_fit_hosts_are_used(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from clusterrun.rundir.outcome import Cause, Outcome
 from clusterrun.shared import checkpoint_files
+from clusterrun.shared.checkpoint_files import Checkpoint
 
 
 def outcome(root: Path, attempt: int = 1, **said: Any) -> Outcome:
@@ -34,5 +35,6 @@ def checkpoint(root: Path, step: int, *, world: int = 2, **settings: Any) -> Pat
     path = root / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True)
     (path / "model.pt").write_text(f"weights {step}")
-    checkpoint_files.mark(path, step, world_size=world, settings=settings)
+    found = Checkpoint(path=path, step=step, world_size=world, settings=settings)
+    checkpoint_files.mark(found)
     return path

@@ -15,7 +15,7 @@ import pytest
 
 from clusterrun.cli import cancel
 from clusterrun.rundir.outcome import Cause, Next
-from clusterrun.shared import checkpoint_files
+from clusterrun.shared.checkpoint_files import Checkpoint, mark
 from clusterrun.verbs import cancel as ending
 from tests.cli.conftest import CommandLine
 from tests.cli.outcomes import checkpoint, outcome
@@ -163,13 +163,13 @@ def test_what_a_script_saved_in_a_directory_of_its_own_is_found(
     root = at_work(here)
     older = here.path / "elsewhere" / "checkpoint-50"
     older.mkdir(parents=True)
-    checkpoint_files.mark(older, 50, world_size=4, settings={})
+    mark(Checkpoint(path=older, step=50, world_size=4, settings={}))
     place = here.path / "elsewhere" / ("checkpoint-100" if is_marked else "model.pt")
 
     def save() -> None:
         if is_marked:
             place.mkdir()
-            checkpoint_files.mark(place, 100, world_size=4, settings={})
+            mark(Checkpoint(path=place, step=100, world_size=4, settings={}))
         events(root, {"type": "checkpoint", "path": str(place), "step": 100, "ts": time.time()})
 
     clock.deeds += [save, *they_save(root)[1:]]

@@ -58,7 +58,10 @@ class EndedAttempts:
     def save(self, step: int, **about: Any) -> None:
         saved = checkpoint_files.step_directory(self.paths.checkpoints_dir, step)
         saved.mkdir(parents=True)
-        checkpoint_files.mark(saved, step, world_size=4, settings={}, **about)
+        found = checkpoint_files.Checkpoint(
+            path=saved, step=step, world_size=4, settings={}, **about
+        )
+        checkpoint_files.mark(found)
 
     def unreachable(self, nodes: Sequence[str]) -> tuple[str, ...]:
         return tuple(node for node in nodes if node not in self.reachable)

@@ -16,7 +16,6 @@ from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import hangs, stacks
 from clusterrun.node.watch.hangs import EXTENSIONS, HangWatch
-from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.outcome import Cause
 from clusterrun.shared.control_page import ControlPage
 
@@ -55,7 +54,7 @@ class HangingRanks:
             floor_s=60,
             node="n1",
             spool=Spool(root=root),
-            page=Page(self.control, 1),
+            page=self.control,
             questions=self.questions,
             own_places=self._own,
             own_signs=lambda: self.signs,

@@ -18,7 +18,6 @@ from clusterrun.node.link.head import Head
 from clusterrun.node.watch import interruption as module
 from clusterrun.node.watch.interruption import TRIES, Interruption
 from clusterrun.node.watch.own_signals import OwnSignals
-from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.request import Reason, write_request
 from clusterrun.shared.control_page import ControlPage
@@ -43,7 +42,7 @@ class InterruptedNode:
         self.calls = 0
         self.interruption = Interruption(
             request=self.file,
-            page=Page(self.control, 1),
+            page=self.control,
             leader=self.link,
             warning_s=warning_s,
             happened=lambda kind, **fields: self.events.append(
@@ -54,7 +53,7 @@ class InterruptedNode:
             has_saved=lambda: self.has_saved,
             is_through=lambda: self.is_through,
             disk=disk,
-            own=OwnSignals(page=Page(self.control, 1), pids=lambda: self.ranks),
+            own=OwnSignals(page=self.control, pids=lambda: self.ranks),
             end_s=120,
         )
 

@@ -10,7 +10,6 @@ import pytest
 
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import hangs
-from clusterrun.node.watch.saving import Page
 from clusterrun.shared.control_page import ControlPage, Joining
 from clusterrun.shared.joined import HINT, HINT_WAITING, Unjoined
 
@@ -53,14 +52,14 @@ def test_nothing_is_reported_before_a_rank_runs(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_rank_notes_on_the_page_how_far_it_is(tmp_path: Path) -> None:
-    agent = Page(ControlPage(tmp_path / "control", 2), 2)
+    agent = ControlPage(tmp_path / "control", 2)
     rank = ControlPage(tmp_path / "control", 2)
-    assert agent.joining() == [Joining.NOT_YET] * 2
+    assert [agent.joining(0), agent.joining(1)] == [Joining.NOT_YET] * 2
     rank.note_joining(1, Joining.WAITS)
-    assert agent.joining() == [Joining.NOT_YET, Joining.WAITS]
+    assert [agent.joining(0), agent.joining(1)] == [Joining.NOT_YET, Joining.WAITS]
     rank.note_joining(1, Joining.JOINED)
     rank.note_joining(1, Joining.WAITS)  # a second group
-    assert agent.joining()[1] is Joining.JOINED
+    assert agent.joining(1) is Joining.JOINED
 
 
 def test_what_people_read() -> None:

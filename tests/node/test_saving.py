@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from clusterrun.node.link import questions as questions_module
 from clusterrun.node.link.questions import Questions, answer
-from clusterrun.node.watch.saving import Page, Saving
+from clusterrun.node.watch.saving import Saving, decide, hold
 from clusterrun.shared.control_page import ControlPage
 
 RANKS = 2
@@ -24,7 +25,6 @@ class SavingNode:
 
     def __init__(self, path: Path) -> None:
         self.control = ControlPage(path, RANKS)
-        self.page = Page(self.control, RANKS)
         self.calls = [0] * RANKS
         self.saved: list[tuple[int, int]] = []
 
@@ -54,7 +54,7 @@ class SavingNodes:
         self.silent: set[int] = set()
         self.present = set(range(1, nodes))
         self.questions = Questions(self._send, lambda: self.present)
-        self.saving = Saving(self.nodes[0].page, self.questions)
+        self.saving = Saving(self.nodes[0].control, self.questions)
         self._tasks: list[asyncio.Task[None]] = []
 
     def _send(self, kind: str, **fields: Any) -> None:
@@ -62,12 +62,12 @@ class SavingNodes:
             self._tasks.append(asyncio.ensure_future(self._answer(member, fields)))
 
     async def _answer(self, member: int, message: dict[str, Any]) -> None:
-        page = self.nodes[member].page
+        page = self.nodes[member].control
 
         def send(kind: str, **fields: Any) -> None:
             self.questions.take(member, fields)
 
-        await answer(message, {"hold": page.hold, "decide": page.decide}, send)
+        await answer(message, {"hold": partial(hold, page), "decide": partial(decide, page)}, send)
 
     def leave(self, member: int) -> None:
         self.present.discard(member)
@@ -140,10 +140,10 @@ async def test_a_node_that_leaves_meanwhile_does_not_hold_the_others(tmp_path: P
 
 def test_a_page_that_no_rank_uses_says_so(tmp_path: Path) -> None:
     node = SavingNode(tmp_path / "control")
-    assert (node.page.is_used, node.page.has_left, node.page.is_shielded) == (False, False, False)
+    page = node.control
+    assert (page.is_used, page.calls(1), page.has_stopped(1)) == (False, 0, False)
     node.turn(1)
-    node.control.shielded(1)
-    assert (node.page.is_used, node.page.is_shielded, node.page.calls()) == (True, False, 1)
-    node.control.shielded(0)
-    node.control.stopping(1)
-    assert (node.page.has_left, node.page.is_shielded) == (True, True)
+    page.shielded(1)
+    page.stopping(1)
+    assert (page.is_used, page.calls(1), page.has_stopped(1)) == (True, 1, True)
+    assert [page.is_shielded(rank) for rank in page.ranks] == [False, True]

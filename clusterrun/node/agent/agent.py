@@ -44,10 +44,10 @@ from clusterrun.node.recovery.account import Account
 from clusterrun.node.watch.notes import NodeNotes
 from clusterrun.node.watch.preflight import NodeChecks
 from clusterrun.node.watch.ranks import Ranks
-from clusterrun.node.watch.saving import Page
 from clusterrun.node.watch.usage import Sampler
 from clusterrun.rundir.startup import STAGED_AT
 from clusterrun.rundir.usage import Alert, Sample, alert_texts
+from clusterrun.shared.control_page import ControlPage
 from clusterrun.shared.hostlist import fold_hostlist
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Agent:
         self,
         attempt: Attempt,
         spool: Spool,
-        page: Page,
+        page: ControlPage,
         forwarder: Forwarder,
         clock: Clock,
         forge: Forge | None = None,
@@ -306,7 +306,8 @@ class Agent:
         """Have the ranks end within a grace time."""
         warned = self._answers.own.warned
         have_had_time = bool(warned) and warned.issuperset(self._answers.pids.values())
-        grace_s = SHIELDED_GRACE_S if self._page.is_shielded or have_had_time else GRACE_S
+        is_shielded = all(map(self._page.is_shielded, self._page.ranks))
+        grace_s = SHIELDED_GRACE_S if is_shielded or have_had_time else GRACE_S
         deadline = time.monotonic() + grace_s
         launcher.revoke()
         if not self._is_over(launcher, ranks):

@@ -11,17 +11,16 @@ from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.forward.leftovers import pack
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Answerer
-from clusterrun.node.watch import stacks
+from clusterrun.node.watch import saving, stacks
 from clusterrun.node.watch.own_signals import OwnSignals
 from clusterrun.node.watch.ranks import Ranks
-from clusterrun.node.watch.saving import Page
-from clusterrun.shared.control_page import Joining
+from clusterrun.shared.control_page import ControlPage, Joining
 
 
 class NodeAnswers:
     """The answers of one node; before its launch, it has no `ranks`."""
 
-    def __init__(self, attempt: Attempt, spool: Spool, page: Page, disk: SharedDisk) -> None:
+    def __init__(self, attempt: Attempt, spool: Spool, page: ControlPage, disk: SharedDisk) -> None:
         self._attempt, self._spool, self._disk, self.page = attempt, spool, disk, page
         self.ranks: Ranks | None = None
         scheduler = attempt.plan.cluster.scheduler
@@ -43,8 +42,8 @@ class NodeAnswers:
             return {}
 
         return {
-            "hold": self.page.hold,
-            "decide": self.page.decide,
+            "hold": partial(saving.hold, self.page),
+            "decide": partial(saving.decide, self.page),
             "stacks": found,
             "dump": dump,
             "warn": self.own.warn,
@@ -72,11 +71,11 @@ class NodeAnswers:
 
     def signs(self) -> int:
         """Return a count, without a unit, that grows while any rank makes progress."""
-        return self.page.calls() + stacks.bytes_moved(self.pids.values())
+        return sum(map(self.page.calls, self.page.ranks)) + stacks.bytes_moved(self.pids.values())
 
     def joins(self) -> dict[str, int]:
         """Return how many ranks run, wait in init_process_group(), and have joined."""
-        states = self.page.joining()
+        states = [self.page.joining(rank) for rank in self.page.ranks]
         waiting, joined = states.count(Joining.WAITS), states.count(Joining.JOINED)
         return {"running": len(self.pids), "waiting": waiting, "joined": joined}
 

@@ -23,7 +23,6 @@ from clusterrun.node.forward.forward import POLL_S, Forwarder, Limits
 from clusterrun.node.forward.spool import Spool, create_spool
 from clusterrun.node.link.clock import Clock
 from clusterrun.node.recovery.lost_head import see_to_run
-from clusterrun.node.watch.saving import Page
 from clusterrun.rundir.paths import RunPaths
 from clusterrun.rundir.plan import read_plan
 from clusterrun.shared.control_page import ControlPage
@@ -60,7 +59,7 @@ def _run_attempt(paths: RunPaths, number: int, post: Post) -> tuple[int, int]:
     with _needed(
         "cannot create the ranks' control page", "; check the disk space in TMPDIR", spool
     ):
-        page = Page(ControlPage(spool.control, plan.procs_per_node), plan.procs_per_node)
+        page = ControlPage(spool.control, plan.procs_per_node)
     limits = Limits(
         spool_bytes=plan.log_spool_bytes,
         lines_per_s=plan.log_lines_per_s,

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -161,13 +162,20 @@ def _children_among_all(pid: int) -> list[int]:
         return []
 
 
-def fork_answer(work: Callable[[], str], timeout_s: float) -> str | None:
-    """Return what `work` returns in a fork of this process, which must have no other thread.
+def fork() -> int:
+    """Fork; Python 3.12 warns if there is any other thread."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
-    None if it fails or takes too long; then it is killed.
+
+def fork_answer(work: Callable[[], str], timeout_s: float) -> str | None:
+    """Return what `work` returns in a fork of this process.
+
+    None if it fails or takes too long; then it is killed. It may need no other thread.
     """
     reader, writer = os.pipe()
-    if not (child := os.fork()):
+    if not (child := fork()):
         _work_in_fork(work, writer)
     os.close(writer)
     until, parts = time.monotonic() + timeout_s, list[bytes]()

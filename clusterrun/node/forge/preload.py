@@ -12,13 +12,14 @@ import importlib
 import importlib.util
 import os
 import sys
-import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, NoReturn
 
+from clusterrun.node.base.processes import fork_answer
+
 TRIAL_S = 5.0
+NVML_S = 60.0  # for a driver that must be loaded first
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 INSTEAD = "use --set launch.launcher=accelerate"
 _started: list[Callable[[], None]] = []  # what the ranks have yet to start
@@ -39,7 +40,8 @@ def check(name: str) -> None:
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         raise Closed(f"{name} initialises CUDA")
     if threads() > 1:  # OpenBLAS ends its threads before a fork, and starts new ones on demand
-        _trial_fork()
+        if fork_answer(lambda: "alive", TRIAL_S) is None:  # this also runs the libraries' handlers
+            raise Closed("a fork of the imported libraries hangs")
         if threads() > 1:
             raise Closed(f"{name} starts threads, which a fork lacks")
 
@@ -57,28 +59,6 @@ def open_device() -> str:
             if target.startswith(DEVICES):
                 return target
     return ""
-
-
-def fork() -> int:
-    """Fork; Python 3.12 warns if there is any other thread, also for a trial."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
-def _trial_fork() -> None:
-    """Fork a process that exits at once, so that handlers of libraries run. Raises Closed."""
-    pid = fork()
-    if pid == 0:
-        os._exit(0)
-    deadline = time.monotonic() + TRIAL_S
-    while time.monotonic() < deadline:
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            return
-        time.sleep(0.001)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    raise Closed("a fork of the imported libraries hangs")
 
 
 def of_ranks(strategy: str, imported: Collection[str]) -> tuple[str, ...]:
@@ -128,7 +108,8 @@ def nvml_kept_out() -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         cuda: Any = sys.modules.get("torch.cuda")
         if hasattr(cuda, "_device_count_nvml") and cuda._is_compiled():
-            count = cache(_in_fork(cuda._device_count_nvml))
+            ask = cuda._device_count_nvml
+            count = cache(lambda: int(fork_answer(lambda: str(ask()), NVML_S) or "-1"))
             stack.enter_context(_replaced(cuda, "_device_count_nvml", count))
             if importlib.util.find_spec("pynvml"):
                 module: Any = importlib.import_module("pynvml")
@@ -158,21 +139,3 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-def _in_fork(count: Callable[[], int]) -> Callable[[], int]:
-    """Return a function that asks in a child process; -1 if NVML has no answer there."""
-
-    def ask() -> int:
-        reader, writer = os.pipe()
-        if (pid := fork()) == 0:
-            with contextlib.suppress(BaseException):
-                os.write(writer, str(count()).encode())
-            os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader) as answer:
-            text = answer.read()
-        os.waitpid(pid, 0)
-        return int(text or "-1")
-
-    return ask

@@ -22,10 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from clusterrun.node.base.processes import allocated_cpus, die_with_parent, open_pidfd, openmp
+from clusterrun.node.base.processes import (
+    allocated_cpus,
+    die_with_parent,
+    fork,
+    open_pidfd,
+    openmp,
+)
 from clusterrun.node.forge import launcher_variables, preload, ranks, store
 from clusterrun.node.forge.begin import receive, send
-from clusterrun.node.forge.preload import Closed, fork
+from clusterrun.node.forge.preload import Closed
 from clusterrun.node.forge.project import Changes, ProjectFiles, RankStart, read_early
 from clusterrun.shared.descriptors import raise_descriptor_limit
 from clusterrun.shared.given import note_given
@@ -98,7 +104,7 @@ class ForgeProcess:
         else:
             self._why_closed = ""
             self._tell("open")
-        _worker().freeze()
+        gc.freeze()
 
     def _importing(self, name: str) -> None:
         self._tell("importing", module=name)
@@ -159,7 +165,7 @@ class ForgeProcess:
             preload.preload(preload.between_attempts(), lambda _: None)
         except Closed as error:
             self._close(error)
-        _worker().freeze()
+        gc.freeze()
 
     def _obey(self, order: dict[str, Any]) -> bool:
         """Follow an order; return whether this is now a rank."""

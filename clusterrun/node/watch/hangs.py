@@ -15,7 +15,7 @@ from clusterrun.node.base.tasks import Tasks
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Questions
 from clusterrun.node.watch import stacks
-from clusterrun.node.watch.saving import Page
+from clusterrun.shared.control_page import ControlPage
 from clusterrun.shared.files import size_of
 from clusterrun.shared.joined import Unjoined
 from clusterrun.shared.wording import count
@@ -101,9 +101,9 @@ class HangWatch:
     floor_s: float
     node: str
     spool: Spool
-    page: Page
+    page: ControlPage
     questions: Questions
-    own_places: Callable[[], Awaitable[list[stacks.RankPlace]]]
+    own_places: stacks.Places
     own_signs: Callable[[], int]
     failed: Callable[[Failure], None]
     keep: Callable[[list[stacks.RankPlace]], Awaitable[None]] | None = None
@@ -163,23 +163,17 @@ class HangWatch:
         return self.own_signs() + sum(signs for signs in given if isinstance(signs, int))
 
     def _steps(self) -> int:
-        return self.page.calls() + self._steps_reported
-
-    async def _places(self) -> tuple[list[stacks.RankPlace], int]:
-        """Return where all ranks are, and how many nodes do not answer."""
-        own, answers = await asyncio.gather(self.own_places(), self.questions.ask("stacks"))
-        found = own + [p for given in answers.given.values() for p in stacks.from_data(given)]
-        return found, len(answers.silent)
+        return sum(map(self.page.calls, self.page.ranks)) + self._steps_reported
 
     async def _look_twice(self) -> tuple[list[stacks.RankPlace], int, bool, bool]:
         """Return where the ranks are, the silent nodes, and whether a rank moves, and saves."""
-        before, _ = await self._places()
+        before, _ = await stacks.everywhere(self.questions, self.own_places)
         signs = await self._signs()  # not before: the ranks write their stacks
         await asyncio.sleep(AGAIN_S)
         moved = await self._signs() - signs
-        found, silent = await self._places()
+        found, answers = await stacks.everywhere(self.questions, self.own_places)
         is_saving = moved > SAVE_BYTES + IDLE_BYTES * len(found)
-        return found, silent, stacks.is_moving(before, found), is_saving
+        return found, len(answers.silent), stacks.is_moving(before, found), is_saving
 
     async def _report(self, stalled_s: float) -> None:
         """Report where the ranks are, unless one moves or saves: a long save is not a hang."""

@@ -18,8 +18,9 @@ from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.link.head import Head
 from clusterrun.node.recovery.conclude import time_left_s, warning_reason
 from clusterrun.node.watch.own_signals import WARNINGS, OwnSignals
-from clusterrun.node.watch.saving import Page, Saving
+from clusterrun.node.watch.saving import Saving
 from clusterrun.rundir.request import Reason, read_request, write_request
+from clusterrun.shared.control_page import ControlPage
 from clusterrun.shared.wording import count
 
 LOOK_S = 0.05
@@ -45,7 +46,7 @@ class Interruption:
     """
 
     request: Path
-    page: Page
+    page: ControlPage
     leader: Head
     warning_s: float
     happened: Callable[..., None]

@@ -11,8 +11,8 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.link.questions import Questions
@@ -28,7 +28,7 @@ class Looks:
     directory: Path
     nodes: Sequence[str]
     questions: Questions
-    own_places: Callable[[], Awaitable[list[stacks.RankPlace]]]
+    own_places: stacks.Places
     own_dumps: Callable[[], Awaitable[list[int]]]
     disk: SharedDisk
     _seen: set[Path] = field(default_factory=set)
@@ -45,26 +45,15 @@ class Looks:
                 self._tasks.start(self._answer(path))
 
     async def _answer(self, path: Path) -> None:
-        own, answers, dumped = await self._ask(with_dumps=path.suffix == ".fr")
-        places = [*own, *(p for given in answers.values() for p in stacks.from_data(given))]
-        silent = [n for i, n in enumerate(self.nodes) if i and i not in answers]
+        places, answers = await stacks.everywhere(self.questions, self.own_places)
+        heard, dumped = {*answers.given}, list[int]()
+        if path.suffix == ".fr":
+            asking = self.questions.ask("dump", live=True)
+            mine, dumps = await asyncio.gather(self.own_dumps(), asking)
+            given = (message.get("dumped", ()) for message in dumps.given.values())
+            heard, dumped = heard & {*dumps.given}, sorted(chain(mine, *given))
+        silent = [name for number, name in enumerate(self.nodes) if number and number not in heard]
         data = {**stacks.to_data(places), "dumped": dumped, "silent": silent}
         with contextlib.suppress(OSError):
             target = answer_path(path)
             await self.disk.do(partial(write_whole, target, json.dumps(data)))
-
-    async def _ask(
-        self, *, with_dumps: bool
-    ) -> tuple[list[stacks.RankPlace], dict[int, dict[str, Any]], list[int]]:
-        """Return the own places, the members' answers by node rank, and who wrote a dump."""
-        own, answers = await asyncio.gather(self.own_places(), self.questions.ask("stacks"))
-        given = {node: dict(message) for node, message in answers.given.items()}
-        dumped: list[int] = []
-        if with_dumps:
-            mine, asked = await asyncio.gather(
-                self.own_dumps(), self.questions.ask("dump", live=True)
-            )
-            found = [mine, *(message.get("dumped", ()) for message in asked.given.values())]
-            dumped = sorted(rank for ranks in found for rank in ranks)
-            given = {node: message for node, message in given.items() if node in asked.given}
-        return own, given, dumped

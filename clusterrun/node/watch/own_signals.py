@@ -18,7 +18,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
-from clusterrun.node.watch.saving import Page
+from clusterrun.shared.control_page import ControlPage
 
 # A script that catches several gets the first one.
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -54,7 +54,7 @@ class OwnSignals:
     `pids` returns the running ranks by local rank. With `is_in_step`, Slurm may signal them itself.
     """
 
-    page: Page
+    page: ControlPage
     pids: Callable[[], Mapping[int, int]]
     is_in_step: bool = False
     warned: set[int] = field(default_factory=set)
@@ -81,7 +81,7 @@ class OwnSignals:
             return
         self._looked_at = time.monotonic()
         for rank, pid in self.pids().items():
-            self._handled[pid] = {n for n in caught(pid) if not self.page.shields(rank, n)}
+            self._handled[pid] = {n for n in caught(pid) if not self.page.is_shielded(rank, n)}
 
     def _watch_slurm(self) -> None:
         if self._witness is not None and (code := self._witness.poll()) is not None:

@@ -11,8 +11,9 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import psutil
 
 from clusterrun.diagnosis.kinds import INSTALLED
 from clusterrun.node.forward.spool import Spool
+from clusterrun.node.link.questions import Answers, Questions
 from clusterrun.shared.control_page import STACKS_SIGNAL
 from clusterrun.shared.files import size_of
 
@@ -60,6 +62,9 @@ class RankPlace:
     def is_halted(self) -> bool:
         """Return whether the process exists but does not run."""
         return self.state in _STATES.values()
+
+
+Places = Callable[[], Awaitable[list[RankPlace]]]
 
 
 async def places(pids: Mapping[int, int], spool: Spool, node: str) -> list[RankPlace]:
@@ -158,8 +163,14 @@ def to_data(found: Iterable[RankPlace]) -> dict[str, Any]:
 
 
 def from_data(message: Mapping[str, Any]) -> list[RankPlace]:
-    """Read a member's answer."""
+    """Read an answer."""
     return [RankPlace(**row) for row in message.get("places", ())]
+
+
+async def everywhere(questions: Questions, own: Places) -> tuple[list[RankPlace], Answers]:
+    """Return, on the head, where the ranks of all nodes are, and what the other nodes answered."""
+    found, answers = await asyncio.gather(own(), questions.ask("stacks"))
+    return [*found, *chain(*map(from_data, answers.given.values()))], answers
 
 
 async def dump(ranks: Iterable[int], spool: Spool, within_s: float = DUMP_S) -> list[int]:
