@@ -16,7 +16,6 @@ from tests.node.test_forge import FRESH, HELLO, ROOT, Make
 SETS = {
     'os.environ["OMP_NUM_THREADS"] = "3"': ["OMP_NUM_THREADS"],
     'from os import environ as e; e["TORCH_LOGS"] = "dynamo"': ["TORCH_LOGS"],
-    'for k in ["OMP_NUM_THREADS", "TF_X"]: os.environ[k] = "1"': ["OMP_NUM_THREADS"],
     'os.environ |= {"OMP_NUM_THREADS": "2"}': ["OMP_NUM_THREADS"],
     'del os.environ["OMP_NUM_THREADS"]': ["OMP_NUM_THREADS"],
     'os.environ.setdefault("PYTORCH_JIT", "0")': ["PYTORCH_JIT"],
@@ -33,9 +32,6 @@ SETS = {
     'e = os.environ; e["TORCH_LOGS"] = "dynamo"': ["TORCH_LOGS"],
     'os.environ["X"] = "1"; ours = [n for n in os.environ if n.startswith("DS_")]': [],
     'of = {"OMP_NUM_THREADS": 1}; print({n: os.environ.get(n) for n in of})': [],
-    'ours = {"OMP_NUM_THREADS": x()}; os.environ.update({k: v for k, v in ours.items()})': [
-        "OMP_NUM_THREADS"
-    ],
     'os.environ["X"] = "1"; print("OMP", "TORCH_LOGS")': [],
     'os.environ["HF_TOKEN"] = read()': [],
     "this is no Python": [],
@@ -65,6 +61,8 @@ UNKNOWN = [
     "os.environ |= json.load(open('my.json'))\nimport torch",
     "[os.environ.setdefault(k.upper(), v) for k, v in read()]\nimport accelerate",
     "def put(name): os.putenv(name, '1')\nput('OMP_NUM_THREADS')\nimport torch",
+    "for k in ('WANDB_MODE', 'X'): os.environ[k] = '1'\nimport torch",
+    "KEY = 'WANDB_MODE'\nos.environ[KEY] = args.mode\nimport torch",
     "import dotenv\ndotenv.load_dotenv('my.env')\nimport torch",
     "from dotenv import load_dotenv as ld\nif ld(): import torch",
     "from environs import Env\nEnv().read_env()\nimport torch",
@@ -73,10 +71,8 @@ UNKNOWN = [
     f"os.environ.update(x){'+x' * 1500}",
 ]
 KNOWN = [
-    "for k in ('WANDB_MODE', 'X'): os.environ[k] = '1'\nimport torch",
     "env = dict(os.environ)\nenv.update(read())\nimport torch",
     "from dotenv import dotenv_values\nvalues = dotenv_values('my.env')\nimport torch",
-    "KEY = 'WANDB_MODE'\nos.environ[KEY] = args.mode\nos.environ.pop(KEY)\nimport torch",
 ]
 
 

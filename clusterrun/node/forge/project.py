@@ -133,16 +133,18 @@ class Changes:
 
 
 class _Meanings:
-    """What the names in a file stand for: os.environ, a loader of variables, or texts."""
+    """What the names in a file stand for: os.environ, or a loader of variables."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._environ, self._loaders = {"environ", "environb"}, {*_LOADERS}
-        self._texts: dict[str, list[str] | None] = {}
-        for name, value in (pair for node in nodes for pair in _bindings(node)):
+        pairs: list[tuple[str | None, ast.AST]] = [
+            *((n.asname, n) for n in nodes if isinstance(n, ast.alias)),
+            *((_name(n.targets[0]), n.value) for n in nodes if isinstance(n, ast.Assign)),
+        ]
+        for name, value in pairs:
             for alike in (self._environ, self._loaders):
-                alike.update({name} if _name(value) in alike else ())
-            old, new = self._texts.get(name, []), self._of([value])
-            self._texts[name] = None if old is None or new is None else old + new
+                if name and _name(value) in alike:
+                    alike.add(name)
 
     def changed(self, node: ast.AST) -> list[str] | None:
         """Return the variables that an expression changes; None if they cannot be known."""
@@ -151,7 +153,7 @@ class _Meanings:
                 ast.Subscript(ctx=ast.Store() | ast.Del(), value=owner, slice=value)
                 | ast.AugAssign(target=owner, value=value)
             ):
-                return self._of([value]) if _name(owner) in self._environ else []
+                return _keys([value]) if _name(owner) in self._environ else []
             case ast.Call(func=function, args=args, keywords=keywords):
                 return self._changed_by_call(function, args, keywords)
         return []
@@ -163,41 +165,28 @@ class _Meanings:
         if name in self._loaders or any(each.arg in _LOADERS for each in keywords):
             return None
         if owner in self._environ and name == "update":
-            return self._of([*args, *keywords])
+            return _keys([*args, *keywords])
         is_change = owner in self._environ and name in ("setdefault", "pop", "__setitem__")
         if not is_change and name not in ("putenv", "unsetenv"):
             return []
-        found = self._of(args[:1])
+        found = _keys(args[:1])
         is_kept = name == "setdefault" and found and set(found) <= os.environ.keys()
         return [] if is_kept else found  # the job has set it
 
-    def _of(self, nodes: Sequence[ast.AST | None]) -> list[str] | None:
-        """Return the texts in values, of mappings the keys; None if there may be others."""
-        found: list[str] = []
-        left = list(nodes)
-        for node in left:
-            match node:
-                case ast.Constant(value=value) | ast.keyword(arg=str() as value):
-                    found.append(value.decode() if isinstance(value, bytes) else str(value))
-                case ast.Name(id=name) if (texts := self._texts.get(name)) is not None:
-                    found += texts
-                case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                    left += parts
-                case ast.Dict(keys=keys, values=values):
-                    left += [key or value for key, value in zip(keys, values, strict=True)]
-                case ast.BinOp(left=one, op=ast.BitOr(), right=other):
-                    left += [one, other]
-                case ast.Call(func=ast.Name(id="dict" | "list" | "sorted" | "zip")):
-                    left += [*node.args, *node.keywords]
-                case (
-                    ast.Call(func=ast.Attribute(attr="items" | "keys" | "copy", value=part))
-                    | ast.DictComp(key=part)
-                    | ast.keyword(value=part)
-                ):
-                    left.append(part)
-                case _:
-                    return None
-        return found
+
+def _keys(nodes: Iterable[ast.AST | None]) -> list[str] | None:
+    """Return texts, and the keys of mappings; None if some do not stand there as texts."""
+    found: list[str] = []
+    left = list(nodes)
+    for node in left:
+        match node:
+            case ast.Constant(value=value) | ast.keyword(arg=str() as value):
+                found.append(value.decode() if isinstance(value, bytes) else str(value))
+            case ast.Dict(keys=keys, values=values):
+                left += [key or value for key, value in zip(keys, values, strict=True)]
+            case _:
+                return None
+    return found
 
 
 def _name(node: ast.AST | None) -> str:
@@ -206,17 +195,6 @@ def _name(node: ast.AST | None) -> str:
         case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
             return name
     return ""
-
-
-def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
-    """Yield the names that an expression gives to a value."""
-    match node:
-        case ast.alias(asname=str() as name) | ast.arg(arg=name):
-            yield name, node
-        case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
-            yield _name(target), value
-        case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-            yield from ((_name(each), value) for each in ast.walk(target))
 
 
 # Read when a rank trains, not when a library is imported: an import before the fork is the same.
