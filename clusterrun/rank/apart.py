@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -142,15 +143,6 @@ def _save(found: Checkpoint) -> tuple[object, ...]:
     return found.attempt, found.saved_at, found.world_size, found.nodes
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Transfer:
-    """A file that some nodes lack: who sends it, and its size and checksum there."""
-
-    name: str
-    source: int
-    sums: tuple[int, int]
-
-
 def completed(parts: Sequence[SavedPart], sharing: Sharing) -> Checkpoint:
     """Have each node fetch the files that it lacks; return this node's checkpoint.
 
@@ -159,15 +151,16 @@ def completed(parts: Sequence[SavedPart], sharing: Sharing) -> Checkpoint:
     own = parts[sharing.number]
     found = next(part.found for part in parts if part.found)
     found = dataclasses.replace(found, path=own.path)
-    transfers = _transfers(parts, sharing)
-    if not transfers and all(part.found for part in parts):
+    sources = _sources(parts, sharing)
+    if not sources and all(part.found for part in parts):
         return found
+    every = {name: sums for part in reversed(parts) for name, sums in part.files.items()}
+    sent = {name: every[name] for name in sources}
     if sharing.here == 0:
-        total = sum(transfer.sums[0] for transfer in transfers)
+        total = sum(size for size, _ in sent.values())
         say(f"{found.path.name}: sending {-(-total >> 20)} MiB to the nodes that lack them")
-    lacking = {t.name: t.sums for t in transfers if t.name not in own.files}
-    mine = lacking if sharing.is_first else {}
-    fault = _exchange(own.path, transfers, mine, sharing.here)
+    mine = {n: sums for n, sums in sent.items() if sharing.is_first and n not in own.files}
+    fault = _exchange(own.path, sent, sources, mine)
     is_changed = sharing.is_first and (mine or own.found is None)
     _, problem = gathered_parts(lambda: _keep(found, own, mine, fault) if is_changed else None)
     if problem:
@@ -175,34 +168,32 @@ def completed(parts: Sequence[SavedPart], sharing: Sharing) -> Checkpoint:
     return found
 
 
-def _transfers(parts: Sequence[SavedPart], sharing: Sharing) -> list[_Transfer]:
-    """Return the files that some nodes lack, each from the first node that has it."""
-    sources: dict[str, _Transfer] = {}
+def _sources(parts: Sequence[SavedPart], sharing: Sharing) -> dict[str, int]:
+    """Return the files that some nodes lack, and the first rank of the first node that has each."""
+    found: dict[str, int] = {}
     for part, ranks in zip(parts, sharing.groups, strict=True):
-        for name, sums in part.files.items():
-            sources.setdefault(name, _Transfer(name=name, source=ranks[0], sums=sums))
-    return [sources[name] for name in sorted(sources) if any(name not in p.files for p in parts)]
+        for name in part.files:
+            found.setdefault(name, ranks[0])
+    return {name: found[name] for name in sorted(found) if any(name not in p.files for p in parts)}
 
 
-def _exchange(path: Path, transfers: Sequence[_Transfer], mine: Sums, here: int) -> OSError | None:
+def _exchange(path: Path, sent: Sums, sources: Mapping[str, int], mine: Sums) -> OSError | None:
     """Send and receive the files; return this rank's error, since the others continue."""
+    here, _ = joined_world()
     fault = None
-    for transfer in transfers:
-        file = path / transfer.name
-        for offset in range(0, max(1, transfer.sums[0]), CHUNK):
+    for name, source in sources.items():
+        for offset in range(0, max(1, sent[name][0]), CHUNK):
             chunk = b""
-            try:
-                if here == transfer.source:
-                    with open(file, "rb") as opened:
+            with contextlib.suppress(OSError):  # the checksums show that it is too short
+                if here == source:
+                    with open(path / name, "rb") as opened:
                         opened.seek(offset)
                         chunk = opened.read(CHUNK)
-            except OSError:
-                chunk = b""  # the checksums show that it is too short
-            chunk = broadcast(chunk, transfer.source)
+            chunk = broadcast(chunk, source)
             try:
-                if transfer.name in mine and fault is None:
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    with open(file, "ab" if offset else "wb") as opened:
+                if name in mine and fault is None:
+                    (path / name).parent.mkdir(parents=True, exist_ok=True)
+                    with open(path / name, "ab" if offset else "wb") as opened:
                         opened.write(chunk)
             except OSError as error:
                 fault = error

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.node.forward.spool import EVENT_BYTES, KEPT_S, EventReader, Spool, create_spool
+from clusterrun.node.forward.spool import KEPT_S, EventReader, Spool, create_spool
 
 
 @pytest.fixture(autouse=True)
@@ -53,21 +53,6 @@ def test_what_was_kept_stays_for_a_week(tmp_path: Path) -> None:
     os.utime(kept, (week_ago, week_ago))
     create_spool("4713", 1, 0)
     assert not kept.exists()
-
-
-def test_events_that_were_read_take_no_room(tmp_path: Path) -> None:
-    path = tmp_path / "rank_0.events"
-    reader = EventReader(path)
-    line = json.dumps({"ts": 1.0, "type": "step", "text": "x" * 1000}) + "\n"
-    for _ in range(4):
-        with path.open("a") as file:
-            file.write(line * (EVENT_BYTES // len(line) + 1))
-        assert len(list(reader.read())) == EVENT_BYTES // len(line) + 1
-    assert path.stat().st_size > 4 * EVENT_BYTES
-    assert path.stat().st_blocks * 512 < EVENT_BYTES
-    with path.open("a") as file:
-        file.write(line)
-    assert [event["ts"] for event in reader.read()] == [1.0]
 
 
 @pytest.mark.parametrize("ts", ["soon", None, [1], float("nan"), 10**400, True])

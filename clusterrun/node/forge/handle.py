@@ -108,11 +108,6 @@ class Forge:
                 self._closed(answer["why"])
             case "variables":
                 self._variables = answer
-            case event:
-                self._take_of_ranks(event, answer)
-
-    def _take_of_ranks(self, event: str, answer: Mapping[str, Any]) -> None:
-        match event:
             case "store":
                 self.problem_of_store = answer.get("problem", "")
             case "started":

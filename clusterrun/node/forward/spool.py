@@ -28,7 +28,6 @@ KEPT_S = 7 * 86400
 BLOCK_BYTES = 1 << 17  # read and stamped together: 3 MiB of memory if each line is empty
 HELD_S = 1.0  # how long the beginning of a line waits for its end
 GIVE_BACK_BYTES = 1 << 22
-EVENT_BYTES = 1 << 20  # of events that were read, before their space is freed
 _NAME = re.compile(r"clusterrun-([0-9a-f]{8})-(\d+)-.+-[^-]+\Z")
 _KEPT = "clusterrun-kept-"
 _OUTPUT = re.compile(r"rank_(\d+)\.(out|err)\Z")
@@ -187,21 +186,19 @@ class EventReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self._space = ReadSpace(EVENT_BYTES)
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the events added since the last call; skip other lines."""
         try:
             if os.stat(self._path).st_size == self._offset:
                 return
-            with open(self._path, "r+b") as file:
+            with open(self._path, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
-                whole = data[: data.rfind(b"\n") + 1]
-                self._offset += len(whole)
-                self._space.give_back(file.fileno(), self._offset)
         except OSError:
             return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
         for line in whole.splitlines():
             if event := parse_object(line):
                 yield {**event, "ts": _time(event.get("ts")), "type": str(event.get("type"))}
@@ -213,30 +210,6 @@ def _time(value: object) -> float:
         if isinstance(value, (int, float)) and math.isfinite(float(value)):
             return float(value)
     return time.time()
-
-
-class ReadSpace:
-    """The part of a file that was read; the file keeps its size, so writers do not notice."""
-
-    def __init__(self, every_bytes: int) -> None:
-        self._every_bytes = every_bytes
-        self._given_back = 0
-        self._can_give_back = True
-
-    def give_back(self, descriptor: int, position: int) -> None:
-        """Free the bytes before a position, if they are enough and the file system supports it."""
-        start, end = self._given_back, position // _PAGE_BYTES * _PAGE_BYTES
-        if self._can_give_back and end - start >= self._every_bytes:
-            mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-            result: int = _LIBC.fallocate(
-                descriptor, mode, ctypes.c_long(start), ctypes.c_long(end - start)
-            )
-            self._can_give_back = result == 0
-            self._given_back = end
-
-    def start_again(self) -> None:
-        """Start at the first byte: the file was truncated."""
-        self._given_back = 0
 
 
 class SpoolReader:
@@ -251,7 +224,8 @@ class SpoolReader:
         self.mtime_us = 0
         self.read_until_us = now_us  # unread bytes were written after that
         self._held: tuple[int, int, float] | None = None  # position, size, since when
-        self._space = ReadSpace(GIVE_BACK_BYTES)
+        self._given_back = 0  # up to this byte
+        self._can_give_back = True
         self._descriptor = os.open(output.path, os.O_RDWR | os.O_CLOEXEC)
 
     @property
@@ -263,8 +237,7 @@ class SpoolReader:
         """Update the file's size and mtime."""
         found = os.fstat(self._descriptor)
         if found.st_size < self.position:  # the script truncated its own output
-            self.position = 0
-            self._space.start_again()
+            self.position = self._given_back = 0
         self.size, self.mtime_us = found.st_size, found.st_mtime_ns // 1000
 
     def is_due(self, now: float, *, is_last: bool) -> bool:
@@ -301,8 +274,18 @@ class SpoolReader:
         return end - start
 
     def give_back(self) -> None:
-        """Free the space of forwarded bytes, if the file system supports it."""
-        self._space.give_back(self._descriptor, self.position)
+        """Free the space of forwarded bytes, if they are enough and the file system supports it.
+
+        The file keeps its size, so its rank does not notice.
+        """
+        start, end = self._given_back, self.position // _PAGE_BYTES * _PAGE_BYTES
+        if self._can_give_back and end - start >= GIVE_BACK_BYTES:
+            mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+            result: int = _LIBC.fallocate(
+                self._descriptor, mode, ctypes.c_long(start), ctypes.c_long(end - start)
+            )
+            self._can_give_back = result == 0
+            self._given_back = end
 
     def close(self) -> None:
         """Close the file."""
