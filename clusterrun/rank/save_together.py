@@ -403,21 +403,20 @@ def _verified(path: Path, sharing: Sharing) -> tuple[Checkpoint | None, str]:
         return None, problem
     mine = {name: own.files[name] for name in sharing.own_share(list(own.files))}
 
-    def fault_by(check: Callable[[Path, Sums], None]) -> str:
+    def fault() -> str:
         if own.found:
             _await_directory(path)
         try:
-            check(path, mine)
-        except IncompleteError as fault:
-            return apart.at(sharing.node, str(fault))
+            checkpoint_files.check(path, mine)
+        except IncompleteError as error:
+            return apart.at(sharing.node, str(error))
         return ""
 
-    for check in (checkpoint_files.check_sizes, checkpoint_files.check_contents):
-        faults, problem = gathered_parts(functools.partial(fault_by, check))
-        if problem:
-            raise ClusterrunError(f"{path.name} can't be read: {problem}")
-        if any(faults):
-            return None, min(filter(None, faults))  # in file order, as with one rank
+    faults, problem = gathered_parts(fault)
+    if problem:
+        raise ClusterrunError(f"{path.name} can't be read: {problem}")
+    if any(faults):
+        return None, min(filter(None, faults))  # in file order, as with one rank
     return apart.completed(parts, sharing) if sharing.is_apart else own.found, ""
 
 

@@ -162,8 +162,7 @@ def _problem(path: Path, here: int, found: Checkpoint, files: Sums) -> str:
         if 0 < here < found.world_size and not zipfile.is_zipfile(own):
             raise IncompleteError(f"{own.name} is missing, or was not written to its end")
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            checkpoint_files.check_sizes(path, needed)
-            checkpoint_files.check_contents(path, needed)
+            checkpoint_files.check(path, needed)
             if not (path / _STATE).is_file():
                 raise IncompleteError(f"{_STATE} is missing")
     except IncompleteError as fault:

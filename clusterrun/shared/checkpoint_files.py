@@ -240,9 +240,7 @@ class IncompleteError(Exception):
 def read(path: Path, *, contents: bool = True) -> Checkpoint:
     """Read a checkpoint, and compare its files with its marker. Raises IncompleteError."""
     found, files = read_marker(path)
-    check_sizes(found.path, files)
-    if contents:
-        check_contents(found.path, files)
+    check(found.path, files, contents=contents)
     return found
 
 
@@ -271,34 +269,27 @@ def read_marker(path: Path) -> tuple[Checkpoint, Sums]:
     return found, files
 
 
-def check_sizes(path: Path, files: Sums) -> None:
-    """Raise IncompleteError if one of these files is missing or has another size."""
+def check(path: Path, files: Sums, *, contents: bool = True) -> None:
+    """Raise IncompleteError if one of these files is missing, has another size or is damaged.
 
-    def check(name: str) -> None:
+    Without `contents`, no file is read.
+    """
+
+    def check_one(name: str) -> None:
+        size, crc = files[name]
         try:
             found = (path / name).stat().st_size
+            if found != size:
+                raise IncompleteError(f"{name} has {found} bytes instead of {size}")
+            is_good = not contents or crc == UNREAD or checksum(path / name) == crc
         except (FileNotFoundError, NotADirectoryError):
             raise IncompleteError(f"{name} is missing") from None
-        except OSError as error:
-            raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
-        if found != files[name][0]:
-            raise IncompleteError(f"{name} has {found} bytes instead of {files[name][0]}")
-
-    _at_once(check, files)
-
-
-def check_contents(path: Path, files: Sums) -> None:
-    """Read these files, and raise IncompleteError if one is damaged."""
-
-    def check(name: str) -> None:
-        try:
-            is_good = checksum(path / name) == files[name][1]
         except OSError as error:
             raise IncompleteError(f"{name} can't be read: {error.strerror}") from None
         if not is_good:
             raise IncompleteError(f"{name} is damaged: its checksum differs from the saved one")
 
-    _at_once(check, [name for name, (_, crc) in files.items() if crc != UNREAD])
+    _at_once(check_one, files)
 
 
 def settled(path: Path, names: Sequence[str]) -> dict[str, tuple[int, int]]:

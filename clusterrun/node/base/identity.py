@@ -46,15 +46,12 @@ def identity(env: Mapping[str, str], nodes: int) -> Identity:
     fallback to this host: every node would train alone.
     """
     if "CLUSTERRUN_LOCAL_NODE_RANK" in env:
-        rank, names = (
-            _number(env, "CLUSTERRUN_LOCAL_NODE_RANK"),
-            tuple(map(local_node, range(nodes))),
-        )
+        rank = _number(env, "CLUSTERRUN_LOCAL_NODE_RANK")
         return Identity(
             job_id=env.get("CLUSTERRUN_LOCAL_JOB_ID", "L0"),
             node=local_node(rank),
             node_rank=rank,
-            nodes=names,
+            nodes=tuple(map(local_node, range(nodes))),
             head_host=LOOPBACK,
             is_local=True,
         )

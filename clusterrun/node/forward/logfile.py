@@ -154,22 +154,22 @@ class SideFile:
         self._size += len(line)
         self.file.add(line)
 
+    def _note(self, head: bytes, text: bytes, offset: int) -> None:
+        self._write(head, SideEntry("", has_more=False, offset=offset, text=text))
+
     def add_gap(self, time_us: int, rank: str, stream: str, text: bytes, offset: int) -> None:
         """Add a record of lost bytes, as one of a rank's lines; it ends a cut line."""
         self._cut.discard((rank, stream))
         if self._has_room(rank, "", text):
-            head = line_head(time_us, rank, Stream.GAP.value)
-            self._write(head, SideEntry("", has_more=False, offset=offset, text=text))
+            self._note(line_head(time_us, rank, Stream.GAP.value), text, offset)
 
     def add_end(self, time_us: int, text: bytes, offset: int) -> None:
         """Add the last record, after that of left-out lines."""
         self.record_left_out(time_us, offset)
-        head = line_head(time_us, OF_NO_RANK, Stream.END.value)
-        self._write(head, SideEntry("", has_more=False, offset=offset, text=text))
+        self._note(line_head(time_us, OF_NO_RANK, Stream.END.value), text, offset)
 
     def record_left_out(self, time_us: int, offset: int) -> None:
         """Record, once, that lines are left out."""
         if self._lacks_some and not self._has_recorded:
             self._has_recorded = True
-            head = line_head(time_us, OF_NO_RANK, Stream.GAP.value)
-            self._write(head, SideEntry("", has_more=False, offset=offset, text=LEFT_OUT_TEXT))
+            self._note(line_head(time_us, OF_NO_RANK, Stream.GAP.value), LEFT_OUT_TEXT, offset)
