@@ -47,13 +47,6 @@ class Output:
     rank: str
     stream: str
 
-    @property
-    def name(self) -> str:
-        """The name to show to users."""
-        if self.stream == "l":
-            return "the launcher"
-        return f"rank {self.rank} {'stdout' if self.stream == 'o' else 'stderr'}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Spool:
