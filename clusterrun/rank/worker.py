@@ -6,9 +6,11 @@ the rank fails. Otherwise run the script as plain Python does.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import io
 import os
@@ -19,19 +21,21 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from clusterrun import runtime
 from clusterrun.errors import shortened
 from clusterrun.rank import contract as world
-from clusterrun.rank import import_hooks, output
+from clusterrun.rank import import_hooks
 from clusterrun.rank.emit import own_rank
 from clusterrun.rank.ending import RankEnd, endings, error_file, leave_last, one_line
 from clusterrun.shared import given
 from clusterrun.shared.control_page import STACKS_SIGNAL
-from clusterrun.shared.files import last_line
+from clusterrun.shared.files import DISK_FAULTS, last_line
 
 PR_SET_PDEATHSIG = 1
 _MACHINERY = (__file__, runpy.__file__, "<frozen runpy>")
+_FORGIVEN = DISK_FAULTS | {errno.EFBIG}
 _kept: list[io.TextIOWrapper] = []  # files that must stay open
 when_joined: list[Callable[[], None]] = []  # what the process that forked this one wants to know
 
@@ -84,11 +88,54 @@ def _move_output(name: str) -> None:
         os.dup2(target, descriptor)
         os.close(target)
     moved = [file for file in (sys.stdout, sys.stderr) if isinstance(file, io.TextIOWrapper)]
-    output.forgive_full_disk(*moved)
+    for file in moved:
+        _forgive_full_disk(file.buffer)
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
         sys.stdout.reconfigure(line_buffering=True)  # whole lines survive a crash
     _kept.append(file := open(f"{name}.stacks", "w", encoding="utf-8"))  # noqa: SIM115 - open until exit
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=False, chain=False)
+
+
+def _forgive_full_disk(buffer: Any) -> None:
+    """Let prints succeed when their disk is full, and count the output that can't be written.
+
+    Replace only the `write` of the stream's binary buffer: a custom stream class would lose the
+    fast paths that `io` has for its classes.
+
+    Bytes that a script writes to the binary buffer are no longer buffered: on a full disk they
+    would stay in the buffer and raise at each later flush.
+    """
+    put = getattr(buffer, "raw", buffer).write  # `python -u` has no buffer
+    lost, why = 0, ""
+
+    def report() -> None:
+        nonlocal lost
+        words = f"clusterrun: {lost} bytes of output were lost here: {why}"
+        if lost and put(f"\n{words}\n".encode()):  # the last line may have been cut
+            lost = 0
+
+    def write(data: Any) -> int | None:
+        nonlocal lost, why
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            report()
+            while rest:
+                if (written := put(rest)) is None:
+                    return None  # only the script can make it non-blocking
+                rest = rest[written:]
+        except OSError as error:
+            if error.errno not in _FORGIVEN:
+                raise
+            lost, why = lost + len(rest), str(error.strerror)
+        return size
+
+    def report_at_exit() -> None:
+        with contextlib.suppress(OSError):
+            report()
+
+    buffer.write = write
+    atexit.register(report_at_exit)
 
 
 def _run(argv: Sequence[str], contract: world.Contract, ending: RankEnd) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from clusterrun.node.link import questions as questions_module
 from clusterrun.node.link.questions import Questions, answer
-from clusterrun.node.watch.saving import Saving, decide, hold
+from clusterrun.node.watch.interruption import Saving, decide, hold
 from clusterrun.shared.control_page import ControlPage
 
 RANKS = 2

@@ -11,7 +11,7 @@ from clusterrun.node.base.tasks import SharedDisk
 from clusterrun.node.forward.leftovers import pack
 from clusterrun.node.forward.spool import Spool
 from clusterrun.node.link.questions import Answerer
-from clusterrun.node.watch import saving, stacks
+from clusterrun.node.watch import interruption, stacks
 from clusterrun.node.watch.own_signals import OwnSignals
 from clusterrun.node.watch.ranks import Ranks
 from clusterrun.shared.control_page import ControlPage, Joining
@@ -42,8 +42,8 @@ class NodeAnswers:
             return {}
 
         return {
-            "hold": partial(saving.hold, self.page),
-            "decide": partial(saving.decide, self.page),
+            "hold": partial(interruption.hold, self.page),
+            "decide": partial(interruption.decide, self.page),
             "stacks": found,
             "dump": dump,
             "warn": self.own.warn,

@@ -1,4 +1,4 @@
-"""Handle interruptions from outside, as the head: have the ranks save and exit."""
+"""Handle interruptions from outside, as the head: have all ranks save at the same step and exit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,14 @@ from typing import Any
 from clusterrun.node.base.causes import Cause, Ending, NodeExit
 from clusterrun.node.base.tasks import SharedDisk, Tasks
 from clusterrun.node.link.head import Head
+from clusterrun.node.link.questions import Questions
 from clusterrun.node.recovery.conclude import time_left_s, warning_reason
 from clusterrun.node.watch.own_signals import WARNINGS, OwnSignals
-from clusterrun.node.watch.saving import Saving
 from clusterrun.rundir.request import Reason, read_request, write_request
-from clusterrun.shared.control_page import ControlPage
+from clusterrun.shared.control_page import ControlPage, SavePoint
 from clusterrun.shared.wording import count
 
+SETTLE_S = 0.02  # for a rank that looked just before the hold to publish its count
 LOOK_S = 0.05
 WORD_S = 0.5  # how long the conductor may take to request an end when Slurm sends SIGTERM
 REQUEST_S = 5.0  # how long the disk may take to show which request was first
@@ -253,3 +254,40 @@ class Interruption:
             interruption=reason,
             is_handled=is_handled,
         )
+
+
+async def hold(page: ControlPage, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Have the ranks of this node wait, and return the highest count of calls."""
+    page.hold(int(message["request"]))
+    await asyncio.sleep(SETTLE_S)
+    return {"calls": max(map(page.calls, page.ranks))}
+
+
+def decide(page: ControlPage, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Let the ranks of this node continue to the call at which they save and exit."""
+    page.decide(SavePoint(int(message["request"]), int(message["at"])))
+    return {}
+
+
+class Saving:
+    """The head's part: collect all counts, choose the call, announce it."""
+
+    def __init__(self, page: ControlPage, questions: Questions) -> None:
+        self._page, self._questions = page, questions
+        self._request = 0
+        self._lock = asyncio.Lock()
+
+    async def agree(self) -> int:
+        """Have all ranks save and exit at one call; return it, 0 if a node does not answer."""
+        async with self._lock:
+            self._request += 1
+            held: dict[str, Any] = {"request": self._request}
+            answers, own = await asyncio.gather(
+                self._questions.ask("hold", **held), hold(self._page, held)
+            )
+            counts = [] if answers.silent else [own, *answers.given.values()]
+            at = 1 + max(int(count["calls"]) for count in counts) if counts else 0
+            decided = {**held, "at": at}
+            decide(self._page, decided)
+            await self._questions.ask("decide", **decided)
+            return at
