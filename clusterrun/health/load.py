@@ -11,6 +11,7 @@ from typing import Final
 import psutil
 
 from clusterrun.health import cgroup
+from clusterrun.health.network import text_of
 
 NETWORK, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 _ETHERNET: Final = "1"  # IP over InfiniBand is counted at its ports
@@ -37,7 +38,7 @@ def _network() -> dict[str, int]:
     """Return the bytes of the network cards; RDMA passes by their interfaces."""
     names = [card for card in NETWORK.glob("*") if card.name != "lo"]
     cards = [card for card in names if (card / "device").exists()] or names
-    cards = [card / "statistics" for card in cards if _text(card / "type") == _ETHERNET]
+    cards = [card / "statistics" for card in cards if text_of(card / "type") == _ETHERNET]
     ports = [path / "counters" for path in INFINIBAND.glob("*/ports/*")]
     return {
         "received": _sum(cards, "rx_bytes") + _WORD_BYTES * _sum(ports, "port_rcv_data"),
@@ -46,17 +47,10 @@ def _network() -> dict[str, int]:
 
 
 def _sum(places: Iterable[Path], name: str) -> int:
-    return sum(int(text) for place in places if (text := _text(place / name)).isdigit())
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
+    return sum(int(text) for place in places if (text := text_of(place / name)).isdigit())
 
 
 def own_memory(pids: Iterable[int]) -> int:
     """Return the memory that processes hold and share with no file and no other program."""
-    found = (_text(Path(f"/proc/{pid}/statm")).split() for pid in pids)
+    found = (text_of(Path(f"/proc/{pid}/statm")).split() for pid in pids)
     return sum((int(row[1]) - int(row[2])) * _PAGE_BYTES for row in found if len(row) > 2)

@@ -32,13 +32,13 @@ from clusterrun.rundir.record import JobRecord, earlier_namesakes
 from clusterrun.shared.files import end_of
 from clusterrun.shared.state import JobState
 from clusterrun.verbs import evidence, hangs
-from clusterrun.verbs.evidence import AGENTS, RANKS, SLURM
+from clusterrun.verbs.evidence import AGENTS, SLURM
 from clusterrun.verbs.find import Which, find_record
 from clusterrun.verbs.status import status
 
 STDIN: Final = "-"
 # Sources of what is in no log.
-REPORTED: Final = (AGENTS, SLURM, RANKS, *evidence.NOTES, hangs.RECORDER)
+REPORTED: Final = (AGENTS, SLURM, *evidence.NOTES, hangs.RECORDER)
 MOST_LINES: Final = 50_000  # of an attempt, the newest
 _BATCH_BYTES: Final = 256 * 1024
 _PIECE_BYTES: Final = 256 * 1024  # a longer line counts as several
@@ -107,7 +107,6 @@ def diagnose_attempt(
     """Diagnose an attempt; `state` is the job's, if this is its newest attempt."""
     scanner = Scanner(table=built_in(), ranks=set(range(record.world_size)))
     paths = record.paths
-    files = find_files(paths, number)
     loud: set[int | None] = set()
     for line in _all_printed(paths, number, outcome, loud):
         scanner.feed(line)
@@ -117,7 +116,6 @@ def diagnose_attempt(
         if each.cause.id == "world_size_mismatch" and each.role is Role.CONFIRMATION
     )
     subtracted = subtract(scanner, record)
-    evidence.add_missing(scanner, files, record.world_size)
     is_hung = outcome is not None and outcome.cause in (Cause.HUNG, Cause.HALTED)
     hangs.add_evidence(scanner, hangs.recorded(paths, number), is_hung=is_hung)
     noted = evidence.read_notes(paths, number)

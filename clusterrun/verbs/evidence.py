@@ -6,7 +6,7 @@ import contextlib
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from clusterrun.diagnosis.lines import PrintedLine
@@ -14,7 +14,6 @@ from clusterrun.diagnosis.scan import UNCAUGHT, Scanner
 from clusterrun.diagnosis.table import Role
 from clusterrun.diagnosis.weigh import by_numbers
 from clusterrun.logformat.notes import ChangedCheck, Memory, Note, NoteSource
-from clusterrun.logs.files import LogFile
 from clusterrun.rundir.events import EventType, read_ends
 from clusterrun.rundir.outcome import Cause, Outcome, Reason
 from clusterrun.rundir.paths import RunPaths
@@ -24,11 +23,9 @@ from clusterrun.shared.hostlist import fold_hosts
 from clusterrun.shared.state import JobState
 from clusterrun.shared.typed import decoded
 
-# Sources of what is in no log; all are compared.
-AGENTS, SLURM, RANKS = "agents", "Slurm", "ranks"
+AGENTS, SLURM = "agents", "Slurm"  # sources of what is in no log
 NOTES: Final = tuple(source.value for source in NoteSource)
 _TRACEBACK: Final = "Traceback (most recent call last):"
-_MOST_MISSING: Final = 1 / 3  # of the ranks that timed out
 BY_STATE: Final = {
     JobState.TIMEOUT: "slurm_time_limit",
     JobState.DEADLINE: "slurm_time_limit",
@@ -229,21 +226,3 @@ def _by_outcome(outcome: Outcome) -> tuple[str, Role] | None:
     if outcome.cause is Cause.INTERRUPTED and outcome.interruption:
         return _BY_REASON[outcome.interruption], Role.ROOT
     return _BY_OUTCOME.get(outcome.cause)
-
-
-def add_missing(scanner: Scanner, files: Sequence[LogFile], world: int) -> None:
-    """Add the ranks that did not time out in a collective, if nearly all others did."""
-    waited = {
-        rank
-        for (name, _), ranks in scanner.seen_on.items()
-        for rank in ranks
-        if name == "nccl_timeout"
-    }
-    missing = sorted(set(range(world)) - waited)
-    if not waited or _MOST_MISSING * len(waited) < len(missing):
-        return
-    text = f"{len(waited)} of {world} ranks timed out in a collective, the others did not"
-    for rank in missing:
-        node = next((file.node for file in files if file.ranks and rank in file.ranks), "")
-        line = PrintedLine(number=0, text=text, source=RANKS, rank=rank, node=node)
-        scanner.add("hang_rank_missing", Role.EITHER, line)
