@@ -95,6 +95,6 @@ def all_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]:
 
 
 def _driver(asked: GpuAnswer) -> Finding:
-    from clusterrun.health import cuda, python  # only `doctor` needs them
+    from clusterrun.health import toolchain  # only `doctor` needs it
 
-    return cuda.driver(python.cuda_of_torch(sys.path, ""), asked)
+    return toolchain.driver(toolchain.cuda_of_torch(sys.path, ""), asked)

@@ -15,7 +15,7 @@ from clusterrun.backends.slurm import health as slurm
 from clusterrun.config import Resolved
 from clusterrun.config.spec import Cluster, Device
 from clusterrun.errors import ClusterrunError, SchedulerUnreachableError, UsageError, describe
-from clusterrun.health import cuda, paths, python
+from clusterrun.health import paths, toolchain
 from clusterrun.health.checks import pages
 from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.examine import examine as side_by_side
@@ -48,14 +48,14 @@ class Subject:
         return dataclasses.replace(needs, gpus=named) if named and needs.gpus is not None else needs
 
     @cached_property
-    def wanted(self) -> python.Wanted:
+    def wanted(self) -> toolchain.Wanted:
         """What the job wants from its interpreter. Raises UnknownError if that is elsewhere."""
         self.refuse_container()
         facts, spec = self.prepared.facts, self.spec
         if facts is None or (not facts.interpreter.path and spec.setup):
             raise UnknownError("only the nodes know the interpreter: the setup lines provide it")
         is_sure = spec.module != STAND_IN and is_certain(spec, facts)  # without a script, no job
-        return python.Wanted(python=facts.interpreter, is_sure=is_sure)
+        return toolchain.Wanted(python=facts.interpreter, is_sure=is_sure)
 
     def refuse_container(self) -> None:
         """Raise UnknownError if the job runs in a container."""
@@ -79,7 +79,7 @@ class Subject:
         if self.prepared.facts is None:
             return None
         found = self.prepared.facts.interpreter
-        return python.cuda_of_torch(found.places, found.packages.get("torch", ""))
+        return toolchain.cuda_of_torch(found.places, found.packages.get("torch", ""))
 
     @cached_property
     def gpus(self) -> GpuAnswer | None:
@@ -169,14 +169,14 @@ def _packages(job: Subject) -> Finding:
 
 def _torch(job: Subject) -> Finding:
     on_gpus = job.plan.device is Device.CUDA
-    return python.torch(job.wanted, job.cuda, on_gpus=on_gpus)
+    return toolchain.torch(job.wanted, job.cuda, on_gpus=on_gpus)
 
 
 def _compiler(job: Subject) -> Finding:
     if not job.builds_operators:
         strategy = job.plan.strategy.value
         raise UnknownError(f"strategy {strategy} builds no operators of DeepSpeed")
-    return python.compiler(job.wanted, _environ(job), is_sure=job.has_own_programs)
+    return toolchain.compiler(job.wanted, _environ(job), is_sure=job.has_own_programs)
 
 
 def _environ(job: Subject) -> dict[str, str]:
@@ -186,7 +186,7 @@ def _environ(job: Subject) -> dict[str, str]:
 def _toolkit(job: Subject) -> Finding:
     builds = job.builds_operators and job.plan.device is Device.CUDA
     job.refuse_container()
-    return cuda.toolkit(
+    return toolchain.toolkit(
         job.cuda, _environ(job), builds_operators=builds, is_sure=job.has_own_programs
     )
 
@@ -214,7 +214,7 @@ _OF_JOB: Final[dict[str, Probe]] = {
     "python.packages": _packages,
     "python.torch": _torch,
     "python.compiler": _compiler,
-    "cuda.driver": lambda job: cuda.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
+    "cuda.driver": lambda job: toolchain.driver(job.cuda, job.gpus or GpuAnswer(within_s=LONG_S)),
     "cuda.toolkit": _toolkit,
     "path.runs": lambda job: paths.runs(
         Path(job.plan.runs_dir), is_shared=bool(job.plan.cluster.scheduler.shares_files)

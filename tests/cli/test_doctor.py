@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clusterrun.backends import cache, interpreters, machine_facts
-from clusterrun.health import cuda, paths, python
+from clusterrun.health import paths, toolchain
 from clusterrun.health.checks import pages
 from clusterrun.launch.facts import Interpreter
 from clusterrun.verbs import doctor
@@ -60,9 +60,9 @@ def _well(here: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     here.program("sacctmgr", "exit 0")
     here.program("nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.131'")
     here.program("c++", "exit 0")
-    monkeypatch.setattr(python, "cuda_of_torch", lambda *_: "12.4")
-    monkeypatch.setattr(python, "lacks", lambda *_: False)
-    monkeypatch.setattr(cuda, "TOOLKIT", Path("/nowhere"))
+    monkeypatch.setattr(toolchain, "cuda_of_torch", lambda *_: "12.4")
+    monkeypatch.setattr(toolchain, "lacks", lambda *_: False)
+    monkeypatch.setattr(toolchain, "TOOLKIT", Path("/nowhere"))
     monkeypatch.setattr(paths, "PLACES_OF_ONE_MACHINE", ())  # tests run in /tmp
     for name in doctor.scrubbed({}).keys() ^ os.environ.keys():
         if name == "NCCL_TIMEOUT" or name not in doctor.scrubbed(os.environ):
@@ -84,7 +84,7 @@ def test_without_slurm_torch_and_gpu_the_rest_is_checked(
     here: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interpreters, "own_version", {**INSTALLED, "torch": ""}.__getitem__)
-    monkeypatch.setattr(cuda, "TOOLKIT", Path("/nowhere"))
+    monkeypatch.setattr(toolchain, "TOOLKIT", Path("/nowhere"))
     found = look(here)
     assert here("doctor").code == 0
     assert found["python.packages"]["status"] == "note"
@@ -130,7 +130,7 @@ def package(**versions: str) -> Break:
 
 
 def lacking(package: str) -> Break:
-    return lambda _, patch: patch.setattr(python, "lacks", lambda _, name: name == package)
+    return lambda _, patch: patch.setattr(toolchain, "lacks", lambda _, name: name == package)
 
 
 def text_of(path: str, text: str) -> Break:
@@ -144,7 +144,7 @@ def both(*breaks: Break) -> Break:
 def test_a_torch_without_cuda_for_a_job_with_gpus(
     well: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(python, "cuda_of_torch", lambda *_: "")
+    monkeypatch.setattr(toolchain, "cuda_of_torch", lambda *_: "")
     found = look(well, *SLURM, "train.py")
     assert found["python.torch"]["status"] == "fail"
     assert "--device cpu" in found["python.torch"]["hint"]
@@ -274,9 +274,9 @@ def test_what_another_interpreter_lacks(tmp_path: Path) -> None:
     (tmp_path / "torch" / "version.py").write_text("cuda: Optional[str] = '12.6'\n")
     known = {"torch": "2.6.0+cu124"}
     found = Interpreter("/p", (3, 8), known, is_known=True, places=(str(tmp_path),))
-    assert python.cuda_of_torch(found.places, known["torch"]) == "12.6"
-    assert [python.lacks(found, name) for name in ("torch", "ninja")] == [False, True]
-    assert python.lacks(Interpreter(), "ninja") is None
+    assert toolchain.cuda_of_torch(found.places, known["torch"]) == "12.6"
+    assert [toolchain.lacks(found, name) for name in ("torch", "ninja")] == [False, True]
+    assert toolchain.lacks(Interpreter(), "ninja") is None
 
 
 def test_what_does_not_answer_is_left_behind(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.health import cuda
+from clusterrun.health import toolchain
 from clusterrun.health.examine import examine
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer, gpu_facts, read
 from clusterrun.health.gpus import gpu_checks
@@ -51,8 +51,8 @@ def test_healthy_gpus(driver: StandIn) -> None:
     assert found["gpu.count"].text == "2 GPUs (NVIDIA H100 80GB HBM3) for 2 ranks"
     assert [tuple(gpu.capability or ()) for gpu in asked().gpus] == [(9, 0)] * 2
     assert "at most 4 MiB in use" in found["gpu.foreign"].text
-    assert cuda.driver("12.4", asked()).severity is Severity.OK
-    old = cuda.driver("13.0", asked())
+    assert toolchain.driver("12.4", asked()).severity is Severity.OK
+    old = toolchain.driver("13.0", asked())
     assert (old.severity, "it needs 580.65" in old.text) == (Severity.FAIL, True)
     assert gpu_facts(asked()) == {
         "driver": "560.35.03",

@@ -16,12 +16,12 @@ from clusterrun.cli import explain
 from clusterrun.health import checks as own
 from clusterrun.health import (
     compare,
-    cuda,
     gpu_answer,
     gpus,
     machine,
     paths,
     together,
+    toolchain,
     trial,
 )
 from clusterrun.health.checks import clock, pages
@@ -50,10 +50,10 @@ LEAST: Final = inspect.signature(together.slow).parameters["least"].default
 # What the pages say of the numbers, and words with digits in them that are no limits of ours.
 NUMBERS: Final = {
     "cuda.driver": [
-        seconds(cuda.ANSWER_S),
+        seconds(toolchain.ANSWER_S),
         *(
             f"CUDA {major} needs {first}.{second}"
-            for major, (first, second) in cuda._OLDEST.items()
+            for major, (first, second) in toolchain._OLDEST.items()
         ),
     ],
     "cuda.toolkit": ["DS_SKIP_CUDA_CHECK=1"],
