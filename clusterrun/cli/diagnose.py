@@ -49,10 +49,9 @@ SCHEMA = "clusterrun.diagnose/1"
     help="also pack diagnosis, configuration and errors for support, without secrets",
 )
 @click.option(
-    "--stacks", is_flag=True, help="show where the ranks of a running job are, twice in 10 seconds"
-)
-@click.option(
-    "--fr", "with_dumps", is_flag=True, help="show which ranks of a running job miss a collective"
+    "--stacks",
+    is_flag=True,
+    help="show where the ranks of a running job are, and which of them miss a collective",
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
@@ -64,7 +63,6 @@ def command(
     logs: tuple[str, ...],
     bundle: Path | None,
     stacks: bool,
-    with_dumps: bool,
     as_json: bool,
 ) -> None:
     """Name why a run failed.
@@ -77,15 +75,15 @@ def command(
     \b
     clusterrun diagnose
     clusterrun diagnose 4711 --attempt 1
-    clusterrun diagnose 4711 --stacks --fr
+    clusterrun diagnose 4711 --stacks
     clusterrun diagnose --log slurm-4711.out
     clusterrun explain cuda_oom
     """
     output.expect_json(as_json)
-    if logs and (job or attempt or bundle or stacks or with_dumps):
+    if logs and (job or attempt or bundle or stacks):
         raise UsageError("--log reads files, not a job", hint="drop --log, or all that is of a job")
-    if stacks or with_dumps:
-        ctx.exit(show_look(job, stacks=stacks, with_dumps=with_dumps, as_json=as_json))
+    if stacks:
+        ctx.exit(_show_look(job, as_json=as_json))
     if logs:
         begun = time.monotonic()
         found = diagnose_logs(
@@ -182,7 +180,7 @@ def _without_verdict(found: Diagnosis) -> Iterator[Row]:
     else:
         yield "signs", f"no cause found in {count(found.lines, 'line')}"
         if job is not None and job.state is JobState.RUNNING:
-            yield "next", f"see where its ranks are: clusterrun diagnose {name} --stacks --fr"
+            yield "next", f"see where its ranks are: clusterrun diagnose {name} --stacks"
 
 
 def diagnosis_object(found: Diagnosis) -> dict[str, Any]:
@@ -246,43 +244,40 @@ def _evidence(finding: FoundSign) -> dict[str, Any]:
 LOOK_SCHEMA = "clusterrun.look/1"
 
 
-def show_look(job: str | None, *, stacks: bool, with_dumps: bool, as_json: bool) -> Exit:
+def _show_look(job: str | None, *, as_json: bool) -> Exit:
     """Print where the ranks are; return Exit.NO if ranks miss a collective."""
     found = status(find_announced(job))
-    hang = look(found, with_dumps=with_dumps, samples=2 if stacks else 1)
+    hang = look(found)
     head = {"job_id": found.record.job_id, "attempt": found.attempt}
     if as_json:
         output.answer_json({"schema": LOOK_SCHEMA, **head, **_look_object(hang)})
     else:
         output.answer(f"job {head['job_id']} {found.record.name}, attempt {found.attempt}")
-        for text in _look_lines(hang, with_dumps=with_dumps):
+        for text in _look_lines(hang):
             output.answer(text)
     return Exit.NO if hang.is_lasting else Exit.OK
 
 
-def _look_lines(hang: Hang, *, with_dumps: bool) -> Iterator[str]:
+def _look_lines(hang: Hang) -> Iterator[str]:
     for group in groups(hang):
         nodes = {hang.nodes.get(rank, "?") for rank in group.ranks}
         ranks = f"{count(len(group.ranks), 'rank')}: {fold_ranks(group.ranks)}"
         waits = ", waiting" if group.is_waiting else ""
-        moves = {None: "", 0: ", not moving"}.get(group.moved, ", moving")
+        moves = ", moving" if group.moved else ", not moving"
         yield f"STACKS  {ranks} on {fold_hosts(sorted(nodes))}{waits}{moves}"
         yield f"        {group.where}"
-    if hang.before:
-        moved = sum(group.moved or 0 for group in groups(hang))
-        yield f"        {moved} of {len(hang.places)} ranks moved in {SAMPLES_S:.0f} s"
-    if with_dumps:
-        stuck = hang.stuck if hang.is_lasting else None
-        texts = [text for _, text in sentences(hang, stuck)] if stuck else []
-        if hang.dumped and not texts:
-            texts = [f"no rank has waited in a collective for {LASTING_S:.0f} s"]
-        yield from (f"FR      {text}" for text in texts)
-        if stuck and stuck.since:
-            yield f"        for {hang.looked_at - stuck.since:.0f} s"
-        if hang.dumped < len(hang.nodes):
-            missing = len(hang.nodes) - hang.dumped
-            label = "" if texts else "FR"
-            yield f"{label:<8}{count(missing, 'rank')} left no dump: torch records none, or hangs"
+    moved = sum(group.moved for group in groups(hang))
+    yield f"        {moved} of {len(hang.places)} ranks moved in {SAMPLES_S:.0f} s"
+    stuck = hang.stuck if hang.is_lasting else None
+    texts = [text for _, text in sentences(hang, stuck)] if stuck else []
+    if hang.dumped and not texts:
+        texts = [f"no rank has waited in a collective for {LASTING_S:.0f} s"]
+    yield from (f"FR      {text}" for text in texts)
+    if stuck and stuck.since:
+        yield f"        for {hang.looked_at - stuck.since:.0f} s"
+    if missing := len(hang.nodes) - hang.dumped:
+        label = "" if texts else "FR"
+        yield f"{label:<8}{count(missing, 'rank')} left no dump: torch records none, or hangs"
     if hang.silent:
         yield f"SILENT  {fold_hosts(hang.silent)} did not answer"
 

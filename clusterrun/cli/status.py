@@ -208,7 +208,7 @@ def _output(job: JobStatus) -> Iterator[tuple[str, str]]:
     yield "output", f"last written {clock(silent_s)} ago"
     if job.state is JobState.RUNNING and silent_s >= _SILENT_S:
         name = shlex.quote(job.record.job_id or job.record.run_dir)
-        yield "", f"if it hangs, see where: clusterrun diagnose {name} --stacks --fr"
+        yield "", f"if it hangs, see where: clusterrun diagnose {name} --stacks"
 
 
 def _checkpoint(job: JobStatus) -> str:

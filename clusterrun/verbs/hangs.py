@@ -63,7 +63,7 @@ class Group:
     where: str
     ranks: tuple[int, ...]
     is_waiting: bool
-    moved: int | None
+    moved: int
 
 
 def recorded(paths: RunPaths, attempt: int) -> Hang:
@@ -102,21 +102,19 @@ def add_leavers(scanner: Scanner, paths: RunPaths, attempt: int) -> None:
         scanner.add("collective_desync", Role.EITHER, line)
 
 
-def look(job: JobStatus, *, with_dumps: bool, samples: int) -> Hang:
+def look(job: JobStatus) -> Hang:
     """Ask the agents of a running job where its ranks are. Raises ClusterrunError."""
     paths, attempt = job.record.paths, job.attempt
     if job.state is not JobState.RUNNING or not attempt:
-        hint = "drop --stacks and --fr: diagnose reads what an ended job left"
+        hint = "drop --stacks: diagnose reads what an ended job left"
         raise ClusterrunError(f"job {job.record.job_id} is not running", hint=hint)
-    before: tuple[RankPlace, ...] = ()
-    if samples > 1:
-        started = time.monotonic()
-        before = tuple(from_data(_ask(paths.attempt(attempt), with_dumps=False)))
-        time.sleep(max(0.0, started + SAMPLES_S - time.monotonic()))
-    answer = _ask(paths.attempt(attempt), with_dumps=with_dumps)
+    started = time.monotonic()
+    before = tuple(from_data(_ask(paths.attempt(attempt), with_dumps=False)))
+    time.sleep(max(0.0, started + SAMPLES_S - time.monotonic()))
+    answer = _ask(paths.attempt(attempt), with_dumps=True)
     silent = tuple(map(str, answer.get("silent", ())))
     heard = [node for node in read_world(paths, attempt) if node not in silent]
-    dumps = [paths.live_dumps(attempt, node) for node in heard] if with_dumps else []
+    dumps = [paths.live_dumps(attempt, node) for node in heard]
     found = _hang(paths, attempt, answer, dumps, set(answer.get("dumped", ())))
     return replace(found, before=before, silent=silent, looked_at=time.time())
 
@@ -174,7 +172,7 @@ def groups(hang: Hang) -> list[Group]:
             where=where,
             ranks=tuple(sorted(place.rank for place in places)),
             is_waiting=is_waiting,
-            moved=sum(before.get(p.rank, p.stack) != p.stack for p in places) if before else None,
+            moved=sum(before.get(p.rank, p.stack) != p.stack for p in places),
         )
         for (where, is_waiting), places in ordered
     ]

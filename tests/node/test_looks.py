@@ -1,4 +1,4 @@
-"""What the head answers when `diagnose --stacks` or `--fr` asks where the ranks are."""
+"""What the head answers when `diagnose --stacks` asks where the ranks are."""
 
 from __future__ import annotations
 

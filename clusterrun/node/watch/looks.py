@@ -1,4 +1,4 @@
-"""Show, as the head, where the ranks are: `diagnose --stacks` and `--fr` request it.
+"""Show, as the head, where the ranks are: `diagnose --stacks` requests it.
 
 A request is an empty file in the attempt's directory (rundir/looks.py); the answer is another.
 """
