@@ -20,9 +20,6 @@ LEAST_SHM_BYTES: Final = 64 << 20  # the default of Docker
 LEAST_FILES: Final = 4096
 FILES_OF_RANK: Final = 512  # a rank with a few loader workers
 FEWEST_FILES: Final = 16  # an agent without ranks
-LEAST_PROCESSES: Final = 1024
-PROCESSES_OF_RANK: Final = 256  # threads count
-FEWEST_PROCESSES_OF_RANK: Final = 5  # the threads of a rank that trains with gloo
 BYTES_OF_RANK: Final = 1 << 30
 LEAST_BYTES_OF_RANK: Final = 144 << 20  # a process that has imported torch, and nothing else
 
@@ -78,17 +75,6 @@ def open_files(ranks: int, of_head: int) -> Finding:
     certain = max(FEWEST_FILES + ranks, of_head)
     needed = max(LEAST_FILES, ranks * FILES_OF_RANK, of_head + SPARE)
     return _limit("node.files", (hard, hard), needed, "open files", "n", certain=certain)
-
-
-def processes(ranks: int) -> Finding:
-    """Compare the limit of processes and threads with what the ranks of a node need.
-
-    It counts all processes of the user, and does not hold for root.
-    """
-    limits = resource.getrlimit(resource.RLIMIT_NPROC)
-    needed = max(LEAST_PROCESSES, ranks * PROCESSES_OF_RANK)
-    certain = ranks * FEWEST_PROCESSES_OF_RANK if os.geteuid() else 0
-    return _limit("node.processes", limits, needed, "processes", "u", certain=certain)
 
 
 def memlock() -> Finding:

@@ -75,7 +75,6 @@ def quick_looks(needs: Needs, asked: GpuAnswer | None = None) -> dict[str, Look]
         "node.memory": partial(machine.memory, needs.ranks, needs.host_bytes),
         "node.files": partial(machine.open_files, needs.ranks, needs.files),
         "node.memlock": machine.memlock,
-        "node.processes": partial(machine.processes, needs.ranks),
         "node.tmp": paths.scratch,
         "net.interface": partial(network.interface, needs.machines),
         **gpu_checks(asked or needs.gpu_answer(), needs.node_ranks),

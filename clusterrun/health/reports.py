@@ -19,14 +19,13 @@ _GROUP: Final = ".group.json"  # no host has such a name
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What a node found; `rank` is its first. `is_done`: its script ends.
+    """What a node found. `is_done`: its script ends.
 
     `computed`: by device; None until it has computed. `has_measured`: with the others, after they
     met. `reduced_s`: the time of an all-reduce; `reduce_error` if it failed.
     """
 
     node: str
-    rank: int = 0
     checks: tuple[Finding, ...]
     facts: Mapping[str, str]
     computed: Mapping[str, Mapping[str, Any]] | None = None

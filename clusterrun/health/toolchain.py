@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,34 +25,26 @@ _OLDEST: Final = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
 _CUDA: Final = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The interpreter that a job wants; `is_sure` if the nodes will find what is here."""
-
-    python: Interpreter
-    is_sure: bool
-
-
 def lacks(python: Interpreter, package: str) -> bool | None:
     """Return whether an interpreter has no package of this name; None if that is unknown."""
     is_found = versions_in(python.places, [package])[package]
     return False if is_found else True if python.is_known else None
 
 
-def torch(wanted: Wanted, cuda: str | None, *, on_gpus: bool) -> Finding:
+def torch(python: Interpreter, cuda: str | None, *, on_gpus: bool, is_sure: bool) -> Finding:
     """Look whether torch, built with this CUDA, can use the GPUs of the job."""
-    name, version = "python.torch", wanted.python.packages.get("torch", "")
+    name, version = "python.torch", python.packages.get("torch", "")
     if not version:
-        return skip(name, f"no torch is known of {wanted.python.path or 'the interpreter'}")
+        return skip(name, f"no torch is known of {python.path or 'the interpreter'}")
     text = f"torch {version}".replace(" ?", ", version unknown")
     if cuda == "" and on_gpus:
         text = f"{text} was built without CUDA; the job requests GPUs"
         hint = "install a torch with CUDA: pytorch.org/get-started; or train on CPUs: --device cpu"
-        return bad(name, text, hint, is_sure=wanted.is_sure)
+        return bad(name, text, hint, is_sure=is_sure)
     return ok(name, text)
 
 
-def compiler(wanted: Wanted, environ: Mapping[str, str], *, is_sure: bool) -> Finding:
+def compiler(python: Interpreter, environ: Mapping[str, str], *, is_sure: bool) -> Finding:
     """Look for the C++ compiler and ninja, with which torch builds DeepSpeed's operators."""
     name, program = "python.compiler", environ.get("CXX") or "c++"
     why = "which DeepSpeed's offload needs to build its optimizer"
@@ -61,9 +52,9 @@ def compiler(wanted: Wanted, environ: Mapping[str, str], *, is_sure: bool) -> Fi
     if not found:
         hint = "install g++ or load a module with it in setup:"
         return bad(name, f"no C++ compiler ({program}), {why}", hint, is_sure=is_sure)
-    if lacks(wanted.python, "ninja") and not shell.find("ninja"):
+    if lacks(python, "ninja") and not shell.find("ninja"):
         hint = "run: pip install ninja, in the job's environment"
-        return bad(name, f"no ninja, {why}", hint, is_sure=wanted.is_sure)
+        return bad(name, f"no ninja, {why}", hint, is_sure=is_sure)
     return ok(name, found)
 
 

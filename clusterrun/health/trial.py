@@ -40,7 +40,6 @@ _BF16: Final = (8, 0)  # the first compute capability with bf16
 CHECKS_S: Final = 4.0
 COMPUTE_S: Final = 40.0  # torch may be imported from a busy file system
 REDUCE_S: Final = TIMEOUT_S + 3.0
-JOIN_S: Final = 15.0  # for the first report of a node, after the first rank's products
 SPARE_S: Final = 3.0
 PAUSE_S: Final = 0.05
 
@@ -73,7 +72,7 @@ def _alone(plan: Plan, rank: int) -> NodeReport:
     asked = needs.gpu_answer(LONG_S)
     checks = tuple(examine(all_looks(needs, asked), CHECKS_S))
     own = facts(gpu_facts(asked) if asked else {})
-    return NodeReport(node=os.environ["CLUSTERRUN_NODE"], rank=rank, checks=checks, facts=own)
+    return NodeReport(node=os.environ["CLUSTERRUN_NODE"], checks=checks, facts=own)
 
 
 def _measure(root: Path, plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +88,7 @@ def _measure(root: Path, plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict
     store = TCPStore(host, port, is_master=is_first, timeout=patience, wait_for_workers=False)
     store.set(f"ready/{rank}", json.dumps(mine))
     if is_first:
-        store.set("ready", json.dumps(_gathered(store, root, plan)))
+        store.set("ready", json.dumps(_gathered(store, plan)))
     store.wait(["ready"], timedelta(seconds=COMPUTE_S + SPARE_S))
     known = {int(each): found for each, found in json.loads(store.get("ready")).items()}
     if rank not in known:
@@ -107,20 +106,14 @@ def _measure(root: Path, plan: Plan, rank: int, mine: Mapping[str, Any]) -> dict
     return {"computed": {k: v for each in of_node for k, v in each["computed"].items()}, **reduced}
 
 
-def _gathered(store: Any, root: Path, plan: Plan) -> dict[int, dict[str, Any]]:
+def _gathered(store: Any, plan: Plan) -> dict[int, dict[str, Any]]:
     """Wait for the ranks that may still come: torch may not start on a node."""
-    began, here, ranks = time.monotonic(), set[int](), set(range(plan.world_size))
-    while (passed_s := time.monotonic() - began) < COMPUTE_S:
-        here |= {n for n in ranks - here if store.check([f"ready/{n}"])}
-        expected = ranks
-        if passed_s >= JOIN_S:
-            found = reports.read_nodes(root).values()
-            fit = [each.rank for each in found if "error" not in _product(vars(each))]
-            expected = {first + local for first in fit for local in range(plan.procs_per_node)}
-        if not expected - here:
-            break
+    began, ranks = time.monotonic(), range(plan.world_size)
+    missing = set(ranks)
+    while missing and time.monotonic() - began < COMPUTE_S:
+        missing = {rank for rank in missing if not store.check([f"ready/{rank}"])}
         time.sleep(PAUSE_S)
-    return {n: json.loads(store.get(f"ready/{n}")) for n in sorted(here)}
+    return {rank: json.loads(store.get(f"ready/{rank}")) for rank in ranks if rank not in missing}
 
 
 def _reduced(store: Any, device: str, place: int, world: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from clusterrun.health.examine import Look, UnknownError
 from clusterrun.health.examine import examine as side_by_side
 from clusterrun.health.gpu_answer import LONG_S, GpuAnswer
 from clusterrun.health.node import Needs, all_looks, quick_looks
+from clusterrun.launch.facts import Interpreter
 from clusterrun.launch.inputs import interpreter_problem, is_certain, runs_in_container
 from clusterrun.shared import shell
 from clusterrun.shared.finding import Finding, Severity, bad, fail, note, ok, skip
@@ -47,25 +48,25 @@ class Subject:
         needs, named = Needs.of(self.plan, is_head=True), self.plan.gpu_ids
         return dataclasses.replace(needs, gpus=named) if named and needs.gpus is not None else needs
 
-    @cached_property
-    def wanted(self) -> toolchain.Wanted:
-        """What the job wants from its interpreter. Raises UnknownError if that is elsewhere."""
+    @property
+    def python(self) -> Interpreter:
+        """The job's interpreter. Raises UnknownError if that is elsewhere."""
         self.refuse_container()
-        facts, spec = self.prepared.facts, self.spec
-        if facts is None or (not facts.interpreter.path and spec.setup):
+        found = self.prepared.facts
+        if found is None or (not found.interpreter.path and self.spec.setup):
             raise UnknownError("only the nodes know the interpreter: the setup lines provide it")
-        is_sure = spec.module != STAND_IN and is_certain(spec, facts)  # without a script, no job
-        return toolchain.Wanted(python=facts.interpreter, is_sure=is_sure)
+        return found.interpreter
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the nodes find the same packages; without a script, no job needs them."""
+        facts = self.prepared.facts
+        return self.spec.module != STAND_IN and facts is not None and is_certain(self.spec, facts)
 
     def refuse_container(self) -> None:
         """Raise UnknownError if the job runs in a container."""
         if runs_in_container(self.spec):
             raise UnknownError("the job runs in a container, which has its own programs")
-
-    @property
-    def has_own_programs(self) -> bool:
-        """Whether no setup line adds programs to those of this shell."""
-        return not self.spec.setup
 
     @property
     def builds_operators(self) -> bool:
@@ -157,10 +158,9 @@ def _left_over(_: Subject) -> Finding:
 
 
 def _packages(job: Subject) -> Finding:
-    name, wanted = "python.packages", job.wanted
-    found, facts = wanted.python, job.prepared.facts
+    name, found, facts = "python.packages", job.python, job.prepared.facts
     if facts and (problem := interpreter_problem(job.spec, facts, job.plan.strategy)):
-        return bad(name, problem.message, "; ".join(problem.hints), is_sure=wanted.is_sure)
+        return bad(name, problem.message, "; ".join(problem.hints), is_sure=job.is_sure)
     if found.version is None or not found.is_known:
         return skip(name, f"the packages of {found.path or 'the interpreter'} are unknown")
     versions = ", ".join(f"{each} {version}" for each, version in found.packages.items() if version)
@@ -169,14 +169,14 @@ def _packages(job: Subject) -> Finding:
 
 def _torch(job: Subject) -> Finding:
     on_gpus = job.plan.device is Device.CUDA
-    return toolchain.torch(job.wanted, job.cuda, on_gpus=on_gpus)
+    return toolchain.torch(job.python, job.cuda, on_gpus=on_gpus, is_sure=job.is_sure)
 
 
 def _compiler(job: Subject) -> Finding:
     if not job.builds_operators:
         strategy = job.plan.strategy.value
         raise UnknownError(f"strategy {strategy} builds no operators of DeepSpeed")
-    return toolchain.compiler(job.wanted, _environ(job), is_sure=job.has_own_programs)
+    return toolchain.compiler(job.python, _environ(job), is_sure=not job.spec.setup)
 
 
 def _environ(job: Subject) -> dict[str, str]:
@@ -187,7 +187,7 @@ def _toolkit(job: Subject) -> Finding:
     builds = job.builds_operators and job.plan.device is Device.CUDA
     job.refuse_container()
     return toolchain.toolkit(
-        job.cuda, _environ(job), builds_operators=builds, is_sure=job.has_own_programs
+        job.cuda, _environ(job), builds_operators=builds, is_sure=not job.spec.setup
     )
 
 

@@ -128,7 +128,6 @@ BREAKS = [
     Break("node.shm", "fail", "--shm-size", "mount -o remount,size=32m /dev/shm"),
     Break("node.shm", "fail", "ls -l /dev/shm", "{left}"),
     Break("node.files", "note", "ulimit -H -n", "ulimit -n 900"),
-    Break("node.processes", "note", "ulimit -u 1024", "ulimit -Su 1000; ulimit -Hu 2000"),
     Break("node.memlock", "note", "ulimit -H -l", INFINIBAND),
     Break("node.tmp", "fail", "--env TMPDIR", "mount -o remount,size=10m scratch"),
     Break("node.tmp", "fail", "--env TMPDIR", "mount -o remount,nr_inodes=100 scratch"),

@@ -71,11 +71,6 @@ NUMBERS: Final = {
         f"{machine.FILES_OF_RANK} for each rank",
         f"{descriptors.SPARE} above",
     ],
-    "node.processes": [
-        f"{machine.FEWEST_PROCESSES_OF_RANK} for each rank",
-        f"{machine.LEAST_PROCESSES:,}",
-        f"{machine.PROCESSES_OF_RANK} for each rank",
-    ],
     "node.tmp": [
         f"{size(paths.SCRATCH_BYTES[0])} or {paths.SCRATCH_INODES[0]} inodes",
         f"{size(paths.SCRATCH_BYTES[1])} or {paths.SCRATCH_INODES[1]:,} inodes",
